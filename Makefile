@@ -1,0 +1,59 @@
+# Needs python3 >= 3.11 and make. `make` alone lists the targets.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.setup
+INPUTS := pyproject.toml hatch_build.py scripts/guest_files.py \
+          src/clawmode/sandbox/guest/guest.lock.json
+
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export PIP_NO_INPUT := 1
+
+.PHONY: help setup demo test check fix bench soak clean
+.DEFAULT_GOAL := help
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(STAMP) ## make .venv with everything, and the third-party guest files
+	@$(BIN)/python scripts/guest_files.py fetch
+
+demo: setup ## run a cell end to end, offline, with a scripted model
+	@$(BIN)/python examples/demo.py
+
+test: setup ## run the tests
+	@$(BIN)/pytest -q -n 2
+
+check: setup ## format, lint and types, without changing anything
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/pyrefly check
+
+fix: setup ## format, and mend what the linter can mend
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+bench: setup ## measure
+	@$(BIN)/python -m bench
+
+soak: setup ## run for long, looking for leaks
+	@$(BIN)/python -m bench.soak
+
+clean: ## remove everything that was made: .venv, guest files, builds, caches
+	rm -rf $(VENV) dist build src/clawmode/sandbox/guest/vendor
+	rm -rf .pytest_cache .ruff_cache .hypothesis .inline-snapshot .coverage .coverage.* htmlcov
+	find src tests scripts bench examples -name __pycache__ -type d -prune -exec rm -rf {} + \
+	  2>/dev/null || true
+
+# uv is much faster than pip, but reads neither pip's settings nor works without a writable home:
+# where it fails, pip (25.1 is the first that knows dependency groups) has its turn.
+$(STAMP): $(INPUTS)
+	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else \
+	  "Python 3.11 or newer is needed; name one: make setup PYTHON=python3.13")'
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
+	@$(BIN)/uv --version >/dev/null 2>&1 || $(BIN)/python -m pip install --quiet uv || true
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python -e . --group dev || { \
+	  echo "uv did not manage; trying pip" >&2; \
+	  $(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1' && \
+	  $(BIN)/python -m pip install --quiet -e . --group dev; }
+	@touch $@

@@ -1,0 +1,86 @@
+"""Every exception and error code of the package.
+
+    ClawmodeError
+    ├── SandboxError                 host trouble while a cell runs; carries an error code
+    │   ├── RuntimeUnavailable       no wasm, altered wasm, no worker, worker died
+    │   ├── DeadlineExceeded         the wall clock ran out, in the guest or in the queue
+    │   ├── Aborted                  the run or the session was cancelled
+    │   └── SnapshotError
+    │       ├── SnapshotRefused      corrupt, truncated, tampered, foreign: not restored
+    │       └── SnapshotTooLarge     over the limits, before anything was restored
+    └── ProtocolError                a frame that no honest peer sends
+
+Guest failure is never an exception: it is a `Failed` outcome with a code. Host trouble is one of
+these, and becomes data at the edge of `code_mode`.
+"""
+
+from typing import ClassVar, Literal, TypeAlias, get_args
+
+ErrorCode: TypeAlias = Literal[
+    "runtime_unavailable",
+    "invalid_config",
+    "invalid_input",
+    "unsupported_language",
+    "typescript_transform_failed",
+    "module_access_denied",
+    "timeout",
+    "memory_limit_exceeded",
+    "output_limit_exceeded",
+    "snapshot_limit_exceeded",
+    "snapshot_expired",
+    "snapshot_restore_failed",
+    "too_many_pending_tool_calls",
+    "nested_tool_failed",
+    "aborted",
+    "internal_error",
+]
+
+ERROR_CODES: tuple[ErrorCode, ...] = get_args(ErrorCode)
+
+
+class ClawmodeError(Exception):
+    """The root of all exceptions that this package raises on purpose."""
+
+
+class SandboxError(ClawmodeError):
+    """A cell could not go on for a reason that lies outside of it."""
+
+    code: ClassVar[ErrorCode] = "internal_error"
+
+
+class RuntimeUnavailable(SandboxError):
+    """There is nothing to run the cell in: fail closed."""
+
+    code = "runtime_unavailable"
+
+
+class DeadlineExceeded(SandboxError):
+    """The wall-clock deadline of an `exec` or `wait` has passed."""
+
+    code = "timeout"
+
+
+class Aborted(SandboxError):
+    """The cell was cancelled from outside."""
+
+    code = "aborted"
+
+
+class SnapshotError(SandboxError):
+    """A frozen cell cannot be stored or restored."""
+
+    code = "snapshot_restore_failed"
+
+
+class SnapshotRefused(SnapshotError):
+    """The snapshot is corrupt, tampered with, or belongs to another build or scope."""
+
+
+class SnapshotTooLarge(SnapshotError):
+    """The snapshot is over the limits in force now."""
+
+    code = "snapshot_limit_exceeded"
+
+
+class ProtocolError(ClawmodeError):
+    """A peer sent a frame that cannot be one: its sender is not to be trusted any further."""

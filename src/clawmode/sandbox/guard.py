@@ -1,0 +1,101 @@
+r"""Worker side: refuses cells that reach for modules, with a real JavaScript parser.
+
+acorn, run in a QuickJS VM of its own. Chosen over tree-sitter's grammar, which is faster but
+guesses where a text is odd and parses hostile text in native code: acorn follows the standard,
+decodes `\u` escapes in names, and a text that breaks it breaks a VM that is thrown away. It is
+loaded for the few cells whose text could reach a module at all (`Start.needs`).
+
+No security hangs on it. The guest has no module loader: this is about saying so clearly.
+"""
+
+from collections.abc import Callable
+
+import wasmtime
+
+from clawmode.sandbox.machine import GUEST_STACK, Handles, Machine, guest_file
+from clawmode.sandbox.source import HEAD, Prepared
+
+HEAP = 256 << 20
+
+
+class ModuleAccess(Exception):
+    """The cell reaches for a module.
+
+    Attributes:
+        what: `import`, `import()`, `import.meta` or `require()`.
+        line: Line of the submitted text, from 1.
+        column: Column, from 1.
+    """
+
+    def __init__(self, what: str, line: int, column: int) -> None:
+        super().__init__(what, line, column)
+        self.what, self.line, self.column = what, line, column
+
+
+class Guard:
+    """A VM with acorn in it, reset for every text."""
+
+    def __init__(
+        self,
+        engine: wasmtime.Engine,
+        module: wasmtime.Module,
+        acorn: bytes,
+        arm: Callable[[wasmtime.Store], None],
+    ) -> None:
+        self._engine, self._module, self._arm = engine, module, arm
+        self._acorn = acorn
+        self._machine: Machine | None = None
+        self._image = b""
+        self._check = 0
+
+    def check(self, prepared: Prepared) -> None:
+        """Looks at one wrapped cell.
+
+        Raises:
+            ModuleAccess: It uses `import` or `require`.
+        """
+        machine = self._ready()
+        try:
+            found = self._run(machine, prepared.wrapped)
+        except BaseException:
+            self._machine = None
+            raise
+        if found:
+            line, column, what = found.decode().split(" ", 2)
+            shift = len(HEAD) if line == "1" else 0
+            position = (int(line), max(int(column) - shift, 1))
+            if prepared.line_map is not None:
+                position = prepared.line_map.original(*position)
+            raise ModuleAccess(what, *position)
+
+    def _run(self, machine: Machine, text: bytes) -> bytes:
+        result = machine.call_with_text(self._check, text)
+        if machine.is_exception(result):
+            # Out of stack or memory: the engine's own parser will have its say.
+            self._machine = None
+            return b""
+        return machine.text_of(result)
+
+    def _ready(self) -> Machine:
+        machine = self._machine
+        if machine is None:
+            self._machine = machine = self._load()
+            self._image = machine.instance.read(0, machine.instance.memory_size())
+        else:
+            grown = machine.instance.memory_size() - len(self._image)
+            machine.instance.fill(len(self._image), grown)
+            machine.instance.write(0, self._image)
+        self._arm(machine.instance.store)
+        return machine
+
+    def _load(self) -> Machine:
+        machine = Machine(self._engine, self._module, fixed=True)
+        self._arm(machine.instance.store)
+        machine.export("_initialize")()
+        machine.export("qjs_init")()
+        machine.export("qjs_set_max_stack_size")(GUEST_STACK)
+        machine.handles = Handles.bare(machine)
+        machine.free_value(machine.evaluate(self._acorn, "acorn.js"))
+        self._check = machine.evaluate(guest_file("guard.js"), "guard.js")
+        machine.set_memory_limit(HEAP)
+        return machine

@@ -1,0 +1,64 @@
+// Runs in a VM of its own, beside acorn: finds the first thing in a cell that reaches for a module.
+//
+// Returns "line column what", or "" when there is none or when acorn cannot parse the text (the
+// engine will say why). The walk keeps its own stack: the tree of a hostile text is deep.
+(function (source) {
+  "use strict";
+  let tree;
+  try {
+    tree = acorn.parse(source, {
+      ecmaVersion: "latest",
+      sourceType: "script",
+      allowImportExportEverywhere: true,
+      locations: true,
+    });
+  } catch {
+    return "";
+  }
+
+  // `(0, require)(x)`, `require?.(x)` and `(require)(x)` call it too.
+  function callee(node) {
+    for (;;) {
+      if (node.type === "SequenceExpression") node = node.expressions[node.expressions.length - 1];
+      else if (node.type === "ChainExpression" || node.type === "ParenthesizedExpression") node = node.expression;
+      else return node;
+    }
+  }
+
+  function forbidden(node) {
+    switch (node.type) {
+      case "ImportDeclaration":
+        return "import";
+      case "ImportExpression":
+        return "import()";
+      case "MetaProperty":
+        return node.meta.name === "import" ? "import.meta" : "";
+      case "CallExpression":
+      case "NewExpression": {
+        const target = callee(node.callee);
+        return target.type === "Identifier" && target.name === "require" ? "require()" : "";
+      }
+      default:
+        return "";
+    }
+  }
+
+  let found = "";
+  let position = Infinity;
+  const pending = [tree];
+  while (pending.length > 0) {
+    const node = pending.pop();
+    if (node === null || typeof node !== "object") continue;
+    if (typeof node.type === "string") {
+      const what = forbidden(node);
+      if (what !== "" && node.start < position) {
+        position = node.start;
+        found = node.loc.start.line + " " + (node.loc.start.column + 1) + " " + what;
+      }
+    }
+    for (const key in node) {
+      if (key !== "loc" && key !== "regex" && typeof node[key] === "object") pending.push(node[key]);
+    }
+  }
+  return found;
+})

@@ -1,0 +1,677 @@
+// The guest's side of the wall: everything a cell finds when it starts.
+//
+// Evaluated once, before any guest code, into the image from which every cell starts. It owns the
+// plumbing between guest and host (requests out, replies in, output, timers, the final value) and
+// the value adapter that turns whatever a guest returns into JSON.
+//
+// The plumbing lives in this closure. Guest code cannot name it, and everything it calls was
+// captured here, so a guest that redefines `Promise`, `JSON` or `Array.prototype` hurts only
+// itself. Two traps follow from that. Internal lists are null-prototype objects, because writing
+// `array[i]` runs a setter that a guest may have put on `Array.prototype`. And no method is called
+// on a value (`map.get(k)`): only captured functions are (`mapGet(map, k)`).
+//
+// The host holds the functions returned at the end, and reads and writes `mailbox` in place.
+(function (emitText, emitJson, emitValue, emitFailure, emitOmitted, web) {
+  "use strict";
+
+  // ---- Captured intrinsics ----
+
+  const uncurry = Function.prototype.bind.bind(Function.prototype.call);
+  const { apply, ownKeys } = Reflect;
+  const { parse, stringify } = JSON;
+  const { create, defineProperty, getPrototypeOf, keys: objectKeys } = Object;
+  const { isArray } = Array;
+  const { isView } = ArrayBuffer;
+  const { min, max } = Math;
+  const NativePromise = Promise;
+  const NativeError = Error;
+  const NativeTypeError = TypeError;
+  const NativeRangeError = RangeError;
+  const NativeAggregateError = AggregateError;
+  const NativeMap = Map;
+  const NativeWeakMap = WeakMap;
+  const NativeDate = Date;
+  const NativeString = String;
+  const NativeNumber = Number;
+  const ObjectPrototype = Object.prototype;
+  const OutOfMemoryPrototype = InternalError.prototype;
+  const now = Date.now;
+  const then = uncurry(Promise.prototype.then);
+  const mapGet = uncurry(Map.prototype.get);
+  const mapSet = uncurry(Map.prototype.set);
+  const mapDelete = uncurry(Map.prototype.delete);
+  const mapForEach = uncurry(Map.prototype.forEach);
+  const mapSize = uncurry(Object.getOwnPropertyDescriptor(Map.prototype, "size").get);
+  const setForEach = uncurry(Set.prototype.forEach);
+  const setSize = uncurry(Object.getOwnPropertyDescriptor(Set.prototype, "size").get);
+  const weakGet = uncurry(WeakMap.prototype.get);
+  const weakSet = uncurry(WeakMap.prototype.set);
+  const wellFormed = uncurry(String.prototype.toWellFormed);
+  const slice = uncurry(String.prototype.slice);
+  const isoString = uncurry(Date.prototype.toISOString);
+  const dateTime = uncurry(Date.prototype.getTime);
+  const regexpSource = uncurry(Object.getOwnPropertyDescriptor(RegExp.prototype, "source").get);
+  const regexpToString = uncurry(RegExp.prototype.toString);
+  const bigintToString = uncurry(BigInt.prototype.toString);
+  const symbolToString = uncurry(Symbol.prototype.toString);
+  const functionToString = uncurry(Function.prototype.toString);
+  const byteLength = uncurry(Object.getOwnPropertyDescriptor(ArrayBuffer.prototype, "byteLength").get);
+  const isErrorObject = Error.isError ?? ((value) => value instanceof NativeError);
+  const boxed = [
+    uncurry(Number.prototype.valueOf), uncurry(String.prototype.valueOf),
+    uncurry(Boolean.prototype.valueOf), uncurry(BigInt.prototype.valueOf),
+  ];
+  const monotonic = uncurry(performance.now).bind(undefined, performance);
+
+  // A guest can reach functions on the stack through the call sites that `prepareStackTrace` gets,
+  // ours included. And only the engine may say "out of memory": see `describeFailure`.
+  defineProperty(Error, "prepareStackTrace", { value: undefined, writable: false, configurable: false });
+  delete globalThis.InternalError;
+  delete OutOfMemoryPrototype.constructor;
+
+  // ---- The mailbox: numbers that host and guest share, in linear memory ----
+
+  const mailbox = new Float64Array(16);
+  const SEED = 0; // 0 to 3: four 32-bit words of entropy, written by the host at start
+  const OUTPUT_LIMIT = 4; // bytes that output and value may still take
+  const MAX_CALLS = 5; // tool and namespace calls that may be open at once
+  const MAX_OTHERS = 6; // searches, descriptions and yields that may be open at once
+  const ARGUMENT = 7; // the number that goes with a call of the host's
+  const MAIN_STATE = 8; // 0 pending, 1 fulfilled, 2 rejected, and the host has the value
+  const QUEUED = 9; // requests that the host has not collected
+  const OPEN_CALLS = 10;
+  const OPEN_OTHERS = 11;
+  const TIMEOUTS = 12; // pending timeouts; intervals do not hold a cell open
+  const NEXT_DUE = 13; // when the earliest timer is due, in milliseconds since 1970; 0 for none
+  const OVERFLOW = 14; // 1: more requests were opened than may be
+
+  // ---- The value adapter ----
+
+  const MAX_DEPTH = 100;
+
+  function tag(text) {
+    return stringify(wellFormed(text));
+  }
+
+  // Written as it grows, so that a value far over the limit costs its prefix and a count.
+  function put(sink, text) {
+    sink.text += text;
+    if (sink.text.length > sink.limit) {
+      if (sink.prefix === null) {
+        sink.prefix = slice(sink.text, 0, sink.limit);
+        sink.text = slice(sink.text, sink.limit);
+      }
+      if (sink.text.length >= 16384) leaveOut(sink);
+    }
+  }
+
+  function leaveOut(sink) {
+    if (sink.counted) emitOmitted(sink.text);
+    sink.text = "";
+  }
+
+  function writeArray(sink, value, parents) {
+    put(sink, "[");
+    for (let i = 0, length = value.length; i < length; i++) {
+      if (i) put(sink, ",");
+      writeProperty(sink, value, i, parents);
+    }
+    put(sink, "]");
+  }
+
+  function writeProperty(sink, holder, key, parents) {
+    let value;
+    try {
+      value = holder[key];
+    } catch (error) {
+      put(sink, tag("[Getter threw: " + messageOf(error) + "]"));
+      return;
+    }
+    write(sink, value, parents);
+  }
+
+  function writeEntries(sink, keys, holder, parents, written) {
+    for (let i = 0; i < keys.length; i++) {
+      const key = keys[i];
+      if (sink.dropUndefined) {
+        let value;
+        try {
+          value = holder[key];
+        } catch {}
+        if (value === undefined) continue;
+      }
+      put(sink, (written++ ? "," : "") + tag(key) + ":");
+      writeProperty(sink, holder, key, parents);
+    }
+  }
+
+  function writeObject(sink, value, parents) {
+    put(sink, "{");
+    writeEntries(sink, objectKeys(value), value, parents, 0);
+    put(sink, "}");
+  }
+
+  function writeError(sink, error, parents) {
+    const { name, message } = describeError(error);
+    put(sink, '{"name":' + tag(name) + ',"message":' + tag(message));
+    const keys = create(null);
+    keys.length = 0;
+    const own = objectKeys(error);
+    for (let i = 0; i < own.length; i++) {
+      if (own[i] === "name" || own[i] === "message" || own[i] === "stack") continue;
+      keys[keys.length++] = own[i];
+    }
+    writeEntries(sink, keys, error, parents, 1);
+    put(sink, "}");
+  }
+
+  // A Map whose keys are all strings reads as an object, any other as a list of pairs.
+  function writeMap(sink, map, parents) {
+    let textual = true;
+    mapForEach(map, (_, key) => { textual &&= typeof key === "string"; });
+    let written = 0;
+    put(sink, textual ? "{" : "[");
+    mapForEach(map, (item, key) => {
+      if (written++) put(sink, ",");
+      if (textual) {
+        put(sink, tag(key) + ":");
+        write(sink, item, parents);
+      } else {
+        put(sink, "[");
+        write(sink, key, parents);
+        put(sink, ",");
+        write(sink, item, parents);
+        put(sink, "]");
+      }
+    });
+    put(sink, textual ? "}" : "]");
+  }
+
+  function writeSet(sink, set, parents) {
+    let written = 0;
+    put(sink, "[");
+    setForEach(set, (item) => {
+      if (written++) put(sink, ",");
+      write(sink, item, parents);
+    });
+    put(sink, "]");
+  }
+
+  function attempt(operation, value) {
+    try {
+      return operation(value);
+    } catch {
+      return undefined;
+    }
+  }
+
+  // Objects with internal slots, told apart by the slot: names and tags can be forged.
+  function writeExotic(sink, value, parents) {
+    if (attempt(mapSize, value) !== undefined) return writeMap(sink, value, parents);
+    if (attempt(setSize, value) !== undefined) return writeSet(sink, value, parents);
+    if (isErrorObject(value)) return writeError(sink, value, parents);
+    const time = attempt(dateTime, value);
+    if (time !== undefined) return put(sink, time === time ? tag(isoString(new NativeDate(time))) : "null");
+    if (isView(value)) return put(sink, tag("[" + className(value) + ": " + value.byteLength + " bytes]"));
+    const bytes = attempt(byteLength, value);
+    if (bytes !== undefined) return put(sink, tag("[ArrayBuffer: " + bytes + " bytes]"));
+    if (value instanceof NativePromise) return put(sink, tag("[Promise: not awaited]"));
+    if (attempt(regexpSource, value) !== undefined) return put(sink, tag(regexpToString(value)));
+    for (let i = 0; i < 4; i++) {
+      const primitive = attempt(boxed[i], value);
+      if (primitive !== undefined) return write(sink, primitive, parents);
+    }
+    return writeObject(sink, value, parents);
+  }
+
+  function className(value) {
+    const name = attempt((object) => object.constructor.name, value);
+    return typeof name === "string" && name !== "" ? slice(name, 0, 64) : "Object";
+  }
+
+  // Returns what `toJSON` made of the value, or the value itself where there is none to call.
+  function converted(value) {
+    const convert = value.toJSON;
+    return typeof convert === "function" ? apply(convert, value, []) : value;
+  }
+
+  function writeReference(sink, value, parents) {
+    for (let parent = parents; parent !== null; parent = parent.next) {
+      if (parent.value === value) return put(sink, '"[Circular]"');
+    }
+    const depth = parents === null ? 0 : parents.depth + 1;
+    if (depth >= MAX_DEPTH) return put(sink, '"[Nested too deeply]"');
+    const chain = { __proto__: null, value, depth, next: parents };
+    const mark = sink.prefix === null ? sink.text.length : -1;
+    try {
+      if (isArray(value)) return writeArray(sink, value, chain);
+      const prototype = getPrototypeOf(value);
+      const dated = attempt(dateTime, value) !== undefined;
+      const plain = dated ? value : converted(value);
+      if (plain !== value) return write(sink, plain, chain);
+      if (prototype === ObjectPrototype || prototype === null) return writeObject(sink, value, chain);
+      return writeExotic(sink, value, chain);
+    } catch (error) {
+      // What was half written goes, unless it is on its way out already.
+      if (mark >= 0 && sink.prefix === null) sink.text = slice(sink.text, 0, mark);
+      put(sink, tag("[Not serializable: " + messageOf(error) + "]"));
+    }
+  }
+
+  function write(sink, value, parents) {
+    switch (typeof value) {
+      case "string":
+        return put(sink, tag(value));
+      case "number":
+        return put(sink, value - value === 0 ? NativeString(value) : "null");
+      case "boolean":
+        return put(sink, value ? "true" : "false");
+      case "undefined":
+        return put(sink, "null");
+      case "bigint":
+        return put(sink, '"' + bigintToString(value) + '"');
+      case "symbol":
+        return put(sink, tag("[" + symbolToString(value) + "]"));
+      case "function":
+        return put(sink, tag("[Function: " + functionName(value) + "]"));
+      default:
+        return value === null ? put(sink, "null") : writeReference(sink, value, parents);
+    }
+  }
+
+  function functionName(value) {
+    const name = attempt((object) => object.name, value);
+    return typeof name === "string" && name !== "" ? slice(name, 0, 64) : "anonymous";
+  }
+
+  function serialize(value, limit, options) {
+    const sink = { __proto__: null, text: "", prefix: null, limit, ...options };
+    write(sink, value, null);
+    return sink;
+  }
+
+  // The JSON text of any value that is emitted; past the limit a prefix, and the host has counted
+  // the rest.
+  function toJson(value) {
+    const options = { __proto__: null, counted: true, dropUndefined: false };
+    const sink = serialize(value, mailbox[OUTPUT_LIMIT], options);
+    if (sink.prefix === null) return sink.text;
+    leaveOut(sink);
+    return sink.prefix;
+  }
+
+  // The same for a word in an error or in a tag: cut, and nobody counts.
+  function toShortJson(value) {
+    const sink = serialize(value, 4096, { __proto__: null, counted: false, dropUndefined: false });
+    return sink.prefix ?? sink.text;
+  }
+
+  // ---- Failures ----
+
+  function messageOf(error) {
+    const { name, message } = describeError(error);
+    return message === "" ? name : message;
+  }
+
+  function property(object, key) {
+    const value = attempt((holder) => holder[key], object);
+    return typeof value === "string" ? value : "";
+  }
+
+  function describeError(error) {
+    if (typeof error !== "object" || error === null) {
+      return { name: "Error", message: typeof error === "string" ? error : toShortJson(error) };
+    }
+    const name = property(error, "name") || (isErrorObject(error) ? "Error" : className(error));
+    return { name, message: property(error, "message") };
+  }
+
+  const nested = new NativeWeakMap(); // errors that replies made → the id of the tool that failed
+
+  // The tool whose failure this is at bottom: the error itself, its cause, or all of an aggregate.
+  function failedTool(error, depth) {
+    if (typeof error !== "object" || error === null || depth > 8) return undefined;
+    const tool = weakGet(nested, error);
+    if (tool !== undefined) return tool;
+    const cause = attempt((holder) => holder.cause, error);
+    const found = failedTool(cause, depth + 1);
+    if (found !== undefined || !(error instanceof NativeAggregateError)) return found;
+    return failedTool(attempt((holder) => holder.errors[0], error), depth + 1);
+  }
+
+  function describeFailure(error) {
+    if (typeof error === "object" && error !== null) {
+      if (attempt(getPrototypeOf, error) === OutOfMemoryPrototype) {
+        return { kind: "memory", name: "InternalError", message: "out of memory", stack: "" };
+      }
+      if (isErrorObject(error)) {
+        const { name, message } = describeError(error);
+        const tool = failedTool(error, 0);
+        const kind = tool === undefined ? "error" : "tool";
+        return { kind, name, message, stack: property(error, "stack"), tool };
+      }
+    }
+    const text = typeof error === "string" ? error : toShortJson(error);
+    return { kind: "error", name: "Uncaught", message: text, stack: "" };
+  }
+
+  function fail(error) {
+    if (mailbox[MAIN_STATE] === 2) return;
+    mailbox[MAIN_STATE] = 2;
+    const failure = describeFailure(error);
+    const cut = (text, length) => tag(slice(text, 0, length));
+    emitFailure(
+      '{"kind":' + tag(failure.kind) +
+      ',"name":' + cut(failure.name, 200) +
+      ',"message":' + cut(failure.message, 16384) +
+      ',"stack":' + cut(failure.stack, 16384) +
+      ',"tool":' + (failure.tool === undefined ? "null" : cut(failure.tool, 1024)) + "}",
+    );
+  }
+
+  // Promises that were rejected and that nobody handles yet. Judged when the cell ends, so that
+  // `const p = a(); await b(); await p` is fine whichever of the two fails first.
+  const unhandled = new NativeMap();
+
+  function track(promise, reason, handled) {
+    if (handled) mapDelete(unhandled, promise);
+    else mapSet(unhandled, promise, reason);
+  }
+
+  function failUnhandled() {
+    let found = false;
+    mapForEach(unhandled, (reason) => {
+      if (!found) fail(reason);
+      found = true;
+    });
+    return found;
+  }
+
+  // ---- Requests and replies ----
+
+  const waiting = new NativeMap(); // request id → how to settle it
+  let outbox = ""; // a line for each request: id, method, JSON of the arguments
+  let lastRequest = 0;
+
+  const MAX_REQUEST = 1048576;
+  const nothing = () => {};
+
+  function request(method, args) {
+    if (mailbox[OVERFLOW]) return new NativePromise(nothing);
+    const counted = method === "call" || method === "namespace";
+    const sink = serialize(args, MAX_REQUEST, { __proto__: null, counted: false, dropUndefined: true });
+    return new NativePromise((resolve, reject) => {
+      if (sink.prefix !== null) {
+        reject(new NativeRangeError("The arguments are over 1 MiB of JSON: send less at a time."));
+        return;
+      }
+      const slot = counted ? OPEN_CALLS : OPEN_OTHERS;
+      if (++mailbox[slot] > mailbox[counted ? MAX_CALLS : MAX_OTHERS]) {
+        mailbox[OVERFLOW] = 1;
+        return;
+      }
+      const id = ++lastRequest;
+      mapSet(waiting, id, { __proto__: null, resolve, reject, slot });
+      outbox += id + " " + method + " " + sink.text + "\n";
+      mailbox[QUEUED]++;
+    });
+  }
+
+  function collect() {
+    const requests = outbox;
+    outbox = "";
+    mailbox[QUEUED] = 0;
+    return requests;
+  }
+
+  function replyError(reply) {
+    const error = new NativeError(reply.message);
+    const set = (key, value) => {
+      if (value === undefined || value === null) return;
+      defineProperty(error, key, {
+        __proto__: null, value, writable: true, configurable: true, enumerable: key !== "name",
+      });
+    };
+    set("name", reply.name);
+    set("code", reply.code);
+    set("toolId", reply.toolId);
+    // Made while nothing of the guest ran: its frames would all be ours.
+    defineProperty(error, "stack", { __proto__: null, value: "", writable: true, configurable: true });
+    weakSet(nested, error, NativeString(reply.toolId ?? ""));
+    return error;
+  }
+
+  // `replies` is [[id, ok, value or error], …] in the order in which they settled.
+  function deliver(replies) {
+    const settled = parse(replies);
+    for (let i = 0; i < settled.length; i++) {
+      const reply = settled[i];
+      const open = mapGet(waiting, reply[0]);
+      if (open === undefined) continue;
+      mapDelete(waiting, reply[0]);
+      mailbox[open.slot]--;
+      const { resolve, reject } = open;
+      if (reply[1]) resolve(reply[2]);
+      else reject(replyError(reply[2]));
+    }
+  }
+
+  // ---- Timers: a heap ordered by due time, then by age ----
+
+  const timers = new NativeMap();
+  const heap = create(null);
+  let heapSize = 0;
+  let lastTimer = 0;
+
+  function earlier(a, b) {
+    return a.due < b.due || (a.due === b.due && a.order < b.order);
+  }
+
+  function siftUp(timer) {
+    let i = heapSize++;
+    while (i > 0) {
+      const parent = (i - 1) >> 1;
+      if (!earlier(timer, heap[parent])) break;
+      heap[i] = heap[parent];
+      i = parent;
+    }
+    heap[i] = timer;
+  }
+
+  function popTimer() {
+    const top = heap[0];
+    const last = heap[--heapSize];
+    delete heap[heapSize];
+    let i = 0;
+    while (heapSize > 0) {
+      let child = 2 * i + 1;
+      if (child >= heapSize) break;
+      if (child + 1 < heapSize && earlier(heap[child + 1], heap[child])) child++;
+      if (!earlier(heap[child], last)) break;
+      heap[i] = heap[child];
+      i = child;
+    }
+    if (heapSize > 0) heap[i] = last;
+    return top;
+  }
+
+  function noteNextDue() {
+    while (heapSize > 0 && heap[0].cleared) popTimer();
+    mailbox[NEXT_DUE] = heapSize > 0 ? heap[0].due : 0;
+  }
+
+  function addTimer(name, callback, delay, args, repeats) {
+    if (typeof callback !== "function") {
+      throw new NativeTypeError(name + ": the first argument must be a function");
+    }
+    delay = NativeNumber(delay);
+    delay = delay >= 1 ? min(delay, 2147483647) : 0;
+    const timer = {
+      __proto__: null, id: ++lastTimer, order: lastTimer, due: now() + delay, callback, args,
+      every: repeats ? max(delay, 1) : 0, cleared: false,
+    };
+    siftUp(timer);
+    mapSet(timers, timer.id, timer);
+    if (!repeats) mailbox[TIMEOUTS]++;
+    noteNextDue();
+    return timer.id;
+  }
+
+  function clearTimer(id) {
+    const timer = mapGet(timers, id);
+    if (timer === undefined) return;
+    timer.cleared = true;
+    mapDelete(timers, id);
+    if (timer.every === 0) mailbox[TIMEOUTS]--;
+    noteNextDue();
+  }
+
+  // Runs the earliest timer that is due. One at a time: the host drains jobs in between.
+  function fire() {
+    const time = mailbox[ARGUMENT];
+    noteNextDue();
+    if (heapSize === 0 || heap[0].due > time) return;
+    const timer = popTimer();
+    if (timer.every === 0) {
+      mapDelete(timers, timer.id);
+      mailbox[TIMEOUTS]--;
+    } else {
+      timer.due = max(time, timer.due) + timer.every;
+      timer.order = ++lastTimer;
+      siftUp(timer);
+    }
+    noteNextDue();
+    try {
+      apply(timer.callback, undefined, timer.args);
+    } catch (error) {
+      fail(error);
+    }
+  }
+
+  // ---- What the host calls ----
+
+  // `Function.prototype.toString` gives back the text between the wrapper's parentheses. A cell
+  // that closed the wrapper itself (`}); … (async function () {`) is another text.
+  function accept(main) {
+    seedRandom();
+    clockStart = monotonic();
+    originTime = now();
+    return typeof main === "function" && functionToString(main).length === mailbox[ARGUMENT];
+  }
+
+  // The host called the cell, so that no frame of ours is in the guest's stack traces.
+  function begin(promise) {
+    then(promise, finish, fail);
+  }
+
+  function finish(value) {
+    if (mailbox[MAIN_STATE] !== 0) return;
+    const text = toJson(value);
+    emitValue(text);
+    mailbox[MAIN_STATE] = 1;
+  }
+
+  // ---- Random numbers and clocks ----
+
+  // sfc32, seeded by the host for each cell: the engine's own generator is part of the image, so
+  // all cells would draw the same numbers.
+  let a = 0, b = 0, c = 0, d = 1;
+
+  function nextRandom() {
+    const t = (a + b + d) | 0;
+    d = (d + 1) | 0;
+    a = b ^ (b >>> 9);
+    b = (c + (c << 3)) | 0;
+    c = (c << 21) | (c >>> 11);
+    c = (c + t) | 0;
+    return t >>> 0;
+  }
+
+  function seedRandom() {
+    a = mailbox[SEED] | 0;
+    b = mailbox[SEED + 1] | 0;
+    c = mailbox[SEED + 2] | 0;
+    d = mailbox[SEED + 3] | 0;
+    for (let i = 0; i < 12; i++) nextRandom();
+  }
+
+  let clockStart = 0;
+  let originTime = 0;
+
+  // ---- Globals ----
+
+  function expose(target, members) {
+    const names = ownKeys(members);
+    for (let i = 0; i < names.length; i++) {
+      defineProperty(target, names[i], {
+        __proto__: null, value: members[names[i]], writable: true, configurable: true, enumerable: false,
+      });
+    }
+  }
+
+  function textOf(value) {
+    return typeof value === "string" ? value : toJson(value);
+  }
+
+  function text(value) {
+    emitText(wellFormed(textOf(value)));
+  }
+
+  function json(value) {
+    emitJson(toJson(value));
+  }
+
+  function log(...values) {
+    let line = "";
+    for (let i = 0; i < values.length; i++) {
+      const value = values[i];
+      const failure = typeof value === "object" && value !== null && isErrorObject(value);
+      line += (i ? " " : "") + (failure ? describeError(value).name + ": " + messageOf(value) : textOf(value));
+    }
+    emitText(wellFormed(line));
+  }
+
+  const counts = new NativeMap();
+  const clocks = new NativeMap();
+
+  expose(globalThis, web);
+  expose(globalThis, {
+    text(value) { text(value); },
+    json(value) { json(value); },
+    yield_control(reason) { return request("yield", reason === undefined ? null : textOf(reason)); },
+    setTimeout(callback, delay, ...args) { return addTimer("setTimeout", callback, delay, args, false); },
+    setInterval(callback, delay, ...args) { return addTimer("setInterval", callback, delay, args, true); },
+    clearTimeout(id) { clearTimer(id); },
+    clearInterval(id) { clearTimer(id); },
+    console: {
+      log, info: log, debug: log, warn: log, error: log, trace: log, dir: log, table: log,
+      group: log, groupCollapsed: log, groupEnd: nothing,
+      assert(condition, ...values) { if (!condition) log("Assertion failed:", ...values); },
+      count(label = "default") {
+        const count = (mapGet(counts, label) ?? 0) + 1;
+        mapSet(counts, label, count);
+        log(label + ": " + count);
+      },
+      time(label = "default") { mapSet(clocks, label, monotonic()); },
+      timeEnd(label = "default") {
+        const begun = mapGet(clocks, label);
+        if (begun !== undefined) log(label + ": " + (monotonic() - begun).toFixed(1) + " ms");
+      },
+    },
+    tools: {
+      search(query, options) { return request("search", [query, options ?? {}]); },
+      describe(id) { return request("describe", [id]); },
+      call(id, input) { return request("call", [id, input === undefined ? {} : input]); },
+    },
+    performance: {
+      now() { return monotonic() - clockStart; },
+      get timeOrigin() { return originTime; },
+    },
+    ALL_TOOLS: [],
+    MCP: {},
+    namespaces: {},
+  });
+  expose(Math, { random() { return nextRandom() / 4294967296; } });
+
+  return [mailbox, accept, begin, deliver, collect, fire, track, failUnhandled, fail];
+})

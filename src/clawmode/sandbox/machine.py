@@ -1,0 +1,210 @@
+"""Worker side: one wasm instance of QuickJS. What it imports, and how its values are read.
+
+Knows the engine and nothing of cells: `vm` runs them in it, and `guard` runs a parser.
+"""
+
+import os
+import struct
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from weakref import proxy
+
+import wasmtime
+
+from clawmode.sandbox.output import Outbox
+from clawmode.sandbox.wasm import Export, HostFunction, Instance
+
+GUEST_STACK = 256 << 10
+"""QuickJS's own stack limit. Far under wasm's, so that it is met first and can be caught."""
+
+FIXED_CLOCK = 1_700_000_000_000_000_000
+"""The time, in nanoseconds, that a machine with a fixed clock always finds."""
+
+_BADF = 8
+
+
+class OutOfGuestMemory(Exception):
+    """The guest heap is exhausted and nothing more can be said inside of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Handles:
+    """Addresses of values that the host holds on to: the same in every copy of a memory."""
+
+    undefined: int
+    true: int
+    argv: int
+    length: int
+    filename: int
+    mailbox: int = 0
+    accept: int = 0
+    begin: int = 0
+    deliver: int = 0
+    collect: int = 0
+    fire: int = 0
+    track: int = 0
+    fail_unhandled: int = 0
+    fail: int = 0
+
+    @classmethod
+    def bare(cls, machine: "Machine") -> "Handles":
+        """What calls need before there is a prelude."""
+        return cls(
+            undefined=machine.new_undefined(),
+            true=machine.export("qjs_get_true")(),
+            argv=machine.malloc(32),
+            length=machine.malloc(4),
+            filename=machine.allocate(b"cell"),
+        )
+
+
+class Machine:
+    """One wasm instance of QuickJS, with its imports and the few exports that are used."""
+
+    def __init__(self, engine: wasmtime.Engine, module: wasmtime.Module, *, fixed: bool) -> None:
+        self.outbox = Outbox(0)
+        self.handles: Handles | None = None
+        self._fixed = fixed
+        self.instance = instance = Instance(engine, module, self._imports())
+        self.malloc = instance.export("wasm_malloc")
+        self.free = instance.export("wasm_free")
+        self.eval = instance.export("qjs_eval")
+        self.call = instance.export("qjs_call")
+        self.run_job = instance.export("qjs_execute_pending_job")
+        self.new_string = instance.export("qjs_new_string")
+        self.get_string = instance.export("qjs_get_string_len")
+        self.free_string = instance.export("qjs_free_cstring")
+        self.is_exception = instance.export("qjs_is_exception")
+        self.get_exception = instance.export("qjs_get_exception")
+        self.free_value = instance.export("qjs_free_value")
+        self.get_bool = instance.export("qjs_get_bool")
+        self.new_undefined = instance.export("qjs_get_undefined")
+        self.set_memory_limit = instance.export("qjs_set_memory_limit")
+        self.run_gc = instance.export("qjs_run_gc")
+
+    def export(self, name: str) -> Export:
+        """An export that is used too rarely to be kept."""
+        return self.instance.export(name)
+
+    # ---- Imports ----
+
+    def _imports(self) -> dict[str, HostFunction]:
+        # wasmtime-py keeps host functions in a global table until their store goes, and a strong
+        # reference to us would keep the store: no instance would ever be freed.
+        weak = proxy(self)
+        return {
+            "host_call": lambda *args: weak._host_call(*args),
+            "host_promise_rejection": lambda *args: weak._promise_rejection(*args),
+            "host_interrupt": lambda: 0,
+            "host_get_timezone_offset": lambda high, low: 0,
+            "host_module_normalize": lambda base, name: 0,
+            "host_module_load": lambda name, length: 0,
+            "clock_time_get": lambda *args: weak._clock_time_get(*args),
+            "random_get": lambda *args: weak._random_get(*args),
+            "fd_close": lambda fd: _BADF,
+            "fd_fdstat_get": lambda fd, stat: _BADF,
+            "fd_seek": lambda fd, offset, whence, result: _BADF,
+            "fd_write": lambda fd, vectors, count, written: _BADF,
+        }
+
+    def _clock_time_get(self, clock: int, precision: int, result: int) -> int:
+        # One clock for both: a monotonic one of another machine would be nonsense after a restore.
+        now = FIXED_CLOCK if self._fixed else time.time_ns()
+        self.instance.write(result & 0xFFFFFFFF, now.to_bytes(8, "little"))
+        return 0
+
+    def _random_get(self, buffer: int, length: int) -> int:
+        data = bytes(length) if self._fixed else os.urandom(length)
+        self.instance.write(buffer & 0xFFFFFFFF, data)
+        return 0
+
+    def _host_call(self, name: int, length: int, this: int, argc: int, argv: int) -> int:
+        channel = self.instance.read(name & 0xFFFFFFFF, 1)
+        first = int.from_bytes(self.instance.read(argv & 0xFFFFFFFF, 4), "little")
+        self.outbox.emit(channel, self.text_of(first))
+        return self.new_undefined()
+
+    def _promise_rejection(self, promise: int, reason: int, handled: int) -> None:
+        # Both handles are ours to free.
+        assert self.handles is not None
+        flag = self.handles.true if handled else self.handles.undefined
+        self.check(self.call_with(self.handles.track, promise, reason, flag))
+        self.free_value(promise)
+        self.free_value(reason)
+
+    # ---- Values ----
+
+    def allocate(self, data: bytes) -> int:
+        """Copies `data` and a NUL into guest memory; the caller frees it."""
+        address = self.malloc(len(data) + 1)
+        if address == 0:
+            raise OutOfGuestMemory
+        self.instance.write(address, data + b"\0")
+        return address
+
+    def text_of(self, value: int) -> bytes:
+        """The UTF-8 of a guest string."""
+        handles = self.handles
+        assert handles is not None
+        address = self.get_string(value, handles.length)
+        if address == 0:
+            self.free_value(self.get_exception())
+            raise OutOfGuestMemory
+        length = int.from_bytes(self.instance.read(handles.length, 4), "little")
+        data = self.instance.read(address, length)
+        self.free_string(address)
+        return data
+
+    def call_with(self, function: int, *args: int) -> int:
+        """Calls a guest function; the result is a handle, of an exception perhaps."""
+        handles = self.handles
+        assert handles is not None
+        if args:
+            self.instance.write(handles.argv, struct.pack(f"<{len(args)}I", *args))
+        return self.call(function, handles.undefined, len(args), handles.argv)
+
+    def call_with_text(self, function: int, text: bytes) -> int:
+        """Calls a guest function with one string."""
+        address = self.allocate(text)
+        value = self.new_string(address, len(text))
+        self.free(address)
+        result = self.call_with(function, value)
+        self.free_value(value)
+        return result
+
+    def evaluate(self, source: bytes, name: str) -> int:
+        """Evaluates a script of ours."""
+        text, label = self.allocate(source), self.allocate(name.encode())
+        result = self.eval(text, len(source), label, 0)
+        self.free(text)
+        self.free(label)
+        return self.expect(result)
+
+    def expect(self, result: int) -> int:
+        """A result that is no exception, because no guest code had a part in it."""
+        if self.is_exception(result):
+            error = self.text_of(self.get_exception())
+            raise RuntimeError(f"a script of the sandbox failed: {error.decode(errors='replace')}")
+        return result
+
+    def check(self, result: int) -> None:
+        """Frees a result. If it is an exception, the guest has failed with it."""
+        if self.is_exception(result):
+            self.fail()
+        self.free_value(result)
+
+    def fail(self) -> None:
+        """Takes the pending exception and lets the prelude describe it."""
+        assert self.handles is not None
+        error = self.get_exception()
+        result = self.call_with(self.handles.fail, error)
+        self.free_value(error)
+        if self.is_exception(result):
+            raise OutOfGuestMemory
+        self.free_value(result)
+
+
+def guest_file(name: str) -> bytes:
+    """A source file of the guest's side."""
+    return (Path(__file__).parent / "guest" / name).read_bytes()

@@ -1,0 +1,300 @@
+"""Parent side: one worker process. Start it, ask it, stop it.
+
+A worker is asked one thing at a time and trusted with nothing: an answer that is malformed, to
+another question, or larger than the question allows, kills it.
+"""
+
+import contextlib
+import logging
+import os
+import signal
+import subprocess
+import threading
+import time
+from concurrent.futures import Future
+from typing import Literal
+
+import anyio
+
+from clawmode.exceptions import (
+    Aborted,
+    DeadlineExceeded,
+    ProtocolError,
+    RuntimeUnavailable,
+    SandboxError,
+)
+from clawmode.sandbox import artifacts
+from clawmode.sandbox.protocol import (
+    HEADER,
+    MAX_REQUEST,
+    Answer,
+    Boot,
+    Done,
+    Failed,
+    Frozen,
+    Part,
+    Provide,
+    Question,
+    Ready,
+    Resume,
+    Start,
+    Suspended,
+    decode_answer,
+    encode,
+    frame_length,
+)
+
+logger = logging.getLogger("clawmode.sandbox")
+
+BOOT_SECONDS = 20.0
+GRACE = 0.25
+"""How long after a step's deadline the worker may still answer; then it is killed."""
+
+ABORT_GRACE = 0.015
+"""The same after an abort."""
+
+Lockdown = Literal["off", "best-effort", "required"]
+
+
+class WorkerProcess:
+    """A subprocess that runs guests.
+
+    Attributes:
+        booted: Resolves when the worker is ready, with the hash of its image.
+        provided: The parts that it has been given beside the engine.
+        cells: How many cells it has started.
+    """
+
+    def __init__(self, lockdown: Lockdown) -> None:
+        self.booted: Future[bytes] = Future()
+        self.provided: set[Part] = set()
+        self.cells = 0
+        self.idle_since = time.monotonic()
+        self._lockdown: Lockdown = lockdown
+        self._number = 0
+        self._buffer = bytearray()
+        self._asking = False
+        self._abort_wanted = False
+        self._dead = False
+        self._answered: anyio.Event | None = None
+        self._start()
+        threading.Thread(target=self._boot, name="clawmode-boot", daemon=True).start()
+
+    # ---- Start and end ----
+
+    def _start(self) -> None:
+        control, self._control = os.pipe()
+        try:
+            self._process = subprocess.Popen(  # noqa: S603 - our own module and interpreter
+                artifacts.python_command("worker", str(control)),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                bufsize=0,
+                env={},
+                cwd="/",
+                pass_fds=(control,),
+                start_new_session=True,
+            )
+        except OSError as error:
+            os.close(self._control)
+            raise RuntimeUnavailable(f"no worker could be started: {error}") from None
+        finally:
+            os.close(control)
+        process = self._process
+        self._streams = [pipe for pipe in (process.stdin, process.stdout, process.stderr) if pipe]
+        self._input, self._output, self._errors = (pipe.fileno() for pipe in self._streams)
+
+    def _boot(self) -> None:
+        """In a thread of its own: hands over the machine code and waits until it is ready."""
+        watchdog = threading.Timer(BOOT_SECONDS + artifacts.COMPILE_SECONDS, self.kill)
+        watchdog.daemon = True
+        watchdog.start()
+        try:
+            ready = self._shake_hands()
+        except Exception as error:
+            known = isinstance(error, SandboxError)
+            reason = str(error) if known else f"{self._last_words()} ({error!r})"
+            self.kill()
+            # It may have been the machine code that could not be loaded.
+            with contextlib.suppress(RuntimeUnavailable, OSError):
+                artifacts.forget("quickjs")
+            self.booted.set_exception(RuntimeUnavailable(f"a worker did not start: {reason}"))
+            return
+        finally:
+            watchdog.cancel()
+        for note in ready.notes:
+            logger.warning("worker %d: %s", self.pid, note)
+        os.set_blocking(self._input, False)
+        os.set_blocking(self._output, False)
+        self.booted.set_result(ready.image)
+
+    def _shake_hands(self) -> Ready:
+        code = artifacts.load("quickjs")
+        view = memoryview(encode(Boot(code, self._lockdown), 0))
+        while view:
+            view = view[os.write(self._input, view) :]
+        body = self._read_blocking(frame_length(self._read_blocking(HEADER.size)))
+        ready = decode_answer(body, 0)
+        if not isinstance(ready, Ready):
+            raise ProtocolError(f"expected ready, found {ready.kind}")
+        return ready
+
+    def _read_blocking(self, length: int) -> bytes:
+        data = b""
+        while len(data) < length:
+            chunk = os.read(self._output, length - len(data))
+            if not chunk:
+                raise EOFError
+            data += chunk
+        return data
+
+    def _last_words(self) -> str:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(0.5)
+        os.set_blocking(self._errors, False)
+        said = b""
+        with contextlib.suppress(BlockingIOError):
+            said = os.read(self._errors, 65536)
+        lines = said.decode(errors="replace").strip().splitlines()
+        return lines[-1] if lines else f"it ended with status {self._process.poll()}"
+
+    @property
+    def pid(self) -> int:
+        """The worker's process id."""
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        """Whether it has not been killed, nor has ended by itself."""
+        return not self._dead and self._process.poll() is None
+
+    def kill(self) -> None:
+        """Ends the worker at once. Idempotent."""
+        if self._dead:
+            return
+        self._dead = True
+        self._process.kill()
+        os.close(self._control)
+
+    def reaped(self) -> bool:
+        """Whether a killed worker is gone; what it held is then given back."""
+        if self._process.poll() is None:
+            return False
+        for pipe in self._streams:
+            pipe.close()
+        return True
+
+    # ---- Asking ----
+
+    async def provide(self, part: Part, deadline: float) -> None:
+        """Hands over a part that the worker lacks."""
+        if part in self.provided:
+            return
+        data = await anyio.to_thread.run_sync(artifacts.load, part)
+        await self.ask(Provide(part, data), deadline)
+        self.provided.add(part)
+
+    async def ask(self, question: Question, deadline: float) -> Answer:
+        """Asks one thing.
+
+        Raises:
+            DeadlineExceeded: No answer by `deadline` and a grace; the worker is dead.
+            Aborted: It was killed because it did not heed an abort.
+            RuntimeUnavailable: It died, or answered nonsense; it is dead.
+        """
+        assert not self._asking, "a worker is asked one thing at a time"
+        self._asking, self._abort_wanted = True, False
+        self._number += 1
+        self._answered = anyio.Event()
+        answered = False
+        try:
+            with anyio.move_on_after(max(deadline - time.monotonic(), 0) + GRACE):
+                await self._send(encode(question, self._number))
+                answer = await self._receive()
+                _verify(question, answer)
+                answered = True
+                return answer
+            raise DeadlineExceeded("The program ran longer than it may, and its worker hung.")
+        except (OSError, EOFError):
+            if self._abort_wanted:
+                raise Aborted("The program was aborted.") from None
+            raise RuntimeUnavailable(f"the worker died: {self._last_words()}") from None
+        except ProtocolError as error:
+            logger.error("worker %d answered nonsense: %s", self.pid, error)
+            raise RuntimeUnavailable(f"the worker answered nonsense: {error}") from None
+        finally:
+            self._asking = False
+            self._answered.set()
+            if not answered:
+                self.kill()
+
+    async def _send(self, data: bytes) -> None:
+        fd = self._input
+        view = memoryview(data)
+        while True:
+            with contextlib.suppress(BlockingIOError):
+                view = view[os.write(fd, view) :]
+            if not view:
+                return
+            await anyio.wait_writable(fd)
+
+    async def _receive(self) -> Answer:
+        data = await self._read(HEADER.size)
+        body = await self._read(frame_length(data))
+        if self._buffer:
+            raise ProtocolError("more than one answer")
+        return decode_answer(body, self._number)
+
+    async def _read(self, length: int) -> bytes:
+        fd, buffer = self._output, self._buffer
+        while len(buffer) < length:
+            try:
+                chunk = os.read(fd, max(65536, min(length - len(buffer), 1 << 20)))
+            except BlockingIOError:
+                await anyio.wait_readable(fd)
+                continue
+            if not chunk:
+                raise EOFError
+            buffer += chunk
+        data = bytes(buffer[:length])
+        del buffer[:length]
+        return data
+
+    async def abort(self) -> None:
+        """Stops the step that runs now, if one does: by its own means, or by killing the worker."""
+        if not self._asking or self._dead:
+            return
+        number, self._abort_wanted = self._number, True
+        with contextlib.suppress(OSError):
+            os.write(self._control, number.to_bytes(8, "big"))
+        with anyio.move_on_after(ABORT_GRACE):
+            assert self._answered is not None
+            await self._answered.wait()
+        if self._asking and self._number == number:
+            self.kill()
+
+    def signal(self, number: signal.Signals) -> None:
+        """Sends the worker a signal; for tests."""
+        self._process.send_signal(number)
+
+
+def _verify(question: Question, answer: Answer) -> None:
+    """Checks that an answer is one to this question, and within what the question allows."""
+    match question, answer:
+        case (Start() | Resume()) as asked, (Done() | Suspended() | Failed()):
+            size = sum(len(item.body) for item in answer.output)
+            size += len(answer.value) if isinstance(answer, Done) else 0
+            if size > asked.output_left:
+                raise ProtocolError(f"{size} bytes of output, {asked.output_left} allowed")
+            requests = () if isinstance(answer, Done) else answer.requests
+            if len(requests) > asked.limits.max_calls + asked.limits.max_others:
+                raise ProtocolError(f"{len(requests)} requests")
+            if any(len(request.args) > 4 * MAX_REQUEST for request in requests):
+                raise ProtocolError("a request over its limit")
+        case ((Boot() | Provide()), Ready()):
+            pass
+        case _, Frozen() if question.kind == "freeze":
+            pass
+        case _:
+            raise ProtocolError(f"{answer.kind!r} in answer to {question.kind!r}")

@@ -1,0 +1,318 @@
+"""Both sides: what parent and worker say to each other, as data, and how it is framed.
+
+The parent sends one message and the worker answers it with one message; neither says anything in
+between. JSON of the guest (values, arguments, output) travels as text and is not looked into here.
+A frame is a length (u32, big-endian) and msgpack: kind, number, fields. The number counts the
+parent's messages, and the answer repeats it. What the parent reads was written by a process that
+runs hostile code, so decoding checks every field.
+"""
+
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Literal, TypeAlias, get_args
+
+import msgpack
+
+from clawmode.exceptions import ERROR_CODES, ErrorCode, ProtocolError
+from clawmode.types import JsonText
+
+Language: TypeAlias = Literal["javascript", "typescript"]
+LANGUAGES: tuple[Language, ...] = get_args(Language)
+Method: TypeAlias = Literal["call", "search", "describe", "namespace", "yield"]
+METHODS: tuple[Method, ...] = get_args(Method)
+Part: TypeAlias = Literal["quickjs", "swc", "acorn"]
+
+MAX_FRAME = 512 << 20
+"""A frame no honest peer exceeds: a whole memory at its largest clamp, incompressible."""
+
+MAX_SOURCE = 1 << 20
+MAX_REQUEST = 1 << 20
+MAX_REPLY = 8 << 20
+PAGE = 4096
+
+HEADER = struct.Struct(">I")
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one cell may use. Numbers are the page's, already clamped."""
+
+    memory_bytes: int = 64 << 20
+    max_calls: int = 16 + 128
+    max_others: int = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """Something the guest asks the host for; it stays open until a `Settled` names its id."""
+
+    id: int
+    method: Method
+    args: JsonText
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """The host's answer to a request: a value, or an error as `{name, message, code, toolId}`."""
+
+    id: int
+    ok: bool
+    value: JsonText
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """One thing the guest emitted; `body` is the JSON of a string or of a value."""
+
+    type: Literal["text", "json"]
+    body: JsonText
+
+
+@dataclass(frozen=True, slots=True)
+class Frozen:
+    """A cell's memory as its difference to the image; `pages` are zstd-compressed."""
+
+    kind: ClassVar[str] = "frozen"
+    image: bytes
+    memory: int
+    pointers: tuple[int, int, int]
+    pages: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Boot:
+    """The first message a worker gets: what to run guests with."""
+
+    kind: ClassVar[str] = "boot"
+    quickjs: bytes
+    lockdown: Literal["off", "best-effort", "required"] = "best-effort"
+
+
+@dataclass(frozen=True, slots=True)
+class Provide:
+    """A part that a worker needs from now on: the TypeScript transformer, or the parser."""
+
+    kind: ClassVar[str] = "provide"
+    part: Part
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Runs a new cell until it is idle."""
+
+    kind: ClassVar[str] = "start"
+    source: str
+    language: Language = "javascript"
+    limits: Limits = Limits()
+    output_left: int = 65536
+    budget: float = 10.0
+
+    def needs(self) -> tuple[Part, ...]:
+        """The parts that this source cannot be prepared without."""
+        parts: list[Part] = []
+        if self.language == "typescript":
+            parts.append("swc")
+        # No module can be reached without one of these in the text: nearly every cell.
+        if "import" in self.source or "require" in self.source or "\\u" in self.source:
+            parts.append("acorn")
+        return tuple(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """Lets a cell go on: the warm one, or the one in `frozen`."""
+
+    kind: ClassVar[str] = "resume"
+    settled: tuple[Settled, ...] = ()
+    frozen: Frozen | None = None
+    limits: Limits = Limits()
+    output_left: int = 65536
+    budget: float = 10.0
+    now: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Freeze:
+    """Asks for the warm cell's memory. The worker holds no cell afterwards."""
+
+    kind: ClassVar[str] = "freeze"
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The worker can take cells; `image` is the hash of the memory they start from."""
+
+    kind: ClassVar[str] = "ready"
+    image: bytes = b""
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The cell is complete: nothing is pending."""
+
+    kind: ClassVar[str] = "done"
+    value: JsonText
+    output: tuple[Output, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Suspended:
+    """The cell is idle and warm: it waits for requests, or for a timer that is due at `due`."""
+
+    kind: ClassVar[str] = "suspended"
+    requests: tuple[Request, ...] = ()
+    timers: int = 0
+    due: float = 0.0
+    output: tuple[Output, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The cell has failed and is gone. `requests` were made and must not be dispatched.
+
+    `crashed` says that the guest broke the sandbox's own code: the worker is not to be kept.
+    """
+
+    kind: ClassVar[str] = "failed"
+    code: ErrorCode
+    error: str
+    output: tuple[Output, ...] = ()
+    requests: tuple[Request, ...] = ()
+    crashed: bool = False
+
+
+Question: TypeAlias = Boot | Provide | Start | Resume | Freeze
+Outcome: TypeAlias = Done | Suspended | Failed
+Answer: TypeAlias = Ready | Done | Suspended | Failed | Frozen
+
+_QUESTIONS = {kind.kind: kind for kind in (Boot, Provide, Freeze)}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    if hasattr(value, "__dataclass_fields__"):
+        return [_plain(getattr(value, item.name)) for item in fields(value)]
+    return value
+
+
+def encode(message: Question | Answer, number: int) -> bytes:
+    """A message as one frame."""
+    body: bytes = msgpack.packb([message.kind, number, *_plain(message)], use_bin_type=True)  # pyrefly: ignore[bad-assignment] - None only with a stream
+    return HEADER.pack(len(body)) + body
+
+
+def frame_length(header: bytes) -> int:
+    """The length that a frame's header announces, if a frame may have it."""
+    length = int(HEADER.unpack(header)[0])
+    if length > MAX_FRAME:
+        raise ProtocolError(f"frame of {length} bytes; at most {MAX_FRAME} are allowed")
+    return length
+
+
+def _unpack(body: bytes) -> list[Any]:
+    try:
+        message = msgpack.unpackb(
+            body, raw=False, use_list=True, strict_map_key=True, max_ext_len=0, timestamp=0
+        )
+    except Exception as error:
+        # msgpack raises a dozen types, ValueError and RecursionError among them.
+        raise ProtocolError(f"frame is not msgpack: {type(error).__name__}") from None
+    match message:
+        case [str(), int(), *_]:
+            return message
+    raise ProtocolError("frame is not a list that starts with kind and number")
+
+
+def decode_question(body: bytes) -> tuple[Question, int]:
+    """Worker side: the parent is trusted, so fields are taken as they are."""
+    kind, number, *values = _unpack(body)
+    if kind == "start":
+        source, language, limits, *rest = values
+        return Start(source, language, Limits(*limits), *rest), number
+    if kind == "resume":
+        settled, frozen, limits, *rest = values
+        replies = tuple(Settled(*item) for item in settled)
+        image = None if frozen is None else _frozen(frozen)
+        return Resume(replies, image, Limits(*limits), *rest), number
+    return _QUESTIONS[kind](*values), number
+
+
+def decode_answer(body: bytes, number: int) -> Answer:
+    """Parent side: anything but a well-formed answer to message `number` is a `ProtocolError`."""
+    kind, answered, *values = _unpack(body)
+    if answered != number:
+        raise ProtocolError(f"answer to message {answered}, expected one to {number}")
+    try:
+        return _ANSWERS[kind](values)
+    except ProtocolError:
+        raise
+    except (KeyError, TypeError, ValueError) as error:
+        raise ProtocolError(f"answer {kind!r} is malformed: {type(error).__name__}") from None
+
+
+def _typed(value: Any, kind: type) -> Any:
+    if type(value) is not kind:
+        raise ProtocolError(f"expected {kind.__name__}, found {type(value).__name__}")
+    return value
+
+
+def _ready(values: list[Any]) -> Ready:
+    image, notes = values
+    return Ready(_typed(image, bytes), tuple(_typed(note, str) for note in notes))
+
+
+def _frozen(values: list[Any]) -> Frozen:
+    image, memory, pointers, pages = values
+    runtime, context, stack = (_typed(pointer, int) for pointer in pointers)
+    return Frozen(
+        _typed(image, bytes), _typed(memory, int), (runtime, context, stack), _typed(pages, bytes)
+    )
+
+
+def _outputs(values: Iterable[Any]) -> tuple[Output, ...]:
+    made = []
+    for kind, body in values:
+        if kind not in ("text", "json"):
+            raise ProtocolError(f"unknown output type {kind!r}")
+        made.append(Output(kind, _typed(body, bytes)))
+    return tuple(made)
+
+
+def _requests(values: Iterable[Any]) -> tuple[Request, ...]:
+    made = []
+    for number, method, args in values:
+        if method not in METHODS:
+            raise ProtocolError(f"unknown method {method!r}")
+        made.append(Request(_typed(number, int), method, _typed(args, bytes)))
+    return tuple(made)
+
+
+def _done(values: list[Any]) -> Done:
+    value, output = values
+    return Done(_typed(value, bytes), _outputs(output))
+
+
+def _suspended(values: list[Any]) -> Suspended:
+    requests, timers, due, output = values
+    return Suspended(_requests(requests), _typed(timers, int), _typed(due, float), _outputs(output))
+
+
+def _failed(values: list[Any]) -> Failed:
+    code, error, output, requests, crashed = values
+    if code not in ERROR_CODES:
+        raise ProtocolError(f"unknown error code {code!r}")
+    emitted, made = _outputs(output), _requests(requests)
+    return Failed(code, _typed(error, str), emitted, made, _typed(crashed, bool))
+
+
+_ANSWERS = {
+    "ready": _ready,
+    "frozen": _frozen,
+    "done": _done,
+    "suspended": _suspended,
+    "failed": _failed,
+}

@@ -1,0 +1,304 @@
+"""Worker side: TypeScript to JavaScript, with places in the submitted text.
+
+A cell is the body of an async function, so SWC gets it inside of one, and the function is taken off
+again. There are two ways through:
+
+- *strip*: types become spaces, and every line and column stays. Nearly every cell.
+- *reprint*: where spaces cannot do it (an enum, a namespace with values, parameter properties,
+  `<T>value`), SWC prints the cell anew, with a map back. It may then rename a variable that shadows
+  another (`x` to `x1`) and lose comments.
+
+Decorators are refused, as QuickJS has none. Left to the engine's own SyntaxError: what SWC does not
+look at (a second `let` of one name, `break` outside of a loop) or passes on (`accessor`).
+"""
+
+import json
+import re
+import secrets
+import unicodedata
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal, TypeAlias
+
+import wasmtime
+
+from clawmode.sandbox.swc import REPRINT, STRIP, Swc, TransformerCrash, Value
+from clawmode.sandbox.swc import TransformerMismatch as TransformerMismatch
+
+Kind: TypeAlias = Literal["syntax", "module", "unsupported"]
+
+MAX_SNIPPET = 200
+MAX_MESSAGE = 300
+
+_FUNCTION = "async function __cell(){"
+_PRINTED_FUNCTION = "async function __cell() {"
+_LINE_BREAK = re.compile(r"\r\n?|\n")
+_MODULE_WORD = re.compile(r"(?:im|ex)port\b")
+
+
+class TransformError(Exception):
+    """The source could not be turned into JavaScript.
+
+    `line` and `column` count from 1 in the submitted text. They are None, and `snippet` is empty,
+    when the transformer gave up on the source as a whole.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        kind: Kind,
+        line: int | None = None,
+        column: int | None = None,
+        snippet: str = "",
+    ) -> None:
+        super().__init__(message if line is None else f"{message} (line {line}, column {column})")
+        self.message = message
+        self.kind: Kind = kind
+        self.line = line
+        self.column = column
+        self.snippet = snippet
+
+
+class LineMap:
+    """Places in reprinted code to places in the submitted text, by SWC's source map.
+
+    Lines and columns count from 1. Decoded at first use: only a cell that fails asks.
+    """
+
+    def __init__(self, mappings: str, *, prefix: int, last_line: int) -> None:
+        self._mappings = mappings
+        self._prefix = prefix
+        self._last_line = last_line
+
+    def original(self, line: int, column: int) -> tuple[int, int]:
+        """What this place was printed from, or else what the nearest one before it was."""
+        rows = self._rows[: max(line, 0)]
+        if rows and len(rows) == line:
+            rows[-1] = rows[-1][: bisect_right(rows[-1], column - 1, key=lambda mark: mark[0])]
+        marks = next((row for row in reversed(rows) if row), [(0, 0, 0)])
+        _, source_line, source_column = marks[-1]
+        if source_line == 0:
+            source_column = max(source_column - self._prefix, 0)
+        return min(source_line + 1, self._last_line), source_column + 1
+
+    @cached_property
+    def _rows(self) -> list[list[tuple[int, int, int]]]:
+        """Per printed line, marks of (printed column, source line, source column), from 0."""
+        rows: list[list[tuple[int, int, int]]] = []
+        line = column = 0
+        for segments in self._mappings.split(";"):
+            row: list[tuple[int, int, int]] = []
+            printed = 0
+            for segment in filter(None, segments.split(",")):
+                step, *source = _decode_vlq(segment)
+                printed += step
+                if source:
+                    line, column = line + source[1], column + source[2]
+                    row.append((printed, line, column))
+            rows.append(row)
+        return rows
+
+
+@dataclass(frozen=True)
+class Transformed:
+    """JavaScript, again the body of an async function. Without a map, every position is kept."""
+
+    code: str
+    line_map: LineMap | None
+
+
+class TypeScript:
+    """Transforms one cell after another. Arguments and what they may raise are those of `Swc`."""
+
+    def __init__(
+        self,
+        engine: wasmtime.Engine,
+        module: wasmtime.Module,
+        arm: Callable[[wasmtime.Store], None],
+    ) -> None:
+        self._swc = Swc(engine, module, arm)
+        # `break` must stand inside of the block with its label, and the source cannot write a
+        # label that it does not know: if this parses, the source closed only what it opened.
+        # `const` comes first because it cannot continue an unfinished statement, as `if (x)`.
+        label = f"_{secrets.token_hex(8)}"
+        self._head = f"{_FUNCTION}{label}:{{"
+        self._tail = f"\nconst {label}=0;break {label};}}}}"
+
+    def transform(self, source: str) -> Transformed:
+        """Turns a cell into JavaScript.
+
+        Raises:
+            TransformError: the source is at fault; the text is for the model.
+            wasmtime.Trap: the deadline passed.
+        """
+        _refuse_lone_surrogates(source)
+        try:
+            stripped = self._run(self._head, source, self._tail, STRIP)
+        except _Complaint as complaint:
+            if complaint.code == "UnsupportedSyntax":
+                return self._reprint(source)
+            raise self._diagnose(source, complaint) from None
+        return Transformed(_unwrap(stripped["code"], self._head, self._tail, source), None)
+
+    def close(self) -> None:
+        """Frees what wasmtime holds. Nothing can be transformed afterwards."""
+        self._swc.close()
+
+    def _reprint(self, source: str) -> Transformed:
+        try:
+            printed = self._run(_FUNCTION, source, "\n}", REPRINT)
+        except _Complaint as complaint:
+            raise _error_at(source, complaint.offset, complaint.message) from None
+        # The line break after the opening brace stays: lines of the code are lines of the map.
+        code = _unwrap(printed["code"].rstrip(), _PRINTED_FUNCTION, "}", source)
+        mappings = json.loads(printed["map"])["mappings"]
+        last_line = len(_line_starts(source))
+        return Transformed(code, LineMap(mappings, prefix=len(_FUNCTION), last_line=last_line))
+
+    def _diagnose(self, source: str, complaint: "_Complaint") -> TransformError:
+        offset, message = complaint.offset, complaint.message
+        if offset <= len(source):
+            return _error_at(source, offset, message)
+        if "got '<eof>'" in message or message.startswith("Unterminated"):
+            return _error_at(source, len(source), message)
+        if offset > len(source) + 1 and (brace := self._find_stray_brace(source)) >= 0:
+            return _error_at(source, brace, "This `}` closes nothing")
+        return _error_at(source, len(source), "Unexpected end of the cell")
+
+    def _find_stray_brace(self, source: str) -> int:
+        """Where a `}` closes the wrapper, or -1 if it is rather that something is left open."""
+        # Nothing may follow the body of a parenthesised arrow function: SWC stops right there.
+        try:
+            self._run("(async()=>{", source, "\n})", STRIP)
+        except _Complaint as complaint:
+            if complaint.offset <= len(source) + 1:
+                return source.rfind("}", 0, max(complaint.offset, 0))
+        return -1
+
+    def _run(self, head: str, source: str, tail: str, options: Value) -> dict[str, str]:
+        program = head + source + tail
+        try:
+            accepted, answer = self._swc.transform(program, options)
+        except TransformerCrash as crash:
+            raise TransformError(str(crash), kind="unsupported") from crash
+        if not accepted:
+            raise _Complaint(answer, program, shift=len(head))
+        return answer
+
+
+class _Complaint(Exception):
+    """SWC's refusal, with its place as an offset into the source."""
+
+    def __init__(self, answer: dict[str, Any], program: str, *, shift: int) -> None:
+        self.code: str = answer.get("code", "")
+        self.message: str = answer["message"]
+        self._line = int(answer.get("startLine", 1))
+        self._column = int(answer.get("startColumn", 0))
+        self._program = program
+        self._shift = shift
+
+    @cached_property
+    def offset(self) -> int:
+        starts = [*_line_starts(self._program), len(self._program)]
+        line = min(self._line, len(starts) - 1)
+        text = self._program[starts[line - 1] : starts[line]].rstrip("\r\n")
+        return starts[line - 1] + _index(text, self._column) - self._shift
+
+
+def _error_at(source: str, offset: int, message: str) -> TransformError:
+    """The error for a place in the source; the end is that of the last line with text."""
+    kind: Kind = "syntax"
+    offset = max(offset, 0) if offset < len(source) else len(source.rstrip())
+    if source.startswith("@", offset):
+        kind, message = "unsupported", "Decorators are not supported"
+    elif _MODULE_WORD.match(source, offset):
+        kind = "module"
+    starts = _line_starts(source)
+    line = bisect_right(starts, offset)
+    start = starts[line - 1]
+    end = starts[line] if line < len(starts) else len(source)
+    return TransformError(
+        _clean(message, MAX_MESSAGE),
+        kind=kind,
+        line=line,
+        column=offset - start + 1,
+        snippet=_snippet(source[start:end].rstrip("\r\n"), offset - start),
+    )
+
+
+def _snippet(text: str, column: int) -> str:
+    """A line, or of a long one the part around the column."""
+    start = max(min(column - MAX_SNIPPET // 2, len(text) - MAX_SNIPPET), 0)
+    shown = text[start:]
+    if start:
+        shown = "…" + shown[1:]
+    return _clean(shown, MAX_SNIPPET)
+
+
+def _clean(text: str, limit: int) -> str:
+    """Text for a log or a terminal: cut, and without control characters."""
+    if len(text) > limit:
+        text = text[: limit - 1] + "…"
+    return "".join(c if c.isprintable() or c == "\t" else "\ufffd" for c in text)
+
+
+def _line_starts(text: str) -> list[int]:
+    return [0, *(found.end() for found in _LINE_BREAK.finditer(text))]
+
+
+def _index(text: str, column: int) -> int:
+    """The index of the character at SWC's column, which counts cells of a terminal."""
+    if text.isascii() and text.isprintable():
+        return min(column, len(text))
+    for index, char in enumerate(text):
+        if column <= 0 and not unicodedata.combining(char):
+            return index
+        column -= _cells(char)
+    return len(text)
+
+
+def _cells(char: str) -> int:
+    if char == "\t":
+        return 4
+    if unicodedata.category(char) in ("Cc", "Cf", "Me", "Mn"):
+        width = 0
+    else:
+        width = 2 if unicodedata.east_asian_width(char) in "FW" else 1
+    return width + (char > "\uffff")  # it counts UTF-16 units, then widens
+
+
+def _unwrap(code: str, head: str, tail: str, source: str) -> str:
+    if code.startswith(head) and code.endswith(tail):
+        return code[len(head) : -len(tail)]
+    # For one, a last line `declare` takes the tail for a declaration to blank.
+    raise _error_at(source, len(source), "Unexpected end of the cell")
+
+
+def _refuse_lone_surrogates(source: str) -> None:
+    try:
+        source.encode()
+    except UnicodeEncodeError as error:
+        escape = f"\\u{ord(source[error.start]):04x}"
+        message = f"Lone surrogate, which is no character; in a string write it as `{escape}`"
+        raise _error_at(source, error.start, message) from None
+
+
+def _decode_vlq(segment: str) -> Iterator[int]:
+    value = shift = 0
+    for char in segment:
+        digit = _BASE64[char]
+        value |= (digit & 31) << shift
+        if digit & 32:
+            shift += 5
+        else:
+            yield -(value >> 1) if value & 1 else value >> 1
+            value = shift = 0
+
+
+_BASE64 = {
+    char: digit
+    for digit, char in enumerate("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/")
+}

@@ -1,0 +1,404 @@
+"""Worker side: QuickJS. Starts a cell from the image, runs it to idle, freezes and restores it.
+
+A VM is its linear memory. The prelude runs once, the memory after it is the image, and every cell
+starts from a copy; a frozen cell is the pages in which it differs from the image. So nothing of a
+cell may live outside of linear memory: the plumbing's state is in the prelude's closure, and what
+this module keeps between two calls (handles, the mailbox's address) is part of the image and the
+same in every process.
+
+Tried and left out: a new instance per cell (0.6 ms more than copying the image back over a used
+one); the engine's interrupt callback (a call into Python every few thousand operations; the epoch
+costs nothing until it fires, and stops regular expressions too).
+"""
+
+import ctypes
+import hashlib
+import os
+import struct
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import wasmtime
+
+from clawmode.exceptions import SnapshotRefused, SnapshotTooLarge
+from clawmode.sandbox.machine import GUEST_STACK, Handles, Machine, guest_file
+from clawmode.sandbox.output import Outbox
+from clawmode.sandbox.protocol import PAGE, Frozen, Limits, Settled
+from clawmode.sandbox.wasm import Export
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
+
+SCRUB_FROM = 1 << 20
+"""Changed bytes from which freed memory is zeroed before a freeze."""
+
+KEEP_GROWN = 4 << 20
+"""An instance whose memory grew by more than this is not kept: memory never shrinks."""
+
+# Slots of the mailbox: see prelude.js.
+SEED, OUTPUT_LIMIT, MAX_CALLS, MAX_OTHERS, ARGUMENT = 0, 4, 5, 6, 7
+MAIN_STATE, QUEUED, OPEN_CALLS, OPEN_OTHERS, TIMEOUTS, NEXT_DUE, OVERFLOW = range(8, 15)
+PENDING, FULFILLED, REJECTED = 0, 1, 2
+
+ENTRIES = (
+    "mailbox",
+    "accept",
+    "begin",
+    "deliver",
+    "collect",
+    "fire",
+    "track",
+    "fail_unhandled",
+    "fail",
+)
+"""What the prelude returns, in its order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """The memory that cells start from."""
+
+    memory: bytes
+    pages: tuple[bytes, ...]
+    digest: bytes
+    heap: int
+    pointers: tuple[int, int, int]
+    handles: Handles
+
+
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """Where a cell stands when the guest has nothing left to do by itself."""
+
+    state: int
+    requests: bytes
+    timeouts: int
+    due: float
+    ended: bool
+    stuck: bool
+    overflow: bool
+
+
+def build_image(engine: wasmtime.Engine, module: wasmtime.Module) -> Image:
+    """Runs the prelude with a fixed clock and fixed randomness: byte-identical everywhere."""
+    machine = Machine(engine, module, fixed=True)
+    instance = machine.instance
+    machine.export("_initialize")()
+    if machine.export("qjs_init")():
+        raise RuntimeError("QuickJS could not be initialized")
+    machine.export("qjs_set_max_stack_size")(GUEST_STACK)
+    machine.export("qjs_set_promise_rejection_handler")(1)
+    machine.handles = handles = _install_prelude(machine)
+    machine.run_gc()
+    heap = _heap_in_use(machine)
+    pointers = (
+        machine.export("qjs_get_runtime_ptr")(),
+        machine.export("qjs_get_context_ptr")(),
+        instance.exported_global("__stack_pointer"),
+    )
+    memory = instance.read(0, instance.memory_size())
+    pages = tuple(memory[at : at + PAGE] for at in range(0, len(memory), PAGE))
+    digest = hashlib.sha256(memory + struct.pack("<3I", *pointers)).digest()
+    return Image(memory, pages, digest, heap, pointers, handles)
+
+
+def _heap_in_use(machine: Machine) -> int:
+    buffer = machine.malloc(26 * 8)
+    machine.export("qjs_compute_memory_usage")(buffer)
+    size = int.from_bytes(machine.instance.read(buffer, 8), "little")
+    machine.free(buffer)
+    return size
+
+
+def _install_prelude(machine: Machine) -> Handles:
+    bare = machine.handles = Handles.bare(machine)
+    new_function = machine.export("qjs_new_host_function")
+    emitters = []
+    for channel in Outbox.CHANNELS:
+        name = machine.allocate(channel)
+        emitters.append(new_function(name, 1, 0))
+        machine.free(name)
+    web = machine.expect(machine.call_with(machine.evaluate(guest_file("web.js"), "web.js")))
+    prelude = machine.evaluate(guest_file("prelude.js"), "prelude.js")
+    entries = machine.expect(machine.call_with(prelude, *emitters, web))
+    item = machine.export("qjs_get_prop_uint32")
+    buffer = machine.export("qjs_get_typed_array_buffer")
+    mailbox = _mailbox_address(machine, buffer, item(entries, 0), bare.argv)
+    functions = [item(entries, index) for index in range(1, len(ENTRIES))]
+    return replace(bare, **dict(zip(ENTRIES, [mailbox, *functions], strict=True)))
+
+
+def _mailbox_address(machine: Machine, buffer: Export, array: int, scratch: int) -> int:
+    backing = buffer(array, scratch, scratch + 4, scratch + 8)
+    offset = int.from_bytes(machine.instance.read(scratch, 4), "little")
+    return machine.export("qjs_get_array_buffer")(backing, scratch) + offset
+
+
+class Vm:
+    """The one cell that lives in this worker, if any, and the image that the next starts from."""
+
+    def __init__(
+        self,
+        engine: wasmtime.Engine,
+        module: wasmtime.Module,
+        arm: Callable[[wasmtime.Store], None],
+    ) -> None:
+        self._engine, self._module, self._arm = engine, module, arm
+        self.image = build_image(engine, module)
+        self._machine: Machine | None = None
+        self.live = False
+
+    def warm_up(self) -> None:
+        """Makes the instance that the first cell will use."""
+        self._reset(Limits(), Outbox(0))
+        self.live = False
+
+    # ---- Starting, going on ----
+
+    def start(self, wrapped: bytes, body: int, limits: Limits, outbox: Outbox) -> bool:
+        """Compiles a wrapped cell and calls it. False: the text is not one function.
+
+        Args:
+            wrapped: The cell as a parenthesised async function expression.
+            body: How long the function's own text is, in UTF-16 units.
+            limits: What the cell may use.
+            outbox: Takes what the guest emits.
+        """
+        machine = self._reset(limits, outbox)
+        handles = self.image.handles
+        self._mail[SEED : SEED + 4] = struct.unpack("<4I", os.urandom(16))
+        self._mail[ARGUMENT] = body
+        text = machine.allocate(wrapped)
+        main = machine.eval(text, len(wrapped), handles.filename, 0)
+        machine.free(text)
+        if machine.is_exception(main):
+            outbox.compiling = True
+            machine.check(main)
+            return True
+        accepted = machine.call_with(handles.accept, main)
+        whole = bool(machine.get_bool(accepted))
+        machine.free_value(accepted)
+        if whole:
+            promise = machine.call_with(main)
+            if machine.is_exception(promise):
+                machine.fail()
+            else:
+                machine.check(machine.call_with(handles.begin, promise))
+            machine.free_value(promise)
+        machine.free_value(main)
+        return whole
+
+    def resume(self, settled: tuple[Settled, ...], limits: Limits, outbox: Outbox) -> None:
+        """Delivers replies to the live cell, in the order in which they settled."""
+        machine = self._attach(limits, outbox)
+        if settled:
+            replies = b",".join(
+                b"[%d,%s,%s]" % (item.id, b"true" if item.ok else b"false", item.value)
+                for item in settled
+            )
+            handles = self.image.handles
+            machine.check(machine.call_with_text(handles.deliver, b"[" + replies + b"]"))
+
+    def run(self, now: float) -> Idle:
+        """Runs jobs and due timers until the guest is idle.
+
+        Args:
+            now: The earliest time that it can be, in milliseconds since 1970: a cell that was
+                resumed for a timer must find it due, whatever this machine's clock says.
+        """
+        machine, mail, handles = self._live_machine(), self._mail, self.image.handles
+        while True:
+            self._drain(machine)
+            if mail[MAIN_STATE] == REJECTED:
+                break
+            due = mail[NEXT_DUE]
+            clock = max(now, time.time() * 1000)
+            if due == 0 or due > clock:
+                break
+            mail[ARGUMENT] = clock
+            machine.check(machine.call_with(handles.fire))
+        return self._idle(machine)
+
+    def _drain(self, machine: Machine) -> None:
+        run_job = machine.run_job
+        while (ran := run_job()) != 0:
+            if ran & 0x80000000:
+                machine.fail()
+
+    def _idle(self, machine: Machine) -> Idle:
+        mail, handles = self._mail, self.image.handles
+        pending = mail[OPEN_CALLS] or mail[OPEN_OTHERS] or mail[TIMEOUTS]
+        ended = mail[MAIN_STATE] == FULFILLED and not pending
+        stuck = mail[MAIN_STATE] == PENDING and not pending and not mail[NEXT_DUE]
+        if ended or stuck:
+            machine.check(machine.call_with(handles.fail_unhandled))
+        requests = b""
+        if mail[QUEUED]:
+            collected = machine.call_with(handles.collect)
+            if machine.is_exception(collected):
+                machine.check(collected)
+            else:
+                requests = machine.text_of(collected)
+                machine.free_value(collected)
+        return Idle(
+            state=FULFILLED if ended and mail[MAIN_STATE] != REJECTED else int(mail[MAIN_STATE]),
+            requests=requests,
+            timeouts=int(mail[TIMEOUTS]),
+            due=mail[NEXT_DUE],
+            ended=ended,
+            stuck=stuck,
+            overflow=bool(mail[OVERFLOW]),
+        )
+
+    # ---- Freezing, restoring ----
+
+    def freeze(self) -> Frozen:
+        """The live cell as its difference to the image. The VM holds no cell afterwards."""
+        machine = self._live_machine()
+        changed = self._changed_pages(machine)
+        if sum(len(page) for _, page in changed) > SCRUB_FROM:
+            machine.run_gc()
+            self._scrub(machine)
+            changed = self._changed_pages(machine)
+        memory = machine.instance.memory_size()
+        self.live = False
+        index = struct.pack(f"<I{len(changed)}I", len(changed), *(number for number, _ in changed))
+        body = index + b"".join(self._difference(number, page) for number, page in changed)
+        return Frozen(self.image.digest, memory, self.image.pointers, zstd.compress(body, level=1))
+
+    def _changed_pages(self, machine: Machine) -> list[tuple[int, bytes]]:
+        memory = machine.instance.read(0, machine.instance.memory_size())
+        base, zero = self.image.pages, bytes(PAGE)
+        changed = []
+        for number in range(len(memory) // PAGE):
+            page = memory[number * PAGE : (number + 1) * PAGE]
+            if page != (base[number] if number < len(base) else zero):
+                changed.append((number, page))
+        return changed
+
+    def _difference(self, number: int, page: bytes) -> bytes:
+        # A page that exists in the image differs in a few bytes: stored as what to flip, it
+        # compresses to a fifth.
+        return _xor(page, self.image.pages[number]) if number < len(self.image.pages) else page
+
+    def _scrub(self, machine: Machine) -> None:
+        """Zeroes free memory, which else is stored like memory in use.
+
+        The allocator's free blocks are found by allocating them all, large ones first, while the
+        memory may not grow.
+        """
+        instance = machine.instance
+        taken: list[int] = []
+        instance.store.set_limits(memory_size=instance.memory_size())
+        size = 1 << 28
+        while size >= 1024:
+            address = machine.malloc(size)
+            if address:
+                instance.fill(address, size)
+                taken.append(address)
+            else:
+                size >>= 1
+        for address in taken:
+            machine.free(address)
+
+    def restore(self, frozen: Frozen, limits: Limits) -> None:
+        """Makes a frozen cell the live one.
+
+        Raises:
+            SnapshotRefused: It is not a difference to this image.
+            SnapshotTooLarge: Its memory is over what `limits` allow.
+        """
+        image = self.image
+        if frozen.image != image.digest or frozen.pointers != image.pointers:
+            raise SnapshotRefused("the snapshot was taken from another sandbox build")
+        if frozen.memory % 65536 or frozen.memory < len(image.memory):
+            raise SnapshotRefused("the snapshot's memory length is impossible")
+        if frozen.memory > self._wall(limits):
+            raise SnapshotTooLarge(
+                f"the snapshot needs {frozen.memory} bytes of memory, over the limit in force"
+            )
+        pages = list(_read_pages(frozen, image))
+        machine = self._reset(limits, Outbox(0))
+        self.live = False
+        machine.instance.grow_to(frozen.memory)
+        for number, page in pages:
+            machine.instance.write(number * PAGE, page)
+        self.live = True
+
+    # ---- The machine ----
+
+    def drop(self) -> None:
+        """Forgets the live cell and the instance it ran in: after a trap nothing can be kept."""
+        self.live = False
+        self._machine = None
+
+    def close(self) -> None:
+        """Forgets the live cell; the instance can be used for the next."""
+        self.live = False
+
+    def _wall(self, limits: Limits) -> int:
+        # Behind the heap limit, which counts what is in use: fragments may take half as much.
+        return len(self.image.memory) + limits.memory_bytes * 3 // 2 + (4 << 20)
+
+    def _live_machine(self) -> Machine:
+        if self._machine is None or not self.live:
+            raise RuntimeError("no cell is live in this worker")
+        return self._machine
+
+    def _reset(self, limits: Limits, outbox: Outbox) -> Machine:
+        self.live = False
+        machine, image = self._machine, self.image
+        if machine is not None:
+            grown = machine.instance.memory_size() - len(image.memory)
+            if grown > KEEP_GROWN:
+                machine = None
+            elif grown:
+                machine.instance.fill(len(image.memory), grown)
+        if machine is None:
+            machine = Machine(self._engine, self._module, fixed=False)
+            machine.handles = image.handles
+            machine.instance.grow_to(len(image.memory))
+            mail = ctypes.c_double * 16
+            self._mail = mail.from_address(machine.instance.base + image.handles.mailbox)
+            self._machine = machine
+        machine.instance.write(0, image.memory)
+        self.live = True
+        return self._attach(limits, outbox)
+
+    def _attach(self, limits: Limits, outbox: Outbox) -> Machine:
+        machine = self._live_machine()
+        machine.outbox = outbox
+        machine.instance.store.set_limits(memory_size=self._wall(limits))
+        self._arm(machine.instance.store)
+        machine.set_memory_limit(self.image.heap + limits.memory_bytes)
+        self._mail[OUTPUT_LIMIT] = outbox.left
+        self._mail[MAX_CALLS] = limits.max_calls
+        self._mail[MAX_OTHERS] = limits.max_others
+        return machine
+
+
+def _xor(left: bytes, right: bytes) -> bytes:
+    mixed = int.from_bytes(left, "little") ^ int.from_bytes(right, "little")
+    return mixed.to_bytes(PAGE, "little")
+
+
+def _read_pages(frozen: Frozen, image: Image) -> Iterator[tuple[int, bytes]]:
+    most = frozen.memory // PAGE
+    try:
+        body = zstd.ZstdDecompressor().decompress(
+            frozen.pages, max_length=4 + most * (PAGE + 4) + 1
+        )
+        (count,) = struct.unpack_from("<I", body)
+        numbers = struct.unpack_from(f"<{count}I", body, 4) if count <= most else ()
+    except (zstd.ZstdError, struct.error) as error:
+        raise SnapshotRefused(f"the snapshot's pages cannot be read: {error}") from None
+    start = 4 + 4 * count
+    if len(body) != start + count * PAGE or any(number >= most for number in numbers):
+        raise SnapshotRefused("the snapshot's pages do not fit its memory")
+    for position, number in enumerate(numbers):
+        page = body[start + position * PAGE : start + (position + 1) * PAGE]
+        yield number, _xor(page, image.pages[number]) if number < len(image.pages) else page

@@ -1,0 +1,155 @@
+"""Worker side: wasmtime, its engine settings and the fast way to call an export.
+
+The only module that knows wasmtime's raw binding, which is not stable between its monthly majors:
+the version is pinned in `pyproject.toml`, and `tests/sandbox/test_wasm.py` says what broke.
+"""
+
+import ctypes
+import sys
+from collections.abc import Callable
+from typing import Any, NoReturn, TypeAlias
+
+import wasmtime
+from wasmtime import _bindings as bindings
+from wasmtime import _ffi as ffi
+from wasmtime import _func as functions
+
+HostFunction: TypeAlias = Callable[..., int | None]
+
+MAX_WASM_STACK = 8 << 20
+THREAD_STACK = 48 << 20
+"""Stack of the thread that runs guests; wasmtime takes `MAX_WASM_STACK` of it for wasm frames."""
+
+Interrupted = wasmtime.TrapCode.INTERRUPT
+
+
+def new_engine(*, compiling: bool = False) -> wasmtime.Engine:
+    """Makes an engine. Every setting that shapes machine code is here and nowhere else."""
+    config = wasmtime.Config()
+    config.epoch_interruption = True
+    # The base address of a memory never changes, so it can be kept.
+    config.memory_may_move = False
+    # Over 2 MiB wasmtime aborts the process unless its (unused) async stacks are larger still.
+    ffi.wasmtime_config_async_stack_size_set(config.ptr(), 2 * MAX_WASM_STACK)
+    config.max_wasm_stack = MAX_WASM_STACK
+    config.parallel_compilation = compiling
+    return wasmtime.Engine(config)
+
+
+class Export:
+    """An exported function of i32 parameters and at most one i32 result, called unchecked.
+
+    `wasmtime.Func.__call__` asks for the function's type and boxes every value on each call: 17 µs
+    against 3 µs here. Unchecked means that arity is our business: it is fixed from the type once.
+    """
+
+    __slots__ = ("_call", "_context", "_func", "_keep", "_slots", "_values")
+
+    def __init__(self, store: wasmtime.Store, func: wasmtime.Func) -> None:
+        kind = func.type(store)
+        self._slots = max(len(kind.params), len(kind.results), 1)
+        self._values = (ffi.wasmtime_val_raw_t * self._slots)()
+        self._keep = (store, func)
+        self._context = store._context()
+        self._func = ctypes.byref(func._func)
+        self._call = bindings._wasmtime_func_call_unchecked
+
+    def __call__(self, *params: int) -> int:
+        """Calls it; a trap raises, and so does what a host function raised."""
+        values = self._values
+        for i, value in enumerate(params):
+            values[i].i32 = value
+        trap = _TrapPointer()
+        error = self._call(self._context, self._func, values, self._slots, ctypes.byref(trap))
+        if error or trap:
+            _raise(error, trap)
+        return values[0].i32 & 0xFFFFFFFF
+
+
+_TrapPointer = ctypes.POINTER(ffi.wasm_trap_t)
+
+
+def _raise(error: Any, trap: Any) -> NoReturn:
+    raised = wasmtime.Trap._from_ptr(trap) if trap else wasmtime.WasmtimeError._from_ptr(error)
+    # A host function that raised left its own exception behind; that one says more.
+    cause, functions.LAST_EXCEPTION = functions.LAST_EXCEPTION, None
+    raise cause if cause is not None else raised
+
+
+class Instance:
+    """One instance of a module with one memory: exports by name, and its bytes."""
+
+    def __init__(
+        self, engine: wasmtime.Engine, module: wasmtime.Module, imports: dict[str, HostFunction]
+    ) -> None:
+        self.store = wasmtime.Store(engine)
+        self.store.set_epoch_deadline(1)
+        provided = [
+            wasmtime.Func(self.store, wanted.type, imports[wanted.name or ""])
+            for wanted in module.imports
+            if isinstance(wanted.type, wasmtime.FuncType)
+        ]
+        instance = wasmtime.Instance(self.store, module, provided)
+        self._exports = instance.exports(self.store)
+        memory = self._exports["memory"]
+        assert isinstance(memory, wasmtime.Memory)
+        self._memory = memory
+        self.base = ctypes.addressof(memory.data_ptr(self.store).contents)
+        self._size = self.memory_size()
+
+    def export(self, name: str) -> Export:
+        """The exported function `name`."""
+        function = self._exports[name]
+        assert isinstance(function, wasmtime.Func)
+        return Export(self.store, function)
+
+    def exported_global(self, name: str) -> int:
+        """The value of an exported i32 global."""
+        value = self._exports[name]
+        assert isinstance(value, wasmtime.Global)
+        return int(value.value(self.store))
+
+    def memory_size(self) -> int:
+        """Bytes of linear memory, now."""
+        self._size = self._memory.data_len(self.store)
+        return self._size
+
+    def grow_to(self, size: int) -> None:
+        """Grows linear memory to at least `size` bytes."""
+        missing = size - self.memory_size()
+        if missing > 0:
+            self._memory.grow(self.store, (missing + 0xFFFF) >> 16)
+            self.memory_size()
+
+    def _check(self, address: int, length: int) -> int:
+        # Addresses come out of guest memory, which a hostile snapshot may have shaped.
+        if address + length > self._size and address + length > self.memory_size():
+            raise wasmtime.WasmtimeError("address outside of linear memory")
+        return self.base + address
+
+    def read(self, address: int, length: int) -> bytes:
+        """A copy of `length` bytes at `address`."""
+        return ctypes.string_at(self._check(address, length), length)
+
+    def write(self, address: int, data: bytes) -> None:
+        """Writes `data` at `address`."""
+        ctypes.memmove(self._check(address, len(data)), data, len(data))
+
+    def fill(self, address: int, length: int) -> None:
+        """Zeroes `length` bytes at `address`."""
+        ctypes.memset(self._check(address, length), 0, length)
+
+
+def is_interrupt(trap: BaseException) -> bool:
+    """Whether `trap` is the epoch's: the guest was stopped by the clock or by an abort."""
+    return isinstance(trap, wasmtime.Trap) and trap.trap_code == Interrupted
+
+
+def compile_module(wasm: bytes) -> bytes:
+    """Machine code of `wasm` for this CPU, as `Module.deserialize` takes it."""
+    return bytes(wasmtime.Module(new_engine(compiling=True), wasm).serialize())
+
+
+def main() -> None:
+    """Compiles the wasm on standard input to machine code on standard output."""
+    sys.stdout.buffer.write(compile_module(sys.stdin.buffer.read()))

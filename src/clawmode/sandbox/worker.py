@@ -1,0 +1,334 @@
+"""Worker side: the process that runs guests. One message in, one message out.
+
+Two threads. The one that serves has the large stack that guests need; it reads a message, runs the
+VM and writes the answer. The main thread watches: an alarm at the deadline, or the number of a step
+on the control pipe, raises the epoch, and the guest stops within microseconds. The parent's death
+closes both pipes and ends the process, whatever the guest does.
+"""
+
+import gc
+import os
+import signal
+import struct
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+import wasmtime
+
+from clawmode.exceptions import ErrorCode, SnapshotError
+from clawmode.sandbox.guard import Guard, ModuleAccess
+from clawmode.sandbox.lockdown import lock_down
+from clawmode.sandbox.machine import OutOfGuestMemory
+from clawmode.sandbox.output import Outbox, OutputLimit
+from clawmode.sandbox.protocol import (
+    HEADER,
+    Answer,
+    Boot,
+    Done,
+    Failed,
+    Freeze,
+    Outcome,
+    Provide,
+    Question,
+    Ready,
+    Request,
+    Resume,
+    Start,
+    Suspended,
+    decode_question,
+    encode,
+    frame_length,
+)
+from clawmode.sandbox.source import Prepared, describe_failure, wrap
+from clawmode.sandbox.typescript import TransformError, TypeScript
+from clawmode.sandbox.vm import FULFILLED, REJECTED, Idle, Vm
+from clawmode.sandbox.wasm import THREAD_STACK, is_interrupt, new_engine
+
+STEP = struct.Struct(">Q")
+
+
+class DeadlinePassed(Exception):
+    """The deadline had passed before the guest could even be entered."""
+
+
+class Watch:
+    """When the running step has to stop. Armed by the serving thread, read by the main thread."""
+
+    def __init__(self) -> None:
+        self.engine = new_engine()
+        self.step = 0
+        self.aborted = False
+        self._deadline = float("inf")
+
+    def begin(self, budget: float) -> None:
+        """A step begins that may take `budget` seconds."""
+        self.aborted = False
+        self._deadline = time.monotonic() + budget
+        signal.setitimer(signal.ITIMER_REAL, max(budget, 1e-6))
+
+    def end(self) -> None:
+        """The step has ended."""
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        self._deadline = float("inf")
+
+    def arm(self, store: wasmtime.Store) -> None:
+        """Lets `store` run until the next epoch, if the deadline has not passed already."""
+        store.set_epoch_deadline(1)
+        # After, not before: an epoch that was raised in between must not be lost.
+        if self.aborted or time.monotonic() >= self._deadline:
+            raise DeadlinePassed
+
+    def on_alarm(self, *_: object) -> None:
+        """Main thread: the alarm of this step, or a late one of the step before."""
+        left = self._deadline - time.monotonic()
+        if left <= 0.0005:
+            self.engine.increment_epoch()
+        elif left != float("inf"):
+            signal.setitimer(signal.ITIMER_REAL, left)
+
+    def on_abort(self, step: int) -> None:
+        """Main thread: the parent wants `step` stopped."""
+        if step == self.step:
+            self.aborted = True
+            self.engine.increment_epoch()
+
+
+class Worker:
+    """Answers questions, with at most one cell alive."""
+
+    def __init__(self, watch: Watch) -> None:
+        self.watch = watch
+        self._module: wasmtime.Module | None = None
+        self._vm: Vm | None = None
+        self._typescript: TypeScript | None = None
+        self._guard: Guard | None = None
+        self._source = ""
+        self._prepared = Prepared(b"", 0)
+
+    def answer(self, question: Question) -> Answer:
+        """Answers one question."""
+        match question:
+            case Boot():
+                return self._boot(question)
+            case Provide():
+                return self._provide(question)
+            case Start():
+                return self._step(question, lambda outbox: self._start(question, outbox))
+            case Resume():
+                return self._step(question, lambda outbox: self._resume(question, outbox))
+            case Freeze():
+                return self._running().freeze()
+
+    def _boot(self, boot: Boot) -> Ready:
+        engine = self.watch.engine
+        self._module = wasmtime.Module.deserialize(engine, boot.quickjs)
+        self._vm = Vm(engine, self._module, self.watch.arm)
+        self._vm.warm_up()
+        notes = lock_down(boot.lockdown)
+        gc.collect()
+        gc.freeze()
+        return Ready(self._vm.image.digest, notes)
+
+    def _provide(self, part: Provide) -> Ready:
+        engine, arm = self.watch.engine, self.watch.arm
+        if part.part == "swc":
+            module = wasmtime.Module.deserialize(engine, part.data)
+            self._typescript = TypeScript(engine, module, arm)
+        else:
+            assert self._module is not None
+            self._guard = Guard(engine, self._module, part.data, arm)
+        return Ready()
+
+    def _running(self) -> Vm:
+        assert self._vm is not None
+        return self._vm
+
+    # ---- A step of a cell ----
+
+    def _step(self, question: Start | Resume, enter: Callable[[Outbox], Idle]) -> Outcome:
+        outbox, vm = Outbox(question.output_left), self._running()
+        self.watch.begin(question.budget)
+        try:
+            outcome = self._judge(enter(outbox), outbox)
+        except Exception as error:
+            vm.drop()
+            outcome = self._failure(error, outbox)
+        finally:
+            self.watch.end()
+        if not isinstance(outcome, Suspended):
+            vm.close()
+        return outcome
+
+    def _start(self, start: Start, outbox: Outbox) -> Idle:
+        self._source = start.source
+        self._prepared = prepared = self._prepare(start)
+        vm = self._running()
+        if not vm.start(prepared.wrapped, prepared.body, start.limits, outbox):
+            raise UnbalancedSource
+        return vm.run(0)
+
+    def _resume(self, resume: Resume, outbox: Outbox) -> Idle:
+        vm = self._running()
+        if resume.frozen is not None:
+            vm.restore(resume.frozen, resume.limits)
+        vm.resume(resume.settled, resume.limits, outbox)
+        return vm.run(resume.now)
+
+    def _prepare(self, start: Start) -> Prepared:
+        source, line_map = start.source, None
+        if start.language == "typescript":
+            assert self._typescript is not None
+            transformed = self._typescript.transform(source)
+            source, line_map = transformed.code, transformed.line_map
+        prepared = wrap(source, line_map)
+        if "acorn" in start.needs():
+            assert self._guard is not None
+            self._guard.check(prepared)
+        return prepared
+
+    def _judge(self, idle: Idle, outbox: Outbox) -> Outcome:
+        output, requests = tuple(outbox.output), _requests(idle.requests)
+        if idle.state == REJECTED:
+            report = outbox.failure or b""
+            code, text = describe_failure(
+                report, self._prepared, self._source, compiling=outbox.compiling
+            )
+            return Failed(code, text, output, requests)
+        if idle.overflow:
+            return Failed("too_many_pending_tool_calls", TOO_MANY, output, requests)
+        if idle.stuck:
+            return Failed("internal_error", STUCK, output)
+        if idle.ended and idle.state == FULFILLED:
+            return Done(outbox.value or b"null", output)
+        return Suspended(requests, idle.timeouts, idle.due, output)
+
+    def _failure(self, error: Exception, outbox: Outbox) -> Failed:
+        code, text = self._name(error, outbox)
+        crashed = isinstance(error, wasmtime.Trap | wasmtime.WasmtimeError)
+        crashed = crashed and not is_interrupt(error)
+        return Failed(code, text, tuple(outbox.output), crashed=crashed)
+
+    def _name(self, error: Exception, outbox: Outbox) -> tuple[ErrorCode, str]:
+        match error:
+            case OutputLimit():
+                return "output_limit_exceeded", (
+                    f"The program emitted more than it may: {outbox.omitted} bytes were left out."
+                )
+            case OutOfGuestMemory():
+                return "memory_limit_exceeded", "The program used more memory than it may."
+            case TransformError():
+                return _transform_failure(error)
+            case ModuleAccess():
+                return "module_access_denied", (
+                    f"`{error.what}` at line {error.line}, column {error.column}: programs have "
+                    "no modules. Call tools instead."
+                )
+            case UnbalancedSource():
+                return "invalid_input", "SyntaxError: a `}` closes more than was opened."
+            case SnapshotError():
+                return error.code, str(error)
+        if isinstance(error, DeadlinePassed) or is_interrupt(error):
+            if self.watch.aborted:
+                return "aborted", "The program was aborted."
+            return "timeout", "The program ran longer than it may."
+        if isinstance(error, wasmtime.Trap | wasmtime.WasmtimeError):
+            return "internal_error", f"The program crashed its sandbox: {_first_line(error)}"
+        _say(error)
+        return "internal_error", f"The sandbox failed: {type(error).__name__}"
+
+
+class UnbalancedSource(Exception):
+    """The text closes the function that it is wrapped in."""
+
+
+TOO_MANY = "The program opened more calls at once than it may. Await some before starting more."
+STUCK = "The program waits for a promise that nothing can settle."
+
+
+def _requests(lines: bytes) -> tuple[Request, ...]:
+    made = []
+    for line in lines.splitlines():
+        number, method, args = line.split(b" ", 2)
+        made.append(Request(int(number), method.decode(), args))  # pyrefly: ignore
+    return tuple(made)
+
+
+def _transform_failure(error: TransformError) -> tuple[ErrorCode, str]:
+    if error.kind == "module":
+        return "module_access_denied", (
+            f"Line {error.line}, column {error.column}: programs have no modules. "
+            "Call tools instead."
+        )
+    position = f" (line {error.line}, column {error.column})" if error.line else ""
+    snippet = f"\n    {error.snippet}" if error.snippet else ""
+    return "typescript_transform_failed", f"{error.message}{position}{snippet}"
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or ["trap"])[-1].strip()[:200]
+
+
+# ---- The process ----
+
+
+def serve(worker: Worker, source: int, sink: int) -> None:
+    """Answers frames from `source` on `sink` until the parent is gone."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM})
+    try:
+        while True:
+            header = _read(source, HEADER.size)
+            body = _read(source, frame_length(header))
+            question, number = decode_question(body)
+            worker.watch.step = number
+            _write(sink, encode(worker.answer(question), number))
+    except EOFError:
+        os._exit(0)
+    except BaseException as error:
+        _say(error)
+        os._exit(1)
+
+
+def _say(error: BaseException) -> None:
+    """Tells the parent's log what happened: standard error is read when a worker dies."""
+    sys.stderr.write(f"{type(error).__name__}: {error}\n")
+    sys.stderr.flush()
+
+
+def _read(fd: int, length: int) -> bytes:
+    first = os.read(fd, length)
+    if len(first) == length:
+        return first
+    chunks, missing = [first], length - len(first)
+    while missing:
+        if not chunks[-1]:
+            raise EOFError
+        chunks.append(os.read(fd, min(missing, 1 << 20)))
+        missing -= len(chunks[-1])
+    return b"".join(chunks)
+
+
+def _write(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+def main(descriptor: str) -> None:
+    """Runs a worker on standard input and output, watching the control pipe `descriptor`."""
+    control = int(descriptor)
+    # Whatever prints by accident must not land in the middle of a frame.
+    source, sink = os.dup(0), os.dup(1)
+    null = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null, 0)
+    os.dup2(null, 1)
+    os.close(null)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    watch = Watch()
+    signal.signal(signal.SIGALRM, watch.on_alarm)
+    threading.stack_size(THREAD_STACK)
+    threading.Thread(target=serve, args=(Worker(watch), source, sink), daemon=True).start()
+    while step := os.read(control, STEP.size):
+        watch.on_abort(STEP.unpack(step)[0])
+    os._exit(0)
