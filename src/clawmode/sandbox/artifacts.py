@@ -66,6 +66,11 @@ def read_checked(name: str) -> bytes:
     return data
 
 
+def locked_hash(part: Part) -> str:
+    """SHA-256 of a part, as released."""
+    return _hashes()[FILES[part]]
+
+
 @cache
 def _hashes() -> dict[str, str]:
     try:

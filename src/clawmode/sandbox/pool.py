@@ -161,7 +161,7 @@ class Pool:
         if isinstance(message, Start):
             worker.cells += 1
             for part in message.needs():
-                await worker.provide(part, deadline)
+                await worker.provide(part)
         else:
             message = replace(message, frozen=cell.frozen)
         cell.frozen = None

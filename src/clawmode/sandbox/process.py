@@ -113,13 +113,10 @@ class WorkerProcess:
         try:
             ready = self._shake_hands()
         except Exception as error:
-            known = isinstance(error, SandboxError)
-            reason = str(error) if known else f"{self._last_words()} ({error!r})"
+            self.booted.set_exception(
+                RuntimeUnavailable(f"a worker did not start: {self._why(error)}")
+            )
             self.kill()
-            # It may have been the machine code that could not be loaded.
-            with contextlib.suppress(RuntimeUnavailable, OSError):
-                artifacts.forget("quickjs")
-            self.booted.set_exception(RuntimeUnavailable(f"a worker did not start: {reason}"))
             return
         finally:
             watchdog.cancel()
@@ -128,6 +125,14 @@ class WorkerProcess:
         os.set_blocking(self._input, False)
         os.set_blocking(self._output, False)
         self.booted.set_result(ready.image)
+
+    def _why(self, error: Exception) -> str:
+        if self._dead or isinstance(error, SandboxError):
+            return str(error)
+        # It may have been the machine code that could not be loaded.
+        with contextlib.suppress(RuntimeUnavailable, OSError):
+            artifacts.forget("quickjs")
+        return f"{self._last_words()} ({error!r})"
 
     def _shake_hands(self) -> Ready:
         code = artifacts.load("quickjs")
@@ -179,7 +184,8 @@ class WorkerProcess:
 
     def reaped(self) -> bool:
         """Whether a killed worker is gone; what it held is then given back."""
-        if self._process.poll() is None:
+        # The boot thread may still hold its pipes; it ends when they break.
+        if self._process.poll() is None or not self.booted.done():
             return False
         for pipe in self._streams:
             pipe.close()
@@ -187,12 +193,13 @@ class WorkerProcess:
 
     # ---- Asking ----
 
-    async def provide(self, part: Part, deadline: float) -> None:
+    async def provide(self, part: Part) -> None:
         """Hands over a part that the worker lacks."""
         if part in self.provided:
             return
         data = await anyio.to_thread.run_sync(artifacts.load, part)
-        await self.ask(Provide(part, data), deadline)
+        # With time of its own: a cell that is late must not cost a healthy worker.
+        await self.ask(Provide(part, data), time.monotonic() + BOOT_SECONDS)
         self.provided.add(part)
 
     async def ask(self, question: Question, deadline: float) -> Answer:

@@ -1,0 +1,41 @@
+"""What `exec` and `wait` answer, as the page writes it."""
+
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+from clawmode.exceptions import ErrorCode
+from clawmode.types import JsonValue
+
+Status: TypeAlias = Literal["completed", "waiting", "failed"]
+WaitingReason: TypeAlias = Literal["pending_tools", "yield"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CodeModeResult:
+    """One answer of code mode; `to_json` is the page's object."""
+
+    status: Status
+    value: JsonValue = None
+    output: list[JsonValue] = field(default_factory=list)
+    run_id: str | None = None
+    reason: WaitingReason | None = None
+    pending_tool_calls: list[JsonValue] = field(default_factory=list)
+    error: str | None = None
+    code: ErrorCode | None = None
+    telemetry: dict[str, JsonValue] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, JsonValue]:
+        """The page's camelCase object, with the keys that the status has."""
+        made: dict[str, JsonValue] = {"status": self.status}
+        match self.status:
+            case "completed":
+                made["value"] = self.value
+            case "waiting":
+                made |= {"runId": self.run_id, "reason": self.reason}
+                if self.pending_tool_calls:
+                    made["pendingToolCalls"] = self.pending_tool_calls
+            case "failed":
+                made |= {"error": self.error, "code": self.code}
+        if self.output:
+            made["output"] = self.output
+        return made | {"telemetry": self.telemetry}
