@@ -81,14 +81,15 @@ async def freeze(path: Path) -> Request:
         idle = await pool.step(cell, Start(FROZEN), time.monotonic() + 10)
         assert isinstance(idle, Suspended), idle
         sealed = seal(await pool.freeze(cell), wasm(), WHO, KeyRing.load(path.parent))
-        path.write_bytes(sealed)
+        await anyio.Path(path).write_bytes(sealed)
         console.print(f"process {os.getpid()} froze it: {len(sealed)} bytes on disk; workers gone")
     return idle.requests[0]
 
 
 async def resume(path: Path, request: int) -> None:
     keys = KeyRing.load(path.parent)
-    frozen = unseal(path.read_bytes(), wasm(), WHO, keys, max_memory=1 << 30)
+    sealed = await anyio.Path(path).read_bytes()
+    frozen = unseal(sealed, wasm(), WHO, keys, max_memory=1 << 30)
     async with Pool(size=1) as pool:
         settled = Settled(request, True, b"2")
         end = await pool.step(pool.cell(frozen), Resume((settled,)), time.monotonic() + 10)
