@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import wasmtime
 
-from clawmode.sandbox.machine import GUEST_STACK, Handles, Machine, guest_file
+from clawmode.sandbox.machine import GUEST_STACK, Handles, Machine
 from clawmode.sandbox.source import HEAD, Prepared
 
 HEAP = 256 << 20
@@ -33,17 +33,24 @@ class ModuleAccess(Exception):
 
 
 class Guard:
-    """A VM with acorn in it, reset for every text."""
+    """A VM with acorn in it, reset for every text.
+
+    Args:
+        engine: The worker's.
+        module: QuickJS.
+        scripts: The text of acorn, and of `guard.js`.
+        arm: Gives a store its deadline.
+    """
 
     def __init__(
         self,
         engine: wasmtime.Engine,
         module: wasmtime.Module,
-        acorn: bytes,
+        scripts: tuple[bytes, bytes],
         arm: Callable[[wasmtime.Store], None],
     ) -> None:
         self._engine, self._module, self._arm = engine, module, arm
-        self._acorn = acorn
+        self._scripts = scripts
         self._machine: Machine | None = None
         self._image = b""
         self._check = 0
@@ -95,7 +102,8 @@ class Guard:
         machine.export("qjs_init")()
         machine.export("qjs_set_max_stack_size")(GUEST_STACK)
         machine.handles = Handles.bare(machine)
-        machine.free_value(machine.evaluate(self._acorn, "acorn.js"))
-        self._check = machine.evaluate(guest_file("guard.js"), "guard.js")
+        acorn, guard = self._scripts
+        machine.free_value(machine.evaluate(acorn, "acorn.js"))
+        self._check = machine.evaluate(guard, "guard.js")
         machine.set_memory_limit(HEAP)
         return machine

@@ -134,7 +134,10 @@ def _lower_limits() -> None:
 def _lower(limit: int, value: int) -> None:
     _, hard = resource.getrlimit(limit)
     value = value if hard == resource.RLIM_INFINITY else min(value, hard)
-    resource.setrlimit(limit, (value, value))
+    try:
+        resource.setrlimit(limit, (value, value))
+    except ValueError as error:  # what it makes of EPERM
+        raise OSError(errno.EPERM, str(error)) from None
 
 
 # ---- seccomp ----

@@ -44,7 +44,7 @@ class Handles:
     collect: int = 0
     fire: int = 0
     track: int = 0
-    fail_unhandled: int = 0
+    conclude: int = 0
     fail: int = 0
 
     @classmethod

@@ -20,7 +20,7 @@ import wasmtime
 from clawmode.exceptions import ErrorCode, SnapshotError
 from clawmode.sandbox.guard import Guard, ModuleAccess
 from clawmode.sandbox.lockdown import lock_down
-from clawmode.sandbox.machine import OutOfGuestMemory
+from clawmode.sandbox.machine import OutOfGuestMemory, guest_file
 from clawmode.sandbox.output import Outbox, OutputLimit
 from clawmode.sandbox.protocol import (
     HEADER,
@@ -104,6 +104,7 @@ class Worker:
         self._vm: Vm | None = None
         self._typescript: TypeScript | None = None
         self._guard: Guard | None = None
+        self._guard_script = b""
         self._source = ""
         self._prepared = Prepared(b"", 0)
 
@@ -126,6 +127,7 @@ class Worker:
         self._module = wasmtime.Module.deserialize(engine, boot.quickjs)
         self._vm = Vm(engine, self._module, self.watch.arm)
         self._vm.warm_up()
+        self._guard_script = guest_file("guard.js")  # no file can be opened later
         notes = lock_down(boot.lockdown)
         gc.collect()
         gc.freeze()
@@ -138,7 +140,7 @@ class Worker:
             self._typescript = TypeScript(engine, module, arm)
         else:
             assert self._module is not None
-            self._guard = Guard(engine, self._module, part.data, arm)
+            self._guard = Guard(engine, self._module, (part.data, self._guard_script), arm)
         return Ready()
 
     def _running(self) -> Vm:

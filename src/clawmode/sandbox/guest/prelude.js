@@ -77,7 +77,7 @@
   const MAX_CALLS = 5; // tool and namespace calls that may be open at once
   const MAX_OTHERS = 6; // searches, descriptions and yields that may be open at once
   const ARGUMENT = 7; // the number that goes with a call of the host's
-  const MAIN_STATE = 8; // 0 pending, 1 fulfilled, 2 rejected, and the host has the value
+  const MAIN_STATE = 8; // 0 pending, 1 fulfilled, 2 failed, and the host knows why
   const QUEUED = 9; // requests that the host has not collected
   const OPEN_CALLS = 10;
   const OPEN_OTHERS = 11;
@@ -284,6 +284,10 @@
     return typeof name === "string" && name !== "" ? slice(name, 0, 64) : "anonymous";
   }
 
+  const EMITTED = { __proto__: null, counted: true, dropUndefined: false };
+  const SHORTENED = { __proto__: null, counted: false, dropUndefined: false };
+  const ARGUMENTS = { __proto__: null, counted: false, dropUndefined: true };
+
   function serialize(value, limit, options) {
     const sink = { __proto__: null, text: "", prefix: null, limit, ...options };
     write(sink, value, null);
@@ -293,8 +297,7 @@
   // The JSON text of any value that is emitted; past the limit a prefix, and the host has counted
   // the rest.
   function toJson(value) {
-    const options = { __proto__: null, counted: true, dropUndefined: false };
-    const sink = serialize(value, mailbox[OUTPUT_LIMIT], options);
+    const sink = serialize(value, mailbox[OUTPUT_LIMIT], EMITTED);
     if (sink.prefix === null) return sink.text;
     leaveOut(sink);
     return sink.prefix;
@@ -302,7 +305,7 @@
 
   // The same for a word in an error or in a tag: cut, and nobody counts.
   function toShortJson(value) {
-    const sink = serialize(value, 4096, { __proto__: null, counted: false, dropUndefined: false });
+    const sink = serialize(value, 4096, SHORTENED);
     return sink.prefix ?? sink.text;
   }
 
@@ -378,15 +381,6 @@
     else mapSet(unhandled, promise, reason);
   }
 
-  function failUnhandled() {
-    let found = false;
-    mapForEach(unhandled, (reason) => {
-      if (!found) fail(reason);
-      found = true;
-    });
-    return found;
-  }
-
   // ---- Requests and replies ----
 
   const waiting = new NativeMap(); // request id → how to settle it
@@ -399,7 +393,7 @@
   function request(method, args) {
     if (mailbox[OVERFLOW]) return new NativePromise(nothing);
     const counted = method === "call" || method === "namespace";
-    const sink = serialize(args, MAX_REQUEST, { __proto__: null, counted: false, dropUndefined: true });
+    const sink = serialize(args, MAX_REQUEST, ARGUMENTS);
     return new NativePromise((resolve, reject) => {
       if (sink.prefix !== null) {
         reject(new NativeRangeError("The arguments are over 1 MiB of JSON: send less at a time."));
@@ -564,11 +558,30 @@
     then(promise, finish, fail);
   }
 
+  // Copied now, handed over when nothing is pending: until then it is frozen with the cell. What is
+  // over the limit already goes out at once, and the host stops the cell.
+  let result = "";
+
   function finish(value) {
     if (mailbox[MAIN_STATE] !== 0) return;
-    const text = toJson(value);
-    emitValue(text);
+    const sink = serialize(value, mailbox[OUTPUT_LIMIT], EMITTED);
+    if (sink.prefix !== null) {
+      leaveOut(sink);
+      emitValue(sink.prefix);
+    }
+    result = sink.text;
     mailbox[MAIN_STATE] = 1;
+  }
+
+  // The cell has nothing left to do: it fails with the first rejection that nobody handled, or the
+  // host gets its value.
+  function conclude() {
+    let rejected = false;
+    mapForEach(unhandled, (reason) => {
+      if (!rejected) fail(reason);
+      rejected = true;
+    });
+    if (!rejected && mailbox[MAIN_STATE] === 1) emitValue(result);
   }
 
   // ---- Random numbers and clocks ----
@@ -673,5 +686,5 @@
   });
   expose(Math, { random() { return nextRandom() / 4294967296; } });
 
-  return [mailbox, accept, begin, deliver, collect, fire, track, failUnhandled, fail];
+  return [mailbox, accept, begin, deliver, collect, fire, track, conclude, fail];
 })

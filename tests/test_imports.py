@@ -1,0 +1,110 @@
+"""Who may import what: the rule of ARCHITECTURE.md, read from the source."""
+
+import ast
+from pathlib import Path
+
+import clawmode
+
+ROOT = Path(clawmode.__file__).parent
+
+FACES = {"cli", "__main__"}
+ONLY = {"sandbox": {"sandbox", "types", "exceptions"}}
+ONLY_HERE = {
+    "wasmtime": {
+        "sandbox/wasm.py",
+        "sandbox/machine.py",
+        "sandbox/vm.py",
+        "sandbox/guard.py",
+        "sandbox/worker.py",
+        "sandbox/typescript.py",
+        "sandbox/swc.py",
+    },
+    "msgpack": {"sandbox/protocol.py"},
+    "cryptography": {"snapshots.py"},
+    "typer": {"cli.py"},
+}
+PRIVATE_BINDING = {"sandbox/wasm.py"}
+
+
+def imports(path: Path) -> set[str]:
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {f"{node.module}.{alias.name}" for alias in node.names} | {node.module}
+    return found
+
+
+SOURCES = {str(path.relative_to(ROOT)): imports(path) for path in ROOT.rglob("*.py")}
+
+
+def ours(names: set[str]) -> set[str]:
+    modules = {name.split(".")[1] for name in names if name.startswith("clawmode.")}
+    return modules & ({path.stem for path in ROOT.glob("*.py")} | {"sandbox"})
+
+
+def area(source: str) -> str:
+    return source.split("/")[0].removesuffix(".py")
+
+
+def test_nothing_imports_a_face_but_a_face() -> None:
+    wrong = {
+        source: ours(names) & FACES
+        for source, names in SOURCES.items()
+        if area(source) not in FACES and ours(names) & FACES
+    }
+    assert wrong == {}
+
+
+def test_the_sandbox_sees_only_types_and_exceptions() -> None:
+    wrong = {
+        source: ours(names) - ONLY[area(source)]
+        for source, names in SOURCES.items()
+        if area(source) in ONLY and ours(names) - ONLY[area(source)]
+    }
+    assert wrong == {}
+
+
+def test_a_foreign_library_has_one_home() -> None:
+    users = {
+        library: {
+            source
+            for source, names in SOURCES.items()
+            if any(name.split(".")[0] == library for name in names)
+        }
+        for library in ONLY_HERE
+    }
+    assert users == ONLY_HERE
+
+
+def test_only_one_module_uses_the_private_binding_of_wasmtime() -> None:
+    users = {
+        source
+        for source, names in SOURCES.items()
+        if any(name.startswith("wasmtime._") for name in names)
+    }
+    assert users == PRIVATE_BINDING
+
+
+def test_there_is_no_import_cycle() -> None:
+    graph = {
+        source.removesuffix(".py").replace("/", "."): {
+            name.removeprefix("clawmode.") for name in names if name.startswith("clawmode.")
+        }
+        for source, names in SOURCES.items()
+        if not source.endswith("__init__.py")
+    }
+    done: set[str] = set()
+
+    def visit(module: str, path: tuple[str, ...]) -> None:
+        assert module not in path, " → ".join((*path, module))
+        if module in done or module not in graph:
+            return
+        for imported in sorted(graph[module]):
+            visit(imported, (*path, module))
+        done.add(module)
+
+    for module in graph:
+        visit(module, ())
+    assert len(done) == len(graph)

@@ -1,0 +1,40 @@
+"""The names that users may rely on."""
+
+import subprocess
+import sys
+
+import pytest
+
+import clawmode
+
+
+def test_the_public_names_are_these() -> None:
+    assert clawmode.__all__ == [
+        "ClawmodeError",
+        "CodeMode",
+        "CodeModeConfig",
+        "CodeModeResult",
+        "ErrorCode",
+        "Pool",
+        "RunContext",
+        "__version__",
+    ]
+
+
+def test_every_public_name_can_be_had() -> None:
+    for name in clawmode.__all__:
+        assert getattr(clawmode, name) is not None
+
+
+def test_an_unknown_name_is_an_attribute_error_that_names_it() -> None:
+    with pytest.raises(AttributeError, match="Nonsense"):
+        _ = clawmode.Nonsense  # pyrefly: ignore[missing-attribute] - that is the point
+
+
+def test_importing_the_package_loads_nothing_heavy() -> None:
+    program = "import sys, clawmode; print(*sorted(sys.modules))"
+    loaded = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    ).stdout.split()
+    assert {name for name in loaded if name.startswith("clawmode")} == {"clawmode"}
+    assert not {"anyio", "wasmtime", "msgpack", "typer"} & set(loaded)
