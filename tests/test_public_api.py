@@ -28,7 +28,7 @@ def test_every_public_name_can_be_had() -> None:
 
 def test_an_unknown_name_is_an_attribute_error_that_names_it() -> None:
     with pytest.raises(AttributeError, match="Nonsense"):
-        _ = clawmode.Nonsense  # pyrefly: ignore[missing-attribute] - that is the point
+        _ = clawmode.Nonsense
 
 
 def test_importing_the_package_loads_nothing_heavy() -> None:

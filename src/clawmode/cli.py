@@ -26,16 +26,22 @@ app = typer.Typer(
 )
 
 
-@app.callback()
-def root(
-    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
-) -> None:
-    """Takes the options that stand before a command."""
-    if version:
+def _version(wanted: bool) -> None:
+    if wanted:
         from clawmode import __version__
 
         typer.echo(f"clawmode {__version__}")
         raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Print the version.", callback=_version, is_eager=True),
+    ] = False,
+) -> None:
+    """Takes the options that stand before a command."""
 
 
 @app.command()

@@ -80,7 +80,8 @@ class CodeMode:
         self._counts: dict[str, JsonValue] = {"execCount": 0, "waitCount": 0}
 
     async def __aenter__(self) -> "CodeMode":
-        self._pool.warm_up()
+        # So that no deadline has to cover the start of the first worker.
+        await self._pool.ready()
         return self
 
     async def __aexit__(

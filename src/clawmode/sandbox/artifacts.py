@@ -108,7 +108,10 @@ def forget(part: Part) -> None:
 
 def _key(wasm: bytes) -> str:
     digest = hashlib.sha256()
-    for item in (wasm, version("wasmtime").encode(), platform.machine().encode(), _cpu_features()):
+    # The engine's settings shape the code too, and they are in one module.
+    settings = (Path(__file__).parent / "wasm.py").read_bytes()
+    machine = platform.machine().encode()
+    for item in (wasm, version("wasmtime").encode(), settings, machine, _cpu_features()):
         digest.update(hashlib.sha256(item).digest())
     return digest.hexdigest()[:40]
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import wasmtime
 
-from clawmode.sandbox.machine import GUEST_STACK, Handles, Machine
+from clawmode.sandbox.machine import GUEST_STACK, Handles, Machine, guest_file
 from clawmode.sandbox.source import HEAD, Prepared
 
 HEAP = 256 << 20
@@ -38,7 +38,7 @@ class Guard:
     Args:
         engine: The worker's.
         module: QuickJS.
-        scripts: The text of acorn, and of `guard.js`.
+        acorn: Its text.
         arm: Gives a store its deadline.
     """
 
@@ -46,11 +46,11 @@ class Guard:
         self,
         engine: wasmtime.Engine,
         module: wasmtime.Module,
-        scripts: tuple[bytes, bytes],
+        acorn: bytes,
         arm: Callable[[wasmtime.Store], None],
     ) -> None:
         self._engine, self._module, self._arm = engine, module, arm
-        self._scripts = scripts
+        self._acorn = acorn
         self._machine: Machine | None = None
         self._image = b""
         self._check = 0
@@ -102,8 +102,7 @@ class Guard:
         machine.export("qjs_init")()
         machine.export("qjs_set_max_stack_size")(GUEST_STACK)
         machine.handles = Handles.bare(machine)
-        acorn, guard = self._scripts
-        machine.free_value(machine.evaluate(acorn, "acorn.js"))
-        self._check = machine.evaluate(guard, "guard.js")
+        machine.free_value(machine.evaluate(self._acorn, "acorn.js"))
+        self._check = machine.evaluate(guest_file("guard.js"), "guard.js")
         machine.set_memory_limit(HEAP)
         return machine

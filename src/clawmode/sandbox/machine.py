@@ -205,6 +205,10 @@ class Machine:
         self.free_value(result)
 
 
+# Read at import: a locked worker opens no file.
+_SCRIPTS = {path.name: path.read_bytes() for path in (Path(__file__).parent / "guest").glob("*.js")}
+
+
 def guest_file(name: str) -> bytes:
     """A source file of the guest's side."""
-    return (Path(__file__).parent / "guest" / name).read_bytes()
+    return _SCRIPTS[name]

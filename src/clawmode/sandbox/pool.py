@@ -15,7 +15,13 @@ from types import TracebackType
 
 import anyio
 
-from clawmode.exceptions import Aborted, DeadlineExceeded, RuntimeUnavailable
+from clawmode.exceptions import (
+    Aborted,
+    DeadlineExceeded,
+    RuntimeUnavailable,
+    SandboxError,
+    SnapshotTooLarge,
+)
 from clawmode.sandbox.process import Lockdown, WorkerProcess
 from clawmode.sandbox.protocol import (
     Done,
@@ -48,13 +54,14 @@ LOST = "The program is lost: the worker that held it died."
 class Cell:
     """One program, from its start to its end. Made by `Pool.cell`, used with its pool."""
 
-    __slots__ = ("aborted", "frozen", "moving", "worker")
+    __slots__ = ("aborted", "failed", "frozen", "moving", "worker")
 
     def __init__(self, frozen: Frozen | None = None) -> None:
         self.worker: WorkerProcess | None = None
         self.frozen = frozen
         self.moving: anyio.Event | None = None
         self.aborted = False
+        self.failed = ""
 
 
 @dataclass(slots=True)
@@ -110,6 +117,12 @@ class Pool:
         """Starts the pool's workers, without waiting for them."""
         while len(self._workers) < self.size:
             self._release(self._spawn())
+
+    async def ready(self) -> None:
+        """Waits until a worker can take cells, or none is coming. Raises nothing: a step will."""
+        self.warm_up()
+        while not any(worker.booted.done() for worker in self._workers):  # noqa: ASYNC110 - a thread
+            await anyio.sleep(0.002)
 
     async def aclose(self) -> None:
         """Ends all workers. Cells that are computing fail. Idempotent."""
@@ -175,6 +188,7 @@ class Pool:
 
         Raises:
             RuntimeUnavailable: The cell was lost with its worker.
+            SnapshotTooLarge: It cannot be frozen in the memory that a worker may use.
         """
         if cell.moving is not None:
             await cell.moving.wait()
@@ -188,7 +202,7 @@ class Pool:
                 raise
             self._release(worker)
         if cell.frozen is None:
-            raise RuntimeUnavailable(LOST)
+            raise _lost(cell)
         return cell.frozen
 
     async def abort(self, cell: Cell) -> None:
@@ -273,7 +287,7 @@ class Pool:
         if cell.aborted:
             raise Aborted(ABORTED)
         if resuming and cell.worker is None and cell.frozen is None:
-            raise RuntimeUnavailable(LOST)
+            raise _lost(cell)
         if cell.worker is not None:
             return self._take_warm(cell.worker, cell)
         for last in (False, False, True):
@@ -359,6 +373,8 @@ class Pool:
         image = worker.booted.result()
         if image != (self._image or image):
             raise RuntimeUnavailable("two workers disagree about the image that cells start from")
+        if not self._image and worker.notes:
+            logger.warning("workers are not fully locked down: %s", "; ".join(worker.notes))
         self._image = image
         if not worker.alive:
             raise RuntimeUnavailable("an idle worker died")
@@ -370,10 +386,17 @@ class Pool:
         cell = self._workers[worker]
         assert cell is not None
         answer = await worker.ask(Freeze(), time.monotonic() + FREEZE_SECONDS)
-        assert isinstance(answer, Frozen)
-        cell.frozen = answer
+        if isinstance(answer, Frozen):
+            cell.frozen = answer
+        else:
+            assert isinstance(answer, Failed)
+            cell.failed = answer.error
         self._workers[worker] = None
         _settle(cell)
+
+
+def _lost(cell: Cell) -> SandboxError:
+    return SnapshotTooLarge(cell.failed) if cell.failed else RuntimeUnavailable(LOST)
 
 
 def _settle(cell: Cell) -> None:

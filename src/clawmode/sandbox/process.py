@@ -31,6 +31,7 @@ from clawmode.sandbox.protocol import (
     Boot,
     Done,
     Failed,
+    Freeze,
     Frozen,
     Part,
     Provide,
@@ -63,12 +64,14 @@ class WorkerProcess:
         booted: Resolves when the worker is ready, with the hash of its image.
         provided: The parts that it has been given beside the engine.
         cells: How many cells it has started.
+        notes: What the worker could not give up.
     """
 
     def __init__(self, lockdown: Lockdown) -> None:
         self.booted: Future[bytes] = Future()
         self.provided: set[Part] = set()
         self.cells = 0
+        self.notes: tuple[str, ...] = ()
         self.idle_since = time.monotonic()
         self._lockdown: Lockdown = lockdown
         self._number = 0
@@ -86,7 +89,7 @@ class WorkerProcess:
         control, self._control = os.pipe()
         try:
             self._process = subprocess.Popen(  # noqa: S603 - our own module and interpreter
-                artifacts.python_command("worker", str(control)),
+                artifacts.python_command("worker", str(control), self._lockdown),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -120,8 +123,7 @@ class WorkerProcess:
             return
         finally:
             watchdog.cancel()
-        for note in ready.notes:
-            logger.warning("worker %d: %s", self.pid, note)
+        self.notes = ready.notes
         os.set_blocking(self._input, False)
         os.set_blocking(self._output, False)
         self.booted.set_result(ready.image)
@@ -136,7 +138,7 @@ class WorkerProcess:
 
     def _shake_hands(self) -> Ready:
         code = artifacts.load("quickjs")
-        view = memoryview(encode(Boot(code, self._lockdown), 0))
+        view = memoryview(encode(Boot(code), 0))
         while view:
             view = view[os.write(self._input, view) :]
         body = self._read_blocking(frame_length(self._read_blocking(HEADER.size)))
@@ -301,7 +303,7 @@ def _verify(question: Question, answer: Answer) -> None:
                 raise ProtocolError("a request over its limit")
         case ((Boot() | Provide()), Ready()):
             pass
-        case _, Frozen() if question.kind == "freeze":
+        case Freeze(), Frozen() | Failed():
             pass
         case _:
             raise ProtocolError(f"{answer.kind!r} in answer to {question.kind!r}")

@@ -86,7 +86,6 @@ class Boot:
 
     kind: ClassVar[str] = "boot"
     quickjs: bytes
-    lockdown: Literal["off", "best-effort", "required"] = "best-effort"
 
 
 @dataclass(frozen=True, slots=True)

@@ -273,30 +273,34 @@ class Vm:
         """The live cell as its difference to the image. The VM holds no cell afterwards."""
         machine = self._live_machine()
         changed = self._changed_pages(machine)
-        if sum(len(page) for _, page in changed) > SCRUB_FROM:
+        if len(changed) * PAGE > SCRUB_FROM:
             machine.run_gc()
             self._scrub(machine)
             changed = self._changed_pages(machine)
-        memory = machine.instance.memory_size()
         self.live = False
-        index = struct.pack(f"<I{len(changed)}I", len(changed), *(number for number, _ in changed))
-        body = index + b"".join(self._difference(number, page) for number, page in changed)
-        return Frozen(self.image.digest, memory, self.image.pointers, zstd.compress(body, level=1))
+        pages = self._compress(machine, changed)
+        return Frozen(self.image.digest, machine.instance.memory_size(), self.image.pointers, pages)
 
-    def _changed_pages(self, machine: Machine) -> list[tuple[int, bytes]]:
-        memory = machine.instance.read(0, machine.instance.memory_size())
-        base, zero = self.image.pages, bytes(PAGE)
-        changed = []
-        for number in range(len(memory) // PAGE):
-            page = memory[number * PAGE : (number + 1) * PAGE]
-            if page != (base[number] if number < len(base) else zero):
-                changed.append((number, page))
-        return changed
+    def _changed_pages(self, machine: Machine) -> list[int]:
+        base, zero, read = self.image.pages, bytes(PAGE), machine.instance.read
+        known, total = len(base), machine.instance.memory_size() // PAGE
+        changed = [number for number in range(known) if read(number * PAGE, PAGE) != base[number]]
+        return changed + [
+            number for number in range(known, total) if read(number * PAGE, PAGE) != zero
+        ]
 
-    def _difference(self, number: int, page: bytes) -> bytes:
-        # A page that exists in the image differs in a few bytes: stored as what to flip, it
-        # compresses to a fifth.
-        return _xor(page, self.image.pages[number]) if number < len(self.image.pages) else page
+    def _compress(self, machine: Machine, changed: list[int]) -> bytes:
+        # Page by page: a heap near its limit must not be copied several times over.
+        compressor = zstd.ZstdCompressor(level=1)
+        made = [compressor.compress(struct.pack(f"<I{len(changed)}I", len(changed), *changed))]
+        for number in changed:
+            page = machine.instance.read(number * PAGE, PAGE)
+            if number < len(self.image.pages):
+                # It differs in a few bytes: stored as what to flip, it compresses to a fifth.
+                page = _xor(page, self.image.pages[number])
+            made.append(compressor.compress(page))
+        made.append(compressor.flush())
+        return b"".join(made)
 
     def _scrub(self, machine: Machine) -> None:
         """Zeroes free memory, which else is stored like memory in use.

@@ -32,6 +32,8 @@ def new_engine(*, compiling: bool = False) -> wasmtime.Engine:
     # Over 2 MiB wasmtime aborts the process unless its (unused) async stacks are larger still.
     ffi.wasmtime_config_async_stack_size_set(config.ptr(), 2 * MAX_WASM_STACK)
     config.max_wasm_stack = MAX_WASM_STACK
+    # A locked worker cannot make the file in memory that copy-on-write takes.
+    config.memory_init_cow = False
     config.parallel_compilation = compiling
     return wasmtime.Engine(config)
 

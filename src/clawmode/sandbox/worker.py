@@ -19,8 +19,8 @@ import wasmtime
 
 from clawmode.exceptions import ErrorCode, SnapshotError
 from clawmode.sandbox.guard import Guard, ModuleAccess
-from clawmode.sandbox.lockdown import lock_down
-from clawmode.sandbox.machine import OutOfGuestMemory, guest_file
+from clawmode.sandbox.lockdown import Mode, give_up_calls, give_up_files
+from clawmode.sandbox.machine import OutOfGuestMemory
 from clawmode.sandbox.output import Outbox, OutputLimit
 from clawmode.sandbox.protocol import (
     HEADER,
@@ -29,6 +29,7 @@ from clawmode.sandbox.protocol import (
     Done,
     Failed,
     Freeze,
+    Frozen,
     Outcome,
     Provide,
     Question,
@@ -100,11 +101,11 @@ class Worker:
 
     def __init__(self, watch: Watch) -> None:
         self.watch = watch
+        self.notes: tuple[str, ...] = ()
         self._module: wasmtime.Module | None = None
         self._vm: Vm | None = None
         self._typescript: TypeScript | None = None
         self._guard: Guard | None = None
-        self._guard_script = b""
         self._source = ""
         self._prepared = Prepared(b"", 0)
 
@@ -120,18 +121,16 @@ class Worker:
             case Resume():
                 return self._step(question, lambda outbox: self._resume(question, outbox))
             case Freeze():
-                return self._running().freeze()
+                return self._freeze()
 
     def _boot(self, boot: Boot) -> Ready:
         engine = self.watch.engine
         self._module = wasmtime.Module.deserialize(engine, boot.quickjs)
         self._vm = Vm(engine, self._module, self.watch.arm)
         self._vm.warm_up()
-        self._guard_script = guest_file("guard.js")  # no file can be opened later
-        notes = lock_down(boot.lockdown)
         gc.collect()
         gc.freeze()
-        return Ready(self._vm.image.digest, notes)
+        return Ready(self._vm.image.digest, self.notes)
 
     def _provide(self, part: Provide) -> Ready:
         engine, arm = self.watch.engine, self.watch.arm
@@ -140,8 +139,15 @@ class Worker:
             self._typescript = TypeScript(engine, module, arm)
         else:
             assert self._module is not None
-            self._guard = Guard(engine, self._module, (part.data, self._guard_script), arm)
+            self._guard = Guard(engine, self._module, part.data, arm)
         return Ready()
+
+    def _freeze(self) -> Frozen | Failed:
+        try:
+            return self._running().freeze()
+        except MemoryError:
+            self._running().drop()
+            return Failed("snapshot_limit_exceeded", "The program is too large to be frozen.")
 
     def _running(self) -> Vm:
         assert self._vm is not None
@@ -275,10 +281,12 @@ def _first_line(error: Exception) -> str:
 # ---- The process ----
 
 
-def serve(worker: Worker, source: int, sink: int) -> None:
+def serve(worker: Worker, source: int, sink: int, lockdown: Mode) -> None:
     """Answers frames from `source` on `sink` until the parent is gone."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM})
     try:
+        # Here, because this is the last thread. From now on not even a module can be imported.
+        worker.notes += give_up_calls(lockdown)
         while True:
             header = _read(source, HEADER.size)
             body = _read(source, frame_length(header))
@@ -288,8 +296,10 @@ def serve(worker: Worker, source: int, sink: int) -> None:
     except EOFError:
         os._exit(0)
     except BaseException as error:
-        _say(error)
-        os._exit(1)
+        try:
+            _say(error)
+        finally:
+            os._exit(1)
 
 
 def _say(error: BaseException) -> None:
@@ -317,7 +327,7 @@ def _write(fd: int, data: bytes) -> None:
         view = view[os.write(fd, view) :]
 
 
-def main(descriptor: str) -> None:
+def main(descriptor: str, lockdown: Mode) -> None:
     """Runs a worker on standard input and output, watching the control pipe `descriptor`."""
     control = int(descriptor)
     # Whatever prints by accident must not land in the middle of a frame.
@@ -330,7 +340,10 @@ def main(descriptor: str) -> None:
     watch = Watch()
     signal.signal(signal.SIGALRM, watch.on_alarm)
     threading.stack_size(THREAD_STACK)
-    threading.Thread(target=serve, args=(Worker(watch), source, sink), daemon=True).start()
+    worker = Worker(watch)
+    # Here, because it binds this thread and those that it starts.
+    worker.notes += give_up_files(lockdown)
+    threading.Thread(target=serve, args=(worker, source, sink, lockdown), daemon=True).start()
     while step := os.read(control, STEP.size):
         watch.on_abort(STEP.unpack(step)[0])
     os._exit(0)
