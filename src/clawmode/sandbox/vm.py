@@ -41,7 +41,7 @@ KEEP_GROWN = 4 << 20
 
 # Slots of the mailbox: see prelude.js.
 SEED, OUTPUT_LIMIT, MAX_CALLS, MAX_OTHERS, ARGUMENT = 0, 4, 5, 6, 7
-MAIN_STATE, QUEUED, OPEN_CALLS, OPEN_OTHERS, TIMEOUTS, NEXT_DUE, OVERFLOW = range(8, 15)
+MAIN_STATE, QUEUED, OPEN_CALLS, OPEN_OTHERS, TIMEOUTS, NEXT_DUE, OVERFLOW, STARTED = range(8, 16)
 PENDING, FULFILLED, REJECTED = 0, 1, 2
 
 PROBE = 64 << 10
@@ -184,6 +184,7 @@ class Vm:
         machine = self._reset(limits, outbox)
         handles = self.image.handles
         self._mail[SEED : SEED + 4] = struct.unpack("<4I", os.urandom(16))
+        self._mail[STARTED] = time.time() * 1000
         self._mail[ARGUMENT] = body
         text = machine.allocate(wrapped)
         main = machine.eval(text, len(wrapped), handles.filename, 0)

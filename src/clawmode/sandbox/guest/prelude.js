@@ -84,6 +84,7 @@
   const TIMEOUTS = 12; // pending timeouts; intervals do not hold a cell open
   const NEXT_DUE = 13; // when the earliest timer is due, in milliseconds since 1970; 0 for none
   const OVERFLOW = 14; // 1: more requests were opened than may be
+  const STARTED = 15; // when the cell started, in milliseconds since 1970
 
   // ---- The value adapter ----
 
@@ -548,8 +549,6 @@
   // that closed the wrapper itself (`}); … (async function () {`) is another text.
   function accept(main) {
     seedRandom();
-    clockStart = monotonic();
-    originTime = now();
     return typeof main === "function" && functionToString(main).length === mailbox[ARGUMENT];
   }
 
@@ -608,8 +607,7 @@
     for (let i = 0; i < 12; i++) nextRandom();
   }
 
-  let clockStart = 0;
-  let originTime = 0;
+  const imageTime = performance.timeOrigin;
 
   // ---- Globals ----
 
@@ -677,8 +675,8 @@
       call(id, input) { return request("call", [id, input === undefined ? {} : input]); },
     },
     performance: {
-      now() { return monotonic() - clockStart; },
-      get timeOrigin() { return originTime; },
+      now() { return monotonic() + imageTime - mailbox[STARTED]; },
+      get timeOrigin() { return mailbox[STARTED]; },
     },
     ALL_TOOLS: [],
     MCP: {},
