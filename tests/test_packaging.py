@@ -28,6 +28,7 @@ OUTPUTS = {
     "licenses/quickjs-wasi.txt",
     "licenses/swc-wasm-typescript.txt",
     "licenses/acorn.txt",
+    "licenses/quickjs-ng.txt",
 }
 
 

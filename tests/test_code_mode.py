@@ -1,0 +1,168 @@
+"""`exec` and `wait` without tools: results, waiting, and who may wait."""
+
+import time
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import pytest
+
+from clawmode import CodeMode, CodeModeConfig, CodeModeResult, Pool, RunContext
+from clawmode.exceptions import RuntimeUnavailable
+from clawmode.sandbox import artifacts
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture(scope="module")
+async def pool(anyio_backend: str) -> AsyncIterator[Pool]:
+    async with Pool(size=2) as opened:
+        yield opened
+
+
+@pytest.fixture
+def code_mode(pool: Pool) -> CodeMode:
+    return CodeMode(pool=pool)
+
+
+def waiting(result: CodeModeResult) -> str:
+    assert result.status == "waiting", result
+    assert result.run_id is not None
+    return result.run_id
+
+
+async def test_a_completed_result_is_the_pages_object(code_mode: CodeMode) -> None:
+    result = await code_mode.exec('text("t"); json({ a: 1 }); return [1]')
+    assert result.to_json() == {
+        "status": "completed",
+        "value": [1],
+        "output": [{"type": "text", "text": "t"}, {"type": "json", "value": {"a": 1}}],
+        "telemetry": {"execCount": 1, "waitCount": 0},
+    }
+
+
+@pytest.mark.covers("WA-4")
+async def test_a_yield_waits_for_the_model(code_mode: CodeMode) -> None:
+    result = await code_mode.exec('text("a"); await yield_control("later"); text("b"); return 1')
+    run_id = waiting(result)
+    assert result.reason == "yield"
+    assert run_id.startswith("cm_")
+    assert len(run_id) == 35
+    after = await code_mode.wait(run_id)
+    assert (after.status, after.value) == ("completed", 1)
+    assert after.output == [{"type": "text", "text": "b"}]
+
+
+async def test_a_timer_beyond_the_deadline_parks_at_once(pool: Pool) -> None:
+    code_mode = CodeMode(pool=pool, config=CodeModeConfig(timeout_ms=1000))
+    began = time.monotonic()
+    result = await code_mode.exec(
+        "await new Promise((r) => setTimeout(r, 1500)); return Date.now()"
+    )
+    assert time.monotonic() - began < 0.9
+    assert result.reason == "pending_tools"
+    assert [call["method"] for call in result.to_json()["pendingToolCalls"]] == ["timer"]  # pyrefly: ignore
+    due = time.time()
+    result = await code_mode.wait(waiting(result))
+    while result.status == "waiting":
+        result = await code_mode.wait(waiting(result))
+    assert result.status == "completed"
+    assert time.time() - due < 3
+
+
+async def test_a_timer_within_the_deadline_is_waited_for(code_mode: CodeMode) -> None:
+    result = await code_mode.exec("await new Promise((r) => setTimeout(r, 40)); return 5")
+    assert (result.status, result.value) == ("completed", 5)
+
+
+async def test_without_tools_a_call_is_refused_and_a_search_finds_nothing(
+    code_mode: CodeMode,
+) -> None:
+    source = """const found = await tools.search("x");
+try { await tools.call("core:nothing") } catch (e) { return [found, e.message, e.toolId] }"""
+    result = await code_mode.exec(source)
+    assert result.value == [[], "There is no tool 'core:nothing'.", "core:nothing"]
+
+
+@pytest.mark.parametrize("run_id", ["", "cm_unknown", "cm_" + "0" * 32])
+async def test_an_unknown_run_is_invalid_input(code_mode: CodeMode, run_id: str) -> None:
+    assert (await code_mode.wait(run_id)).code == "invalid_input"
+
+
+async def test_a_finished_run_cannot_be_waited_for_again(code_mode: CodeMode) -> None:
+    run_id = waiting(await code_mode.exec("await yield_control()"))
+    assert (await code_mode.wait(run_id)).status == "completed"
+    assert (await code_mode.wait(run_id)).code == "invalid_input"
+
+
+@pytest.mark.covers("ER-snapshot_expired")
+async def test_a_cell_that_waited_too_long_is_expired(pool: Pool) -> None:
+    code_mode = CodeMode(pool=pool, config=CodeModeConfig(snapshot_ttl_seconds=1))
+    run_id = waiting(await code_mode.exec("await yield_control()"))
+    code_mode._parked[run_id].expires = time.monotonic() - 1
+    assert (await code_mode.wait(run_id)).code == "snapshot_expired"
+
+
+@pytest.mark.covers("ER-snapshot_restore_failed")
+async def test_a_parked_cell_that_was_altered_is_not_restored(code_mode: CodeMode) -> None:
+    run_id = waiting(await code_mode.exec("await yield_control()"))
+    run = code_mode._parked[run_id]
+    run.sealed = run.sealed[:-1] + bytes([run.sealed[-1] ^ 1])
+    assert (await code_mode.wait(run_id)).code == "snapshot_restore_failed"
+
+
+@pytest.mark.covers("ER-snapshot_restore_failed")
+async def test_a_cell_of_another_run_is_not_restored(code_mode: CodeMode) -> None:
+    run_id = waiting(await code_mode.exec("await yield_control()"))
+    code_mode.context = replace(code_mode.context, session_id="another")
+    assert (await code_mode.wait(run_id)).code == "snapshot_restore_failed"
+
+
+@pytest.mark.covers("ER-snapshot_limit_exceeded")
+async def test_a_cell_that_is_too_large_to_park_fails(pool: Pool) -> None:
+    code_mode = CodeMode(pool=pool, config=CodeModeConfig(max_snapshot_bytes=1024))
+    result = await code_mode.exec('text("kept"); await yield_control()')
+    assert result.code == "snapshot_limit_exceeded"
+    assert result.output == [{"type": "text", "text": "kept"}]
+
+
+async def test_more_parked_cells_than_allowed_are_refused(pool: Pool) -> None:
+    code_mode = CodeMode(pool=pool, config=CodeModeConfig(max_suspended_runs=2))
+    for _ in range(2):
+        waiting(await code_mode.exec("await yield_control()"))
+    assert (await code_mode.exec("await yield_control()")).code == "snapshot_limit_exceeded"
+
+
+@pytest.mark.covers("IN-2", "ER-unsupported_language")
+async def test_a_language_that_is_unknown_or_switched_off_is_unsupported(pool: Pool) -> None:
+    code_mode = CodeMode(pool=pool, config=CodeModeConfig(languages=("javascript",)))
+    assert (await code_mode.exec("1", "python")).code == "unsupported_language"
+    assert (await code_mode.exec("1", "typescript")).code == "unsupported_language"
+    assert (await code_mode.exec("return 1", "javascript")).status == "completed"
+
+
+async def test_source_that_is_blank_or_too_long_is_invalid_input(code_mode: CodeMode) -> None:
+    assert (await code_mode.exec(" \n")).code == "invalid_input"
+    assert (await code_mode.exec("/*" + "é" * 600_000 + "*/")).code == "invalid_input"
+
+
+@pytest.mark.covers("WK-2")
+async def test_without_a_runtime_exec_fails_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(part: str) -> bytes:
+        raise RuntimeUnavailable(f"{part} is missing")
+
+    monkeypatch.setattr(artifacts, "load", missing)
+    async with CodeMode() as code_mode:
+        result = await code_mode.exec("return 1")
+    assert (result.status, result.code) == ("failed", "runtime_unavailable")
+
+
+def test_numbers_are_clamped_to_the_pages_ranges() -> None:
+    low = CodeModeConfig(timeout_ms=1, memory_limit_bytes=1, max_search_limit=3).clamped()
+    assert (low.timeout_ms, low.memory_limit_bytes) == (100, 1 << 20)
+    assert (low.max_search_limit, low.search_default_limit) == (3, 3)
+    high = CodeModeConfig(timeout_ms=10**9, max_pending_tool_calls=999).clamped()
+    assert (high.timeout_ms, high.max_pending_tool_calls) == (60_000, 128)
+
+
+def test_two_runs_have_two_ids() -> None:
+    assert RunContext().run_id != RunContext().run_id

@@ -1,0 +1,70 @@
+"""The pages are true: their programs run, and what they must name is named."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from clawmode.exceptions import ERROR_CODES
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted(
+    path for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")] if path.name != "CLAUDE.md"
+)
+
+
+def blocks(page: str, language: str) -> list[str]:
+    text = (ROOT / page).read_text("utf-8")
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+
+
+def test_the_program_in_the_readme_runs_and_prints_what_it_says() -> None:
+    (program,) = blocks("README.md", "python")
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=20, check=True
+    )
+    (expected,) = re.findall(r"print\(.*\)  # (.*)", program)
+    assert done.stdout.strip() == expected
+
+
+def test_the_session_in_the_readme_is_what_the_command_answers() -> None:
+    (session,) = blocks("README.md", "console")
+    command, _, expected = session.removeprefix("$ ").partition("\n")
+    done = subprocess.run(
+        ["sh", "-c", command.replace(".venv/bin/clawmode", f"{sys.executable} -m clawmode")],
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=True,
+    )
+    assert done.stdout == expected
+
+
+def test_every_error_code_is_documented() -> None:
+    text = (ROOT / "docs/guest.md").read_text("utf-8")
+    later = {"invalid_config"}
+    assert {code for code in ERROR_CODES if f"`{code}`" not in text} == later
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_between_pages_lead_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\(([^)#:]+)\)", page.read_text("utf-8"))
+    assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+def test_every_module_opens_with_what_it_owns_and_is_in_the_architecture() -> None:
+    page = (ROOT / "ARCHITECTURE.md").read_text("utf-8")
+    source = ROOT / "src" / "clawmode"
+    for path in source.rglob("*.py"):
+        text = path.read_text("utf-8")
+        assert text.startswith(('"""', 'r"""')), path
+        if not path.stem.startswith("__"):
+            name = str(path.relative_to(source).with_suffix(""))
+            assert f"`{name}`" in page, f"{name} is missing in ARCHITECTURE.md"
+
+
+@pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("*.py")), ids=lambda p: p.name)
+def test_every_example_runs(example: Path) -> None:
+    subprocess.run([sys.executable, str(example)], capture_output=True, timeout=19, check=True)
