@@ -37,7 +37,7 @@ from clawmode.sandbox.protocol import (
 logger = logging.getLogger("clawmode.sandbox")
 
 GROW_AFTER = 0.02
-"""How long a cell queues before the pool grows for it."""
+"""How long the queue stands still before the pool grows: the workers compute, and do not end."""
 
 SURPLUS_SECONDS = 10.0
 """How long a worker beyond the pool's size may idle."""
@@ -97,6 +97,7 @@ class Pool:
         self._queue: deque[Waiter] = deque()
         self._dying: list[WorkerProcess] = []
         self._image = b""
+        self._moved = time.monotonic()
         self._closed = False
 
     # ---- Open and close ----
@@ -256,17 +257,17 @@ class Pool:
     def _release(self, worker: WorkerProcess) -> None:
         if worker not in self._workers:
             return
-        worker.idle_since = time.monotonic()
+        worker.idle_since = self._moved = time.monotonic()
         cell = self._workers[worker]
         if cell is not None and cell.moving is not None:
             cell.worker = worker
             _settle(cell)
-        while self._queue:
+        if self._queue:
             waiter = self._queue.popleft()
-            if waiter.worker is None:
-                waiter.worker = self._claim(worker)
-                waiter.event.set()
-                return
+            waiter.worker = self._claim(worker)
+            waiter.event.set()
+            self._wake_first()
+            return
         self._idle[worker] = None
         self._shrink()
 
@@ -337,17 +338,15 @@ class Pool:
         """Queues for a worker; after a while makes one, if there may be more."""
         waiter = Waiter(anyio.Event())
         self._queue.append(waiter)
-        left = deadline - time.monotonic()
-        grow = len(self._workers) < self.max_size
         try:
-            with anyio.move_on_after(min(left, GROW_AFTER) if grow else left):
-                await waiter.event.wait()
-            if waiter.worker is None and len(self._workers) < self.max_size:
-                self._queue.remove(waiter)
-                return self._spawn()
-            if waiter.worker is None:
-                with anyio.move_on_after(deadline - time.monotonic()):
+            while waiter.worker is None and (left := deadline - time.monotonic()) > 0:
+                # The first in the queue watches it for all: a thousand timers would be the hog.
+                first = self._queue[0] is waiter
+                with anyio.move_on_after(min(left, GROW_AFTER) if first else left):
                     await waiter.event.wait()
+                if waiter.worker is None and first and self._should_grow():
+                    self._leave(waiter)
+                    return self._spawn()
         except BaseException:
             self._give_back(waiter)
             raise
@@ -359,11 +358,27 @@ class Pool:
             )
         return waiter.worker
 
+    def _should_grow(self) -> bool:
+        """Whether the queue stands still, and not because a worker is on its way already."""
+        stands = time.monotonic() - self._moved >= GROW_AFTER
+        booting = any(not worker.booted.done() for worker in self._workers)
+        return stands and not booting and len(self._workers) < self.max_size
+
     def _give_back(self, waiter: Waiter) -> None:
         if waiter.worker is not None:
             self._release(waiter.worker)
         elif waiter in self._queue:
-            self._queue.remove(waiter)
+            self._leave(waiter)
+
+    def _leave(self, waiter: Waiter) -> None:
+        self._queue.remove(waiter)
+        self._wake_first()
+
+    def _wake_first(self) -> None:
+        if self._queue:
+            first = self._queue[0]
+            first.event.set()
+            first.event = anyio.Event()
 
     async def _make_ready(self, worker: WorkerProcess, deadline: float) -> None:
         while not worker.booted.done():
