@@ -46,6 +46,7 @@ class Handles:
     track: int = 0
     conclude: int = 0
     fail: int = 0
+    install: int = 0
 
     @classmethod
     def bare(cls, machine: "Machine") -> "Handles":

@@ -33,6 +33,7 @@ from clawmode.sandbox.protocol import (
     Start,
     Suspended,
 )
+from clawmode.types import JsonText
 
 logger = logging.getLogger("clawmode.sandbox")
 
@@ -140,13 +141,16 @@ class Pool:
         """A new cell, or one that was frozen before."""
         return Cell(frozen)
 
-    async def step(self, cell: Cell, message: Start | Resume, deadline: float) -> Outcome:
+    async def step(
+        self, cell: Cell, message: Start | Resume, deadline: float, setup: JsonText = b""
+    ) -> Outcome:
         """Lets a cell run until it is idle, complete or failed.
 
         Args:
             cell: Not being stepped already.
             message: `Start` once, then `Resume`. Budget and snapshot are filled in here.
             deadline: By `time.monotonic`; queueing counts.
+            setup: What `Start.setup` is the key of; sent to workers that do not have it.
 
         Raises:
             DeadlineExceeded: It passed in the queue, or the worker hung.
@@ -155,7 +159,7 @@ class Pool:
         """
         worker = await self._acquire(cell, deadline, resuming=isinstance(message, Resume))
         try:
-            answer = await self._ask(worker, cell, message, deadline)
+            answer = await self._ask(worker, cell, message, deadline, setup)
         except BaseException:
             # Whatever it was, the state of the worker is unknown; mostly it is dead already.
             self._discard(worker)
@@ -170,12 +174,19 @@ class Pool:
         return answer
 
     async def _ask(
-        self, worker: WorkerProcess, cell: Cell, message: Start | Resume, deadline: float
+        self,
+        worker: WorkerProcess,
+        cell: Cell,
+        message: Start | Resume,
+        deadline: float,
+        setup: JsonText,
     ) -> Outcome:
         if isinstance(message, Start):
             worker.cells += 1
             for part in message.needs():
                 await worker.provide(part)
+            if message.setup:
+                await worker.install(message.setup, setup)
         else:
             message = replace(message, frozen=cell.frozen)
         cell.frozen = None

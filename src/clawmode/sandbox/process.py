@@ -27,12 +27,14 @@ from clawmode.sandbox import artifacts
 from clawmode.sandbox.protocol import (
     HEADER,
     MAX_REQUEST,
+    MAX_SETUPS,
     Answer,
     Boot,
     Done,
     Failed,
     Freeze,
     Frozen,
+    Install,
     Part,
     Provide,
     Question,
@@ -44,6 +46,7 @@ from clawmode.sandbox.protocol import (
     encode,
     frame_length,
 )
+from clawmode.types import JsonText
 
 logger = logging.getLogger("clawmode.sandbox")
 
@@ -71,6 +74,7 @@ class WorkerProcess:
         self.booted: Future[bytes] = Future()
         self.provided: set[Part] = set()
         self.cells = 0
+        self._setups: dict[bytes, None] = {}
         self.notes: tuple[str, ...] = ()
         self.idle_since = time.monotonic()
         self._lockdown: Lockdown = lockdown
@@ -204,6 +208,15 @@ class WorkerProcess:
         await self.ask(Provide(part, data), time.monotonic() + BOOT_SECONDS)
         self.provided.add(part)
 
+    async def install(self, key: bytes, data: JsonText) -> None:
+        """Installs a setup that the worker lacks; it forgets the oldest when there are too many."""
+        if key in self._setups:
+            return
+        await self.ask(Install(key, data), time.monotonic() + BOOT_SECONDS)
+        self._setups[key] = None
+        if len(self._setups) > MAX_SETUPS:
+            del self._setups[next(iter(self._setups))]
+
     async def ask(self, question: Question, deadline: float) -> Answer:
         """Asks one thing.
 
@@ -301,7 +314,7 @@ def _verify(question: Question, answer: Answer) -> None:
                 raise ProtocolError(f"{len(requests)} requests")
             if any(len(request.args) > 4 * MAX_REQUEST for request in requests):
                 raise ProtocolError("a request over its limit")
-        case ((Boot() | Provide()), Ready()):
+        case ((Boot() | Provide() | Install()), Ready()):
             pass
         case Freeze(), Frozen() | Failed():
             pass

@@ -29,6 +29,7 @@ MAX_FRAME = 512 << 20
 MAX_SOURCE = 1 << 20
 MAX_REQUEST = 1 << 20
 MAX_REPLY = 8 << 20
+MAX_SETUPS = 16
 PAGE = 4096
 
 HEADER = struct.Struct(">I")
@@ -98,8 +99,20 @@ class Provide:
 
 
 @dataclass(frozen=True, slots=True)
+class Install:
+    """Makes the image that a run's cells start from: the catalog and namespaces in `data`.
+
+    A worker keeps the last `MAX_SETUPS`, in the order in which they came.
+    """
+
+    kind: ClassVar[str] = "install"
+    key: bytes
+    data: JsonText
+
+
+@dataclass(frozen=True, slots=True)
 class Start:
-    """Runs a new cell until it is idle."""
+    """Runs a new cell until it is idle. `setup` is the key of what was installed for it."""
 
     kind: ClassVar[str] = "start"
     source: str
@@ -107,6 +120,7 @@ class Start:
     limits: Limits = Limits()
     output_left: int = 65536
     budget: float = 10.0
+    setup: bytes = b""
 
     def needs(self) -> tuple[Part, ...]:
         """The parts that this source cannot be prepared without."""
@@ -183,11 +197,11 @@ class Failed:
     crashed: bool = False
 
 
-Question: TypeAlias = Boot | Provide | Start | Resume | Freeze
+Question: TypeAlias = Boot | Provide | Install | Start | Resume | Freeze
 Outcome: TypeAlias = Done | Suspended | Failed
 Answer: TypeAlias = Ready | Done | Suspended | Failed | Frozen
 
-_QUESTIONS = {kind.kind: kind for kind in (Boot, Provide, Freeze)}
+_QUESTIONS = {kind.kind: kind for kind in (Boot, Provide, Install, Freeze)}
 
 
 def _plain(value: Any) -> Any:

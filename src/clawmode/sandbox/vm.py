@@ -25,7 +25,8 @@ import wasmtime
 from clawmode.exceptions import SnapshotRefused, SnapshotTooLarge
 from clawmode.sandbox.machine import GUEST_STACK, Handles, Machine, guest_file
 from clawmode.sandbox.output import Outbox
-from clawmode.sandbox.protocol import PAGE, Frozen, Limits, Settled
+from clawmode.sandbox.protocol import MAX_SETUPS, PAGE, Frozen, Limits, Settled, Start
+from clawmode.sandbox.source import Prepared
 from clawmode.sandbox.wasm import Export
 
 if sys.version_info >= (3, 14):
@@ -41,9 +42,13 @@ KEEP_GROWN = 4 << 20
 
 # Slots of the mailbox: see prelude.js.
 SEED, OUTPUT_LIMIT, MAX_CALLS, MAX_OTHERS, ARGUMENT = 0, 4, 5, 6, 7
-MAIN_STATE, QUEUED, OPEN_CALLS, OPEN_OTHERS, TIMEOUTS, NEXT_DUE, OVERFLOW, STARTED = range(8, 16)
+MAIN_STATE, QUEUED, OPEN_CALLS, OPEN_OTHERS, TIMEOUTS, NEXT_DUE, OVERFLOW, STARTED, HEAP = range(
+    8, 17
+)
+MAILBOX = 24
 PENDING, FULFILLED, REJECTED = 0, 1, 2
 
+MAX_SETUP_HEAP = 256 << 20
 PROBE = 64 << 10
 
 ENTRIES = (
@@ -56,6 +61,7 @@ ENTRIES = (
     "track",
     "conclude",
     "fail",
+    "install",
 )
 """What the prelude returns, in its order."""
 
@@ -70,6 +76,14 @@ class Image:
     heap: int
     pointers: tuple[int, int, int]
     handles: Handles
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """The image with a run's catalog installed. Snapshots are differences to the bare image."""
+
+    memory: bytes
+    heap: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,31 +177,39 @@ class Vm:
         self._engine, self._module, self._arm = engine, module, arm
         self.image = build_image(engine, module)
         self._machine: Machine | None = None
+        self._bare = Setup(self.image.memory, self.image.heap)
+        self._setups: dict[bytes, Setup] = {}
         self.live = False
 
     def warm_up(self) -> None:
         """Makes the instance that the first cell will use."""
-        self._reset(Limits(), Outbox(0))
+        self._reset(self._bare, Limits(), Outbox(0))
         self.live = False
 
     # ---- Starting, going on ----
 
-    def start(self, wrapped: bytes, body: int, limits: Limits, outbox: Outbox) -> bool:
-        """Compiles a wrapped cell and calls it. False: the text is not one function.
+    def install(self, key: bytes, data: bytes) -> None:
+        """Makes the image that cells of one catalog start from."""
+        machine = self._reset(self._bare, Limits(memory_bytes=MAX_SETUP_HEAP), Outbox(0))
+        machine.expect(machine.call_with_text(self.image.handles.install, data))
+        machine.run_gc()
+        self._mail[HEAP] = 0
+        memory = machine.instance.read(0, machine.instance.memory_size())
+        self._setups[key] = Setup(memory, _heap_in_use(machine))
+        if len(self._setups) > MAX_SETUPS:
+            del self._setups[next(iter(self._setups))]
+        self.live = False
 
-        Args:
-            wrapped: The cell as a parenthesised async function expression.
-            body: How long the function's own text is, in UTF-16 units.
-            limits: What the cell may use.
-            outbox: Takes what the guest emits.
-        """
-        machine = self._reset(limits, outbox)
+    def start(self, prepared: Prepared, start: Start, outbox: Outbox) -> bool:
+        """Compiles a cell and calls it. False: the text is not one function."""
+        setup = self._setups[start.setup] if start.setup else self._bare
+        machine = self._reset(setup, start.limits, outbox)
         handles = self.image.handles
         self._mail[SEED : SEED + 4] = struct.unpack("<4I", os.urandom(16))
         self._mail[STARTED] = time.time() * 1000
-        self._mail[ARGUMENT] = body
-        text = machine.allocate(wrapped)
-        main = machine.eval(text, len(wrapped), handles.filename, 0)
+        self._mail[ARGUMENT] = prepared.body
+        text = machine.allocate(prepared.wrapped)
+        main = machine.eval(text, len(prepared.wrapped), handles.filename, 0)
         machine.free(text)
         if machine.is_exception(main):
             outbox.compiling = True
@@ -340,7 +362,7 @@ class Vm:
                 f"the snapshot needs {frozen.memory} bytes of memory, over the limit in force"
             )
         pages = list(_read_pages(frozen, image))
-        machine = self._reset(limits, Outbox(0))
+        machine = self._reset(self._bare, limits, Outbox(0))
         self.live = False
         machine.instance.grow_to(frozen.memory)
         for number, page in pages:
@@ -358,41 +380,44 @@ class Vm:
         """Forgets the live cell; the instance can be used for the next."""
         self.live = False
 
-    def _wall(self, limits: Limits) -> int:
+    def _wall(self, limits: Limits, heap: int = 0) -> int:
         # Behind the heap limit, which counts what is in use: fragments may take half as much.
-        return len(self.image.memory) + limits.memory_bytes * 3 // 2 + (4 << 20)
+        return len(self.image.memory) + (heap + limits.memory_bytes) * 3 // 2 + (4 << 20)
 
     def _live_machine(self) -> Machine:
         if self._machine is None or not self.live:
             raise RuntimeError("no cell is live in this worker")
         return self._machine
 
-    def _reset(self, limits: Limits, outbox: Outbox) -> Machine:
+    def _reset(self, setup: Setup, limits: Limits, outbox: Outbox) -> Machine:
         self.live = False
         machine, image = self._machine, self.image
         if machine is not None:
-            grown = machine.instance.memory_size() - len(image.memory)
+            grown = machine.instance.memory_size() - len(setup.memory)
             if grown > KEEP_GROWN:
                 machine = None
-            elif grown:
-                machine.instance.fill(len(image.memory), grown)
+            elif grown > 0:
+                machine.instance.fill(len(setup.memory), grown)
         if machine is None:
             machine = Machine(self._engine, self._module, fixed=False)
             machine.handles = image.handles
-            machine.instance.grow_to(len(image.memory))
-            mail = ctypes.c_double * 16
+            mail = ctypes.c_double * MAILBOX
             self._mail = mail.from_address(machine.instance.base + image.handles.mailbox)
             self._machine = machine
-        machine.instance.write(0, image.memory)
+        machine.instance.grow_to(len(setup.memory))
+        machine.instance.write(0, setup.memory)
+        self._mail[HEAP] = setup.heap
         self.live = True
         return self._attach(limits, outbox)
 
     def _attach(self, limits: Limits, outbox: Outbox) -> Machine:
         machine = self._live_machine()
         machine.outbox = outbox
-        machine.instance.store.set_limits(memory_size=self._wall(limits))
+        heap = min(int(self._mail[HEAP]), MAX_SETUP_HEAP)
+        machine.instance.store.set_limits(memory_size=self._wall(limits, heap))
         self._arm(machine.instance.store)
-        machine.set_memory_limit(self.image.heap + limits.memory_bytes)
+        # The limit counts above the heap that the cell started with, which it carries along.
+        machine.set_memory_limit(heap + limits.memory_bytes)
         self._mail[OUTPUT_LIMIT] = outbox.left
         self._mail[MAX_CALLS] = limits.max_calls
         self._mail[MAX_OTHERS] = limits.max_others

@@ -30,6 +30,7 @@ from clawmode.sandbox.protocol import (
     Failed,
     Freeze,
     Frozen,
+    Install,
     Outcome,
     Provide,
     Question,
@@ -116,6 +117,9 @@ class Worker:
                 return self._boot(question)
             case Provide():
                 return self._provide(question)
+            case Install():
+                self._running().install(question.key, question.data)
+                return Ready()
             case Start():
                 return self._step(question, lambda outbox: self._start(question, outbox))
             case Resume():
@@ -173,7 +177,7 @@ class Worker:
         self._source = start.source
         self._prepared = prepared = self._prepare(start)
         vm = self._running()
-        if not vm.start(prepared.wrapped, prepared.body, start.limits, outbox):
+        if not vm.start(prepared, start, outbox):
             raise UnbalancedSource
         return vm.run(0)
 

@@ -71,7 +71,7 @@
 
   // ---- The mailbox: numbers that host and guest share, in linear memory ----
 
-  const mailbox = new Float64Array(16);
+  const mailbox = new Float64Array(24);
   const SEED = 0; // 0 to 3: four 32-bit words of entropy, written by the host at start
   const OUTPUT_LIMIT = 4; // bytes that output and value may still take
   const MAX_CALLS = 5; // tool and namespace calls that may be open at once
@@ -84,7 +84,7 @@
   const TIMEOUTS = 12; // pending timeouts; intervals do not hold a cell open
   const NEXT_DUE = 13; // when the earliest timer is due, in milliseconds since 1970; 0 for none
   const OVERFLOW = 14; // 1: more requests were opened than may be
-  const STARTED = 15; // when the cell started, in milliseconds since 1970
+  const STARTED = 15; // when the cell started, in milliseconds since 1970; 16 is the host's own
 
   // ---- The value adapter ----
 
@@ -645,6 +645,53 @@
   const counts = new NativeMap();
   const clocks = new NativeMap();
 
+  // Without a prototype: a tool may be called `toString`, and one that is missing must be missing.
+  const tools = {
+    __proto__: null,
+    search(query, options) { return request("search", [query, options ?? {}]); },
+    describe(id) { return request("describe", [id]); },
+    call(id, input) { return request("call", [id, input === undefined ? {} : input]); },
+  };
+  const namespaces = { __proto__: null };
+
+  function scopeOf(node, namespace, path) {
+    if (node.t === "f") {
+      return (...args) => request("namespace", [namespace, path, args]);
+    }
+    if (node.t === "v") return node.v;
+    const scope = node.t === "a" ? [] : {};
+    const keys = objectKeys(node.v);
+    for (let i = 0; i < keys.length; i++) {
+      const member = scopeOf(node.v[keys[i]], namespace, [...path, keys[i]]);
+      defineProperty(scope, keys[i], {
+        __proto__: null, value: member, writable: true, configurable: true, enumerable: true,
+      });
+    }
+    return scope;
+  }
+
+  // What a run adds to the image, before any of its cells: its catalog and its namespaces. Costs
+  // once per catalog: the memory afterwards is an image too.
+  function install(text) {
+    const setup = parse(text);
+    expose(globalThis, { ALL_TOOLS: setup.tools });
+    const names = objectKeys(setup.names);
+    for (let i = 0; i < names.length; i++) {
+      const id = setup.names[names[i]];
+      const call = (input) => request("call", [id, input === undefined ? {} : input]);
+      defineProperty(call, "name", { __proto__: null, value: names[i] });
+      defineProperty(tools, names[i], {
+        __proto__: null, value: call, writable: true, configurable: true, enumerable: true,
+      });
+    }
+    for (let i = 0; i < setup.namespaces.length; i++) {
+      const { id, global, scope } = setup.namespaces[i];
+      const made = scopeOf(scope, id, []);
+      expose(globalThis, { [global]: made });
+      namespaces[global] = made;
+    }
+  }
+
   expose(globalThis, web);
   expose(globalThis, {
     text(value) { text(value); },
@@ -669,20 +716,16 @@
         if (begun !== undefined) log(label + ": " + (monotonic() - begun).toFixed(1) + " ms");
       },
     },
-    tools: {
-      search(query, options) { return request("search", [query, options ?? {}]); },
-      describe(id) { return request("describe", [id]); },
-      call(id, input) { return request("call", [id, input === undefined ? {} : input]); },
-    },
+    tools,
     performance: {
       now() { return monotonic() + imageTime - mailbox[STARTED]; },
       get timeOrigin() { return mailbox[STARTED]; },
     },
     ALL_TOOLS: [],
     MCP: {},
-    namespaces: {},
+    namespaces,
   });
   expose(Math, { random() { return nextRandom() / 4294967296; } });
 
-  return [mailbox, accept, begin, deliver, collect, fire, track, conclude, fail];
+  return [mailbox, accept, begin, deliver, collect, fire, track, conclude, fail, install];
 })
