@@ -80,6 +80,8 @@ class CodeMode:
         self._counts: dict[str, JsonValue] = {"execCount": 0, "waitCount": 0}
 
     async def __aenter__(self) -> "CodeMode":
+        if self._owns_pool:
+            await self._pool.__aenter__()
         # So that no deadline has to cover the start of the first worker.
         await self._pool.ready()
         return self
@@ -90,13 +92,9 @@ class CodeMode:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        await self.aclose()
-
-    async def aclose(self) -> None:
-        """Drops parked cells, and ends the workers if they are its own. Idempotent."""
         self._parked.clear()
         if self._owns_pool:
-            await self._pool.aclose()
+            await self._pool.__aexit__(kind, error, trace)
 
     # ---- The two tools ----
 

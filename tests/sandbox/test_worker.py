@@ -118,11 +118,10 @@ from clawmode.sandbox.pool import Pool
 from clawmode.sandbox.protocol import Start
 
 async def main():
-    pool = Pool(size=1)
-    pool.warm_up()
-    await pool.step(pool.cell(), Start("return 1"), time.monotonic() + 10)
-    print(next(iter(pool._workers)).pid, flush=True)
-    await pool.step(pool.cell(), Start("for (;;);"), time.monotonic() + 50)
+    async with Pool(size=1) as pool:
+        await pool.step(pool.cell(), Start("return 1"), time.monotonic() + 10)
+        print(next(iter(pool._workers)).pid, flush=True)
+        await pool.step(pool.cell(), Start("for (;;);"), time.monotonic() + 50)
 
 anyio.run(main)
 """

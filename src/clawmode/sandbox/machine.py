@@ -66,6 +66,7 @@ class Machine:
     def __init__(self, engine: wasmtime.Engine, module: wasmtime.Module, *, fixed: bool) -> None:
         self.outbox = Outbox(0)
         self.handles: Handles | None = None
+        self.rejections: list[tuple[int, int, int]] = []
         self._fixed = fixed
         self.instance = instance = Instance(engine, module, self._imports())
         self.malloc = instance.export("wasm_malloc")
@@ -127,12 +128,21 @@ class Machine:
         return self.new_undefined()
 
     def _promise_rejection(self, promise: int, reason: int, handled: int) -> None:
-        # Both handles are ours to free.
-        assert self.handles is not None
-        flag = self.handles.true if handled else self.handles.undefined
-        self.check(self.call_with(self.handles.track, promise, reason, flag))
-        self.free_value(promise)
-        self.free_value(reason)
+        # Both handles are ours to free. Tracked when the guest is done: here it may be at the end
+        # of its stack or its heap, where calling it would fail.
+        self.rejections.append((promise, reason, handled))
+
+    def track_rejections(self) -> None:
+        """Tells the prelude which promises were rejected, and which were handled after all."""
+        handles = self.handles
+        assert handles is not None
+        rejections = self.rejections
+        self.rejections = []
+        for promise, reason, handled in rejections:
+            flag = handles.true if handled else handles.undefined
+            self.check(self.call_with(handles.track, promise, reason, flag))
+            self.free_value(promise)
+            self.free_value(reason)
 
     # ---- Values ----
 
@@ -165,11 +175,16 @@ class Machine:
             self.instance.write(handles.argv, struct.pack(f"<{len(args)}I", *args))
         return self.call(function, handles.undefined, len(args), handles.argv)
 
-    def call_with_text(self, function: int, text: bytes) -> int:
-        """Calls a guest function with one string."""
+    def new_text(self, text: bytes) -> int:
+        """A guest string."""
         address = self.allocate(text)
         value = self.new_string(address, len(text))
         self.free(address)
+        return value
+
+    def call_with_text(self, function: int, text: bytes) -> int:
+        """Calls a guest function with one string."""
+        value = self.new_text(text)
         result = self.call_with(function, value)
         self.free_value(value)
         return result

@@ -7,10 +7,7 @@ at a character, and the guest is stopped there and then: it cannot catch this.
 import json
 from typing import ClassVar
 
-from clawmode.sandbox.protocol import Output
-
-ITEM_BYTES = 24
-"""What an item costs beside its body: braces, keys, the comma."""
+from clawmode.sandbox.protocol import ITEM_BYTES, Output
 
 
 class OutputLimit(Exception):

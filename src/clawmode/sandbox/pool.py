@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 
 import anyio
+from anyio.abc import TaskGroup
 
 from clawmode.exceptions import (
     Aborted,
@@ -47,20 +48,36 @@ RECYCLE_AFTER = 5000
 """Cells after which a worker is replaced, whatever it looks like."""
 
 FREEZE_SECONDS = 10.0
+BOOT_PATIENCE = 2.0
+"""How long a worker that has its machine code may take to say that it is ready."""
+
+BOOT_ATTEMPTS = 3
 
 ABORTED = "The program was aborted."
+CLOSED = "the sandbox is closed"
 LOST = "The program is lost: the worker that held it died."
 
 
 class Cell:
-    """One program, from its start to its end. Made by `Pool.cell`, used with its pool."""
+    """One program, from its start to its end. Made by `Pool.cell`, used with its pool.
 
-    __slots__ = ("aborted", "failed", "frozen", "moving", "worker")
+    Attributes:
+        worker: Where it is warm.
+        frozen: Its memory, when it is not.
+        moving: Set when the freeze that is under way has ended, one way or the other.
+        computing: The worker that runs a step of it now.
+        waiter: Its place in the queue.
+        failed: Why it could not be frozen.
+    """
+
+    __slots__ = ("aborted", "computing", "failed", "frozen", "moving", "waiter", "worker")
 
     def __init__(self, frozen: Frozen | None = None) -> None:
         self.worker: WorkerProcess | None = None
         self.frozen = frozen
         self.moving: anyio.Event | None = None
+        self.computing: WorkerProcess | None = None
+        self.waiter: Waiter | None = None
         self.aborted = False
         self.failed = ""
 
@@ -74,7 +91,7 @@ class Waiter:
 
 
 class Pool:
-    """Worker processes, shared by any number of cells.
+    """Worker processes, shared by any number of cells. To be entered with `async with`.
 
     Args:
         size: Workers that are kept. Default: one per core, at least two.
@@ -95,8 +112,10 @@ class Pool:
         self._lockdown: Lockdown = lockdown
         self._workers: dict[WorkerProcess, Cell | None] = {}
         self._idle: dict[WorkerProcess, None] = {}  # in the order in which they became idle
+        self._evicting: set[WorkerProcess] = set()
         self._queue: deque[Waiter] = deque()
         self._dying: list[WorkerProcess] = []
+        self._tasks: TaskGroup | None = None
         self._image = b""
         self._moved = time.monotonic()
         self._closed = False
@@ -104,7 +123,10 @@ class Pool:
     # ---- Open and close ----
 
     async def __aenter__(self) -> "Pool":
-        self.warm_up()
+        # Freezing goes on when the cell that asked for it has given up waiting.
+        self._tasks = anyio.create_task_group()
+        await self._tasks.__aenter__()
+        self._warm_up()
         return self
 
     async def __aexit__(
@@ -114,23 +136,32 @@ class Pool:
         trace: TracebackType | None,
     ) -> None:
         await self.aclose()
+        if self._tasks is not None:
+            await self._tasks.__aexit__(kind, error, trace)
 
-    def warm_up(self) -> None:
-        """Starts the pool's workers, without waiting for them."""
+    def _warm_up(self) -> None:
         while len(self._workers) < self.size:
-            self._release(self._spawn())
+            try:
+                self._release(self._spawn())
+            except RuntimeUnavailable as error:
+                logger.error("%s", error)
+                return
 
     async def ready(self) -> None:
         """Waits until a worker can take cells, or none is coming. Raises nothing: a step will."""
-        self.warm_up()
-        while not any(worker.booted.done() for worker in self._workers):  # noqa: ASYNC110 - a thread
+        while not self._any_booted():  # noqa: ASYNC110 - a thread sets it
             await anyio.sleep(0.002)
 
+    def _any_booted(self) -> bool:
+        return not self._workers or any(worker.booted.done() for worker in self._workers)
+
     async def aclose(self) -> None:
-        """Ends all workers. Cells that are computing fail. Idempotent."""
+        """Ends all workers. Cells that compute or queue fail. Idempotent."""
         self._closed = True
         for worker in list(self._workers):
             self._discard(worker)
+        for waiter in self._queue:
+            waiter.event.set()
         with anyio.CancelScope(shield=True), anyio.move_on_after(2):
             while self._reap():  # noqa: ASYNC110 - the kernel sets no event of ours
                 await anyio.sleep(0.002)
@@ -156,19 +187,20 @@ class Pool:
             DeadlineExceeded: It passed in the queue, or the worker hung.
             Aborted: `abort` was called.
             RuntimeUnavailable: There is no worker to be had, or it died.
+            SnapshotTooLarge: The cell had to make room, and could not be frozen.
         """
         worker = await self._acquire(cell, deadline, resuming=isinstance(message, Resume))
         try:
             answer = await self._ask(worker, cell, message, deadline, setup)
         except BaseException:
-            # Whatever it was, the state of the worker is unknown; mostly it is dead already.
-            self._discard(worker)
+            self._let_go(worker)
             raise
-        self._workers[worker] = None
-        if isinstance(answer, Suspended):
-            self._workers[worker] = cell
-            cell.worker = worker
-        elif worker.cells >= RECYCLE_AFTER or (isinstance(answer, Failed) and answer.crashed):
+        if worker in self._workers:
+            suspended = isinstance(answer, Suspended)
+            self._workers[worker] = cell if suspended else None
+            cell.worker = worker if suspended else None
+        worn = worker.cells >= RECYCLE_AFTER and not isinstance(answer, Suspended)
+        if worn or (isinstance(answer, Failed) and answer.crashed):
             self._discard(worker)
         self._release(worker)
         return answer
@@ -184,14 +216,19 @@ class Pool:
         if isinstance(message, Start):
             worker.cells += 1
             for part in message.needs():
-                await worker.provide(part)
+                await worker.provide(part, deadline)
             if message.setup:
-                await worker.install(message.setup, setup)
+                await worker.install(message.setup, setup, deadline)
         else:
             message = replace(message, frozen=cell.frozen)
-        cell.frozen = None
-        budget = max(deadline - time.monotonic(), 0.0)
-        answer = await worker.ask(replace(message, budget=budget), deadline)
+        if cell.aborted:
+            raise Aborted(ABORTED)
+        cell.frozen, cell.computing = None, worker
+        try:
+            budget = max(deadline - time.monotonic(), 0.0)
+            answer = await worker.ask(replace(message, budget=budget), deadline)
+        finally:
+            cell.computing = None
         assert isinstance(answer, Done | Suspended | Failed)
         return answer
 
@@ -202,34 +239,29 @@ class Pool:
             RuntimeUnavailable: The cell was lost with its worker.
             SnapshotTooLarge: It cannot be frozen in the memory that a worker may use.
         """
+        if cell.worker is not None:
+            self._evict(cell.worker)
         if cell.moving is not None:
             await cell.moving.wait()
-        if (worker := cell.worker) is not None:
-            self._idle.pop(worker, None)
-            self._claim(worker)
-            try:
-                await self._evict(worker)
-            except BaseException:
-                self._discard(worker)
-                raise
-            self._release(worker)
         if cell.frozen is None:
             raise _lost(cell)
         return cell.frozen
 
     async def abort(self, cell: Cell) -> None:
-        """Stops a cell that is computing, within 20 ms, and marks it: it will not step again."""
+        """Stops a cell within 20 ms, wherever it is, and marks it: it will not step again."""
         cell.aborted = True
-        worker = next((w for w, owner in self._workers.items() if owner is cell), None)
-        if worker is not None and worker not in self._idle:
-            await worker.abort()
+        if cell.waiter is not None:
+            cell.waiter.event.set()
+        if cell.computing is not None:
+            await cell.computing.abort()
 
     def drop(self, cell: Cell) -> None:
         """Forgets a cell that is not computing. Idempotent."""
-        if cell.worker is not None:
-            self._workers[cell.worker] = None
-            cell.worker = None
-        cell.frozen = None
+        worker, cell.worker, cell.frozen = cell.worker, None, None
+        if worker is not None:
+            self._workers[worker] = None
+            if self._idle.pop(worker, worker) is None:
+                self._release(worker)
 
     # ---- Workers ----
 
@@ -238,49 +270,50 @@ class Pool:
         self._workers[worker] = None
         return worker
 
-    def _claim(self, worker: WorkerProcess) -> WorkerProcess:
-        """Takes a worker away from the cell that is warm in it; the next thing is to evict it."""
-        cell = self._workers[worker]
-        if cell is not None:
-            cell.worker, cell.moving = None, anyio.Event()
-        return worker
+    def _let_go(self, worker: WorkerProcess) -> None:
+        """Gives back a worker that failed its cell: it is dead, or was not to blame."""
+        if worker.alive and worker in self._workers:
+            self._workers[worker] = None
+            self._release(worker)
+        else:
+            self._discard(worker)
 
     def _discard(self, worker: WorkerProcess) -> None:
         """Kills a worker and, unless the pool is closing, starts another in its place."""
         worker.kill()
         self._idle.pop(worker, None)
-        cell = self._workers.pop(worker, None)
+        if worker not in self._workers:
+            return
+        cell = self._workers.pop(worker)
         if cell is not None:
             cell.worker = None
             _settle(cell)
         self._dying.append(worker)
         self._reap()
-        if not self._closed and len(self._workers) < self.size:
-            try:
-                self._release(self._spawn())
-            except RuntimeUnavailable as error:
-                logger.error("%s", error)
+        if not self._closed:
+            self._warm_up()
 
     def _reap(self) -> bool:
         self._dying = [worker for worker in self._dying if not worker.reaped()]
         return bool(self._dying)
 
     def _release(self, worker: WorkerProcess) -> None:
+        """A worker has nothing to do: the queue gets it, once it is empty."""
         if worker not in self._workers:
             return
         worker.idle_since = self._moved = time.monotonic()
-        cell = self._workers[worker]
-        if cell is not None and cell.moving is not None:
-            cell.worker = worker
-            _settle(cell)
-        if self._queue:
+        if self._queue and self._workers[worker] is None:
             waiter = self._queue.popleft()
-            waiter.worker = self._claim(worker)
+            waiter.worker = worker
             waiter.event.set()
             self._wake_first()
-            return
-        self._idle[worker] = None
-        self._shrink()
+        elif len(self._queue) > len(self._evicting):
+            self._evict(worker)
+        else:
+            self._idle[worker] = None
+            self._shrink()
+        if self._dying:
+            self._reap()
 
     def _shrink(self) -> None:
         oldest = next(iter(self._idle))
@@ -288,30 +321,66 @@ class Pool:
         if surplus and time.monotonic() - oldest.idle_since > SURPLUS_SECONDS:
             self._discard(oldest)
 
+    # ---- Freezing to make room ----
+
+    def _evict(self, worker: WorkerProcess) -> None:
+        """Begins to freeze the cell that is warm in a worker; then the worker is released."""
+        cell = self._workers[worker]
+        assert cell is not None
+        assert self._tasks is not None
+        self._idle.pop(worker, None)
+        cell.worker, cell.moving = None, anyio.Event()
+        self._evicting.add(worker)
+        self._tasks.start_soon(self._freeze_out, worker, cell)
+
+    async def _freeze_out(self, worker: WorkerProcess, cell: Cell) -> None:
+        try:
+            answer = await worker.ask(Freeze(), time.monotonic() + FREEZE_SECONDS)
+        except SandboxError as error:
+            logger.warning("a cell could not be frozen: %s", error)
+            answer = None
+        finally:
+            self._evicting.discard(worker)
+        if isinstance(answer, Frozen):
+            cell.frozen = answer
+        elif isinstance(answer, Failed):
+            cell.failed = answer.error
+        if worker in self._workers:
+            self._workers[worker] = None
+        _settle(cell)
+        self._let_go(worker)
+
     # ---- Acquiring ----
 
     async def _acquire(self, cell: Cell, deadline: float, *, resuming: bool) -> WorkerProcess:
         """A live worker that holds this cell, or no cell at all; it is no longer idle."""
-        if self._closed:
-            raise RuntimeUnavailable("the sandbox is closed")
+        assert self._tasks is not None, "a pool is used inside of `async with`"
         if cell.moving is not None:
-            await cell.moving.wait()
-        if cell.aborted:
-            raise Aborted(ABORTED)
+            with anyio.move_on_after(deadline - time.monotonic()):
+                await cell.moving.wait()
+        self._check(cell)
+        if cell.moving is not None:
+            raise DeadlineExceeded("The program was being frozen until its deadline.")
         if resuming and cell.worker is None and cell.frozen is None:
             raise _lost(cell)
         if cell.worker is not None:
             return self._take_warm(cell.worker, cell)
-        for last in (False, False, True):
-            worker = self._take_idle() or await self._wait(deadline)
+        return await self._take_empty(cell, deadline)
+
+    def _check(self, cell: Cell) -> None:
+        if self._closed:
+            raise RuntimeUnavailable(CLOSED)
+        if cell.aborted:
+            raise Aborted(ABORTED)
+
+    async def _take_empty(self, cell: Cell, deadline: float) -> WorkerProcess:
+        for attempt in range(BOOT_ATTEMPTS):
+            worker = self._take_idle() or await self._wait(cell, deadline)
             try:
-                await self._make_ready(worker, deadline)
-                if cell.aborted:
-                    raise Aborted(ABORTED)
+                await self._make_ready(worker, cell, deadline)
             except RuntimeUnavailable:
-                # It died while it was idle, or did not come up.
                 self._discard(worker)
-                if last or self._closed:
+                if self._closed or attempt == BOOT_ATTEMPTS - 1:
                     raise
             except BaseException:
                 self._release(worker)
@@ -330,24 +399,25 @@ class Pool:
         return worker
 
     def _take_idle(self) -> WorkerProcess | None:
-        """An idle worker: one without a cell, else a new one, else the one idle for longest."""
-        empty = [w for w in self._idle if self._workers[w] is None]
+        """An empty worker, if there is one or may be; else room is made, and the cell queues."""
+        for worker in [worker for worker in self._idle if worker.died()]:
+            self._discard(worker)
+        empty = [worker for worker in self._idle if self._workers[worker] is None]
         if empty:
             # The last one used: its caches are warm, and the others may become surplus.
-            ready = [w for w in empty if w.booted.done()]
+            ready = [worker for worker in empty if worker.booted.done()]
             worker = (ready or empty)[-1]
-        elif len(self._workers) < self.size:
+            del self._idle[worker]
+            return worker
+        if len(self._workers) < self.size:
             return self._spawn()
-        elif self._idle:
-            worker = next(iter(self._idle))
-        else:
-            return None
-        del self._idle[worker]
-        return self._claim(worker)
+        if self._idle:
+            self._evict(next(iter(self._idle)))
+        return None
 
-    async def _wait(self, deadline: float) -> WorkerProcess:
-        """Queues for a worker; after a while makes one, if there may be more."""
-        waiter = Waiter(anyio.Event())
+    async def _wait(self, cell: Cell, deadline: float) -> WorkerProcess:
+        """Queues for a worker; if the queue stands still, makes one."""
+        waiter = cell.waiter = Waiter(anyio.Event())
         self._queue.append(waiter)
         try:
             while waiter.worker is None and (left := deadline - time.monotonic()) > 0:
@@ -355,12 +425,15 @@ class Pool:
                 first = self._queue[0] is waiter
                 with anyio.move_on_after(min(left, GROW_AFTER) if first else left):
                     await waiter.event.wait()
+                self._check(cell)
                 if waiter.worker is None and first and self._should_grow():
                     self._leave(waiter)
                     return self._spawn()
         except BaseException:
             self._give_back(waiter)
             raise
+        finally:
+            cell.waiter = None
         if waiter.worker is None:
             self._give_back(waiter)
             raise DeadlineExceeded(
@@ -372,8 +445,8 @@ class Pool:
     def _should_grow(self) -> bool:
         """Whether the queue stands still, and not because a worker is on its way already."""
         stands = time.monotonic() - self._moved >= GROW_AFTER
-        booting = any(not worker.booted.done() for worker in self._workers)
-        return stands and not booting and len(self._workers) < self.max_size
+        coming = self._evicting or any(not worker.booted.done() for worker in self._workers)
+        return stands and not coming and len(self._workers) < self.max_size
 
     def _give_back(self, waiter: Waiter) -> None:
         if waiter.worker is not None:
@@ -391,10 +464,13 @@ class Pool:
             first.event.set()
             first.event = anyio.Event()
 
-    async def _make_ready(self, worker: WorkerProcess, deadline: float) -> None:
+    async def _make_ready(self, worker: WorkerProcess, cell: Cell, deadline: float) -> None:
         while not worker.booted.done():
+            self._check(cell)
             if time.monotonic() >= deadline:
                 raise DeadlineExceeded("The program never ran: its worker took too long to start.")
+            if worker.booting_for() > BOOT_PATIENCE:
+                raise RuntimeUnavailable("a worker hung while it started")
             await anyio.sleep(0.002)
         image = worker.booted.result()
         if image != (self._image or image):
@@ -402,23 +478,6 @@ class Pool:
         if not self._image and worker.notes:
             logger.warning("workers are not fully locked down: %s", "; ".join(worker.notes))
         self._image = image
-        if not worker.alive:
-            raise RuntimeUnavailable("an idle worker died")
-        if self._workers[worker] is not None:
-            await self._evict(worker)
-
-    async def _evict(self, worker: WorkerProcess) -> None:
-        """Freezes the cell that is warm in a claimed worker."""
-        cell = self._workers[worker]
-        assert cell is not None
-        answer = await worker.ask(Freeze(), time.monotonic() + FREEZE_SECONDS)
-        if isinstance(answer, Frozen):
-            cell.frozen = answer
-        else:
-            assert isinstance(answer, Failed)
-            cell.failed = answer.error
-        self._workers[worker] = None
-        _settle(cell)
 
 
 def _lost(cell: Cell) -> SandboxError:
@@ -426,7 +485,7 @@ def _lost(cell: Cell) -> SandboxError:
 
 
 def _settle(cell: Cell) -> None:
-    """Ends what `Pool._claim` began: the cell is back in its worker, frozen, or lost."""
+    """Ends what `Pool._evict` began: the cell is frozen, or lost."""
     if cell.moving is not None:
         cell.moving.set()
         cell.moving = None

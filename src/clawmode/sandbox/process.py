@@ -26,6 +26,9 @@ from clawmode.exceptions import (
 from clawmode.sandbox import artifacts
 from clawmode.sandbox.protocol import (
     HEADER,
+    ITEM_BYTES,
+    MAX_ERROR,
+    MAX_FRAME,
     MAX_REQUEST,
     MAX_SETUPS,
     Answer,
@@ -76,6 +79,7 @@ class WorkerProcess:
         self.cells = 0
         self._setups: dict[bytes, None] = {}
         self.notes: tuple[str, ...] = ()
+        self._handed = float("inf")
         self.idle_since = time.monotonic()
         self._lockdown: Lockdown = lockdown
         self._number = 0
@@ -90,7 +94,10 @@ class WorkerProcess:
     # ---- Start and end ----
 
     def _start(self) -> None:
-        control, self._control = os.pipe()
+        try:
+            control, self._control = os.pipe()
+        except OSError as error:
+            raise RuntimeUnavailable(f"no worker could be started: {error}") from None
         try:
             self._process = subprocess.Popen(  # noqa: S603 - our own module and interpreter
                 artifacts.python_command("worker", str(control), self._lockdown),
@@ -135,18 +142,22 @@ class WorkerProcess:
     def _why(self, error: Exception) -> str:
         if self._dead or isinstance(error, SandboxError):
             return str(error)
-        # It may have been the machine code that could not be loaded.
-        with contextlib.suppress(RuntimeUnavailable, OSError):
-            artifacts.forget("quickjs")
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(0.5)
         return f"{self._last_words()} ({error!r})"
 
     def _shake_hands(self) -> Ready:
         code = artifacts.load("quickjs")
+        self._handed = time.monotonic()
         view = memoryview(encode(Boot(code), 0))
         while view:
             view = view[os.write(self._input, view) :]
         body = self._read_blocking(frame_length(self._read_blocking(HEADER.size)))
         ready = decode_answer(body, 0)
+        if isinstance(ready, Failed):
+            # The machine code could not be loaded, whole as it is: made again next time.
+            artifacts.forget("quickjs")
+            raise RuntimeUnavailable(ready.error)
         if not isinstance(ready, Ready):
             raise ProtocolError(f"expected ready, found {ready.kind}")
         return ready
@@ -161,8 +172,6 @@ class WorkerProcess:
         return data
 
     def _last_words(self) -> str:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(0.5)
         os.set_blocking(self._errors, False)
         said = b""
         with contextlib.suppress(BlockingIOError):
@@ -174,6 +183,14 @@ class WorkerProcess:
     def pid(self) -> int:
         """The worker's process id."""
         return self._process.pid
+
+    def booting_for(self) -> float:
+        """Seconds since it was given its machine code."""
+        return time.monotonic() - self._handed
+
+    def died(self) -> bool:
+        """Whether a worker that had come up has ended by itself."""
+        return self.booted.done() and not self.alive
 
     @property
     def alive(self) -> bool:
@@ -190,8 +207,8 @@ class WorkerProcess:
 
     def reaped(self) -> bool:
         """Whether a killed worker is gone; what it held is then given back."""
-        # The boot thread may still hold its pipes; it ends when they break.
-        if self._process.poll() is None or not self.booted.done():
+        # Who reads its pipes (the boot thread, or a question) ends when they break, not before.
+        if self._process.poll() is None or not self.booted.done() or self._asking:
             return False
         for pipe in self._streams:
             pipe.close()
@@ -199,20 +216,22 @@ class WorkerProcess:
 
     # ---- Asking ----
 
-    async def provide(self, part: Part) -> None:
+    async def provide(self, part: Part, deadline: float) -> None:
         """Hands over a part that the worker lacks."""
         if part in self.provided:
             return
         data = await anyio.to_thread.run_sync(artifacts.load, part)
-        # With time of its own: a cell that is late must not cost a healthy worker.
-        await self.ask(Provide(part, data), time.monotonic() + BOOT_SECONDS)
+        # Made for the first time it takes seconds: a cell that is late must not cost a worker.
+        if time.monotonic() >= deadline:
+            raise DeadlineExceeded(f"The program never ran: {part} took too long to load.")
+        await self.ask(Provide(part, data), deadline)
         self.provided.add(part)
 
-    async def install(self, key: bytes, data: JsonText) -> None:
+    async def install(self, key: bytes, data: JsonText, deadline: float) -> None:
         """Installs a setup that the worker lacks; it forgets the oldest when there are too many."""
         if key in self._setups:
             return
-        await self.ask(Install(key, data), time.monotonic() + BOOT_SECONDS)
+        await self.ask(Install(key, data), deadline)
         self._setups[key] = None
         if len(self._setups) > MAX_SETUPS:
             del self._setups[next(iter(self._setups))]
@@ -233,7 +252,7 @@ class WorkerProcess:
         try:
             with anyio.move_on_after(max(deadline - time.monotonic(), 0) + GRACE):
                 await self._send(encode(question, self._number))
-                answer = await self._receive()
+                answer = await self._receive(*_allowed(question))
                 _verify(question, answer)
                 answered = True
                 return answer
@@ -241,6 +260,7 @@ class WorkerProcess:
         except (OSError, EOFError):
             if self._abort_wanted:
                 raise Aborted("The program was aborted.") from None
+            self.kill()
             raise RuntimeUnavailable(f"the worker died: {self._last_words()}") from None
         except ProtocolError as error:
             logger.error("worker %d answered nonsense: %s", self.pid, error)
@@ -261,12 +281,14 @@ class WorkerProcess:
                 return
             await anyio.wait_writable(fd)
 
-    async def _receive(self) -> Answer:
-        data = await self._read(HEADER.size)
-        body = await self._read(frame_length(data))
+    async def _receive(self, allowed: int, most: int) -> Answer:
+        length = frame_length(await self._read(HEADER.size))
+        if length > allowed:
+            raise ProtocolError(f"an answer of {length} bytes, {allowed} allowed")
+        body = await self._read(length)
         if self._buffer:
             raise ProtocolError("more than one answer")
-        return decode_answer(body, self._number)
+        return decode_answer(body, self._number, most)
 
     async def _read(self, length: int) -> bytes:
         fd, buffer = self._output, self._buffer
@@ -301,14 +323,26 @@ class WorkerProcess:
         self._process.send_signal(number)
 
 
+def _allowed(question: Question) -> tuple[int, int]:
+    """How long an answer to this question can be, and how many items a list in it can have."""
+    if isinstance(question, Start | Resume):
+        limits, left = question.limits, question.output_left
+        # Requests were text in the guest's heap, output had its own limit.
+        items = max(limits.max_calls + limits.max_others, left // ITEM_BYTES)
+        return 2 * limits.memory_bytes + left + (1 << 20), items + 16
+    return (MAX_FRAME if isinstance(question, Freeze) else 1 << 16), 64
+
+
 def _verify(question: Question, answer: Answer) -> None:
     """Checks that an answer is one to this question, and within what the question allows."""
     match question, answer:
         case (Start() | Resume()) as asked, (Done() | Suspended() | Failed()):
-            size = sum(len(item.body) for item in answer.output)
+            size = sum(len(item.body) + ITEM_BYTES for item in answer.output)
             size += len(answer.value) if isinstance(answer, Done) else 0
             if size > asked.output_left:
                 raise ProtocolError(f"{size} bytes of output, {asked.output_left} allowed")
+            if isinstance(answer, Failed) and len(answer.error) > MAX_ERROR:
+                raise ProtocolError(f"an error of {len(answer.error)} characters")
             requests = () if isinstance(answer, Done) else answer.requests
             if len(requests) > asked.limits.max_calls + asked.limits.max_others:
                 raise ProtocolError(f"{len(requests)} requests")

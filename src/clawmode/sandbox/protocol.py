@@ -7,6 +7,7 @@ parent's messages, and the answer repeats it. What the parent reads was written 
 runs hostile code, so decoding checks every field.
 """
 
+import math
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
@@ -29,7 +30,11 @@ MAX_FRAME = 512 << 20
 MAX_SOURCE = 1 << 20
 MAX_REQUEST = 1 << 20
 MAX_REPLY = 8 << 20
+MAX_ERROR = 64 << 10
 MAX_SETUPS = 16
+ITEM_BYTES = 24
+"""What an item of output costs beside its body: braces, keys, the comma."""
+
 PAGE = 4096
 
 HEADER = struct.Struct(">I")
@@ -214,7 +219,9 @@ def _plain(value: Any) -> Any:
 
 def encode(message: Question | Answer, number: int) -> bytes:
     """A message as one frame."""
-    body: bytes = msgpack.packb([message.kind, number, *_plain(message)], use_bin_type=True)  # pyrefly: ignore[bad-assignment] - None only with a stream
+    # Source may hold lone surrogates; an answer never does.
+    packer = msgpack.Packer(use_bin_type=True, unicode_errors="surrogatepass")
+    body = packer.pack([message.kind, number, *_plain(message)]) or b""
     return HEADER.pack(len(body)) + body
 
 
@@ -226,10 +233,16 @@ def frame_length(header: bytes) -> int:
     return length
 
 
-def _unpack(body: bytes) -> list[Any]:
+def _unpack(body: bytes, most: int, unicode_errors: str = "strict") -> list[Any]:
     try:
         message = msgpack.unpackb(
-            body, raw=False, use_list=True, strict_map_key=True, max_ext_len=0, timestamp=0
+            body,
+            raw=False,
+            use_list=True,
+            strict_map_key=True,
+            max_ext_len=0,
+            max_array_len=most,
+            unicode_errors=unicode_errors,
         )
     except Exception as error:
         # msgpack raises a dozen types, ValueError and RecursionError among them.
@@ -242,7 +255,7 @@ def _unpack(body: bytes) -> list[Any]:
 
 def decode_question(body: bytes) -> tuple[Question, int]:
     """Worker side: the parent is trusted, so fields are taken as they are."""
-    kind, number, *values = _unpack(body)
+    kind, number, *values = _unpack(body, len(body), "surrogatepass")
     if kind == "start":
         source, language, limits, *rest = values
         return Start(source, language, Limits(*limits), *rest), number
@@ -254,9 +267,15 @@ def decode_question(body: bytes) -> tuple[Question, int]:
     return _QUESTIONS[kind](*values), number
 
 
-def decode_answer(body: bytes, number: int) -> Answer:
-    """Parent side: anything but a well-formed answer to message `number` is a `ProtocolError`."""
-    kind, answered, *values = _unpack(body)
+def decode_answer(body: bytes, number: int, most: int = 4096) -> Answer:
+    """Parent side: anything but a well-formed answer to message `number` is a `ProtocolError`.
+
+    Args:
+        body: The frame without its length.
+        number: What the answer must repeat.
+        most: Items that a list in it may have.
+    """
+    kind, answered, *values = _unpack(body, most)
     if answered != number:
         raise ProtocolError(f"answer to message {answered}, expected one to {number}")
     try:
@@ -311,6 +330,8 @@ def _done(values: list[Any]) -> Done:
 
 def _suspended(values: list[Any]) -> Suspended:
     requests, timers, due, output = values
+    if not (math.isfinite(_typed(due, float)) and due >= 0 and _typed(timers, int) >= 0):
+        raise ProtocolError(f"{timers} timers due at {due}")
     return Suspended(_requests(requests), _typed(timers, int), _typed(due, float), _outputs(output))
 
 

@@ -7,16 +7,16 @@ numbers are those of the text; columns of that line are moved back here.
 import json
 import re
 from dataclasses import dataclass
-from typing import Protocol
 
 from clawmode.exceptions import ErrorCode
+from clawmode.sandbox.line_map import LineMap
 
 HEAD = "(async function () {"
 TAIL = "\n})"
 
 MAX_FRAMES = 12
 
-_FRAME = re.compile(r"^\s*at (?:(?P<name>.*) \()?cell:(?P<line>\d+):(?P<column>\d+)\)?$")
+_FRAME = re.compile(r"^\s*at (?:(?P<name>.*) \()?cell:(?P<line>\d{1,9}):(?P<column>\d{1,9})\)?$")
 
 _COMMANDS = (
     "apt apt-get awk bash brew bun cargo cat cd chmod chown cp curl cut deno diff docker du echo "
@@ -33,14 +33,6 @@ SHELL = (
     "This is not JavaScript: it looks like a shell command. `exec` runs the body of an async "
     "JavaScript function."
 )
-
-
-class LineMap(Protocol):
-    """Where a position of transformed source comes from."""
-
-    def original(self, line: int, column: int) -> tuple[int, int]:
-        """Line and column (both from 1) of the submitted text."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,20 +60,27 @@ def looks_like_shell(source: str) -> bool:
 
 
 def describe_failure(
-    report: bytes, prepared: Prepared, source: str, *, compiling: bool
+    report: bytes, source: str | None, *, compiling: bool
 ) -> tuple[ErrorCode, str]:
-    """The code and the text of what the prelude reported."""
+    """The code and the text of what the prelude reported.
+
+    Args:
+        report: Its JSON.
+        source: What was submitted, if the cell has just been started with it.
+        compiling: Whether it did not get further than being compiled.
+    """
     failure = json.loads(report)
     kind, name, message = failure["kind"], failure["name"], failure["message"]
     headline = f"{name}: {message}" if message else name
-    positions = list(_positions(failure["stack"], prepared))
+    line_map = LineMap.decode(failure["map"]) if failure["map"] else None
+    positions = _positions(failure["stack"], line_map)
     frames = "".join(f"\n    at {name} (cell:{line}:{column})" for name, line, column in positions)
     if kind == "memory":
         return "memory_limit_exceeded", "The program used more memory than it may."
     # `ls -la` compiles, as a subtraction of two unknown names.
-    if (compiling or name == "ReferenceError") and looks_like_shell(source):
+    if source and (compiling or name == "ReferenceError") and looks_like_shell(source):
         return "invalid_input", SHELL
-    if compiling:
+    if source and compiling:
         return "invalid_input", headline + _pointed(source, positions)
     if kind == "tool":
         tool = f" (tool {failure['tool']})" if failure["tool"] else ""
@@ -89,7 +88,7 @@ def describe_failure(
     return "internal_error", headline + frames
 
 
-def _positions(stack: str, prepared: Prepared) -> list[tuple[str, int, int]]:
+def _positions(stack: str, line_map: LineMap | None) -> list[tuple[str, int, int]]:
     found = []
     for text in stack.splitlines():
         frame = _FRAME.match(text)
@@ -98,8 +97,8 @@ def _positions(stack: str, prepared: Prepared) -> list[tuple[str, int, int]]:
         line, column = int(frame["line"]), int(frame["column"])
         if line == 1:
             column = max(column - len(HEAD), 1)
-        if prepared.line_map is not None:
-            line, column = prepared.line_map.original(line, column)
+        if line_map is not None:
+            line, column = line_map.original(line, column)
         name = frame["name"]
         found.append((name if name and name != "<anonymous>" else "cell", line, column))
     return found[:MAX_FRAMES]

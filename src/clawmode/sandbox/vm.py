@@ -215,7 +215,7 @@ class Vm:
             outbox.compiling = True
             machine.check(main)
             return True
-        accepted = machine.call_with(handles.accept, main)
+        accepted = self._accept(machine, main, prepared)
         whole = bool(machine.get_bool(accepted))
         machine.free_value(accepted)
         if whole:
@@ -227,6 +227,15 @@ class Vm:
             machine.free_value(promise)
         machine.free_value(main)
         return whole
+
+    def _accept(self, machine: Machine, main: int, prepared: Prepared) -> int:
+        accept = self.image.handles.accept
+        if prepared.line_map is None:
+            return machine.call_with(accept, main)
+        text = machine.new_text(prepared.line_map.encode().encode())
+        accepted = machine.call_with(accept, main, text)
+        machine.free_value(text)
+        return accepted
 
     def resume(self, settled: tuple[Settled, ...], limits: Limits, outbox: Outbox) -> None:
         """Delivers replies to the live cell, in the order in which they settled."""
@@ -261,9 +270,10 @@ class Vm:
 
     def _drain(self, machine: Machine) -> None:
         run_job = machine.run_job
-        while (ran := run_job()) != 0:
+        while (ran := run_job()) != 0 or machine.rejections:
             if ran & 0x80000000:
                 machine.fail()
+            machine.track_rejections()
 
     def _idle(self, machine: Machine) -> Idle:
         mail, handles = self._mail, self.image.handles
@@ -374,6 +384,8 @@ class Vm:
     def drop(self) -> None:
         """Forgets the live cell and the instance it ran in: after a trap nothing can be kept."""
         self.live = False
+        if self._machine is not None:
+            self._machine.instance.store.close()
         self._machine = None
 
     def close(self) -> None:
@@ -382,7 +394,7 @@ class Vm:
 
     def _wall(self, limits: Limits, heap: int = 0) -> int:
         # Behind the heap limit, which counts what is in use: fragments may take half as much.
-        return len(self.image.memory) + (heap + limits.memory_bytes) * 3 // 2 + (4 << 20)
+        return len(self.image.memory) + 2 * heap + limits.memory_bytes * 3 // 2 + (4 << 20)
 
     def _live_machine(self) -> Machine:
         if self._machine is None or not self.live:
@@ -395,6 +407,7 @@ class Vm:
         if machine is not None:
             grown = machine.instance.memory_size() - len(setup.memory)
             if grown > KEEP_GROWN:
+                self.drop()
                 machine = None
             elif grown > 0:
                 machine.instance.fill(len(setup.memory), grown)
@@ -404,6 +417,7 @@ class Vm:
             mail = ctypes.c_double * MAILBOX
             self._mail = mail.from_address(machine.instance.base + image.handles.mailbox)
             self._machine = machine
+        machine.instance.store.set_limits(memory_size=self._wall(limits, setup.heap))
         machine.instance.grow_to(len(setup.memory))
         machine.instance.write(0, setup.memory)
         self._mail[HEAP] = setup.heap

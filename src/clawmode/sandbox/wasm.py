@@ -75,7 +75,12 @@ def _raise(error: Any, trap: Any) -> NoReturn:
     raised = wasmtime.Trap._from_ptr(trap) if trap else wasmtime.WasmtimeError._from_ptr(error)
     # A host function that raised left its own exception behind; that one says more.
     cause, functions.LAST_EXCEPTION = functions.LAST_EXCEPTION, None
-    raise cause if cause is not None else raised
+    try:
+        raise cause if cause is not None else raised
+    finally:
+        # An exception whose frame holds it is garbage that only the collector finds, and the
+        # guest's memory hangs on it.
+        del cause, raised
 
 
 class Instance:

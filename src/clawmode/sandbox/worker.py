@@ -6,11 +6,11 @@ on the control pipe, raises the epoch, and the guest stops within microseconds. 
 closes both pipes and ends the process, whatever the guest does.
 """
 
+import contextlib
 import gc
 import os
 import signal
 import struct
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -24,6 +24,7 @@ from clawmode.sandbox.machine import OutOfGuestMemory
 from clawmode.sandbox.output import Outbox, OutputLimit
 from clawmode.sandbox.protocol import (
     HEADER,
+    MAX_ERROR,
     Answer,
     Boot,
     Done,
@@ -107,8 +108,7 @@ class Worker:
         self._vm: Vm | None = None
         self._typescript: TypeScript | None = None
         self._guard: Guard | None = None
-        self._source = ""
-        self._prepared = Prepared(b"", 0)
+        self._source: str | None = None
 
     def answer(self, question: Question) -> Answer:
         """Answers one question."""
@@ -127,9 +127,12 @@ class Worker:
             case Freeze():
                 return self._freeze()
 
-    def _boot(self, boot: Boot) -> Ready:
+    def _boot(self, boot: Boot) -> Ready | Failed:
         engine = self.watch.engine
-        self._module = wasmtime.Module.deserialize(engine, boot.quickjs)
+        try:
+            self._module = wasmtime.Module.deserialize(engine, boot.quickjs)
+        except wasmtime.WasmtimeError as error:
+            return Failed("runtime_unavailable", _clean(f"the engine: {_first_line(error)}"))
         self._vm = Vm(engine, self._module, self.watch.arm)
         self._vm.warm_up()
         gc.collect()
@@ -175,7 +178,7 @@ class Worker:
 
     def _start(self, start: Start, outbox: Outbox) -> Idle:
         self._source = start.source
-        self._prepared = prepared = self._prepare(start)
+        prepared = self._prepare(start)
         vm = self._running()
         if not vm.start(prepared, start, outbox):
             raise UnbalancedSource
@@ -183,6 +186,7 @@ class Worker:
 
     def _resume(self, resume: Resume, outbox: Outbox) -> Idle:
         vm = self._running()
+        self._source = None
         if resume.frozen is not None:
             vm.restore(resume.frozen, resume.limits)
         vm.resume(resume.settled, resume.limits, outbox)
@@ -204,10 +208,8 @@ class Worker:
         output, requests = tuple(outbox.output), _requests(idle.requests)
         if idle.state == REJECTED:
             report = outbox.failure or b""
-            code, text = describe_failure(
-                report, self._prepared, self._source, compiling=outbox.compiling
-            )
-            return Failed(code, text, output, requests)
+            code, text = describe_failure(report, self._source, compiling=outbox.compiling)
+            return Failed(code, _clean(text), output, requests)
         if idle.overflow:
             return Failed("too_many_pending_tool_calls", TOO_MANY, output, requests)
         if idle.stuck:
@@ -220,7 +222,7 @@ class Worker:
         code, text = self._name(error, outbox)
         crashed = isinstance(error, wasmtime.Trap | wasmtime.WasmtimeError)
         crashed = crashed and not is_interrupt(error)
-        return Failed(code, text, tuple(outbox.output), crashed=crashed)
+        return Failed(code, _clean(text), tuple(outbox.output), crashed=crashed)
 
     def _name(self, error: Exception, outbox: Outbox) -> tuple[ErrorCode, str]:
         match error:
@@ -278,6 +280,11 @@ def _transform_failure(error: TransformError) -> tuple[ErrorCode, str]:
     return "typescript_transform_failed", f"{error.message}{position}{snippet}"
 
 
+def _clean(text: str) -> str:
+    """Text that can be written anywhere: no lone surrogates, and not without end."""
+    return text[: MAX_ERROR - 1].encode("utf-8", "replace").decode()
+
+
 def _first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or ["trap"])[-1].strip()[:200]
 
@@ -307,9 +314,9 @@ def serve(worker: Worker, source: int, sink: int, lockdown: Mode) -> None:
 
 
 def _say(error: BaseException) -> None:
-    """Tells the parent's log what happened: standard error is read when a worker dies."""
-    sys.stderr.write(f"{type(error).__name__}: {error}\n")
-    sys.stderr.flush()
+    """Tells the parent what happened: standard error is read when a worker dies, not before."""
+    with contextlib.suppress(OSError):
+        os.write(2, f"{type(error).__name__}: {str(error)[:500]}\n".encode(errors="replace"))
 
 
 def _read(fd: int, length: int) -> bytes:
@@ -340,6 +347,7 @@ def main(descriptor: str, lockdown: Mode) -> None:
     os.dup2(null, 0)
     os.dup2(null, 1)
     os.close(null)
+    os.set_blocking(2, False)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     watch = Watch()
     signal.signal(signal.SIGALRM, watch.on_alarm)

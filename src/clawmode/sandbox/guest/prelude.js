@@ -324,11 +324,14 @@
 
   function describeError(error) {
     if (typeof error !== "object" || error === null) {
-      return { name: "Error", message: typeof error === "string" ? error : toShortJson(error) };
+      const message = typeof error === "string" ? error : toShortJson(error);
+      return { __proto__: null, name: "Error", message };
     }
     const name = property(error, "name") || (isErrorObject(error) ? "Error" : className(error));
-    return { name, message: property(error, "message") };
+    return { __proto__: null, name, message: property(error, "message") };
   }
+
+  let lineMap = ""; // from the transformed source to the submitted; the host reads it in a failure
 
   const nested = new NativeWeakMap(); // errors that replies made → the id of the tool that failed
 
@@ -346,17 +349,17 @@
   function describeFailure(error) {
     if (typeof error === "object" && error !== null) {
       if (attempt(getPrototypeOf, error) === OutOfMemoryPrototype) {
-        return { kind: "memory", name: "InternalError", message: "out of memory", stack: "" };
+        return { __proto__: null, kind: "memory", name: "", message: "", stack: "" };
       }
       if (isErrorObject(error)) {
         const { name, message } = describeError(error);
         const tool = failedTool(error, 0);
         const kind = tool === undefined ? "error" : "tool";
-        return { kind, name, message, stack: property(error, "stack"), tool };
+        return { __proto__: null, kind, name, message, stack: property(error, "stack"), tool };
       }
     }
     const text = typeof error === "string" ? error : toShortJson(error);
-    return { kind: "error", name: "Uncaught", message: text, stack: "" };
+    return { __proto__: null, kind: "error", name: "Uncaught", message: text, stack: "" };
   }
 
   function fail(error) {
@@ -369,7 +372,8 @@
       ',"name":' + cut(failure.name, 200) +
       ',"message":' + cut(failure.message, 16384) +
       ',"stack":' + cut(failure.stack, 16384) +
-      ',"tool":' + (failure.tool === undefined ? "null" : cut(failure.tool, 1024)) + "}",
+      ',"tool":' + (failure.tool === undefined ? "null" : cut(failure.tool, 1024)) +
+      ',"map":' + tag(lineMap) + "}",
     );
   }
 
@@ -401,13 +405,17 @@
         return;
       }
       const slot = counted ? OPEN_CALLS : OPEN_OTHERS;
-      if (++mailbox[slot] > mailbox[counted ? MAX_CALLS : MAX_OTHERS]) {
+      if (mailbox[slot] >= mailbox[counted ? MAX_CALLS : MAX_OTHERS]) {
         mailbox[OVERFLOW] = 1;
         return;
       }
-      const id = ++lastRequest;
+      // Whatever can fail for want of memory comes first; then it is opened, all of it.
+      const id = lastRequest + 1;
+      const longer = outbox + (id + " " + method + " " + sink.text + "\n");
       mapSet(waiting, id, { __proto__: null, resolve, reject, slot });
-      outbox += id + " " + method + " " + sink.text + "\n";
+      outbox = longer;
+      lastRequest = id;
+      mailbox[slot]++;
       mailbox[QUEUED]++;
     });
   }
@@ -462,6 +470,7 @@
     return a.due < b.due || (a.due === b.due && a.order < b.order);
   }
 
+  // The last place must exist: making it may fail for want of memory.
   function siftUp(timer) {
     let i = heapSize++;
     while (i > 0) {
@@ -501,12 +510,14 @@
     }
     delay = NativeNumber(delay);
     delay = delay >= 1 ? min(delay, 2147483647) : 0;
+    const id = ++lastTimer;
     const timer = {
-      __proto__: null, id: ++lastTimer, order: lastTimer, due: now() + delay, callback, args,
+      __proto__: null, id, order: id, due: now() + delay, callback, args,
       every: repeats ? max(delay, 1) : 0, cleared: false,
     };
+    heap[heapSize] = timer;
+    mapSet(timers, id, timer);
     siftUp(timer);
-    mapSet(timers, timer.id, timer);
     if (!repeats) mailbox[TIMEOUTS]++;
     noteNextDue();
     return timer.id;
@@ -533,6 +544,7 @@
     } else {
       timer.due = max(time, timer.due) + timer.every;
       timer.order = ++lastTimer;
+      heap[heapSize] = timer;
       siftUp(timer);
     }
     noteNextDue();
@@ -547,8 +559,9 @@
 
   // `Function.prototype.toString` gives back the text between the wrapper's parentheses. A cell
   // that closed the wrapper itself (`}); … (async function () {`) is another text.
-  function accept(main) {
+  function accept(main, map) {
     seedRandom();
+    if (map !== undefined) lineMap = map;
     return typeof main === "function" && functionToString(main).length === mailbox[ARGUMENT];
   }
 
