@@ -20,6 +20,7 @@ ONLY_HERE = {
         "sandbox/swc.py",
     },
     "msgpack": {"sandbox/protocol.py"},
+    "pyjson5": {"json5.py"},
     "cryptography": {"snapshots.py"},
     "typer": {"cli.py"},
 }

@@ -215,7 +215,7 @@ class CodeMode:
 
     def _take_output(self, run: Run, items: tuple[Output, ...]) -> None:
         for item in items:
-            run.output_left = max(0, run.output_left - len(item.body) - 24)
+            run.output_left = max(0, run.output_left - item.size)
             key = "text" if item.type == "text" else "value"
             run.output.append({"type": item.type, key: json.loads(item.body)})
 

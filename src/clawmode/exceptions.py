@@ -8,6 +8,12 @@
     │   └── SnapshotError
     │       ├── SnapshotRefused      corrupt, truncated, tampered, foreign: not restored
     │       └── SnapshotTooLarge     over the limits, before anything was restored
+    ├── ConfigurationError           a setting that cannot be meant: nothing starts with it
+    │   └── DuplicateTool            two tools of one run with one id
+    ├── ToolLookupError              a reference that leads to no tool; carries a code for the guest
+    │   ├── UnknownTool              no visible tool has that id or name
+    │   └── AmbiguousTool            several have that name
+    ├── InvalidSchema                a JSON Schema that no input can be checked against
     └── ProtocolError                a frame that no honest peer sends
 
 Guest failure is never an exception: it is a `Failed` outcome with a code. Host trouble is one of
@@ -82,5 +88,63 @@ class SnapshotTooLarge(SnapshotError):
     code = "snapshot_limit_exceeded"
 
 
+class ConfigurationError(ClawmodeError):
+    """What was configured cannot be used: fail closed.
+
+    Attributes:
+        path: The setting, such as `tools.codeMode.timeoutMs`; empty if it is about no single one.
+        expected: What would have been right, such as `a positive integer`.
+        line: Where in the file it is, from 1; 0 if unknown.
+        column: The same, in characters.
+    """
+
+    code: ClassVar[ErrorCode] = "invalid_config"
+
+    def __init__(
+        self, message: str, *, path: str = "", expected: str = "", line: int = 0, column: int = 0
+    ) -> None:
+        super().__init__(message)
+        self.path = path
+        self.expected = expected
+        self.line = line
+        self.column = column
+
+
+class DuplicateTool(ConfigurationError):
+    """Two tools of one run have the same id: neither could be called without doubt."""
+
+
+class ToolLookupError(ClawmodeError):
+    """A reference to a tool leads to none, or to several.
+
+    Attributes:
+        ids: What may have been meant.
+    """
+
+    code: ClassVar[str] = "unknown_tool"
+
+    def __init__(self, message: str, ids: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.ids = ids
+
+
+class UnknownTool(ToolLookupError):
+    """No visible tool has that id or name."""
+
+
+class AmbiguousTool(ToolLookupError):
+    """Several visible tools have that name."""
+
+    code = "ambiguous_tool"
+
+
+class InvalidSchema(ClawmodeError):
+    """The JSON Schema of a tool is wrong, or too costly to check input against."""
+
+
 class ProtocolError(ClawmodeError):
     """A peer sent a frame that cannot be one: its sender is not to be trusted any further."""
+
+    def __init__(self, message: str) -> None:
+        # It is logged, and quotes what was sent.
+        super().__init__(message[:300])

@@ -57,7 +57,7 @@ async def finish(
         if not settled:
             assert outcome.due, "the cell waits for an answer that the test does not give"
             await anyio.sleep(max(outcome.due / 1000 - time.time(), 0))
-        left = output_left - sum(len(item.body) + 24 for item in output)
+        left = output_left - sum(item.size for item in output)
         step = Resume(settled, None, used, left, now=outcome.due)
     output += outcome.output
     if isinstance(outcome, Done):

@@ -113,7 +113,7 @@ async def test_text_over_the_budget_keeps_the_longest_prefix(pool: Pool, limit: 
     failed = await failure_of(pool, source, output_left=limit)
     assert failed.code == "output_limit_exceeded"
     (kept,) = texts(failed)
-    size = len(failed.output[0].body) + 24
+    size = failed.output[0].size
     assert limit - 4 <= size <= limit
     assert ("é\n" * 100000).startswith(kept)
     assert f"{300000 - len(kept.encode())} bytes were left out" in failed.error
@@ -151,5 +151,5 @@ async def test_the_budget_is_spent_by_all_steps_together(pool: Pool) -> None:
     source = 'for (let i = 0; i < 9; i++) { text("x".repeat(100)); await tools.call("t") }'
     failed = await failure_of(pool, source, output_left=1024)
     assert failed.code == "output_limit_exceeded"
-    assert sum(len(item.body) + 24 for item in failed.output) <= 1024
+    assert sum(item.size for item in failed.output) <= 1024
     assert isinstance(await finish(pool, source, output_left=2048), Done)

@@ -23,9 +23,10 @@ class Outbox:
         failure: The prelude's description of what went wrong, once something has.
         compiling: Whether the failure is that the source did not compile.
         omitted: Bytes that were left out of an item over the limit.
+        prefix: The beginning of an item that is over the limit, while the rest is being counted.
     """
 
-    CHANNELS: ClassVar[tuple[bytes, ...]] = (b"t", b"j", b"v", b"f", b"o")
+    CHANNELS: ClassVar[tuple[bytes, ...]] = (b"t", b"j", b"v", b"f", b"o", b"p")
 
     def __init__(self, left: int) -> None:
         self.left = left
@@ -34,6 +35,7 @@ class Outbox:
         self.failure: bytes | None = None
         self.compiling = False
         self.omitted = 0
+        self.prefix: bytes | None = None
 
     def emit(self, channel: bytes, data: bytes) -> None:
         """Takes `data` from the prelude.
@@ -52,24 +54,24 @@ class Outbox:
                 self.failure = data
             case b"o":
                 self.omitted += len(data)
+            case b"p":
+                self.prefix = data
             case _:
                 raise RuntimeError(f"unknown channel {channel!r}")
 
     def _text(self, data: bytes) -> None:
-        if len(data) + ITEM_BYTES <= self.left:
-            text = data.decode("utf-8", "replace")
-            body = json_string(text)
-            if len(body) + ITEM_BYTES <= self.left:
-                self.left -= len(body) + ITEM_BYTES
-                self.output.append(Output("text", body))
-                return
-        self._cut(data)
+        if len(data) > self.left:
+            self._cut(data)
+        self._append(Output("text", json_string(data.decode("utf-8", "replace"))), data)
 
     def _json(self, data: bytes) -> None:
-        if self.omitted or len(data) + ITEM_BYTES > self.left:
+        self._append(Output("json", data), data)
+
+    def _append(self, item: Output, data: bytes) -> None:
+        if self.omitted or item.size > self.left:
             self._cut(data)
-        self.left -= len(data) + ITEM_BYTES
-        self.output.append(Output("json", data))
+        self.left -= item.size
+        self.output.append(item)
 
     def _value(self, data: bytes) -> None:
         if self.omitted or len(data) > self.left:
@@ -77,8 +79,13 @@ class Outbox:
         self.left -= len(data)
         self.value = data
 
+    def cut_short(self) -> None:
+        """The clock stopped the counting: what is known of the item is kept."""
+        assert self.prefix is not None
+        self._cut(self.prefix)
+
     def _cut(self, data: bytes) -> None:
-        kept = longest_prefix(data, self.left - ITEM_BYTES)
+        kept = longest_prefix(data, self.left - ITEM_BYTES["text"])
         if kept:
             self.output.append(Output("text", json_string(kept)))
         self.omitted += len(data) - len(kept.encode())

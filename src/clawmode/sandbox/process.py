@@ -328,7 +328,7 @@ def _allowed(question: Question) -> tuple[int, int]:
     if isinstance(question, Start | Resume):
         limits, left = question.limits, question.output_left
         # Requests were text in the guest's heap, output had its own limit.
-        items = max(limits.max_calls + limits.max_others, left // ITEM_BYTES)
+        items = max(limits.max_calls + limits.max_others, left // ITEM_BYTES["text"])
         return 2 * limits.memory_bytes + left + (1 << 20), items + 16
     return (MAX_FRAME if isinstance(question, Freeze) else 1 << 16), 64
 
@@ -337,7 +337,7 @@ def _verify(question: Question, answer: Answer) -> None:
     """Checks that an answer is one to this question, and within what the question allows."""
     match question, answer:
         case (Start() | Resume()) as asked, (Done() | Suspended() | Failed()):
-            size = sum(len(item.body) + ITEM_BYTES for item in answer.output)
+            size = sum(item.size for item in answer.output)
             size += len(answer.value) if isinstance(answer, Done) else 0
             if size > asked.output_left:
                 raise ProtocolError(f"{size} bytes of output, {asked.output_left} allowed")

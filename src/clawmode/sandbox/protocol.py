@@ -32,7 +32,7 @@ MAX_REQUEST = 1 << 20
 MAX_REPLY = 8 << 20
 MAX_ERROR = 64 << 10
 MAX_SETUPS = 16
-ITEM_BYTES = 24
+ITEM_BYTES = {"text": 24, "json": 25}
 """What an item of output costs beside its body: braces, keys, the comma."""
 
 PAGE = 4096
@@ -73,6 +73,11 @@ class Output:
 
     type: Literal["text", "json"]
     body: JsonText
+
+    @property
+    def size(self) -> int:
+        """What it takes of the budget, in a result."""
+        return len(self.body) + ITEM_BYTES[self.type]
 
 
 @dataclass(frozen=True, slots=True)

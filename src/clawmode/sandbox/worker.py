@@ -246,6 +246,10 @@ class Worker:
         if isinstance(error, DeadlinePassed) or is_interrupt(error):
             if self.watch.aborted:
                 return "aborted", "The program was aborted."
+            if outbox.prefix is not None:
+                with contextlib.suppress(OutputLimit):
+                    outbox.cut_short()
+                return self._name(OutputLimit(), outbox)
             return "timeout", "The program ran longer than it may."
         if isinstance(error, wasmtime.Trap | wasmtime.WasmtimeError):
             return "internal_error", f"The program crashed its sandbox: {_first_line(error)}"

@@ -11,7 +11,7 @@
 // on a value (`map.get(k)`): only captured functions are (`mapGet(map, k)`).
 //
 // The host holds the functions returned at the end, and reads and writes `mailbox` in place.
-(function (emitText, emitJson, emitValue, emitFailure, emitOmitted, web) {
+(function (emitText, emitJson, emitValue, emitFailure, emitOmitted, emitPrefix, web) {
   "use strict";
 
   // ---- Captured intrinsics ----
@@ -48,6 +48,7 @@
   const weakSet = uncurry(WeakMap.prototype.set);
   const wellFormed = uncurry(String.prototype.toWellFormed);
   const slice = uncurry(String.prototype.slice);
+  const charCodeAt = uncurry(String.prototype.charCodeAt);
   const isoString = uncurry(Date.prototype.toISOString);
   const dateTime = uncurry(Date.prototype.getTime);
   const regexpSource = uncurry(Object.getOwnPropertyDescriptor(RegExp.prototype, "source").get);
@@ -99,8 +100,11 @@
     sink.text += text;
     if (sink.text.length > sink.limit) {
       if (sink.prefix === null) {
-        sink.prefix = slice(sink.text, 0, sink.limit);
-        sink.text = slice(sink.text, sink.limit);
+        const last = charCodeAt(sink.text, sink.limit - 1);
+        const end = last >= 0xd800 && last < 0xdc00 ? sink.limit - 1 : sink.limit;
+        sink.prefix = slice(sink.text, 0, end);
+        sink.text = slice(sink.text, end);
+        if (sink.counted) emitPrefix(sink.prefix);
       }
       if (sink.text.length >= 16384) leaveOut(sink);
     }
@@ -709,7 +713,10 @@
   expose(globalThis, {
     text(value) { text(value); },
     json(value) { json(value); },
-    yield_control(reason) { return request("yield", reason === undefined ? null : textOf(reason)); },
+    yield_control(reason) {
+      const text = typeof reason === "string" ? reason : toShortJson(reason);
+      return request("yield", reason === undefined ? null : slice(text, 0, 1000));
+    },
     setTimeout(callback, delay, ...args) { return addTimer("setTimeout", callback, delay, args, false); },
     setInterval(callback, delay, ...args) { return addTimer("setInterval", callback, delay, args, true); },
     clearTimeout(id) { clearTimer(id); },

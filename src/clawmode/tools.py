@@ -1,0 +1,103 @@
+"""What a tool is: its description for a model, its code, and what it answers.
+
+Plain data. How a tool is called is `executor`'s business, how it is found is `catalog`'s, and how
+one is made of a Python function is `tool_function`'s.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+from clawmode.context import RunContext
+from clawmode.types import JsonText, JsonValue
+
+ToolSource: TypeAlias = Literal["openclaw", "plugin", "mcp", "client"]
+Effect: TypeAlias = Literal["read", "write"]
+JsonObject: TypeAlias = dict[str, JsonValue]
+
+DEFAULT_OWNERS: dict[ToolSource, str] = {"openclaw": "core", "client": "client"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolContext:
+    """What a tool learns about the call that it serves.
+
+    Attributes:
+        run: Who asks.
+        call_id: Unique in the run.
+        parent_id: The `exec` call that this one is nested in, if it is.
+        update: Reports progress; whoever watches the run sees it. May be called from any thread.
+    """
+
+    run: RunContext
+    call_id: str
+    parent_id: str | None = None
+    update: Callable[[JsonValue], None] = lambda value: None
+
+
+@dataclass(frozen=True, slots=True)
+class ToolResult:
+    """What a tool answers: text for a reader, details for a program, or both.
+
+    Attributes:
+        encoded: JSON of the value, once the executor has checked that it is JSON.
+    """
+
+    text: str | None = None
+    details: JsonValue = None
+    encoded: JsonText = b"null"
+
+    @property
+    def value(self) -> JsonValue:
+        """What a program gets: the details if there are any, else the text."""
+        return self.text if self.details is None else self.details
+
+
+Execute: TypeAlias = Callable[
+    [JsonObject, ToolContext], "Awaitable[ToolResult | JsonValue] | ToolResult | JsonValue"
+]
+"""Runs a tool on input that fits its schema.
+
+May raise: the message reaches the program that called it, and nothing else of the exception does.
+May be cancelled if it is async; one that is not runs in a thread and is left to itself.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A tool that a program can call.
+
+    Attributes:
+        name: What people and policies call it.
+        description: What it does, for a model.
+        parameters: JSON Schema of its input, an object.
+        execute: Its code.
+        label: A short name for people.
+        output_schema: JSON Schema of the details that it answers.
+        idempotent: Calling it again with the same input does no harm: an interrupted call may be
+            repeated.
+        effect: Whether it only reads, or changes something; None if nobody said.
+        source: Where it comes from.
+        owner: The plugin, server or client that it belongs to.
+    """
+
+    name: str
+    description: str
+    parameters: Mapping[str, JsonValue]
+    execute: Execute = field(repr=False, compare=False)
+    label: str | None = field(default=None, kw_only=True)
+    output_schema: Mapping[str, JsonValue] | None = field(default=None, kw_only=True)
+    idempotent: bool = field(default=False, kw_only=True)
+    effect: Effect | None = field(default=None, kw_only=True)
+    source: ToolSource = field(default="openclaw", kw_only=True)
+    owner: str = field(default="", kw_only=True)
+
+    @property
+    def id(self) -> str:
+        """`<source>:<owner>:<name>`: exact, and unique in a run."""
+        return f"{self.source}:{self.owner or DEFAULT_OWNERS.get(self.source, '')}:{self.name}"
+
+    @property
+    def trusted(self) -> bool:
+        """Whether its words were chosen by the operator, and may enter the model's prompt."""
+        return self.source in ("openclaw", "plugin")

@@ -1,0 +1,88 @@
+"""TypeScript does what it means: the cases of `typescript_cases.json`, run as cells."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.sandbox.stepping import failure_of, value_of
+
+from clawmode.sandbox.pool import Pool
+
+pytestmark = pytest.mark.anyio
+
+CASES: list[dict[str, Any]] = json.loads(
+    Path(__file__).with_name("typescript_cases.json").read_text(encoding="utf-8")
+)
+
+REPRINTED = "enum Level { Low, High }"
+"""A first line that cannot be stripped: what follows is printed anew, with a source map."""
+
+
+@pytest.mark.covers("IN-6")
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
+async def test_a_typescript_cell_does_what_it_means(pool: Pool, case: dict[str, Any]) -> None:
+    assert await value_of(pool, case["source"], language="typescript") == case["expect"]
+
+
+@pytest.mark.covers("IN-6", "IN-7")
+@pytest.mark.parametrize("first", ["interface Gone { x: number }", REPRINTED])
+async def test_errors_are_at_the_lines_that_were_submitted(pool: Pool, first: str) -> None:
+    source = f"""{first}
+
+type Id = string | number;
+function check(id: Id): never {{
+  throw new TypeError("bad id");
+}}
+check(1 as Id);"""
+    failed = await failure_of(pool, source, language="typescript")
+
+    assert failed.code == "internal_error"
+    assert failed.error.startswith("TypeError: bad id\n    at check (cell:5:")
+    assert failed.error.splitlines()[2].startswith("    at cell (cell:7:")
+    assert len(failed.error.splitlines()) == 3
+
+
+@pytest.mark.covers("IN-6", "ER-typescript_transform_failed")
+@pytest.mark.parametrize(
+    ("source", "line", "column"),
+    [("let a: number = 1;\nlet b: = 2;", 2, 8), (f"{REPRINTED}\n\n  const c: string = ;", 3, 21)],
+)
+async def test_a_diagnostic_has_line_column_and_excerpt(
+    pool: Pool, source: str, line: int, column: int
+) -> None:
+    failed = await failure_of(pool, source, language="typescript")
+
+    assert failed.code == "typescript_transform_failed"
+    assert f"(line {line}, column {column})" in failed.error
+    assert source.splitlines()[line - 1].strip() in failed.error
+
+
+@pytest.mark.covers("CM-typescript-unchecked")
+async def test_types_are_not_checked(pool: Pool) -> None:
+    assert (
+        await value_of(pool, "const n: number = 'text'; return n", language="typescript") == "text"
+    )
+
+
+@pytest.mark.covers("IN-6", "CM-V15")
+async def test_only_typescript_cells_load_the_transformer(anyio_backend: str) -> None:
+    async with Pool(size=1) as pool:
+        assert await value_of(pool, "return 1") == 1
+        (worker,) = pool._workers
+        assert worker.provided == set()
+
+        assert await value_of(pool, "return 2 as number", language="typescript") == 2
+        assert worker.provided == {"swc"}
+
+
+@pytest.mark.covers("IN-6")
+async def test_a_deadline_covers_the_transformer(anyio_backend: str) -> None:
+    async with Pool(size=1) as pool:
+        await value_of(pool, "return 1", language="typescript")
+        source = "text('ran'); if (false) {" + "f<A>(b as C);\n" * 60_000 + "}"
+
+        failed = await failure_of(pool, source, language="typescript", seconds=0.05)
+
+        assert (failed.code, failed.output) == ("timeout", ())
+        assert await value_of(pool, "return 2 as number", language="typescript") == 2
