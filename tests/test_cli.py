@@ -64,17 +64,18 @@ def test_run_goes_on_with_a_cell_that_waits_unless_told_not_to() -> None:
     assert json.loads(waiting.stdout)["reason"] == "yield"
 
 
-def test_limits_are_options() -> None:
-    done = clawmode("run", "-", "--json", "--timeout-ms", "200", stdin="for (;;);")
-    assert json.loads(done.stdout)["code"] == "timeout"
-    done = clawmode(
-        "run", "-", "--json", "--max-output-bytes", "1024", stdin='return "x".repeat(2000)'
-    )
-    assert json.loads(done.stdout)["code"] == "output_limit_exceeded"
-    done = clawmode(
-        "run", "-", "--json", "--memory-limit-bytes", "2000000", stdin="new ArrayBuffer(3000000)"
-    )
-    assert json.loads(done.stdout)["code"] == "memory_limit_exceeded"
+@pytest.mark.parametrize(
+    ("option", "value", "source", "code"),
+    [
+        ("--timeout-ms", "200", "for (;;);", "timeout"),
+        ("--max-output-bytes", "1024", 'return "x".repeat(2000)', "output_limit_exceeded"),
+        ("--memory-limit-bytes", "2000000", "new ArrayBuffer(3e6)", "memory_limit_exceeded"),
+        ("--max-snapshot-bytes", "1024", "await yield_control()", "snapshot_limit_exceeded"),
+    ],
+)
+def test_limits_are_options(option: str, value: str, source: str, code: str) -> None:
+    done = clawmode("run", "-", "--json", option, value, stdin=source)
+    assert json.loads(done.stdout)["code"] == code
 
 
 def test_a_limit_out_of_range_is_clamped_and_said() -> None:

@@ -1,0 +1,1 @@
+"""What the sandbox costs, measured: `make bench` for speed, `make soak` for leaks."""
