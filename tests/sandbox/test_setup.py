@@ -21,7 +21,9 @@ async def single() -> AsyncIterator[Pool]:
 
 
 def setup_of(names: list[str], scope: object = None) -> bytes:
-    namespaces = [] if scope is None else [{"id": "ns", "global": "Issues", "scope": scope}]
+    namespaces: list[object] = []
+    if scope is not None:
+        namespaces.append({"id": "ns", "global": "Issues", "scope": scope})
     return json.dumps(
         {
             "tools": [{"id": f"openclaw:core:{name}", "name": name} for name in names],

@@ -13,7 +13,7 @@ import platform
 import subprocess
 import sys
 import tempfile
-from functools import cache
+from functools import cache, lru_cache
 from importlib.metadata import version
 from pathlib import Path
 
@@ -48,6 +48,12 @@ def load(part: Part) -> bytes:
     Raises:
         RuntimeUnavailable: The file is missing or altered, or cannot be compiled.
     """
+    return _load(part, GUEST, cache_folder())
+
+
+@lru_cache(maxsize=8)
+def _load(part: Part, guest: Path, folder: Path) -> bytes:
+    # Once in a process: megabytes read in every boot thread fragment its memory.
     data = read_checked(FILES[part])
     return data if FILES[part].endswith(".js") else machine_code(data)
 
@@ -103,6 +109,7 @@ def machine_code(wasm: bytes) -> bytes:
 
 def forget(part: Part) -> None:
     """Drops the cached machine code of `part`: a worker could not load it."""
+    _load.cache_clear()
     (cache_folder() / f"{_key(read_checked(FILES[part]))}.code").unlink(missing_ok=True)
 
 

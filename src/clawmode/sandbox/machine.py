@@ -21,7 +21,9 @@ GUEST_STACK = 256 << 10
 FIXED_CLOCK = 1_700_000_000_000_000_000
 """The time, in nanoseconds, that a machine with a fixed clock always finds."""
 
-_BADF = 8
+MAX_RANDOM = 64 << 10
+
+_BADF, _INVALID = 8, 28
 
 
 class OutOfGuestMemory(Exception):
@@ -117,6 +119,8 @@ class Machine:
         return 0
 
     def _random_get(self, buffer: int, length: int) -> int:
+        if not 0 <= length <= MAX_RANDOM:
+            return _INVALID
         data = bytes(length) if self._fixed else os.urandom(length)
         self.instance.write(buffer & 0xFFFFFFFF, data)
         return 0

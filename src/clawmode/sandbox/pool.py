@@ -126,7 +126,12 @@ class Pool:
         # Freezing goes on when the cell that asked for it has given up waiting.
         self._tasks = anyio.create_task_group()
         await self._tasks.__aenter__()
-        self._warm_up()
+        try:
+            # One first: two that start at once keep each other from the first cell.
+            self._release(self._spawn())
+        except RuntimeUnavailable as error:
+            logger.error("%s", error)
+        self._tasks.start_soon(self._warm_up_later)
         return self
 
     async def __aexit__(
@@ -139,6 +144,11 @@ class Pool:
         if self._tasks is not None:
             await self._tasks.__aexit__(kind, error, trace)
 
+    async def _warm_up_later(self) -> None:
+        await self.ready()
+        if not self._closed:
+            self._warm_up()
+
     def _warm_up(self) -> None:
         while len(self._workers) < self.size:
             try:
@@ -149,7 +159,7 @@ class Pool:
 
     async def ready(self) -> None:
         """Waits until a worker can take cells, or none is coming. Raises nothing: a step will."""
-        while not self._any_booted():  # noqa: ASYNC110 - a thread sets it
+        while not (self._closed or self._any_booted()):  # noqa: ASYNC110 - a thread sets it
             await anyio.sleep(0.002)
 
     def _any_booted(self) -> bool:

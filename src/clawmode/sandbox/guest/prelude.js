@@ -115,27 +115,37 @@
     sink.text = "";
   }
 
-  function writeArray(sink, value, parents) {
-    put(sink, "[");
-    for (let i = 0, length = value.length; i < length; i++) {
-      if (i) put(sink, ",");
-      writeProperty(sink, value, i, parents);
-    }
-    put(sink, "]");
-  }
-
-  function writeProperty(sink, holder, key, parents) {
+  // `text` goes before the value. Numbers and their like are returned with it, to be written with
+  // what follows: a call for each would be most of the work.
+  function writeProperty(sink, text, holder, key, parents) {
     let value;
     try {
       value = holder[key];
     } catch (error) {
-      put(sink, tag("[Getter threw: " + messageOf(error) + "]"));
-      return;
+      put(sink, text + tag("[Getter threw: " + messageOf(error) + "]"));
+      return "";
     }
+    if (typeof value === "number") return text + (value - value === 0 ? value : "null");
+    if (value === null || value === undefined) return text + "null";
+    if (typeof value === "boolean") return text + (value ? "true" : "false");
+    put(sink, text);
     write(sink, value, parents);
+    return "";
   }
 
-  function writeEntries(sink, keys, holder, parents, written) {
+  function writeArray(sink, value, parents) {
+    let text = "[";
+    for (let i = 0, length = value.length; i < length; i++) {
+      text = writeProperty(sink, i ? text + "," : text, value, i, parents);
+      if (text.length > 4096) {
+        put(sink, text);
+        text = "";
+      }
+    }
+    put(sink, text + "]");
+  }
+
+  function writeEntries(sink, text, keys, holder, parents, written) {
     for (let i = 0; i < keys.length; i++) {
       const key = keys[i];
       if (sink.dropUndefined) {
@@ -145,20 +155,22 @@
         } catch {}
         if (value === undefined) continue;
       }
-      put(sink, (written++ ? "," : "") + tag(key) + ":");
-      writeProperty(sink, holder, key, parents);
+      text = writeProperty(sink, text + (written++ ? "," : "") + tag(key) + ":", holder, key, parents);
+      if (text.length > 4096) {
+        put(sink, text);
+        text = "";
+      }
     }
+    return text;
   }
 
   function writeObject(sink, value, parents) {
-    put(sink, "{");
-    writeEntries(sink, objectKeys(value), value, parents, 0);
-    put(sink, "}");
+    put(sink, writeEntries(sink, "{", objectKeys(value), value, parents, 0) + "}");
   }
 
   function writeError(sink, error, parents) {
     const { name, message } = describeError(error);
-    put(sink, '{"name":' + tag(name) + ',"message":' + tag(message));
+    const text = '{"name":' + tag(name) + ',"message":' + tag(message);
     const keys = create(null);
     keys.length = 0;
     const own = objectKeys(error);
@@ -166,8 +178,7 @@
       if (own[i] === "name" || own[i] === "message" || own[i] === "stack") continue;
       keys[keys.length++] = own[i];
     }
-    writeEntries(sink, keys, error, parents, 1);
-    put(sink, "}");
+    put(sink, writeEntries(sink, text, keys, error, parents, 1) + "}");
   }
 
   // A Map whose keys are all strings reads as an object, any other as a list of pairs.
@@ -251,11 +262,12 @@
     try {
       if (isArray(value)) return writeArray(sink, value, chain);
       const prototype = getPrototypeOf(value);
-      const dated = attempt(dateTime, value) !== undefined;
+      const ordinary = prototype === ObjectPrototype || prototype === null;
+      // A Date has a `toJSON`, which a guest may have replaced.
+      const dated = !ordinary && attempt(dateTime, value) !== undefined;
       const plain = dated ? value : converted(value);
       if (plain !== value) return write(sink, plain, chain);
-      if (prototype === ObjectPrototype || prototype === null) return writeObject(sink, value, chain);
-      return writeExotic(sink, value, chain);
+      return ordinary ? writeObject(sink, value, chain) : writeExotic(sink, value, chain);
     } catch (error) {
       // What was half written goes, unless it is on its way out already.
       if (mark >= 0 && sink.prefix === null) sink.text = slice(sink.text, 0, mark);
@@ -263,10 +275,23 @@
     }
   }
 
+  // Piece by piece: a long string must not be copied whole, only to be found too long.
+  function writeLong(sink, value) {
+    put(sink, '"');
+    for (let start = 0; start < value.length; ) {
+      let end = min(start + 16384, value.length);
+      const last = charCodeAt(value, end - 1);
+      if (end < value.length && last >= 0xd800 && last < 0xdc00) end--;
+      put(sink, slice(tag(slice(value, start, end)), 1, -1));
+      start = end;
+    }
+    put(sink, '"');
+  }
+
   function write(sink, value, parents) {
     switch (typeof value) {
       case "string":
-        return put(sink, tag(value));
+        return value.length <= 16384 ? put(sink, tag(value)) : writeLong(sink, value);
       case "number":
         return put(sink, value - value === 0 ? NativeString(value) : "null");
       case "boolean":

@@ -1,0 +1,353 @@
+"""Finding documents by words: BM25F over split identifiers, in plain Python.
+
+Knows texts and positions, nothing of tools: which texts may be searched is the caller's decision.
+What a term adds to which score is worked out once, so that a search only adds. The same documents
+in the same order give the same answers everywhere.
+"""
+
+import math
+import re
+import unicodedata
+from array import array
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from difflib import SequenceMatcher
+from functools import lru_cache
+from heapq import nsmallest
+from itertools import chain, pairwise
+from typing import NamedTuple, Protocol
+
+# The usual constants of BM25F; a word in a name says more than the same word in prose.
+K1 = 1.2
+B = 0.75
+WEIGHTS = (3.0, 2.0, 1.0, 1.0)  # the fields of a Document
+
+# Below this share of the best score a match is filler. On three public sets of tools and requests
+# (Seal-Tools, Bifrost, MetaTool) 0.35 costs at most 0.4 points of recall at 8 and drops up to a
+# third of the answers at 20; 0.5 costs 3 points at 8, and 15 at 20.
+CUTOFF = 0.35
+
+MIN_RARITY_BASE = 20  # among fewer documents, how many have a word says little about the word
+
+# What a stranger's text can cost.
+MAX_FIELD_CHARS = 4_000
+MAX_QUERY_CHARS = 1_000
+MAX_QUERY_TERMS = 64
+MAX_WORD_CHARS = 64
+MAX_NAME_CHARS = 64
+
+MAX_COMPARED = 32  # names that are compared letter by letter
+MIN_LIKENESS = 0.6  # as difflib has it
+
+STOP_WORDS = frozenset(
+    "a an and any are as at be by can could do does for from has have how i if in into is it its "
+    "let me my of on or our please s should so some t that the their them then these they this "
+    "those to us want was we were what when which will with would you your".split()
+)
+
+_WORD = re.compile(r"[^\W_]+")
+_ASCII_WORD = re.compile(r"[A-Za-z0-9]+")  # the same for plain text, twice as fast
+_PART = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+|[^A-Za-z0-9]+")
+
+
+class Document(NamedTuple):
+    """The texts of one document that may be searched."""
+
+    name: str
+    label: str = ""
+    description: str = ""
+    parameters: str = ""
+
+
+class Ranker(Protocol):
+    """Orders documents by how well they answer: the seam for a ranker that knows meanings."""
+
+    def search(self, query: str, limit: int) -> list[tuple[int, float]]:
+        """Positions and scores of at most `limit` documents, the best first."""
+        ...
+
+
+class _Posting(NamedTuple):
+    """What a term adds to the score of which document, and the most that it adds to any."""
+
+    scores: dict[int, float]
+    bound: float
+
+
+class SearchIndex:
+    """Ranks documents by BM25F.
+
+    Making one reads every text; a term is weighed when it is first asked for, because most never
+    are.
+
+    Args:
+        documents: What to search. Equal scores are ordered by position.
+    """
+
+    def __init__(self, documents: Sequence[Document]) -> None:
+        self._base = max(len(documents), MIN_RARITY_BASE)
+        self._fields = [
+            _read_field(texts, weight)
+            for texts, weight in zip(zip(*documents, strict=True), WEIGHTS, strict=False)
+        ]
+        self._postings: dict[str, _Posting] = {}
+
+    def search(self, query: str, limit: int) -> list[tuple[int, float]]:
+        """Positions and scores of at most `limit` documents, the best first, without poor ones."""
+        terms = dict.fromkeys(chain.from_iterable(map(terms_of, _query_words(query))))
+        postings = [self._posting(term) for term in terms if self._has(term)]
+        if not postings or limit < 1:
+            return []
+        # A word that occurs nowhere stands for a document that we do not have, and what we do have
+        # is measured against that one too: `get the moon phase` is not answered with all getters.
+        missing = CUTOFF * _rarity(self._base, 0) if self.unmatched(query) else 0.0
+        scores, least = _add_up(postings, missing)
+        good = [(-score, position) for position, score in scores.items() if score >= least]
+        return [(position, -score) for score, position in nsmallest(limit, good)]
+
+    def unmatched(self, query: str) -> list[str]:
+        """The words of the query that occur in no document, stop words aside."""
+        terms = {word.casefold(): terms_of(word) for word in _query_words(query)}
+        return [word for word, of in terms.items() if of and not any(map(self._has, of))]
+
+    def _has(self, term: str) -> bool:
+        return any(term in field.places for field in self._fields)
+
+    def _posting(self, term: str) -> _Posting:
+        if term not in self._postings:
+            self._postings[term] = _weigh(term, self._fields, self._base)
+        return self._postings[term]
+
+
+def _query_words(query: str) -> list[str]:
+    return split_words(query[:MAX_QUERY_CHARS])
+
+
+def _rarity(base: int, count: int) -> float:
+    """The inverse document frequency of a term that `count` of `base` documents have."""
+    return math.log(1 + (base - count + 0.5) / (count + 0.5))
+
+
+def _add_up(postings: list[_Posting], least: float) -> tuple[dict[int, float], float]:
+    """Scores by position, and the score that a good document has; lower ones may be partial.
+
+    Rare terms come first. Once what is left cannot lift a new document to `least`, common terms
+    only add to documents that are in already: that is what keeps common words cheap.
+    """
+    postings = sorted(postings, key=lambda posting: -posting.bound)[:MAX_QUERY_TERMS]
+    left = sum(posting.bound for posting in postings)
+    scores: dict[int, float] = {}
+    for posting in postings:
+        if left >= least:
+            scores = _merge(scores, posting.scores)
+        else:
+            for position in scores.keys() & posting.scores.keys():
+                scores[position] += posting.scores[position]
+        least = max(least, CUTOFF * max(scores.values(), default=0.0))
+        left -= posting.bound
+    return scores, least
+
+
+def _merge(scores: dict[int, float], others: dict[int, float]) -> dict[int, float]:
+    """Adds up by position, walking the smaller one; `scores` is given away."""
+    if len(scores) < len(others):
+        scores, others = others.copy(), scores
+    for position, score in others.items():
+        scores[position] = scores.get(position, 0.0) + score
+    return scores
+
+
+# Making the index
+
+
+class _Field(NamedTuple):
+    """One text of every document: where its terms occur, and what an occurrence counts for.
+
+    Positions are arrays, once per occurrence: a list would be walked by every garbage collection.
+    """
+
+    places: "dict[str, array[int]]"
+    worth: list[float]
+
+
+def _read_field(texts: Sequence[str], weight: float) -> _Field:
+    # By word first: there are many occurrences and few words, and only words need terms.
+    words: defaultdict[str, array[int]] = defaultdict(lambda: array("I"))
+    lengths: list[int] = []
+    for position, text in enumerate(texts):
+        found = split_words(text[:MAX_FIELD_CHARS])
+        lengths.append(len(found))
+        for word in found:
+            words[word].append(position)
+    return _Field(_by_term(words), _worth(weight, lengths))
+
+
+def _by_term(words: "dict[str, array[int]]") -> "dict[str, array[int]]":
+    made: dict[str, array[int]] = {}
+    for word, positions in words.items():
+        for term in terms_of(word):
+            made[term] = made[term] + positions if term in made else positions
+    return made
+
+
+def _worth(weight: float, lengths: list[int]) -> list[float]:
+    """Less in a longer text."""
+    average = sum(lengths) / len(lengths) or 1.0
+    return [weight / (1 - B + B * length / average) for length in lengths]
+
+
+def _weigh(term: str, fields: list[_Field], base: int) -> _Posting:
+    frequencies: dict[int, float] = {}
+    for places, worth in fields:
+        for position in places.get(term, ()):
+            frequencies[position] = frequencies.get(position, 0.0) + worth[position]
+    most = _rarity(base, len(frequencies)) * (K1 + 1)
+    scores = {at: most * frequency / (frequency + K1) for at, frequency in frequencies.items()}
+    return _Posting(scores, max(scores.values()))
+
+
+# Names that were misspelt
+
+
+class NearNames:
+    """Finds the names most like a given one, without comparing all of them letter by letter.
+
+    Args:
+        names: Where to look.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names = [_shorten(name) for name in names]
+        self._having: defaultdict[str, list[int]] = defaultdict(list)
+        for position, name in enumerate(self._names):
+            for pair in _pairs(name):
+                self._having[pair].append(position)
+
+    def find(self, name: str, limit: int) -> list[int]:
+        """Positions of at most `limit` names that are alike, the most alike first."""
+        wanted = _shorten(name)
+        pairs = sorted(_pairs(wanted))
+        shared = Counter(chain.from_iterable(self._having.get(pair, ()) for pair in pairs))
+        alike = [
+            (-_likeness(wanted, self._names[position], count), position)
+            for position, count in shared.most_common(MAX_COMPARED)
+        ]
+        return [at for likeness, at in nsmallest(limit, alike) if -likeness >= MIN_LIKENESS]
+
+
+def _likeness(one: str, other: str, shared: int) -> float:
+    """By letters in order, or by pairs of letters: `payment_refund` is near `refund_payment`."""
+    by_pairs = 2 * shared / (len(_pairs(one)) + len(_pairs(other)))
+    return max(by_pairs, SequenceMatcher(None, one, other).ratio())
+
+
+def _shorten(name: str) -> str:
+    return name[:MAX_NAME_CHARS].casefold()
+
+
+def _pairs(name: str) -> set[str]:
+    """Every two neighbouring characters, with the ends: what two spellings mostly share."""
+    return set(map("".join, pairwise(f" {name} ")))
+
+
+# Words to terms
+
+
+def split_words(text: str) -> list[str]:
+    """The words of a text, without accents; `snake_case` is two words, `camelCase` is one."""
+    return _ASCII_WORD.findall(text) if text.isascii() else _WORD.findall(_fold(text))
+
+
+def _fold(text: str) -> str:
+    split = unicodedata.normalize("NFKD", text)
+    return unicodedata.normalize("NFC", "".join(c for c in split if not unicodedata.combining(c)))
+
+
+def terms_of(word: str) -> tuple[str, ...]:
+    """What a word is found by: the stems of its `camelCase` parts, and of the whole.
+
+    The whole is one of them because `GitHub` is one word to whoever asks for `github`.
+    """
+    if word.isascii() and (word.isdecimal() or (word.isalpha() and word[1:].islower())):  # most
+        return _stem_part(word.lower())
+    parts: list[str] = _PART.findall(word)
+    wanted = parts if len(parts) == 1 else [*parts, word]
+    return tuple(dict.fromkeys(chain.from_iterable(_stem_part(p.casefold()) for p in wanted)))
+
+
+def _stem_part(part: str) -> tuple[str, ...]:
+    if part in STOP_WORDS:
+        return ()
+    if part.isascii():
+        short = part[:MAX_WORD_CHARS]
+        return (stem(short) if part.isalpha() else short,)
+    if part < "\u3040" or len(part) < 3:
+        return (part,)
+    return tuple(map("".join, pairwise(part)))  # Chinese and its kin: no spaces between words
+
+
+# The stemmer: light on purpose. An ending that often changes the meaning stays (`custom`,
+# `customer`).
+
+_VOWEL = re.compile(r"[aeiouy]")
+_SHORT = re.compile(r"[^aeiouy]*[aeiouy][^aeiouwxy]")  # `rat` and `us`: ends in a lost `e`
+_IRREGULAR = {"embed": "embed", "embeds": "embed", "news": "news"}
+_DERIVATIONS = (
+    ("ization", "iz"),
+    ("izer", "iz"),
+    ("ysis", "ys"),
+    ("yzer", "ys"),
+    ("yze", "ys"),
+    ("yz", "ys"),
+    ("ator", "at"),
+    ("ion", ""),
+    ("ly", ""),
+)
+_DERIVED = tuple(ending for ending, _ in _DERIVATIONS)
+
+
+@lru_cache(maxsize=8192)  # the parts of names are few and come again and again
+def stem(word: str) -> str:
+    """Cuts English endings: `creates`, `created`, `creating` and `creation` are one term."""
+    if len(word) < 3:
+        return word
+    if word in _IRREGULAR:
+        return _IRREGULAR[word]
+    return _tidy_end(_cut_derivation(_cut_tense(_cut_plural(word))))
+
+
+def _cut_plural(word: str) -> str:
+    if not word.endswith("s") or word.endswith(("ss", "us", "is")):
+        return word
+    return word[:-2] if word.endswith(("sses", "ies")) else word[:-1]
+
+
+def _cut_tense(word: str) -> str:
+    for ending in ("ing", "ed"):
+        root = word.removesuffix(ending)
+        if root != word and len(root) > 1 and _VOWEL.search(root) and not word.endswith("eed"):
+            return _restore_root(root)
+    return word
+
+
+def _restore_root(root: str) -> str:
+    """`plann` becomes `plan`, and `rat` becomes `rate`."""
+    if root[-1] == root[-2] and root[-1] not in "lsz":
+        return root[:-1]
+    return f"{root}e" if _SHORT.fullmatch(root) else root
+
+
+def _cut_derivation(word: str) -> str:
+    for ending, replacement in _DERIVATIONS if word.endswith(_DERIVED) else ():
+        if word.endswith(ending):
+            root = word.removesuffix(ending) + replacement
+            return root if len(root) > 4 else word
+    return word
+
+
+def _tidy_end(word: str) -> str:
+    if len(word) < 4:
+        return word
+    if word.endswith("e") and not _SHORT.fullmatch(word[:-1]):
+        return word[:-1]
+    return f"{word[:-1]}i" if word.endswith("y") and word[-2] not in "aeiou" else word
