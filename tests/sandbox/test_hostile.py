@@ -1,37 +1,28 @@
-"""Cells and workers that mean harm: each ends as promised, in time, and harms nobody else.
+"""Cells that mean harm: each ends as promised, in time, and harms nobody else.
 
 A cell that should end says with which code, or with which value if it only hurt itself. Every one
 of them is followed by a small cell in the same pool, which has to be fine.
 """
 
 import json
-import os
-import random
-import signal
 import sys
-import threading
 import time
-from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from pathlib import Path
+from collections.abc import AsyncIterator
 from typing import Any
 
-import anyio
 import pytest
-from tests.sandbox.babbling_worker import ANSWERS
+from tests.sandbox.driver import (
+    LOOP,
+    ending,
+    expect_failure,
+    expect_value,
+    only_worker,
+    soon,
+    suspend,
+)
 from tests.sandbox.stepping import finish, ok, texts, value_of
 
-from clawmode.exceptions import (
-    Aborted,
-    DeadlineExceeded,
-    ErrorCode,
-    RuntimeUnavailable,
-    SandboxError,
-)
-from clawmode.sandbox import artifacts
-from clawmode.sandbox import process as process_module
-from clawmode.sandbox.pool import Cell, Pool
-from clawmode.sandbox.process import WorkerProcess
+from clawmode.sandbox.pool import Pool
 from clawmode.sandbox.protocol import (
     Done,
     Failed,
@@ -44,16 +35,12 @@ from clawmode.sandbox.protocol import (
     Suspended,
 )
 
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
+
 pytestmark = pytest.mark.anyio
-
-SLACK = 0.5
-"""What a cell may take beyond its deadline."""
-
-LOOP = "for (;;);"
-ASK = "let n = 41; const r = await tools.call('t'); return n + r"
-BIG = """const held = []; for (let i = 0; i < 300000; i++) held.push({ i });
-const r = await tools.call("t"); return held.length + r"""
-"""A cell that takes some tenths of a second to freeze."""
 
 
 @pytest.fixture
@@ -61,83 +48,6 @@ async def single() -> AsyncIterator[Pool]:
     async with Pool(size=1, max_size=1) as opened:
         await value_of(opened, "return 1")
         yield opened
-
-
-def soon(seconds: float = 10) -> float:
-    return time.monotonic() + seconds
-
-
-async def ending(pool: Pool, source: str, *, seconds: float = 1, **options: Any) -> Done | Failed:
-    """How a cell ends; and it does so in time, and the next cell is fine."""
-    await settled(pool)
-    began = time.monotonic()
-    with anyio.fail_after(seconds + 5):
-        outcome = await finish(pool, source, seconds=seconds, **options)
-    assert time.monotonic() - began < seconds + SLACK
-    assert await value_of(pool, "return [1, 2].map((x) => x * 2)") == [2, 4]
-    return outcome
-
-
-async def expect_failure(
-    pool: Pool, source: str, code: ErrorCode, *, seconds: float = 0.5, **options: Any
-) -> Failed:
-    outcome = await ending(pool, source, seconds=seconds, **options)
-    assert isinstance(outcome, Failed), outcome
-    assert (outcome.code, outcome.crashed) == (code, False), outcome
-    return outcome
-
-
-async def expect_value(pool: Pool, source: str, **options: Any) -> Any:
-    outcome = await ending(pool, source, **options)
-    assert isinstance(outcome, Done), outcome
-    return json.loads(outcome.value)
-
-
-async def suspend(pool: Pool, source: str = ASK) -> Cell:
-    """A cell that waits for one call."""
-    cell = pool.cell()
-    outcome = await pool.step(cell, Start(source), soon())
-    assert isinstance(outcome, Suspended), outcome
-    return cell
-
-
-async def resume(pool: Pool, cell: Cell, seconds: float = 10) -> Any:
-    outcome = await pool.step(cell, Resume((Settled(1, True, b"1"),)), soon(seconds))
-    assert isinstance(outcome, Done), outcome
-    return json.loads(outcome.value)
-
-
-async def raised_by(step: Awaitable[object]) -> SandboxError | None:
-    try:
-        await step
-    except SandboxError as error:
-        return error
-    return None
-
-
-def only_worker(pool: Pool) -> WorkerProcess:
-    (worker,) = pool._workers
-    return worker
-
-
-def owner(pool: Pool, cell: Cell) -> WorkerProcess:
-    return next(worker for worker, holds in pool._workers.items() if holds is cell)
-
-
-async def settled(pool: Pool) -> None:
-    """Waits for workers that start, so that they take no time from the cell under test."""
-    await until(lambda: all(worker.booted.done() for worker in pool._workers))
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    with anyio.fail_after(10):
-        while not condition():  # noqa: ASYNC110 - what is waited for sets no event
-            await anyio.sleep(0.002)
-
-
-async def computing(pool: Pool, cell: Cell) -> None:
-    """Waits until a cell's worker has been asked."""
-    await until(lambda: any(c is cell and w._asking for w, c in pool._workers.items()))
 
 
 # ---- Time ----
@@ -155,14 +65,11 @@ BURNING = {
     "getter on the value": "return { get a() { for (;;); } }",
     "trap on the value": "return new Proxy({}, { ownKeys() { for (;;); } })",
     "toJSON": "return { toJSON() { for (;;); } }",
-    "toJSON without end": "const o = () => ({ toJSON: () => [o(), o(), o()] }); return o()",
     "thenable": "const t = { then(r) { r(t) } }; return t",
     "name of an error": "throw Object.defineProperty(new Error, 'name', { get() { for (;;); } })",
     "reason of a rejection": "Promise.reject(new Proxy({}, { get() { for (;;); } }))",
     "species": "Object.defineProperty(Promise.prototype, 'constructor', { get() { for (;;); } })",
     "huge JSON": "const a = Array(1e5).fill('x'.repeat(50)); for (;;) JSON.stringify(a)",
-    "huge array as value": "return Array(2 ** 31)",
-    "length without end": "json(new Proxy([], { get: (t, k) => k === 'length' ? Infinity : 1 }))",
     "native loop": "Array.prototype.indexOf.call({ length: 2 ** 53 - 1 }, 1)",
     "native copy": "const a = []; a.length = 2 ** 32 - 1; a.splice(0, 1)",
     "prototypes in a circle": """const p = new Proxy({}, { getPrototypeOf: () => p });
@@ -187,7 +94,7 @@ async def test_typescript_that_burns_time_ends_at_the_deadline(pool: Pool) -> No
     await expect_failure(pool, source, "timeout", language="typescript")
 
 
-@pytest.mark.covers("EX-11", "IN-3")
+@pytest.mark.covers("EX-11")
 async def test_text_that_takes_the_parser_long_ends_at_the_deadline(pool: Pool) -> None:
     await value_of(pool, "return typeof require")
     await expect_failure(pool, "a.require;" * 100_000, "timeout")
@@ -318,7 +225,7 @@ async def test_deeply_nested_source_is_refused(pool: Pool, source: str) -> None:
     await expect_failure(pool, source, "invalid_input", seconds=3)
 
 
-@pytest.mark.covers("EX-12", "IN-6")
+@pytest.mark.covers("EX-12")
 async def test_deeply_nested_typescript_is_refused(pool: Pool) -> None:
     source = "let x: " + "[" * 20_000 + "number" + "]" * 20_000
     await expect_failure(
@@ -342,10 +249,14 @@ async def test_deeply_nested_typescript_is_refused(pool: Pool) -> None:
         "throw text('x'.repeat(1e6))",
         "json({ get a() { text('x'.repeat(1e6)) } })",
         "setInterval(() => text('x'.repeat(1000)), 1); await new Promise(() => {})",
+        "return Array(2 ** 31)",
+        "json(new Proxy([], { get: (t, k) => k === 'length' ? Infinity : 1 }))",
+        "const o = () => ({ toJSON: () => [o(), o(), o()] }); return o()",
+        "return [Array(20000).fill('x'.repeat(9)), { get a() { for (;;); } }]",
     ],
 )
 async def test_a_flood_of_output_ends_at_its_cap(pool: Pool, source: str) -> None:
-    outcome = await expect_failure(pool, source, "output_limit_exceeded", seconds=5)
+    outcome = await expect_failure(pool, source, "output_limit_exceeded", seconds=1)
     size = sum(len(item.body) for item in outcome.output)
     assert size <= 65536
     assert size > 40000 or len(outcome.output) > 2000
@@ -441,7 +352,6 @@ async def test_a_source_with_lone_surrogates_or_nul_harms_no_worker(
     assert only_worker(single) is worker
 
 
-@pytest.mark.covers("EX-12")
 @pytest.mark.parametrize("thrown", ["null", "Symbol('x')", "1n", "() => 1", "new Proxy({}, {})"])
 async def test_an_odd_thing_thrown_is_a_failure_with_a_text(pool: Pool, thrown: str) -> None:
     outcome = await expect_failure(pool, f"throw {thrown}", "internal_error")
@@ -565,6 +475,20 @@ setTimeout(() => text("late"), 0); tools.call("t"); Error.stackTraceLimit = 0; t
     assert value == [None, "undefined", False, True]
 
 
+async def test_rejections_made_while_a_failure_is_told_do_not_reach_the_next_cell(
+    single: Pool,
+) -> None:
+    worker = only_worker(single)
+    source = """const e = new Error("x");
+Object.defineProperty(e, "message", {
+  get() { for (let i = 0; i < 200; i++) Promise.reject(i); return "m" },
+});
+Promise.reject(e); return 1"""
+    for _ in range(3):
+        await expect_failure(single, source, "internal_error")
+    assert only_worker(single) is worker
+
+
 SECRET = "S3CR3T"
 
 
@@ -587,15 +511,7 @@ async def test_no_byte_of_one_cell_is_in_the_memory_of_the_next(single: Pool, so
     frozen = await single.freeze(await suspend(single))
     assert only_worker(single) is worker
     # The next cell's memory is its difference to the image, which no cell can have touched.
-    assert SECRET.encode() not in process_memory(frozen.pages)
-
-
-def process_memory(pages: bytes) -> bytes:
-    if sys.version_info >= (3, 14):
-        from compression import zstd
-    else:
-        from backports import zstd
-    return zstd.decompress(pages)
+    assert SECRET.encode() not in zstd.decompress(frozen.pages)
 
 
 # ---- Forged plumbing ----
@@ -813,588 +729,7 @@ return 1"""
         resumed = Resume(settled, limits=limits, now=outcome.due)
         outcome = await pool.step(cell, resumed, deadline)
     # A rejection that there was no room to handle fails the cell.
-    assert isinstance(outcome, Done) or "null" in outcome.error, outcome
-
-
-# ---- Cells beside each other ----
-
-
-@pytest.mark.covers("EX-14")
-async def test_two_cells_draw_different_random_numbers(pool: Pool) -> None:
-    source = "return [Math.random(), Math.random()]"
-    drawn = [number for _ in range(4) for number in await value_of(pool, source)]
-    assert len(set(drawn)) == 8
-
-
-async def test_images_built_in_three_processes_are_identical() -> None:
-    async with Pool(size=3) as pool:
-        await until(lambda: all(worker.booted.done() for worker in pool._workers))
-        images = {worker.booted.result() for worker in pool._workers}
-        assert len({worker.pid for worker in pool._workers}) == 3
-        assert len(images) == 1
-
-
-@pytest.mark.covers("CM-V17")
-async def test_one_more_endless_loop_than_workers_does_not_stop_a_small_cell() -> None:
-    async with Pool(size=2) as pool, anyio.create_task_group() as group:
-        await value_of(pool, "return 1")
-        ended: list[str] = []
-
-        async def hog() -> None:
-            await finish(pool, LOOP, seconds=3)
-            ended.append("hog")
-
-        for _ in range(pool.size + 1):
-            group.start_soon(hog)
-        await anyio.sleep(0.05)
-        assert await value_of(pool, "return 5") == 5
-        assert ended == []
-        group.cancel_scope.cancel()
-
-
-@pytest.mark.covers("ER-aborted")
-@pytest.mark.parametrize(
-    "source", [LOOP, "for (;;) await 0", "/(a+)+$/.test('a'.repeat(40) + '!')"]
-)
-async def test_an_abort_stops_a_cell_at_once(single: Pool, source: str) -> None:
-    cell, took = single.cell(), 0.0
-    async with anyio.create_task_group() as group:
-
-        async def stop() -> None:
-            nonlocal took
-            await computing(single, cell)
-            await anyio.sleep(0.05)
-            began = time.monotonic()
-            await single.abort(cell)
-            took = time.monotonic() - began
-
-        group.start_soon(stop)
-        try:
-            outcome = await single.step(cell, Start(source), soon())
-            assert isinstance(outcome, Failed)
-            assert outcome.code == "aborted"
-        except Aborted:
-            pass
-    assert took < 0.1
-    assert await value_of(single, "return 1") == 1
-
-
-async def test_a_warm_cell_is_evicted_and_goes_on_where_it_was(single: Pool) -> None:
-    first = await suspend(single)
-    second = await suspend(single)
-    await expect_failure(single, LOOP, "timeout", seconds=0.2)
-    assert await resume(single, first) == 42
-    assert await resume(single, second) == 42
-
-
-@pytest.mark.covers("IN-6")
-async def test_an_evicted_cell_fails_with_its_own_lines_and_as_itself(single: Pool) -> None:
-    cell = single.cell()
-    typescript = "enum E { A }\n\n\nconst r = await tools.call('t');\nnull.boom"
-    await single.step(cell, Start(typescript, "typescript"), soon())
-    await finish(single, "git status")
-    outcome = await single.step(cell, Resume((Settled(1, True, b"1"),)), soon())
-    assert isinstance(outcome, Failed)
-    assert outcome.error.startswith("TypeError")
-    assert "cell:5:" in outcome.error
-
-
-async def test_a_shell_command_of_another_is_not_taken_for_this_cell(single: Pool) -> None:
-    cell = await suspend(single, "await tools.call('t'); return missing")
-    await finish(single, "git status")
-    outcome = await single.step(cell, Resume((Settled(1, True, b"1"),)), soon())
-    assert isinstance(outcome, Failed)
-    assert outcome.error.startswith("ReferenceError: missing")
-
-
-# ---- Workers that die, stop or hang ----
-
-
-@pytest.mark.covers("WK-1", "ER-runtime_unavailable")
-async def test_a_worker_killed_in_the_middle_costs_one_cell(pool: Pool) -> None:
-    other = await suspend(pool)
-    cell = pool.cell()
-    async with anyio.create_task_group() as group:
-
-        async def kill() -> None:
-            await computing(pool, cell)
-            owner(pool, cell).signal(signal.SIGKILL)
-
-        group.start_soon(kill)
-        with pytest.raises(RuntimeUnavailable, match="died"):
-            await pool.step(cell, Start(LOOP), soon())
-    assert await resume(pool, other) == 42
-    assert await value_of(pool, "return 1") == 1
-
-
-@pytest.mark.covers("WK-1")
-async def test_a_stopped_worker_costs_its_cell_and_no_more_time_than_it_has(pool: Pool) -> None:
-    cell = pool.cell()
-    async with anyio.create_task_group() as group:
-
-        async def stop() -> None:
-            await computing(pool, cell)
-            owner(pool, cell).signal(signal.SIGSTOP)
-
-        group.start_soon(stop)
-        began = time.monotonic()
-        with pytest.raises(DeadlineExceeded):
-            await pool.step(cell, Start(LOOP), soon(0.4))
-        assert time.monotonic() - began < 0.4 + SLACK
-    assert await value_of(pool, "return 1") == 1
-
-
-@pytest.mark.covers("WK-1")
-async def test_a_stopped_worker_can_be_aborted(single: Pool) -> None:
-    cell = single.cell()
-    async with anyio.create_task_group() as group:
-
-        async def stop() -> None:
-            await computing(single, cell)
-            owner(single, cell).signal(signal.SIGSTOP)
-            began = time.monotonic()
-            await single.abort(cell)
-            assert time.monotonic() - began < 0.1
-
-        group.start_soon(stop)
-        with pytest.raises(Aborted):
-            await single.step(cell, Start(LOOP), soon())
-    assert await value_of(single, "return 1") == 1
-
-
-async def test_a_stopped_worker_that_holds_another_cell_takes_no_more_than_the_deadline(
-    single: Pool,
-) -> None:
-    await suspend(single)
-    only_worker(single).signal(signal.SIGSTOP)
-    with anyio.move_on_after(0.4 + SLACK) as limit:
-        await raised_by(single.step(single.cell(), Start("return 1"), soon(0.4)))
-    assert not limit.cancelled_caught
-
-
-async def test_a_stopped_worker_that_lacks_a_part_takes_no_more_than_the_deadline(
-    single: Pool,
-) -> None:
-    only_worker(single).signal(signal.SIGSTOP)
-    with anyio.move_on_after(0.4 + SLACK) as limit:
-        start = Start("return 1", "typescript")
-        assert await raised_by(single.step(single.cell(), start, soon(0.4)))
-    assert not limit.cancelled_caught
-
-
-async def test_idle_workers_that_all_died_are_replaced_unnoticed() -> None:
-    async with Pool(size=4, max_size=4) as pool:
-        await until(lambda: all(worker.booted.done() for worker in pool._workers))
-        for worker in pool._workers:
-            worker.signal(signal.SIGKILL)
-        await until(lambda: not any(worker.alive for worker in pool._workers))
-        assert await value_of(pool, "return 1") == 1
-
-
-async def test_a_worker_that_dies_makes_room_for_a_cell_that_queues() -> None:
-    async with Pool(size=1, max_size=2) as pool, anyio.create_task_group() as group:
-        await value_of(pool, "return 1")
-        hogs = [pool.cell(), pool.cell()]
-        for hog in hogs:
-            group.start_soon(raised_by, pool.step(hog, Start(LOOP), soon(8)))
-            await computing(pool, hog)
-        group.start_soon(lambda: until(lambda: bool(pool._queue)))
-        with anyio.move_on_after(3) as limit:
-            async with anyio.create_task_group() as inner:
-                inner.start_soon(value_of, pool, "return 1")
-                await until(lambda: bool(pool._queue))
-                await anyio.sleep(0.1)
-                owner(pool, hogs[0]).signal(signal.SIGKILL)
-        group.cancel_scope.cancel()
-        assert not limit.cancelled_caught
-
-
-async def test_a_worker_killed_while_it_boots_does_not_cost_the_machine_code(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("CLAWMODE_CACHE_DIR", str(tmp_path))
-    artifacts.load("quickjs")
-    (before,) = (entry.stat().st_mtime_ns for entry in os.scandir(tmp_path))
-    async with Pool(size=1, max_size=1) as pool:
-        worker = only_worker(pool)
-        worker.signal(signal.SIGKILL)
-        await until(worker.booted.done)
-        assert await value_of(pool, "return 1") == 1
-    assert [entry.stat().st_mtime_ns for entry in os.scandir(tmp_path)] == [before]
-
-
-async def test_a_large_catalog_fits_after_a_cell_with_little_memory(single: Pool) -> None:
-    tools = [{"id": f"t{number}", "description": "x" * 1000} for number in range(10_000)]
-    setup = json.dumps({"tools": tools, "names": {}, "namespaces": []}).encode()
-    start = Start("return ALL_TOOLS.length", setup=b"key")
-    for _ in range(2):
-        outcome = await single.step(single.cell(), start, soon(), setup)
-        assert isinstance(outcome, Done), outcome
-        assert outcome.value == b"10000"
-        assert await value_of(single, "return 1", limits=Limits(memory_bytes=1 << 20)) == 1
-
-
-async def test_a_vm_that_was_given_up_is_given_back(single: Pool) -> None:
-    def resident() -> int:
-        statm = Path(f"/proc/{only_worker(single).pid}/statm").read_text("ascii")
-        return int(statm.split()[1]) * os.sysconf("SC_PAGESIZE")
-
-    before = resident()
-    hold = "globalThis.a = new Uint8Array(5e7).fill(1); "
-    await expect_failure(single, hold + "text('x'.repeat(1e6))", "output_limit_exceeded", seconds=3)
-    assert resident() < before + (20 << 20)
-    await expect_failure(single, hold + LOOP, "timeout")
-    assert resident() < before + (20 << 20)
-
-
-async def test_failures_of_the_sandbox_do_not_fill_a_pipe(single: Pool) -> None:
-    source = "throw Object.assign(new Error('m'), { stack: 'at cell:' + '1'.repeat(5000) + ':1' })"
-    for _ in range(700):
-        outcome = await finish(single, source, seconds=2)
-        assert isinstance(outcome, Failed)
-
-
-# ---- Workers that lie ----
-
-NONSENSE = [mode for mode in ANSWERS if mode not in ("nothing", "text")]
-
-
-def babbling(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next worker to be started lies; those after it are real."""
-    real, left = artifacts.python_command, [mode]
-
-    def command(module: str, *arguments: str) -> list[str]:
-        if module != "worker" or not left:
-            return real(module, *arguments)
-        program = f"import sys; sys.path[:] = {sys.path!r}; "
-        program += f"from tests.sandbox.babbling_worker import main; main({left.pop()!r})"
-        return [sys.executable, "-I", "-S", "-c", program]
-
-    monkeypatch.setattr(artifacts, "python_command", command)
-
-
-@pytest.fixture
-async def liar_and_honest(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[Pool]:
-    babbling(request.param, monkeypatch)
-    async with Pool(size=1, max_size=2) as opened:
-        await until(only_worker(opened).booted.done)
-        yield opened
-
-
-@pytest.mark.covers("WK-1", "ER-runtime_unavailable")
-@pytest.mark.parametrize("liar_and_honest", NONSENSE, indirect=True)
-async def test_nonsense_from_a_worker_kills_it_and_fails_its_cell_alone(
-    liar_and_honest: Pool,
-) -> None:
-    pool = liar_and_honest
-    liar = only_worker(pool)
-    began = time.monotonic()
-    with pytest.raises(RuntimeUnavailable):
-        await pool.step(pool.cell(), Start("return 1"), soon(5))
-    assert time.monotonic() - began < 2
-    assert not liar.alive
-    assert await value_of(pool, "return 1") == 1
-
-
-@pytest.mark.covers("WK-1")
-@pytest.mark.parametrize("liar_and_honest", ["nothing", "text"], indirect=True)
-async def test_a_worker_that_does_not_finish_its_answer_is_killed_at_the_deadline(
-    liar_and_honest: Pool,
-) -> None:
-    pool = liar_and_honest
-    began = time.monotonic()
-    with pytest.raises((DeadlineExceeded, RuntimeUnavailable)):
-        await pool.step(pool.cell(), Start("return 1"), soon(0.3))
-    assert time.monotonic() - began < 0.3 + SLACK
-    assert await value_of(pool, "return 1") == 1
-
-
-@pytest.mark.parametrize("liar_and_honest", ["the end of its pipe"], indirect=True)
-async def test_a_worker_that_only_closes_its_pipe_does_not_block_the_loop(
-    liar_and_honest: Pool,
-) -> None:
-    blocked = 0.0
-
-    async def beat() -> None:
-        nonlocal blocked
-        while True:
-            began = time.monotonic()
-            await anyio.sleep(0.005)
-            blocked = max(blocked, time.monotonic() - began)
-
-    async with anyio.create_task_group() as group:
-        group.start_soon(beat)
-        await raised_by(liar_and_honest.step(liar_and_honest.cell(), Start("return 1"), soon(5)))
-        await anyio.sleep(0.02)
-        group.cancel_scope.cancel()
-    assert blocked < 0.2
-
-
-async def test_a_worker_that_hangs_while_it_boots_is_given_up_after_one_cell(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    babbling("no boot", monkeypatch)
-    monkeypatch.setattr(process_module, "BOOT_SECONDS", 1.0)
-    async with Pool(size=1, max_size=1) as pool:
-        with pytest.raises(DeadlineExceeded):
-            await pool.step(pool.cell(), Start("return 1"), soon(0.3))
-        assert await value_of(pool, "return 1", seconds=4) == 1
-
-
-async def test_a_machine_out_of_descriptors_is_runtime_unavailable(
-    single: Pool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def no_pipe() -> tuple[int, int]:
-        raise OSError(24, "Too many open files")
-
-    only_worker(single).signal(signal.SIGKILL)
-    await until(lambda: not only_worker(single).alive)
-    with monkeypatch.context() as patch:
-        patch.setattr(process_module.os, "pipe", no_pipe)
-        with pytest.raises(RuntimeUnavailable):
-            await single.step(single.cell(), Start("return 1"), soon())
-    assert await value_of(single, "return 1") == 1
-
-
-# ---- Cancelling and aborting at any moment ----
-
-
-async def test_cancelling_a_cell_that_waits_for_an_eviction_does_not_cost_the_evicted(
-    single: Pool,
-) -> None:
-    warm = await suspend(single, BIG)
-    with anyio.move_on_after(0.02):
-        await single.step(single.cell(), Start("return 1"), soon())
-    assert await resume(single, warm) == 300001
-
-
-async def test_a_cell_that_is_claimed_twice_while_it_waits_is_not_lost(single: Pool) -> None:
-    warm, results = await suspend(single, BIG), []
-    async with anyio.create_task_group() as group:
-
-        async def wait_for_eviction() -> None:
-            results.append(await resume(single, warm))
-
-        with anyio.CancelScope() as first:
-            async with anyio.create_task_group() as claims:
-                claims.start_soon(single.step, single.cell(), Start("return 1"), soon())
-                await until(lambda: warm.moving is not None)
-                group.start_soon(finish, single, "return 2")
-                await until(lambda: bool(single._queue))
-                group.start_soon(wait_for_eviction)
-                await anyio.sleep(0.01)
-                first.cancel()
-    assert results == [300001]
-
-
-async def test_aborting_a_cell_that_is_evicted_does_not_abort_the_one_that_evicts(
-    single: Pool,
-) -> None:
-    warm = await suspend(single, BIG)
-    async with anyio.create_task_group() as group:
-
-        async def stop() -> None:
-            await until(lambda: warm.moving is not None)
-            await anyio.sleep(0.01)
-            await single.abort(warm)
-
-        group.start_soon(stop)
-        assert await value_of(single, "return 1") == 1
-
-
-async def test_aborting_a_cell_that_queues_ends_it_at_once(single: Pool) -> None:
-    async with anyio.create_task_group() as group:
-        group.start_soon(finish, single, LOOP)
-        await until(lambda: only_worker(single)._asking)
-        cell, ended = single.cell(), 0.0
-
-        async def queue() -> None:
-            nonlocal ended
-            assert isinstance(
-                await raised_by(single.step(cell, Start("return 1"), soon())), Aborted
-            )
-            ended = time.monotonic()
-
-        group.start_soon(queue)
-        await until(lambda: bool(single._queue))
-        began = time.monotonic()
-        await single.abort(cell)
-        await anyio.sleep(0.1)
-        group.cancel_scope.cancel()
-    assert 0 < ended - began < 0.1
-
-
-async def test_aborting_a_cell_whose_worker_boots_ends_it_at_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    babbling("no boot", monkeypatch)
-    async with Pool(size=1, max_size=1) as pool, anyio.create_task_group() as group:
-        cell, ended = pool.cell(), 0.0
-
-        async def boot() -> None:
-            nonlocal ended
-            assert isinstance(await raised_by(pool.step(cell, Start("return 1"), soon())), Aborted)
-            ended = time.monotonic()
-
-        group.start_soon(boot)
-        await anyio.sleep(0.05)
-        began = time.monotonic()
-        await pool.abort(cell)
-        await anyio.sleep(0.1)
-        group.cancel_scope.cancel()
-    assert 0 < ended - began < 0.1
-
-
-async def test_an_abort_while_a_part_is_fetched_is_not_lost(
-    single: Pool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fetching, go_on, real = threading.Event(), threading.Event(), artifacts.load
-
-    def slow(part: Any) -> bytes:
-        fetching.set()
-        go_on.wait(5)
-        return real(part)
-
-    monkeypatch.setattr(artifacts, "load", slow)
-    cell, began = single.cell(), time.monotonic()
-    outcome: Outcome | None = None
-    async with anyio.create_task_group() as group:
-
-        async def stop() -> None:
-            await until(fetching.is_set)
-            await single.abort(cell)
-            go_on.set()
-
-        group.start_soon(stop)
-        try:
-            outcome = await single.step(cell, Start(LOOP, "typescript"), soon(2))
-        except Aborted:
-            pass
-    assert outcome is None or (isinstance(outcome, Failed) and outcome.code == "aborted")
-    assert time.monotonic() - began < 1.5
-
-
-async def test_closing_the_pool_ends_what_queues_and_what_computes_at_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    real = WorkerProcess.kill
-
-    def kill_and_wait(self: WorkerProcess) -> None:
-        real(self)
-        time.sleep(0.03)  # so that it is dead before the loop hears of it
-
-    monkeypatch.setattr(WorkerProcess, "kill", kill_and_wait)
-    ended: list[str] = []
-    pool = Pool(size=2, max_size=2)
-    async with pool:
-        await value_of(pool, "return 1")
-        async with anyio.create_task_group() as group:
-
-            async def one(name: str, source: str) -> None:
-                error = await raised_by(pool.step(pool.cell(), Start(source), soon(8)))
-                ended.append(name if isinstance(error, RuntimeUnavailable) else repr(error))
-
-            for name in ("computes", "computes"):
-                group.start_soon(one, name, LOOP)
-            await until(lambda: all(worker._asking for worker in pool._workers))
-            group.start_soon(one, "queues", "return 1")
-            await until(lambda: bool(pool._queue))
-            await pool.aclose()
-            await anyio.sleep(0.2)
-            group.cancel_scope.cancel()
-    alive = [worker for worker in pool._workers if worker.alive]
-    for worker in alive:
-        worker.kill()
-    assert Counter(ended) == Counter(["computes", "computes", "queues"])
-    assert not alive
-
-
-async def test_a_killed_worker_does_not_stay_a_zombie(single: Pool) -> None:
-    worker = only_worker(single)
-    with anyio.move_on_after(0.1):
-        await single.step(single.cell(), Start(LOOP), soon())
-    for _ in range(3):
-        assert await value_of(single, "return 1") == 1
-    assert str(worker.pid) not in os.listdir("/proc")
-
-
-MIXED = [
-    ("return 1 + 1", 1.0),
-    (LOOP, 0.2),
-    (ASK, 2.0),
-    ("let s = 0; for (let i = 0; i < 5; i++) s += await tools.call('t'); return s", 2.0),
-    ("const a = Array(3e4).fill({}); await tools.call('t'); return a.length", 2.0),
-    ("throw 1", 1.0),
-    ("return new ArrayBuffer(1e9)", 1.0),
-    ("text('x'.repeat(1e6))", 1.0),
-    ("await new Promise((r) => setTimeout(r, 20)); return 3", 1.0),
-    ("return typeof require", 2.0),
-]
-
-
-def descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
-
-
-@pytest.fixture
-def no_leaks() -> Iterator[None]:
-    before = descriptors()
-    yield
-    assert descriptors() <= before + 1
-
-
-async def one_of_many(pool: Pool, dice: random.Random, seen: Counter[str]) -> None:
-    source, seconds = dice.choice(MIXED)
-    way = dice.choice(["run", "run", "run", "cancel", "abort", "freeze"])
-    cell, deadline, waits = pool.cell(), soon(seconds), [dice.random() / 40 for _ in range(8)]
-
-    async def drive() -> None:
-        outcome: Outcome = await pool.step(cell, Start(source), deadline)
-        while isinstance(outcome, Suspended):
-            await anyio.sleep(waits.pop())
-            if way == "freeze":
-                await pool.freeze(cell)
-            settled = tuple(Settled(request.id, True, b"1") for request in outcome.requests)
-            outcome = await pool.step(cell, Resume(settled, now=outcome.due + 1e3), deadline)
-        seen[outcome.code if isinstance(outcome, Failed) else outcome.kind] += 1
-
-    async def guarded() -> None:
-        error = await raised_by(drive())
-        if error is not None:
-            seen[error.code if error.code != "aborted" or way == "abort" else "innocent"] += 1
-
-    began = time.monotonic()
-    if way == "cancel":
-        with anyio.move_on_after(dice.random() / 4):
-            await guarded()
-    elif way == "abort":
-        async with anyio.create_task_group() as group:
-            group.start_soon(guarded)
-            await anyio.sleep(dice.random() / 4)
-            await pool.abort(cell)
-    else:
-        await guarded()
-    pool.drop(cell)
-    assert time.monotonic() - began < seconds + 1
-
-
-@pytest.mark.parametrize("seed", [1, 2])
-async def test_a_crowd_of_cells_cancelled_and_aborted_at_random_loses_no_worker(
-    seed: int, no_leaks: None
-) -> None:
-    dice, seen = random.Random(seed), Counter[str]()
-    async with Pool(size=2, max_size=4) as pool:
-        await value_of(pool, "return 1")
-        async with anyio.create_task_group() as group:
-            for _ in range(120):
-                group.start_soon(one_of_many, pool, dice, seen)
-                await anyio.sleep(0.01)
-        assert seen["done"] > 10
-        assert seen["innocent"] == 0
-        assert seen["runtime_unavailable"] == 0
-        assert not pool._queue
-        assert set(pool._idle) == set(pool._workers)
-        assert not any(pool._workers.values())
-        assert await value_of(pool, "return 1") == 1
+    lost = isinstance(outcome, Failed) and (
+        outcome.code == "memory_limit_exceeded" or "null" in outcome.error
+    )
+    assert isinstance(outcome, Done) or lost, outcome

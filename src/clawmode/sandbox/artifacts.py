@@ -13,6 +13,7 @@ import platform
 import subprocess
 import sys
 import tempfile
+import threading
 from functools import cache, lru_cache
 from importlib.metadata import version
 from pathlib import Path
@@ -26,6 +27,8 @@ FILES: dict[Part, str] = {"quickjs": "quickjs.wasm", "swc": "swc.wasm", "acorn":
 
 GUEST = Path(__file__).parent / "guest"
 COMPILE_SECONDS = 120
+
+_compiling = threading.Lock()  # many first cells must not compile the same thing
 
 
 def python_command(module: str, *arguments: str) -> list[str]:
@@ -55,7 +58,10 @@ def load(part: Part) -> bytes:
 def _load(part: Part, guest: Path, folder: Path) -> bytes:
     # Once in a process: megabytes read in every boot thread fragment its memory.
     data = read_checked(FILES[part])
-    return data if FILES[part].endswith(".js") else machine_code(data)
+    if FILES[part].endswith(".js"):
+        return data
+    with _compiling:
+        return machine_code(data)
 
 
 def read_checked(name: str) -> bytes:

@@ -48,6 +48,9 @@ RECYCLE_AFTER = 5000
 """Cells after which a worker is replaced, whatever it looks like."""
 
 FREEZE_SECONDS = 10.0
+EVICTION_PATIENCE = 0.1
+"""How long the queue counts on a cell that is being frozen; 1 ms is usual."""
+
 BOOT_PATIENCE = 2.0
 """How long a worker that has its machine code may take to say that it is ready."""
 
@@ -70,7 +73,9 @@ class Cell:
         failed: Why it could not be frozen.
     """
 
-    __slots__ = ("aborted", "computing", "failed", "frozen", "moving", "waiter", "worker")
+    __slots__ = (
+        "aborted", "computing", "equipping", "failed", "frozen", "moving", "waiter", "worker"
+    )  # fmt: skip
 
     def __init__(self, frozen: Frozen | None = None) -> None:
         self.worker: WorkerProcess | None = None
@@ -78,6 +83,7 @@ class Cell:
         self.moving: anyio.Event | None = None
         self.computing: WorkerProcess | None = None
         self.waiter: Waiter | None = None
+        self.equipping: anyio.CancelScope | None = None
         self.aborted = False
         self.failed = ""
 
@@ -112,7 +118,7 @@ class Pool:
         self._lockdown: Lockdown = lockdown
         self._workers: dict[WorkerProcess, Cell | None] = {}
         self._idle: dict[WorkerProcess, None] = {}  # in the order in which they became idle
-        self._evicting: set[WorkerProcess] = set()
+        self._evicting: dict[WorkerProcess, float] = {}  # since when
         self._queue: deque[Waiter] = deque()
         self._dying: list[WorkerProcess] = []
         self._tasks: TaskGroup | None = None
@@ -225,10 +231,12 @@ class Pool:
     ) -> Outcome:
         if isinstance(message, Start):
             worker.cells += 1
-            for part in message.needs():
-                await worker.provide(part, deadline)
-            if message.setup:
-                await worker.install(message.setup, setup, deadline)
+            with anyio.CancelScope() as cell.equipping:
+                for part in message.needs():
+                    await worker.provide(part, deadline)
+                if message.setup:
+                    await worker.install(message.setup, setup, deadline)
+            cell.equipping = None
         else:
             message = replace(message, frozen=cell.frozen)
         if cell.aborted:
@@ -262,6 +270,10 @@ class Pool:
         cell.aborted = True
         if cell.waiter is not None:
             cell.waiter.event.set()
+        if cell.moving is not None:
+            cell.moving.set()
+        if cell.equipping is not None:
+            cell.equipping.cancel()
         if cell.computing is not None:
             await cell.computing.abort()
 
@@ -317,7 +329,7 @@ class Pool:
             waiter.worker = worker
             waiter.event.set()
             self._wake_first()
-        elif len(self._queue) > len(self._evicting):
+        elif len(self._queue) > self._soon_empty():
             self._evict(worker)
         else:
             self._idle[worker] = None
@@ -340,17 +352,18 @@ class Pool:
         assert self._tasks is not None
         self._idle.pop(worker, None)
         cell.worker, cell.moving = None, anyio.Event()
-        self._evicting.add(worker)
+        self._evicting[worker] = time.monotonic()
         self._tasks.start_soon(self._freeze_out, worker, cell)
 
     async def _freeze_out(self, worker: WorkerProcess, cell: Cell) -> None:
         try:
             answer = await worker.ask(Freeze(), time.monotonic() + FREEZE_SECONDS)
-        except SandboxError as error:
-            logger.warning("a cell could not be frozen: %s", error)
+        except Exception as error:
+            # Whatever it is: raised from here it would end the task that opened the pool.
+            logger.error("a cell could not be frozen: %s: %s", type(error).__name__, error)
             answer = None
         finally:
-            self._evicting.discard(worker)
+            self._evicting.pop(worker, None)
         if isinstance(answer, Frozen):
             cell.frozen = answer
         elif isinstance(answer, Failed):
@@ -455,8 +468,13 @@ class Pool:
     def _should_grow(self) -> bool:
         """Whether the queue stands still, and not because a worker is on its way already."""
         stands = time.monotonic() - self._moved >= GROW_AFTER
-        coming = self._evicting or any(not worker.booted.done() for worker in self._workers)
+        coming = self._soon_empty() or any(not worker.booted.done() for worker in self._workers)
         return stands and not coming and len(self._workers) < self.max_size
+
+    def _soon_empty(self) -> int:
+        """Evictions that can be counted on: one that takes long may never end."""
+        recent = time.monotonic() - EVICTION_PATIENCE
+        return sum(began > recent for began in self._evicting.values())
 
     def _give_back(self, waiter: Waiter) -> None:
         if waiter.worker is not None:

@@ -87,6 +87,7 @@ class WorkerProcess:
         self._asking = False
         self._abort_wanted = False
         self._dead = False
+        self._killing = threading.Lock()  # the boot thread kills too
         self._answered: anyio.Event | None = None
         self._start()
         threading.Thread(target=self._boot, name="clawmode-boot", daemon=True).start()
@@ -199,9 +200,10 @@ class WorkerProcess:
 
     def kill(self) -> None:
         """Ends the worker at once. Idempotent."""
-        if self._dead:
-            return
-        self._dead = True
+        with self._killing:
+            if self._dead:
+                return
+            self._dead = True
         self._process.kill()
         os.close(self._control)
 
@@ -220,9 +222,11 @@ class WorkerProcess:
         """Hands over a part that the worker lacks."""
         if part in self.provided:
             return
-        data = await anyio.to_thread.run_sync(artifacts.load, part)
-        # Made for the first time it takes seconds: a cell that is late must not cost a worker.
-        if time.monotonic() >= deadline:
+        # Made for the first time it takes seconds. It goes on when the cell is late or gone, for
+        # the next one's sake, and costs no worker.
+        with anyio.move_on_after(deadline - time.monotonic()) as late:
+            data = await anyio.to_thread.run_sync(artifacts.load, part, abandon_on_cancel=True)
+        if late.cancelled_caught:
             raise DeadlineExceeded(f"The program never ran: {part} took too long to load.")
         await self.ask(Provide(part, data), deadline)
         self.provided.add(part)
@@ -348,6 +352,9 @@ def _verify(question: Question, answer: Answer) -> None:
                 raise ProtocolError(f"{len(requests)} requests")
             if any(len(request.args) > 4 * MAX_REQUEST for request in requests):
                 raise ProtocolError("a request over its limit")
+            ids = [request.id for request in requests]
+            if ids != sorted(set(ids)):
+                raise ProtocolError("requests out of order")
         case ((Boot() | Provide() | Install()), Ready()):
             pass
         case Freeze(), Frozen() | Failed():

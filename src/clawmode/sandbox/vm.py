@@ -421,6 +421,8 @@ class Vm:
         machine.instance.grow_to(len(setup.memory))
         machine.instance.write(0, setup.memory)
         self._mail[HEAP] = setup.heap
+        # Handles into the memory of the cell before: a getter may reject while its failure is told.
+        machine.rejections.clear()
         self.live = True
         return self._attach(limits, outbox)
 

@@ -75,6 +75,7 @@ class Watch:
         """The step has ended."""
         signal.setitimer(signal.ITIMER_REAL, 0)
         self._deadline = float("inf")
+        self.aborted = False
 
     def arm(self, store: wasmtime.Store) -> None:
         """Lets `store` run until the next epoch, if the deadline has not passed already."""
@@ -93,7 +94,7 @@ class Watch:
 
     def on_abort(self, step: int) -> None:
         """Main thread: the parent wants `step` stopped."""
-        if step == self.step:
+        if step == self.step and self._deadline != float("inf"):
             self.aborted = True
             self.engine.increment_epoch()
 

@@ -10,7 +10,6 @@
       ecmaVersion: "latest",
       sourceType: "script",
       allowImportExportEverywhere: true,
-      locations: true,
     });
   } catch {
     return "";
@@ -53,12 +52,14 @@
       const what = forbidden(node);
       if (what !== "" && node.start < position) {
         position = node.start;
-        found = node.loc.start.line + " " + (node.loc.start.column + 1) + " " + what;
+        found = what;
       }
     }
     for (const key in node) {
-      if (key !== "loc" && key !== "regex" && typeof node[key] === "object") pending.push(node[key]);
+      if (key !== "regex" && typeof node[key] === "object") pending.push(node[key]);
     }
   }
-  return found;
+  if (found === "") return "";
+  const before = source.slice(0, position).split(/\r\n|[\n\r\u2028\u2029]/);
+  return before.length + " " + (before[before.length - 1].length + 1) + " " + found;
 })
