@@ -21,6 +21,10 @@ ONLY_HERE = {
     },
     "msgpack": {"sandbox/protocol.py"},
     "pyjson5": {"json5.py"},
+    "pydantic": {"tool_function.py"},
+    "pydantic_core": {"tool_function.py"},
+    "typing_extensions": {"annotations.py"},
+    "jsonschema_rs": {"validation.py", "input_problems.py"},
     "cryptography": {"snapshots.py"},
     "typer": {"cli.py"},
 }

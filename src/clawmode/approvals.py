@@ -1,0 +1,161 @@
+"""Questions that a person, or code in a person's place, has to answer before a tool runs.
+
+A question shows exactly what would run and is answered for exactly that. It has an expiry, and no
+answer is a no. `allow-always` is remembered by tool and agent; the list can be seen and revoked.
+"""
+
+import fnmatch
+import inspect
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+import anyio
+
+from clawmode.context import RunContext
+from clawmode.hooks import RequireApproval, Severity
+from clawmode.tools import JsonObject, Tool
+
+Decision: TypeAlias = Literal["allow-once", "allow-always", "deny"]
+Resolution: TypeAlias = Literal["allow-once", "allow-always", "deny", "timeout"]
+
+EXPIRY_SECONDS = 1800.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What somebody has to decide about.
+
+    Attributes:
+        id: Names the question when it is answered.
+        tool_id: What would run.
+        input: With exactly this.
+        run: Who asks.
+        always: What `allow-always` would remember.
+        expires: By `time.time`; then the answer is no.
+    """
+
+    id: str = field(default_factory=lambda: "ap_" + secrets.token_hex(8))
+    title: str
+    description: str = ""
+    severity: Severity = "warning"
+    tool_id: str
+    input: JsonObject
+    run: RunContext
+    always: str
+    expires: float
+
+
+Approver: TypeAlias = Callable[[Question], "Awaitable[Decision] | Decision"]
+"""Code that answers in a person's place, at once. May raise: that is a no."""
+
+
+@dataclass(slots=True)
+class _Pending:
+    question: Question
+    answered: anyio.Event
+    decision: Decision | None = None
+
+
+class Approvals:
+    """Decides which calls need approval, and collects the answers.
+
+    Args:
+        ask_for: Tools that always need approval: names or ids, with `*`.
+        approver: Answers at once, instead of a person.
+        expiry_seconds: How long a person has.
+    """
+
+    def __init__(
+        self,
+        *,
+        ask_for: Iterable[str] = (),
+        approver: Approver | None = None,
+        expiry_seconds: float = EXPIRY_SECONDS,
+    ) -> None:
+        self._ask_for = tuple(pattern.lower() for pattern in ask_for)
+        self._approver = approver
+        self._expiry = expiry_seconds
+        self._pending: dict[str, _Pending] = {}
+        self._always: set[tuple[str, str]] = set()
+
+    # ---- Asking ----
+
+    @property
+    def inline(self) -> bool:
+        """Whether code answers: then a call does not wait for a person."""
+        return self._approver is not None
+
+    def question(
+        self, tool: Tool, params: JsonObject, run: RunContext, wishes: tuple[RequireApproval, ...]
+    ) -> Question | None:
+        """The question that has to be answered before this call, if there is one."""
+        if (run.agent_id, tool.id) in self._always:
+            return None
+        if not wishes and not self._needs(tool):
+            return None
+        wish = wishes[0] if wishes else RequireApproval(title=f"Run {tool.label or tool.name}?")
+        seconds = min(wish.timeout_seconds or self._expiry, self._expiry)
+        return Question(
+            title=wish.title,
+            description=wish.description,
+            severity=wish.severity,
+            tool_id=tool.id,
+            input=params,
+            run=run,
+            always=f"{tool.id} for the agent {run.agent_id}",
+            expires=time.time() + seconds,
+        )
+
+    def _needs(self, tool: Tool) -> bool:
+        names = (tool.name.lower(), tool.id.lower())
+        return any(fnmatch.fnmatchcase(name, item) for item in self._ask_for for name in names)
+
+    async def ask(self, question: Question) -> Resolution:
+        """Waits for the answer, no longer than the question lives."""
+        if self._approver is not None:
+            answer = self._approver(question)
+            decision = await answer if inspect.isawaitable(answer) else answer
+            return self._accept(question, decision)
+        pending = _Pending(question, anyio.Event())
+        self._pending[question.id] = pending
+        try:
+            with anyio.move_on_after(max(question.expires - time.time(), 0)):
+                await pending.answered.wait()
+        finally:
+            self._pending.pop(question.id, None)
+        return "timeout" if pending.decision is None else pending.decision
+
+    def _accept(self, question: Question, decision: Decision) -> Decision:
+        if decision not in ("allow-once", "allow-always", "deny"):
+            raise ValueError(f"{decision!r} is no decision: allow-once, allow-always or deny")
+        if decision == "allow-always":
+            self._always.add((question.run.agent_id, question.tool_id))
+        return decision
+
+    # ---- Answering ----
+
+    def pending(self) -> list[Question]:
+        """The questions that wait for an answer, oldest first."""
+        return [pending.question for pending in self._pending.values()]
+
+    def resolve(self, question_id: str, decision: Decision) -> bool:
+        """Answers a question. False: there is none with this id, or not any more."""
+        pending = self._pending.get(question_id)
+        if pending is None or pending.decision is not None:
+            return False
+        pending.decision = self._accept(pending.question, decision)
+        pending.answered.set()
+        return True
+
+    def remembered(self) -> list[tuple[str, str]]:
+        """Agent and tool of every `allow-always`."""
+        return sorted(self._always)
+
+    def revoke(self, agent_id: str, tool_id: str) -> bool:
+        """Forgets an `allow-always`. False: there was none."""
+        known = (agent_id, tool_id) in self._always
+        self._always.discard((agent_id, tool_id))
+        return known

@@ -1,0 +1,202 @@
+"""The one path of every tool call: policy, hooks, validation, approval, the tool, hooks, record.
+
+Direct, nested in a cell, through a namespace: whoever calls a tool calls it here. A second way
+would be a security bug.
+"""
+
+import inspect
+import json
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Literal, TypeAlias
+
+import anyio
+
+from clawmode.approvals import Approvals
+from clawmode.context import RunContext
+from clawmode.hooks import AfterToolCall, BeforeToolCall, Hooks
+from clawmode.policy import Policy
+from clawmode.tools import JsonObject, Tool, ToolContext, ToolResult
+from clawmode.types import JsonValue
+from clawmode.validation import InvalidSchema, validate
+
+logger = logging.getLogger("clawmode.executor")
+
+CallState: TypeAlias = Literal["running", "approval"]
+EndState: TypeAlias = Literal["completed", "failed", "cancelled"]
+
+
+class ToolFailure(Exception):
+    """A call that did not succeed, in words that may reach the program that made it.
+
+    Attributes:
+        code: `denied`, `blocked`, `not_approved`, `invalid_tool_input`, `tool_failed` or
+            `invalid_tool_output`.
+    """
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+@dataclass(frozen=True, slots=True)
+class CallEvent:
+    """What happens to a call, for whoever watches the run. Holds no input and no output."""
+
+    phase: Literal["start", "update", "end"]
+    call_id: str
+    tool_id: str
+    parent_id: str | None = None
+    state: EndState | None = None
+    seconds: float = 0.0
+    update: JsonValue = None
+
+
+Watcher: TypeAlias = Callable[[CallEvent], None]
+"""Sees every call event. Must not raise and must not block."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One call to be made."""
+
+    id: str
+    tool: Tool
+    input: JsonObject
+    run: RunContext
+    parent_id: str | None = None
+    on_state: Callable[[CallState], None] = lambda state: None
+
+
+@dataclass(slots=True)
+class Executor:
+    """Makes calls, under one policy, one set of hooks and one desk for approvals."""
+
+    policy: Policy
+    hooks: Hooks = field(default_factory=Hooks)
+    approvals: Approvals = field(default_factory=Approvals)
+    watchers: list[Watcher] = field(default_factory=list[Watcher])
+
+    async def call(self, call: Call) -> ToolResult:
+        """Makes one call.
+
+        Raises:
+            ToolFailure: It was refused, or it failed.
+        """
+        began = time.monotonic()
+        event = BeforeToolCall(
+            tool_name=call.tool.name,
+            tool_id=call.tool.id,
+            params=call.input,
+            run=call.run,
+            tool_call_id=call.id,
+            parent_id=call.parent_id,
+        )
+        self._emit(CallEvent("start", call.id, call.tool.id, call.parent_id))
+        state: EndState = "cancelled"
+        try:
+            result = await self._make(call, event)
+            state = "completed"
+        except ToolFailure as error:
+            state = "failed"
+            seconds = time.monotonic() - began
+            await self.hooks.tell(
+                AfterToolCall(call=event, error=str(error), code=error.code, seconds=seconds)
+            )
+            raise
+        finally:
+            seconds = time.monotonic() - began
+            self._emit(CallEvent("end", call.id, call.tool.id, call.parent_id, state, seconds))
+        await self.hooks.tell(AfterToolCall(call=event, result=result, seconds=seconds))
+        return result
+
+    # ---- Stages ----
+
+    async def _make(self, call: Call, event: BeforeToolCall) -> ToolResult:
+        params = await self._prepare(call, event)
+        answer = await self._execute(call, params)
+        return _finalize(answer)
+
+    async def _prepare(self, call: Call, event: BeforeToolCall) -> JsonObject:
+        """Everything that can refuse a call. What comes back is what runs."""
+        tool = call.tool
+        if (denied := self.policy.why_denied(tool)) is not None:
+            raise ToolFailure("denied", f"{tool.id} is not allowed: {denied}")
+        verdict = await self.hooks.decide(event)
+        if verdict.blocked is not None:
+            raise ToolFailure("blocked", f"{tool.id} was blocked: {verdict.blocked}")
+        _check_input(tool, verdict.params)
+        # Last: the answer is for exactly these arguments.
+        question = self.approvals.question(tool, verdict.params, call.run, verdict.approvals)
+        if question is not None:
+            if not self.approvals.inline:
+                call.on_state("approval")
+            try:
+                resolution = await self.approvals.ask(question)
+            except Exception as error:
+                logger.error("approver: %s: %s", type(error).__name__, error)
+                raise ToolFailure("not_approved", f"{tool.id}: the approver failed") from None
+            if resolution in ("deny", "timeout"):
+                why = "nobody answered" if resolution == "timeout" else "it was denied"
+                raise ToolFailure("not_approved", f"{tool.id} was not approved: {why}")
+            call.on_state("running")
+        return verdict.params
+
+    async def _execute(self, call: Call, params: JsonObject) -> object:
+        context = ToolContext(
+            run=call.run,
+            call_id=call.id,
+            parent_id=call.parent_id,
+            update=lambda value: self._update(call, value),
+        )
+        execute = call.tool.execute
+        try:
+            if inspect.iscoroutinefunction(execute):
+                return await execute(params, context)
+            answer = await anyio.to_thread.run_sync(
+                execute, params, context, abandon_on_cancel=True
+            )
+            return await answer if inspect.isawaitable(answer) else answer
+        except Exception as error:
+            logger.info("tool %s: %s: %s", call.tool.id, type(error).__name__, error)
+            raise ToolFailure("tool_failed", str(error) or type(error).__name__) from None
+
+    # ---- Telling ----
+
+    def _update(self, call: Call, value: JsonValue) -> None:
+        self._emit(CallEvent("update", call.id, call.tool.id, call.parent_id, update=value))
+
+    def _emit(self, event: CallEvent) -> None:
+        for watcher in self.watchers:
+            try:
+                watcher(event)
+            except Exception as error:
+                logger.error("watcher %r: %s: %s", watcher, type(error).__name__, error)
+
+
+def _check_input(tool: Tool, params: JsonObject) -> None:
+    try:
+        problems = validate(tool, params)
+    except InvalidSchema as error:
+        raise ToolFailure("invalid_tool_input", f"{tool.id} cannot be called: {error}") from None
+    if problems:
+        raise ToolFailure("invalid_tool_input", f"{tool.id}: " + "; ".join(problems))
+
+
+def _finalize(answer: object) -> ToolResult:
+    """A tool's answer, checked to be JSON: its text is made here, once."""
+    result = answer if isinstance(answer, ToolResult) else _wrap(answer)
+    try:
+        encoded = json.dumps(result.value, allow_nan=False, ensure_ascii=False)
+        return replace(result, encoded=encoded.encode("utf-8", "replace"))
+    except (TypeError, ValueError, RecursionError) as error:
+        reason = f"it answered what is not JSON: {error}"
+        raise ToolFailure("invalid_tool_output", reason) from None
+
+
+def _wrap(answer: object) -> ToolResult:
+    if isinstance(answer, str):
+        return ToolResult(text=answer)
+    return ToolResult(details=answer)  # pyrefly: ignore[bad-argument-type] - checked by _finalize

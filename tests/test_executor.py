@@ -1,0 +1,373 @@
+"""The one path of a tool call: who can refuse it, in which order, and what is told to whom."""
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import anyio
+import pytest
+
+from clawmode import approvals as approvals_module
+from clawmode import hooks as hooks_module
+from clawmode.approvals import Approvals, Question
+from clawmode.context import RunContext
+from clawmode.executor import Call, CallEvent, CallState, Executor, ToolFailure
+from clawmode.hooks import (
+    AfterToolCall,
+    BeforeToolCall,
+    Hooks,
+    RequireApproval,
+    ToolCallDecision,
+)
+from clawmode.policy import Policy
+from clawmode.tools import JsonObject, Tool, ToolContext, ToolResult
+
+pytestmark = pytest.mark.anyio
+
+RUN = RunContext(agent_id="main", session_id="s", run_id="r")
+SCHEMA: JsonObject = {
+    "type": "object",
+    "properties": {"n": {"type": "integer"}},
+    "additionalProperties": False,
+}
+
+
+def tool(execute: Callable[..., Any], **options: Any) -> Tool:
+    return Tool("double", "Doubles.", SCHEMA, execute, **options)
+
+
+async def double(input: JsonObject, context: ToolContext) -> int:
+    number = input.get("n", 1)
+    assert isinstance(number, int)
+    return 2 * number
+
+
+def call(of: Tool, input: JsonObject | None = None, **options: Any) -> Call:
+    return Call(id="c1", tool=of, input={"n": 4} if input is None else input, run=RUN, **options)
+
+
+def executor(policy: Policy | None = None, **options: Any) -> Executor:
+    return Executor(policy or Policy(()), **options)
+
+
+async def failure(of: Executor, what: Call) -> ToolFailure:
+    with pytest.raises(ToolFailure) as caught:
+        await of.call(what)
+    return caught.value
+
+
+# ---- The tool ----
+
+
+async def test_a_call_gives_the_tools_value() -> None:
+    result = await executor().call(call(tool(double)))
+    assert (result.value, result.encoded) == (8, b"8")
+
+
+@pytest.mark.parametrize(
+    ("answer", "value", "encoded"),
+    [
+        ("text", "text", b'"text"'),
+        (None, None, b"null"),
+        ({"a": [1]}, {"a": [1]}, b'{"a": [1]}'),
+        (ToolResult("said", {"x": 1}), {"x": 1}, b'{"x": 1}'),
+        (ToolResult("said"), "said", b'"said"'),
+    ],
+)
+async def test_details_are_preferred_to_text(answer: Any, value: Any, encoded: bytes) -> None:
+    result = await executor().call(call(tool(lambda input, context: answer)))
+    assert (result.value, result.encoded) == (value, encoded)
+
+
+async def test_a_function_that_is_not_async_runs_off_the_loop() -> None:
+    threads: list[int] = []
+
+    def plain(input: JsonObject, context: ToolContext) -> str:
+        threads.append(threading.get_ident())
+        return "done"
+
+    await executor().call(call(tool(plain)))
+    assert threads != [threading.get_ident()]
+
+
+async def test_a_tool_learns_who_asks() -> None:
+    seen: list[ToolContext] = []
+
+    async def look(input: JsonObject, context: ToolContext) -> None:
+        seen.append(context)
+
+    await executor().call(call(tool(look), parent_id="exec-1"))
+    assert (seen[0].run, seen[0].call_id, seen[0].parent_id) == (RUN, "c1", "exec-1")
+
+
+async def test_an_exception_becomes_its_message_and_nothing_more() -> None:
+    async def broken(input: JsonObject, context: ToolContext) -> None:
+        raise ValueError("the disk is full")
+
+    error = await failure(executor(), call(tool(broken)))
+    assert (error.code, str(error)) == ("tool_failed", "the disk is full")
+    assert error.__cause__ is None
+
+
+@pytest.mark.parametrize("answer", [{1, 2}, object(), float("nan"), {"a": b"bytes"}])
+async def test_an_answer_that_is_not_json_is_a_failure(answer: object) -> None:
+    error = await failure(executor(), call(tool(lambda input, context: answer)))
+    assert error.code == "invalid_tool_output"
+
+
+async def test_input_that_does_not_fit_never_reaches_the_tool() -> None:
+    reached: list[JsonObject] = []
+    error = await failure(
+        executor(), call(tool(lambda input, context: reached.append(input)), {"n": "four"})
+    )
+    assert error.code == "invalid_tool_input"
+    assert "n" in str(error)
+    assert reached == []
+
+
+async def test_a_cancelled_call_is_told_as_cancelled() -> None:
+    events: list[CallEvent] = []
+
+    async def slow(input: JsonObject, context: ToolContext) -> None:
+        await anyio.sleep_forever()
+
+    with anyio.move_on_after(0.05):
+        await executor(watchers=[events.append]).call(call(tool(slow)))
+    assert [(event.phase, event.state) for event in events] == [
+        ("start", None),
+        ("end", "cancelled"),
+    ]
+
+
+# ---- Policy and hooks ----
+
+
+async def test_a_denied_tool_is_refused_before_any_hook_sees_it() -> None:
+    hooks, seen = Hooks(), list[str]()
+    hooks.before_tool_call(lambda event: seen.append(event.tool_name))
+    policy = Policy.from_config({"deny": ["double"]})
+    error = await failure(executor(policy=policy, hooks=hooks), call(tool(double)))
+    assert (error.code, seen) == ("denied", [])
+
+
+@pytest.mark.covers("HK-3")
+async def test_a_block_is_terminal_and_gives_its_reason() -> None:
+    hooks, seen = Hooks(), list[str]()
+    hooks.before_tool_call(lambda event: seen.append("low"), priority=1)
+    hooks.before_tool_call(
+        lambda event: ToolCallDecision(block=True, block_reason="not on Sundays"), priority=5
+    )
+    error = await failure(executor(hooks=hooks), call(tool(double)))
+    assert (error.code, seen) == ("blocked", [])
+    assert "not on Sundays" in str(error)
+
+
+@pytest.mark.covers("HK-3")
+async def test_block_false_decides_nothing() -> None:
+    hooks = Hooks()
+    hooks.before_tool_call(lambda event: ToolCallDecision(block=False), priority=9)
+    hooks.before_tool_call(lambda event: {"block": False})  # pyrefly: ignore[bad-argument-type]
+    assert (await executor(hooks=hooks).call(call(tool(double)))).value == 8
+
+
+async def test_hooks_run_by_priority_and_see_each_others_rewrites() -> None:
+    hooks, seen = Hooks(), list[JsonObject]()
+
+    def rewrite(number: int) -> Callable[[BeforeToolCall], ToolCallDecision]:
+        def hook(event: BeforeToolCall) -> ToolCallDecision:
+            seen.append(event.params)
+            return ToolCallDecision(params={"n": number})
+
+        return hook
+
+    hooks.before_tool_call(rewrite(30), priority=-1)
+    hooks.before_tool_call(rewrite(10), priority=5)
+    hooks.before_tool_call(rewrite(20), priority=5)
+    assert (await executor(hooks=hooks).call(call(tool(double)))).value == 60
+    assert seen == [{"n": 4}, {"n": 10}, {"n": 20}]
+
+
+@pytest.mark.parametrize(
+    "hook",
+    [
+        lambda event: 1 / 0,
+        lambda event: "yes",
+        lambda event: {"blok": True},
+        lambda event: {"block": "no"},
+        lambda event: {"params": [1]},
+    ],
+    ids=["raises", "nonsense", "misspelt", "wrong type", "wrong params"],
+)
+async def test_a_guard_that_breaks_down_has_not_said_yes(hook: Any) -> None:
+    hooks = Hooks()
+    hooks.before_tool_call(hook, name="guard")
+    error = await failure(executor(hooks=hooks), call(tool(double)))
+    assert (error.code, "guard" in str(error)) == ("blocked", True)
+
+
+async def test_a_guard_that_hangs_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def hang(event: BeforeToolCall) -> None:
+        await anyio.sleep_forever()
+
+    monkeypatch.setattr(hooks_module, "HOOK_SECONDS", 0.05)
+    hooks = Hooks()
+    hooks.before_tool_call(hang)
+    assert (await failure(executor(hooks=hooks), call(tool(double)))).code == "blocked"
+
+
+async def test_hooks_are_told_how_a_call_ended_and_cannot_break_it() -> None:
+    hooks, ended = Hooks(), list[AfterToolCall]()
+    hooks.after_tool_call(lambda event: 1 / 0, priority=1)  # pyrefly: ignore[bad-argument-type]
+    hooks.after_tool_call(ended.append)
+    made = executor(hooks=hooks)
+    await made.call(call(tool(double)))
+    await failure(made, call(tool(double), {"n": "x"}))
+    assert [event.code for event in ended] == [None, "invalid_tool_input"]
+    assert ended[0].result is not None
+    assert ended[0].result.value == 8
+
+
+# ---- Approval ----
+
+
+async def test_an_approver_that_is_code_answers_inline() -> None:
+    asked: list[Question] = []
+    states: list[CallState] = []
+
+    def approve(question: Question) -> Any:
+        asked.append(question)
+        return "allow-once"
+
+    desk = Approvals(ask_for=["dou*"], approver=approve)
+    what = call(tool(double), on_state=states.append)
+    assert (await executor(approvals=desk).call(what)).value == 8
+    assert (asked[0].tool_id, asked[0].input, asked[0].run) == (
+        "openclaw:core:double",
+        {"n": 4},
+        RUN,
+    )
+    assert states == ["running"]
+
+
+@pytest.mark.parametrize("answer", ["deny", "perhaps", None])
+async def test_anything_but_yes_is_no(answer: Any) -> None:
+    desk = Approvals(ask_for=["*"], approver=lambda question: answer)
+    assert (await failure(executor(approvals=desk), call(tool(double)))).code == "not_approved"
+
+
+async def test_a_person_is_waited_for_and_the_call_says_so() -> None:
+    desk, states, results = Approvals(ask_for=["double"]), list[CallState](), list[ToolResult]()
+    made = executor(approvals=desk)
+
+    async def run() -> None:
+        results.append(await made.call(call(tool(double), on_state=states.append)))
+
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as group:
+            group.start_soon(run)
+            while not desk.pending():  # noqa: ASYNC110 - the desk has no event for it
+                await anyio.sleep(0.001)
+            assert states == ["approval"]
+            (question,) = desk.pending()
+            assert not desk.resolve("another", "allow-once")
+            assert desk.resolve(question.id, "allow-once")
+            assert not desk.resolve(question.id, "deny")
+    assert (results[0].value, states) == (8, ["approval", "running"])
+    assert desk.pending() == []
+
+
+async def test_no_answer_is_a_no() -> None:
+    desk = Approvals(ask_for=["*"], expiry_seconds=0.05)
+    began = time.monotonic()
+    error = await failure(executor(approvals=desk), call(tool(double)))
+    assert (error.code, "nobody answered" in str(error)) == ("not_approved", True)
+    assert time.monotonic() - began < 2
+    assert desk.pending() == []
+
+
+@pytest.mark.covers("HK-4")
+async def test_approval_is_for_the_arguments_that_run() -> None:
+    hooks, shown = Hooks(), list[JsonObject]()
+    wish = RequireApproval(title="Sure?", severity="critical")
+    hooks.before_tool_call(lambda event: ToolCallDecision(require_approval=wish), priority=9)
+    hooks.before_tool_call(lambda event: ToolCallDecision(params={"n": 50}), priority=1)
+
+    def approve(question: Question) -> Any:
+        shown.append(question.input)
+        assert (question.title, question.severity) == ("Sure?", "critical")
+        return "allow-once"
+
+    made = executor(hooks=hooks, approvals=Approvals(approver=approve))
+    assert (await made.call(call(tool(double)))).value == 100
+    assert shown == [{"n": 50}]
+
+
+async def test_a_block_after_a_wish_for_approval_still_blocks() -> None:
+    hooks, asked = Hooks(), list[Question]()
+    wish = RequireApproval(title="Sure?")
+    hooks.before_tool_call(lambda event: ToolCallDecision(require_approval=wish), priority=9)
+    hooks.before_tool_call(lambda event: ToolCallDecision(block=True), priority=1)
+    desk = Approvals(approver=lambda question: asked.append(question) or "allow-once")
+    error = await failure(executor(hooks=hooks, approvals=desk), call(tool(double)))
+    assert (error.code, asked) == ("blocked", [])
+
+
+@pytest.mark.covers("HK-7")
+async def test_allow_always_is_remembered_for_tool_and_agent_until_revoked() -> None:
+    asked: list[Question] = []
+
+    def approve(question: Question) -> Any:
+        asked.append(question)
+        assert "openclaw:core:double" in question.always
+        return "allow-always"
+
+    desk = Approvals(ask_for=["*"], approver=approve)
+    made = executor(approvals=desk)
+    for _ in range(3):
+        await made.call(call(tool(double)))
+    assert len(asked) == 1
+    other = Call(id="c2", tool=tool(double), input={}, run=RunContext(agent_id="other"))
+    await made.call(other)
+    assert len(asked) == 2
+    assert desk.remembered() == [
+        ("main", "openclaw:core:double"),
+        ("other", "openclaw:core:double"),
+    ]
+    assert desk.revoke("main", "openclaw:core:double")
+    assert not desk.revoke("main", "openclaw:core:double")
+    await made.call(call(tool(double)))
+    assert len(asked) == 3
+
+
+async def test_a_wish_cannot_outlive_the_desks_expiry() -> None:
+    desk = Approvals(expiry_seconds=10)
+    wish = RequireApproval(title="Sure?", timeout_seconds=9999)
+    question = desk.question(tool(double), {}, RUN, (wish,))
+    assert question is not None
+    assert question.expires <= time.time() + 10
+    assert approvals_module.EXPIRY_SECONDS == 1800
+
+
+# ---- Events ----
+
+
+async def test_events_tell_start_update_and_end_without_input_or_output() -> None:
+    events: list[CallEvent] = []
+
+    async def working(input: JsonObject, context: ToolContext) -> str:
+        context.update({"done": 1})
+        return "a secret"
+
+    def bad(event: CallEvent) -> None:
+        raise RuntimeError("a watcher that raises")
+
+    made = executor(watchers=[bad, events.append])
+    await made.call(call(tool(working), parent_id="p"))
+    assert [(event.phase, event.state, event.update) for event in events] == [
+        ("start", None, None),
+        ("update", None, {"done": 1}),
+        ("end", "completed", None),
+    ]
+    assert all(event.parent_id == "p" for event in events)
+    assert "secret" not in repr(events)
