@@ -29,11 +29,12 @@ def test_run_shows_output_and_value_to_people() -> None:
 def test_run_prints_the_pages_object_as_json() -> None:
     done = clawmode("run", "-", "--json", stdin='text("é"); return [1, null]')
     assert done.returncode == 0
-    assert json.loads(done.stdout) == {
+    result = json.loads(done.stdout)
+    assert result.pop("telemetry")["execCount"] == 1
+    assert result == {
         "status": "completed",
         "value": [1, None],
         "output": [{"type": "text", "text": "é"}],
-        "telemetry": {"execCount": 1, "waitCount": 0},
     }
 
 

@@ -10,14 +10,24 @@ import clawmode
 
 def test_the_public_names_are_these() -> None:
     assert clawmode.__all__ == [
+        "Approvals",
         "ClawmodeError",
         "CodeMode",
         "CodeModeConfig",
         "CodeModeResult",
         "ErrorCode",
+        "Hooks",
+        "Policy",
         "Pool",
+        "Question",
+        "RequireApproval",
         "RunContext",
+        "Tool",
+        "ToolCallDecision",
+        "ToolContext",
+        "ToolResult",
         "__version__",
+        "tool",
     ]
 
 

@@ -8,34 +8,59 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from clawmode.approvals import Approvals, Question
     from clawmode.code_mode import CodeMode
     from clawmode.config import CodeModeConfig
     from clawmode.context import RunContext
     from clawmode.exceptions import ClawmodeError, ErrorCode
+    from clawmode.hooks import Hooks, RequireApproval, ToolCallDecision
+    from clawmode.policy import Policy
     from clawmode.results import CodeModeResult
     from clawmode.sandbox.pool import Pool
+    from clawmode.tool_function import tool
+    from clawmode.tools import Tool, ToolContext, ToolResult
 
 __all__ = [
+    "Approvals",
     "ClawmodeError",
     "CodeMode",
     "CodeModeConfig",
     "CodeModeResult",
     "ErrorCode",
+    "Hooks",
+    "Policy",
     "Pool",
+    "Question",
+    "RequireApproval",
     "RunContext",
+    "Tool",
+    "ToolCallDecision",
+    "ToolContext",
+    "ToolResult",
     "__version__",
+    "tool",
 ]
 
 __version__ = "0.1.0"
 
 _HOMES = {
+    "Approvals": "approvals",
     "ClawmodeError": "exceptions",
     "CodeMode": "code_mode",
     "CodeModeConfig": "config",
     "CodeModeResult": "results",
     "ErrorCode": "exceptions",
+    "Hooks": "hooks",
+    "Policy": "policy",
     "Pool": "sandbox.pool",
+    "Question": "approvals",
+    "RequireApproval": "hooks",
     "RunContext": "context",
+    "Tool": "tools",
+    "ToolCallDecision": "hooks",
+    "ToolContext": "tools",
+    "ToolResult": "tools",
+    "tool": "tool_function",
 }
 
 

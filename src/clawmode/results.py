@@ -22,6 +22,7 @@ class CodeModeResult:
     pending_tool_calls: list[JsonValue] = field(default_factory=list)
     error: str | None = None
     code: ErrorCode | None = None
+    calls: list[JsonValue] = field(default_factory=list)
     telemetry: dict[str, JsonValue] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, JsonValue]:
@@ -36,6 +37,8 @@ class CodeModeResult:
                     made["pendingToolCalls"] = self.pending_tool_calls
             case "failed":
                 made |= {"error": self.error, "code": self.code}
+                if self.calls:
+                    made["calls"] = self.calls
         if self.output:
             made["output"] = self.output
         return made | {"telemetry": self.telemetry}

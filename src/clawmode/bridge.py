@@ -1,0 +1,129 @@
+"""One guest request in, one answer out: searches and descriptions at once, calls as calls.
+
+Everything in a request was written by a guest. What is wrong with it becomes an error that the
+program can catch; it never becomes an exception here.
+"""
+
+import json
+from dataclasses import dataclass
+
+from clawmode.catalog import Catalog
+from clawmode.config import CodeModeConfig
+from clawmode.exceptions import ClawmodeError, ToolLookupError
+from clawmode.executor import ToolFailure
+from clawmode.namespaces import NamespaceCallRefused, NamespaceRuntime
+from clawmode.sandbox.protocol import MAX_REPLY, MAX_REQUEST, Request, Settled
+from clawmode.tools import JsonObject, Tool, ToolResult
+from clawmode.types import JsonValue
+
+
+class BadRequest(ClawmodeError):
+    """A request that asks for nothing that there is."""
+
+    def __init__(self, code: str, message: str, tool_id: str | None = None) -> None:
+        super().__init__(message)
+        self.code, self.tool_id = code, tool_id
+
+
+@dataclass(frozen=True, slots=True)
+class Bridge:
+    """Understands the requests of one run's cells."""
+
+    catalog: Catalog
+    namespaces: NamespaceRuntime
+    config: CodeModeConfig
+
+    def look_up(self, request: Request) -> Settled:
+        """Answers a `search` or a `describe`."""
+        try:
+            args = _arguments(request)
+            if request.method == "search":
+                return _reply(request, list[JsonValue](self._search(args)))
+            return _reply(request, self._describe(args))
+        except (BadRequest, ToolLookupError) as error:
+            return refuse(request, error.code, str(error))
+
+    def _search(self, args: list[JsonValue]) -> list[JsonObject]:
+        query = args[0] if args else None
+        if not isinstance(query, str):
+            raise BadRequest("invalid_input", "tools.search takes a string: what you look for.")
+        options = args[1] if len(args) > 1 else None
+        limit = options.get("limit") if isinstance(options, dict) else None
+        # A boolean is an integer to Python, and none to a person.
+        usable = isinstance(limit, int) and not isinstance(limit, bool) and limit > 0
+        wanted = limit if usable and isinstance(limit, int) else self.config.search_default_limit
+        return self.catalog.search(query, min(wanted, self.config.max_search_limit))
+
+    def _describe(self, args: list[JsonValue]) -> JsonObject:
+        return self.catalog.describe(_reference(args, "tools.describe"))
+
+    def call_of(self, request: Request) -> tuple[Tool, JsonObject]:
+        """The tool that a request calls, and its input.
+
+        Raises:
+            BadRequest: There is no such call.
+        """
+        args = _arguments(request)
+        try:
+            if request.method == "namespace":
+                namespace, path, given = (*args, None, None, None)[:3]
+                return self.namespaces.resolve(namespace, path, given)
+            tool = self.catalog.resolve(_reference(args, "tools.call"))
+        except ToolLookupError as error:
+            raise BadRequest(error.code, str(error)) from None
+        except NamespaceCallRefused as error:
+            raise BadRequest("invalid_input", str(error)) from None
+        given = args[1] if len(args) > 1 else {}
+        if not isinstance(given, dict):
+            raise BadRequest("invalid_input", f"{tool.id} takes one object.", tool.id)
+        return tool, given
+
+
+def _arguments(request: Request) -> list[JsonValue]:
+    if len(request.args) > MAX_REQUEST:
+        raise BadRequest("invalid_input", "The arguments are over 1 MiB: send less at a time.")
+    try:
+        args = json.loads(request.args)
+    except (ValueError, RecursionError):
+        raise BadRequest("invalid_input", "The arguments cannot be read.") from None
+    if not isinstance(args, list):
+        raise BadRequest("invalid_input", "The arguments cannot be read.")
+    return args
+
+
+def _reference(args: list[JsonValue], function: str) -> str:
+    reference = args[0] if args else None
+    if not isinstance(reference, str):
+        raise BadRequest("invalid_input", f"{function} takes a tool's id first, a string.")
+    return reference
+
+
+# ---- Answers ----
+
+
+def _reply(request: Request, value: JsonValue) -> Settled:
+    # ASCII: descriptions come from anywhere, and may hold lone surrogates.
+    return _fit(request, json.dumps(value).encode(), None)
+
+
+def settle(request: Request, result: ToolResult, tool_id: str) -> Settled:
+    """The answer to a call that succeeded."""
+    return _fit(request, result.encoded, tool_id)
+
+
+def _fit(request: Request, encoded: bytes, tool_id: str | None) -> Settled:
+    if len(encoded) > MAX_REPLY:
+        text = f"The answer is {len(encoded)} bytes, over {MAX_REPLY}: ask for less, page by page."
+        return refuse(request, "reply_too_large", text, tool_id)
+    return Settled(request.id, True, encoded)
+
+
+def fail(request: Request, error: ToolFailure, tool_id: str) -> Settled:
+    """The answer to a call that failed."""
+    return refuse(request, error.code, str(error), tool_id)
+
+
+def refuse(request: Request, code: str, message: str, tool_id: str | None = None) -> Settled:
+    """An error that the program can catch; it holds nothing of the host's."""
+    body = {"name": "ToolError", "message": message[:16384], "code": code, "toolId": tool_id}
+    return Settled(request.id, False, json.dumps(body).encode())

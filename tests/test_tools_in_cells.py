@@ -1,0 +1,354 @@
+"""Programs that call real tools: through every layer, across parks, and when it goes wrong."""
+
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import anyio
+import pytest
+
+from clawmode import CodeMode, CodeModeConfig, CodeModeResult, Pool, RunContext
+from clawmode.approvals import Approvals
+from clawmode.hooks import BeforeToolCall, Hooks, ToolCallDecision
+from clawmode.namespaces import NamespaceRegistration, NamespaceRegistry, namespace_tool
+from clawmode.tool_function import tool
+from clawmode.tools import Tool
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture(scope="module")
+async def pool(anyio_backend: str) -> AsyncIterator[Pool]:
+    async with Pool(size=2) as opened:
+        yield opened
+
+
+@tool
+async def add(a: int, b: int) -> int:
+    """Add two numbers."""
+    return a + b
+
+
+@tool
+async def sleep(seconds: float, value: int = 0) -> int:
+    """Wait for a while."""
+    await anyio.sleep(seconds)
+    return value
+
+
+@tool(effect="write")
+async def broken() -> None:
+    """Fail."""
+    raise RuntimeError("the printer is on fire")
+
+
+def making(pool: Pool, tools: list[Tool] | None = None, **options: Any) -> CodeMode:
+    return CodeMode(tools=tools or [add, sleep, broken], pool=pool, **options)
+
+
+async def finish(code_mode: CodeMode, result: CodeModeResult) -> CodeModeResult:
+    with anyio.fail_after(15):
+        while result.status == "waiting":
+            assert result.run_id is not None
+            result = await code_mode.wait(result.run_id)
+    return result
+
+
+async def run(pool: Pool, source: str, **options: Any) -> CodeModeResult:
+    async with making(pool, **options) as code_mode:
+        return await finish(code_mode, await code_mode.exec(source))
+
+
+async def value(pool: Pool, source: str, **options: Any) -> Any:
+    result = await run(pool, source, **options)
+    assert result.status == "completed", result
+    return result.value
+
+
+# ---- Calling ----
+
+
+@pytest.mark.covers("CM-V7")
+async def test_a_tool_is_searched_described_and_called(pool: Pool) -> None:
+    source = """const [hit] = await tools.search("add two numbers");
+const { id, parameters } = await tools.describe(hit.id);
+return [id, Object.keys(parameters.properties), await tools.call(id, { a: 1, b: 2 }),
+  await tools.add({ a: 3, b: 4 }), ALL_TOOLS.map((t) => t.name)]"""
+    assert await value(pool, source) == [
+        "openclaw:core:add",
+        ["a", "b"],
+        3,
+        7,
+        ["add", "broken", "sleep"],
+    ]
+
+
+@pytest.mark.covers("EX-1")
+async def test_sequential_calls_complete_in_one_exec(pool: Pool) -> None:
+    async with making(pool) as code_mode:
+        source = (
+            "let n = 0; for (let i = 0; i < 5; i++) n = await tools.add({ a: n, b: i }); return n"
+        )
+        result = await code_mode.exec(source)
+    assert (result.status, result.value, code_mode.telemetry.calls) == ("completed", 10, 5)
+
+
+async def test_calls_run_side_by_side_up_to_the_limit(pool: Pool) -> None:
+    running: list[int] = []
+
+    @tool
+    async def busy() -> int:
+        """Count who is here."""
+        running.append(1)
+        now = len(running)
+        await anyio.sleep(0.05)
+        running.pop()
+        return now
+
+    source = "const r = await Promise.all(Array.from({ length: 9 }, () => tools.busy())); return r"
+    config = CodeModeConfig(max_pending_tool_calls=3)
+    seen = await value(pool, source, tools=[busy], config=config)
+    assert len(seen) == 9
+    assert max(seen) == 3
+
+
+@pytest.mark.covers("EX-4")
+async def test_more_calls_than_may_queue_start_none_of_them(pool: Pool) -> None:
+    called: list[int] = []
+
+    @tool
+    def note(n: int) -> None:
+        """Note a number."""
+        called.append(n)
+
+    source = "await Promise.all(Array.from({ length: 131 }, (_, n) => tools.note({ n })))"
+    config = CodeModeConfig(max_pending_tool_calls=2)
+    result = await run(pool, source, tools=[note], config=config)
+    assert (result.code, called) == ("too_many_pending_tool_calls", [])
+    assert (
+        await run(pool, source.replace("131", "130"), tools=[note], config=config)
+    ).value is None
+    assert sorted(called) == list(range(130))
+
+
+async def test_a_failing_tool_can_be_caught_and_else_names_itself(pool: Pool) -> None:
+    caught = "try { await tools.broken() } catch (e) { return [e.message, e.code, e.toolId] }"
+    assert await value(pool, caught) == [
+        "the printer is on fire",
+        "tool_failed",
+        "openclaw:core:broken",
+    ]
+    result = await run(pool, "await tools.add({ a: 1, b: 1 }); await tools.broken()")
+    assert result.code == "nested_tool_failed"
+    assert "openclaw:core:broken" in str(result.error)
+
+
+@pytest.mark.covers("TR-5")
+async def test_a_failed_result_says_what_became_of_each_call(pool: Pool) -> None:
+    source = """tools.sleep({ seconds: 30 }).catch(() => {});
+await tools.add({ a: 1, b: 1 });
+await tools.broken();"""
+    result = await run(pool, source)
+    assert result.to_json()["calls"] == [
+        {"id": "1", "toolId": "openclaw:core:sleep", "state": "cancelled"},
+        {"id": "2", "toolId": "openclaw:core:add", "state": "completed"},
+        {"id": "3", "toolId": "openclaw:core:broken", "state": "failed", "effect": "write"},
+    ]
+
+
+@pytest.mark.covers("CA-2", "CA-8b")
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        ("tools.call('openclaw:core:ad')", "openclaw:core:add"),
+        ("tools.call('twin')", "plugin:a:twin"),
+        ("tools.call(5)", "a tool's id"),
+        ("tools.call('add', 5)", "one object"),
+        ("tools.call('add', [1])", "one object"),
+        ("tools.add({ a: 1, c: 2 })", "b"),
+        ("tools.search(5)", "a string"),
+        ("tools.describe('nothing')", "nothing"),
+    ],
+)
+async def test_a_wrong_call_is_an_error_that_helps(pool: Pool, call: str, says: str) -> None:
+    twins = [Tool("twin", "A twin.", {}, print, source="plugin", owner=o) for o in ("a", "b")]
+    source = f"try {{ await {call}; return 'no error' }} catch (e) {{ return e.message }}"
+    assert says in await value(pool, source, tools=[add, *twins])
+
+
+@pytest.mark.covers("CA-7")
+async def test_a_denied_tool_is_neither_seen_nor_found_nor_called(pool: Pool) -> None:
+    source = """const seen = [ALL_TOOLS.map((t) => t.name), typeof tools.add,
+  (await tools.search("add numbers")).length];
+for (const id of ["add", "openclaw:core:add"])
+  try { await tools.call(id, { a: 1, b: 1 }); seen.push("called") } catch (e) { seen.push(e.code) }
+return seen"""
+    assert await value(pool, source, policy={"deny": ["ADD"]}) == [
+        ["broken", "sleep"],
+        "undefined",
+        0,
+        "unknown_tool",
+        "unknown_tool",
+    ]
+
+
+@pytest.mark.covers("HK-1")
+async def test_nested_calls_pass_the_hooks_with_their_parent(pool: Pool) -> None:
+    hooks, seen = Hooks(), list[BeforeToolCall]()
+
+    def hook(event: BeforeToolCall) -> ToolCallDecision:
+        seen.append(event)
+        return ToolCallDecision(params={"a": 40, "b": 2})
+
+    hooks.before_tool_call(hook)
+    who = RunContext(agent_id="agent", session_id="s")
+    async with making(pool, hooks=hooks, context=who) as code_mode:
+        result = await code_mode.exec("return await tools.add({ a: 1, b: 1 })", call_id="call-7")
+    assert result.value == 42
+    (event,) = seen
+    assert (event.parent_id, event.run, event.tool_kind) == ("call-7", who, None)
+
+
+# ---- Waiting ----
+
+
+@pytest.mark.covers("EX-1", "WA-6")
+async def test_a_call_that_outlives_the_deadline_is_waited_for(pool: Pool) -> None:
+    config = CodeModeConfig(timeout_ms=500)
+    source = (
+        'text("a"); const r = await tools.sleep({ seconds: 0.9, value: 7 }); text("b"); return r'
+    )
+    async with making(pool, config=config) as code_mode:
+        result = await code_mode.exec(source)
+        assert (result.status, result.reason) == ("waiting", "pending_tools")
+        assert result.output == [{"type": "text", "text": "a"}]
+        assert result.pending_tool_calls == [
+            {"id": "1", "method": "call", "toolId": "openclaw:core:sleep", "state": "running"}
+        ]
+        result = await finish(code_mode, result)
+    assert (result.value, result.output) == (7, [{"type": "text", "text": "b"}])
+    snapshots = code_mode.telemetry.snapshots
+    assert snapshots == {"created": 1, "restored": 1, "expired": 0, "deleted": 1}
+
+
+@pytest.mark.covers("WA-3")
+async def test_a_wait_that_runs_out_of_time_keeps_the_cell(pool: Pool) -> None:
+    async with making(pool, config=CodeModeConfig(timeout_ms=200)) as code_mode:
+        first = await code_mode.exec("return await tools.sleep({ seconds: 0.6, value: 3 })")
+        assert first.run_id is not None
+        began = time.monotonic()
+        second = await code_mode.wait(first.run_id)
+        assert (second.status, second.run_id) == ("waiting", first.run_id)
+        assert 0.1 < time.monotonic() - began < 1
+        assert (await finish(code_mode, second)).value == 3
+        assert (await code_mode.wait(first.run_id)).code == "invalid_input"
+
+
+@pytest.mark.covers("WA-2")
+async def test_a_second_wait_at_once_is_refused_and_the_first_goes_on(pool: Pool) -> None:
+    async with making(pool, config=CodeModeConfig(timeout_ms=1000)) as code_mode:
+        source = "await yield_control(); return await tools.sleep({ seconds: 0.3, value: 5 })"
+        run_id = (await code_mode.exec(source)).run_id
+        assert run_id is not None
+        results: list[CodeModeResult] = []
+
+        async def wait() -> None:
+            results.append(await code_mode.wait(run_id))
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(wait)
+            await anyio.sleep(0.1)
+            assert (await code_mode.wait(run_id)).code == "invalid_input"
+    assert results[0].value == 5
+
+
+@pytest.mark.covers("EX-2")
+async def test_a_person_does_not_hold_exec_open(pool: Pool) -> None:
+    desk = Approvals(ask_for=["add"])
+    async with making(pool, approvals=desk) as code_mode:
+        began = time.monotonic()
+        result = await code_mode.exec("return await tools.add({ a: 1, b: 1 })")
+        assert time.monotonic() - began < 2
+        assert (result.status, result.reason) == ("waiting", "pending_tools")
+        (question,) = desk.pending()
+        assert question.input == {"a": 1, "b": 1}
+        assert desk.resolve(question.id, "allow-once")
+        assert (await finish(code_mode, result)).value == 2
+
+
+@pytest.mark.covers("WA-7")
+async def test_an_aborted_cell_is_gone_at_once_with_its_calls(pool: Pool) -> None:
+    ended: list[str] = []
+
+    @tool
+    async def slow() -> None:
+        """Take long."""
+        try:
+            await anyio.sleep(30)
+        finally:
+            ended.append("cancelled")
+
+    config = CodeModeConfig(timeout_ms=200)
+    async with making(pool, tools=[slow], config=config) as code_mode:
+        result = await code_mode.exec("return await tools.slow()")
+        assert result.run_id is not None
+        assert await code_mode.abort(result.run_id)
+        await anyio.sleep(0.05)
+        assert ended == ["cancelled"]
+        assert (await code_mode.wait(result.run_id)).code == "aborted"
+        assert not await code_mode.abort(result.run_id)
+
+
+async def test_leaving_code_mode_ends_what_is_under_way(pool: Pool) -> None:
+    with anyio.fail_after(5):
+        async with making(pool, config=CodeModeConfig(timeout_ms=100)) as code_mode:
+            result = await code_mode.exec("return await tools.sleep({ seconds: 60 })")
+            assert result.status == "waiting"
+
+
+async def test_a_reply_that_is_too_large_is_an_error_that_says_so(pool: Pool) -> None:
+    @tool
+    def huge() -> str:
+        """Answer at length."""
+        return "x" * (9 << 20)
+
+    source = "try { await tools.huge() } catch (e) { return [e.code, e.message] }"
+    code, message = await value(pool, source, tools=[huge])
+    assert (code, "page by page" in message) == ("reply_too_large", True)
+
+
+# ---- Namespaces ----
+
+
+@pytest.mark.covers("CM-N7", "CM-N8", "CM-ns-same-path")
+async def test_a_namespace_calls_its_tools_by_the_same_path(pool: Pool) -> None:
+    seen: list[Any] = []
+
+    @tool(source="plugin", owner="github")
+    async def list_issues(state: str = "open") -> list[str]:
+        """List issues."""
+        seen.append(state)
+        if state == "secret":
+            raise PermissionError("no")
+        return [state]
+
+    registry = NamespaceRegistry()
+    registry.register_for_plugin(
+        "github",
+        NamespaceRegistration(
+            id="issues",
+            global_name="Issues",
+            description="Issues.",
+            required_tool_names=("list_issues",),
+            create_scope=lambda context: {
+                "repository": context.run.agent_id,
+                "list": namespace_tool("list_issues", lambda args: {"state": args[0]}),
+            },
+        ),
+    )
+    source = """const first = await Issues.list("closed");
+const failed = await namespaces.Issues.list("secret").catch((e) => e.code);
+return [Issues.repository, first, failed]"""
+    got = await value(pool, source, tools=[list_issues], namespaces=registry)
+    assert got == ["main", ["closed"], "tool_failed"]
+    assert seen == ["closed", "secret"]
