@@ -49,6 +49,7 @@
   const wellFormed = uncurry(String.prototype.toWellFormed);
   const slice = uncurry(String.prototype.slice);
   const charCodeAt = uncurry(String.prototype.charCodeAt);
+  const indexOf = uncurry(String.prototype.indexOf);
   const isoString = uncurry(Date.prototype.toISOString);
   const dateTime = uncurry(Date.prototype.getTime);
   const regexpSource = uncurry(Object.getOwnPropertyDescriptor(RegExp.prototype, "source").get);
@@ -90,6 +91,7 @@
   // ---- The value adapter ----
 
   const MAX_DEPTH = 100;
+  const QUICK_DEPTH = 32;
 
   function tag(text) {
     return stringify(wellFormed(text));
@@ -251,7 +253,7 @@
     return typeof convert === "function" ? apply(convert, value, []) : value;
   }
 
-  function writeReference(sink, value, parents) {
+  function writeReference(sink, value, parents, done) {
     for (let parent = parents; parent !== null; parent = parent.next) {
       if (parent.value === value) return put(sink, '"[Circular]"');
     }
@@ -265,8 +267,8 @@
       const ordinary = prototype === ObjectPrototype || prototype === null;
       // A Date has a `toJSON`, which a guest may have replaced.
       const dated = !ordinary && attempt(dateTime, value) !== undefined;
-      const plain = dated ? value : converted(value);
-      if (plain !== value) return write(sink, plain, chain);
+      const plain = dated || done ? value : converted(value);
+      if (plain !== value) return write(sink, plain, chain, true);
       return ordinary ? writeObject(sink, value, chain) : writeExotic(sink, value, chain);
     } catch (error) {
       // What was half written goes, unless it is on its way out already.
@@ -288,7 +290,8 @@
     put(sink, '"');
   }
 
-  function write(sink, value, parents) {
+  // `done`: it is what a `toJSON` made, and is not asked again.
+  function write(sink, value, parents, done) {
     switch (typeof value) {
       case "string":
         return value.length <= 16384 ? put(sink, tag(value)) : writeLong(sink, value);
@@ -305,7 +308,7 @@
       case "function":
         return put(sink, tag("[Function: " + functionName(value) + "]"));
       default:
-        return value === null ? put(sink, "null") : writeReference(sink, value, parents);
+        return value === null ? put(sink, "null") : writeReference(sink, value, parents, done);
     }
   }
 
@@ -318,7 +321,113 @@
   const SHORTENED = { __proto__: null, counted: false, dropUndefined: false };
   const ARGUMENTS = { __proto__: null, counted: false, dropUndefined: true };
 
+  // What an object with internal slots is to JSON; itself, if it has none that count.
+  function plainOf(value) {
+    if (attempt(mapSize, value) !== undefined) return plainMap(value);
+    if (attempt(setSize, value) !== undefined) return plainSet(value);
+    if (isErrorObject(value)) return plainError(value);
+    const time = attempt(dateTime, value);
+    if (time !== undefined) return time === time ? isoString(new NativeDate(time)) : null;
+    if (isView(value)) return "[" + className(value) + ": " + value.byteLength + " bytes]";
+    const bytes = attempt(byteLength, value);
+    if (bytes !== undefined) return "[ArrayBuffer: " + bytes + " bytes]";
+    if (value instanceof NativePromise) return "[Promise: not awaited]";
+    if (attempt(regexpSource, value) !== undefined) return regexpToString(value);
+    return value;
+  }
+
+  function own(holder, key, value) {
+    defineProperty(holder, key, {
+      __proto__: null, value, writable: true, configurable: true, enumerable: true,
+    });
+  }
+
+  function plainMap(map) {
+    let textual = true;
+    mapForEach(map, (_, key) => { textual &&= typeof key === "string"; });
+    const plain = textual ? create(null) : [];
+    let size = 0;
+    mapForEach(map, (item, key) => {
+      if (textual) own(plain, key, item);
+      else own(plain, size++, [key, item]);
+    });
+    return plain;
+  }
+
+  function plainSet(set) {
+    const plain = [];
+    let size = 0;
+    setForEach(set, (item) => { own(plain, size++, item); });
+    return plain;
+  }
+
+  function plainError(error) {
+    const { name, message } = describeError(error);
+    const plain = create(null);
+    own(plain, "name", name);
+    own(plain, "message", message);
+    const keys = objectKeys(error);
+    for (let i = 0; i < keys.length; i++) {
+      if (keys[i] !== "name" && keys[i] !== "message" && keys[i] !== "stack") {
+        own(plain, keys[i], error[keys[i]]);
+      }
+    }
+    return plain;
+  }
+
+  // By the engine's own serializer, which is ten times as fast as the walk above. It cannot cut,
+  // and a value that bites breaks it: then it says null, and the walk does the work.
+  function quickJson(value, limit, dropUndefined) {
+    const stack = create(null); // the objects around the one at hand
+    let depth = 0;
+    let size = 0;
+    function replace(key, item) {
+      size += 2;
+      if (size > limit) throw null;
+      switch (typeof item) {
+        case "string":
+          size += item.length;
+          return wellFormed(item);
+        case "number":
+        case "boolean":
+          return item;
+        case "undefined":
+          return dropUndefined ? undefined : null;
+        case "bigint":
+          return bigintToString(item);
+        case "symbol":
+          return "[" + symbolToString(item) + "]";
+        case "function":
+          return "[Function: " + functionName(item) + "]";
+      }
+      if (item === null) return null;
+      while (depth > 0 && stack[depth - 1] !== this) depth--;
+      for (let i = 0; i < depth; i++) if (stack[i] === item) return "[Circular]";
+      if (depth >= QUICK_DEPTH) throw null;
+      let plain = item;
+      if (!isArray(item)) {
+        const prototype = getPrototypeOf(item);
+        if (prototype !== ObjectPrototype && prototype !== null) plain = plainOf(item);
+      }
+      if (typeof plain === "object" && plain !== null) {
+        // A cycle leads to the Map or the Set itself, not to what stands for it.
+        if (plain !== item) stack[depth++] = item;
+        stack[depth++] = plain;
+      }
+      return plain;
+    }
+    try {
+      const text = stringify(value, replace);
+      // `\\ud…` is half of a surrogate pair in a key, or looks like one.
+      return text.length > limit || indexOf(text, "\\ud") >= 0 ? null : text;
+    } catch {
+      return null;
+    }
+  }
+
   function serialize(value, limit, options) {
+    const quick = quickJson(value, limit, options.dropUndefined);
+    if (quick !== null) return { __proto__: null, text: quick, prefix: null };
     const sink = { __proto__: null, text: "", prefix: null, limit, ...options };
     write(sink, value, null);
     return sink;
