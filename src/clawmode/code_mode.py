@@ -50,8 +50,16 @@ from clawmode.sandbox.protocol import (
     Suspended,
 )
 from clawmode.snapshots import KeyRing, seal, unseal
+from clawmode.surface import (
+    WAIT_DESCRIPTION,
+    WAIT_SCHEMA,
+    Format,
+    definition,
+    exec_description,
+    exec_schema,
+)
 from clawmode.telemetry import Telemetry
-from clawmode.tools import Tool
+from clawmode.tools import JsonObject, Tool
 from clawmode.types import JsonText, JsonValue
 
 logger = logging.getLogger("clawmode")
@@ -159,6 +167,63 @@ class CodeMode:
         if parked:
             self.telemetry.snapshots["deleted"] += 1
         return True
+
+    # ---- For a model ----
+
+    def definitions(self, format: Format = "openai") -> list[JsonObject]:
+        """Exactly two tools, `exec` and `wait`, as a provider or MCP wants them written."""
+        text = exec_description(self.catalog, self.namespaces, self.config)
+        return [
+            definition(format, "exec", text, exec_schema(self.config)),
+            definition(format, "wait", WAIT_DESCRIPTION, WAIT_SCHEMA),
+        ]
+
+    async def call(
+        self, name: str, arguments: JsonValue, *, call_id: str = "exec"
+    ) -> dict[str, JsonValue]:
+        """A model's tool call in, the page's JSON out. Bad arguments are a failed result.
+
+        Args:
+            name: `exec` or `wait`.
+            arguments: What the model wrote, parsed.
+            call_id: The model's id of the call; nested calls carry it as their parent.
+
+        Raises:
+            ValueError: There is no such tool: the caller has more than these two.
+        """
+        if name not in ("exec", "wait"):
+            raise ValueError(f"code mode has `exec` and `wait`, not {name!r}")
+        if not isinstance(arguments, dict):
+            return self._failed("invalid_input", "The arguments must be an object.").to_json()
+        if name == "wait":
+            run_id = arguments.get("runId", arguments.get("run_id"))
+            if not isinstance(run_id, str):
+                return self._failed("invalid_input", "`runId` must be a string.").to_json()
+            return (await self.wait(run_id)).to_json()
+        read = self._read_exec(arguments)
+        if isinstance(read, CodeModeResult):
+            return read.to_json()
+        code, language = read
+        return (await self.exec(code, language, call_id=call_id)).to_json()
+
+    def _read_exec(self, arguments: dict[str, JsonValue]) -> tuple[str, str] | CodeModeResult:
+        given: list[str] = []
+        for key in ("code", "command"):
+            text = arguments.get(key)
+            if text is not None and not isinstance(text, str):
+                return self._failed("invalid_input", f"`{key}` must be a string.")
+            if text and text.strip():
+                given.append(text)
+        if not given:
+            return self._failed("invalid_input", "`code` is missing or blank.")
+        if len(set(given)) > 1:
+            return self._failed("invalid_input", "`code` and `command` differ: give one of them.")
+        language = arguments.get("language")
+        if language is None:
+            return given[0], self.config.languages[0]
+        if not isinstance(language, str):
+            return self._failed("unsupported_language", "`language` must be a string.")
+        return given[0], language
 
     # ---- The two tools ----
 
