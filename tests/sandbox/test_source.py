@@ -4,6 +4,7 @@ import pytest
 from tests.sandbox.stepping import failure_of, finish, value_of
 
 from clawmode.sandbox.pool import Pool
+from clawmode.sandbox.protocol import Start
 from clawmode.sandbox.source import looks_like_shell
 
 pytestmark = pytest.mark.anyio
@@ -69,6 +70,26 @@ async def test_naming_require_without_calling_it_fails_when_it_runs(pool: Pool) 
     failed = await failure_of(pool, "const load = require; return load('fs')")
     assert failed.code == "internal_error"
     assert "ReferenceError" in failed.error
+
+
+@pytest.mark.parametrize(
+    ("source", "needed"),
+    [
+        ("return 1", False),
+        ("return '\\u00e9'", False),
+        ("return 'import'", True),
+        ("r\\u0065quire('x')", True),
+        ("\\u0072equire('x')", True),
+        ("\\u{0000000000072}equire('x')", True),
+        ("\\u{72}equire('x')", True),
+        ("\\u0072\\u0065\\u0071\\u0075\\u0069\\u0072\\u0065('x')", True),
+        ("return '\\u{ffffffff}'", False),
+    ],
+)
+def test_the_parser_is_needed_only_for_a_text_that_can_name_a_module(
+    source: str, needed: bool
+) -> None:
+    assert ("acorn" in Start(source).needs()) is needed
 
 
 async def test_an_indirect_import_finds_nothing_either(pool: Pool) -> None:

@@ -68,6 +68,7 @@ class Cell:
         worker: Where it is warm.
         frozen: Its memory, when it is not.
         moving: Set when the freeze that is under way has ended, one way or the other.
+        equipping: Cancels what its worker is being given before it can start.
         computing: The worker that runs a step of it now.
         waiter: Its place in the queue.
         failed: Why it could not be frozen.

@@ -8,6 +8,7 @@ runs hostile code, so decoding checks every field.
 """
 
 import math
+import re
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
@@ -137,10 +138,23 @@ class Start:
         parts: list[Part] = []
         if self.language == "typescript":
             parts.append("swc")
-        # No module can be reached without one of these in the text: nearly every cell.
-        if "import" in self.source or "require" in self.source or "\\u" in self.source:
+        if _names_modules(self.source):
             parts.append("acorn")
         return tuple(parts)
+
+
+def _names_modules(source: str) -> bool:
+    """Whether a text can reach a module at all: nearly none can, and parsing takes long."""
+    if "\\u" in source:
+        source = _ESCAPE.sub(_unescape, source)
+    return "import" in source or "require" in source
+
+
+_ESCAPE = re.compile(r"\\u(?:\{([0-9a-fA-F]+)\}|([0-9a-fA-F]{4}))")
+
+
+def _unescape(escape: re.Match[str]) -> str:
+    return chr(min(int(escape[1] or escape[2], 16), 0x10FFFF))
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@
   function callee(node) {
     for (;;) {
       if (node.type === "SequenceExpression") node = node.expressions[node.expressions.length - 1];
-      else if (node.type === "ChainExpression" || node.type === "ParenthesizedExpression") node = node.expression;
+      else if (node.type === "ChainExpression") node = node.expression;
       else return node;
     }
   }

@@ -788,7 +788,8 @@
     for (let i = 0; i < values.length; i++) {
       const value = values[i];
       const failure = typeof value === "object" && value !== null && isErrorObject(value);
-      line += (i ? " " : "") + (failure ? describeError(value).name + ": " + messageOf(value) : textOf(value));
+      const text = failure ? describeError(value).name + ": " + messageOf(value) : textOf(value);
+      line += (i ? " " : "") + text;
     }
     emitText(wellFormed(line));
   }
