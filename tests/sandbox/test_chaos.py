@@ -271,11 +271,20 @@ async def test_a_worker_killed_while_it_boots_does_not_cost_the_machine_code(
     assert [entry.stat().st_mtime_ns for entry in os.scandir(tmp_path)] == [before]
 
 
+def stopped(worker: WorkerProcess) -> bool:
+    """Whether every thread of a worker stands still; a signal takes its time to reach them."""
+    tasks = f"/proc/{worker.pid}/task"
+    states = [Path(tasks, task, "stat").read_text("ascii") for task in os.listdir(tasks)]
+    return all(state.rpartition(")")[2].split()[0] == "T" for state in states)
+
+
 async def test_a_pool_grows_when_an_eviction_hangs() -> None:
     async with Pool(size=1, max_size=2) as pool:
         await value_of(pool, "return 1")
         await suspend(pool)
-        only_worker(pool).signal(signal.SIGSTOP)
+        worker = only_worker(pool)
+        worker.signal(signal.SIGSTOP)
+        await until(lambda: stopped(worker))
         assert await value_of(pool, "return 1", seconds=3) == 1
 
 
