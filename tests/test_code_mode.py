@@ -9,8 +9,11 @@ import pytest
 from clawmode import CodeMode, CodeModeConfig, CodeModeResult, Pool, RunContext
 from clawmode.exceptions import RuntimeUnavailable
 from clawmode.sandbox import artifacts
+from clawmode.stores import MemoryStore
 
 pytestmark = pytest.mark.anyio
+
+OWNER = RunContext(agent_id="a", session_id="s", session_key="k", run_id="r")
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +24,7 @@ async def pool(anyio_backend: str) -> AsyncIterator[Pool]:
 
 @pytest.fixture
 def code_mode(pool: Pool) -> CodeMode:
-    return CodeMode(pool=pool)
+    return CodeMode(pool=pool, store=MemoryStore())
 
 
 def waiting(result: CodeModeResult) -> str:
@@ -99,25 +102,57 @@ async def test_a_finished_run_cannot_be_waited_for_again(code_mode: CodeMode) ->
 
 @pytest.mark.covers("ER-snapshot_expired")
 async def test_a_cell_that_waited_too_long_is_expired(pool: Pool) -> None:
-    code_mode = CodeMode(pool=pool, config=CodeModeConfig(snapshot_ttl_seconds=1))
+    now = 0.0
+    store = MemoryStore(clock=lambda: now)
+    code_mode = CodeMode(pool=pool, store=store, config=CodeModeConfig(snapshot_ttl_seconds=1))
     run_id = waiting(await code_mode.exec("await yield_control()"))
-    code_mode._parked[run_id].expires = time.monotonic() - 1
+    now = 1.5
     assert (await code_mode.wait(run_id)).code == "snapshot_expired"
+    assert (await code_mode.wait(run_id)).code == "snapshot_expired"
+    assert code_mode.telemetry.snapshots["expired"] == 1
 
 
-@pytest.mark.covers("ER-snapshot_restore_failed")
-async def test_a_parked_cell_that_was_altered_is_not_restored(code_mode: CodeMode) -> None:
+@pytest.mark.covers("ER-snapshot_restore_failed", "WA-8")
+@pytest.mark.parametrize("part", ["record", "snapshot"])
+async def test_a_parked_cell_that_was_altered_is_not_restored(pool: Pool, part: str) -> None:
+    store = MemoryStore()
+    code_mode = CodeMode(pool=pool, store=store)
     run_id = waiting(await code_mode.exec("await yield_control()"))
-    run = code_mode._parked[run_id]
-    run.sealed = run.sealed[:-1] + bytes([run.sealed[-1] ^ 1])
+    kept = store._cells[run_id]
+    sealed = getattr(kept, part)
+    setattr(kept, part, sealed[:-1] + bytes([sealed[-1] ^ 1]))
     assert (await code_mode.wait(run_id)).code == "snapshot_restore_failed"
+    assert (await code_mode.wait(run_id)).code == "invalid_input"
 
 
-@pytest.mark.covers("ER-snapshot_restore_failed")
-async def test_a_cell_of_another_run_is_not_restored(code_mode: CodeMode) -> None:
-    run_id = waiting(await code_mode.exec("await yield_control()"))
-    code_mode.context = replace(code_mode.context, session_id="another")
-    assert (await code_mode.wait(run_id)).code == "snapshot_restore_failed"
+@pytest.mark.covers("WA-8")
+async def test_the_snapshot_of_another_cell_is_not_restored(pool: Pool) -> None:
+    store = MemoryStore()
+    code_mode = CodeMode(pool=pool, store=store)
+    first = waiting(await code_mode.exec("await yield_control(); return 1"))
+    second = waiting(await code_mode.exec("await yield_control(); return 2"))
+    store._cells[first].snapshot = store._cells[second].snapshot
+    assert (await code_mode.wait(first)).code == "snapshot_restore_failed"
+    assert (await code_mode.wait(second)).value == 2
+
+
+@pytest.mark.covers("WA-1")
+@pytest.mark.parametrize("part", ["agent_id", "session_id", "session_key", "run_id"])
+async def test_a_cell_of_somebody_else_looks_like_none_and_is_untouched(
+    pool: Pool, part: str
+) -> None:
+    store = MemoryStore()
+    owner = CodeMode(pool=pool, store=store, context=OWNER)
+    stranger = CodeMode(pool=pool, store=store, context=replace(OWNER, **{part: ""}))
+    run_id = waiting(await owner.exec("await yield_control(); return 1"))
+    missing = "cm_" + "0" * 32
+    refused, unknown = await stranger.wait(run_id), await stranger.wait(missing)
+    assert refused.code == unknown.code == "invalid_input"
+    assert (refused.error or "").replace(run_id, missing) == unknown.error
+    assert not await stranger.abort(run_id)
+    assert (await owner.wait(run_id)).value == 1
+    gone = await stranger.wait(run_id)
+    assert (gone.error or "").replace(run_id, missing) == unknown.error
 
 
 @pytest.mark.covers("ER-snapshot_limit_exceeded")
@@ -129,7 +164,9 @@ async def test_a_cell_that_is_too_large_to_park_fails(pool: Pool) -> None:
 
 
 async def test_more_parked_cells_than_allowed_are_refused(pool: Pool) -> None:
-    code_mode = CodeMode(pool=pool, config=CodeModeConfig(max_suspended_runs=2))
+    code_mode = CodeMode(
+        pool=pool, store=MemoryStore(), config=CodeModeConfig(max_suspended_runs=2)
+    )
     for _ in range(2):
         waiting(await code_mode.exec("await yield_control()"))
     assert (await code_mode.exec("await yield_control()")).code == "snapshot_limit_exceeded"

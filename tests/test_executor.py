@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import anyio
@@ -151,6 +151,13 @@ async def test_a_denied_tool_is_refused_before_any_hook_sees_it() -> None:
     assert (error.code, seen) == ("denied", [])
 
 
+def noting(states: list[CallState]) -> Callable[[CallState], Awaitable[None]]:
+    async def note(state: CallState) -> None:
+        states.append(state)
+
+    return note
+
+
 @pytest.mark.covers("HK-3")
 async def test_a_block_is_terminal_and_gives_its_reason() -> None:
     hooks, seen = Hooks(), list[str]()
@@ -240,7 +247,7 @@ async def test_an_approver_that_is_code_answers_inline() -> None:
         return "allow-once"
 
     desk = Approvals(ask_for=["dou*"], approver=approve)
-    what = call(tool(double), on_state=states.append)
+    what = call(tool(double), on_state=noting(states))
     assert (await executor(approvals=desk).call(what)).value == 8
     assert (asked[0].tool_id, asked[0].input, asked[0].run) == (
         "openclaw:core:double",
@@ -261,7 +268,7 @@ async def test_a_person_is_waited_for_and_the_call_says_so() -> None:
     made = executor(approvals=desk)
 
     async def run() -> None:
-        results.append(await made.call(call(tool(double), on_state=states.append)))
+        results.append(await made.call(call(tool(double), on_state=noting(states))))
 
     with anyio.fail_after(5):
         async with anyio.create_task_group() as group:

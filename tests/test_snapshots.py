@@ -3,25 +3,32 @@
 import base64
 import os
 import stat
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from clawmode.context import RunContext
-from clawmode.exceptions import SnapshotRefused, SnapshotTooLarge
+from clawmode.context import Scope
+from clawmode.exceptions import SnapshotKeyLost, SnapshotRefused
 from clawmode.sandbox.protocol import Frozen
-from clawmode.snapshots import KEY_VARIABLE, KeyRing, seal, unseal
+from clawmode.snapshots import (
+    KEY_VARIABLE,
+    KeyRing,
+    bind,
+    seal,
+    seal_bytes,
+    unseal,
+    unseal_bytes,
+)
 
 WASM = bytes(range(32))
-OWNER = RunContext(agent_id="a", session_id="s", session_key="k", run_id="r")
-FROZEN = Frozen(bytes(32), 1_376_256, (1, 2, 3), b"pages" * 100)
-ROOM = 1 << 30
+SCOPE = Scope("a", "s", "k", "r")
+OWNER = bind(SCOPE, "cm_1")
+FROZEN = Frozen(bytes(32), 1_376_256, (1, 2, 3), b"pages" * 100, heap=4711)
 
 
 def test_what_was_sealed_comes_back_whole() -> None:
     keys = KeyRing.ephemeral()
-    assert unseal(seal(FROZEN, WASM, OWNER, keys), WASM, OWNER, keys, max_memory=ROOM) == FROZEN
+    assert unseal(seal(FROZEN, WASM, OWNER, keys), WASM, OWNER, keys) == FROZEN
 
 
 def test_the_memory_is_not_readable_in_a_sealed_snapshot() -> None:
@@ -33,17 +40,17 @@ def test_the_memory_is_not_readable_in_a_sealed_snapshot() -> None:
 def test_another_scope_is_refused(field: str) -> None:
     keys = KeyRing.ephemeral()
     sealed = seal(FROZEN, WASM, OWNER, keys)
-    stranger = replace(OWNER, **{field: "other"})
+    stranger = bind(SCOPE._replace(**{field: "other"}), "cm_1")
     with pytest.raises(SnapshotRefused, match="another run, session or agent"):
-        unseal(sealed, WASM, stranger, keys, max_memory=ROOM)
+        unseal(sealed, WASM, stranger, keys)
 
 
 def test_parts_of_a_scope_cannot_be_moved_into_each_other() -> None:
     keys = KeyRing.ephemeral()
-    sealed = seal(FROZEN, WASM, replace(OWNER, agent_id="ab", session_id="c"), keys)
-    shifted = replace(OWNER, agent_id="a", session_id="bc")
+    sealed = seal(FROZEN, WASM, bind(SCOPE._replace(agent_id="ab", session_id="c")), keys)
+    shifted = bind(SCOPE._replace(agent_id="a", session_id="bc"))
     with pytest.raises(SnapshotRefused):
-        unseal(sealed, WASM, shifted, keys, max_memory=ROOM)
+        unseal(sealed, WASM, shifted, keys)
 
 
 @pytest.mark.covers("WA-8")
@@ -54,7 +61,7 @@ def test_any_flipped_byte_is_refused() -> None:
         altered = bytearray(sealed)
         altered[position] ^= 1
         with pytest.raises(SnapshotRefused):
-            unseal(bytes(altered), WASM, OWNER, keys, max_memory=ROOM)
+            unseal(bytes(altered), WASM, OWNER, keys)
 
 
 def test_any_truncation_is_refused() -> None:
@@ -62,14 +69,14 @@ def test_any_truncation_is_refused() -> None:
     sealed = seal(FROZEN, WASM, OWNER, keys)
     for length in range(len(sealed)):
         with pytest.raises(SnapshotRefused):
-            unseal(sealed[:length], WASM, OWNER, keys, max_memory=ROOM)
+            unseal(sealed[:length], WASM, OWNER, keys)
 
 
 def test_a_snapshot_of_another_engine_is_refused() -> None:
     keys = KeyRing.ephemeral()
     sealed = seal(FROZEN, WASM, OWNER, keys)
     with pytest.raises(SnapshotRefused, match="another sandbox build"):
-        unseal(sealed, bytes(32), OWNER, keys, max_memory=ROOM)
+        unseal(sealed, bytes(32), OWNER, keys)
 
 
 def test_a_newer_format_is_refused_by_its_number() -> None:
@@ -77,22 +84,39 @@ def test_a_newer_format_is_refused_by_its_number() -> None:
     sealed = bytearray(seal(FROZEN, WASM, OWNER, keys))
     sealed[4] = 2
     with pytest.raises(SnapshotRefused, match="format 2"):
-        unseal(bytes(sealed), WASM, OWNER, keys, max_memory=ROOM)
+        unseal(bytes(sealed), WASM, OWNER, keys)
 
 
 def test_a_lost_key_is_refused_as_such() -> None:
     sealed = seal(FROZEN, WASM, OWNER, KeyRing.ephemeral())
     with pytest.raises(SnapshotRefused, match="key"):
-        unseal(sealed, WASM, OWNER, KeyRing.ephemeral(), max_memory=ROOM)
+        unseal(sealed, WASM, OWNER, KeyRing.ephemeral())
 
 
-@pytest.mark.covers("WA-12")
-def test_memory_over_the_limit_is_refused_before_it_is_unpacked() -> None:
+def test_two_cells_of_one_run_cannot_be_exchanged() -> None:
     keys = KeyRing.ephemeral()
     sealed = seal(FROZEN, WASM, OWNER, keys)
-    with pytest.raises(SnapshotTooLarge) as caught:
-        unseal(sealed, WASM, OWNER, keys, max_memory=FROZEN.memory - 1)
-    assert caught.value.code == "snapshot_limit_exceeded"
+    with pytest.raises(SnapshotRefused):
+        unseal(sealed, WASM, bind(SCOPE, "cm_2"), keys)
+
+
+@pytest.mark.covers("WA-8")
+def test_small_things_are_sealed_like_snapshots() -> None:
+    keys = KeyRing.ephemeral()
+    sealed = seal_bytes(b"secret", OWNER, keys)
+    assert b"secret" not in sealed
+    assert unseal_bytes(sealed, OWNER, keys) == b"secret"
+    with pytest.raises(SnapshotRefused):
+        unseal_bytes(sealed, bind(SCOPE, "cm_2"), keys)
+    with pytest.raises(SnapshotKeyLost):
+        unseal_bytes(sealed, OWNER, KeyRing.ephemeral())
+    for position in range(len(sealed)):
+        altered = bytearray(sealed)
+        altered[position] ^= 1
+        with pytest.raises(SnapshotRefused):
+            unseal_bytes(bytes(altered), OWNER, keys)
+        with pytest.raises(SnapshotRefused):
+            unseal_bytes(sealed[:position], OWNER, keys)
 
 
 def test_the_key_is_made_once_and_private(tmp_path: Path) -> None:
@@ -108,7 +132,7 @@ def test_snapshots_stay_readable_after_a_rotation(tmp_path: Path) -> None:
     sealed = seal(FROZEN, WASM, OWNER, before)
     after = KeyRing.rotate(tmp_path)
     assert after.current != before.current
-    assert unseal(sealed, WASM, OWNER, after, max_memory=ROOM) == FROZEN
+    assert unseal(sealed, WASM, OWNER, after) == FROZEN
     assert stat.S_IMODE((tmp_path / "snapshot.keys").stat().st_mode) == 0o600
 
 

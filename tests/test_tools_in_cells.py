@@ -205,7 +205,8 @@ async def test_nested_calls_pass_the_hooks_with_their_parent(pool: Pool) -> None
     async with making(pool, hooks=hooks, context=who) as code_mode:
         result = await code_mode.exec("return await tools.add({ a: 1, b: 1 })", call_id="call-7")
     assert result.value == 42
-    (event,) = seen
+    outer, event = seen
+    assert (outer.tool_kind, outer.parent_id) == ("code_mode_exec", None)
     assert (event.parent_id, event.run, event.tool_kind) == ("call-7", who, None)
 
 
@@ -352,3 +353,17 @@ return [Issues.repository, first, failed]"""
     got = await value(pool, source, tools=[list_issues], namespaces=registry)
     assert got == ["main", ["closed"], "tool_failed"]
     assert seen == ["closed", "secret"]
+
+
+@pytest.mark.covers("EX-2")
+async def test_one_decision_after_the_other_is_waited_for(pool: Pool) -> None:
+    approvals = Approvals(ask_for=["add"])
+    source = "let a = 0; for (let i = 0; i < 3; i++) a = await tools.add({ a, b: 1 }); return a"
+    async with making(pool, approvals=approvals) as code_mode:
+        result = await code_mode.exec(source)
+        for _ in range(3):
+            (question,) = approvals.pending()
+            approvals.resolve(question.id, "allow-once")
+            result = await code_mode.wait(result.run_id)
+        assert result.value == 3
+        assert code_mode._calls.groups == {}

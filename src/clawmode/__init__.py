@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from clawmode.policy import Policy
     from clawmode.results import CodeModeResult
     from clawmode.sandbox.pool import Pool
+    from clawmode.sqlite_store import SqliteStore
+    from clawmode.stores import MemoryStore
     from clawmode.tool_function import tool
     from clawmode.tools import Tool, ToolContext, ToolResult
 
@@ -28,11 +30,13 @@ __all__ = [
     "CodeModeResult",
     "ErrorCode",
     "Hooks",
+    "MemoryStore",
     "Policy",
     "Pool",
     "Question",
     "RequireApproval",
     "RunContext",
+    "SqliteStore",
     "Tool",
     "ToolCallDecision",
     "ToolContext",
@@ -51,11 +55,13 @@ _HOMES = {
     "CodeModeResult": "results",
     "ErrorCode": "exceptions",
     "Hooks": "hooks",
+    "MemoryStore": "stores",
     "Policy": "policy",
     "Pool": "sandbox.pool",
     "Question": "approvals",
     "RequireApproval": "hooks",
     "RunContext": "context",
+    "SqliteStore": "sqlite_store",
     "Tool": "tools",
     "ToolCallDecision": "hooks",
     "ToolContext": "tools",

@@ -89,15 +89,30 @@ class Approvals:
         return self._approver is not None
 
     def question(
-        self, tool: Tool, params: JsonObject, run: RunContext, wishes: tuple[RequireApproval, ...]
+        self,
+        tool: Tool,
+        params: JsonObject,
+        run: RunContext,
+        wishes: tuple[RequireApproval, ...],
+        patience: float | None = None,
     ) -> Question | None:
-        """The question that has to be answered before this call, if there is one."""
+        """The question that has to be answered before this call, if there is one.
+
+        Args:
+            tool: What would run.
+            params: With what.
+            run: Who asks.
+            wishes: What hooks asked for.
+            patience: How long an answer is of use; the question does not live longer.
+        """
         if (run.agent_id, tool.id) in self._always:
             return None
         if not wishes and not self._needs(tool):
             return None
         wish = wishes[0] if wishes else RequireApproval(title=f"Run {tool.label or tool.name}?")
         seconds = min(wish.timeout_seconds or self._expiry, self._expiry)
+        if patience is not None:
+            seconds = min(seconds, patience)
         return Question(
             title=wish.title,
             description=wish.description,

@@ -57,6 +57,10 @@ class Bridge:
     def _describe(self, args: list[JsonValue]) -> JsonObject:
         return self.catalog.describe(_reference(args, "tools.describe"))
 
+    def message_of(self, reply: Settled) -> str:
+        """What an error says that was made here."""
+        return str(json.loads(reply.value)["message"])
+
     def call_of(self, request: Request) -> tuple[Tool, JsonObject]:
         """The tool that a request calls, and its input.
 

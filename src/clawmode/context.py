@@ -1,7 +1,17 @@
 """Who asks: the identity that a run's cells, snapshots and calls are bound to."""
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 from uuid import uuid4
+
+
+class Scope(NamedTuple):
+    """Whose something is: all four must agree."""
+
+    agent_id: str
+    session_id: str
+    session_key: str
+    run_id: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,3 +27,8 @@ class RunContext:
     run_id: str = field(default_factory=lambda: uuid4().hex)
     sender: str = ""
     channel: str = ""
+
+    @property
+    def scope(self) -> Scope:
+        """What of it decides whose a cell is."""
+        return Scope(self.agent_id, self.session_id, self.session_key, self.run_id)

@@ -7,7 +7,9 @@
     │   ├── Aborted                  the run or the session was cancelled
     │   └── SnapshotError
     │       ├── SnapshotRefused      corrupt, truncated, tampered, foreign: not restored
-    │       └── SnapshotTooLarge     over the limits, before anything was restored
+    │       │   └── SnapshotKeyLost  sealed by a key that is not known here
+    │       ├── SnapshotTooLarge     over the limits, before anything was restored
+    │       └── StoreUnavailable     the store cannot be read or written
     ├── ConfigurationError           a setting that cannot be meant: nothing starts with it
     │   └── DuplicateTool            two tools of one run with one id
     ├── ToolLookupError              a reference that leads to no tool; carries a code for the guest
@@ -80,6 +82,16 @@ class SnapshotError(SandboxError):
 
 class SnapshotRefused(SnapshotError):
     """The snapshot is corrupt, tampered with, or belongs to another build or scope."""
+
+
+class SnapshotKeyLost(SnapshotRefused):
+    """The key that sealed it is not known here. It may come back, so the snapshot is kept."""
+
+
+class StoreUnavailable(SnapshotError):
+    """The store of snapshots cannot be used: its disk is full, its file corrupt, its lock held."""
+
+    code = "internal_error"
 
 
 class SnapshotTooLarge(SnapshotError):

@@ -8,15 +8,15 @@ import inspect
 import json
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
 import anyio
 
-from clawmode.approvals import Approvals
+from clawmode.approvals import Approvals, Question
 from clawmode.context import RunContext
-from clawmode.hooks import AfterToolCall, BeforeToolCall, Hooks
+from clawmode.hooks import AfterToolCall, BeforeToolCall, Hooks, Verdict
 from clawmode.policy import Policy
 from clawmode.tools import JsonObject, Tool, ToolContext, ToolResult
 from clawmode.types import JsonValue
@@ -58,16 +58,35 @@ Watcher: TypeAlias = Callable[[CallEvent], None]
 """Sees every call event. Must not raise and must not block."""
 
 
+async def _unwatched(state: CallState) -> None:
+    pass
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """One call to be made."""
+    """One call to be made.
+
+    Attributes:
+        on_state: Told before the call waits for a person, and before it runs after that. May raise
+            `ToolFailure`: then it does not run.
+        patience: Seconds after which no answer of a person can reach the caller any more.
+    """
 
     id: str
     tool: Tool
     input: JsonObject
     run: RunContext
     parent_id: str | None = None
-    on_state: Callable[[CallState], None] = lambda state: None
+    on_state: Callable[[CallState], Awaitable[None]] = _unwatched
+    patience: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """What the hooks made of a cell that is to start, and whom to ask about it."""
+
+    params: JsonObject
+    question: Question | None
 
 
 @dataclass(slots=True)
@@ -124,25 +143,53 @@ class Executor:
         tool = call.tool
         if (denied := self.policy.why_denied(tool)) is not None:
             raise ToolFailure("denied", f"{tool.id} is not allowed: {denied}")
-        verdict = await self.hooks.decide(event)
-        if verdict.blocked is not None:
-            raise ToolFailure("blocked", f"{tool.id} was blocked: {verdict.blocked}")
+        verdict = await self._decide(event)
         _check_input(tool, verdict.params)
         # Last: the answer is for exactly these arguments.
-        question = self.approvals.question(tool, verdict.params, call.run, verdict.approvals)
+        question = self.approvals.question(
+            tool, verdict.params, call.run, verdict.approvals, call.patience
+        )
         if question is not None:
             if not self.approvals.inline:
-                call.on_state("approval")
-            try:
-                resolution = await self.approvals.ask(question)
-            except Exception as error:
-                logger.error("approver: %s: %s", type(error).__name__, error)
-                raise ToolFailure("not_approved", f"{tool.id}: the approver failed") from None
-            if resolution in ("deny", "timeout"):
-                why = "nobody answered" if resolution == "timeout" else "it was denied"
-                raise ToolFailure("not_approved", f"{tool.id} was not approved: {why}")
-            call.on_state("running")
+                await call.on_state("approval")
+            await self.ask(question)
+            await call.on_state("running")
         return verdict.params
+
+    async def _decide(self, event: BeforeToolCall) -> Verdict:
+        verdict = await self.hooks.decide(event)
+        if verdict.blocked is not None:
+            raise ToolFailure("blocked", f"{event.tool_id} was blocked: {verdict.blocked}")
+        return verdict
+
+    async def ask(self, question: Question) -> None:
+        """Waits for a decision, a person's or an approver's.
+
+        Raises:
+            ToolFailure: It is no, or there was none in time.
+        """
+        try:
+            resolution = await self.approvals.ask(question)
+        except Exception as error:
+            logger.error("approver: %s: %s", type(error).__name__, error)
+            text = f"{question.tool_id}: the approver failed"
+            raise ToolFailure("not_approved", text) from None
+        if resolution in ("deny", "timeout"):
+            why = "nobody answered" if resolution == "timeout" else "it was denied"
+            raise ToolFailure("not_approved", f"{question.tool_id} was not approved: {why}")
+
+    async def admit(self, event: BeforeToolCall, tool: Tool, patience: float) -> Admission:
+        """Asks the hooks about a cell of code mode, which is no tool of the catalog.
+
+        Raises:
+            ToolFailure: A hook blocked it.
+        """
+        verdict = await self._decide(event)
+        wishes = verdict.approvals
+        if not wishes:
+            return Admission(verdict.params, None)
+        question = self.approvals.question(tool, verdict.params, event.run, wishes, patience)
+        return Admission(verdict.params, question)
 
     async def _execute(self, call: Call, params: JsonObject) -> object:
         context = ToolContext(

@@ -121,6 +121,11 @@ class Hooks:
         _insert(self._after, hook, priority, name)
         return hook
 
+    @property
+    def empty(self) -> bool:
+        """Whether there are none."""
+        return not self._before and not self._after
+
     async def decide(self, call: BeforeToolCall) -> Verdict:
         """Asks every hook about a call, until one blocks it."""
         approvals: list[RequireApproval] = []

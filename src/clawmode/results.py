@@ -17,12 +17,13 @@ class CodeModeResult:
     status: Status
     value: JsonValue = None
     output: list[JsonValue] = field(default_factory=list)
-    run_id: str | None = None
+    run_id: str = ""
     reason: WaitingReason | None = None
     pending_tool_calls: list[JsonValue] = field(default_factory=list)
     error: str | None = None
     code: ErrorCode | None = None
     calls: list[JsonValue] = field(default_factory=list)
+    calls_omitted: dict[str, int] = field(default_factory=dict)
     telemetry: dict[str, JsonValue] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, JsonValue]:
@@ -39,6 +40,8 @@ class CodeModeResult:
                 made |= {"error": self.error, "code": self.code}
                 if self.calls:
                     made["calls"] = self.calls
+                if self.calls_omitted:
+                    made["callsOmitted"] = dict[str, JsonValue](self.calls_omitted)
         if self.output:
             made["output"] = self.output
         return made | {"telemetry": self.telemetry}

@@ -1,62 +1,139 @@
 """Cells that are under way: what each has asked for, what has come back, what it has emitted.
 
-Plain state, no clock and no process. `code_mode` moves it along.
+Plain state, no clock and no process. `code_mode` moves it along, `calls` makes the calls, and
+`parking` writes it down and reads it again.
 """
 
 import json
 import secrets
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 import anyio
 
+from clawmode.approvals import Question
 from clawmode.sandbox.pool import Cell
-from clawmode.sandbox.protocol import Output, Request, Settled
-from clawmode.tools import JsonObject, Tool
+from clawmode.sandbox.protocol import Output, Request, Settled, Start
+from clawmode.tools import Effect, JsonObject, Tool
 from clawmode.types import JsonValue
 
 CallState: TypeAlias = Literal[
-    "queued", "running", "approval", "completed", "failed", "cancelled", "not_started"
+    "queued", "running", "approval", "completed", "failed", "cancelled", "unknown", "not_started"
 ]
+OPEN: tuple[CallState, ...] = ("queued", "running", "approval")
 
 MAX_LEDGER = 100
+
+GATE = 0
+"""The id of the call that stands for the cell itself, while a person decides about its start."""
+
+
+# ---- The ledger ----
+
+
+@dataclass(slots=True)
+class Entry:
+    """What became of one call."""
+
+    id: int
+    tool_id: str
+    effect: Effect | None
+    state: CallState = "queued"
+
+    def to_json(self) -> JsonObject:
+        """The row of a failed result."""
+        row: JsonObject = {"id": str(self.id), "toolId": self.tool_id, "state": self.state}
+        return row | {"effect": self.effect} if self.effect is not None else row
+
+
+@dataclass(slots=True)
+class Ledger:
+    """The calls of a cell in start order, so that a model knows what is safe to do again.
+
+    Of many, the earliest that have ended are only counted.
+    """
+
+    entries: list[Entry] = field(default_factory=list[Entry])
+    omitted: Counter[str] = field(default_factory=Counter[str])
+
+    def add(self, call_id: int, tool: Tool, state: CallState = "queued") -> Entry:
+        """The entry of a new call."""
+        entry = Entry(call_id, tool.id, tool.effect, state)
+        self.entries.append(entry)
+        if len(self.entries) > MAX_LEDGER:
+            self._shorten()
+        return entry
+
+    def _shorten(self) -> None:
+        for position, entry in enumerate(self.entries):
+            if entry.state not in OPEN:
+                self.omitted[entry.state] += 1
+                del self.entries[position]
+                return
+
+    def find(self, call_id: int) -> Entry | None:
+        """The entry of a call, unless it is only counted."""
+        return next((entry for entry in self.entries if entry.id == call_id), None)
+
+
+# ---- Calls ----
 
 
 @dataclass(slots=True)
 class OpenCall:
-    """A nested call of a cell, from the request to its end."""
+    """A nested call whose answer is still to come.
+
+    Attributes:
+        tool: What it calls; None: another process makes it.
+        owner: That other process.
+        question: Asked instead of a tool: the call stands for the start of the cell.
+    """
 
     request: Request
-    tool: Tool
+    entry: Entry
+    tool: Tool | None
     input: JsonObject
-    state: CallState = "queued"
+    owner: str = ""
+    question: Question | None = None
     scope: anyio.CancelScope | None = None
 
     @property
-    def open(self) -> bool:
-        """Whether an answer is still to come."""
-        return self.state in ("queued", "running", "approval")
+    def id(self) -> int:
+        """Of the guest's request."""
+        return self.request.id
+
+    def to_json(self) -> JsonObject:
+        """What a model reads of it."""
+        method = "exec" if self.id == GATE else self.request.method
+        return {
+            "id": str(self.id),
+            "method": method,
+            "toolId": self.entry.tool_id,
+            "state": self.entry.state,
+        }
 
 
 @dataclass(slots=True)
-class Run:
-    """One cell, from `exec` to its result."""
+class CallGroup:
+    """The calls of one cell that this process makes, wherever the cell is meanwhile.
 
-    cell: Cell
+    Attributes:
+        run: The cell, while it is driven here: then replies go to it, and else to the store.
+        claimed: Whether somebody here waits for the cell, or drives it.
+        lock: Held while the cell changes its place.
+        unsaved: Replies that the store could not take.
+    """
+
+    run_id: str
     parent_id: str
-    output_left: int
-    id: str = field(default_factory=lambda: "cm_" + secrets.token_hex(16))
-    output: list[JsonValue] = field(default_factory=list[JsonValue])
+    run: "Run | None" = None
+    claimed: bool = False
     calls: dict[int, OpenCall] = field(default_factory=dict[int, OpenCall])
     queue: deque[OpenCall] = field(default_factory=deque[OpenCall])
-    yields: list[Request] = field(default_factory=list[Request])
-    inbox: list[Settled] = field(default_factory=list[Settled])
+    unsaved: list[Settled] = field(default_factory=list[Settled])
+    lock: anyio.Lock = field(default_factory=lambda: anyio.Lock(fast_acquire=True))
     news: anyio.Event = field(default_factory=anyio.Event)
-    timers: int = 0
-    due: float = 0.0
-    sealed: bytes = b""
-    expires: float = 0.0
     ended: bool = False
 
     def tell(self) -> None:
@@ -64,9 +141,36 @@ class Run:
         self.news.set()
         self.news = anyio.Event()
 
-    def open_calls(self) -> list[OpenCall]:
-        """Calls whose answer is still to come, in the order in which they were made."""
-        return [call for call in self.calls.values() if call.open]
+
+# ---- Cells ----
+
+
+@dataclass(slots=True)
+class Run:
+    """One cell, from `exec` to its result.
+
+    Attributes:
+        start: What it starts with, until it has started.
+        stored: Whether the store knows it: then its id has been handed out.
+        due: When its next timer is due, by the guest's clock, in milliseconds.
+        due_at: The same by `time.monotonic`, in seconds.
+    """
+
+    parent_id: str
+    output_left: int
+    start: Start | None = None
+    cell: Cell | None = None
+    id: str = field(default_factory=lambda: "cm_" + secrets.token_hex(16))
+    output: list[JsonValue] = field(default_factory=list[JsonValue])
+    ledger: Ledger = field(default_factory=Ledger)
+    calls: dict[int, OpenCall] = field(default_factory=dict[int, OpenCall])
+    yields: list[int] = field(default_factory=list[int])
+    inbox: list[Settled] = field(default_factory=list[Settled])
+    timers: int = 0
+    due: float = 0.0
+    due_at: float = float("inf")
+    stored: bool = False
+    ended: bool = False
 
     def take_output(self, items: tuple[Output, ...]) -> None:
         """Adds what a step emitted, and takes it off the budget."""
@@ -74,6 +178,14 @@ class Run:
             self.output_left = max(0, self.output_left - item.size)
             key = "text" if item.type == "text" else "value"
             self.output.append({"type": item.type, key: json.loads(item.body)})
+
+    def receive(self, reply: Settled, *, unknown: bool = False) -> None:
+        """A call has been answered."""
+        call = self.calls.pop(reply.id, None)
+        entry = call.entry if call else self.ledger.find(reply.id)
+        if entry is not None:
+            entry.state = "unknown" if unknown else "completed" if reply.ok else "failed"
+        self.inbox.append(reply)
 
     def take_replies(self) -> tuple[Settled, ...]:
         """Everything that has come back since the last time, in order."""
@@ -83,39 +195,20 @@ class Run:
 
     def take_yields(self) -> tuple[Settled, ...]:
         """Answers the yields: the model has said `wait`."""
-        answers = tuple(Settled(request.id, True, b"null") for request in self.yields)
+        answers = tuple(Settled(number, True, b"null") for number in self.yields)
         self.yields = []
         return answers
 
+    def waits_for_people(self) -> bool:
+        """Whether every open call waits for a decision."""
+        return all(call.entry.state == "approval" for call in self.calls.values())
+
     def pending(self) -> list[JsonValue]:
         """What the cell waits for, for the model."""
-        found: list[JsonValue] = [
-            {
-                "id": str(call.request.id),
-                "method": call.request.method,
-                "toolId": call.tool.id,
-                "state": call.state,
-            }
-            for call in self.open_calls()
-        ]
+        found: list[JsonValue] = [call.to_json() for call in self.calls.values()]
         found.extend(
-            {"id": str(request.id), "method": "yield", "state": "running"}
-            for request in self.yields
+            {"id": str(number), "method": "yield", "state": "running"} for number in self.yields
         )
         if self.timers:
             found.append({"id": "timer", "method": "timer", "state": "timer", "due": self.due})
         return found
-
-    def ledger(self) -> list[JsonValue]:
-        """What became of the calls, so that a model knows what is safe to do again."""
-        rows: list[JsonValue] = []
-        for call in list(self.calls.values())[:MAX_LEDGER]:
-            row: JsonObject = {
-                "id": str(call.request.id),
-                "toolId": call.tool.id,
-                "state": call.state,
-            }
-            if call.tool.effect is not None:
-                row["effect"] = call.tool.effect
-            rows.append(row)
-        return rows

@@ -1,8 +1,8 @@
 """Frozen cells outside of the process: sealed, bound to who may resume them, and refused otherwise.
 
 A snapshot is a raw memory image, and restoring a forged one hands over the guest's heap. So it is
-encrypted and authenticated with AES-GCM; the header and the run, session and agent are part of what
-is authenticated. `docs/reference/snapshot.md` describes the format.
+encrypted and authenticated with AES-GCM; the header, the run, session and agent, and the cell's id
+are part of what is authenticated. `docs/reference/snapshot.md` describes the format.
 """
 
 import base64
@@ -16,15 +16,15 @@ from pathlib import Path
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from clawmode.context import RunContext
-from clawmode.exceptions import SnapshotRefused, SnapshotTooLarge
+from clawmode.context import Scope
+from clawmode.exceptions import SnapshotKeyLost, SnapshotRefused
 from clawmode.sandbox.protocol import Frozen
 
 MAGIC = b"CLMS"
 VERSION = 1
 KEY_VARIABLE = "CLAWMODE_SNAPSHOT_KEY"
 
-_HEADER = struct.Struct("<4sB8s32s32sI3I12s")  # magic … wasm, image, memory, pointers, nonce
+_HEADER = struct.Struct("<4sB8s32s32s2I3I12s")  # magic … wasm, image, memory, heap, pointers, nonce
 
 
 class KeyRing:
@@ -57,8 +57,8 @@ class KeyRing:
         path = folder / "snapshot.keys"
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with contextlib.suppress(FileExistsError):
-                _write_new(path, _encode_key(os.urandom(32)))
+            if not path.exists():
+                _make_first(path)
             return cls(_parse_keys(path.read_text("ascii"), str(path)))
         except (OSError, UnicodeDecodeError) as error:
             raise SnapshotRefused(f"snapshot keys cannot be read from {path}: {error}") from None
@@ -76,7 +76,7 @@ class KeyRing:
     def find(self, identity: bytes) -> bytes:
         """The key with this id."""
         if identity not in self._keys:
-            raise SnapshotRefused("the key that sealed this snapshot is not known here")
+            raise SnapshotKeyLost("the key that sealed this snapshot is not known here")
         return self._keys[identity]
 
 
@@ -87,6 +87,17 @@ def key_id(key: bytes) -> bytes:
 
 def _encode_key(key: bytes) -> str:
     return base64.b64encode(key).decode() + "\n"
+
+
+def _make_first(path: Path) -> None:
+    """Whole or not at all, and of several processes that try, one."""
+    temporary = path.with_suffix(f".{os.getpid()}.{os.urandom(4).hex()}")
+    _write_new(temporary, _encode_key(os.urandom(32)))
+    try:
+        with contextlib.suppress(FileExistsError):
+            os.link(temporary, path)
+    finally:
+        temporary.unlink()
 
 
 def _write_new(path: Path, text: str) -> None:
@@ -106,56 +117,77 @@ def _parse_keys(text: str, place: str) -> list[bytes]:
     return keys
 
 
-def _scope(context: RunContext) -> bytes:
-    parts = [context.agent_id, context.session_id, context.session_key, context.run_id]
-    return b"".join(struct.pack("<I", len(part.encode())) + part.encode() for part in parts)
+def bind(scope: Scope, *names: str) -> bytes:
+    """What a sealed thing is bound to: whose it is, and which one of theirs."""
+    parts = [part.encode("utf-8", "surrogatepass") for part in (*scope, *names)]
+    return b"".join(struct.pack("<I", len(part)) + part for part in parts)
 
 
-def seal(frozen: Frozen, wasm: bytes, context: RunContext, keys: KeyRing) -> bytes:
-    """A frozen cell as bytes that only `context` can open again.
+# ---- Small things: records, arguments, answers ----
+
+
+def seal_bytes(data: bytes, bound: bytes, keys: KeyRing) -> bytes:
+    """`data` as bytes that only the same keys, with the same `bound`, can open again."""
+    nonce = os.urandom(12)
+    identity = key_id(keys.current)
+    return identity + nonce + AESGCM(keys.current).encrypt(nonce, data, identity + bound)
+
+
+def unseal_bytes(data: bytes, bound: bytes, keys: KeyRing) -> bytes:
+    """What `seal_bytes` was given.
+
+    Raises:
+        SnapshotRefused: It is truncated, altered, bound to something else, or its key is lost.
+    """
+    identity, nonce, body = data[:8], data[8:20], data[20:]
+    return _decrypt(keys.find(identity), nonce, body, identity + bound)
+
+
+def _decrypt(key: bytes, nonce: bytes, body: bytes, bound: bytes) -> bytes:
+    try:
+        return AESGCM(key).decrypt(nonce, body, bound)
+    except (InvalidTag, ValueError):
+        raise SnapshotRefused(
+            "the snapshot has been altered, or belongs to another run, session or agent"
+        ) from None
+
+
+# ---- A cell's memory ----
+
+
+def seal(frozen: Frozen, wasm: bytes, bound: bytes, keys: KeyRing) -> bytes:
+    """A frozen cell as bytes.
 
     Args:
         frozen: What the worker made.
         wasm: SHA-256 of the engine it ran in.
-        context: Who may resume it.
+        bound: Who may resume it, by `bind`.
         keys: The first of them is used.
     """
     nonce = os.urandom(12)
+    numbers = (frozen.memory, frozen.heap, *frozen.pointers)
     identity = key_id(keys.current)
-    header = _HEADER.pack(
-        MAGIC, VERSION, identity, wasm, frozen.image, frozen.memory, *frozen.pointers, nonce
-    )
-    body = AESGCM(keys.current).encrypt(nonce, frozen.pages, header + _scope(context))
-    return header + body
+    header = _HEADER.pack(MAGIC, VERSION, identity, wasm, frozen.image, *numbers, nonce)
+    return header + AESGCM(keys.current).encrypt(nonce, frozen.pages, header + bound)
 
 
-def unseal(
-    data: bytes, wasm: bytes, context: RunContext, keys: KeyRing, *, max_memory: int
-) -> Frozen:
-    """The frozen cell in `data`.
+def unseal(data: bytes, wasm: bytes, bound: bytes, keys: KeyRing) -> Frozen:
+    """The frozen cell in `data`. The worker checks its size, before it decompresses anything.
 
     Raises:
         SnapshotRefused: It is corrupt, truncated, tampered with, of another build, sealed for
             another run, session or agent, or by a key that is lost.
-        SnapshotTooLarge: Its memory is over `max_memory`.
     """
     if len(data) < _HEADER.size:
         raise SnapshotRefused("the snapshot is truncated")
     header, body = data[: _HEADER.size], data[_HEADER.size :]
-    magic, version, identity, built, image, memory, *pointers, nonce = _HEADER.unpack(header)
+    magic, version, identity, built, image, *numbers, nonce = _HEADER.unpack(header)
     if magic != MAGIC:
         raise SnapshotRefused("this is not a snapshot")
     if version != VERSION:
         raise SnapshotRefused(f"the snapshot has format {version}; this build reads {VERSION}")
     if built != wasm:
         raise SnapshotRefused("the snapshot was taken from another sandbox build")
-    try:
-        pages = AESGCM(keys.find(identity)).decrypt(nonce, body, header + _scope(context))
-    except InvalidTag:
-        raise SnapshotRefused(
-            "the snapshot has been altered, or belongs to another run, session or agent"
-        ) from None
-    if memory > max_memory:
-        raise SnapshotTooLarge(f"the snapshot needs {memory} bytes of memory: {max_memory} allowed")
-    runtime, guest, stack = pointers
-    return Frozen(image, memory, (runtime, guest, stack), pages)
+    pages = _decrypt(keys.find(identity), nonce, body, header + bound)
+    memory, heap, runtime, guest, stack = numbers
+    return Frozen(image, memory, (runtime, guest, stack), pages, heap)

@@ -9,10 +9,18 @@ from typing import Literal, TypeAlias
 from clawmode.catalog import Catalog
 from clawmode.config import CodeModeConfig
 from clawmode.namespaces import NamespaceRuntime
-from clawmode.tools import JsonObject
+from clawmode.tools import JsonObject, Tool, ToolContext
 from clawmode.types import JsonValue
 
 Format: TypeAlias = Literal["openai", "openai-responses", "anthropic", "mcp"]
+
+
+def _not_a_tool(given: JsonObject, context: ToolContext) -> None:
+    raise AssertionError("code mode's `exec` is in no catalog")
+
+
+EXEC = Tool("exec", "Run a program.", {"type": "object"}, _not_a_tool, owner="code_mode")
+"""Code mode's own `exec`, for hooks and approvals. A shell's has the same name and another id."""
 
 WAIT_DESCRIPTION = (
     "Continue a program that `exec` or `wait` left with status `waiting`. Takes its `runId`; "

@@ -94,7 +94,8 @@ limits = st.builds(Limits, numbers, numbers, numbers)
 outputs = st.lists(st.builds(Output, st.sampled_from(["text", "json"]), data), max_size=3)
 requests = st.lists(st.builds(Request, numbers, st.sampled_from(METHODS), data), max_size=3)
 replies = st.lists(st.builds(Settled, numbers, st.booleans(), data), max_size=3)
-snapshots = st.builds(Frozen, data, numbers, st.tuples(numbers, numbers, numbers), data)
+words = st.integers(0, (1 << 32) - 1)
+snapshots = st.builds(Frozen, data, words, st.tuples(words, words, words), data, words)
 
 questions: st.SearchStrategy[Question] = st.one_of(
     st.builds(Boot, data),
@@ -185,14 +186,15 @@ def check_answer(answer: Answer) -> None:
             assert all_are(answer.notes, str)
         case Frozen():
             assert type(answer.image) is type(answer.pages) is bytes
-            assert type(answer.memory) is int
-            assert all_are(answer.pointers, int)
+            numbers = (answer.memory, answer.heap, *answer.pointers)
+            assert all_are(numbers, int)
+            assert all(0 <= number < 1 << 32 for number in numbers)
             assert len(answer.pointers) == 3
         case Done():
             assert type(answer.value) is bytes
             check_outputs(answer.output)
         case Suspended():
-            assert type(answer.timers) is int
+            assert type(answer.timers) is type(answer.memory) is int
             assert type(answer.due) is float
             check_requests(answer.requests)
             check_outputs(answer.output)

@@ -11,15 +11,12 @@ import anyio
 import pytest
 from tests.sandbox.stepping import value_of
 
-from clawmode.context import RunContext
 from clawmode.sandbox import artifacts
 from clawmode.sandbox.pool import Pool
 from clawmode.sandbox.protocol import Start, Suspended
 from clawmode.snapshots import KeyRing, seal
 
 pytestmark = pytest.mark.anyio
-
-OWNER = RunContext(agent_id="a", session_id="s", run_id="r")
 
 LOADED = """import sys
 import clawmode.sandbox.worker
@@ -30,7 +27,6 @@ print("asyncio" in sys.modules, "pickle" in sys.modules, "anyio" in sys.modules)
 FINISH = """import sys, time
 from pathlib import Path
 import anyio
-from clawmode.context import RunContext
 from clawmode.sandbox import artifacts
 from clawmode.sandbox.pool import Pool
 from clawmode.sandbox.protocol import Resume, Settled
@@ -39,9 +35,8 @@ from clawmode.snapshots import KeyRing, unseal
 async def main():
     folder = Path(sys.argv[1])
     wasm = bytes.fromhex(artifacts.locked_hash("quickjs"))
-    owner = RunContext(agent_id="a", session_id="s", run_id="r")
     keys = KeyRing.load(folder)
-    frozen = unseal((folder / "cell").read_bytes(), wasm, owner, keys, max_memory=1 << 30)
+    frozen = unseal((folder / "cell").read_bytes(), wasm, b"its owner", keys)
     async with Pool(size=1) as pool:
         cell, deadline = pool.cell(frozen), time.monotonic() + 15
         outcome = await pool.step(cell, Resume((Settled(1, True, b'"b"'),)), deadline)
@@ -105,7 +100,7 @@ return state"""
         assert isinstance(idle, Suspended), idle
         assert [json.loads(request.args)[1] for request in idle.requests] == [{"n": 1}, {"n": 2}]
         wasm = bytes.fromhex(artifacts.locked_hash("quickjs"))
-        sealed = seal(await pool.freeze(cell), wasm, OWNER, KeyRing.load(tmp_path))
+        sealed = seal(await pool.freeze(cell), wasm, b"its owner", KeyRing.load(tmp_path))
     await anyio.Path(tmp_path / "cell").write_bytes(sealed)
     done = await anyio.run_process(
         [sys.executable, "-c", FINISH, str(tmp_path)], stderr=subprocess.PIPE

@@ -147,9 +147,13 @@ class Pool:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        await self.aclose()
-        if self._tasks is not None:
-            await self._tasks.__aexit__(kind, error, trace)
+        try:
+            await self.aclose()
+        finally:
+            if self._tasks is not None:
+                self._tasks.cancel_scope.cancel()
+                # Not told of the caller's error: it would come back in an ExceptionGroup.
+                await self._tasks.__aexit__(None, None, None)
 
     async def _warm_up_later(self) -> None:
         await self.ready()

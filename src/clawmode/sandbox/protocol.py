@@ -83,13 +83,17 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class Frozen:
-    """A cell's memory as its difference to the image; `pages` are zstd-compressed."""
+    """A cell's memory as its difference to the image; `pages` are zstd-compressed.
+
+    `heap` is what the cell had on its heap when it started: its catalog and namespaces.
+    """
 
     kind: ClassVar[str] = "frozen"
     image: bytes
     memory: int
     pointers: tuple[int, int, int]
     pages: bytes
+    heap: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,13 +201,17 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Suspended:
-    """The cell is idle and warm: it waits for requests, or for a timer that is due at `due`."""
+    """The cell is idle and warm: it waits for requests, or for a timer that is due at `due`.
+
+    `memory` is the length of its memory: frozen, it cannot be larger.
+    """
 
     kind: ClassVar[str] = "suspended"
     requests: tuple[Request, ...] = ()
     timers: int = 0
     due: float = 0.0
     output: tuple[Output, ...] = ()
+    memory: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,11 +325,22 @@ def _ready(values: list[Any]) -> Ready:
 
 
 def _frozen(values: list[Any]) -> Frozen:
-    image, memory, pointers, pages = values
-    runtime, context, stack = (_typed(pointer, int) for pointer in pointers)
+    image, memory, pointers, pages, heap = values
+    runtime, context, stack = (_word(pointer) for pointer in pointers)
     return Frozen(
-        _typed(image, bytes), _typed(memory, int), (runtime, context, stack), _typed(pages, bytes)
+        _typed(image, bytes),
+        _word(memory),
+        (runtime, context, stack),
+        _typed(pages, bytes),
+        _word(heap),
     )
+
+
+def _word(value: Any) -> int:
+    """An address or a length in the guest's memory."""
+    if not 0 <= _typed(value, int) < 1 << 32:
+        raise ProtocolError(f"{value} is no address")
+    return int(value)
 
 
 def _outputs(values: Iterable[Any]) -> tuple[Output, ...]:
@@ -348,10 +367,11 @@ def _done(values: list[Any]) -> Done:
 
 
 def _suspended(values: list[Any]) -> Suspended:
-    requests, timers, due, output = values
+    requests, timers, due, output, memory = values
     if not (math.isfinite(_typed(due, float)) and due >= 0 and _typed(timers, int) >= 0):
         raise ProtocolError(f"{timers} timers due at {due}")
-    return Suspended(_requests(requests), _typed(timers, int), _typed(due, float), _outputs(output))
+    made = _requests(requests)
+    return Suspended(made, timers, due, _outputs(output), _word(memory))
 
 
 def _failed(values: list[Any]) -> Failed:

@@ -312,7 +312,9 @@ class Vm:
             changed = self._changed_pages(machine)
         self.live = False
         pages = self._compress(machine, changed)
-        return Frozen(self.image.digest, machine.instance.memory_size(), self.image.pointers, pages)
+        heap = min(int(self._mail[HEAP]), MAX_SETUP_HEAP)
+        memory = machine.instance.memory_size()
+        return Frozen(self.image.digest, memory, self.image.pointers, pages, heap)
 
     def _changed_pages(self, machine: Machine) -> list[int]:
         base, zero, read = self.image.pages, bytes(PAGE), machine.instance.read
@@ -367,13 +369,15 @@ class Vm:
             raise SnapshotRefused("the snapshot was taken from another sandbox build")
         if frozen.memory % 65536 or frozen.memory < len(image.memory):
             raise SnapshotRefused("the snapshot's memory length is impossible")
-        if frozen.memory > self._wall(limits):
+        heap = min(frozen.heap, MAX_SETUP_HEAP)
+        if frozen.memory > self._wall(limits, heap):
             raise SnapshotTooLarge(
                 f"the snapshot needs {frozen.memory} bytes of memory, over the limit in force"
             )
         pages = list(_read_pages(frozen, image))
         machine = self._reset(self._bare, limits, Outbox(0))
         self.live = False
+        machine.instance.store.set_limits(memory_size=self._wall(limits, heap))
         machine.instance.grow_to(frozen.memory)
         for number, page in pages:
             machine.instance.write(number * PAGE, page)
@@ -395,6 +399,10 @@ class Vm:
     def _wall(self, limits: Limits, heap: int = 0) -> int:
         # Behind the heap limit, which counts what is in use: fragments may take half as much.
         return len(self.image.memory) + 2 * heap + limits.memory_bytes * 3 // 2 + (4 << 20)
+
+    def memory(self) -> int:
+        """How long the live cell's memory is."""
+        return self._live_machine().instance.memory_size()
 
     def _live_machine(self) -> Machine:
         if self._machine is None or not self.live:

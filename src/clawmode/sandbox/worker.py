@@ -217,7 +217,7 @@ class Worker:
             return Failed("internal_error", STUCK, output)
         if idle.ended and idle.state == FULFILLED:
             return Done(outbox.value or b"null", output)
-        return Suspended(requests, idle.timeouts, idle.due, output)
+        return Suspended(requests, idle.timeouts, idle.due, output, self._running().memory())
 
     def _failure(self, error: Exception, outbox: Outbox) -> Failed:
         code, text = self._name(error, outbox)

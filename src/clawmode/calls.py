@@ -1,0 +1,272 @@
+"""The nested calls of cells: queued, made side by side, and answered, wherever the cell is by then.
+
+A cell may be parked, or go on in another process, while its calls run here. Before a call of a
+parked cell runs, the store knows; so a process that takes over knows what may have happened.
+"""
+
+import logging
+from dataclasses import dataclass, field
+
+import anyio
+from anyio.abc import TaskGroup
+
+from clawmode.approvals import Question
+from clawmode.bridge import BadRequest, Bridge, fail, refuse, settle
+from clawmode.config import CodeModeConfig
+from clawmode.context import RunContext
+from clawmode.exceptions import StoreUnavailable
+from clawmode.executor import Call, Executor, ToolFailure
+from clawmode.executor import CallState as Stage
+from clawmode.gate import Gate, gate_input
+from clawmode.parking import Parking, Reply
+from clawmode.runs import GATE, CallGroup, OpenCall, Run
+from clawmode.sandbox.protocol import Request, Settled
+from clawmode.stores import StoredCall
+from clawmode.surface import EXEC
+from clawmode.telemetry import Telemetry
+from clawmode.tools import JsonObject, Tool
+
+logger = logging.getLogger("clawmode.calls")
+
+NO_STORE = "The call was not made: the store of waiting programs cannot be written."
+FULL = "The answers that wait for the program are too large: ask for less, page by page."
+UNKNOWN = (
+    "The process that made this call died before it was answered: whether it took effect is "
+    "unknown. Look before you repeat it."
+)
+
+
+@dataclass(slots=True)
+class Calls:
+    """Makes the calls of one run's cells."""
+
+    executor: Executor
+    gate: Gate
+    bridge: Bridge
+    parking: Parking
+    config: CodeModeConfig
+    context: RunContext
+    telemetry: Telemetry
+    groups: dict[str, CallGroup] = field(default_factory=dict[str, CallGroup])
+    tasks: TaskGroup | None = None
+
+    def group(self, run: Run) -> CallGroup:
+        """The calls of a cell that are made here."""
+        if run.id not in self.groups:
+            self.groups[run.id] = CallGroup(run.id, run.parent_id)
+        return self.groups[run.id]
+
+    # ---- Opening ----
+
+    def open(self, run: Run, request: Request) -> None:
+        """Queues a call that a guest asked for; one that cannot be meant is answered at once."""
+        try:
+            tool, given = self.bridge.call_of(request)
+        except BadRequest as error:
+            run.inbox.append(refuse(request, error.code, str(error), error.tool_id))
+            return
+        call = OpenCall(request, run.ledger.add(request.id, tool), tool, given)
+        self.enqueue(run, call)
+
+    def open_gate(self, run: Run, question: Question) -> None:
+        """Queues the question whether a cell may start."""
+        assert run.start is not None
+        request = Request(GATE, "call", b"[]")
+        entry = run.ledger.add(GATE, EXEC)
+        given = gate_input(run.start)
+        self.enqueue(run, OpenCall(request, entry, EXEC, given, question=question))
+
+    def enqueue(self, run: Run, call: OpenCall) -> None:
+        """Queues a call."""
+        group = self.group(run)
+        run.calls[call.id] = group.calls[call.id] = call
+        group.queue.append(call)
+
+    def refuse_batch(self, run: Run, requests: tuple[Request, ...]) -> None:
+        """Notes calls that were asked for and will not be made."""
+        for request in requests:
+            if request.method in ("call", "namespace"):
+                try:
+                    tool, _ = self.bridge.call_of(request)
+                except BadRequest:
+                    continue
+                run.ledger.add(request.id, tool, "not_started")
+
+    def start(self, group: CallGroup) -> None:
+        """Starts what is queued, as far as calls may run side by side."""
+        running = sum(call.entry.state in ("running", "approval") for call in group.calls.values())
+        while group.queue and running < self.config.max_pending_tool_calls:
+            assert self.tasks is not None, "a CodeMode with tools is used inside of `async with`"
+            call = group.queue.popleft()
+            call.entry.state = "running"
+            running += 1
+            if call.tool is not None and call.id != GATE:
+                self.telemetry.call(call.tool.id)
+            self.tasks.start_soon(self._make, group, call)
+
+    # ---- Making ----
+
+    async def _make(self, group: CallGroup, call: OpenCall) -> None:
+        reply: Settled | None = None
+        with anyio.CancelScope() as call.scope:
+            reply = await self._call(group, call)
+        if reply is None or group.ended:
+            return
+        with anyio.CancelScope(shield=True):
+            await self.deliver(group, call, Reply(reply))
+        self.start(group)
+
+    async def _call(self, group: CallGroup, call: OpenCall) -> Settled:
+        assert call.tool is not None
+        try:
+            if group.run is None:
+                await self._change(group, call, "running")
+            if call.id == GATE:
+                return await self._ask_gate(group, call)
+            result = await self.executor.call(self._made(group, call, call.tool))
+            return settle(call.request, result, call.tool.id)
+        except ToolFailure as error:
+            return fail(call.request, error, call.tool.id)
+        except Exception as error:
+            logger.exception("the call of %s failed in the host", call.tool.id)
+            text = f"The host failed: {type(error).__name__}"
+            return refuse(call.request, "internal_error", text, call.tool.id)
+
+    def _made(self, group: CallGroup, call: OpenCall, tool: Tool) -> Call:
+        async def on_state(stage: Stage) -> None:
+            await self._change(group, call, stage)
+
+        return Call(
+            id=f"{group.run_id}:{call.id}",
+            tool=tool,
+            input=call.input,
+            run=self.context,
+            parent_id=group.parent_id,
+            on_state=on_state,
+            patience=self.config.snapshot_ttl_seconds,
+        )
+
+    async def _ask_gate(self, group: CallGroup, call: OpenCall) -> Settled:
+        question = call.question
+        if question is None:
+            # The process that asked is gone: the hooks are asked again, and then the person.
+            admitted = await self.gate.admit(call.input, group.parent_id)
+            question = admitted.question
+        if question is not None:
+            await self._change(group, call, "approval")
+            await self.executor.ask(question)
+        return Settled(call.id, True, b"null")
+
+    async def _change(self, group: CallGroup, call: OpenCall, stage: Stage) -> None:
+        """A call waits for a person, or runs: the store is told before it does.
+
+        Raises:
+            ToolFailure: It must not run: its cell is gone, or the store cannot note it.
+        """
+        async with group.lock:
+            call.entry.state = stage
+            if group.run is None:
+                owner = await self.parking.owner()
+                try:
+                    known = await self.parking.store.mark(group.run_id, call.id, owner, stage)
+                except StoreUnavailable:
+                    raise ToolFailure("store_unavailable", NO_STORE) from None
+                if not known:
+                    raise ToolFailure("aborted", "The program that made this call is gone.")
+        group.tell()
+
+    # ---- Answering ----
+
+    async def deliver(self, group: CallGroup, call: OpenCall, reply: Reply) -> None:
+        """Hands an answer to the cell: here, or in the store."""
+        async with group.lock:
+            group.calls.pop(call.id, None)
+            if group.run is not None:
+                group.run.receive(reply.settled, unknown=reply.unknown)
+            elif not group.ended:
+                await self._save(group, call, reply)
+        group.tell()
+        self.forget(group)
+
+    async def _save(self, group: CallGroup, call: OpenCall, reply: Reply) -> None:
+        store, limit = self.parking.store, self.config.max_snapshot_bytes
+        sealed = self.parking.sealed_reply(group.run_id, reply)
+        try:
+            if await store.settle(group.run_id, call.id, sealed, limit) == "full":
+                error = refuse(call.request, "reply_too_large", FULL, call.entry.tool_id)
+                sealed = self.parking.sealed_reply(group.run_id, Reply(error))
+                await store.settle(group.run_id, call.id, sealed, limit + len(sealed))
+        except StoreUnavailable:
+            # Not lost as long as we live.
+            group.unsaved.append(reply.settled)
+
+    def forget(self, group: CallGroup) -> None:
+        """Drops a group that has nothing to do any more."""
+        if not (group.claimed or group.calls or group.unsaved):
+            self.groups.pop(group.run_id, None)
+
+    # ---- Calls that others made ----
+
+    async def adopt(self, run: Run) -> bool:
+        """Takes over what owners that died have left; whether calls of living others remain.
+
+        The cell is claimed, or driven, by us.
+        """
+        own, foreign = await self.parking.owner(), False
+        group = self.group(run)
+        answered = {settled.id for settled in group.unsaved}
+        for call in [call for call in run.calls.values() if call.owner]:
+            if call.id in answered:
+                continue
+            live = group.calls.get(call.id)
+            if live is not None:
+                # Ours, and it still runs: the cell was read anew.
+                call.entry.state, live.entry = live.entry.state, call.entry
+                run.calls[call.id] = live
+            elif call.owner != own and await self.parking.store.alive(call.owner):
+                foreign = True
+            else:
+                await self._take_over(run, call, own)
+        return foreign
+
+    async def _take_over(self, run: Run, call: OpenCall, own: str) -> None:
+        state = call.entry.state
+        assert state in ("queued", "running", "approval")
+        stored = StoredCall(call.id, call.owner, state, b"")
+        if not await self.parking.store.adopt(run.id, stored, own):
+            return
+        call.owner = ""
+        try:
+            call.tool, call.input = self._meant(run, call)
+        except BadRequest as error:
+            answer = refuse(call.request, error.code, str(error), error.tool_id)
+            await self.deliver(self.group(run), call, Reply(answer))
+            return
+        if state == "running" and not call.tool.idempotent and call.id != GATE:
+            answer = refuse(call.request, "outcome_unknown", UNKNOWN, call.tool.id)
+            await self.deliver(self.group(run), call, Reply(answer, unknown=True))
+            return
+        call.entry.state = "queued"
+        self.enqueue(run, call)
+        self.start(self.group(run))
+
+    def _meant(self, run: Run, call: OpenCall) -> tuple[Tool, JsonObject]:
+        if call.id == GATE and run.start is not None:
+            return EXEC, gate_input(run.start)
+        return self.bridge.call_of(call.request)
+
+    # ---- Ending ----
+
+    def end(self, run_id: str) -> None:
+        """The cell has ended: what still runs is cancelled, and what comes is dropped."""
+        group = self.groups.pop(run_id, None)
+        if group is None:
+            return
+        group.ended = True
+        for call in group.calls.values():
+            call.entry.state = "not_started" if call.entry.state == "queued" else "cancelled"
+            if call.scope is not None:
+                call.scope.cancel()
+        group.queue.clear()
+        group.calls.clear()
+        group.tell()

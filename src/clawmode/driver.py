@@ -1,0 +1,354 @@
+"""From one step of a cell to the next: batches accepted, replies awaited, parked, taken up."""
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import anyio
+
+from clawmode.bridge import Bridge
+from clawmode.calls import Calls
+from clawmode.config import CodeModeConfig
+from clawmode.exceptions import (
+    Aborted,
+    RuntimeUnavailable,
+    SandboxError,
+    SnapshotTooLarge,
+    StoreUnavailable,
+)
+from clawmode.parking import Parking
+from clawmode.runs import GATE, CallGroup, Run
+from clawmode.sandbox.pool import Pool
+from clawmode.sandbox.protocol import (
+    Done,
+    Failed,
+    Limits,
+    Outcome,
+    Request,
+    Resume,
+    Suspended,
+)
+from clawmode.stores import End, Progress
+from clawmode.telemetry import Telemetry
+from clawmode.types import JsonText
+
+logger = logging.getLogger("clawmode")
+
+QUEUED_CALLS = 128
+"""Calls that may wait for their turn, beyond those that run."""
+
+MARGIN = 0.25
+"""Seconds before the deadline of an `exec` or `wait` from which a cell is not resumed any more."""
+
+POLL = 0.1
+"""How often the store is asked about calls that another process makes."""
+
+ABORTED = "The program was aborted."
+
+
+@dataclass(frozen=True, slots=True)
+class Installed:
+    """What cells start with beyond the prelude: the catalog and namespaces, and its key."""
+
+    key: bytes = b""
+    data: JsonText = b""
+
+
+@dataclass(slots=True)
+class Driver:
+    """Drives the cells of one run.
+
+    A cell is driven by one task at a time. While it is, its state is here alone; parked, it is the
+    store's.
+
+    Attributes:
+        active: The cells that are driven now.
+        parked: Cells that this object has parked, and that have not ended as far as it knows.
+    """
+
+    pool: Pool
+    calls: Calls
+    parking: Parking
+    bridge: Bridge
+    config: CodeModeConfig
+    telemetry: Telemetry
+    install: Callable[[], Installed]
+    active: dict[str, Run] = field(default_factory=dict[str, Run])
+    parked: set[str] = field(default_factory=set[str])
+
+    # ---- Ways in ----
+
+    async def start(self, run: Run, deadline: float) -> Done | Failed | None:
+        """Starts a cell, as soon as its gate is open. None: it waits, and is parked.
+
+        Raises:
+            SandboxError: It could not be run to its end, and is gone.
+        """
+        group = self.calls.group(run)
+        group.claimed, group.run, run.cell = True, run, self.pool.cell()
+        return await self._drive(run, group, deadline)
+
+    async def resume(self, run: Run, deadline: float) -> Done | Failed | None:
+        """Lets a claimed cell go on, once there is something to go on with. None: it waits still.
+
+        Raises:
+            StoreUnavailable: Nothing has happened to it.
+            SandboxError: It could not be run to its end, and is gone.
+        """
+        group = self.calls.group(run)
+        group.claimed, taken = True, False
+        try:
+            if not await self._arrival(run, group, deadline):
+                return None
+            async with group.lock:
+                frozen = await self.parking.take(run)
+                taken, group.run = True, run
+                for settled in group.unsaved:
+                    run.receive(settled)
+                group.unsaved.clear()
+        except Aborted:
+            self.forget(run.id)
+            raise
+        finally:
+            if not taken:
+                with anyio.CancelScope(shield=True):
+                    await self._release(run)
+                group.claimed = False
+                self.calls.forget(group)
+        self.telemetry.snapshots["restored"] += 1
+        self.telemetry.snapshots["deleted"] += 1
+        self.parked.discard(run.id)
+        run.cell = self.pool.cell(frozen)
+        run.inbox[:0] = run.take_yields()
+        return await self._drive(run, group, deadline)
+
+    async def _release(self, run: Run) -> None:
+        try:
+            await self.parking.release(run.id)
+        except StoreUnavailable as error:
+            logger.error("the claim of %s could not be released: %s", run.id, error)
+
+    async def abort(self, run_id: str) -> bool:
+        """Ends a cell at once, driven or parked. False: there is none of this id.
+
+        Raises:
+            StoreUnavailable: Whether there is one cannot be found out.
+        """
+        run = self.active.get(run_id)
+        if run is not None:
+            await self._abort_active(run)
+            return True
+        ended = await self.parking.end(run_id, "aborted")
+        if ended:
+            self.telemetry.snapshots["deleted"] += 1
+            self.forget(run_id)
+        return ended
+
+    async def abort_all(self) -> None:
+        """Ends all cells that are driven."""
+        for run in list(self.active.values()):
+            await self._abort_active(run)
+
+    async def _abort_active(self, run: Run) -> None:
+        run.ended = True
+        assert run.cell is not None
+        await self.pool.abort(run.cell)
+        self.calls.group(run).tell()
+
+    def forget(self, run_id: str) -> None:
+        """A parked cell is gone: what still runs for it is of no use any more."""
+        self.parked.discard(run_id)
+        self.calls.end(run_id)
+
+    # ---- Driving ----
+
+    async def _drive(self, run: Run, group: CallGroup, deadline: float) -> Done | Failed | None:
+        assert run.cell is not None
+        self.active[run.id] = run
+        end: End = "aborted"
+        try:
+            outcome: Outcome = Suspended()
+            if run.start is None or not run.calls:
+                outcome = await self._step(run, deadline)
+            while isinstance(outcome, Suspended):
+                await self._accept(run, group, outcome)
+                if not await self._replies(run, group, deadline):
+                    await self._park(run, group)
+                    return None
+                outcome = await self._step(run, deadline)
+            run.take_output(outcome.output)
+            if isinstance(outcome, Failed):
+                self.calls.refuse_batch(run, outcome.requests)
+            end = "finished"
+            return outcome
+        except SandboxError as error:
+            end = "aborted" if isinstance(error, Aborted) else "finished"
+            raise
+        finally:
+            del self.active[run.id]
+            self.pool.drop(run.cell)
+            if group.run is run:
+                with anyio.CancelScope(shield=True):
+                    await self._end(run, end)
+
+    async def _step(self, run: Run, deadline: float) -> Outcome:
+        """Starts the cell, or resumes it with what is in its inbox."""
+        assert run.cell is not None
+        replies = run.take_replies()
+        if run.start is None:
+            resume = Resume(replies, None, self._limits(), run.output_left, now=run.due)
+            return await self.pool.step(run.cell, resume, deadline)
+        denied = next((reply for reply in replies if reply.id == GATE and not reply.ok), None)
+        if denied is not None:
+            return Failed("invalid_input", self.bridge.message_of(denied))
+        installed = self.install()
+        start = replace(
+            run.start,
+            limits=self._limits(),
+            output_left=run.output_left,
+            setup=installed.key,
+        )
+        run.start = None
+        return await self.pool.step(run.cell, start, deadline, installed.data)
+
+    async def _end(self, run: Run, end: End) -> None:
+        """The cell is over: what it still waits for is cancelled, and what comes is dropped."""
+        run.ended = True
+        self.calls.end(run.id)
+        for call in run.calls.values():
+            if call.owner:
+                call.entry.state = "unknown"
+        if run.stored:
+            try:
+                await self.parking.end(run.id, end)
+            except StoreUnavailable as error:
+                logger.error("the end of %s could not be noted: %s", run.id, error)
+
+    # ---- Batches ----
+
+    async def _accept(self, run: Run, group: CallGroup, idle: Suspended) -> None:
+        """Takes a batch of requests: answers what can be answered at once, starts the rest.
+
+        Raises:
+            SnapshotTooLarge: It could not be parked with them; none of it was started.
+        """
+        run.take_output(idle.output)
+        run.timers, run.due = idle.timers, idle.due
+        run.due_at = float("inf")
+        if idle.due:
+            run.due_at = time.monotonic() + idle.due / 1000 - time.time()
+        self._check_ids(run, idle.requests)
+        try:
+            await self._check_parking(run, idle)
+        except SnapshotTooLarge:
+            self.calls.refuse_batch(run, idle.requests)
+            raise
+        for request in idle.requests:
+            if request.method == "yield":
+                run.yields.append(request.id)
+            elif request.method in ("search", "describe"):
+                self.telemetry.searches += request.method == "search"
+                self.telemetry.describes += request.method == "describe"
+                run.inbox.append(self.bridge.look_up(request))
+            else:
+                self.calls.open(run, request)
+        self.calls.start(group)
+
+    def _check_ids(self, run: Run, requests: tuple[Request, ...]) -> None:
+        """No honest worker repeats an id, and an answer to one must not reach another call."""
+        ids = [request.id for request in requests]
+        if len(set(ids)) < len(ids) or any(number <= GATE or number in run.calls for number in ids):
+            raise RuntimeUnavailable("The worker sent requests that no program makes.")
+
+    async def _check_parking(self, run: Run, idle: Suspended) -> None:
+        """Whether the cell could be parked: looked at before anything of a batch has an effect."""
+        assert run.cell is not None
+        methods = {request.method for request in idle.requests}
+        if "yield" in methods:
+            await self.parking.check_room()
+        # Frozen, it takes at most the length of its memory, and nearly always much less.
+        if methods & {"call", "namespace"} and idle.memory > self.config.max_snapshot_bytes:
+            self.parking.check_size(await self.pool.freeze(run.cell))
+
+    # ---- Waiting ----
+
+    async def _replies(self, run: Run, group: CallGroup, deadline: float) -> bool:
+        """Whether there is something to resume a driven cell with; if not, it is to be parked."""
+        last = self._last(deadline)
+        while True:
+            news, now = group.news, time.monotonic()
+            if run.ended:
+                raise Aborted(ABORTED)
+            foreign = await self._fetch(run)
+            if now < last and (run.inbox or run.due_at <= now):
+                return True
+            # A person holds no `exec` open, and neither does a timer that is due too late.
+            hopeless = run.waits_for_people() and run.due_at >= last
+            if run.yields or now >= last or hopeless:
+                return False
+            until = min(run.due_at, last, now + POLL if foreign else last)
+            with anyio.move_on_after(until - now):
+                await news.wait()
+
+    async def _fetch(self, run: Run) -> bool:
+        """Brings answers to calls that other processes make; whether there are such calls."""
+        if not any(call.owner for call in run.calls.values()):
+            return False
+        replies = await self.parking.store.drain(run.id)
+        if replies is None:
+            raise Aborted(ABORTED)
+        for sealed in replies:
+            self.parking.deliver(run, sealed)
+        return await self.calls.adopt(run)
+
+    async def _arrival(self, run: Run, group: CallGroup, deadline: float) -> bool:
+        """Whether there is something to go on with for a cell that is parked, before the deadline.
+
+        There is nothing better to do: a person is waited for too.
+        """
+        last = self._last(deadline)
+        while True:
+            news, now = group.news, time.monotonic()
+            progress = await self.parking.store.progress(run.id)
+            if progress is None:
+                raise Aborted(ABORTED)
+            _update(run, progress)
+            foreign = await self.calls.adopt(run)
+            if run.yields or progress.replies or group.unsaved or run.due_at <= now:
+                return True
+            if now >= last:
+                return False
+            until = min(run.due_at, last, now + POLL if foreign else last)
+            with anyio.move_on_after(until - now):
+                await news.wait()
+
+    async def _park(self, run: Run, group: CallGroup) -> None:
+        assert run.cell is not None
+        frozen = None if run.start is not None else await self.pool.freeze(run.cell)
+        async with group.lock:
+            await self.parking.park(run, frozen)
+            group.claimed, group.run = False, None
+        self.telemetry.snapshots["created"] += 1
+        self.parked.add(run.id)
+        self.calls.forget(group)
+
+    # ---- Small parts ----
+
+    def _last(self, deadline: float) -> float:
+        """From when on a cell is not resumed any more: it would have no time left."""
+        return deadline - min(MARGIN, self.config.timeout_ms / 5000)
+
+    def _limits(self) -> Limits:
+        config = self.config
+        return Limits(config.memory_limit_bytes, config.max_pending_tool_calls + QUEUED_CALLS)
+
+
+def _update(run: Run, progress: Progress) -> None:
+    """Brings a cell that is parked up to what has become of its calls."""
+    known = {call.id: call for call in progress.calls}
+    for number in [number for number in run.calls if number not in known]:
+        del run.calls[number]
+    for call in run.calls.values():
+        if call.owner:
+            call.owner, call.entry.state = known[call.id].owner, known[call.id].state

@@ -1,0 +1,258 @@
+"""Cells on their way into the store and back: written down, sealed, read again.
+
+What a store keeps was sealed here, and is believed only if it opens. `docs/reference/snapshot.md`
+describes what is in it.
+"""
+
+import json
+import struct
+import time
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any, get_args
+
+from clawmode.config import CodeModeConfig
+from clawmode.context import RunContext
+from clawmode.exceptions import Aborted, SnapshotKeyLost, SnapshotRefused, SnapshotTooLarge
+from clawmode.runs import CallState, Entry, OpenCall, Run
+from clawmode.sandbox import artifacts
+from clawmode.sandbox.protocol import METHODS, Frozen, Limits, Request, Settled, Start
+from clawmode.snapshots import bind, seal, seal_bytes, unseal, unseal_bytes
+from clawmode.stores import CallState as StoredState
+from clawmode.stores import End, Refusal, SnapshotStore, StoredCall, StoredCell
+from clawmode.types import JsonValue
+
+_REPLY = struct.Struct("<Ic")
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """An answer in the inbox. `unknown`: nobody knows whether the call was made."""
+
+    settled: Settled
+    unknown: bool = False
+
+
+class Parking:
+    """One run's way to the store.
+
+    Args:
+        store: Where cells are kept.
+        context: Whose they are.
+        config: Limits.
+    """
+
+    def __init__(self, store: SnapshotStore, context: RunContext, config: CodeModeConfig) -> None:
+        self.store = store
+        self._scope = context.scope
+        self._config = config
+        self._owner = ""
+
+    async def owner(self) -> str:
+        """The name under which this process makes calls and waits."""
+        if not self._owner:
+            self._owner = await self.store.join()
+        return self._owner
+
+    async def close(self) -> None:
+        """Nothing is owned any more."""
+        if self._owner:
+            await self.store.leave(self._owner)
+            self._owner = ""
+
+    # ---- In ----
+
+    def check_size(self, frozen: Frozen) -> None:
+        """Refuses a cell that could not be parked.
+
+        Raises:
+            SnapshotTooLarge: It is over `maxSnapshotBytes`.
+        """
+        size, most = len(frozen.pages), self._config.max_snapshot_bytes
+        if size > most:
+            text = f"The program is {size} bytes when frozen; {most} are allowed."
+            raise SnapshotTooLarge(text)
+
+    async def check_room(self) -> None:
+        """Refuses to go on if no cell can be parked.
+
+        Raises:
+            SnapshotTooLarge: `maxSuspendedRuns` are.
+        """
+        if not await self.store.room(self._config.max_suspended_runs):
+            raise SnapshotTooLarge("Too many programs are waiting already.")
+
+    async def park(self, run: Run, frozen: Frozen | None) -> None:
+        """Writes a cell down. None: it has not started.
+
+        Raises:
+            SnapshotTooLarge: It is too large, or too many are parked.
+            Aborted: Somebody ended it.
+        """
+        owner, snapshot = await self.owner(), b""
+        if frozen is not None:
+            self.check_size(frozen)
+            snapshot = seal(frozen, wasm_hash(), self._bound(run.id, "snapshot"), self.store.keys)
+        mine = [call for call in run.calls.values() if not call.owner]
+        cell = StoredCell(
+            id=run.id,
+            scope=self._scope,
+            ttl=float(self._config.snapshot_ttl_seconds),
+            record=self._seal(_record(run), run.id, "record"),
+            snapshot=snapshot,
+            calls=tuple(self._stored(run.id, call, owner) for call in mine),
+            replies=tuple(self.sealed_reply(run.id, Reply(item)) for item in run.inbox),
+        )
+        limit = self._config.max_suspended_runs
+        await self.store.park(cell, owner, limit, again=run.stored)
+        run.stored = True
+        run.inbox.clear()
+
+    def _stored(self, run_id: str, call: OpenCall, owner: str) -> StoredCall:
+        request, state = call.request, call.entry.state
+        assert state in get_args(StoredState)
+        body = {"method": request.method, "args": request.args.decode("utf-8", "replace")}
+        return StoredCall(call.id, owner, state, self._seal(body, run_id, f"call {call.id}"))  # pyrefly: ignore[bad-argument-type] - asserted above
+
+    def sealed_reply(self, run_id: str, reply: Reply) -> bytes:
+        """An answer as the inbox keeps it."""
+        settled = reply.settled
+        flag = b"?" if reply.unknown else b"+" if settled.ok else b"-"
+        data = _REPLY.pack(settled.id, flag) + settled.value
+        return seal_bytes(data, self._bound(run_id, "reply"), self.store.keys)
+
+    # ---- Out ----
+
+    async def claim(self, run_id: str) -> Run | Refusal:
+        """The cell, to be waited for by us alone.
+
+        Raises:
+            SnapshotRefused: What the store has is not what was parked. It is kept if that may
+                change, and else deleted.
+        """
+        found = await self.store.claim(run_id, self._scope, await self.owner())
+        if isinstance(found, str):
+            return found
+        try:
+            return self._read(found)
+        except SnapshotKeyLost:
+            await self.release(run_id)
+            raise
+        except SnapshotRefused:
+            await self.end(run_id, "finished")
+            raise
+
+    def _read(self, cell: StoredCell) -> Run:
+        record = self._unseal(cell.record, cell.id, "record")
+        try:
+            run = _run(cell.id, record)
+            run.calls = {call.id: self._call(run, call) for call in cell.calls}
+        except (KeyError, TypeError, ValueError):
+            raise SnapshotRefused("the snapshot's record cannot be read") from None
+        return run
+
+    def _call(self, run: Run, stored: StoredCall) -> OpenCall:
+        body: Any = self._unseal(stored.body, run.id, f"call {stored.id}")
+        if body["method"] not in METHODS:
+            raise ValueError(body["method"])
+        request = Request(stored.id, body["method"], body["args"].encode())
+        entry = run.ledger.find(stored.id) or Entry(stored.id, "", None)
+        entry.state = stored.state
+        return OpenCall(request, entry, None, {}, owner=stored.owner)
+
+    async def take(self, run: Run) -> Frozen | None:
+        """The cell's memory; its inbox is the run's from now on. None: it has not started.
+
+        Raises:
+            SnapshotRefused: It does not open; the cell is deleted.
+            Aborted: Somebody ended it.
+        """
+        cell = await self.store.take(run.id, await self.owner())
+        if cell is None:
+            raise Aborted("The program was aborted.")
+        try:
+            for sealed in cell.replies:
+                self.deliver(run, sealed)
+            if run.start is not None:
+                return None
+            bound = self._bound(run.id, "snapshot")
+            return unseal(cell.snapshot, wasm_hash(), bound, self.store.keys)
+        except SnapshotRefused:
+            await self.end(run.id, "finished")
+            raise
+
+    def deliver(self, run: Run, sealed: bytes) -> None:
+        """Gives a cell that is driven here an answer that the store kept."""
+        data = unseal_bytes(sealed, self._bound(run.id, "reply"), self.store.keys)
+        number, flag = _REPLY.unpack_from(data)
+        settled = Settled(number, flag == b"+", data[_REPLY.size :])
+        run.receive(settled, unknown=flag == b"?")
+
+    async def release(self, run_id: str) -> None:
+        """Ends a claim: the cell waits on, with new time to live."""
+        await self.store.release(run_id, await self.owner())
+
+    async def end(self, run_id: str, end: End) -> bool:
+        """Deletes a cell. False: there is none."""
+        return await self.store.end(run_id, self._scope, end)
+
+    async def end_all(self, *, session: bool) -> list[str]:
+        """Deletes the cells of the run, or of the session."""
+        return await self.store.end_all(self._scope, session=session)
+
+    # ---- Sealing ----
+
+    def _bound(self, run_id: str, what: str) -> bytes:
+        return bind(self._scope, run_id, what)
+
+    def _seal(self, value: JsonValue, run_id: str, what: str) -> bytes:
+        return seal_bytes(json.dumps(value).encode(), self._bound(run_id, what), self.store.keys)
+
+    def _unseal(self, sealed: bytes, run_id: str, what: str) -> Any:
+        return json.loads(unseal_bytes(sealed, self._bound(run_id, what), self.store.keys))
+
+
+def wasm_hash() -> bytes:
+    """The engine that snapshots are of."""
+    return bytes.fromhex(artifacts.locked_hash("quickjs"))
+
+
+# ---- The record ----
+
+
+def _record(run: Run) -> JsonValue:
+    start: JsonValue = None
+    if run.start is not None:
+        start = {"source": run.start.source, "language": run.start.language}
+    return {
+        "parent": run.parent_id,
+        "outputLeft": run.output_left,
+        "yields": list[JsonValue](run.yields),
+        "timers": run.timers,
+        "due": run.due,
+        "dueIn": None if run.due_at == float("inf") else run.due_at - time.monotonic(),
+        "parkedAt": time.time(),
+        "start": start,
+        "ledger": [
+            [entry.id, entry.tool_id, entry.effect, entry.state] for entry in run.ledger.entries
+        ],
+        "omitted": dict[str, JsonValue](run.ledger.omitted),
+    }
+
+
+def _run(run_id: str, record: Any) -> Run:
+    run = Run(record["parent"], record["outputLeft"], id=run_id, stored=True)
+    run.yields, run.timers, run.due = record["yields"], record["timers"], record["due"]
+    if record["dueIn"] is not None:
+        # By the time that has passed since; a clock that was set back has let none pass.
+        passed = max(time.time() - record["parkedAt"], 0.0)
+        run.due_at = time.monotonic() + record["dueIn"] - passed
+    if record["start"] is not None:
+        run.start = Start(record["start"]["source"], record["start"]["language"], Limits())
+    states = get_args(CallState)
+    for number, tool_id, effect, state in record["ledger"]:
+        if state not in states:
+            raise ValueError(state)
+        run.ledger.entries.append(Entry(number, tool_id, effect, state))
+    run.ledger.omitted = Counter(record["omitted"])
+    return run

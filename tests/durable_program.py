@@ -1,0 +1,88 @@
+"""A process of its own that parks, waits, hangs or dies: `python durable_program.py FOLDER WHAT …`.
+
+Prints one line of JSON for each thing that a test should know.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import anyio
+
+from clawmode import Approvals, CodeMode, CodeModeConfig, RunContext, tool
+from clawmode.sqlite_store import SqliteStore
+
+FOLDER = Path(sys.argv[1])
+WHO = RunContext(agent_id="a", session_id="s", session_key="k", run_id="r")
+
+
+def say(**what: object) -> None:
+    print(json.dumps(what), flush=True)
+
+
+def note(name: str) -> None:
+    """Leaves a mark that outlives us: the tool was called."""
+    with (FOLDER / f"{name}.calls").open("a") as file:
+        file.write(f"{os.getpid()}\n")
+
+
+async def until(name: str) -> str:
+    """Waits for a file that the test writes."""
+    path = anyio.Path(FOLDER / name)
+    while not await path.exists():  # noqa: ASYNC110 - another process makes it
+        await anyio.sleep(0.02)
+    return await path.read_text()
+
+
+@tool(idempotent=True)
+async def read(name: str) -> str:
+    """Read slowly; may be repeated."""
+    note(f"read-{name}")
+    return await until(name)
+
+
+@tool(effect="write")
+async def write(name: str) -> str:
+    """Write slowly; must not be repeated."""
+    note(f"write-{name}")
+    return await until(name)
+
+
+@tool
+async def quick() -> str:
+    """Answer at once."""
+    note("quick")
+    return "quick"
+
+
+async def main() -> None:
+    what, *rest = sys.argv[2:]
+    config = CodeModeConfig(timeout_ms=int(os.environ.get("TIMEOUT_MS", "600")))
+    store, approvals = SqliteStore(FOLDER / "state"), Approvals(ask_for=["quick"])
+    code_mode = CodeMode(
+        tools=[read, write, quick],
+        config=config,
+        store=store,
+        context=WHO,
+        approvals=approvals,
+    )
+    async with code_mode:
+        if what == "exec":
+            result = await code_mode.exec(rest[0])
+            say(**result.to_json())
+            while True:
+                for question in approvals.pending():
+                    say(question=question.tool_id)
+                await anyio.sleep(0.05)
+        while True:
+            result = await code_mode.wait(rest[0])
+            say(**result.to_json())
+            for question in approvals.pending():
+                approvals.resolve(question.id, "allow-once")
+            if result.status != "waiting":
+                return
+
+
+if __name__ == "__main__":
+    anyio.run(main)
