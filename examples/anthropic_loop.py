@@ -18,7 +18,7 @@ import anyio
 from anthropic import AsyncAnthropic
 from scripted_provider import Call, Request, ScriptedProvider, Turn
 
-from clawmode import CodeMode, tool
+from clawmode import CodeMode, compact, tool
 
 FORECAST = {"Bergen": (11, 14.0), "Oslo": (19, 0.0), "Tromsø": (8, 0.2), "Trondheim": (14, 3.5)}
 booked: list[str] = []
@@ -120,11 +120,6 @@ async def converse(client: AsyncAnthropic, code_mode: CodeMode, question: str) -
                     }
                 )
         messages.append({"role": "user", "content": results})
-
-
-def compact(result: dict[str, Any]) -> str:
-    """A result as the model reads it: every space is a token."""
-    return json.dumps(result, separators=(",", ":"), ensure_ascii=False)
 
 
 def show(name: str, result: dict[str, Any]) -> str:

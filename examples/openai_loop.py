@@ -20,7 +20,7 @@ from openai import AsyncOpenAI
 from openai.types.chat.chat_completion_chunk import ChoiceDeltaToolCall
 from scripted_provider import Call, Request, ScriptedProvider, Turn
 
-from clawmode import CodeMode, tool
+from clawmode import CodeMode, compact, tool
 
 FORECAST = {"Bergen": (11, 14.0), "Oslo": (19, 0.0), "Tromsø": (8, 0.2), "Trondheim": (14, 3.5)}
 QUESTION = "Where can I play tennis tomorrow?"
@@ -157,15 +157,11 @@ async def responses(client: AsyncOpenAI, code_mode: CodeMode) -> None:
 
 async def answer(code_mode: CodeMode, name: str, arguments: str, call_id: str) -> str:
     """Makes the model's call. What the model reads is compact: every space is a token."""
-    try:
-        given = json.loads(arguments)
-    except ValueError:
-        given = None  # which is answered with a failed result: the model tries again
-    result = await code_mode.call(name, given, call_id=call_id)
+    result = await code_mode.call(name, arguments, call_id=call_id)
     statuses.append(str(result["status"]))
     told = {key: result[key] for key in ("value", "output", "reason", "error") if key in result}
     print(f"{name:6} {result['status']} {json.dumps(told, ensure_ascii=False)}")
-    return json.dumps(result, separators=(",", ":"), ensure_ascii=False)
+    return compact(result)
 
 
 async def converse(loop: Callable[[AsyncOpenAI, CodeMode], Awaitable[None]]) -> None:

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clawmode.catalog import CONTROL_TOOLS, Catalog, safe_name
+from clawmode.catalog import Catalog, safe_name
+from clawmode.control import CONTROL_NAMES
 from clawmode.exceptions import AmbiguousTool, ConfigurationError, DuplicateTool, UnknownTool
 from clawmode.tools import JsonObject, Tool, ToolContext, ToolSource
 from clawmode.types import JsonValue
@@ -178,7 +179,7 @@ def test_two_catalogs_share_nothing() -> None:
 
 @pytest.mark.parametrize("source", SOURCES)
 def test_control_tools_of_tool_search_are_left_out(source: ToolSource) -> None:
-    catalog = Catalog([tool(name, source=source, owner="o") for name in CONTROL_TOOLS])
+    catalog = Catalog([tool(name, source=source, owner="o") for name in CONTROL_NAMES])
     assert len(catalog) == 0
 
 

@@ -26,6 +26,9 @@ ONLY_HERE = {
     "typing_extensions": {"annotations.py"},
     "jsonschema_rs": {"validation.py", "input_problems.py"},
     "cryptography": {"snapshots.py"},
+    "numpy": {"vectors.py"},
+    "tokenizers": {"vectors.py"},
+    "opentelemetry": {"spans.py"},
     "typer": {"cli.py"},
 }
 PRIVATE_BINDING = {"sandbox/wasm.py"}

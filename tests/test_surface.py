@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from clawmode import CodeMode, CodeModeConfig, Pool, tool
+from clawmode import CodeMode, CodeModeConfig, CodeModeResult, Pool, tool
 from clawmode.namespaces import NamespaceRegistration, NamespaceRegistry, namespace_tool
 from clawmode.surface import Format
 from clawmode.tools import Tool
@@ -162,3 +162,21 @@ async def test_a_model_can_wait_by_either_spelling(pool: Pool) -> None:
 async def test_another_tool_is_the_callers_mistake(pool: Pool) -> None:
     with pytest.raises(ValueError, match="shell"):
         await CodeMode(pool=pool).call("shell", {})
+
+
+@pytest.mark.covers("SF-8", "CM-result-completed")
+def test_a_model_reads_a_result_without_a_space_too_many() -> None:
+    result = CodeModeResult(status="completed", value={"a": [1, 2], "é": None})
+    assert result.to_text() == '{"status":"completed","value":{"a":[1,2],"é":null},"telemetry":{}}'
+
+
+@pytest.mark.covers("IN-4")
+@pytest.mark.parametrize(("names", "expected"), [(["read"], "no shell"), (["bash"], "core:bash")])
+async def test_a_shell_command_is_told_the_right_tool(
+    names: list[str], expected: str, pool: Pool
+) -> None:
+    tools = [Tool(name, "", {"type": "object"}, lambda given, context: None) for name in names]
+    async with CodeMode(tools=tools, pool=pool) as code_mode:
+        result = await code_mode.exec("ls -la /tmp")
+    assert result.code == "invalid_input"
+    assert expected in (result.error or "")

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from clawmode.exceptions import ClawmodeError, ErrorCode
     from clawmode.hooks import Hooks, RequireApproval, ToolCallDecision
     from clawmode.policy import Policy
-    from clawmode.results import CodeModeResult
+    from clawmode.results import CodeModeResult, compact
     from clawmode.sandbox.pool import Pool
     from clawmode.sqlite_store import SqliteStore
     from clawmode.stores import MemoryStore
@@ -42,6 +42,7 @@ __all__ = [
     "ToolContext",
     "ToolResult",
     "__version__",
+    "compact",
     "tool",
 ]
 
@@ -66,6 +67,7 @@ _HOMES = {
     "ToolCallDecision": "hooks",
     "ToolContext": "tools",
     "ToolResult": "tools",
+    "compact": "results",
     "tool": "tool_function",
 }
 

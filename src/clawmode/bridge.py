@@ -5,6 +5,7 @@ program can catch; it never becomes an exception here.
 """
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from clawmode.catalog import Catalog
@@ -27,11 +28,16 @@ class BadRequest(ClawmodeError):
 
 @dataclass(frozen=True, slots=True)
 class Bridge:
-    """Understands the requests of one run's cells."""
+    """Understands the requests of one run's cells.
+
+    Attributes:
+        on_miss: Told, when a search finds nothing, which of its words no entry has.
+    """
 
     catalog: Catalog
     namespaces: NamespaceRuntime
     config: CodeModeConfig
+    on_miss: Callable[[list[str]], None] = lambda words: None
 
     def look_up(self, request: Request) -> Settled:
         """Answers a `search` or a `describe`."""
@@ -52,7 +58,10 @@ class Bridge:
         # A boolean is an integer to Python, and none to a person.
         usable = isinstance(limit, int) and not isinstance(limit, bool) and limit > 0
         wanted = limit if usable and isinstance(limit, int) else self.config.search_default_limit
-        return self.catalog.search(query, min(wanted, self.config.max_search_limit))
+        found = self.catalog.search(query, min(wanted, self.config.max_search_limit))
+        if not found:
+            self.on_miss(self.catalog.unmatched(query))
+        return found
 
     def _describe(self, args: list[JsonValue]) -> JsonObject:
         return self.catalog.describe(_reference(args, "tools.describe"))

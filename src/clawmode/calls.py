@@ -14,6 +14,7 @@ from clawmode.approvals import Question
 from clawmode.bridge import BadRequest, Bridge, fail, refuse, settle
 from clawmode.config import CodeModeConfig
 from clawmode.context import RunContext
+from clawmode.control import EXEC
 from clawmode.exceptions import StoreUnavailable
 from clawmode.executor import Call, Executor, ToolFailure
 from clawmode.executor import CallState as Stage
@@ -22,7 +23,6 @@ from clawmode.parking import Parking, Reply
 from clawmode.runs import GATE, CallGroup, OpenCall, Run
 from clawmode.sandbox.protocol import Request, Settled
 from clawmode.stores import StoredCall
-from clawmode.surface import EXEC
 from clawmode.telemetry import Telemetry
 from clawmode.tools import JsonObject, Tool
 

@@ -13,14 +13,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import get_args
 
+from clawmode.control import is_control
 from clawmode.exceptions import AmbiguousTool, DuplicateTool, UnknownTool
-from clawmode.search import Document, NearNames, Ranker, SearchIndex
+from clawmode.search import (
+    Document,
+    NearNames,
+    Ranker,
+    RankerMaker,
+    SearchIndex,
+    go_by_words,
+)
 from clawmode.signatures import render_input
 from clawmode.tools import DEFAULT_OWNERS, JsonObject, Tool, ToolSource
 from clawmode.types import JsonText
-
-CONTROL_TOOLS = frozenset({"tool_search_code", "tool_search", "tool_describe", "tool_call"})
-"""Tools that lead to the catalog and are not in it. Code mode's own are known by identity."""
 
 # `search`, `describe` and `call` are the helpers themselves. The language gives the others a
 # meaning of its own: assigning `__proto__` changes the object instead of adding to it, `await`
@@ -41,7 +46,8 @@ class Catalog:
     """What the programs of one run can find and call.
 
     Args:
-        tools: The effective tools, in any order. Control tools of Tool Search are left out.
+        tools: The effective tools, in any order. Control tools are left out.
+        ranker: How searches rank, once there is one: by words, or as `vectors.choose_ranker` says.
 
     Attributes:
         entries: The tools, MCP included, sorted by id.
@@ -50,12 +56,12 @@ class Catalog:
         DuplicateTool: Two tools have the same id.
     """
 
-    def __init__(self, tools: Iterable[Tool]) -> None:
+    def __init__(self, tools: Iterable[Tool], *, ranker: RankerMaker = go_by_words) -> None:
         by_id = _sort_by_id(tools)
         self.entries = tuple(by_id.values())
         visible = {id_: tool for id_, tool in by_id.items() if tool.source != "mcp"}
-        self._visible = _View(visible, hidden=len(by_id) - len(visible))
-        self._all = _View(by_id) if len(visible) < len(by_id) else self._visible
+        self._visible = _View(visible, ranker, hidden=len(by_id) - len(visible))
+        self._all = _View(by_id, ranker) if len(visible) < len(by_id) else self._visible
 
     def __len__(self) -> int:
         return len(self.entries)
@@ -149,8 +155,9 @@ class Catalog:
 class _View:
     """Tools by id, as one kind of caller sees them; `hidden` is how many it does not see."""
 
-    def __init__(self, tools: dict[str, Tool], hidden: int = 0) -> None:
+    def __init__(self, tools: dict[str, Tool], ranker: RankerMaker, hidden: int = 0) -> None:
         self.tools = tools
+        self._make_ranker = ranker
         self._hidden = hidden
 
     @cached_property
@@ -159,11 +166,15 @@ class _View:
 
     @cached_property
     def index(self) -> SearchIndex:
-        return SearchIndex([_to_document(tool) for tool in self.tools.values()])
+        return SearchIndex(self._documents)
+
+    @cached_property
+    def _ranker(self) -> Ranker:
+        return self._make_ranker(self._documents, self.index)
 
     @property
-    def _ranker(self) -> Ranker:
-        return self.index  # what knows meanings as well is fused with it here
+    def _documents(self) -> list[Document]:
+        return [_to_document(tool) for tool in self.tools.values()]
 
     @cached_property
     def _exact(self) -> dict[str, list[int]]:
@@ -265,7 +276,7 @@ def _is_identifier(name: str) -> bool:
 def _sort_by_id(tools: Iterable[Tool]) -> dict[str, Tool]:
     made: dict[str, Tool] = {}
     for tool in tools:
-        if tool.name in CONTROL_TOOLS:
+        if is_control(tool):
             continue
         id_ = tool.id
         if id_ in made:

@@ -37,6 +37,8 @@ from clawmode.results import CodeModeResult, WaitingReason
 from clawmode.runs import Run
 from clawmode.sandbox.pool import Pool
 from clawmode.sandbox.protocol import LANGUAGES, MAX_SOURCE, Done, Failed, Language, Start
+from clawmode.sandbox.source import SHELL
+from clawmode.spans import cell_span, find_recorder
 from clawmode.stores import Refusal, SnapshotStore, default_store
 from clawmode.surface import (
     WAIT_DESCRIPTION,
@@ -45,10 +47,12 @@ from clawmode.surface import (
     definition,
     exec_description,
     exec_schema,
+    shell_hint,
 )
 from clawmode.telemetry import Telemetry
 from clawmode.tools import JsonObject, Tool
 from clawmode.types import JsonValue
+from clawmode.vectors import choose_ranker
 
 
 class CodeMode:
@@ -85,14 +89,17 @@ class CodeMode:
         if not isinstance(policy, Policy):
             policy = Policy.from_config(policy)
         visible = policy.effective(tools)
-        self.catalog = Catalog(visible)
+        self.catalog = Catalog(visible, ranker=choose_ranker())
         self.approvals = approvals or Approvals()
         self.executor = Executor(policy, hooks or Hooks(), self.approvals)
+        self._spans = find_recorder()
+        if self._spans is not None:
+            self.executor.watchers.append(self._spans)
         self.telemetry = Telemetry(len(self.catalog), self.catalog.breakdown())
         scopes = NamespaceContext(self.context, self.config, lambda: self._closed)
         registry = namespaces or default_registry
         self.namespaces = NamespaceRuntime(registry.visible(visible), visible, scopes)
-        bridge = Bridge(self.catalog, self.namespaces, self.config)
+        bridge = Bridge(self.catalog, self.namespaces, self.config, self.telemetry.miss)
         self._gate = Gate(self.executor, self.context, self.config)
         self._parking = Parking(store, self.context, self.config)
         self._calls = Calls(
@@ -230,7 +237,7 @@ class CodeMode:
             run_id = arguments.get("runId", arguments.get("run_id"))
             if not isinstance(run_id, str):
                 return self._failed("invalid_input", "`runId` must be a string.").to_json()
-            return (await self.wait(run_id)).to_json()
+            return (await self.wait(run_id, call_id=call_id)).to_json()
         read = self._read_exec(arguments)
         if isinstance(read, CodeModeResult):
             return read.to_json()
@@ -262,6 +269,12 @@ class CodeMode:
         self, code: str, language: str = "javascript", *, call_id: str = "exec"
     ) -> CodeModeResult:
         """Starts a cell and runs it until it is complete, fails, or has to wait."""
+        with cell_span(self._spans, "exec", call_id, self.context) as span:
+            result = await self._exec(code, language, call_id)
+            span.conclude(result)
+        return result
+
+    async def _exec(self, code: str, language: str, call_id: str) -> CodeModeResult:
         self.telemetry.execs += 1
         deadline, began = self._deadline(), time.monotonic()
         checked = self._check(code, language)
@@ -291,8 +304,14 @@ class CodeMode:
             return self._failed("invalid_input", str(error))
         return await self._result(run, self._driver.start(run, deadline))
 
-    async def wait(self, run_id: str) -> CodeModeResult:
+    async def wait(self, run_id: str, *, call_id: str = "wait") -> CodeModeResult:
         """Lets a cell go on that an earlier result left waiting."""
+        with cell_span(self._spans, "wait", call_id, self.context) as span:
+            result = await self._wait(run_id)
+            span.conclude(result)
+        return result
+
+    async def _wait(self, run_id: str) -> CodeModeResult:
         self.telemetry.waits += 1
         deadline = self._deadline()
         try:
@@ -315,7 +334,8 @@ class CodeMode:
         if outcome is None:
             return self._waiting(run)
         if isinstance(outcome, Failed):
-            return self._failed(outcome.code, outcome.error, run)
+            hint = f" {shell_hint(self.catalog)}" if outcome.error == SHELL else ""
+            return self._failed(outcome.code, outcome.error + hint, run)
         return CodeModeResult(
             status="completed",
             value=json.loads(outcome.value),

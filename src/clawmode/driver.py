@@ -27,6 +27,7 @@ from clawmode.sandbox.protocol import (
     Outcome,
     Request,
     Resume,
+    Settled,
     Suspended,
 )
 from clawmode.stores import End, Progress
@@ -74,6 +75,7 @@ class Driver:
     config: CodeModeConfig
     telemetry: Telemetry
     install: Callable[[], Installed]
+    searching: anyio.CapacityLimiter = field(default_factory=lambda: anyio.CapacityLimiter(1))
     active: dict[str, Run] = field(default_factory=dict[str, Run])
     parked: set[str] = field(default_factory=set[str])
 
@@ -248,12 +250,18 @@ class Driver:
             if request.method == "yield":
                 run.yields.append(request.id)
             elif request.method in ("search", "describe"):
-                self.telemetry.searches += request.method == "search"
-                self.telemetry.describes += request.method == "describe"
-                run.inbox.append(self.bridge.look_up(request))
+                run.inbox.append(await self._look_up(request))
             else:
                 self.calls.open(run, request)
         self.calls.start(group)
+
+    async def _look_up(self, request: Request) -> Settled:
+        if request.method == "describe":
+            self.telemetry.describes += 1
+            return self.bridge.look_up(request)
+        self.telemetry.searches += 1
+        # The first search of a run reads the whole catalog: others have better to do meanwhile.
+        return await anyio.to_thread.run_sync(self.bridge.look_up, request, limiter=self.searching)
 
     def _check_ids(self, run: Run, requests: tuple[Request, ...]) -> None:
         """No honest worker repeats an id, and an answer to one must not reach another call."""

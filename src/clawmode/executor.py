@@ -52,6 +52,7 @@ class CallEvent:
     state: EndState | None = None
     seconds: float = 0.0
     update: JsonValue = None
+    code: str | None = None
 
 
 Watcher: TypeAlias = Callable[[CallEvent], None]
@@ -115,21 +116,27 @@ class Executor:
         )
         self._emit(CallEvent("start", call.id, call.tool.id, call.parent_id))
         state: EndState = "cancelled"
+        code: str | None = None
         try:
-            result = await self._make(call, event)
+            outcome = await self._make(call, event)
             state = "completed"
-        except ToolFailure as error:
+        except ToolFailure as failure:
+            outcome, state, code = failure, "failed", failure.code
+        except Exception:
             state = "failed"
-            seconds = time.monotonic() - began
-            await self.hooks.tell(
-                AfterToolCall(call=event, error=str(error), code=error.code, seconds=seconds)
-            )
             raise
         finally:
             seconds = time.monotonic() - began
-            self._emit(CallEvent("end", call.id, call.tool.id, call.parent_id, state, seconds))
-        await self.hooks.tell(AfterToolCall(call=event, result=result, seconds=seconds))
-        return result
+            self._emit(
+                CallEvent("end", call.id, call.tool.id, call.parent_id, state, seconds, code=code)
+            )
+        if isinstance(outcome, ToolFailure):
+            await self.hooks.tell(
+                AfterToolCall(call=event, error=str(outcome), code=code, seconds=seconds)
+            )
+            raise outcome
+        await self.hooks.tell(AfterToolCall(call=event, result=outcome, seconds=seconds))
+        return outcome
 
     # ---- Stages ----
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from clawmode.approvals import Question
 from clawmode.config import CodeModeConfig
 from clawmode.context import RunContext
+from clawmode.control import EXEC
 from clawmode.executor import Executor, ToolFailure
 from clawmode.hooks import AfterToolCall, BeforeToolCall
 from clawmode.sandbox.protocol import LANGUAGES, Start
-from clawmode.surface import EXEC
 from clawmode.tools import JsonObject, ToolResult
 
 

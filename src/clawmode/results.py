@@ -1,5 +1,6 @@
 """What `exec` and `wait` answer, as the page writes it."""
 
+import json
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
@@ -45,3 +46,12 @@ class CodeModeResult:
         if self.output:
             made["output"] = self.output
         return made | {"telemetry": self.telemetry}
+
+    def to_text(self) -> str:
+        """What a model reads: the object as JSON, without a space too many."""
+        return compact(self.to_json())
+
+
+def compact(result: dict[str, JsonValue]) -> str:
+    """A result as a model reads it."""
+    return json.dumps(result, separators=(",", ":"), ensure_ascii=False)

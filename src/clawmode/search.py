@@ -10,12 +10,12 @@ import re
 import unicodedata
 from array import array
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from difflib import SequenceMatcher
 from functools import lru_cache
 from heapq import nsmallest
 from itertools import chain, pairwise
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeAlias
 
 # The usual constants of BM25F; a word in a name says more than the same word in prose.
 K1 = 1.2
@@ -65,6 +65,15 @@ class Ranker(Protocol):
     def search(self, query: str, limit: int) -> list[tuple[int, float]]:
         """Positions and scores of at most `limit` documents, the best first."""
         ...
+
+
+RankerMaker: TypeAlias = Callable[[Sequence[Document], Ranker], Ranker]
+"""Makes a ranker of documents, and of one that ranks them by their words. Must be quick."""
+
+
+def go_by_words(documents: Sequence[Document], words: Ranker) -> Ranker:
+    """The maker that adds nothing."""
+    return words
 
 
 class _Posting(NamedTuple):
@@ -261,6 +270,12 @@ def split_words(text: str) -> list[str]:
 def _fold(text: str) -> str:
     split = unicodedata.normalize("NFKD", text)
     return unicodedata.normalize("NFC", "".join(c for c in split if not unicodedata.combining(c)))
+
+
+def split_identifier(word: str) -> list[str]:
+    """The `camelCase` parts of a word, in small letters, without stop words."""
+    parts: list[str] = _PART.findall(word)
+    return [small for part in parts if (small := part.casefold()) not in STOP_WORDS]
 
 
 def terms_of(word: str) -> tuple[str, ...]:

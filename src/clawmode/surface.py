@@ -9,18 +9,13 @@ from typing import Literal, TypeAlias
 from clawmode.catalog import Catalog
 from clawmode.config import CodeModeConfig
 from clawmode.namespaces import NamespaceRuntime
-from clawmode.tools import JsonObject, Tool, ToolContext
+from clawmode.tools import JsonObject
 from clawmode.types import JsonValue
 
 Format: TypeAlias = Literal["openai", "openai-responses", "anthropic", "mcp"]
 
-
-def _not_a_tool(given: JsonObject, context: ToolContext) -> None:
-    raise AssertionError("code mode's `exec` is in no catalog")
-
-
-EXEC = Tool("exec", "Run a program.", {"type": "object"}, _not_a_tool, owner="code_mode")
-"""Code mode's own `exec`, for hooks and approvals. A shell's has the same name and another id."""
+SHELLS = ("exec", "bash", "shell", "sh", "run_command", "terminal")
+"""What tools that run commands are called."""
 
 WAIT_DESCRIPTION = (
     "Continue a program that `exec` or `wait` left with status `waiting`. Takes its `runId`; "
@@ -62,6 +57,15 @@ def exec_description(catalog: Catalog, namespaces: NamespaceRuntime, config: Cod
     if index := catalog.index_text(config.index_max_chars):
         parts.append("Tools:\n" + index)
     return "\n\n".join(parts)
+
+
+def shell_hint(catalog: Catalog) -> str:
+    """What to do with a shell command, which a program is not."""
+    names = {tool.name: tool.id for tool in catalog.entries if tool.source != "mcp"}
+    found = next((names[name] for name in SHELLS if name in names), None)
+    if found is None:
+        return "This run has no shell: look for a tool with `tools.search`."
+    return f"To run a command, write a program that calls `tools.call({found!r}, input)`."
 
 
 def exec_schema(config: CodeModeConfig) -> JsonObject:

@@ -1,10 +1,16 @@
 """Counters of one run, as the page names them: no inputs, no secrets, no environment."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from clawmode.types import JsonValue
 
 MAX_TOOL_IDS = 100
+
+# Of a search that found nothing. A program may search for anything that it holds: what is longer
+# than a word, or has a digit in it, may be a key.
+MAX_UNMATCHED = 20
+MAX_UNMATCHED_CHARS = 20
 
 
 @dataclass(slots=True)
@@ -20,6 +26,7 @@ class Telemetry:
     calls: int = 0
     called: dict[str, None] = field(default_factory=dict[str, None])
     failures: dict[str, int] = field(default_factory=dict[str, int])
+    unmatched: dict[str, None] = field(default_factory=dict[str, None])
     snapshots: dict[str, int] = field(
         default_factory=lambda: {"created": 0, "restored": 0, "expired": 0, "deleted": 0}
     )
@@ -30,13 +37,21 @@ class Telemetry:
         if len(self.called) < MAX_TOOL_IDS:
             self.called[tool_id] = None
 
+    def miss(self, words: Iterable[str]) -> None:
+        """A search found nothing; these of its words are in no entry."""
+        for word in words:
+            if len(self.unmatched) == MAX_UNMATCHED:
+                return
+            if len(word) <= MAX_UNMATCHED_CHARS and word.isalpha():
+                self.unmatched[word] = None
+
     def fail(self, code: str) -> None:
         """A cell failed with this code."""
         self.failures[code] = self.failures.get(code, 0) + 1
 
     def to_json(self) -> dict[str, JsonValue]:
         """The page's camelCase object."""
-        return {
+        made: dict[str, JsonValue] = {
             "visibleTools": ["exec", "wait"],
             "catalogSize": self.catalog_size,
             "sources": dict[str, JsonValue](self.sources),
@@ -49,3 +64,6 @@ class Telemetry:
             "failures": dict[str, JsonValue](self.failures),
             "snapshots": dict[str, JsonValue](self.snapshots),
         }
+        if self.unmatched:
+            made["unmatchedSearchWords"] = list[JsonValue](self.unmatched)
+        return made
