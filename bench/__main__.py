@@ -1,4 +1,4 @@
-"""Measures the rows of the speed table that need no tools, as one table and as JSON.
+"""Measures the rows of the speed table, as one table and as JSON.
 
     python -m bench [--quick] [--json]
 
@@ -14,6 +14,7 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -25,35 +26,34 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from bench.cells import SECONDS, at_once, finish, run
+from bench.cells import SECONDS
 from bench.floor import Floor
 from bench.processes import family_pss
-from clawmode.sandbox.pool import Pool
-from clawmode.sandbox.protocol import Done, Request, Resume, Settled, Start, Suspended, encode
+from clawmode import CodeMode, CodeModeConfig, MemoryStore, Pool, SqliteStore, Tool, tool
+from clawmode.catalog import Catalog
+from clawmode.sandbox.protocol import Start
+from clawmode.tools import JsonObject
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench" / "results" / "latest.json"
 
 FIRST = """
 import anyio
-from clawmode.sandbox.pool import Pool
-from clawmode.sandbox.protocol import Start
-import time
+from clawmode import CodeMode
 async def main():
-    async with Pool() as pool:
-        print(await pool.step(pool.cell(), Start("return 1+1"), time.monotonic() + 60), flush=True)
+    async with CodeMode() as code_mode:
+        print(await code_mode.exec("return 1+1"), flush=True)
 anyio.run(main)
 """
 
-SMALL = Start("return 1+1")
-JAVASCRIPT = Start("const x = 2; return x")
-TYPESCRIPT = Start("const x: number = 2; return x", language="typescript")
-SEQUENTIAL = Start("for (let i = 0; i < 100; i++) await tools.call('t', {i}); return 1")
-PARALLEL = Start(
-    "const calls = []; for (let i = 0; i < 100; i++) calls.push(tools.call('t', {i}));"
-    "return (await Promise.all(calls)).length"
-)
-ONE_CALL = Start("const x = 40; return x + await tools.call('t')")
+SMALL = "return 1+1"
+JAVASCRIPT = "const x = 2; return x"
+TYPESCRIPT = "const x: number = 2; return x"
+SEQUENTIAL = "for (let i = 0; i < 100; i++) await tools.nothing({}); return 1"
+PARALLEL = """const calls = []; for (let i = 0; i < 100; i++) calls.push(tools.nothing({}));
+return (await Promise.all(calls)).length"""
+PARKED = "const x = 40; await yield_control(); return x + 2"
+SLOW = "return await tools.slow({})"
 ENDLESS = Start("for (;;);")
 IDLE_CELLS = 1000
 
@@ -107,11 +107,38 @@ async def timed(work: Callable[[], Awaitable[object]], count: int) -> list[float
     return taken
 
 
-async def expect(pool: Pool, start: Start, value: bytes) -> None:
+async def expect(
+    code_mode: CodeMode, source: str, value: object, language: str = "javascript"
+) -> None:
     """Runs a cell and insists on its value: a failure is quick, and no measurement."""
-    outcome = await run(pool, start)
-    assert isinstance(outcome, Done), outcome
-    assert outcome.value == value, outcome
+    result = await code_mode.exec(source, language)
+    assert result.value == value, result
+
+
+@tool
+async def nothing() -> None:
+    """Do nothing."""
+
+
+@tool
+async def slow() -> int:
+    """Take a second."""
+    await anyio.sleep(1)
+    return 1
+
+
+def numbered(count: int) -> list[Tool]:
+    schema: JsonObject = {"type": "object", "properties": {"path": {"type": "string"}}}
+    kinds = ["read", "write", "list", "delete", "search"]
+    return [
+        Tool(
+            f"{kinds[number % 5]}_thing_{number}",
+            f"{kinds[number % 5].title()} the things of kind {number // 5} in a place.",
+            schema,
+            lambda given, context: None,
+        )
+        for number in range(count)
+    ]
 
 
 # ---- The rows ----
@@ -127,7 +154,7 @@ async def first_result(effort: Effort) -> list[Row]:
             line = child.stdout.readline()
             taken = time.perf_counter() - begun
             child.stdout.read()
-        assert line.startswith(b"Done(value=b'2'"), line
+        assert b"value=2" in line, line
         return taken
 
     taken = [await anyio.to_thread.run_sync(start) for _ in range(effort.starts + 1)][1:]
@@ -135,30 +162,34 @@ async def first_result(effort: Effort) -> list[Row]:
 
 
 async def small_cell(effort: Effort) -> list[Row]:
-    async with Pool() as pool:
-        await timed(lambda: expect(pool, SMALL, b"2"), 50)
-        taken = await timed(lambda: expect(pool, SMALL, b"2"), effort.cells)
-    return [Row("`return 1+1`, warm, through the pool", statistics.median(taken), "ms", 1, True)]
+    async with CodeMode() as code_mode:
+        await timed(lambda: expect(code_mode, SMALL, 2), 50)
+        taken = await timed(lambda: expect(code_mode, SMALL, 2), effort.cells)
+    return [Row("`return 1+1`, warm", statistics.median(taken), "ms", 1, True)]
 
 
 async def typescript_cell(effort: Effort) -> list[Row]:
     plain: list[float] = []
     typed: list[float] = []
-    async with Pool(size=1) as pool:
-        await timed(lambda: expect(pool, TYPESCRIPT, b"2"), 20)
+    async with Pool(size=1) as pool, CodeMode(pool=pool) as code_mode:
+
+        async def run_typed() -> None:
+            await expect(code_mode, TYPESCRIPT, 2, "typescript")
+
+        await timed(run_typed, 20)
         for _ in range(effort.cells // 10):
-            plain += await timed(lambda: expect(pool, JAVASCRIPT, b"2"), 5)
-            typed += await timed(lambda: expect(pool, TYPESCRIPT, b"2"), 5)
+            plain += await timed(lambda: expect(code_mode, JAVASCRIPT, 2), 5)
+            typed += await timed(run_typed, 5)
     more = statistics.median(typed) - statistics.median(plain)
     return [Row("TypeScript cell, over the same JavaScript cell, warm", more, "ms", 0.7, True)]
 
 
 async def nested_calls(effort: Effort) -> list[Row]:
-    async with Pool() as pool:
-        await expect(pool, SEQUENTIAL, b"1")
-        one = await timed(lambda: expect(pool, SEQUENTIAL, b"1"), effort.rounds)
-        await expect(pool, PARALLEL, b"100")
-        many = await timed(lambda: expect(pool, PARALLEL, b"100"), effort.rounds)
+    async with CodeMode(tools=[nothing]) as code_mode:
+        await expect(code_mode, SEQUENTIAL, 1)
+        one = await timed(lambda: expect(code_mode, SEQUENTIAL, 1), effort.rounds)
+        await expect(code_mode, PARALLEL, 100)
+        many = await timed(lambda: expect(code_mode, PARALLEL, 100), effort.rounds)
     return [
         Row("each of 100 sequential nested calls", statistics.median(one) / 100, "ms", 0.4, True),
         Row("100 parallel nested calls, in all", statistics.median(many), "ms", 8, True),
@@ -166,39 +197,58 @@ async def nested_calls(effort: Effort) -> list[Row]:
 
 
 async def park_and_resume(effort: Effort) -> list[Row]:
-    taken: list[float] = []
-    sizes: list[float] = []
-    async with Pool(size=1) as here, Pool(size=1) as there:
-        for _ in range(effort.rounds * 3 + 10):
-            cell, deadline = here.cell(), time.monotonic() + SECONDS
-            outcome = await here.step(cell, ONE_CALL, deadline)
-            assert isinstance(outcome, Suspended), outcome
-            begun = time.perf_counter()
-            frozen = await here.freeze(cell)
-            moved = there.cell(frozen)
-            settled = (Settled(outcome.requests[0].id, True, b"2"),)
-            end = await there.step(moved, Resume(settled), deadline)
-            taken.append((time.perf_counter() - begun) * 1000)
-            assert isinstance(end, Done), end
-            assert end.value == b"42", end
-            here.drop(cell)
-            sizes.append(len(encode(frozen, 0)) / 1024)
+    rows: list[Row] = []
+    with tempfile.TemporaryDirectory() as folder:
+        stores = {"SQLite": SqliteStore(folder), "memory": MemoryStore()}
+        for name, store in stores.items():
+            async with CodeMode(store=store) as code_mode:
+                taken = await timed(lambda: park(code_mode), effort.rounds * 3)  # noqa: B023 - awaited here
+            row = Row(
+                f"start, park in {name}, restore, finish", statistics.median(taken), "ms", 4, True
+            )
+            rows.append(row)
+        store = MemoryStore()
+        async with CodeMode(store=store) as code_mode:
+            kept = store._cells[(await code_mode.exec(PARKED)).run_id]
+        size = (len(kept.snapshot) + len(kept.record)) / 1024
+    return [*rows, Row("stored size of a trivially suspended cell", size, "KB", 40)]
+
+
+async def park(code_mode: CodeMode) -> None:
+    result = await code_mode.exec(PARKED)
+    result = await code_mode.wait(result.run_id)
+    assert result.value == 42, result
+
+
+async def large_catalogs(effort: Effort) -> list[Row]:
+    tools = numbered(1000)
+    first = min(tool.id for tool in tools)
+    async with CodeMode(tools=tools) as code_mode:
+        source = "return ALL_TOOLS[0].id"
+        await expect(code_mode, source, first)
+        taken = await timed(lambda: expect(code_mode, source, first), effort.rounds)
+    begun = time.perf_counter()
+    catalog = Catalog(numbered(10_000))
+    built = time.perf_counter() - begun
+    begun = time.perf_counter()
+    catalog.search("delete things of kind 7", 8)
+    ready = time.perf_counter() - begun
+    searches: list[float] = []
+    for number in range(effort.rounds):
+        begun = time.perf_counter()
+        catalog.search(f"delete things of kind {number}", 8)
+        searches.append((time.perf_counter() - begun) * 1000)
     return [
-        Row(
-            "park, restore in another worker, finish (in memory: no SQLite yet)",
-            statistics.median(taken[10:]),
-            "ms",
-            4,
-            True,
-        ),
-        Row("stored size of a trivially suspended cell", statistics.median(sizes), "KB", 40),
+        Row("1,000 tools: `ALL_TOOLS[0]`, warm", statistics.median(taken), "ms", 2, True),
+        Row("10,000 tools: catalog and index", built + ready, "s", 0.3),
+        Row("10,000 tools: search", statistics.median(searches), "ms", 1),
     ]
 
 
 async def hog_beside_others(effort: Effort) -> list[Row]:
     taken: list[float] = []
-    async with Pool() as pool:
-        await timed(lambda: expect(pool, SMALL, b"2"), 20)
+    async with Pool() as pool, CodeMode(pool=pool) as code_mode:
+        await timed(lambda: expect(code_mode, SMALL, 2), 20)
         hogs = [pool.cell() for _ in range(pool.size)]
         async with anyio.create_task_group() as tasks:
             for hog in hogs:
@@ -206,7 +256,7 @@ async def hog_beside_others(effort: Effort) -> list[Row]:
             await anyio.sleep(0.1)
             until = time.monotonic() + effort.hog_seconds
             while time.monotonic() < until:
-                taken += await timed(lambda: expect(pool, SMALL, b"2"), 1)
+                taken += await timed(lambda: expect(code_mode, SMALL, 2), 1)
                 await anyio.sleep(0.005)
             for hog in hogs:
                 await pool.abort(hog)
@@ -222,16 +272,10 @@ async def idle_cells(effort: Effort) -> list[Row]:
     del effort  # the number is the row's own
     peak, done = 0, 0
 
-    async def slow(request: Request) -> bytes:
-        await anyio.sleep(1)
-        return await at_once(request)
-
-    async def one(pool: Pool) -> None:
+    async def one(code_mode: CodeMode) -> None:
         nonlocal done
-        cell, deadline = pool.cell(), time.monotonic() + SECONDS
-        outcome = await pool.step(cell, ONE_CALL, deadline)
-        outcome = await finish(pool, cell, outcome, deadline, slow)
-        done += isinstance(outcome, Done) and outcome.value == b"41"
+        result = await code_mode.exec(SLOW)
+        done += result.value == 1
 
     async def watch() -> None:
         nonlocal peak
@@ -239,16 +283,17 @@ async def idle_cells(effort: Effort) -> list[Row]:
             peak = max(peak, await anyio.to_thread.run_sync(family_pss))
             await anyio.sleep(0.05)
 
-    async with Pool() as pool:
+    config = CodeModeConfig(timeout_ms=60_000)
+    async with CodeMode(tools=[nothing, slow], config=config) as code_mode:
         # One after the other: workers that the pool adds for the crowd count as the crowd's.
-        await timed(lambda: expect(pool, ONE_CALL, b"41"), 20)
+        await timed(lambda: expect(code_mode, SEQUENTIAL, 1), 3)
         idle = await anyio.to_thread.run_sync(family_pss)
         begun = time.perf_counter()
         async with anyio.create_task_group() as watching:
             watching.start_soon(watch)
             async with anyio.create_task_group() as tasks:
                 for _ in range(IDLE_CELLS):
-                    tasks.start_soon(one, pool)
+                    tasks.start_soon(one, code_mode)
             taken = time.perf_counter() - begun
             watching.cancel_scope.cancel()
     name = f"{IDLE_CELLS:,} cells await a slow tool (1 s) at once"
@@ -265,6 +310,7 @@ MEASUREMENTS: dict[str, Callable[[Effort], Awaitable[list[Row]]]] = {
     "TypeScript": typescript_cell,
     "nested calls": nested_calls,
     "park and resume": park_and_resume,
+    "large catalogs": large_catalogs,
     "hog beside others": hog_beside_others,
     "idle cells": idle_cells,
 }

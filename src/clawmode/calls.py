@@ -94,17 +94,29 @@ class Calls:
 
     def start(self, group: CallGroup) -> None:
         """Starts what is queued, as far as calls may run side by side."""
-        running = sum(call.entry.state in ("running", "approval") for call in group.calls.values())
-        while group.queue and running < self.config.max_pending_tool_calls:
+        while (call := self._next(group)) is not None:
             assert self.tasks is not None, "a CodeMode with tools is used inside of `async with`"
-            call = group.queue.popleft()
-            call.entry.state = "running"
-            running += 1
-            if call.tool is not None and call.id != GATE:
-                self.telemetry.call(call.tool.id)
-            self.tasks.start_soon(self._make, group, call)
+            self.tasks.start_soon(self._serve, group, call)
+
+    def _next(self, group: CallGroup) -> OpenCall | None:
+        if not group.queue or group.running >= self.config.max_pending_tool_calls:
+            return None
+        call = group.queue.popleft()
+        call.entry.state = "running"
+        group.running += 1
+        if call.id != GATE:
+            self.telemetry.call(call.entry.tool_id)
+        return call
 
     # ---- Making ----
+
+    async def _serve(self, group: CallGroup, first: OpenCall) -> None:
+        """Makes a call, and then those that wait for their turn: a task is dearer than most."""
+        call: OpenCall | None = first
+        while call is not None:
+            await self._make(group, call)
+            group.running -= 1
+            call = self._next(group)
 
     async def _make(self, group: CallGroup, call: OpenCall) -> None:
         reply: Settled | None = None
@@ -112,9 +124,14 @@ class Calls:
             reply = await self._call(group, call)
         if reply is None or group.ended:
             return
-        with anyio.CancelScope(shield=True):
-            await self.deliver(group, call, Reply(reply))
-        self.start(group)
+        if group.run is not None and not group.lock.locked():
+            # The usual case: the cell is driven here, and nobody is about to move it.
+            group.calls.pop(call.id, None)
+            group.run.receive(reply)
+            group.tell()
+        else:
+            with anyio.CancelScope(shield=True):
+                await self.deliver(group, call, Reply(reply))
 
     async def _call(self, group: CallGroup, call: OpenCall) -> Settled:
         assert call.tool is not None

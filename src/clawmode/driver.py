@@ -285,7 +285,7 @@ class Driver:
         """Whether there is something to resume a driven cell with; if not, it is to be parked."""
         last = self._last(deadline)
         while True:
-            news, now = group.news, time.monotonic()
+            version, now = group.version, time.monotonic()
             if run.ended:
                 raise Aborted(ABORTED)
             foreign = await self._fetch(run)
@@ -296,8 +296,7 @@ class Driver:
             if run.yields or now >= last or hopeless:
                 return False
             until = min(run.due_at, last, now + POLL if foreign else last)
-            with anyio.move_on_after(until - now):
-                await news.wait()
+            await group.changed(version, until - now)
 
     async def _fetch(self, run: Run) -> bool:
         """Brings answers to calls that other processes make; whether there are such calls."""
@@ -317,7 +316,7 @@ class Driver:
         """
         last = self._last(deadline)
         while True:
-            news, now = group.news, time.monotonic()
+            version, now = group.version, time.monotonic()
             progress = await self.parking.store.progress(run.id)
             if progress is None:
                 raise Aborted(ABORTED)
@@ -328,8 +327,7 @@ class Driver:
             if now >= last:
                 return False
             until = min(run.due_at, last, now + POLL if foreign else last)
-            with anyio.move_on_after(until - now):
-                await news.wait()
+            await group.changed(version, until - now)
 
     async def _park(self, run: Run, group: CallGroup) -> None:
         assert run.cell is not None

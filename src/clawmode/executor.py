@@ -114,7 +114,8 @@ class Executor:
             tool_call_id=call.id,
             parent_id=call.parent_id,
         )
-        self._emit(CallEvent("start", call.id, call.tool.id, call.parent_id))
+        if self.watchers:
+            self._emit(CallEvent("start", call.id, call.tool.id, call.parent_id))
         state: EndState = "cancelled"
         code: str | None = None
         try:
@@ -127,15 +128,16 @@ class Executor:
             raise
         finally:
             seconds = time.monotonic() - began
-            self._emit(
-                CallEvent("end", call.id, call.tool.id, call.parent_id, state, seconds, code=code)
-            )
+            if self.watchers:
+                ids = (call.id, call.tool.id, call.parent_id)
+                self._emit(CallEvent("end", *ids, state, seconds, code=code))
         if isinstance(outcome, ToolFailure):
-            await self.hooks.tell(
-                AfterToolCall(call=event, error=str(outcome), code=code, seconds=seconds)
-            )
+            if not self.hooks.empty:
+                failed = AfterToolCall(call=event, error=str(outcome), code=code, seconds=seconds)
+                await self.hooks.tell(failed)
             raise outcome
-        await self.hooks.tell(AfterToolCall(call=event, result=outcome, seconds=seconds))
+        if not self.hooks.empty:
+            await self.hooks.tell(AfterToolCall(call=event, result=outcome, seconds=seconds))
         return outcome
 
     # ---- Stages ----

@@ -121,7 +121,9 @@ class CallGroup:
     Attributes:
         run: The cell, while it is driven here: then replies go to it, and else to the store.
         claimed: Whether somebody here waits for the cell, or drives it.
+        running: How many of the calls have been started.
         lock: Held while the cell changes its place.
+        version: Counts what has been told.
         unsaved: Replies that the store could not take.
     """
 
@@ -132,14 +134,25 @@ class CallGroup:
     calls: dict[int, OpenCall] = field(default_factory=dict[int, OpenCall])
     queue: deque[OpenCall] = field(default_factory=deque[OpenCall])
     unsaved: list[Settled] = field(default_factory=list[Settled])
+    running: int = 0
     lock: anyio.Lock = field(default_factory=lambda: anyio.Lock(fast_acquire=True))
-    news: anyio.Event = field(default_factory=anyio.Event)
+    version: int = 0
     ended: bool = False
+    _news: anyio.Event | None = None
 
     def tell(self) -> None:
         """Something has changed that whoever drives the cell should look at."""
-        self.news.set()
-        self.news = anyio.Event()
+        self.version += 1
+        if self._news is not None:
+            self._news.set()
+            self._news = None
+
+    async def changed(self, version: int, seconds: float) -> None:
+        """Waits until it is another version than this, or for so long."""
+        if version == self.version:
+            news = self._news = anyio.Event()
+            with anyio.move_on_after(seconds):
+                await news.wait()
 
 
 # ---- Cells ----

@@ -79,6 +79,7 @@ class Tool:
         effect: Whether it only reads, or changes something; None if nobody said.
         source: Where it comes from.
         owner: The plugin, server or client that it belongs to.
+        id: `<source>:<owner>:<name>`: exact, and unique in a run.
     """
 
     name: str
@@ -91,11 +92,11 @@ class Tool:
     effect: Effect | None = field(default=None, kw_only=True)
     source: ToolSource = field(default="openclaw", kw_only=True)
     owner: str = field(default="", kw_only=True)
+    id: str = field(init=False, compare=False)
 
-    @property
-    def id(self) -> str:
-        """`<source>:<owner>:<name>`: exact, and unique in a run."""
-        return f"{self.source}:{self.owner or DEFAULT_OWNERS.get(self.source, '')}:{self.name}"
+    def __post_init__(self) -> None:
+        owner = self.owner or DEFAULT_OWNERS.get(self.source, "")
+        object.__setattr__(self, "id", f"{self.source}:{owner}:{self.name}")
 
     @property
     def trusted(self) -> bool:

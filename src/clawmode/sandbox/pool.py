@@ -242,14 +242,16 @@ class Pool:
                 if message.setup:
                     await worker.install(message.setup, setup, deadline)
             cell.equipping = None
-        else:
-            message = replace(message, frozen=cell.frozen)
         if cell.aborted:
             raise Aborted(ABORTED)
-        cell.frozen, cell.computing = None, worker
+        frozen, cell.frozen, cell.computing = cell.frozen, None, worker
         try:
             budget = max(deadline - time.monotonic(), 0.0)
-            answer = await worker.ask(replace(message, budget=budget), deadline)
+            if isinstance(message, Start):
+                message = replace(message, budget=budget)
+            else:
+                message = replace(message, budget=budget, frozen=frozen)
+            answer = await worker.ask(message, deadline)
         finally:
             cell.computing = None
         assert isinstance(answer, Done | Suspended | Failed)

@@ -10,8 +10,9 @@ runs hostile code, so decoding checks every field.
 import math
 import re
 import struct
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
+from operator import attrgetter
 from typing import Any, ClassVar, Literal, TypeAlias, get_args
 
 import msgpack
@@ -236,19 +237,33 @@ Answer: TypeAlias = Ready | Done | Suspended | Failed | Frozen
 _QUESTIONS = {kind.kind: kind for kind in (Boot, Provide, Install, Freeze)}
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, tuple):
-        return [_plain(item) for item in value]
-    if hasattr(value, "__dataclass_fields__"):
-        return [_plain(getattr(value, item.name)) for item in fields(value)]
-    return value
+def _reader(kind: type) -> Callable[[Any], tuple[Any, ...]]:
+    """What gives the fields of a message in order."""
+    names = [item.name for item in fields(kind)]
+    if len(names) < 2:
+        return lambda message: tuple(getattr(message, name) for name in names)
+    return attrgetter(*names)
+
+
+_FIELDS = {
+    kind: _reader(kind)
+    for kind in (
+        *(Boot, Provide, Install, Start, Resume, Freeze),
+        *(Ready, Done, Suspended, Failed, Frozen),
+        *(Limits, Settled, Request, Output),
+    )
+}
+
+
+def _fields(value: Any) -> tuple[Any, ...]:
+    return _FIELDS[type(value)](value)
 
 
 def encode(message: Question | Answer, number: int) -> bytes:
     """A message as one frame."""
     # Source may hold lone surrogates; an answer never does.
-    packer = msgpack.Packer(use_bin_type=True, unicode_errors="surrogatepass")
-    body = packer.pack([message.kind, number, *_plain(message)]) or b""
+    packer = msgpack.Packer(default=_fields, use_bin_type=True, unicode_errors="surrogatepass")
+    body = packer.pack([message.kind, number, *_fields(message)]) or b""
     return HEADER.pack(len(body)) + body
 
 
