@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clawmode.catalog import Catalog, safe_name
-from clawmode.control import CONTROL_NAMES
+from clawmode.control import CONTROL_NAMES, is_control
 from clawmode.exceptions import AmbiguousTool, ConfigurationError, DuplicateTool, UnknownTool
 from clawmode.tools import JsonObject, Tool, ToolContext, ToolSource
 from clawmode.types import JsonValue
