@@ -202,7 +202,7 @@ async def park_and_resume(effort: Effort) -> list[Row]:
         stores = {"SQLite": SqliteStore(folder), "memory": MemoryStore()}
         for name, store in stores.items():
             async with CodeMode(store=store) as code_mode:
-                taken = await timed(lambda: park(code_mode), effort.rounds * 3)  # noqa: B023 - awaited here
+                taken = await timed(lambda: park(code_mode), effort.rounds * 3)
             row = Row(
                 f"start, park in {name}, restore, finish", statistics.median(taken), "ms", 4, True
             )

@@ -20,7 +20,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -31,6 +31,7 @@ from rich.table import Table
 
 from bench.cells import SECONDS, finish, run
 from bench.processes import children, descriptors, rss
+from clawmode import CodeMode, MemoryStore, SqliteStore, tool
 from clawmode.exceptions import SandboxError
 from clawmode.sandbox.artifacts import cache_folder
 from clawmode.sandbox.pool import Pool
@@ -199,6 +200,76 @@ async def forgotten(pool: Pool) -> str:
     return _kind_of(outcome)
 
 
+# ---- Through the library ----
+
+
+@tool
+async def double(number: int) -> int:
+    """Double a number."""
+    await anyio.lowlevel.checkpoint()
+    return number * 2
+
+
+@tool
+async def late(number: int) -> int:
+    """Answer when the program has long been parked."""
+    await anyio.sleep(0.2)
+    return number
+
+
+@tool
+async def failing() -> None:
+    """Fail."""
+    raise RuntimeError("no")
+
+
+_library: dict[Pool, list[CodeMode]] = {}
+"""One in memory and one on disk, opened by `Soak.run` for its pool."""
+
+
+async def _through(pool: Pool, source: str) -> str:
+    code_mode = random.choice(_library[pool])
+    result = await code_mode.exec(source)
+    while result.status == "waiting":
+        result = await code_mode.wait(result.run_id)
+    return f"failed {result.code}" if result.status == "failed" else "done"
+
+
+async def calling(pool: Pool) -> str:
+    source = "return Promise.all([1, 2, 3].map((number) => tools.double({ number })))"
+    return await _through(pool, source)
+
+
+async def refused(pool: Pool) -> str:
+    return await _through(pool, "await tools.double({ number: 'x' })")
+
+
+async def failed_call(pool: Pool) -> str:
+    return await _through(pool, "await tools.failing()")
+
+
+async def searching(pool: Pool) -> str:
+    return await _through(pool, "return await tools.search('double a number')")
+
+
+async def yielding(pool: Pool) -> str:
+    return await _through(pool, "await yield_control(); return 1")
+
+
+async def parked(pool: Pool) -> str:
+    """Answered while it is parked."""
+    source = "const one = tools.late({ number: 1 }); await yield_control(); return await one"
+    return await _through(pool, source)
+
+
+async def abandoned(pool: Pool) -> str:
+    """Parked with a call under way, and aborted."""
+    code_mode = random.choice(_library[pool])
+    result = await code_mode.exec("tools.late({ number: 1 }); await yield_control()")
+    await code_mode.abort(result.run_id)
+    return result.status
+
+
 Kind = Callable[[Pool], Awaitable[str]]
 
 KINDS: dict[Kind, tuple[float, set[str]]] = {
@@ -215,8 +286,15 @@ KINDS: dict[Kind, tuple[float, set[str]]] = {
     greedy: (1, {"failed memory_limit_exceeded"}),
     chatty: (1, {"failed output_limit_exceeded"}),
     crashing: (0.05, {"raised runtime_unavailable"}),
+    calling: (30, {"done"}),
+    refused: (3, {"failed nested_tool_failed"}),
+    failed_call: (3, {"failed nested_tool_failed"}),
+    searching: (4, {"done"}),
+    yielding: (10, {"done"}),
+    parked: (5, {"done"}),
+    abandoned: (3, {"waiting"}),
 }
-"""How often (in a hundred), and how such a cell may end."""
+"""How often, compared with the others, and how such a cell may end."""
 
 
 # ---- The run ----
@@ -236,11 +314,18 @@ class Soak:
 
     async def run(self, advance: Callable[[], None]) -> None:
         """Runs them all, a few at a time."""
-        async with Pool() as pool:
+        tools = [double, late, failing]
+        stores = MemoryStore(), SqliteStore(tempfile.mkdtemp())
+        async with Pool() as pool, AsyncExitStack() as opened:
+            _library[pool] = [
+                await opened.enter_async_context(CodeMode(tools=tools, pool=pool, store=store))
+                for store in stores
+            ]
             self.most_workers = pool.max_size + 1  # the crashing cell's own
             async with anyio.create_task_group() as lanes:
                 for _ in range(pool.size + 1):
                     lanes.start_soon(self._lane, pool, advance)
+            assert not any(one._calls.groups for one in _library.pop(pool)), "calls were left over"
 
     async def _lane(self, pool: Pool, advance: Callable[[], None]) -> None:
         while self.begun < self.cells:

@@ -4,6 +4,7 @@ What a store keeps was sealed here, and is believed only if it opens. `docs/refe
 describes what is in it.
 """
 
+import contextlib
 import json
 import struct
 import time
@@ -13,7 +14,13 @@ from typing import Any, get_args
 
 from clawmode.config import CodeModeConfig
 from clawmode.context import RunContext
-from clawmode.exceptions import Aborted, SnapshotKeyLost, SnapshotRefused, SnapshotTooLarge
+from clawmode.exceptions import (
+    Aborted,
+    SnapshotKeyLost,
+    SnapshotRefused,
+    SnapshotTooLarge,
+    StoreUnavailable,
+)
 from clawmode.runs import CallState, Entry, OpenCall, Run
 from clawmode.sandbox import artifacts
 from clawmode.sandbox.protocol import METHODS, Frozen, Limits, Request, Settled, Start
@@ -56,9 +63,10 @@ class Parking:
 
     async def close(self) -> None:
         """Nothing is owned any more."""
-        if self._owner:
-            await self.store.leave(self._owner)
-            self._owner = ""
+        owner, self._owner = self._owner, ""
+        if owner:
+            with contextlib.suppress(StoreUnavailable):  # it has been logged, and we go anyway
+                await self.store.leave(owner)
 
     # ---- In ----
 

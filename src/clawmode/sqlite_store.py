@@ -81,7 +81,7 @@ T = TypeVar("T")
 
 
 class SqliteStore:
-    """Cells in a folder. Opened by its first use; `close` is for those who open many.
+    """Cells in a folder. The file is open as long as there are owners.
 
     Args:
         folder: The state folder; made if it is not there, for its user only.
@@ -116,12 +116,15 @@ class SqliteStore:
         return self._keys
 
     def close(self) -> None:
-        """Closes the file and gives up all owners. Idempotent; the next use opens it again."""
+        """Gives up all owners and closes the file. Idempotent; the next use opens it again."""
+        for owner in list(self._locks):
+            self._leave(owner)
+        self._close()
+
+    def _close(self) -> None:
         if self._database is not None:
             self._database.close()
             self._database = None
-        for owner in list(self._locks):
-            self._leave(owner)
 
     # ---- Owners ----
 
@@ -157,7 +160,7 @@ class SqliteStore:
                 self._alive(path.name)
 
     async def leave(self, owner: str) -> None:
-        self._leave(owner)
+        await self._run(SqliteStore._leave, owner)
 
     def _leave(self, owner: str) -> None:
         descriptor = self._locks.pop(owner, None)
@@ -165,6 +168,8 @@ class SqliteStore:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self.folder / "owners" / owner)
             os.close(descriptor)
+        if not self._locks:
+            self._close()
 
     async def alive(self, owner: str) -> bool:
         return await self._run(SqliteStore._alive, owner)
