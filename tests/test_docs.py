@@ -29,6 +29,33 @@ def test_the_program_in_the_readme_runs_and_prints_what_it_says() -> None:
     assert done.stdout.strip() == expected
 
 
+def test_the_program_of_the_library_page_runs(tmp_path: Path) -> None:
+    (program,) = blocks("docs/library.md", "python")
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=True,
+    )
+    assert done.stdout.splitlines() == [
+        "start openclaw:core:send_mail ",
+        "Run send_mail? {'to': 'ann@example.org', 'subject': 'hi'}",
+        "end openclaw:core:send_mail completed",
+        "sent to ann@example.org",
+    ]
+
+
+def test_every_code_of_a_failed_call_is_documented() -> None:
+    made = re.compile(r'(?:ToolFailure|BadRequest|refuse)\((?:\w[\w.]*, )?"(\w+)"')
+    source = ROOT / "src" / "clawmode"
+    codes = {code for path in source.glob("*.py") for code in made.findall(path.read_text("utf-8"))}
+    assert len(codes) > 8
+    text = (ROOT / "docs/guest.md").read_text("utf-8")
+    assert sorted(code for code in codes if f"`{code}`" not in text) == []
+
+
 def test_the_session_in_the_readme_is_what_the_command_answers() -> None:
     (session,) = blocks("README.md", "console")
     command, _, expected = session.removeprefix("$ ").partition("\n")
