@@ -7,7 +7,16 @@ import clawmode
 
 ROOT = Path(clawmode.__file__).parent
 
-FACES = {"cli", "__main__"}
+FACES = {
+    "__main__",
+    "cli",
+    "command_setup",
+    "foreground",
+    "listings",
+    "questions",
+    "terminal",
+    "tool_loading",
+}
 ONLY = {"sandbox": {"sandbox", "types", "exceptions"}}
 ONLY_HERE = {
     "wasmtime": {
@@ -29,6 +38,7 @@ ONLY_HERE = {
     "numpy": {"vectors.py"},
     "tokenizers": {"vectors.py"},
     "opentelemetry": {"spans.py"},
+    "rich": {"terminal.py"},
     "typer": {"cli.py"},
 }
 PRIVATE_BINDING = {"sandbox/wasm.py"}

@@ -1,21 +1,28 @@
 """The command line: arguments in, calls out; no logic of its own.
 
-Heavy imports wait until a command needs them, so that `--help` answers at once.
+Heavy imports wait until a command needs them, so that `--help` answers at once. What a program
+emits and returns goes to stdout; everything else, what tools print included, to stderr.
 """
 
-import json
+import os
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Literal, NoReturn, TypeAlias
 
 import typer
 
 if TYPE_CHECKING:
-    from clawmode.config import CodeModeConfig
-    from clawmode.results import CodeModeResult
+    from clawmode.command_setup import Options, Setup
+    from clawmode.terminal import ProgramOutput
 
 EXIT = {"completed": 0, "failed": 1, "waiting": 3}
+FAILED = 1
 USAGE = 2
+STOPPED = 130
 
 app = typer.Typer(
     help="Gives a language model two tools, exec and wait, instead of two hundred.",
@@ -24,6 +31,14 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # rich takes longer to import than the rest of `--help`
 )
+tools_app = typer.Typer(
+    help="Look at the tools that programs can call.", no_args_is_help=True, rich_markup_mode=None
+)
+config_app = typer.Typer(
+    help="Look at the configuration.", no_args_is_help=True, rich_markup_mode=None
+)
+app.add_typer(tools_app, name="tools")
+app.add_typer(config_app, name="config")
 
 
 def _version(wanted: bool) -> None:
@@ -44,6 +59,52 @@ def root(
     """Takes the options that stand before a command."""
 
 
+# ---- Options of several commands ----
+
+Approve: TypeAlias = Literal["ask", "always", "never"]
+
+ToolsOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--tools",
+        metavar="MODULE:ATTRIBUTE",
+        help="A Tool, several, or a callable that returns them; can be repeated. The current "
+        "folder can be imported from.",
+    ),
+]
+ConfigOption = Annotated[
+    str | None,
+    typer.Option("--config", metavar="FILE", help="Default: clawmode.json5, if there is one."),
+]
+PolicyOption = Annotated[
+    str | None,
+    typer.Option(
+        "--policy",
+        metavar="JSON|FILE",
+        help='What is allowed of what the configuration allows: {"allow": [], "deny": []}.',
+    ),
+]
+ApproveOption = Annotated[
+    Approve,
+    typer.Option(help='What to do about calls of tools that are not declared effect="read".'),
+]
+StateOption = Annotated[
+    str | None,
+    typer.Option(
+        "--state", metavar="FOLDER", help="Where programs wait. Default: the user's state folder."
+    ),
+]
+TimeoutOption = Annotated[int | None, typer.Option(help="Time for each exec or wait.")]
+MemoryOption = Annotated[int | None, typer.Option(help="Heap of the program.")]
+OutputOption = Annotated[int | None, typer.Option(help="Output and value, as JSON.")]
+SnapshotOption = Annotated[int | None, typer.Option(help="A frozen program.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Do not show nested calls.")]
+
+
+# ---- Cells ----
+
+
 @app.command()
 def run(
     file: Annotated[str, typer.Argument(help="A JavaScript or TypeScript file, or - for stdin.")],
@@ -51,57 +112,234 @@ def run(
         str | None,
         typer.Option(help="javascript or typescript. Default: by the file's ending."),
     ] = None,
-    timeout_ms: Annotated[int, typer.Option(help="Time for each exec or wait.")] = 10_000,
-    memory_limit_bytes: Annotated[int, typer.Option(help="Heap of the program.")] = 64 << 20,
-    max_output_bytes: Annotated[int, typer.Option(help="Output and value, as JSON.")] = 64 << 10,
-    max_snapshot_bytes: Annotated[int, typer.Option(help="A frozen program.")] = 10 << 20,
+    tools: ToolsOption = None,
+    config: ConfigOption = None,
+    policy: PolicyOption = None,
+    approve: ApproveOption = "ask",
+    state: StateOption = None,
+    timeout_ms: TimeoutOption = None,
+    memory_limit_bytes: MemoryOption = None,
+    max_output_bytes: OutputOption = None,
+    max_snapshot_bytes: SnapshotOption = None,
     wait: Annotated[
         bool, typer.Option("--wait/--no-wait", help="Go on with a program that waits.")
     ] = True,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
 ) -> None:
     """Run one cell: the body of an async function.
 
-    Exit status: 0 completed, 1 failed, 2 usage, 3 waiting.
+    Limits that are not given are those of the configuration. Exit status: 0 completed, 1 failed,
+    2 usage, 3 waiting, 130 stopped.
     """
-    import anyio
-
-    from clawmode.config import CodeModeConfig
-    from clawmode.sandbox.protocol import LANGUAGES
-
     chosen = language or ("typescript" if file.endswith((".ts", ".mts", ".cts")) else "javascript")
-    if chosen not in LANGUAGES:
-        _usage(f"--language must be {' or '.join(LANGUAGES)}, not {chosen!r}")
-    config = CodeModeConfig(
-        timeout_ms=timeout_ms,
-        memory_limit_bytes=memory_limit_bytes,
-        max_output_bytes=max_output_bytes,
-        max_snapshot_bytes=max_snapshot_bytes,
-    )
-    _say_clamped(config)
-    result = anyio.run(_run_cell, _read(file), chosen, config, wait, as_json)
-    if as_json:
-        typer.echo(json.dumps(result.to_json(), ensure_ascii=False))
+    limits = {
+        "timeout_ms": timeout_ms,
+        "memory_limit_bytes": memory_limit_bytes,
+        "max_output_bytes": max_output_bytes,
+        "max_snapshot_bytes": max_snapshot_bytes,
+    }
+    with _command() as out:
+        from clawmode.foreground import Foreground
+        from clawmode.sandbox.protocol import LANGUAGES
+
+        if chosen not in LANGUAGES:
+            _fail(f"--language must be {' or '.join(LANGUAGES)}, not {chosen!r}", USAGE)
+        code = _read(file)
+        options = _options(tools, config, policy, approve, state, limits)
+        cell = Foreground(
+            options=options,
+            setup=_set_up(options),
+            out=out,
+            approve=approve,
+            wait=wait,
+            as_json=as_json,
+            quiet=quiet,
+            stdin_is_taken=file == "-",
+        )
+        result = cell.run(lambda code_mode: code_mode.exec(code, chosen))
     raise typer.Exit(EXIT[result.status])
 
 
-async def _run_cell(
-    code: str, language: str, config: "CodeModeConfig", wait: bool, quiet: bool
-) -> "CodeModeResult":
-    from dataclasses import replace
+@app.command("wait")
+def wait_for(
+    run_id: Annotated[str, typer.Argument(metavar="RUNID", help="As `run` told it.")],
+    tools: ToolsOption = None,
+    config: ConfigOption = None,
+    policy: PolicyOption = None,
+    approve: ApproveOption = "ask",
+    state: StateOption = None,
+    timeout_ms: TimeoutOption = None,
+    memory_limit_bytes: MemoryOption = None,
+    max_output_bytes: OutputOption = None,
+    max_snapshot_bytes: SnapshotOption = None,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Go on with a cell that `run` left waiting, with the same tools.
 
-    from clawmode.code_mode import CodeMode
+    Exit status: as for `run`.
+    """
+    limits = {
+        "timeout_ms": timeout_ms,
+        "memory_limit_bytes": memory_limit_bytes,
+        "max_output_bytes": max_output_bytes,
+        "max_snapshot_bytes": max_snapshot_bytes,
+    }
+    with _command() as out:
+        from clawmode.foreground import Foreground
 
-    async with CodeMode(config=config) as code_mode:
-        result = await code_mode.exec(code, language)
-        output = list(result.output)
-        _show(result, quiet)
-        while result.status == "waiting" and wait:
-            assert result.run_id is not None
-            result = await code_mode.wait(result.run_id)
-            output += result.output
-            _show(result, quiet)
-    return replace(result, output=output)
+        options = _options(tools, config, policy, approve, state, limits)
+        cell = Foreground(
+            options=options,
+            setup=_set_up(options),
+            out=out,
+            approve=approve,
+            as_json=as_json,
+            quiet=quiet,
+        )
+        result = cell.run(lambda code_mode: code_mode.wait(run_id), run_id)
+    raise typer.Exit(EXIT[result.status])
+
+
+# ---- Tools ----
+
+
+@tools_app.command("list")
+def list_tools(
+    tools: ToolsOption = None,
+    config: ConfigOption = None,
+    policy: PolicyOption = None,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Denied ones too, with the reason.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """List the tools that programs can call."""
+    with _command() as out:
+        from clawmode.listings import list_all, print_entries
+
+        setup = _set_up(_options(tools, config, policy))
+        entries = list_all(setup.tools, setup.policy)
+        shown = [entry for entry in entries if everything or "denied" not in entry]
+        if as_json:
+            out.json({"tools": shown})
+        elif shown:
+            print_entries(out, shown, denied=everything)
+        else:
+            _say(
+                "all tools are denied: see --all" if entries else "there are no tools: see --tools"
+            )
+
+
+@tools_app.command("search")
+def search_tools(
+    query: Annotated[str, typer.Argument(help="What you look for.")],
+    tools: ToolsOption = None,
+    config: ConfigOption = None,
+    policy: PolicyOption = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="How many, at most.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Search as programs do, the best match first."""
+    with _command() as out:
+        from clawmode.listings import print_found, search
+
+        setup = _set_up(_options(tools, config, policy))
+        wanted = min(limit or setup.config.search_default_limit, setup.config.max_search_limit)
+        found = search(setup.catalog(), query, wanted)
+        if as_json:
+            out.json(found)
+        else:
+            print_found(out, found)
+
+
+@tools_app.command("show")
+def show_tool(
+    reference: Annotated[
+        str, typer.Argument(metavar="ID", help="An id, or a name that only one tool has.")
+    ],
+    tools: ToolsOption = None,
+    config: ConfigOption = None,
+    policy: PolicyOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what a tool does, how it is called, and its JSON schema.
+
+    Exit status: 0, 1 there is no such tool, 2 usage.
+    """
+    with _command() as out:
+        from clawmode.exceptions import ToolLookupError
+        from clawmode.listings import page_of, print_page, why_not
+
+        setup = _set_up(_options(tools, config, policy))
+        try:
+            page = page_of(setup.catalog(), reference)
+        except ToolLookupError as error:
+            _fail(why_not(reference, error, setup.tools, setup.policy), FAILED)
+        if as_json:
+            out.json(page)
+        else:
+            print_page(out, page)
+
+
+# ---- Configuration ----
+
+
+@config_app.command("check")
+def check_config(
+    file: Annotated[
+        str | None, typer.Argument(help="Default: where every command looks for it.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Say all that is wrong with the configuration file.
+
+    Exit status: 0 it can be used, perhaps with warnings; 1 it cannot; 2 usage.
+    """
+    with _command() as out:
+        from clawmode.command_setup import check
+        from clawmode.listings import print_report
+
+        report = check(file)
+        if as_json:
+            path = None if report.path is None else str(report.path)
+            out.json(asdict(report) | {"path": path})
+        else:
+            print_report(out, report)
+    raise typer.Exit(FAILED if report.errors else 0)
+
+
+# ---- What the commands share ----
+
+
+def _options(
+    tools: list[str] | None,
+    config: str | None,
+    policy: str | None,
+    approve: Approve = "ask",
+    state: str | None = None,
+    limits: dict[str, int | None] | None = None,
+) -> "Options":
+    from clawmode.command_setup import Options
+
+    return Options(
+        tools=tuple(tools or ()),
+        config=config,
+        policy=policy,
+        approve=approve,
+        state=state,
+        limits={name: value for name, value in (limits or {}).items() if value is not None},
+    )
+
+
+def _set_up(options: "Options") -> "Setup":
+    from clawmode.command_setup import set_up
+
+    setup = set_up(options)
+    for note in setup.notes:
+        _say(note)
+    return setup
 
 
 def _read(file: str) -> str:
@@ -109,48 +347,49 @@ def _read(file: str) -> str:
         if file == "-":
             return sys.stdin.buffer.read().decode()
         return Path(file).read_text("utf-8")
-    except OSError as error:
-        _usage(f"cannot read {file}: {error.strerror}")
     except UnicodeDecodeError as error:
-        _usage(f"{file} is not UTF-8: byte {error.start}")
+        _fail(f"{file} is not UTF-8: byte {error.start}", USAGE)
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        _fail(f"cannot read {file}: {getattr(error, 'strerror', None) or error}", USAGE)
 
 
-def _usage(message: str) -> NoReturn:
-    typer.echo(f"clawmode: {message}", err=True)
-    raise typer.Exit(USAGE)
+@contextmanager
+def _command() -> "Iterator[ProgramOutput]":
+    """What every command does at its edges: stdout of its own, and no traceback for anybody."""
+    from clawmode.exceptions import ClawmodeError, ConfigurationError
+    from clawmode.terminal import ProgramOutput
+
+    out = ProgramOutput()
+    try:
+        yield out
+    except ConfigurationError as error:
+        _fail(str(error), USAGE)
+    except ClawmodeError as error:
+        _fail(str(error), FAILED)
+    except KeyboardInterrupt:
+        _say("stopped")
+        if any(not thread.daemon for thread in threading.enumerate()[1:]):
+            # A tool that is not async goes on in its thread, and would hold the process.
+            os._exit(STOPPED)
+        raise typer.Exit(STOPPED) from None
+    if out.failure:
+        _fail(f"the output could not be written: {out.failure}", FAILED)
 
 
-def _say_clamped(config: "CodeModeConfig") -> None:
-    from clawmode.config import RANGES
-
-    clamped = config.clamped()
-    for name in RANGES:
-        given, used = getattr(config, name), getattr(clamped, name)
-        if given != used:
-            option = "--" + name.replace("_", "-")
-            typer.echo(f"clawmode: {option} {given} is out of range: {used} is used", err=True)
+def _fail(message: str, status: int) -> NoReturn:
+    _say(message)
+    raise typer.Exit(status)
 
 
-def _show(result: "CodeModeResult", quiet: bool) -> None:
-    """For people: output as it comes, then the value, or what went wrong."""
-    if quiet:
-        return
-    for item in result.output:
-        assert isinstance(item, dict)
-        text = item.get("text")
-        typer.echo(text if isinstance(text, str) else _pretty(item.get("value")))
-    if result.status == "failed":
-        typer.secho(f"failed ({result.code}): {result.error}", fg="red", err=True)
-    elif result.status == "waiting":
-        typer.secho(f"waiting ({result.reason})", fg="yellow", err=True)
-    elif result.value is not None:
-        typer.echo(_pretty(result.value))
+def _say(message: str) -> None:
+    from clawmode.terminal import tell
 
-
-def _pretty(value: object) -> str:
-    return json.dumps(value, indent=2, ensure_ascii=False)
+    tell(message)
 
 
 def main() -> None:
     """The command `clawmode`."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # closed: else the next file would take its place
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))
     app()

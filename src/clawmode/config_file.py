@@ -41,11 +41,23 @@ class ConfigFile:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A line for people about one setting; without a path it is about the file."""
+    """A line for people about one setting; without a path it is about the file.
+
+    Attributes:
+        path: The setting.
+        line: From 1; 0 if unknown, and so is the column.
+        text: All of it in words.
+        column: In characters, from 1.
+        what: What is wrong, without the place.
+        expected: What would have been right, if that is not part of it.
+    """
 
     path: str
     line: int
     text: str
+    column: int = 0
+    what: str = ""
+    expected: str = ""
 
     def __str__(self) -> str:
         return self.text
@@ -150,11 +162,14 @@ def check(path: str | Path | None = None) -> Report:
     try:
         file = load(path)
     except ConfigurationError as error:
-        return Report(find(path), [Problem("", error.line, str(error))])
+        found = find(path)
+        what = str(error).partition("\n")[0].removeprefix(f"{found}:{error.line}:{error.column}: ")
+        problem = Problem("", error.line, str(error), error.column, what, error.expected)
+        return Report(found, [problem])
     survey = _Survey.of(file.data)
-    found = [resolve(survey.base), *(resolve(survey.base, own) for own in survey.agents.values())]
-    errors = survey.errors + [error for part in found for error in part.errors]
-    warnings = survey.warnings + [warning for part in found for warning in part.warnings]
+    parts = [resolve(survey.base), *(resolve(survey.base, own) for own in survey.agents.values())]
+    errors = survey.errors + [error for part in parts for error in part.errors]
+    warnings = survey.warnings + [warning for part in parts for warning in part.warnings]
     return Report(file.path, _problems(file, errors), _problems(file, warnings))
 
 
@@ -168,8 +183,11 @@ def _problems(
     by_path = {_dotted(parts): offset for parts, offset in offsets.items()}
     found: dict[str, Problem] = {}
     for it in said:
-        line, _ = json5.place(text, _offset(it.path, by_path))
-        found[str(it)] = Problem(it.path, line, f"{file.path}:{line}: {it}")
+        line, column = json5.place(text, _offset(it.path, by_path))
+        expected = it.expected if isinstance(it, ConfigurationError) else ""
+        what = str(it).removeprefix(f"{it.path}: ").removesuffix(f", expected {expected}")
+        told = f"{file.path}:{line}: {it}"
+        found[str(it)] = Problem(it.path, line, told, column, what, expected)
     return sorted(found.values(), key=lambda problem: problem.line)
 
 

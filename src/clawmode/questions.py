@@ -1,0 +1,277 @@
+"""Asking whoever sits at the terminal: shows what would run, and reads the answer.
+
+Arguments are written by a guest. They stand behind a rule on the left, line by line, so that
+nothing in them can pass for the question's own words; and what was not shown cannot be allowed.
+"""
+
+import json
+import os
+import sys
+import termios
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import AbstractContextManager, asynccontextmanager
+from glob import escape
+from typing import IO, Literal, TypeAlias
+
+import anyio
+
+from clawmode.approvals import Approvals, Decision, Question, Resolution
+from clawmode.terminal import duration, fold, harmless, one_line
+from clawmode.tools import Tool
+
+Mode: TypeAlias = Literal["ask", "always", "never"]
+
+ANSWERS: dict[str, Decision] = {
+    "once": "allow-once",
+    "always": "allow-always",
+    "deny": "deny",
+    "o": "allow-once",
+    "a": "allow-always",
+    "d": "deny",
+}
+MAX_LINES = 40
+"""Of the arguments, until somebody asks for all of them."""
+
+RULE = 6
+"""Columns to leave for the rule on the left, and some to spare."""
+
+MAX_WORDS = 300
+MAX_ANSWER_BYTES = 4096
+
+
+# ---- The terminal ----
+
+
+class Terminal:
+    """Where a person reads and types.
+
+    Args:
+        source: What they type, a file descriptor.
+        target: What they read.
+    """
+
+    def __init__(self, source: int, target: IO[str]) -> None:
+        self._source = source
+        self._target = target
+
+    @classmethod
+    def find(cls, *, stdin_is_taken: bool) -> "Terminal | None":
+        """The terminal of this process, if it has one; `stdin_is_taken` by a program."""
+        if not stdin_is_taken and sys.stdin.isatty() and sys.stderr.isatty():
+            return cls(sys.stdin.fileno(), sys.stderr)
+        try:
+            source = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY)
+            target = open("/dev/tty", "w", encoding="utf-8", errors="backslashreplace")
+        except OSError:
+            return None
+        return cls(source, target)
+
+    @property
+    def width(self) -> int:
+        """In columns."""
+        try:
+            return os.get_terminal_size(self._target.fileno()).columns or 80
+        except OSError:
+            return 80
+
+    def show(self, text: str) -> None:
+        """Writes a text that is harmless."""
+        self._target.write(text)
+        self._target.flush()
+
+    async def ask(self, prompt: str) -> str | None:
+        """The line that answers; None at the end of input. What was typed before is no answer."""
+        termios.tcflush(self._source, termios.TCIFLUSH)
+        self.show(prompt)
+        await anyio.wait_readable(self._source)
+        typed = os.read(self._source, MAX_ANSWER_BYTES)
+        return typed.decode("utf-8", "replace").strip() if typed else None
+
+
+# ---- The question ----
+
+
+def describe(question: Question, width: int, max_lines: int | None = MAX_LINES) -> tuple[str, bool]:
+    """The question in words, and whether all of its arguments are in it."""
+    given = harmless(json.dumps(question.input, indent=2, ensure_ascii=False), "\n")
+    arguments = [part for line in given.split("\n") for part in fold(line, width - RULE)]
+    shown = arguments[:max_lines]
+    left_out = len(arguments) - len(shown)
+    at = time.strftime("%H:%M:%S", time.localtime(question.expires))
+    left = duration(max(question.expires - time.time(), 0))
+    lines = [
+        "",
+        *_words(f"Approval needed ({question.severity}): ", question.title, width),
+        *(_words("  ", question.description, width) if question.description else ()),
+        *_words("  tool: ", question.tool_id, width),
+        "  arguments:",
+        *(f"  │ {line}" for line in shown),
+        *([f"  └ {left_out} more lines: answer `show` to see them"] if left_out else ()),
+        *_words("  asked by: ", _asker(question), width),
+        *_words("  always would remember, until this command ends: ", question.always, width),
+        f"  expires in {left}, at {at}; no answer is a no",
+    ]
+    return "".join(f"{line}\n" for line in lines), not left_out
+
+
+def _asker(question: Question) -> str:
+    run = question.run
+    names = {
+        "agent": run.agent_id,
+        "session": run.session_key or run.session_id,
+        "sender": run.sender,
+        "channel": run.channel,
+    }
+    return ", ".join(f"{what} {name}" for what, name in names.items() if name)
+
+
+def _words(label: str, text: str, width: int) -> list[str]:
+    """A text that others chose, behind a label of ours."""
+    first, *more = fold(label + one_line(text, MAX_WORDS), width - RULE)
+    return [first, *(f"  ┆ {line}" for line in more)]
+
+
+# ---- Who answers ----
+
+
+class Desk(Approvals):
+    """Approvals whose questions are put to the person at a terminal, one at a time.
+
+    Args:
+        ask_for: As for `Approvals`.
+        terminal: Where the person is.
+        paused: Keeps others off the terminal while a question stands there.
+
+    Attributes:
+        put_off: The person wants to decide later: nothing more is asked.
+    """
+
+    def __init__(
+        self,
+        *,
+        ask_for: Iterable[str],
+        terminal: Terminal,
+        paused: Callable[[], AbstractContextManager[None]],
+    ) -> None:
+        super().__init__(ask_for=ask_for)
+        self._terminal = terminal
+        self._paused = paused
+        self._waiting: deque[Question] = deque()
+        self._news = anyio.Event()
+        self.put_off = False
+
+    async def ask(self, question: Question) -> Resolution:
+        """Waits for the answer, no longer than the question lives."""
+        self._waiting.append(question)
+        self._tell()
+        try:
+            return await super().ask(question)
+        finally:
+            self._tell()
+
+    async def serve(self) -> None:
+        """Puts the questions as they come, until somebody wants to decide later."""
+        while not self.put_off:
+            if not self._waiting:
+                await self._news.wait()
+                continue
+            question = self._waiting.popleft()
+            if any(question.id == pending.id for pending in self.pending()):
+                with self._paused():
+                    await self._put(question)
+
+    async def cleared(self) -> None:
+        """Waits until no question is open, or the person wants to decide later."""
+        while self.pending() and not self.put_off:
+            await self._news.wait()
+
+    def _tell(self) -> None:
+        self._news.set()
+        self._news = anyio.Event()
+
+    async def _put(self, question: Question) -> None:
+        answered = False
+        try:
+            with anyio.move_on_after(question.expires - time.time()):
+                decision = await self._decide(question)
+                answered = True
+                if decision is None:
+                    self.put_off = True
+                    self._terminal.show("\nThe program is left waiting.\n")
+                    self._tell()
+                elif not self.resolve(question.id, decision):
+                    self._terminal.show("The answer came too late.\n")
+        finally:
+            if not answered:
+                self._terminal.show("\nThe question is not open any more.\n")
+
+    async def _decide(self, question: Question) -> Decision | None:
+        text, complete = describe(question, self._terminal.width)
+        self._terminal.show(text)
+        while True:
+            allowed = "once, always or deny" if complete else "show or deny"
+            line = await self._terminal.ask(f"{allowed}? (Ctrl-D: later) ")
+            answer = (line or "").lower()
+            if line is None:
+                return None
+            if answer == "show":
+                text, complete = describe(question, self._terminal.width, None)
+                self._terminal.show(text)
+            elif answer in ANSWERS and (complete or ANSWERS[answer] == "deny"):
+                return ANSWERS[answer]
+
+
+@asynccontextmanager
+async def attended(approvals: Approvals) -> AsyncIterator[None]:
+    """Lets questions be put while the block runs, if there is somebody to put them to."""
+    async with anyio.create_task_group() as tasks:
+        if isinstance(approvals, Desk):
+            tasks.start_soon(approvals.serve)
+        yield
+        tasks.cancel_scope.cancel()
+
+
+async def decided(approvals: Approvals) -> bool:
+    """Waits until no question is open. False: somebody wants to decide later."""
+    if not isinstance(approvals, Desk):
+        return True
+    await approvals.cleared()
+    return not approvals.put_off
+
+
+def make_approvals(
+    mode: Mode,
+    tools: Iterable[Tool],
+    *,
+    later: bool,
+    terminal: Terminal | None,
+    paused: Callable[[], AbstractContextManager[None]],
+    tell: Callable[[str], None],
+) -> Approvals:
+    """Approvals for all tools that are not known to only read.
+
+    Args:
+        mode: `always` and `never` answer in a person's place.
+        tools: What may be called.
+        later: Nobody is asked now: the program is left waiting.
+        terminal: Where a person is; without one, nothing that has to be asked about is allowed.
+        paused: As for `Desk`.
+        tell: Says why a call was refused.
+    """
+    ask_for = [escape(tool.id) for tool in tools if tool.effect != "read"]
+
+    def refuse(question: Question) -> Decision:
+        name = one_line(question.tool_id, MAX_WORDS)
+        tell(f"{name} needs approval, and there is no terminal to ask at: denied (see --approve)")
+        return "deny"
+
+    if mode != "ask":
+        answer: Decision = "allow-once" if mode == "always" else "deny"
+        return Approvals(ask_for=ask_for, approver=lambda question: answer)
+    if later:
+        return Approvals(ask_for=ask_for)
+    if terminal is None:
+        return Approvals(ask_for=ask_for, approver=refuse)
+    return Desk(ask_for=ask_for, terminal=terminal, paused=paused)

@@ -1,0 +1,203 @@
+"""The command in a process of its own: without a terminal, and with a person at one."""
+
+import fcntl
+import json
+import os
+import pty
+import re
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+COMMAND = [sys.executable, "-m", "clawmode"]
+SECONDS = 18
+"""For one command, a little less than a test has: so that the test can say what it saw."""
+
+SHOP = '''
+import os, subprocess, sys, time
+import anyio
+from clawmode import ToolContext, tool
+
+@tool(effect="read")
+async def price(item: str) -> int:
+    """The price of an item."""
+    return len(item)
+
+@tool(effect="write", label="Order an item")
+async def order(item: str, count: int = 1) -> str:
+    """Order an item for good."""
+    return f"{count} {item}"
+
+@tool
+async def undeclared() -> str:
+    """Do something or other."""
+    return "done"
+
+@tool(effect="read")
+async def noisy() -> int:
+    """Print a lot."""
+    print("printed")
+    subprocess.run([sys.executable, "-c", "print('printed by a child')"])
+    return 1
+
+@tool(effect="read")
+async def steps(context: ToolContext) -> str:
+    """Report steps."""
+    context.update("one \\x1b[2J[bold]\\u202e")
+    await anyio.sleep(0.3)
+    context.update({"two": 2})
+    await anyio.sleep(0.3)
+    return "done"
+
+@tool(effect="read")
+async def forever() -> None:
+    """Take forever."""
+    print("begun", flush=True)
+    await anyio.sleep_forever()
+
+@tool(effect="read")
+def block() -> None:
+    """Take very long in a thread."""
+    print("begun", flush=True)
+    time.sleep(60)
+
+@tool(effect="read")
+async def hello() -> None:
+    """Say that it has begun."""
+    print("begun", flush=True)
+
+TOOLS = [price, order, undeclared, noisy, steps, forever, block, hello]
+'''
+
+
+def clawmode(
+    *arguments: str, stdin: str = "", cwd: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Runs the command where no terminal is."""
+    return subprocess.run(
+        [*COMMAND, *arguments],
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+        cwd=cwd,
+        start_new_session=True,
+    )
+
+
+def answer(done: subprocess.CompletedProcess[str]) -> Any:
+    """The JSON that a command printed, and nothing besides."""
+    return json.loads(done.stdout)
+
+
+class Person:
+    """A terminal with the command in it, and somebody who reads and types.
+
+    Args:
+        arguments: Of the command.
+        cwd: Where it runs.
+        stdin: What it reads; None is the terminal.
+        stdout_too: Whether stdout is the terminal, like stderr.
+        size: Rows and columns.
+    """
+
+    # Makes the terminal the controlling one, so that there is a /dev/tty and Ctrl-C.
+    BOOT = """import fcntl, os, sys, termios
+fcntl.ioctl(2, termios.TIOCSCTTY, 0)
+os.execv(sys.executable, [sys.executable, "-m", "clawmode", *sys.argv[1:]])"""
+
+    def __init__(
+        self,
+        *arguments: str,
+        cwd: Path,
+        stdin: str | None = None,
+        stdout_too: bool = False,
+        size: tuple[int, int] = (24, 80),
+    ) -> None:
+        self._master, slave = pty.openpty()
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("4H", *size, 0, 0))
+        # Where the tests run, these may speak of another terminal.
+        environment = {key: it for key, it in os.environ.items() if key not in ("COLUMNS", "LINES")}
+        environment["TERM"] = "xterm"
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", self.BOOT, *arguments],
+            stdin=slave if stdin is None else subprocess.PIPE,
+            stdout=slave if stdout_too else subprocess.PIPE,
+            stderr=slave,
+            cwd=cwd,
+            env=environment,
+            start_new_session=True,
+        )
+        os.close(slave)
+        if self._process.stdin is not None:
+            assert stdin is not None
+            self._process.stdin.write(stdin.encode())
+            self._process.stdin.close()
+        self._seen = b""
+        self._read_to = 0
+        self._limit = time.monotonic() + SECONDS
+
+    def __enter__(self) -> "Person":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._process.poll() is None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+        os.close(self._master)
+
+    @property
+    def seen(self) -> str:
+        """All that the terminal was sent."""
+        return self._seen.decode("utf-8", "replace").replace("\r\n", "\n")
+
+    def reads(self, text: str) -> None:
+        """Waits until a text appears that was not read before."""
+        wanted = text.encode()
+        while (at := self._seen.find(wanted, self._read_to)) < 0:
+            assert self._receive(), f"{text!r} never came: {self.seen!r}"
+        self._read_to = at + len(wanted)
+
+    def types(self, text: str) -> None:
+        """Presses keys."""
+        os.write(self._master, text.encode())
+
+    def leaves(self) -> tuple[int, str]:
+        """Waits for the end: the exit status, and what went to stdout."""
+        while self._receive():
+            pass
+        out = self._process.stdout.read().decode() if self._process.stdout else ""
+        return self._process.wait(1), out
+
+    def _receive(self) -> bool:
+        """Takes what comes; False: nothing will any more."""
+        poll = select.poll()
+        poll.register(self._master, select.POLLIN)
+        ready = poll.poll(max(self._limit - time.monotonic(), 0) * 1000)
+        assert ready, f"nothing more came: {self.seen!r}"
+        try:
+            data = os.read(self._master, 65536)
+        except OSError:  # the other end is closed
+            return False
+        self._seen += data
+        return bool(data)
+
+
+def plain(text: str) -> str:
+    """What a terminal was sent, without the view's own colours and movements."""
+    return re.sub(r"\x1b\[[?0-9;]*[A-Za-z]", "", text)
