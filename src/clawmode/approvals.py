@@ -17,6 +17,7 @@ import anyio
 from clawmode.context import RunContext
 from clawmode.hooks import RequireApproval, Severity
 from clawmode.tools import JsonObject, Tool
+from clawmode.types import copy_json
 
 Decision: TypeAlias = Literal["allow-once", "allow-always", "deny"]
 Resolution: TypeAlias = Literal["allow-once", "allow-always", "deny", "timeout"]
@@ -118,7 +119,7 @@ class Approvals:
             description=wish.description,
             severity=wish.severity,
             tool_id=tool.id,
-            input=params,
+            input=copy_json(params),  # whoever is shown it may change it
             run=run,
             always=f"{tool.id} for the agent {run.agent_id}",
             expires=time.time() + seconds,

@@ -4,6 +4,7 @@ A cell may be parked, or go on in another process, while its calls run here. Bef
 parked cell runs, the store knows; so a process that takes over knows what may have happened.
 """
 
+import inspect
 import logging
 from dataclasses import dataclass, field
 
@@ -20,7 +21,7 @@ from clawmode.executor import Call, Executor, ToolFailure
 from clawmode.executor import CallState as Stage
 from clawmode.gate import Gate, gate_input
 from clawmode.parking import Parking, Reply
-from clawmode.runs import GATE, CallGroup, OpenCall, Run
+from clawmode.runs import GATE, CallGroup, CallState, OpenCall, Run
 from clawmode.sandbox.protocol import Request, Settled
 from clawmode.stores import StoredCall
 from clawmode.telemetry import Telemetry
@@ -201,6 +202,8 @@ class Calls:
             if group.run is not None:
                 group.run.receive(reply.settled, unknown=reply.unknown)
             elif not group.ended:
+                state: CallState = "completed" if reply.settled.ok else "failed"
+                call.entry.state = "unknown" if reply.unknown else state
                 await self._save(group, call, reply)
         group.tell()
         self.forget(group)
@@ -281,9 +284,17 @@ class Calls:
             return
         group.ended = True
         for call in group.calls.values():
-            call.entry.state = "not_started" if call.entry.state == "queued" else "cancelled"
+            call.entry.state = _state_at_end(call)
             if call.scope is not None:
                 call.scope.cancel()
         group.queue.clear()
         group.calls.clear()
         group.tell()
+
+
+def _state_at_end(call: OpenCall) -> CallState:
+    """What is to be said of a call that is open when its cell ends."""
+    if call.entry.state in ("queued", "approval") or call.tool is None:
+        return "not_started"
+    # Nothing stops a thread: what it does, it does.
+    return "cancelled" if inspect.iscoroutinefunction(call.tool.execute) else "unknown"

@@ -34,7 +34,7 @@ from clawmode.namespaces import (
 from clawmode.parking import Parking
 from clawmode.policy import Policy
 from clawmode.results import CodeModeResult, WaitingReason
-from clawmode.runs import Run
+from clawmode.runs import Ledger, Run
 from clawmode.sandbox.pool import Pool
 from clawmode.sandbox.protocol import LANGUAGES, MAX_SOURCE, Done, Failed, Language, Start
 from clawmode.sandbox.source import SHELL
@@ -344,7 +344,7 @@ class CodeMode:
         )
 
     def _waiting(self, run: Run) -> CodeModeResult:
-        yielded = bool(run.yields) and not run.calls and not run.timers
+        yielded = not run.calls and not run.timers
         reason: WaitingReason = "yield" if yielded else "pending_tools"
         return CodeModeResult(
             status="waiting",
@@ -355,15 +355,21 @@ class CodeMode:
             telemetry=self.telemetry.to_json(),
         )
 
-    def _failed(self, code: ErrorCode, error: str, run: Run | None = None) -> CodeModeResult:
+    def _ledger(self, run_id: str) -> Ledger | None:
+        return self._driver.ledgers.get(run_id)
+
+    def _failed(
+        self, code: ErrorCode, error: str, run: Run | None = None, ledger: Ledger | None = None
+    ) -> CodeModeResult:
         self.telemetry.fail(code)
+        ledger = run.ledger if run else ledger or Ledger()
         return CodeModeResult(
             status="failed",
             code=code,
             error=error,
             output=run.output if run else [],
-            calls=[entry.to_json() for entry in run.ledger.entries] if run else [],
-            calls_omitted=dict(run.ledger.omitted) if run else {},
+            calls=[entry.to_json() for entry in ledger.entries],
+            calls_omitted=dict(ledger.omitted),
             telemetry=self.telemetry.to_json(),
         )
 
@@ -375,17 +381,18 @@ class CodeMode:
             case "expired":
                 self.telemetry.snapshots["expired"] += run_id in self._driver.parked
                 self._driver.forget(run_id)
-                return self._failed("snapshot_expired", "The program waited too long and is gone.")
+                text = "The program waited too long and is gone."
+                return self._failed("snapshot_expired", text, ledger=self._ledger(run_id))
             case "aborted":
                 self._driver.forget(run_id)
-                return self._failed("aborted", ABORTED)
+                return self._failed("aborted", ABORTED, ledger=self._ledger(run_id))
             case "lost":
                 text = "The program is lost: the process that ran it died."
                 return self._failed("runtime_unavailable", text)
             case "finished":
-                return self._failed("invalid_input", f"The program {run_id!r} has ended.")
+                return self._failed("invalid_input", f"The program {run_id[:80]!r} has ended.")
             case "unknown":
-                text = f"There is no program {run_id!r} to wait for."
+                text = f"There is no program {run_id[:80]!r} to wait for."
                 return self._failed("invalid_input", text)
 
     # ---- Small parts ----

@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
@@ -12,13 +13,14 @@ from clawmode.calls import Calls
 from clawmode.config import CodeModeConfig
 from clawmode.exceptions import (
     Aborted,
+    DeadlineExceeded,
     RuntimeUnavailable,
     SandboxError,
     SnapshotTooLarge,
     StoreUnavailable,
 )
 from clawmode.parking import Parking
-from clawmode.runs import GATE, CallGroup, Run
+from clawmode.runs import GATE, CallGroup, Ledger, Run
 from clawmode.sandbox.pool import Pool
 from clawmode.sandbox.protocol import (
     Done,
@@ -45,6 +47,11 @@ MARGIN = 0.25
 POLL = 0.1
 """How often the store is asked about calls that another process makes."""
 
+SWEEP = 30.0
+"""How often it is asked, at least, whether cells are still parked whose calls are made here."""
+
+MAX_LEDGERS = 256
+
 ABORTED = "The program was aborted."
 
 
@@ -66,6 +73,7 @@ class Driver:
     Attributes:
         active: The cells that are driven now.
         parked: Cells that this object has parked, and that have not ended as far as it knows.
+        ledgers: What the cells that it parked have done, for whoever asks after their end. Bounded.
     """
 
     pool: Pool
@@ -78,6 +86,8 @@ class Driver:
     searching: anyio.CapacityLimiter = field(default_factory=lambda: anyio.CapacityLimiter(1))
     active: dict[str, Run] = field(default_factory=dict[str, Run])
     parked: set[str] = field(default_factory=set[str])
+    ledgers: OrderedDict[str, Ledger] = field(default_factory=OrderedDict[str, Ledger])
+    sweeping: bool = False
 
     # ---- Ways in ----
 
@@ -170,22 +180,27 @@ class Driver:
         self.active[run.id] = run
         end: End = "aborted"
         try:
-            outcome: Outcome = Suspended()
+            outcome: Outcome | None = Suspended()
             if run.start is None or not run.calls:
                 outcome = await self._step(run, deadline)
             while isinstance(outcome, Suspended):
                 await self._accept(run, group, outcome)
                 if not await self._replies(run, group, deadline):
-                    await self._park(run, group)
-                    return None
+                    outcome = None
+                    break
                 outcome = await self._step(run, deadline)
+            if outcome is None:
+                await self._park(run, group)
+                return None
             run.take_output(outcome.output)
             if isinstance(outcome, Failed):
                 self.calls.refuse_batch(run, outcome.requests)
             end = "finished"
             return outcome
         except SandboxError as error:
-            end = "aborted" if isinstance(error, Aborted) else "finished"
+            end = "aborted" if run.ended or isinstance(error, Aborted) else "finished"
+            if run.ended and not isinstance(error, Aborted):
+                raise Aborted(ABORTED) from None
             raise
         finally:
             del self.active[run.id]
@@ -194,13 +209,20 @@ class Driver:
                 with anyio.CancelScope(shield=True):
                     await self._end(run, end)
 
-    async def _step(self, run: Run, deadline: float) -> Outcome:
-        """Starts the cell, or resumes it with what is in its inbox."""
+    async def _step(self, run: Run, deadline: float) -> Outcome | None:
+        """Starts the cell, or resumes it with its inbox. None: it got no worker in time."""
         assert run.cell is not None
         replies = run.take_replies()
         if run.start is None:
             resume = Resume(replies, None, self._limits(), run.output_left, now=run.due)
-            return await self.pool.step(run.cell, resume, deadline)
+            try:
+                return await self.pool.step(run.cell, resume, deadline)
+            except DeadlineExceeded:
+                if run.cell.frozen is None:
+                    raise
+                # It did not run, and is as it was.
+                run.inbox[:0] = replies
+                return None
         denied = next((reply for reply in replies if reply.id == GATE and not reply.ok), None)
         if denied is not None:
             return Failed("invalid_input", self.bridge.message_of(denied))
@@ -217,6 +239,7 @@ class Driver:
     async def _end(self, run: Run, end: End) -> None:
         """The cell is over: what it still waits for is cancelled, and what comes is dropped."""
         run.ended = True
+        self.ledgers.pop(run.id, None)
         self.calls.end(run.id)
         for call in run.calls.values():
             if call.owner:
@@ -333,11 +356,37 @@ class Driver:
         assert run.cell is not None
         frozen = None if run.start is not None else await self.pool.freeze(run.cell)
         async with group.lock:
-            await self.parking.park(run, frozen)
+            if not run.ended:
+                await self.parking.park(run, frozen)
+            if run.ended:
+                raise Aborted(ABORTED)
             group.claimed, group.run = False, None
         self.telemetry.snapshots["created"] += 1
         self.parked.add(run.id)
+        self.ledgers[run.id] = run.ledger
+        if len(self.ledgers) > MAX_LEDGERS:
+            self.ledgers.popitem(last=False)
         self.calls.forget(group)
+        if group.calls and not self.sweeping:
+            assert self.calls.tasks is not None
+            self.sweeping = True
+            self.calls.tasks.start_soon(self._sweep)
+
+    async def _sweep(self) -> None:
+        """Ends the calls of parked cells that have expired, or that another process has ended."""
+        while self.calls.groups:
+            await anyio.sleep(min(self.config.snapshot_ttl_seconds / 4, SWEEP))
+            for run_id, group in list(self.calls.groups.items()):
+                if not group.claimed and not await self._still_parked(run_id):
+                    self.forget(run_id)
+        self.sweeping = False
+
+    async def _still_parked(self, run_id: str) -> bool:
+        try:
+            await self.parking.store.room(1)  # drops what has expired
+            return await self.parking.store.progress(run_id) is not None
+        except StoreUnavailable:
+            return True
 
     # ---- Small parts ----
 

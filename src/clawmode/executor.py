@@ -16,10 +16,11 @@ import anyio
 
 from clawmode.approvals import Approvals, Question
 from clawmode.context import RunContext
+from clawmode.foreign import is_ours, told
 from clawmode.hooks import AfterToolCall, BeforeToolCall, Hooks, Verdict
 from clawmode.policy import Policy
-from clawmode.tools import JsonObject, Tool, ToolContext, ToolResult
-from clawmode.types import JsonValue
+from clawmode.tools import Execute, JsonObject, Tool, ToolContext, ToolResult
+from clawmode.types import JsonValue, copy_json
 from clawmode.validation import InvalidSchema, validate
 
 logger = logging.getLogger("clawmode.executor")
@@ -179,8 +180,10 @@ class Executor:
         """
         try:
             resolution = await self.approvals.ask(question)
-        except Exception as error:
-            logger.error("approver: %s: %s", type(error).__name__, error)
+        except BaseException as error:
+            if is_ours(error):
+                raise
+            logger.error("approver: %s: %s", type(error).__name__, told(error))
             text = f"{question.tool_id}: the approver failed"
             raise ToolFailure("not_approved", text) from None
         if resolution in ("deny", "timeout"):
@@ -201,23 +204,30 @@ class Executor:
         return Admission(verdict.params, question)
 
     async def _execute(self, call: Call, params: JsonObject) -> object:
+        running = True
+
+        def update(value: JsonValue) -> None:
+            if running:  # a thread that was left to itself may still report
+                self._update(call, value)
+
         context = ToolContext(
-            run=call.run,
-            call_id=call.id,
-            parent_id=call.parent_id,
-            update=lambda value: self._update(call, value),
+            run=call.run, call_id=call.id, parent_id=call.parent_id, update=update
         )
-        execute = call.tool.execute
+        execute, params = call.tool.execute, copy_json(params)
         try:
             if inspect.iscoroutinefunction(execute):
                 return await execute(params, context)
             answer = await anyio.to_thread.run_sync(
-                execute, params, context, abandon_on_cancel=True
+                _in_thread, execute, params, context, abandon_on_cancel=True
             )
             return await answer if inspect.isawaitable(answer) else answer
-        except Exception as error:
-            logger.info("tool %s: %s: %s", call.tool.id, type(error).__name__, error)
-            raise ToolFailure("tool_failed", str(error) or type(error).__name__) from None
+        except BaseException as error:
+            if is_ours(error):
+                raise
+            logger.info("tool %s: %s: %s", call.tool.id, type(error).__name__, told(error))
+            raise ToolFailure("tool_failed", told(error)) from None
+        finally:
+            running = False
 
     # ---- Telling ----
 
@@ -230,6 +240,16 @@ class Executor:
                 watcher(event)
             except Exception as error:
                 logger.error("watcher %r: %s: %s", watcher, type(error).__name__, error)
+
+
+def _in_thread(execute: Execute, params: JsonObject, context: ToolContext) -> object:
+    try:
+        return execute(params, context)
+    except Exception:
+        raise
+    except BaseException as error:
+        # No person's Ctrl-C comes to a thread: it is the tool's own.
+        raise RuntimeError(f"{type(error).__name__}: {told(error)}") from None
 
 
 def _check_input(tool: Tool, params: JsonObject) -> None:

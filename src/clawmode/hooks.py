@@ -18,6 +18,7 @@ import anyio
 
 from clawmode.context import RunContext
 from clawmode.exceptions import ErrorCode
+from clawmode.foreign import is_ours, told
 from clawmode.tools import JsonObject, ToolResult
 from clawmode.types import JsonValue
 
@@ -132,8 +133,10 @@ class Hooks:
         for registered in self._before:
             try:
                 decision = _decision(await _run(registered, call))
-            except Exception as error:
-                logger.error("hook %s: %s: %s", registered.name, type(error).__name__, error)
+            except BaseException as error:
+                if is_ours(error):
+                    raise
+                logger.error("hook %s: %s: %s", registered.name, type(error).__name__, told(error))
                 return Verdict(call.params, f"the hook {registered.name!r} failed")
             if decision is None:
                 continue
@@ -151,8 +154,10 @@ class Hooks:
         for registered in self._after:
             try:
                 await _run(registered, ended)
-            except Exception as error:
-                logger.error("hook %s: %s: %s", registered.name, type(error).__name__, error)
+            except BaseException as error:
+                if is_ours(error):
+                    raise
+                logger.error("hook %s: %s: %s", registered.name, type(error).__name__, told(error))
 
 
 def _insert(
