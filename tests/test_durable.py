@@ -1,5 +1,7 @@
 """Parked programs that outlive their process: killed, shared, taken over, refused."""
 
+import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -333,6 +335,42 @@ async def test_a_process_that_ran_a_program_and_died_is_told(
         assert (await one.wait(result.run_id)).code == "invalid_input"
         await store.leave(owner)
         assert (await one.wait(result.run_id)).code == "runtime_unavailable"
+
+
+@pytest.mark.covers("WA-2")
+async def test_a_second_wait_at_once_is_refused(pool: Pool, store: SnapshotStore) -> None:
+    slow = Slow()
+    async with code_mode(pool, store, slow.tools, config=CodeModeConfig()) as one:
+        result = await one.exec("const late = tools.slow(); await yield_control(); return late")
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(one.wait, result.run_id)
+            await anyio.wait_all_tasks_blocked()
+            assert (await one.wait(result.run_id)).code == "invalid_input"
+            slow.answer.set()
+
+
+async def test_a_wait_that_is_cancelled_at_any_moment_leaves_no_claim(
+    pool: Pool, store: SnapshotStore
+) -> None:
+    """By `task.cancel`, as `asyncio.timeout` does it: no shield of anyio's keeps that out."""
+    slow = Slow()
+    async with code_mode(pool, store, slow.tools) as one:
+        source = "const late = tools.slow(); await yield_control(); return await late"
+        result = await one.exec(source)
+        result = await one.wait(result.run_id)
+        assert result.status == "waiting"
+        for step in range(30):
+            task = asyncio.ensure_future(one.wait(result.run_id))
+            for _ in range(step):
+                await asyncio.sleep(0)
+            if step > 20:
+                await asyncio.sleep(0.001 * (step - 20))
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+        slow.answer.set()
+        assert (await finish(one, result)).value == 1
+        assert one._calls.groups == {}
 
 
 # ---- What a store cannot give back ----

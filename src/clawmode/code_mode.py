@@ -124,6 +124,7 @@ class CodeMode:
         self._installed = Installed()
         self._opened = contextlib.AsyncExitStack()
         self._tasks: TaskGroup | None = None
+        self._waits: set[str] = set()
         self._closed = False
 
     # ---- Open and close ----
@@ -307,12 +308,22 @@ class CodeMode:
     async def wait(self, run_id: str, *, call_id: str = "wait") -> CodeModeResult:
         """Lets a cell go on that an earlier result left waiting."""
         with cell_span(self._spans, "wait", call_id, self.context) as span:
-            result = await self._wait(run_id)
+            result = await self._wait_alone(run_id)
             span.conclude(result)
         return result
 
-    async def _wait(self, run_id: str) -> CodeModeResult:
+    async def _wait_alone(self, run_id: str) -> CodeModeResult:
+        """One `wait` for a cell at a time; the store keeps other objects out, and we ourselves."""
         self.telemetry.waits += 1
+        if run_id in self._waits:
+            return self._refused(run_id, "busy")
+        self._waits.add(run_id)
+        try:
+            return await self._wait(run_id)
+        finally:
+            self._waits.discard(run_id)
+
+    async def _wait(self, run_id: str) -> CodeModeResult:
         deadline = self._deadline()
         try:
             run = await self._parking.claim(run_id)

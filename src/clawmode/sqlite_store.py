@@ -248,7 +248,7 @@ class SqliteStore:
             if row is None:
                 return _end_of(database, cell_id, scope)
             running, holder, ttl, expires, record = row
-            if holder and self._alive(holder):
+            if holder and holder != owner and self._alive(holder):
                 return "busy"
             if running or expires <= self._clock():
                 end: End = "lost" if running else "expired"

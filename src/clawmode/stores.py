@@ -107,7 +107,10 @@ class SnapshotStore(Protocol):
         ...
 
     async def claim(self, cell_id: str, scope: Scope, owner: str) -> StoredCell | Refusal:
-        """Makes `owner` the one that waits for a cell. What comes back has no snapshot yet."""
+        """Makes `owner` the one that waits for a cell. What comes back has no snapshot yet.
+
+        A claim that `owner` has already is void: whoever made it was cancelled.
+        """
         ...
 
     async def release(self, cell_id: str, owner: str) -> None:
@@ -240,7 +243,7 @@ class MemoryStore:
                 return "unknown" if ended is None or ended[0] != scope else ended[1]
             if kept.scope != scope:
                 return "unknown"
-            if kept.holder in self._owners:
+            if kept.holder != owner and kept.holder in self._owners:
                 return "busy"
             if kept.running:
                 self._bury(cell_id, "lost")
