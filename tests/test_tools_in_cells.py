@@ -198,7 +198,7 @@ async def test_nested_calls_pass_the_hooks_with_their_parent(pool: Pool) -> None
 
     def hook(event: BeforeToolCall) -> ToolCallDecision:
         seen.append(event)
-        return ToolCallDecision(params={"a": 40, "b": 2})
+        return ToolCallDecision(params={"a": 40, "b": 2} if event.tool_name == "add" else None)
 
     hooks.before_tool_call(hook)
     who = RunContext(agent_id="agent", session_id="s")

@@ -6,7 +6,7 @@ parked cell runs, the store knows; so a process that takes over knows what may h
 
 import inspect
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import anyio
 from anyio.abc import TaskGroup
@@ -28,6 +28,9 @@ from clawmode.telemetry import Telemetry
 from clawmode.tools import JsonObject, Tool
 
 logger = logging.getLogger("clawmode.calls")
+
+SAVE_AGAIN = 1.0
+"""Seconds after which an answer is stored again that could not be."""
 
 NO_STORE = "The call was not made: the store of waiting programs cannot be written."
 FULL = "The answers that wait for the program are too large: ask for less, page by page."
@@ -100,7 +103,8 @@ class Calls:
             self.tasks.start_soon(self._serve, group, call)
 
     def _next(self, group: CallGroup) -> OpenCall | None:
-        if not group.queue or group.running >= self.config.max_pending_tool_calls:
+        running = group.running + group.foreign
+        if not group.queue or running >= self.config.max_pending_tool_calls:
             return None
         call = group.queue.popleft()
         call.entry.state = "running"
@@ -120,6 +124,8 @@ class Calls:
             call = self._next(group)
 
     async def _make(self, group: CallGroup, call: OpenCall) -> None:
+        if group.ended:
+            return  # before it had begun
         reply: Settled | None = None
         with anyio.CancelScope() as call.scope:
             reply = await self._call(group, call)
@@ -169,7 +175,8 @@ class Calls:
         if question is None:
             # The process that asked is gone: the hooks are asked again, and then the person.
             admitted = await self.gate.admit(call.input, group.parent_id)
-            question = admitted.question
+            # They had their say about the text before: what is asked about is what would run.
+            question = admitted.question and replace(admitted.question, input=call.input)
         if question is not None:
             await self._change(group, call, "approval")
             await self.executor.ask(question)
@@ -218,7 +225,29 @@ class Calls:
                 await store.settle(group.run_id, call.id, sealed, limit + len(sealed))
         except StoreUnavailable:
             # Not lost as long as we live.
-            group.unsaved.append(reply.settled)
+            group.unsaved[call.id] = (reply.settled, reply.unknown)
+            if len(group.unsaved) == 1 and self.tasks is not None:
+                self.tasks.start_soon(self._save_later, group)
+
+    async def _save_later(self, group: CallGroup) -> None:
+        """Tries again: whoever waits in another process cannot come for the answers here."""
+        while group.unsaved and not group.ended:
+            await anyio.sleep(SAVE_AGAIN)
+            async with group.lock:
+                if group.run is None:
+                    await self._save_again(group)
+            group.tell()
+            self.forget(group)
+
+    async def _save_again(self, group: CallGroup) -> None:
+        for number, (settled, unknown) in list(group.unsaved.items()):
+            sealed = self.parking.sealed_reply(group.run_id, Reply(settled, unknown))
+            limit = self.config.max_snapshot_bytes + len(sealed)
+            try:
+                await self.parking.store.settle(group.run_id, number, sealed, limit)
+            except StoreUnavailable:
+                return
+            del group.unsaved[number]
 
     def forget(self, group: CallGroup) -> None:
         """Drops a group that has nothing to do any more."""
@@ -232,11 +261,10 @@ class Calls:
 
         The cell is claimed, or driven, by us.
         """
-        own, foreign = await self.parking.owner(), False
-        group = self.group(run)
-        answered = {settled.id for settled in group.unsaved}
+        own = await self.parking.owner()
+        group, group.foreign = self.group(run), 0
         for call in [call for call in run.calls.values() if call.owner]:
-            if call.id in answered:
+            if call.id in group.unsaved:
                 continue
             live = group.calls.get(call.id)
             if live is not None:
@@ -244,10 +272,11 @@ class Calls:
                 call.entry.state, live.entry = live.entry.state, call.entry
                 run.calls[call.id] = live
             elif call.owner != own and await self.parking.store.alive(call.owner):
-                foreign = True
+                group.foreign += 1
             else:
                 await self._take_over(run, call, own)
-        return foreign
+        self.start(group)
+        return group.foreign > 0
 
     async def _take_over(self, run: Run, call: OpenCall, own: str) -> None:
         state = call.entry.state
@@ -260,15 +289,16 @@ class Calls:
             call.tool, call.input = self._meant(run, call)
         except BadRequest as error:
             answer = refuse(call.request, error.code, str(error), error.tool_id)
-            await self.deliver(self.group(run), call, Reply(answer))
-            return
-        if state == "running" and not call.tool.idempotent and call.id != GATE:
-            answer = refuse(call.request, "outcome_unknown", UNKNOWN, call.tool.id)
+            if state != "running":
+                await self.deliver(self.group(run), call, Reply(answer))
+                return
+        repeatable = call.tool is not None and (call.tool.idempotent or call.id == GATE)
+        if state == "running" and not repeatable:
+            answer = refuse(call.request, "outcome_unknown", UNKNOWN, call.entry.tool_id)
             await self.deliver(self.group(run), call, Reply(answer, unknown=True))
             return
         call.entry.state = "queued"
         self.enqueue(run, call)
-        self.start(self.group(run))
 
     def _meant(self, run: Run, call: OpenCall) -> tuple[Tool, JsonObject]:
         if call.id == GATE and run.start is not None:

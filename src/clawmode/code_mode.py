@@ -7,6 +7,7 @@ caller gets a result.
 import contextlib
 import hashlib
 import json
+import re
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from types import TracebackType
@@ -21,7 +22,7 @@ from clawmode.catalog import Catalog
 from clawmode.config import CodeModeConfig
 from clawmode.context import RunContext
 from clawmode.driver import ABORTED, Driver, Installed
-from clawmode.exceptions import ErrorCode, SandboxError, StoreUnavailable
+from clawmode.exceptions import ErrorCode, SandboxError, SnapshotKeyLost, StoreUnavailable
 from clawmode.executor import Executor, ToolFailure, Watcher
 from clawmode.gate import Gate, gate_input
 from clawmode.hooks import Hooks
@@ -53,6 +54,10 @@ from clawmode.telemetry import Telemetry
 from clawmode.tools import JsonObject, Tool
 from clawmode.types import JsonValue
 from clawmode.vectors import choose_ranker
+
+RUN_ID = re.compile(r"cm_[0-9a-f]{32}")
+
+CLOSED = "The run is closed."
 
 
 class CodeMode:
@@ -278,6 +283,8 @@ class CodeMode:
     async def _exec(self, code: str, language: str, call_id: str) -> CodeModeResult:
         self.telemetry.execs += 1
         deadline, began = self._deadline(), time.monotonic()
+        if self._closed:
+            return self._failed("runtime_unavailable", CLOSED)
         checked = self._check(code, language)
         if isinstance(checked, CodeModeResult):
             return checked
@@ -315,6 +322,10 @@ class CodeMode:
     async def _wait_alone(self, run_id: str) -> CodeModeResult:
         """One `wait` for a cell at a time; the store keeps other objects out, and we ourselves."""
         self.telemetry.waits += 1
+        if self._closed:
+            return self._failed("runtime_unavailable", CLOSED)
+        if not RUN_ID.fullmatch(run_id):
+            return self._refused(run_id, "unknown")
         if run_id in self._waits:
             return self._refused(run_id, "busy")
         self._waits.add(run_id)
@@ -330,6 +341,8 @@ class CodeMode:
         except StoreUnavailable as error:
             return self._failed("snapshot_restore_failed", str(error))
         except SandboxError as error:
+            if not isinstance(error, SnapshotKeyLost):
+                self._driver.forget(run_id)
             return self._failed(error.code, str(error))
         if not isinstance(run, Run):
             return self._refused(run_id, run)
@@ -398,9 +411,11 @@ class CodeMode:
                 self._driver.forget(run_id)
                 return self._failed("aborted", ABORTED, ledger=self._ledger(run_id))
             case "lost":
+                self._driver.forget(run_id)
                 text = "The program is lost: the process that ran it died."
                 return self._failed("runtime_unavailable", text)
             case "finished":
+                self._driver.forget(run_id)
                 return self._failed("invalid_input", f"The program {run_id[:80]!r} has ended.")
             case "unknown":
                 text = f"There is no program {run_id[:80]!r} to wait for."

@@ -16,6 +16,8 @@ from clawmode.exceptions import (
     DeadlineExceeded,
     RuntimeUnavailable,
     SandboxError,
+    SnapshotError,
+    SnapshotRefused,
     SnapshotTooLarge,
     StoreUnavailable,
 )
@@ -105,7 +107,7 @@ class Driver:
         """Lets a claimed cell go on, once there is something to go on with. None: it waits still.
 
         Raises:
-            StoreUnavailable: Nothing has happened to it.
+            SnapshotError: It could not be read; if that was the store's fault, it is as it was.
             SandboxError: It could not be run to its end, and is gone.
         """
         group = self.calls.group(run)
@@ -116,10 +118,12 @@ class Driver:
             async with group.lock:
                 frozen = await self.parking.take(run)
                 taken, group.run = True, run
-                for settled in group.unsaved:
-                    run.receive(settled)
+                for settled, unknown in group.unsaved.values():
+                    run.receive(settled, unknown=unknown)
                 group.unsaved.clear()
-        except Aborted:
+        except StoreUnavailable as error:
+            raise SnapshotError(str(error)) from None
+        except (Aborted, SnapshotRefused):
             self.forget(run.id)
             raise
         finally:
@@ -266,7 +270,9 @@ class Driver:
         self._check_ids(run, idle.requests)
         try:
             await self._check_parking(run, idle)
-        except SnapshotTooLarge:
+            if run.ended:
+                raise Aborted(ABORTED)
+        except (Aborted, SnapshotTooLarge):
             self.calls.refuse_batch(run, idle.requests)
             raise
         for request in idle.requests:
@@ -347,6 +353,10 @@ class Driver:
             foreign = await self.calls.adopt(run)
             if run.yields or progress.replies or group.unsaved or run.due_at <= now:
                 return True
+            if not run.calls and not run.timers:
+                # Nothing that it could wait for: the store's file was meddled with.
+                await self.parking.end(run.id, "finished")
+                raise SnapshotRefused("the snapshot has been altered: it waits for nothing")
             if now >= last:
                 return False
             until = min(run.due_at, last, now + POLL if foreign else last)

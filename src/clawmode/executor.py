@@ -110,7 +110,7 @@ class Executor:
         event = BeforeToolCall(
             tool_name=call.tool.name,
             tool_id=call.tool.id,
-            params=call.input,
+            params=call.input if self.hooks.empty else copy_json(call.input),
             run=call.run,
             tool_call_id=call.id,
             parent_id=call.parent_id,

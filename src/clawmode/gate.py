@@ -4,7 +4,7 @@ A shell's `exec` takes a `command`, and policies were written for that: so a hoo
 under both names, and may rewrite either.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from clawmode.approvals import Question
 from clawmode.config import CodeModeConfig
@@ -44,7 +44,7 @@ class Gate:
         return BeforeToolCall(
             tool_name=EXEC.name,
             tool_id=EXEC.id,
-            params=params,
+            params=dict(params),  # hooks may change it
             run=self.context,
             tool_call_id=call_id,
             tool_kind="code_mode_exec",
@@ -60,7 +60,12 @@ class Gate:
         patience = self.config.snapshot_ttl_seconds
         admission = await self.executor.admit(self.event(params, call_id), EXEC, patience)
         code, language = _rewritten(params, admission.params)
-        return Admitted(code, language, admission.question)
+        question = admission.question
+        if question is not None:
+            # The person sees what would run, under both names.
+            shown: JsonObject = {"code": code, "command": code, "language": language}
+            question = replace(question, input=admission.params | shown)
+        return Admitted(code, language, question)
 
     async def tell(
         self, params: JsonObject, call_id: str, result: JsonObject, seconds: float
@@ -82,6 +87,8 @@ def _rewritten(before: JsonObject, after: JsonObject) -> tuple[str, str]:
         for key in ("code", "command")
         if isinstance(text := after.get(key), str) and text != before[key]
     }
+    if not changed and not any(after.get(key) == before[key] for key in ("code", "command")):
+        raise ToolFailure("blocked", "a hook left no program to run")
     if len(changed) > 1:
         raise ToolFailure("blocked", "hooks rewrote `code` and `command` to different programs")
     code, language = changed.pop() if changed else before["code"], after.get("language")

@@ -12,6 +12,8 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any, get_args
 
+import anyio
+
 from clawmode.config import CodeModeConfig
 from clawmode.context import RunContext
 from clawmode.exceptions import (
@@ -54,15 +56,25 @@ class Parking:
         self._scope = context.scope
         self._config = config
         self._owner = ""
+        self._joining = anyio.Lock(fast_acquire=True)
+        self._closed = False
 
     async def owner(self) -> str:
-        """The name under which this process makes calls and waits."""
-        if not self._owner:
-            self._owner = await self.store.join()
-        return self._owner
+        """The name under which this process makes calls and waits.
+
+        Raises:
+            Aborted: There is none any more.
+        """
+        async with self._joining:
+            if self._closed:
+                raise Aborted("The run is closed.")
+            if not self._owner:
+                self._owner = await self.store.join()
+            return self._owner
 
     async def close(self) -> None:
-        """Nothing is owned any more."""
+        """Nothing is owned any more, nor will be."""
+        self._closed = True
         owner, self._owner = self._owner, ""
         if owner:
             with contextlib.suppress(StoreUnavailable):  # it has been logged, and we go anyway
@@ -109,11 +121,12 @@ class Parking:
             record=self._seal(_record(run), run.id, "record"),
             snapshot=snapshot,
             calls=tuple(self._stored(run.id, call, owner) for call in mine),
-            replies=tuple(self.sealed_reply(run.id, Reply(item)) for item in run.inbox),
+            replies=tuple(self.sealed_reply(run.id, _reply(run, item)) for item in run.inbox),
         )
         limit = self._config.max_suspended_runs
-        await self.store.park(cell, owner, limit, again=run.stored)
-        run.stored = True
+        # Before it is: whoever is cancelled meanwhile cannot know whether it was.
+        again, run.stored = run.stored, True
+        await self.store.park(cell, owner, limit, again=again)
         run.inbox.clear()
 
     def _stored(self, run_id: str, call: OpenCall, owner: str) -> StoredCall:
@@ -151,18 +164,19 @@ class Parking:
             raise
 
     def _read(self, cell: StoredCell) -> Run:
-        record = self._unseal(cell.record, cell.id, "record")
         try:
-            run = _run(cell.id, record)
+            run = _run(cell.id, self._unseal(cell.record, cell.id, "record"))
             run.calls = {call.id: self._call(run, call) for call in cell.calls}
-        except (KeyError, TypeError, ValueError):
+        except (AttributeError, KeyError, TypeError, ValueError):
             raise SnapshotRefused("the snapshot's record cannot be read") from None
         return run
 
     def _call(self, run: Run, stored: StoredCall) -> OpenCall:
         body: Any = self._unseal(stored.body, run.id, f"call {stored.id}")
-        if body["method"] not in METHODS:
-            raise ValueError(body["method"])
+        # State and owner are not sealed: they change while it is parked.
+        known = stored.state in get_args(StoredState) and isinstance(stored.owner, str)
+        if body["method"] not in METHODS or not known or not stored.owner:
+            raise ValueError(stored.id)
         request = Request(stored.id, body["method"], body["args"].encode())
         entry = run.ledger.find(stored.id) or Entry(stored.id, "", None)
         entry.state = stored.state
@@ -220,6 +234,16 @@ class Parking:
         return json.loads(unseal_bytes(sealed, self._bound(run_id, what), self.store.keys))
 
 
+def _reply(run: Run, settled: Settled) -> Reply:
+    entry = run.ledger.find(settled.id)
+    return Reply(settled, unknown=entry is not None and entry.state == "unknown")
+
+
+def _up_for() -> float:
+    """Seconds since the machine was started, sleep included where that can be known."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+
+
 def wasm_hash() -> bytes:
     """The engine that snapshots are of."""
     return bytes.fromhex(artifacts.locked_hash("quickjs"))
@@ -240,6 +264,7 @@ def _record(run: Run) -> JsonValue:
         "due": run.due,
         "dueIn": None if run.due_at == float("inf") else run.due_at - time.monotonic(),
         "parkedAt": time.time(),
+        "upFor": _up_for(),
         "start": start,
         "ledger": [
             [entry.id, entry.tool_id, entry.effect, entry.state] for entry in run.ledger.entries
@@ -252,8 +277,9 @@ def _run(run_id: str, record: Any) -> Run:
     run = Run(record["parent"], record["outputLeft"], id=run_id, stored=True)
     run.yields, run.timers, run.due = record["yields"], record["timers"], record["due"]
     if record["dueIn"] is not None:
-        # By the time that has passed since; a clock that was set back has let none pass.
-        passed = max(time.time() - record["parkedAt"], 0.0)
+        # By the time that has passed since: the clock may have been set back, or the machine
+        # started anew, but hardly both.
+        passed = max(time.time() - record["parkedAt"], _up_for() - record["upFor"], 0.0)
         run.due_at = time.monotonic() + record["dueIn"] - passed
     if record["start"] is not None:
         run.start = Start(record["start"]["source"], record["start"]["language"], Limits())

@@ -124,7 +124,8 @@ class CallGroup:
         running: How many of the calls have been started.
         lock: Held while the cell changes its place.
         version: Counts what has been told.
-        unsaved: Replies that the store could not take.
+        unsaved: Replies that the store could not take, and whether their outcome is unknown.
+        foreign: How many calls of the cell other processes make.
     """
 
     run_id: str
@@ -133,7 +134,10 @@ class CallGroup:
     claimed: bool = False
     calls: dict[int, OpenCall] = field(default_factory=dict[int, OpenCall])
     queue: deque[OpenCall] = field(default_factory=deque[OpenCall])
-    unsaved: list[Settled] = field(default_factory=list[Settled])
+    unsaved: dict[int, tuple[Settled, bool]] = field(
+        default_factory=dict[int, tuple[Settled, bool]]
+    )
+    foreign: int = 0
     running: int = 0
     lock: anyio.Lock = field(default_factory=lambda: anyio.Lock(fast_acquire=True))
     version: int = 0

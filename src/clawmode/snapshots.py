@@ -8,9 +8,11 @@ are part of what is authenticated. `docs/reference/snapshot.md` describes the fo
 import base64
 import binascii
 import contextlib
+import fcntl
 import hashlib
 import os
 import struct
+from collections.abc import Iterator
 from pathlib import Path
 
 from cryptography.exceptions import InvalidTag
@@ -32,12 +34,14 @@ class KeyRing:
 
     Args:
         keys: 32 bytes each, the newest first.
+        folder: Where to look again for one that is not known: others may have rotated.
     """
 
-    def __init__(self, keys: list[bytes]) -> None:
+    def __init__(self, keys: list[bytes], folder: Path | None = None) -> None:
         if not keys or any(len(key) != 32 for key in keys):
             raise ValueError("a snapshot key is 32 bytes, and there must be at least one")
         self._keys = {key_id(key): key for key in keys}
+        self._folder = folder
         self.current = keys[0]
 
     @classmethod
@@ -59,7 +63,7 @@ class KeyRing:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             if not path.exists():
                 _make_first(path)
-            return cls(_parse_keys(path.read_text("ascii"), str(path)))
+            return cls(_parse_keys(path.read_text("ascii"), str(path)), folder)
         except (OSError, UnicodeDecodeError) as error:
             raise SnapshotRefused(f"snapshot keys cannot be read from {path}: {error}") from None
 
@@ -68,13 +72,17 @@ class KeyRing:
         """Puts a new key before those in `folder`, which stay readable."""
         cls.load(folder)
         path = folder / "snapshot.keys"
-        temporary = path.with_suffix(f".{os.getpid()}")
-        _write_new(temporary, _encode_key(os.urandom(32)) + path.read_text("ascii"))
-        os.replace(temporary, path)
+        temporary = _temporary(path)
+        with _locked(folder):
+            _write_new(temporary, _encode_key(os.urandom(32)) + path.read_text("ascii"))
+            os.replace(temporary, path)
         return cls.load(folder)
 
     def find(self, identity: bytes) -> bytes:
         """The key with this id."""
+        if identity not in self._keys and self._folder is not None:
+            with contextlib.suppress(SnapshotRefused):
+                self._keys |= KeyRing.load(self._folder)._keys
         if identity not in self._keys:
             raise SnapshotKeyLost("the key that sealed this snapshot is not known here")
         return self._keys[identity]
@@ -91,13 +99,27 @@ def _encode_key(key: bytes) -> str:
 
 def _make_first(path: Path) -> None:
     """Whole or not at all, and of several processes that try, one."""
-    temporary = path.with_suffix(f".{os.getpid()}.{os.urandom(4).hex()}")
+    temporary = _temporary(path)
     _write_new(temporary, _encode_key(os.urandom(32)))
     try:
         with contextlib.suppress(FileExistsError):
             os.link(temporary, path)
     finally:
         temporary.unlink()
+
+
+def _temporary(path: Path) -> Path:
+    return path.with_suffix(f".{os.urandom(8).hex()}")
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _write_new(path: Path, text: str) -> None:
@@ -139,6 +161,8 @@ def unseal_bytes(data: bytes, bound: bytes, keys: KeyRing) -> bytes:
     Raises:
         SnapshotRefused: It is truncated, altered, bound to something else, or its key is lost.
     """
+    if not isinstance(data, bytes):
+        raise SnapshotRefused("this is not a snapshot")
     identity, nonce, body = data[:8], data[8:20], data[20:]
     return _decrypt(keys.find(identity), nonce, body, identity + bound)
 
@@ -178,7 +202,7 @@ def unseal(data: bytes, wasm: bytes, bound: bytes, keys: KeyRing) -> Frozen:
         SnapshotRefused: It is corrupt, truncated, tampered with, of another build, sealed for
             another run, session or agent, or by a key that is lost.
     """
-    if len(data) < _HEADER.size:
+    if not isinstance(data, bytes) or len(data) < _HEADER.size:
         raise SnapshotRefused("the snapshot is truncated")
     header, body = data[: _HEADER.size], data[_HEADER.size :]
     magic, version, identity, built, image, *numbers, nonce = _HEADER.unpack(header)

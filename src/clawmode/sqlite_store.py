@@ -16,13 +16,16 @@ import os
 import re
 import secrets
 import sqlite3
+import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Concatenate, Literal, ParamSpec, TypeVar
+from typing import Concatenate, Literal, ParamSpec, TypeVar, get_args
 
 import anyio
+from anyio.lowlevel import RunVar
 
 from clawmode.context import Scope
 from clawmode.exceptions import Aborted, SnapshotTooLarge, StoreUnavailable
@@ -56,6 +59,7 @@ create table cells (
 );
 create index cells_by_scope on cells (agent, session, session_key, run);
 create index cells_by_expiry on cells (holder, expires);
+create index cells_by_state on cells (running);
 create table calls (
     cell text not null, id integer not null,
     owner text not null, state text not null, body blob not null,
@@ -78,6 +82,18 @@ _OWNER = re.compile(r"[0-9a-f]{32}")
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+
+_stores: "weakref.WeakSet[SqliteStore]" = weakref.WeakSet()
+_inherited: list[sqlite3.Connection | None] = []
+
+
+def _leave_to_the_parent() -> None:
+    for store in list(_stores):
+        store._forked()
+
+
+os.register_at_fork(after_in_child=_leave_to_the_parent)
 
 
 class SqliteStore:
@@ -105,8 +121,11 @@ class SqliteStore:
         self._database: sqlite3.Connection | None = None
         self._locks: dict[str, int] = {}
         self._latest = 0.0
-        # One at a time, in a thread: another process may hold the lock for a while.
-        self._turn = anyio.CapacityLimiter(1)
+        # One at a time, in a thread: another process may hold the lock for a while. Several event
+        # loops may use one store, and what a cancelled caller began may still be under way.
+        self._turns: RunVar[anyio.CapacityLimiter] = RunVar("turns")
+        self._lock = threading.Lock()
+        _stores.add(self)
 
     @property
     def keys(self) -> KeyRing:
@@ -116,7 +135,10 @@ class SqliteStore:
         return self._keys
 
     def close(self) -> None:
-        """Gives up all owners and closes the file. Idempotent; the next use opens it again."""
+        """Gives up all owners and closes the file. Idempotent; the next use opens it again.
+
+        Not for a store that a `CodeMode` still uses: its calls would count as those of the dead.
+        """
         for owner in list(self._locks):
             self._leave(owner)
         self._close()
@@ -171,6 +193,16 @@ class SqliteStore:
         if not self._locks:
             self._close()
 
+    def _forked(self) -> None:
+        """In a child: the locks are the parent's, and must not outlive it."""
+        for descriptor in self._locks.values():
+            os.close(descriptor)
+        self._locks.clear()
+        self._lock = threading.Lock()
+        # Not closed: that would give back the parent's locks on the file.
+        _inherited.append(self._database)
+        self._database = None
+
     async def alive(self, owner: str) -> bool:
         return await self._run(SqliteStore._alive, owner)
 
@@ -178,7 +210,7 @@ class SqliteStore:
         if owner in self._locks:
             return True
         # What the file says is not trusted: a name is part of a path.
-        if not _OWNER.fullmatch(owner):
+        if not isinstance(owner, str) or not _OWNER.fullmatch(owner):
             return False
         path = self.folder / "owners" / owner
         try:
@@ -416,8 +448,13 @@ class SqliteStore:
     async def _run(
         self, work: "Callable[Concatenate[SqliteStore, P], T]", *args: P.args, **kwargs: P.kwargs
     ) -> T:
+        try:
+            turn = self._turns.get()
+        except LookupError:
+            turn = anyio.CapacityLimiter(1)
+            self._turns.set(turn)
         return await anyio.to_thread.run_sync(
-            lambda: self._translated(work, *args, **kwargs), limiter=self._turn
+            lambda: self._translated(work, *args, **kwargs), limiter=turn
         )
 
     def _translated(
@@ -425,8 +462,9 @@ class SqliteStore:
     ) -> T:
         """Runs `work`; the library's exceptions, and the disk's, become ours."""
         try:
-            return work(self, *args, **kwargs)
-        except (sqlite3.Error, OSError) as error:
+            with self._lock:
+                return work(self, *args, **kwargs)
+        except (sqlite3.Error, OSError, UnicodeError, OverflowError, TypeError) as error:
             # The path is for the operator: what is raised may reach a model.
             logger.error("%s: %s: %s", self.path, type(error).__name__, error)
             raise StoreUnavailable(_reason(error)) from None
@@ -480,7 +518,7 @@ def _prepare(database: sqlite3.Connection) -> None:
     database.execute("commit")
 
 
-def _reason(error: sqlite3.Error | OSError) -> str:
+def _reason(error: Exception) -> str:
     code = getattr(error, "sqlite_errorname", None) or ""
     if "FULL" in code:
         return "The store of waiting programs cannot be written: its disk is full."
@@ -495,7 +533,7 @@ def _reason(error: sqlite3.Error | OSError) -> str:
 
 
 def _parked(database: sqlite3.Connection) -> int:
-    (count,) = database.execute("select count(*) from cells where not running").fetchone()
+    (count,) = database.execute("select count(*) from cells where running = 0").fetchone()
     return int(count)
 
 
@@ -525,4 +563,4 @@ def _end_of(database: sqlite3.Connection, cell_id: str, scope: Scope) -> Refusal
         " and agent = ? and session = ? and session_key = ? and run = ?",
         (cell_id, *scope),
     ).fetchone()
-    return row[0] if row else "unknown"
+    return row[0] if row and row[0] in get_args(End) else "unknown"

@@ -92,9 +92,9 @@ data = st.binary(max_size=60)
 
 limits = st.builds(Limits, numbers, numbers, numbers)
 outputs = st.lists(st.builds(Output, st.sampled_from(["text", "json"]), data), max_size=3)
-requests = st.lists(st.builds(Request, numbers, st.sampled_from(METHODS), data), max_size=3)
-replies = st.lists(st.builds(Settled, numbers, st.booleans(), data), max_size=3)
 words = st.integers(0, (1 << 32) - 1)
+requests = st.lists(st.builds(Request, words, st.sampled_from(METHODS), data), max_size=3)
+replies = st.lists(st.builds(Settled, numbers, st.booleans(), data), max_size=3)
 snapshots = st.builds(Frozen, data, words, st.tuples(words, words, words), data, words)
 
 questions: st.SearchStrategy[Question] = st.one_of(

@@ -352,9 +352,9 @@ def _frozen(values: list[Any]) -> Frozen:
 
 
 def _word(value: Any) -> int:
-    """An address or a length in the guest's memory."""
+    """A number that a guest's 32-bit word can hold: an address, a length, an id."""
     if not 0 <= _typed(value, int) < 1 << 32:
-        raise ProtocolError(f"{value} is no address")
+        raise ProtocolError(f"{value} does not fit a word")
     return int(value)
 
 
@@ -372,7 +372,7 @@ def _requests(values: Iterable[Any]) -> tuple[Request, ...]:
     for number, method, args in values:
         if method not in METHODS:
             raise ProtocolError(f"unknown method {method!r}")
-        made.append(Request(_typed(number, int), method, _typed(args, bytes)))
+        made.append(Request(_word(number), method, _typed(args, bytes)))
     return tuple(made)
 
 

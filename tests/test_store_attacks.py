@@ -1,0 +1,560 @@
+"""Attacks on parked programs: races, hostile rows, a store that fails at the worst moment."""
+
+import asyncio
+import os
+import sqlite3
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from clawmode import Approvals, CodeMode, CodeModeConfig, Pool, RunContext, tool
+from clawmode.exceptions import ProtocolError, StoreUnavailable
+from clawmode.hooks import BeforeToolCall, Hooks, RequireApproval, ToolCallDecision
+from clawmode.sandbox.pool import Cell
+from clawmode.sandbox.protocol import Frozen, Request, Suspended, decode_answer, encode
+from clawmode.snapshots import KeyRing
+from clawmode.sqlite_store import SqliteStore
+from clawmode.stores import MemoryStore, SnapshotStore, StoredCell
+from clawmode.tools import Tool
+
+pytestmark = pytest.mark.anyio
+
+WHO = RunContext(agent_id="a", session_id="s", session_key="k", run_id="r")
+YIELD = "await yield_control(); return 1"
+
+
+@pytest.fixture(scope="module")
+async def pool(anyio_backend: str) -> AsyncIterator[Pool]:
+    async with Pool(size=2) as opened:
+        yield opened
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> SnapshotStore:
+    return MemoryStore() if request.param == "memory" else SqliteStore(tmp_path / "state")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "state"
+
+
+def code_mode(
+    pool: Pool, store: SnapshotStore, tools: list[Tool] | None = None, **options: Any
+) -> CodeMode:
+    config = options.pop("config", CodeModeConfig(timeout_ms=400))
+    return CodeMode(
+        tools=tools or [], pool=pool, store=store, config=config, context=WHO, **options
+    )
+
+
+class Slow:
+    """Tools that answer when a test says so."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.answer = anyio.Event()
+
+        @tool
+        async def slow() -> int:
+            """Take long."""
+            self.calls += 1
+            await self.answer.wait()
+            return self.calls
+
+        @tool
+        async def quick() -> str:
+            """Take no time."""
+            return "quick"
+
+        self.tools = [slow, quick]
+
+
+def refusing(store: SnapshotStore, *methods: str) -> None:
+    """The next call of each method fails; those after it do not."""
+
+    def refuse(method: str) -> None:
+        async def unavailable(*args: Any, **options: Any) -> None:
+            delattr(store, method)
+            raise StoreUnavailable("The disk is full.")
+
+        setattr(store, method, unavailable)
+
+    for method in methods:
+        refuse(method)
+
+
+def calls_of(result: Any) -> list[str]:
+    return [entry["state"] for entry in result.calls]
+
+
+# ---- Who owns what ----
+
+
+@pytest.mark.covers("WA-2", "WA-11")
+async def test_programs_that_are_waited_for_at_once_by_a_new_object_go_on(
+    pool: Pool, folder: Path
+) -> None:
+    async with code_mode(pool, SqliteStore(folder)) as one:
+        ids = [(await one.exec(YIELD)).run_id for _ in range(3)]
+    values: list[object] = []
+
+    async def wait(run_id: str) -> None:
+        values.append((await two.wait(run_id)).value)
+
+    async with code_mode(pool, SqliteStore(folder)) as two, anyio.create_task_group() as waits:
+        for run_id in ids:
+            waits.start_soon(wait, run_id)
+    assert values == [1, 1, 1]
+    assert list((folder / "owners").iterdir()) == [], "an owner was lost sight of"
+
+
+@pytest.mark.covers("WA-3")
+@pytest.mark.parametrize("first", ["progress", "take"])
+async def test_a_claim_that_cannot_be_released_does_not_last(
+    pool: Pool, store: SnapshotStore, first: str
+) -> None:
+    async with code_mode(pool, store) as one:
+        run_id = (await one.exec(YIELD)).run_id
+        refusing(store, first, "release")
+        assert (await one.wait(run_id)).status == "failed"
+        assert (await one.wait(run_id)).value == 1
+
+
+async def test_a_program_whose_end_cannot_be_noted_is_not_busy_for_ever(
+    pool: Pool, store: SnapshotStore
+) -> None:
+    async with code_mode(pool, store) as one:
+        run_id = (await one.exec("await yield_control(); " + YIELD)).run_id
+        refusing(store, "park", "end")
+        assert (await one.wait(run_id)).code == "internal_error"
+        assert (await one.wait(run_id)).code == "runtime_unavailable"
+
+
+async def cancelled_inside(
+    monkeypatch: pytest.MonkeyPatch, method: str, made: Callable[[], Awaitable[Any]]
+) -> None:
+    """Cancels a task as asyncio does, while a thread is inside of a method of the store."""
+    original = getattr(SqliteStore, method)
+    inside, loop = asyncio.Event(), asyncio.get_running_loop()
+
+    def slowly(*args: Any, **options: Any) -> Any:
+        loop.call_soon_threadsafe(inside.set)
+        time.sleep(0.1)
+        return original(*args, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(SqliteStore, method, slowly)
+        task = asyncio.ensure_future(made())
+        await inside.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await anyio.sleep(0.2)
+
+
+@pytest.mark.covers("WA-2")
+async def test_a_wait_that_asyncio_cancels_leaves_no_claim(
+    pool: Pool, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with code_mode(pool, SqliteStore(folder)) as one:
+        run_id = (await one.exec(YIELD)).run_id
+        await cancelled_inside(monkeypatch, "_claim", lambda: one.wait(run_id))
+        assert (await one.wait(run_id)).value == 1
+
+
+@pytest.mark.covers("WA-10")
+async def test_an_exec_that_asyncio_cancels_leaves_no_program(
+    pool: Pool, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = SqliteStore(folder)
+    async with code_mode(pool, store) as one:
+        await cancelled_inside(monkeypatch, "_park", lambda: one.exec(YIELD))
+        assert await store.end_all(WHO.scope) == []
+
+
+async def test_a_closed_object_owns_nothing_again(pool: Pool, folder: Path) -> None:
+    slow = Slow()
+    async with anyio.create_task_group() as tasks:
+        async with code_mode(pool, SqliteStore(folder), slow.tools) as one:
+            run_id = (await one.exec("return await tools.slow()")).run_id
+            tasks.start_soon(one.wait, run_id)
+            await anyio.sleep(0.05)
+    assert (await one.wait(run_id)).code == "runtime_unavailable"
+    assert (await one.exec("return await tools.quick()")).code == "runtime_unavailable"
+    assert list((folder / "owners").iterdir()) == []
+
+
+async def test_a_forked_child_does_not_keep_an_owner_alive(folder: Path) -> None:
+    program = (
+        "import sys, anyio, os, time; from clawmode.sqlite_store import SqliteStore\n"
+        "store = SqliteStore(sys.argv[1]); print(anyio.run(store.join), flush=True)\n"
+        "if os.fork() == 0:\n"
+        "    os.closerange(0, 3); time.sleep(3); os._exit(0)\n"
+        "os.kill(os.getpid(), 9)"
+    )
+    done = await anyio.run_process([sys.executable, "-c", program, str(folder)], check=False)
+    assert not await SqliteStore(folder).alive(done.stdout.decode().strip())
+
+
+def test_a_store_serves_several_event_loops(folder: Path) -> None:
+    store, served = SqliteStore(folder), list[int]()
+
+    async def serve() -> None:
+        with anyio.fail_after(10):
+            for _ in range(100):
+                await store.progress("cm_1")
+        served.append(1)
+
+    threads = [threading.Thread(target=anyio.run, args=(serve,), daemon=True) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(15)
+    assert len(served) == 3
+
+
+# ---- Aborting ----
+
+
+class Held:
+    """A pool whose next freeze ends when a test says so."""
+
+    def __init__(self, pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.frozen, self.go = anyio.Event(), anyio.Event()
+        original = pool.freeze
+
+        async def freeze(cell: Cell) -> Frozen:
+            found = await original(cell)
+            self.frozen.set()
+            await self.go.wait()
+            return found
+
+        monkeypatch.setattr(pool, "freeze", freeze)
+
+
+@pytest.mark.covers("WA-7", "WA-10")
+@pytest.mark.parametrize("end", ["abort", "end_run"])
+async def test_a_program_that_is_ended_while_it_is_frozen_is_not_parked(
+    pool: Pool, store: SnapshotStore, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    held, results = Held(pool, monkeypatch), list[Any]()
+
+    async def run() -> None:
+        results.append(await one.exec(YIELD))
+
+    async with code_mode(pool, store) as one:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(run)
+            await held.frozen.wait()
+            (run_id,) = one._driver.active
+            await (one.abort(run_id) if end == "abort" else one.end_run())
+            held.go.set()
+        assert results[0].code == "aborted"
+        assert await store.progress(run_id) is None
+
+
+@pytest.mark.covers("WA-7")
+async def test_a_program_that_is_aborted_while_it_is_written_is_not_parked(pool: Pool) -> None:
+    writing, go = anyio.Event(), anyio.Event()
+
+    class Writing(MemoryStore):
+        async def park(self, cell: StoredCell, owner: str, limit: int, *, again: bool) -> None:
+            writing.set()
+            await go.wait()
+            await super().park(cell, owner, limit, again=again)
+
+    store, results = Writing(), list[Any]()
+
+    async def run() -> None:
+        results.append(await one.exec(YIELD))
+
+    async with code_mode(pool, store) as one:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(run)
+            await writing.wait()
+            (run_id,) = one._driver.active
+            assert await one.abort(run_id)
+            go.set()
+        assert results[0].code == "aborted"
+        assert await store.progress(run_id) is None
+
+
+@pytest.mark.covers("WA-7", "TR-5")
+async def test_a_call_does_not_begin_after_its_program_was_aborted(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held, slow, results = Held(pool, monkeypatch), Slow(), list[Any]()
+    config = CodeModeConfig(max_snapshot_bytes=500_000)
+    source = "globalThis.big = 'x'.repeat(3e6); return await tools.slow()"
+
+    async def run() -> None:
+        results.append(await one.exec(source))
+
+    async with code_mode(pool, MemoryStore(), slow.tools, config=config) as one:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(run)
+            await held.frozen.wait()
+            await one.abort(next(iter(one._driver.active)))
+            held.go.set()
+        await anyio.wait_all_tasks_blocked()
+    assert slow.calls == 0
+    assert calls_of(results[0]) == ["not_started"]
+
+
+@pytest.mark.covers("WA-10")
+async def test_a_second_wait_does_not_disturb_a_program_that_was_ended_elsewhere(
+    pool: Pool, store: SnapshotStore
+) -> None:
+    slow, results = Slow(), list[Any]()
+
+    async def run() -> None:
+        results.append(await one.wait(run_id))
+
+    async with code_mode(pool, store, slow.tools) as one, code_mode(pool, store) as two:
+        run_id = (await one.exec("await yield_control(); await tools.slow()")).run_id
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(run)
+            with anyio.fail_after(5):
+                while not slow.calls:  # noqa: ASYNC110 - a worker process runs
+                    await anyio.sleep(0.01)
+            await two.end_run()
+            assert (await one.wait(run_id)).status == "failed"
+    assert results[0].code == "aborted"
+
+
+async def test_no_question_is_left_of_a_program_that_ended_elsewhere(
+    pool: Pool, store: SnapshotStore
+) -> None:
+    approvals = Approvals(ask_for=["quick"])
+    source = "void tools.quick(); await yield_control(); throw 1"
+    async with (
+        code_mode(pool, store, Slow().tools, approvals=approvals) as one,
+        code_mode(pool, store, Slow().tools) as two,
+    ):
+        run_id = (await one.exec(source)).run_id
+        assert (await two.wait(run_id)).code == "internal_error"
+        assert (await one.wait(run_id)).code == "invalid_input"
+        await anyio.wait_all_tasks_blocked()
+        assert approvals.pending() == []
+        assert one._calls.groups == {}
+
+
+# ---- Hostile rows, names and workers ----
+
+ROWS = [
+    "update calls set state = 'completed'",
+    "update calls set state = 7",
+    "update calls set owner = x'00'",
+    "update calls set owner = ''",
+    "update calls set body = 5",
+    "delete from calls",
+    "update cells set record = 5",
+    "update cells set snapshot = 5",
+    "insert into replies (cell, body) select id, 5 from cells",
+    "update cells set holder = x'00'",
+    "insert into ended (id, agent, session, session_key, run, end)"
+    " select id, agent, session, session_key, run, 'bogus' from cells; delete from cells",
+    "insert into ended (id, agent, session, session_key, run, end)"
+    " select id, agent, session, session_key, run, x'00' from cells; delete from cells",
+]
+
+
+@pytest.mark.covers("WA-8")
+@pytest.mark.parametrize("row", ROWS)
+async def test_a_row_that_was_tampered_with_is_refused_or_harmless(
+    pool: Pool, folder: Path, row: str
+) -> None:
+    async with code_mode(pool, SqliteStore(folder), Slow().tools) as one:
+        run_id = (await one.exec("return await tools.slow()")).run_id
+    with sqlite3.connect(folder / "cells.sqlite") as database:
+        database.executescript(row)
+    database.close()
+    async with code_mode(pool, SqliteStore(folder), Slow().tools) as two:
+        for _ in range(2):
+            assert (await two.wait(run_id)).status == "failed"
+        await two.end_run()
+        assert two._calls.groups == {}
+
+
+@pytest.mark.covers("WA-1")
+@pytest.mark.parametrize("run_id", ["\ud800", "a\0b", "", "cm_" + "0" * 100_000])
+async def test_an_id_that_cannot_be_one_is_a_failed_result(
+    pool: Pool, store: SnapshotStore, run_id: str
+) -> None:
+    async with code_mode(pool, store) as one:
+        assert (await one.call("wait", {"runId": run_id}))["status"] == "failed"
+
+
+@pytest.mark.parametrize("number", [-1, 1 << 32, 1 << 63])
+def test_a_request_with_an_id_that_no_program_has_is_refused(number: int) -> None:
+    frame = encode(Suspended((Request(number, "call", b"[]"),)), 1)
+    with pytest.raises(ProtocolError):
+        decode_answer(frame[4:], 1)
+
+
+# ---- Answers ----
+
+
+@pytest.mark.covers("WA-11")
+async def test_an_answer_that_could_not_be_stored_reaches_another_object(
+    pool: Pool, store: SnapshotStore
+) -> None:
+    slow = Slow()
+    async with (
+        code_mode(pool, store, slow.tools) as one,
+        code_mode(pool, store, Slow().tools) as two,
+    ):
+        result = await one.exec("return await tools.slow()")
+        refusing(store, "settle")
+        slow.answer.set()
+        with anyio.fail_after(10):
+            while result.status == "waiting":
+                result = await two.wait(result.run_id)
+    assert result.value == 1
+
+
+@pytest.mark.covers("TR-5")
+async def test_an_unknown_outcome_stays_unknown_when_it_could_not_be_stored(
+    pool: Pool, folder: Path
+) -> None:
+    async with code_mode(pool, SqliteStore(folder), Slow().tools) as one:
+        run_id = (await one.exec("return await tools.slow()")).run_id
+    store = SqliteStore(folder)
+    async with code_mode(pool, store, Slow().tools) as two:
+        refusing(store, "settle")
+        assert calls_of(await two.wait(run_id)) == ["unknown"]
+
+
+@pytest.mark.covers("TR-5", "WA-11")
+async def test_a_call_that_ran_is_unknown_where_its_tool_is_not(pool: Pool, folder: Path) -> None:
+    async with code_mode(pool, SqliteStore(folder), Slow().tools) as one:
+        run_id = (await one.exec("return await tools.slow()")).run_id
+    async with code_mode(pool, SqliteStore(folder)) as two:
+        assert calls_of(await two.wait(run_id)) == ["unknown"]
+
+
+@pytest.mark.covers("WA-8")
+async def test_a_refused_program_s_calls_end_with_it(pool: Pool, folder: Path) -> None:
+    slow, approvals = Slow(), Approvals(ask_for=["quick"])
+    source = "await Promise.all([tools.quick(), tools.slow()])"
+    async with code_mode(pool, SqliteStore(folder), slow.tools, approvals=approvals) as one:
+        run_id = (await one.exec(source)).run_id
+        with sqlite3.connect(folder / "cells.sqlite") as database:
+            database.execute("update cells set snapshot = x'00'")
+        database.close()
+        slow.answer.set()
+        assert (await one.wait(run_id)).code == "snapshot_restore_failed"
+        await anyio.wait_all_tasks_blocked()
+        assert approvals.pending() == []
+        assert one._calls.groups == {}
+
+
+# ---- Keys ----
+
+
+async def test_a_process_reads_what_was_sealed_by_a_key_that_came_later(
+    pool: Pool, folder: Path
+) -> None:
+    async with code_mode(pool, SqliteStore(folder)) as old:
+        assert (await old.exec(YIELD)).status == "waiting"
+        KeyRing.rotate(folder)
+        async with code_mode(pool, SqliteStore(folder)) as new:
+            run_id = (await new.exec(YIELD)).run_id
+        assert (await old.wait(run_id)).value == 1
+
+
+def test_keys_that_are_made_at_once_are_all_kept(folder: Path) -> None:
+    KeyRing.load(folder)
+    threads = [threading.Thread(target=KeyRing.rotate, args=(folder,)) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len((folder / "snapshot.keys").read_text().split()) == 9
+    assert os.listdir(folder) == ["snapshot.keys"]
+
+
+# ---- Clocks ----
+
+
+@pytest.mark.covers("EX-6")
+async def test_a_timer_rings_although_the_clock_was_set_back(
+    pool: Pool, store: SnapshotStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = time.time
+    async with code_mode(pool, store) as one:
+        result = await one.exec("await new Promise((go) => setTimeout(go, 700)); return 1")
+        monkeypatch.setattr(time, "time", lambda: real() - 3600)
+        for _ in range(6):
+            if result.status == "waiting":
+                result = await one.wait(result.run_id)
+    assert result.value == 1
+
+
+# ---- The start of a program, and hooks ----
+
+
+def audited() -> Hooks:
+    """A hook that puts a line before every program, and wants a person to see it."""
+    hooks = Hooks()
+
+    def audit(call: BeforeToolCall) -> ToolCallDecision:
+        code = f"text('audited'); {call.params['code']}"
+        wish = RequireApproval(title="Run it?")
+        return ToolCallDecision(params={**call.params, "code": code}, require_approval=wish)
+
+    hooks.before_tool_call(audit)
+    return hooks
+
+
+@pytest.mark.covers("HK-4", "HK-2", "WA-11")
+async def test_a_person_is_shown_exactly_what_would_start_also_when_asked_again(
+    pool: Pool, folder: Path
+) -> None:
+    shown: list[object] = []
+    run_id = ""
+    for _ in range(2):
+        approvals = Approvals()
+        store = SqliteStore(folder)
+        async with code_mode(pool, store, hooks=audited(), approvals=approvals) as one:
+            result = await (one.wait(run_id) if run_id else one.exec("return 1"))
+            run_id = result.run_id
+            shown += [approvals.pending()[0].input[key] for key in ("code", "command")]
+            if len(shown) == 4:
+                approvals.resolve(approvals.pending()[0].id, "allow-once")
+                result = await one.wait(run_id)
+                assert result.output == [{"type": "text", "text": "audited"}]
+    assert shown == ["text('audited'); return 1"] * 4
+
+
+@pytest.mark.covers("HK-2")
+async def test_a_hook_that_empties_what_it_was_shown_breaks_nothing(pool: Pool) -> None:
+    hooks = Hooks()
+
+    def clear(call: BeforeToolCall) -> None:
+        call.params.clear()
+
+    hooks.before_tool_call(clear)
+    async with code_mode(pool, MemoryStore(), hooks=hooks) as one:
+        assert (await one.exec("return 1")).status in ("completed", "failed")
+
+
+# ---- Many ----
+
+
+async def test_the_count_of_parked_programs_reads_no_snapshot(folder: Path) -> None:
+    store = SqliteStore(folder)
+    assert await store.room(1)
+    with sqlite3.connect(folder / "cells.sqlite") as database:
+        plan = database.execute(
+            "explain query plan select count(*) from cells where running = 0"
+        ).fetchall()
+    database.close()
+    assert "COVERING INDEX" in plan[0][3]
