@@ -415,9 +415,10 @@ def word(ok: bool) -> str:
 
 
 async def fill_caches() -> None:
-    """Runs what compiles, so that no file is new later on."""
-    async with Pool(size=1) as pool:
+    """Runs what compiles, and what is loaded once, so that no file is new later on."""
+    async with Pool(size=1) as pool, CodeMode(tools=[double], pool=pool) as code_mode:
         await typed(pool)
+        await code_mode.exec("await tools.search('double a number')")
 
 
 def main() -> None:
