@@ -17,6 +17,7 @@ help: ## list the targets
 
 setup: $(STAMP) ## make .venv with everything, and the third-party guest files
 	@$(BIN)/python scripts/guest_files.py fetch
+	@$(BIN)/python scripts/test_files.py
 
 demo: setup ## run a cell end to end, offline, with a scripted model
 	@$(BIN)/python examples/demo.py

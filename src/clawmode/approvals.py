@@ -64,7 +64,7 @@ class Approvals:
     """Decides which calls need approval, and collects the answers.
 
     Args:
-        ask_for: Tools that always need approval: names or ids, with `*`.
+        ask_for: Tools that always need approval: names or ids, with `*`, or what decides it.
         approver: Answers at once, instead of a person.
         expiry_seconds: How long a person has.
     """
@@ -72,11 +72,11 @@ class Approvals:
     def __init__(
         self,
         *,
-        ask_for: Iterable[str] = (),
+        ask_for: Iterable[str] | Callable[[Tool], bool] = (),
         approver: Approver | None = None,
         expiry_seconds: float = EXPIRY_SECONDS,
     ) -> None:
-        self._ask_for = tuple(pattern.lower() for pattern in ask_for)
+        self._asks = ask_for if callable(ask_for) else _matching(ask_for)
         self._approver = approver
         self._expiry = expiry_seconds
         self._pending: dict[str, _Pending] = {}
@@ -108,7 +108,7 @@ class Approvals:
         """
         if (run.agent_id, tool.id) in self._always:
             return None
-        if not wishes and not self._needs(tool):
+        if not wishes and not self._asks(tool):
             return None
         wish = wishes[0] if wishes else RequireApproval(title=f"Run {tool.label or tool.name}?")
         seconds = min(wish.timeout_seconds or self._expiry, self._expiry)
@@ -124,10 +124,6 @@ class Approvals:
             always=f"{tool.id} for the agent {run.agent_id}",
             expires=time.time() + seconds,
         )
-
-    def _needs(self, tool: Tool) -> bool:
-        names = (tool.name.lower(), tool.id.lower())
-        return any(fnmatch.fnmatchcase(name, item) for item in self._ask_for for name in names)
 
     async def ask(self, question: Question) -> Resolution:
         """Waits for the answer, no longer than the question lives."""
@@ -175,3 +171,13 @@ class Approvals:
         known = (agent_id, tool_id) in self._always
         self._always.discard((agent_id, tool_id))
         return known
+
+
+def _matching(patterns: Iterable[str]) -> Callable[[Tool], bool]:
+    wanted = tuple(pattern.lower() for pattern in patterns)
+
+    def asks(tool: Tool) -> bool:
+        names = (tool.name.lower(), tool.id.lower())
+        return any(fnmatch.fnmatchcase(name, item) for item in wanted for name in names)
+
+    return asks

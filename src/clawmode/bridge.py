@@ -12,6 +12,7 @@ from clawmode.catalog import Catalog
 from clawmode.config import CodeModeConfig
 from clawmode.exceptions import ClawmodeError, ToolLookupError
 from clawmode.executor import ToolFailure
+from clawmode.mcp_namespace import McpNamespace
 from clawmode.namespaces import NamespaceCallRefused, NamespaceRuntime
 from clawmode.sandbox.protocol import MAX_REPLY, MAX_REQUEST, Request, Settled
 from clawmode.tools import JsonObject, Tool, ToolResult
@@ -36,18 +37,23 @@ class Bridge:
 
     catalog: Catalog
     namespaces: NamespaceRuntime
+    mcp: McpNamespace
     config: CodeModeConfig
     on_miss: Callable[[list[str]], None] = lambda words: None
 
     def look_up(self, request: Request) -> Settled:
-        """Answers a `search` or a `describe`."""
+        """Answers a `search`, a `describe` or an `$api`."""
         try:
             args = _arguments(request)
             if request.method == "search":
                 return _reply(request, list[JsonValue](self._search(args)))
+            if request.method == "api":
+                return _reply(request, self.mcp.describe(*(*args, None, None, None)[:3]))
             return _reply(request, self._describe(args))
         except (BadRequest, ToolLookupError) as error:
             return refuse(request, error.code, str(error))
+        except NamespaceCallRefused as error:
+            return refuse(request, "unknown_tool", str(error))
 
     def _search(self, args: list[JsonValue]) -> list[JsonObject]:
         query = args[0] if args else None
@@ -80,6 +86,8 @@ class Bridge:
         try:
             if request.method == "namespace":
                 namespace, path, given = (*args, None, None, None)[:3]
+                if namespace == "MCP":
+                    return self.mcp.resolve(path, given)
                 return self.namespaces.resolve(namespace, path, given)
             tool = self.catalog.resolve(_reference(args, "tools.call"))
         except ToolLookupError as error:

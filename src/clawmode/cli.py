@@ -76,6 +76,14 @@ ConfigOption = Annotated[
     str | None,
     typer.Option("--config", metavar="FILE", help="Default: clawmode.json5, if there is one."),
 ]
+McpConfigOption = Annotated[
+    str | None,
+    typer.Option(
+        "--mcp-config",
+        metavar="FILE",
+        help="MCP servers of another client's file (mcpServers), beside those configured.",
+    ),
+]
 PolicyOption = Annotated[
     str | None,
     typer.Option(
@@ -114,6 +122,7 @@ def run(
     ] = None,
     tools: ToolsOption = None,
     config: ConfigOption = None,
+    mcp_config: McpConfigOption = None,
     policy: PolicyOption = None,
     approve: ApproveOption = "ask",
     state: StateOption = None,
@@ -146,7 +155,7 @@ def run(
         if chosen not in LANGUAGES:
             _fail(f"--language must be {' or '.join(LANGUAGES)}, not {chosen!r}", USAGE)
         code = _read(file)
-        options = _options(tools, config, policy, approve, state, limits)
+        options = _options(tools, config, mcp_config, policy, approve, state, limits)
         cell = Foreground(
             options=options,
             setup=_set_up(options),
@@ -166,6 +175,7 @@ def wait_for(
     run_id: Annotated[str, typer.Argument(metavar="RUNID", help="As `run` told it.")],
     tools: ToolsOption = None,
     config: ConfigOption = None,
+    mcp_config: McpConfigOption = None,
     policy: PolicyOption = None,
     approve: ApproveOption = "ask",
     state: StateOption = None,
@@ -189,7 +199,7 @@ def wait_for(
     with _command() as out:
         from clawmode.foreground import Foreground
 
-        options = _options(tools, config, policy, approve, state, limits)
+        options = _options(tools, config, mcp_config, policy, approve, state, limits)
         cell = Foreground(
             options=options,
             setup=_set_up(options),
@@ -202,6 +212,36 @@ def wait_for(
     raise typer.Exit(EXIT[result.status])
 
 
+# ---- MCP ----
+
+
+@app.command("mcp")
+def serve_mcp(
+    http: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="Serve over HTTP there, not over stdio."),
+    ] = None,
+    tools: ToolsOption = None,
+    config: ConfigOption = None,
+    mcp_config: McpConfigOption = None,
+    policy: PolicyOption = None,
+    approve: ApproveOption = "ask",
+    timeout_ms: TimeoutOption = None,
+) -> None:
+    """Be an MCP server with two tools, exec and wait, in front of all the others.
+
+    Over HTTP clients show a bearer token: that of CLAWMODE_MCP_TOKEN, or one that is made and
+    printed.
+    """
+    with _told_errors():
+        from clawmode.mcp_command import serve
+
+        options = _options(
+            tools, config, mcp_config, policy, approve, None, {"timeout_ms": timeout_ms}
+        )
+        serve(_set_up(options), approve, http)
+
+
 # ---- Tools ----
 
 
@@ -209,6 +249,7 @@ def wait_for(
 def list_tools(
     tools: ToolsOption = None,
     config: ConfigOption = None,
+    mcp_config: McpConfigOption = None,
     policy: PolicyOption = None,
     everything: Annotated[
         bool, typer.Option("--all", help="Denied ones too, with the reason.")
@@ -219,7 +260,7 @@ def list_tools(
     with _command() as out:
         from clawmode.listings import list_all, print_entries
 
-        setup = _set_up(_options(tools, config, policy))
+        setup = _connected(_set_up(_options(tools, config, mcp_config, policy)))
         entries = list_all(setup.tools, setup.policy)
         shown = [entry for entry in entries if everything or "denied" not in entry]
         if as_json:
@@ -237,6 +278,7 @@ def search_tools(
     query: Annotated[str, typer.Argument(help="What you look for.")],
     tools: ToolsOption = None,
     config: ConfigOption = None,
+    mcp_config: McpConfigOption = None,
     policy: PolicyOption = None,
     limit: Annotated[int | None, typer.Option(min=1, help="How many, at most.")] = None,
     as_json: JsonOption = False,
@@ -245,7 +287,7 @@ def search_tools(
     with _command() as out:
         from clawmode.listings import print_found, search
 
-        setup = _set_up(_options(tools, config, policy))
+        setup = _connected(_set_up(_options(tools, config, mcp_config, policy)))
         wanted = min(limit or setup.config.search_default_limit, setup.config.max_search_limit)
         found = search(setup.catalog(), query, wanted)
         if as_json:
@@ -261,6 +303,7 @@ def show_tool(
     ],
     tools: ToolsOption = None,
     config: ConfigOption = None,
+    mcp_config: McpConfigOption = None,
     policy: PolicyOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -272,7 +315,7 @@ def show_tool(
         from clawmode.exceptions import ToolLookupError
         from clawmode.listings import page_of, print_page, why_not
 
-        setup = _set_up(_options(tools, config, policy))
+        setup = _connected(_set_up(_options(tools, config, mcp_config, policy)))
         try:
             page = page_of(setup.catalog(), reference)
         except ToolLookupError as error:
@@ -310,12 +353,38 @@ def check_config(
     raise typer.Exit(FAILED if report.errors else 0)
 
 
+@app.command()
+def doctor(
+    tools: ToolsOption = None,
+    config: ConfigOption = None,
+    mcp_config: McpConfigOption = None,
+    policy: PolicyOption = None,
+    state: StateOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Say whether everything is there that programs need, MCP servers included.
+
+    Exit status: 0 all is well, perhaps with notes; 1 there is a problem.
+    """
+    with _command() as out:
+        from clawmode.doctor import examine
+
+        found = examine(_options(tools, config, mcp_config, policy, "ask", state))
+        if as_json:
+            out.json({"findings": [asdict(finding) for finding in found]})
+        else:
+            rows = [(finding.health, finding.what, finding.detail) for finding in found]
+            out.table(["", "what", "detail"], rows)
+    raise typer.Exit(FAILED if any(each.health == "problem" for each in found) else 0)
+
+
 # ---- What the commands share ----
 
 
 def _options(
     tools: list[str] | None,
     config: str | None,
+    mcp_config: str | None,
     policy: str | None,
     approve: Approve = "ask",
     state: str | None = None,
@@ -326,6 +395,7 @@ def _options(
     return Options(
         tools=tuple(tools or ()),
         config=config,
+        mcp_config=mcp_config,
         policy=policy,
         approve=approve,
         state=state,
@@ -342,6 +412,15 @@ def _set_up(options: "Options") -> "Setup":
     return setup
 
 
+def _connected(setup: "Setup") -> "Setup":
+    """With the tools of its MCP servers, to be looked at."""
+    if not setup.servers:
+        return setup
+    from clawmode.mcp_command import with_servers
+
+    return with_servers(setup)
+
+
 def _read(file: str) -> str:
     try:
         if file == "-":
@@ -355,13 +434,22 @@ def _read(file: str) -> str:
 
 @contextmanager
 def _command() -> "Iterator[ProgramOutput]":
-    """What every command does at its edges: stdout of its own, and no traceback for anybody."""
-    from clawmode.exceptions import ClawmodeError, ConfigurationError
+    """What most commands do at their edges: stdout of their own, and no traceback for anybody."""
     from clawmode.terminal import ProgramOutput
 
     out = ProgramOutput()
-    try:
+    with _told_errors():
         yield out
+    if out.failure:
+        _fail(f"the output could not be written: {out.failure}", FAILED)
+
+
+@contextmanager
+def _told_errors() -> "Iterator[None]":
+    from clawmode.exceptions import ClawmodeError, ConfigurationError
+
+    try:
+        yield
     except ConfigurationError as error:
         _fail(str(error), USAGE)
     except ClawmodeError as error:
@@ -372,8 +460,6 @@ def _command() -> "Iterator[ProgramOutput]":
             # A tool that is not async goes on in its thread, and would hold the process.
             os._exit(STOPPED)
         raise typer.Exit(STOPPED) from None
-    if out.failure:
-        _fail(f"the output could not be written: {out.failure}", FAILED)
 
 
 def _fail(message: str, status: int) -> NoReturn:

@@ -9,8 +9,9 @@ import hashlib
 import json
 import re
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from types import TracebackType
+from typing import TYPE_CHECKING, Any
 
 import anyio
 from anyio.abc import TaskGroup
@@ -26,6 +27,7 @@ from clawmode.exceptions import ErrorCode, SandboxError, SnapshotKeyLost, StoreU
 from clawmode.executor import Executor, ToolFailure, Watcher
 from clawmode.gate import Gate, gate_input
 from clawmode.hooks import Hooks
+from clawmode.mcp_namespace import McpNamespace
 from clawmode.namespaces import (
     NamespaceContext,
     NamespaceRegistry,
@@ -55,6 +57,10 @@ from clawmode.tools import JsonObject, Tool
 from clawmode.types import JsonValue
 from clawmode.vectors import choose_ranker
 
+if TYPE_CHECKING:
+    from clawmode.mcp_client import McpServers
+    from clawmode.mcp_config import ServerSettings
+
 RUN_ID = re.compile(r"cm_[0-9a-f]{32}")
 
 CLOSED = "The run is closed."
@@ -65,6 +71,9 @@ class CodeMode:
 
     Args:
         tools: What programs may call, as far as the policy allows.
+        mcp_servers: Servers whose tools programs may call too: `{"github": {"command": "…", "args":
+            []}}`, `{"docs": {"url": "…"}}`. They are connected when it is entered; one that
+            cannot be reached leaves the rest working.
         config: Limits. Making the object is what activates code mode.
         policy: What is allowed: a `Policy`, or `{"allow": [...], "deny": [...]}`.
         hooks: What watches and decides about calls.
@@ -79,6 +88,7 @@ class CodeMode:
         self,
         *,
         tools: Iterable[Tool] = (),
+        mcp_servers: "Mapping[str, JsonValue] | Iterable[ServerSettings]" = (),
         config: CodeModeConfig | None = None,
         policy: Policy | dict[str, JsonValue] | None = None,
         hooks: Hooks | None = None,
@@ -93,18 +103,17 @@ class CodeMode:
         self.context = context or RunContext()
         if not isinstance(policy, Policy):
             policy = Policy.from_config(policy)
-        visible = policy.effective(tools)
-        self.catalog = Catalog(visible, ranker=choose_ranker())
         self.approvals = approvals or Approvals()
         self.executor = Executor(policy, hooks or Hooks(), self.approvals)
         self._spans = find_recorder()
         if self._spans is not None:
             self.executor.watchers.append(self._spans)
-        self.telemetry = Telemetry(len(self.catalog), self.catalog.breakdown())
-        scopes = NamespaceContext(self.context, self.config, lambda: self._closed)
-        registry = namespaces or default_registry
-        self.namespaces = NamespaceRuntime(registry.visible(visible), visible, scopes)
-        bridge = Bridge(self.catalog, self.namespaces, self.config, self.telemetry.miss)
+        self.telemetry = Telemetry()
+        self._registry = namespaces or default_registry
+        self._own_tools = list(tools)
+        self._settings = _read_settings(mcp_servers)
+        self._servers: McpServers | None = None
+        bridge = self._bridge_to(self._own_tools)
         self._gate = Gate(self.executor, self.context, self.config)
         self._parking = Parking(store, self.context, self.config)
         self._calls = Calls(
@@ -121,16 +130,63 @@ class CodeMode:
             pool=pool or Pool(),
             calls=self._calls,
             parking=self._parking,
-            bridge=bridge,
             config=self.config,
             telemetry=self.telemetry,
             install=self._install,
         )
-        self._installed = Installed()
         self._opened = contextlib.AsyncExitStack()
         self._tasks: TaskGroup | None = None
         self._waits: set[str] = set()
         self._closed = False
+
+    # ---- Tools ----
+
+    @property
+    def catalog(self) -> Catalog:
+        """What programs can find and call."""
+        return self._calls.bridge.catalog
+
+    @property
+    def namespaces(self) -> NamespaceRuntime:
+        """The namespaces that programs see."""
+        return self._calls.bridge.namespaces
+
+    def offer(self, tools: Iterable[Tool]) -> None:
+        """Makes these, as far as the policy allows, what programs can call from now on.
+
+        A program that runs already keeps the names that it started with; a call of what is gone
+        fails.
+
+        Raises:
+            DuplicateTool: Two of them have the same id; nothing has changed.
+        """
+        self._calls.bridge = self._bridge_to(tools)
+
+    def _make_servers(self) -> "McpServers":
+        from clawmode.mcp_client import McpServers  # takes a second, and few need it
+
+        return McpServers(self._settings, on_change=lambda view: self._offer_anew())
+
+    def _offer_anew(self) -> None:
+        if self._servers is not None:
+            self.offer([*self._own_tools, *self._servers.tools()])
+
+    @property
+    def missing_servers(self) -> dict[str, str]:
+        """MCP servers that cannot be reached, and why, for people."""
+        views = () if self._servers is None else self._servers.views
+        return {view.name: view.problem for view in views if view.problem}
+
+    def _bridge_to(self, tools: Iterable[Tool]) -> Bridge:
+        visible = self.executor.policy.effective(tools)
+        catalog = Catalog(visible, ranker=choose_ranker())
+        scopes = NamespaceContext(self.context, self.config, lambda: self._closed)
+        namespaces = NamespaceRuntime(self._registry.visible(visible), visible, scopes)
+        self.telemetry.catalog_size = len(catalog)
+        self.telemetry.sources = catalog.breakdown()
+        self._installed = Installed()
+        mcp = McpNamespace(catalog.entries)
+        return Bridge(catalog, namespaces, mcp, self.config, self.telemetry.miss)
 
     # ---- Open and close ----
 
@@ -141,6 +197,9 @@ class CodeMode:
             # Calls go on while their cell is parked.
             self._tasks = await opened.enter_async_context(anyio.create_task_group())
             self._calls.tasks = self._tasks
+            if self._settings:
+                self._servers = await opened.enter_async_context(self._make_servers())
+                await self._servers.connect()
             # So that no deadline has to cover the start of the first worker.
             await self._driver.pool.ready()
             self._opened = opened.pop_all()
@@ -213,7 +272,10 @@ class CodeMode:
 
     def definitions(self, format: Format = "openai") -> list[JsonObject]:
         """Exactly two tools, `exec` and `wait`, as a provider or MCP wants them written."""
-        text = exec_description(self.catalog, self.namespaces, self.config)
+        bridge = self._calls.bridge
+        text = exec_description(
+            bridge.catalog, bridge.namespaces, bridge.mcp, self.config, list(self.missing_servers)
+        )
         return [
             definition(format, "exec", text, exec_schema(self.config)),
             definition(format, "wait", WAIT_DESCRIPTION, WAIT_SCHEMA),
@@ -443,9 +505,21 @@ class CodeMode:
         if not self._installed.key and (len(self.catalog) or scopes):
             names = json.dumps(self.catalog.convenience()).encode()
             parts = (self.catalog.all_tools_json, names, json.dumps(scopes).encode())
-            data = b'{"tools":%s,"names":%s,"namespaces":%s}' % parts
+            parts = (*parts, json.dumps(self._calls.bridge.mcp.setup()).encode())
+            data = b'{"tools":%s,"names":%s,"namespaces":%s,"mcp":%s}' % parts
             self._installed = Installed(hashlib.sha256(data).digest(), data)
         return self._installed
 
     def _deadline(self) -> float:
         return time.monotonic() + self.config.timeout_ms / 1000
+
+
+def _read_settings(
+    servers: "Mapping[str, JsonValue] | Iterable[ServerSettings]",
+) -> "list[ServerSettings]":
+    if not isinstance(servers, Mapping):
+        return list(servers)
+    from clawmode.mcp_config import read_servers
+
+    named: Any = servers
+    return read_servers(dict(named)).unwrap()

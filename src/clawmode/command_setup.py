@@ -13,10 +13,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from clawmode import config_file, json5
+from clawmode import config_file, json5, mcp_config
 from clawmode.catalog import Catalog
 from clawmode.config import CodeModeConfig
 from clawmode.exceptions import ConfigurationError
+from clawmode.mcp_config import ServerSettings
 from clawmode.policy import KEYS, Config, Policy
 from clawmode.tool_loading import load_tools
 from clawmode.tools import Tool
@@ -36,6 +37,7 @@ class Options:
 
     tools: tuple[str, ...] = ()
     config: str | None = None
+    mcp_config: str | None = None
     policy: str | None = None
     state: str | None = None
     approve: str = "ask"
@@ -46,9 +48,9 @@ class Options:
         words = [*_called(), "wait", run_id]
         for reference in self.tools:
             words += ["--tools", reference]
-        for name in ("config", "policy", "state"):
+        for name in ("config", "mcp_config", "policy", "state"):
             if (value := getattr(self, name)) is not None:
-                words += [f"--{name}", value]
+                words += [option_of(name), value]
         if self.approve != "ask":
             words += ["--approve", self.approve]
         for name, number in self.limits.items():
@@ -61,12 +63,14 @@ class Setup:
     """What the options and the configuration together say.
 
     Attributes:
-        tools: All of them, denied ones too.
+        tools: All of Python's, denied ones too.
+        servers: The MCP servers, not connected.
         notes: What was not taken as it was given, for people.
         state: The folder in which cells wait.
     """
 
     tools: list[Tool]
+    servers: list[ServerSettings]
     policy: Policy
     config: CodeModeConfig
     state: Path
@@ -91,16 +95,30 @@ def set_up(options: Options) -> Setup:
     for name, used in ((name, getattr(config.clamped(), name)) for name in limits):
         if used != limits[name]:
             notes.append(f"{option_of(name)} {limits[name]} is out of range: {used} is used")
+    servers, told = _servers(file.data, options.mcp_config)
+    notes += told
     layers = configured_policy(file.data, AGENT).layers
     if options.policy is not None:
         layers += read_policy(options.policy).layers
     return Setup(
         tools=load_tools(options.tools),
+        servers=servers,
         policy=Policy(layers),
         config=config,
         state=state_folder(options.state),
         notes=notes,
     )
+
+
+def _servers(
+    data: Mapping[str, JsonValue], other: str | None
+) -> tuple[list[ServerSettings], list[str]]:
+    """The servers of our configuration, and of another client's."""
+    found = [mcp_config.read(data)]
+    if other is not None:
+        found.append(mcp_config.load(other))
+    notes = [str(warning) for each in found for warning in each.warnings]
+    return [server for each in found for server in each.unwrap()], notes
 
 
 def option_of(name: str) -> str:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 
 import anyio
 
-from clawmode.bridge import Bridge
 from clawmode.calls import Calls
 from clawmode.config import CodeModeConfig
 from clawmode.exceptions import (
@@ -81,7 +80,6 @@ class Driver:
     pool: Pool
     calls: Calls
     parking: Parking
-    bridge: Bridge
     config: CodeModeConfig
     telemetry: Telemetry
     install: Callable[[], Installed]
@@ -229,7 +227,7 @@ class Driver:
                 return None
         denied = next((reply for reply in replies if reply.id == GATE and not reply.ok), None)
         if denied is not None:
-            return Failed("invalid_input", self.bridge.message_of(denied))
+            return Failed("invalid_input", self.calls.bridge.message_of(denied))
         installed = self.install()
         start = replace(
             run.start,
@@ -278,19 +276,21 @@ class Driver:
         for request in idle.requests:
             if request.method == "yield":
                 run.yields.append(request.id)
-            elif request.method in ("search", "describe"):
+            elif request.method in ("search", "describe", "api"):
                 run.inbox.append(await self._look_up(request))
             else:
                 self.calls.open(run, request)
         self.calls.start(group)
 
     async def _look_up(self, request: Request) -> Settled:
-        if request.method == "describe":
+        if request.method != "search":
             self.telemetry.describes += 1
-            return self.bridge.look_up(request)
+            return self.calls.bridge.look_up(request)
         self.telemetry.searches += 1
         # The first search of a run reads the whole catalog: others have better to do meanwhile.
-        return await anyio.to_thread.run_sync(self.bridge.look_up, request, limiter=self.searching)
+        return await anyio.to_thread.run_sync(
+            self.calls.bridge.look_up, request, limiter=self.searching
+        )
 
     def _check_ids(self, run: Run, requests: tuple[Request, ...]) -> None:
         """No honest worker repeats an id, and an answer to one must not reach another call."""

@@ -88,6 +88,7 @@ class Foreground:
     def _open_code_mode(self, approvals: Approvals) -> CodeMode:
         return CodeMode(
             tools=self.setup.tools,
+            mcp_servers=self.setup.servers,
             config=self.setup.config,
             policy=self.setup.policy,
             approvals=approvals,
@@ -126,7 +127,6 @@ class Foreground:
         asks = self.approve == "ask" and self.wait
         return make_approvals(
             self.approve,
-            self.setup.tools,
             later=not self.wait,
             terminal=Terminal.find(stdin_is_taken=self.stdin_is_taken) if asks else None,
             paused=view.paused,

@@ -10,9 +10,8 @@ import sys
 import termios
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractContextManager, asynccontextmanager
-from glob import escape
 from typing import IO, Literal, TypeAlias
 
 import anyio
@@ -151,7 +150,7 @@ class Desk(Approvals):
     def __init__(
         self,
         *,
-        ask_for: Iterable[str],
+        ask_for: Callable[[Tool], bool],
         terminal: Terminal,
         paused: Callable[[], AbstractContextManager[None]],
     ) -> None:
@@ -243,7 +242,6 @@ async def decided(approvals: Approvals) -> bool:
 
 def make_approvals(
     mode: Mode,
-    tools: Iterable[Tool],
     *,
     later: bool,
     terminal: Terminal | None,
@@ -254,13 +252,14 @@ def make_approvals(
 
     Args:
         mode: `always` and `never` answer in a person's place.
-        tools: What may be called.
         later: Nobody is asked now: the program is left waiting.
         terminal: Where a person is; without one, nothing that has to be asked about is allowed.
         paused: As for `Desk`.
         tell: Says why a call was refused.
     """
-    ask_for = [escape(tool.id) for tool in tools if tool.effect != "read"]
+
+    def ask_for(tool: Tool) -> bool:
+        return tool.effect != "read"
 
     def refuse(question: Question) -> Decision:
         name = one_line(question.tool_id, MAX_WORDS)

@@ -1,13 +1,15 @@
 """JSON Schema as a compact TypeScript type, for one line of a prompt.
 
-Says what a caller must write and drops the rest. Never fails: whatever a schema holds, the answer
-is short and takes a bounded number of steps; what cannot be said is `any`.
+Says what a caller must write and drops the rest; `schema_types` spells it out. Never fails:
+whatever a schema holds, the answer is short and takes a bounded number of steps; what cannot be
+said is `any`.
 """
 
 import json
 from collections.abc import Iterable, Mapping
 from itertools import islice
 
+from clawmode.schema_types import PRIMITIVES, collect_strings, find_reference
 from clawmode.types import JsonValue
 
 MAX_CHARS = 400
@@ -20,14 +22,6 @@ MAX_WORD_CHARS = 60
 # Both end references that lead in circles; the second before Python's stack does.
 MAX_STEPS = 200
 MAX_NESTING = 16
-
-_PRIMITIVES = {
-    "string": "string",
-    "number": "number",
-    "integer": "number",
-    "boolean": "boolean",
-    "null": "null",
-}
 
 
 def render_input(schema: Mapping[str, JsonValue]) -> str:
@@ -63,7 +57,7 @@ class _Renderer:
         properties = schema.get("properties")
         if not isinstance(properties, Mapping):
             return "{}"
-        required = _strings(schema.get("required"))
+        required = collect_strings(schema.get("required"), MAX_STEPS)
         shown = _choose(properties, required)
         parts = [
             f"{_render_key(key)}{mark}: {self.render(properties[key], objects)}"
@@ -74,7 +68,7 @@ class _Renderer:
 
     def _render_schema(self, schema: Mapping[str, object], objects: int) -> str:
         if "$ref" in schema:
-            return self.render(self._find(schema["$ref"]), objects)
+            return self.render(find_reference(self._root, schema["$ref"]), objects)
         values = [schema["const"]] if "const" in schema else schema.get("enum")
         if isinstance(values, list) and (literals := _render_literals(values)):
             return literals
@@ -85,14 +79,6 @@ class _Renderer:
             if isinstance(members, list) and (key != "allOf" or len(members) == 1):
                 return self._render_union(members, objects)
         return self._render_kinds(schema, objects)
-
-    def _find(self, reference: object) -> object:
-        if not isinstance(reference, str) or not reference.startswith("#/"):
-            return None
-        found: object = self._root
-        for part in reference[2:].split("/", 8):
-            found = found.get(part) if isinstance(found, Mapping) else None
-        return found
 
     def _render_union(self, members: list[object], objects: int) -> str:
         if len(members) > MAX_MEMBERS:
@@ -112,7 +98,7 @@ class _Renderer:
             return f"({inner})[]" if " | " in inner else f"{inner}[]"
         if kind == "object":
             return self._render_object(schema, objects)
-        return _PRIMITIVES.get(kind, "any") if isinstance(kind, str) else "any"
+        return PRIMITIVES.get(kind, "any") if isinstance(kind, str) else "any"
 
     def _render_object(self, schema: Mapping[str, object], objects: int) -> str:
         if schema.get("properties"):
@@ -123,18 +109,13 @@ class _Renderer:
         return "object"
 
 
-def _choose(properties: Mapping[object, object], required: set[str]) -> list[str]:
+def _choose(properties: Mapping[object, object], required: Mapping[str, None]) -> list[str]:
     """The properties to show, as declared; if there are too many, required ones come first."""
     keys = [key for key in islice(properties, MAX_STEPS) if isinstance(key, str)]
     keys = [key for key in keys if len(key) <= MAX_WORD_CHARS]
     if len(keys) > MAX_PROPERTIES:
         keys.sort(key=lambda key: key not in required)
     return keys[:MAX_PROPERTIES]
-
-
-def _strings(value: object) -> set[str]:
-    items = value[:MAX_STEPS] if isinstance(value, list) else []
-    return {item for item in items if isinstance(item, str)}
 
 
 def _render_key(key: str) -> str:

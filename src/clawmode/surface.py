@@ -4,10 +4,12 @@ The text is the same for the same catalog, byte for byte, so that providers can 
 Words of MCP servers and clients never enter it: they are untrusted.
 """
 
+from collections.abc import Sequence
 from typing import Literal, TypeAlias
 
 from clawmode.catalog import Catalog
 from clawmode.config import CodeModeConfig
+from clawmode.mcp_namespace import McpNamespace
 from clawmode.namespaces import NamespaceRuntime
 from clawmode.tools import JsonObject
 from clawmode.types import JsonValue
@@ -41,7 +43,21 @@ already: do not repeat it blindly.
 `TextEncoder` exist. Time zone UTC."""
 
 
-def exec_description(catalog: Catalog, namespaces: NamespaceRuntime, config: CodeModeConfig) -> str:
+_MCP = """\
+MCP servers: {servers}. `await API.list("mcp")` lists files of declarations, `await \
+API.read("mcp/<server>.d.ts")` shows one; then call `await MCP.<server>.<tool>(input)` with one \
+object. `isError: true` in a result is the tool's own failure."""
+
+MAX_SERVERS = 50
+
+
+def exec_description(
+    catalog: Catalog,
+    namespaces: NamespaceRuntime,
+    mcp: McpNamespace,
+    config: CodeModeConfig,
+    missing: Sequence[str] = (),
+) -> str:
     """The text of `exec`: how to write a program, the run's namespaces, the index of names."""
     languages = {"javascript": "JavaScript", "typescript": "TypeScript"}
     parts = [
@@ -52,6 +68,14 @@ def exec_description(catalog: Catalog, namespaces: NamespaceRuntime, config: Cod
             seconds=f"{config.timeout_ms / 1000:g}",
         )
     ]
+    if mcp:
+        # The servers' names are the operator's; those of their tools are strangers' words.
+        names = mcp.server_names()
+        more = f" and {len(names) - MAX_SERVERS} more" if len(names) > MAX_SERVERS else ""
+        parts.append(_MCP.format(servers=", ".join(names[:MAX_SERVERS]) + more))
+    if missing:
+        names = ", ".join(missing[:MAX_SERVERS])
+        parts.append(f"MCP servers that cannot be reached now: {names}.")
     if prompts := namespaces.prompt_text():
         parts.append("Namespaces:\n" + prompts)
     if index := catalog.index_text(config.index_max_chars):

@@ -187,6 +187,10 @@ class Pool:
             while self._reap():  # noqa: ASYNC110 - the kernel sets no event of ours
                 await anyio.sleep(0.002)
 
+    def lockdown_notes(self) -> list[str]:
+        """What the workers could not give up, on this machine."""
+        return list(dict.fromkeys(note for worker in self._workers for note in worker.notes))
+
     # ---- Cells ----
 
     def cell(self, frozen: Frozen | None = None) -> Cell:

@@ -22,7 +22,7 @@ from clawmode.types import JsonText
 
 Language: TypeAlias = Literal["javascript", "typescript"]
 LANGUAGES: tuple[Language, ...] = get_args(Language)
-Method: TypeAlias = Literal["call", "search", "describe", "namespace", "yield"]
+Method: TypeAlias = Literal["call", "search", "describe", "namespace", "api", "yield"]
 METHODS: tuple[Method, ...] = get_args(Method)
 Part: TypeAlias = Literal["quickjs", "swc", "acorn"]
 

@@ -822,6 +822,102 @@
     return scope;
   }
 
+  // ---- MCP servers, and the files that describe them ----
+
+  // Null prototypes here too: servers and their tools choose their names.
+  const MCP = { __proto__: null };
+  let files = { __proto__: null }; // by path: description, bytes, text
+
+  function define(target, key, value) {
+    defineProperty(target, key, {
+      __proto__: null, value, writable: true, configurable: true, enumerable: true,
+    });
+  }
+
+  function callsOf(target, server, path, names) {
+    for (let i = 0; i < names.length; i++) {
+      const place = [server, ...path, names[i]];
+      const call = (input) => request("namespace", ["MCP", place, [input === undefined ? {} : input]]);
+      defineProperty(call, "name", { __proto__: null, value: names[i] });
+      define(target, names[i], call);
+    }
+    return target;
+  }
+
+  function apiOf(server) {
+    return (tool, options) => request("api", [server, tool ?? null, options ?? {}]);
+  }
+
+  function serverOf(name, described) {
+    const server = callsOf({ __proto__: null }, name, [], described.functions);
+    define(server, "$api", apiOf(name));
+    const groups = objectKeys(described.groups);
+    for (let i = 0; i < groups.length; i++) {
+      const calls = described.groups[groups[i]];
+      define(server, groups[i], callsOf({ __proto__: null }, name, [groups[i]], calls));
+    }
+    return server;
+  }
+
+  // A server's functions are made when it is first used: most programs use one of fifty.
+  function addServer(name, described) {
+    defineProperty(MCP, name, {
+      __proto__: null, configurable: true, enumerable: true,
+      get() {
+        const server = serverOf(name, described);
+        define(MCP, name, server);
+        return server;
+      },
+      set(value) { define(MCP, name, value); },
+    });
+  }
+
+  function pathOf(path) {
+    if (typeof path !== "string") throw new NativeTypeError("API takes a path, a string.");
+    const end = path.length > 1 && path[path.length - 1] === "/" ? path.length - 1 : path.length;
+    let start = 0;
+    for (let i = 0; i <= end; i++) {
+      if (i < end && path[i] !== "/") continue;
+      const segment = slice(path, start, i);
+      if (segment === "" || segment === "." || segment === "..") {
+        throw new NativeError("API paths have no empty, '.' or '..' segments.");
+      }
+      start = i + 1;
+    }
+    return slice(path, 0, end);
+  }
+
+  const API = {
+    async list(prefix) {
+      const wanted = prefix === undefined || prefix === "" ? "" : pathOf(prefix);
+      const found = [];
+      const paths = objectKeys(files);
+      for (let i = 0; i < paths.length; i++) {
+        const path = paths[i];
+        const below = slice(path, 0, wanted.length + 1) === wanted + "/";
+        if (wanted !== "" && path !== wanted && !below) continue;
+        const { description, bytes } = files[path];
+        define(found, found.length, { path, description, bytes });
+      }
+      return found;
+    },
+    async read(path) {
+      const file = files[pathOf(path)];
+      if (file === undefined) {
+        throw new NativeError("There is no file " + tag(slice(path, 0, 200)) + ": API.list() has all.");
+      }
+      return file.text;
+    },
+  };
+
+  function installMcp(mcp) {
+    files = { __proto__: null };
+    for (let i = 0; i < mcp.files.length; i++) files[mcp.files[i].path] = mcp.files[i];
+    const names = objectKeys(mcp.servers);
+    for (let i = 0; i < names.length; i++) addServer(names[i], mcp.servers[names[i]]);
+    if (names.length) defineProperty(MCP, "$api", { __proto__: null, value: apiOf(null) });
+  }
+
   // What a run adds to the image, before any of its cells: its catalog and its namespaces. Costs
   // once per catalog: the memory afterwards is an image too.
   function install(text) {
@@ -842,6 +938,7 @@
       expose(globalThis, { [global]: made });
       namespaces[global] = made;
     }
+    if (setup.mcp) installMcp(setup.mcp);
   }
 
   expose(globalThis, web);
@@ -877,7 +974,8 @@
       get timeOrigin() { return mailbox[STARTED]; },
     },
     ALL_TOOLS: [],
-    MCP: {},
+    MCP,
+    API,
     namespaces,
   });
   expose(Math, { random() { return nextRandom() / 4294967296; } });

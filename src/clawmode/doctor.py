@@ -1,0 +1,115 @@
+"""`clawmode doctor`: whether everything that programs need is there, and if not, what to do."""
+
+import time
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import anyio
+
+from clawmode import command_setup
+from clawmode.code_mode import CodeMode
+from clawmode.command_setup import Options, Setup
+from clawmode.exceptions import ClawmodeError, ConfigurationError
+from clawmode.mcp_client import McpServers, ServerView
+from clawmode.policy import Policy
+from clawmode.sandbox.pool import Pool
+from clawmode.sqlite_store import SqliteStore
+from clawmode.stores import MemoryStore
+from clawmode.vectors import MissingExtra, choose_ranker
+
+Health: TypeAlias = Literal["ok", "note", "problem"]
+
+CELLS = {"javascript": "return 1 + 1", "typescript": "const n: number = 2; return n"}
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What was looked at, and how it is."""
+
+    what: str
+    health: Health
+    detail: str
+
+
+def examine(options: Options) -> list[Finding]:
+    """Looks at everything; does not raise."""
+    return anyio.run(_collect, options)
+
+
+async def _collect(options: Options) -> list[Finding]:
+    found = [finding async for finding in _runtime()]
+    found += _search()
+    try:
+        setup = command_setup.set_up(options)
+    except ConfigurationError as error:
+        return [*found, Finding("configuration", "problem", str(error))]
+    found += _configuration(options, setup)
+    found.append(await _store(setup))
+    found += [finding async for finding in _servers(setup)]
+    return found
+
+
+async def _runtime() -> AsyncIterator[Finding]:
+    async with Pool(size=1) as pool, CodeMode(pool=pool, store=MemoryStore()) as code_mode:
+        for language, source in CELLS.items():
+            began = time.monotonic()
+            result = await code_mode.exec(source, language)
+            if result.value == 2:
+                took = f"a cell ran in {(time.monotonic() - began) * 1000:.0f} ms"
+                yield Finding(language, "ok", took)
+            else:
+                yield Finding(language, "problem", result.error or "a cell gave a wrong value")
+        notes = pool.lockdown_notes()
+        yield Finding("lockdown", "note" if notes else "ok", "; ".join(notes) or "complete")
+
+
+def _search() -> Iterator[Finding]:
+    try:
+        choose_ranker(required=True)
+        yield Finding("search", "ok", "by words and by meaning")
+    except MissingExtra as error:
+        yield Finding("search", "note", f"by words alone: {error}")
+
+
+def _configuration(options: Options, setup: Setup) -> Iterator[Finding]:
+    report = command_setup.check(options.config)
+    told = [problem.text for problem in report.warnings] + setup.notes
+    where = "none: everything has its default" if report.path is None else str(report.path)
+    yield Finding("configuration", "ok", where)
+    yield from (Finding("configuration", "note", text) for text in dict.fromkeys(told))
+    shown = len(setup.policy.effective(setup.tools))
+    yield Finding("tools", "ok", f"{shown} of {len(setup.tools)} Python tools are allowed")
+
+
+async def _store(setup: Setup) -> Finding:
+    store = SqliteStore(setup.state)
+    try:
+        await store.leave(await store.join())
+        await anyio.to_thread.run_sync(lambda: store.keys)
+    except ClawmodeError as error:
+        return Finding("store", "problem", f"{setup.state}: {error}")
+    return Finding("store", "ok", str(setup.state))
+
+
+async def _servers(setup: Setup) -> AsyncIterator[Finding]:
+    async with McpServers(setup.servers) as servers:
+        for view in await servers.connect():
+            for finding in _server(view, setup.policy):
+                yield finding
+
+
+def _server(view: ServerView, policy: Policy) -> Iterator[Finding]:
+    what = f"MCP {view.name}"
+    if view.problem:
+        yield Finding(what, "problem", view.problem)
+        return
+    if view.state == "disabled":
+        yield Finding(what, "note", "switched off")
+        return
+    yield Finding(what, "ok", f"{len(view.tools)} tools")
+    yield from (Finding(what, "note", note) for note in view.notes)
+    reasons = [reason for tool in view.tools if (reason := policy.why_denied(tool)) is not None]
+    if reasons:
+        text = f"policy hides {len(reasons)} of its tools: {reasons[0]}"
+        yield Finding(what, "note", text)

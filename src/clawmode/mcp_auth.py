@@ -1,0 +1,248 @@
+"""OAuth for MCP servers: the SDK's flow, with a place for tokens and a way back from the browser.
+
+A person is asked as for any other question of a server: to open an address. The browser then comes
+back to a port of this machine that nobody else can reach.
+"""
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import socket
+import tempfile
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
+
+import anyio
+import httpx2
+from anyio.abc import Listener, SocketStream
+from mcp.client.auth import (
+    AuthorizationCodeResult,
+    OAuthClientProvider,
+    OAuthFlowError,
+)
+from mcp.client.auth.extensions.client_credentials import ClientCredentialsOAuthProvider
+from mcp.shared.auth import OAuthClientInformationFull, OAuthClientMetadata, OAuthToken
+
+from clawmode.mcp_config import OAuth, ServerSettings
+from clawmode.mcp_session import OnInput
+from clawmode.tools import JsonObject
+
+logger = logging.getLogger("clawmode.mcp")
+
+LOGIN_SECONDS = 300.0
+READ_SECONDS = 10.0
+MAX_REQUEST = 16 << 10
+HOST = "127.0.0.1"
+
+PAGE = b"<!doctype html><title>clawmode</title><p>Done. You can close this window."
+
+Pause = Callable[[], AbstractContextManager[None]]
+"""Stops the clocks of a server while a person is busy."""
+
+
+def make_auth(
+    settings: ServerSettings, on_input: OnInput | None, tokens: Path | None, pause: Pause
+) -> httpx2.Auth | None:
+    """What adds the authorization to each request; None if nothing has to be asked for.
+
+    Args:
+        settings: The server.
+        on_input: Asks a person.
+        tokens: Where tokens are kept; without it they last as long as the result.
+        pause: Around the time that a person takes.
+    """
+    wanted = settings.auth
+    if not isinstance(wanted, OAuth) or not settings.enabled:
+        return None
+    scope = " ".join(wanted.scopes) or None
+    storage = _Tokens(settings, tokens)
+    if wanted.grant == "client_credentials":
+        assert wanted.client_id is not None
+        assert wanted.client_secret is not None
+        return ClientCredentialsOAuthProvider(
+            settings.url,
+            storage,
+            wanted.client_id,
+            wanted.client_secret,
+            scope=scope,
+            issuer=wanted.issuer,
+        )
+    login = _Login(settings.name, on_input, pause, wanted.redirect_port or _free_port())
+    metadata = OAuthClientMetadata.model_validate(
+        {"redirect_uris": [login.address], "client_name": "clawmode", "scope": scope}
+    )
+    storage.expect(wanted, login.address)
+    return OAuthClientProvider(settings.url, metadata, storage, login.begin, login.finish)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return int(probe.getsockname()[1])
+
+
+# ---- Tokens ----
+
+
+class _Tokens:
+    """Keeps tokens and the client's registration, in memory and perhaps in a file."""
+
+    def __init__(self, settings: ServerSettings, folder: Path | None) -> None:
+        key = hashlib.sha256(f"{settings.name}\0{settings.url}".encode()).hexdigest()[:32]
+        self._path = None if folder is None else folder / f"{key}.json"
+        self._address = ""
+        self._client: OAuthClientInformationFull | None = None
+        self._tokens: OAuthToken | None = None
+        self._read()
+
+    def expect(self, wanted: OAuth, address: str) -> None:
+        """Uses the client that was configured; a registration for another address is of no use."""
+        known = self._client.redirect_uris if self._client is not None else None
+        if wanted.client_id is not None:
+            self._client = OAuthClientInformationFull.model_validate(
+                {
+                    "client_id": wanted.client_id,
+                    "client_secret": wanted.client_secret,
+                    "redirect_uris": [address],
+                    "token_endpoint_auth_method": (
+                        "client_secret_post" if wanted.client_secret else "none"
+                    ),
+                }
+            )
+        elif address not in map(str, known or ()) and self._tokens is None:
+            self._client = None
+
+    def _read(self) -> None:
+        if self._path is None:
+            return
+        try:
+            data = json.loads(self._path.read_bytes())
+            self._tokens = OAuthToken.model_validate(data["tokens"]) if data["tokens"] else None
+            if data["client"]:
+                self._client = OAuthClientInformationFull.model_validate(data["client"])
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            logger.warning("the tokens in %s are of no use: %s", self._path, type(error).__name__)
+
+    def _write(self) -> None:
+        if self._path is None:
+            return
+        data = {
+            "tokens": self._tokens and self._tokens.model_dump(mode="json"),
+            "client": self._client and self._client.model_dump(mode="json"),
+        }
+        self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        # Created for its owner alone, and never seen half written.
+        handle, name = tempfile.mkstemp(dir=self._path.parent)
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            json.dump(data, file)
+        os.replace(name, self._path)
+
+    async def get_tokens(self) -> OAuthToken | None:
+        """The tokens."""
+        return self._tokens
+
+    async def set_tokens(self, tokens: OAuthToken) -> None:
+        """Keeps new tokens."""
+        self._tokens = tokens
+        self._write()
+
+    async def get_client_info(self) -> OAuthClientInformationFull | None:
+        """Who we are to the authorization server."""
+        return self._client
+
+    async def set_client_info(self, client_info: OAuthClientInformationFull) -> None:
+        """Keeps a new registration."""
+        self._client = client_info
+        self._write()
+
+
+# ---- A person logs in ----
+
+
+class _Login:
+    """Sends a person to the authorization server, and waits for the browser to come back."""
+
+    def __init__(self, server: str, on_input: OnInput | None, pause: Pause, port: int) -> None:
+        self.address = f"http://{HOST}:{port}/callback"
+        self._server = server
+        self._on_input = on_input
+        self._pause = pause
+        self._port = port
+        self._listener: Listener[SocketStream] | None = None
+
+    async def begin(self, url: str) -> None:
+        """Asks a person to open an address.
+
+        Raises:
+            OAuthFlowError: Nobody does.
+        """
+        if self._on_input is None:
+            raise OAuthFlowError("it wants a person to log in, and nobody can be asked")
+        # Before anybody is asked: the browser may be back before the answer is.
+        listener = await anyio.create_tcp_listener(local_host=HOST, local_port=self._port)
+        question: JsonObject = {
+            "mode": "url",
+            "message": f"Log in, so that MCP server {self._server!r} can be used.",
+            "url": url,
+        }
+        async with contextlib.AsyncExitStack() as open_until_asked:
+            open_until_asked.push_async_callback(listener.aclose)
+            with self._pause():
+                answer = await self._on_input(self._server, question)
+            if not answer or answer.get("action") != "accept":
+                raise OAuthFlowError("it wants a person to log in, and nobody did")
+            open_until_asked.pop_all()
+        self._listener = listener
+
+    async def finish(self) -> AuthorizationCodeResult:
+        """Waits for the browser.
+
+        Raises:
+            OAuthFlowError: It does not come, or brings a refusal.
+        """
+        assert self._listener is not None
+        found: dict[str, str] = {}
+
+        async with self._listener, anyio.create_task_group() as tasks:
+
+            async def serve(stream: SocketStream) -> None:
+                async with stream:
+                    if came := await _read_callback(stream):
+                        found.update(came)
+                        tasks.cancel_scope.cancel()
+
+            with self._pause(), anyio.move_on_after(LOGIN_SECONDS):
+                await self._listener.serve(serve)
+        if "code" not in found:
+            reason = found.get("error", "the browser did not come back")
+            raise OAuthFlowError(f"the login failed: {reason[:100]}")
+        return AuthorizationCodeResult(
+            code=found["code"], state=found.get("state"), iss=found.get("iss")
+        )
+
+
+async def _read_callback(stream: SocketStream) -> dict[str, str]:
+    """What the browser brings; nothing if it is somebody else."""
+    request = b""
+    with contextlib.suppress(anyio.EndOfStream, anyio.BrokenResourceError, TimeoutError):
+        with anyio.fail_after(READ_SECONDS):
+            while b"\r\n\r\n" not in request and len(request) < MAX_REQUEST:
+                request += await stream.receive()
+        target = request.split(b" ", 2)[1].decode("ascii", "replace") if b" " in request else ""
+        url = urlsplit(target)
+        query = {key: values[0] for key, values in parse_qs(url.query).items()}
+        right = url.path == "/callback" and ("code" in query or "error" in query)
+        status, body = (b"200 OK", PAGE) if right else (b"404 Not Found", b"")
+        length = str(len(body)).encode()
+        await stream.send(
+            b"HTTP/1.1 " + status + b"\r\ncontent-type: text/html\r\nconnection: close\r\n"
+            b"content-length: " + length + b"\r\n\r\n" + body
+        )
+        return query if right else {}
+    return {}

@@ -1,0 +1,630 @@
+"""Which MCP servers there are and how to reach them, read from the shapes that people have.
+
+Ours is `mcp.servers`; other clients write the same entries below `mcpServers`, or in a file of
+their own below `servers`, and theirs are read as they stand. An entry has secrets in it: nothing
+that is said about one quotes a value, and `ServerSettings` shows none. Does not import the MCP
+library.
+"""
+
+import difflib
+import itertools
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Literal, TypeAlias
+from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
+
+from clawmode import config_file, json5
+from clawmode.config import ConfigWarning, join, unknown_key
+from clawmode.exceptions import ConfigurationError
+from clawmode.policy import safe_server_name
+from clawmode.types import JsonValue
+
+Transport: TypeAlias = Literal["stdio", "streamable-http", "sse"]
+Grant: TypeAlias = Literal["authorization_code", "client_credentials"]
+
+TRANSPORTS: dict[str, Transport] = {
+    "stdio": "stdio",
+    "streamable-http": "streamable-http",
+    "sse": "sse",
+    # What others call them.
+    "local": "stdio",
+    "http": "streamable-http",
+    "streamablehttp": "streamable-http",
+    "streamable_http": "streamable-http",
+    "remote": "streamable-http",
+}
+
+DEFAULT_TIMEOUT_MS = 60_000
+DEFAULT_CONNECT_TIMEOUT_MS = 30_000
+TIMEOUTS_MS = (100, 3_600_000)
+
+MAX_NAME = 64
+MIN_SECRET = 6
+"""A shorter value would be struck out of every second word, and was no secret."""
+
+URL_KEYS = ("url", "serverUrl", "httpUrl")
+"""The first is ours, the others are what some clients write instead."""
+
+KEYS = (
+    *("command", "args", "env", "cwd", "url", "headers", "transport", "type", "auth"),
+    *("timeoutMs", "connectTimeoutMs", "enabled", "disabled", "trustAnnotations"),
+)
+AUTH_KEYS = (
+    *("type", "token", "clientId", "clientSecret", "scopes", "grant", "issuer", "redirectPort"),
+)
+
+FOREIGN = frozenset({"oauth", "timeout"})
+"""What looks like a slip of the pen for a key of ours, and is a key of other clients."""
+
+# The name of a variable, of a flag or of a header that says that a secret is to follow.
+_SECRETIVE = re.compile(r"key|token|secret|pass|credential|auth|cookie|bearer|pwd", re.IGNORECASE)
+_VARIABLE = re.compile(r"\$\{(?:env:)?([A-Za-z_]\w*)(?::-([^}]*))?\}", re.ASCII)
+_UNKNOWN_EXPRESSION = re.compile(r"\$\{([^}]{0,40})")
+_HEADER = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bearer:
+    """A token that goes with every request."""
+
+    token: str = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OAuth:
+    """OAuth 2.1. Without a client id, the client registers itself with the authorization server.
+
+    Attributes:
+        grant: Whether a person logs in, or the client has a secret of its own.
+        issuer: Whom that secret is shown to: otherwise the MCP server could choose.
+        redirect_port: Where the browser comes back to on this machine; 0 takes any that is free.
+    """
+
+    client_id: str | None = None
+    client_secret: str | None = field(default=None, repr=False)
+    scopes: tuple[str, ...] = ()
+    grant: Grant = "authorization_code"
+    issuer: str | None = None
+    redirect_port: int = 0
+
+
+Auth: TypeAlias = Bearer | OAuth
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerSettings:
+    """How to reach one server. Variables are filled in; shows nothing that may be a secret.
+
+    Attributes:
+        name: What programs and policies call it.
+        env: What a `stdio` server gets beside the few variables that are harmless.
+        timeout: Seconds for a call, unless it reports progress or asks a person.
+        connect_timeout: Seconds to start, shake hands and list the tools.
+        trust_annotations: Believe the server that a tool only reads, or may be repeated.
+        secrets: What `redact` strikes out.
+    """
+
+    name: str
+    transport: Transport
+    command: str = field(default="", repr=False)
+    args: tuple[str, ...] = field(default=(), repr=False)
+    env: Mapping[str, str] = field(default_factory=dict, repr=False)
+    cwd: str | None = field(default=None, repr=False)
+    url: str = field(default="", repr=False)
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    auth: Auth | None = None
+    timeout: float = DEFAULT_TIMEOUT_MS / 1000
+    connect_timeout: float = DEFAULT_CONNECT_TIMEOUT_MS / 1000
+    enabled: bool = True
+    trust_annotations: bool = False
+    secrets: tuple[str, ...] = field(default=(), repr=False)
+
+    @property
+    def place(self) -> str:
+        """Where it is, for people: the command, or the address without what may be a secret."""
+        if self.transport == "stdio":
+            return self.redact(self.command)
+        url = urlsplit(self.url)
+        return self.redact(f"{url.scheme}://{url.netloc.rpartition('@')[2]}{url.path}")
+
+    def redact(self, text: str) -> str:
+        """The text without any of the secrets."""
+        for secret in self.secrets:
+            text = text.replace(secret, "***")
+        return text
+
+
+@dataclass(slots=True)
+class McpConfig:
+    """The servers that were configured, and all that is to say about them.
+
+    A server that something is wrong with is not among `servers`.
+    """
+
+    servers: list[ServerSettings] = field(default_factory=list)
+    errors: list[ConfigurationError] = field(default_factory=list)
+    warnings: list[ConfigWarning] = field(default_factory=list)
+
+    def unwrap(self) -> list[ServerSettings]:
+        """The servers; raises the first error."""
+        if self.errors:
+            raise self.errors[0]
+        return self.servers
+
+
+# ---- Reading ----
+
+
+def load(path: str | Path, environment: Mapping[str, str] | None = None) -> McpConfig:
+    """Reads a file, ours or another client's: JSON, or JSON5.
+
+    Errors and warnings name the file and the line.
+
+    Raises:
+        ConfigurationError: It cannot be read, or is not a JSON5 object.
+    """
+    try:
+        file = config_file.load(path)
+    except ConfigurationError as error:
+        # The rest of the text is the line itself, and a token may stand in it.
+        text = str(error).partition("\n")[0]
+        raise ConfigurationError(text, line=error.line, column=error.column) from None
+    reader = _Reader(os.environ if environment is None else environment)
+    reader.read_sections(file.data, ("mcpServers", "servers"))
+    if file.document is None:
+        return reader.found
+    places = _Lines(str(file.path), file.document)
+    return McpConfig(
+        reader.found.servers,
+        [places.locate(error) for error in reader.found.errors],
+        [replace(it, path=places.prefix(it.path)) for it in reader.found.warnings],
+    )
+
+
+def read(data: Mapping[str, JsonValue], environment: Mapping[str, str] | None = None) -> McpConfig:
+    """Reads a whole configuration: the servers of `mcp.servers` and of `mcpServers`."""
+    reader = _Reader(os.environ if environment is None else environment)
+    reader.read_sections(data, ("mcpServers",))
+    return reader.found
+
+
+def read_servers(
+    value: JsonValue,
+    environment: Mapping[str, str] | None = None,
+    *,
+    path: str = "mcp_servers",
+) -> McpConfig:
+    """Reads a map from names to servers."""
+    reader = _Reader(os.environ if environment is None else environment)
+    reader.read_servers(_Part(path, value), ours=True)
+    return reader.found
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A value of the configuration and its path. What it is may be told, not its value."""
+
+    path: str
+    value: JsonValue
+
+    def members(self) -> "dict[str, _Part]":
+        assert isinstance(self.value, dict)
+        return {key: _Part(join(self.path, key), item) for key, item in self.value.items()}
+
+    def wrong(self, expected: str, found: str = "") -> ConfigurationError:
+        text = f"{self.path}: found {found or _kind(self.value)}, expected {expected}"
+        return ConfigurationError(text, path=self.path, expected=expected)
+
+    def refuse(self, message: str) -> ConfigurationError:
+        return ConfigurationError(f"{self.path}: {message}", path=self.path)
+
+
+def _kind(value: JsonValue) -> str:
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    kinds: dict[type, str] = {str: "a string", list: "a list", dict: "an object"}
+    return "an empty string" if value == "" else kinds.get(type(value), "a number")
+
+
+class _Reader:
+    """Reads entries; faults go to `found`, and the entry that has one is left out."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self.found = McpConfig()
+        self._environment = environment
+        self._taken: dict[str, _Part] = {}
+
+    def read_sections(self, data: Mapping[str, JsonValue], theirs: tuple[str, ...]) -> None:
+        """Reads our own section, and those of other clients."""
+        whole = _Part("", dict(data)).members()
+        if "mcp" in whole:
+            self._read_ours(whole["mcp"])
+        for key in theirs:
+            if key in whole:
+                self.read_servers(whole[key], ours=False)
+
+    def _read_ours(self, mcp: _Part) -> None:
+        if not isinstance(mcp.value, dict):
+            self.found.errors.append(mcp.wrong("an object with `servers`"))
+            return
+        members = mcp.members()
+        self.found.warnings += _unknown_keys(members, ("servers",), ours=False)
+        if "servers" in members:
+            self.read_servers(members["servers"], ours=True)
+
+    def read_servers(self, section: _Part, *, ours: bool) -> None:
+        """Reads the entries of one section."""
+        if not isinstance(section.value, dict):
+            self.found.errors.append(section.wrong("an object: from names to servers"))
+            return
+        for name, entry in section.members().items():
+            try:
+                self._check_name(name, entry)
+                settings = _Entry(name, entry, self._environment).read()
+            except ConfigurationError as error:
+                self.found.errors.append(error)
+                continue
+            self.found.warnings += _warnings(entry, settings, ours=ours)
+            self.found.servers.append(settings)
+
+    def _check_name(self, name: str, entry: _Part) -> None:
+        # A colon separates the parts of a tool's id: with one, two servers could share an id.
+        if not name or len(name) > MAX_NAME or ":" in name or not name.isprintable():
+            rule = f"a name of 1 to {MAX_NAME} printable characters without a colon"
+            raise entry.wrong(rule, f"the name {name[:MAX_NAME]!r}")
+        safe = safe_server_name(name).casefold()
+        if (other := self._taken.setdefault(safe, entry)) is not entry:
+            raise entry.refuse(f"a policy could not tell it from {other.path}: rename one of them")
+
+
+class _Entry:
+    """One server's entry.
+
+    Raises:
+        ConfigurationError: From everything here: something cannot be meant.
+    """
+
+    def __init__(self, name: str, entry: _Part, environment: Mapping[str, str]) -> None:
+        if not isinstance(entry.value, dict):
+            raise entry.wrong("an object with a command or a url")
+        self._name = name
+        self._entry = entry
+        self._members = {key: it for key, it in entry.members().items() if it.value is not None}
+        self._environment = environment
+        self._secrets: set[str] = set()
+
+    def read(self) -> ServerSettings:
+        transport = self._transport()
+        if not self._is_enabled():
+            # Its variables need not be set.
+            return ServerSettings(name=self._name, transport=transport, enabled=False)
+        remote = transport != "stdio"
+        command = "" if remote else os.path.expanduser(self._text("command"))
+        args = () if remote else self._args()
+        url = self._url() if remote else ""
+        return ServerSettings(
+            name=self._name,
+            transport=transport,
+            command=command,
+            args=args,
+            env={} if remote else self._map("env", _env_fault),
+            cwd=None if remote else self._cwd(),
+            url=url,
+            headers=self._map("headers", _header_fault) if remote else {},
+            auth=self._auth(remote),
+            timeout=self._seconds("timeoutMs", DEFAULT_TIMEOUT_MS),
+            connect_timeout=self._seconds("connectTimeoutMs", DEFAULT_CONNECT_TIMEOUT_MS),
+            trust_annotations=self._flag("trustAnnotations", default=False),
+            # The longest first: one may be a part of another.
+            secrets=tuple(sorted(self._secrets, key=lambda it: (-len(it), it))),
+        )
+
+    # ---- Which kind ----
+
+    def _transport(self) -> Transport:
+        said = [self._members[key] for key in ("transport", "type") if key in self._members]
+        chosen = {self._spelt(part) for part in said}
+        if len(chosen) > 1:
+            raise said[1].refuse("it says another kind of transport than `transport` does")
+        url, command = self._url_part(), self._members.get("command")
+        if chosen:
+            (transport,) = chosen
+        elif url is not None and command is not None:
+            raise self._entry.refuse("it has a command and a url; say which with `transport`")
+        elif command is not None:
+            return "stdio"
+        elif url is not None:
+            return "sse" if _looks_like_sse(url) else "streamable-http"
+        else:
+            raise self._entry.wrong("a command or a url", "neither")
+        if (command if transport == "stdio" else url) is None:
+            needed = "command" if transport == "stdio" else "url"
+            raise self._entry.wrong(f"a {needed} for the transport {transport}", f"no {needed}")
+        return transport
+
+    @staticmethod
+    def _spelt(part: _Part) -> Transport:
+        known = TRANSPORTS.get(part.value.lower()) if isinstance(part.value, str) else None
+        if known is None:
+            raise part.wrong('"stdio" or "streamable-http" or "sse"')
+        return known
+
+    def _is_enabled(self) -> bool:
+        enabled = self._flag("enabled", default=True)
+        disabled = self._flag("disabled", default=not enabled)
+        if enabled == disabled and "enabled" in self._members:
+            raise self._members["disabled"].refuse("`enabled` says the opposite")
+        return not disabled
+
+    # ---- Fields ----
+
+    def _flag(self, key: str, *, default: bool) -> bool:
+        part = self._members.get(key)
+        if part is None:
+            return default
+        if not isinstance(part.value, bool):
+            raise part.wrong("true or false")
+        return part.value
+
+    def _seconds(self, key: str, default: int) -> float:
+        part = self._members.get(key)
+        if part is None:
+            return default / 1000
+        low, high = TIMEOUTS_MS
+        value = part.value
+        if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+            raise part.wrong(f"milliseconds, {low} to {high}")
+        return min(max(value, low), high) / 1000
+
+    def _text(self, key: str) -> str:
+        part = self._members.get(key) or _Part(join(self._entry.path, key), None)
+        text = self._string(part)
+        if not text:
+            raise part.wrong("a string that is not empty")
+        return text
+
+    def _args(self) -> tuple[str, ...]:
+        part = self._members.get("args") or _Part("", [])
+        if not isinstance(part.value, list):
+            raise part.wrong("a list of strings")
+        parts = [_Part(f"{part.path}[{n}]", item) for n, item in enumerate(part.value)]
+        args = tuple(self._string(each) for each in parts)
+        for flag, following in itertools.zip_longest(args, args[1:], fillvalue=""):
+            name, equals, value = flag.partition("=")
+            if name.startswith("-") and _SECRETIVE.search(name):
+                self._hide(value if equals else following)
+        return args
+
+    def _map(self, key: str, fault: Callable[[str, str], str]) -> dict[str, str]:
+        part = self._members.get(key) or _Part("", {})
+        if not isinstance(part.value, dict):
+            raise part.wrong("an object: from names to strings")
+        made: dict[str, str] = {}
+        for name, member in part.members().items():
+            made[name] = self._string(member)
+            if why := fault(name, made[name]):
+                raise member.refuse(why)
+            if key == "headers" or _SECRETIVE.search(name):
+                self._hide(made[name])
+                self._hide(made[name].partition(" ")[2])  # what follows `Bearer`
+        return made
+
+    def _cwd(self) -> str | None:
+        return os.path.expanduser(self._text("cwd")) if "cwd" in self._members else None
+
+    def _url_part(self) -> _Part | None:
+        return next((self._members[key] for key in URL_KEYS if key in self._members), None)
+
+    def _url(self) -> str:
+        part = self._url_part()
+        assert part is not None
+        url = self._string(part)
+        parsed = _split(url)
+        if parsed is None:
+            raise part.wrong("an address that begins with http:// or https://")
+        self._hide(unquote(parsed.password or ""), parsed.password or "")
+        for _, value in parse_qsl(parsed.query):
+            self._hide(value)
+        return url
+
+    # ---- Auth ----
+
+    def _auth(self, remote: bool) -> Auth | None:
+        part = self._members.get("auth")
+        if part is None:
+            return None
+        if not remote:
+            raise part.refuse("a server that is started here has no use for it; see `env`")
+        if part.value == "oauth":
+            return OAuth()
+        if not isinstance(part.value, dict):
+            raise part.wrong('"oauth", {type: "bearer", token: ...} or {type: "oauth", ...}')
+        members = part.members()
+        kind = members.get("type") or _Part(join(part.path, "type"), None)
+        if kind.value == "bearer":
+            return self._bearer(part, members)
+        if kind.value == "oauth":
+            return self._oauth(members)
+        raise kind.wrong('"bearer" or "oauth"')
+
+    def _bearer(self, part: _Part, members: dict[str, _Part]) -> Bearer:
+        token = members.get("token") or _Part(join(part.path, "token"), None)
+        text = self._string(token).strip()
+        if not text or not text.isprintable():
+            raise token.wrong("a token, such as ${TOKEN}")
+        self._hide(text)
+        return Bearer(token=text)
+
+    def _oauth(self, members: dict[str, _Part]) -> OAuth:
+        texts = {
+            key: self._string(members[key])
+            for key in ("clientId", "clientSecret", "grant", "issuer")
+            if key in members
+        }
+        self._hide(texts.get("clientSecret", ""))
+        grant = texts.get("grant", "authorization_code")
+        if grant not in ("authorization_code", "client_credentials"):
+            raise members["grant"].wrong('"authorization_code" or "client_credentials"')
+        needed = ("clientId", "clientSecret", "issuer")
+        if grant == "client_credentials" and not all(map(texts.get, needed)):
+            raise members["grant"].refuse(f"client_credentials needs {', '.join(needed)}")
+        if "issuer" in texts and _split(texts["issuer"]) is None:
+            raise members["issuer"].wrong("an address that begins with http:// or https://")
+        port = members.get("redirectPort") or _Part("", 0)
+        if type(port.value) is not int or not 0 <= port.value < 65_536:
+            raise port.wrong("a port number")
+        return OAuth(
+            client_id=texts.get("clientId"),
+            client_secret=texts.get("clientSecret"),
+            scopes=self._scopes(members.get("scopes") or _Part("", [])),
+            grant=grant,
+            issuer=texts.get("issuer"),
+            redirect_port=port.value,
+        )
+
+    def _scopes(self, part: _Part) -> tuple[str, ...]:
+        words = part.value.split() if isinstance(part.value, str) else part.value
+        if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+            raise part.wrong("a list of strings")
+        return tuple(map(str, words))
+
+    # ---- Variables and secrets ----
+
+    def _string(self, part: _Part) -> str:
+        """The text with its variables filled in, whose values are secrets from then on."""
+        if not isinstance(part.value, str):
+            raise part.wrong("a string")
+
+        def fill(found: re.Match[str]) -> str:
+            name, default = found.groups()
+            value = self._environment.get(name)
+            if value or (value is not None and default is None):
+                self._hide(value)
+                return value
+            if default is None:
+                raise part.refuse(
+                    f"the environment variable {name} of server {self._name!r} is not set; "
+                    f"set it, or write ${{{name}:-default}}"
+                )
+            return default
+
+        for unknown in _UNKNOWN_EXPRESSION.finditer(_VARIABLE.sub("", part.value)):
+            word = re.match(r"\w*", unknown[1])
+            assert word is not None
+            raise part.refuse(
+                f"${{{word[0]}...}} of server {self._name!r} is not known here; "
+                "write ${VARIABLE} or ${VARIABLE:-default}"
+            )
+        text = _VARIABLE.sub(fill, part.value)
+        if "\0" in text:
+            raise part.refuse("there is a NUL character in it")
+        return text
+
+    def _hide(self, *values: str) -> None:
+        self._secrets.update(it for it in (v.strip() for v in values) if len(it) >= MIN_SECRET)
+
+
+def _split(url: str) -> SplitResult | None:
+    try:
+        parsed = urlsplit(url)
+        good = parsed.scheme in ("http", "https") and parsed.hostname and parsed.port != 0
+    except ValueError:
+        return None
+    return parsed if good and url.isprintable() and " " not in url else None
+
+
+def _looks_like_sse(part: _Part) -> bool:
+    """By custom: before `type` was written, the old transport was known by its path."""
+    url = part.value if isinstance(part.value, str) else ""
+    return url.partition("?")[0].rstrip("/").endswith("/sse")
+
+
+def _env_fault(name: str, value: str) -> str:
+    return "this cannot be the name of a variable" if not name or "=" in name else ""
+
+
+def _header_fault(name: str, value: str) -> str:
+    if not _HEADER.fullmatch(name):
+        return "this cannot be the name of a header"
+    # A token that was read from a file often ends with one, and it would end the header.
+    return "there is a line break in its value" if "\r" in value or "\n" in value else ""
+
+
+# ---- What is worth a look ----
+
+
+def _warnings(entry: _Part, settings: ServerSettings, *, ours: bool) -> Iterator[ConfigWarning]:
+    members = entry.members()
+    yield from _unknown_keys(members, KEYS, ours=ours)
+    auth = members.get("auth")
+    if auth is not None and isinstance(auth.value, dict):
+        yield from _unknown_keys(auth.members(), AUTH_KEYS, ours=True)
+    for key in ("timeoutMs", "connectTimeoutMs"):
+        value = members[key].value if key in members else None
+        low, high = TIMEOUTS_MS
+        if isinstance(value, int | float) and not low <= value <= high:
+            used = low if value < low else high
+            yield ConfigWarning(members[key].path, f"is not within {low} to {high}: {used} is used")
+    url = urlsplit(settings.url)
+    if url.scheme == "http" and (settings.headers or settings.auth) and not _is_local(url):
+        place = next(members[key].path for key in URL_KEYS if key in members)
+        yield ConfigWarning(place, "headers are sent without encryption; write https://")
+
+
+def _unknown_keys(
+    members: Mapping[str, _Part], known: tuple[str, ...], *, ours: bool
+) -> Iterator[ConfigWarning]:
+    """In our own section every unknown key; in another's, what looks like a slip of the pen."""
+    by_lower = [it.lower() for it in known]
+    for key, part in members.items():
+        if key in known or key in URL_KEYS or (not ours and key in FOREIGN):
+            continue
+        if ours or difflib.get_close_matches(key.lower()[:100], by_lower, cutoff=0.8):
+            yield ConfigWarning(part.path, unknown_key(key, dict.fromkeys(known)))
+
+
+def _is_local(url: SplitResult) -> bool:
+    return url.hostname in ("localhost", "127.0.0.1", "::1")
+
+
+# ---- Where it stands ----
+
+
+class _Lines:
+    """Finds the line of a setting in a file."""
+
+    def __init__(self, name: str, document: json5.Document) -> None:
+        self.name = name
+        self._text = document.text
+        self._offsets = {_dotted(parts): at for parts, at in document.offsets.items()}
+
+    def find(self, path: str) -> tuple[int, int]:
+        """Line and column of a setting, or of what it is missing in."""
+        while path and path not in self._offsets:
+            path = path[: max(path.rfind("."), path.rfind("["), 0)]
+        return json5.place(self._text, self._offsets.get(path, 0))
+
+    def prefix(self, path: str) -> str:
+        """The path of a setting, after the file and the line."""
+        return f"{self.name}:{self.find(path)[0]}: {path}"
+
+    def locate(self, error: ConfigurationError) -> ConfigurationError:
+        """The same error, with the file and the line."""
+        line, column = self.find(error.path)
+        return ConfigurationError(
+            f"{self.name}:{line}: {error}",
+            path=error.path,
+            expected=error.expected,
+            line=line,
+            column=column,
+        )
+
+
+def _dotted(parts: json5.Parts) -> str:
+    path = ""
+    for part in parts:
+        path = f"{path}[{part}]" if isinstance(part, int) else join(path, part)
+    return path

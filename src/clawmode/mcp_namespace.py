@@ -1,0 +1,178 @@
+"""MCP servers as programs see them: `MCP.<server>.<tool>(input)`, `$api`, and the files of `API`.
+
+Host side of the guest's `MCP` and `API`. A call comes back as a path and becomes a tool of the run
+and its input; nothing is called here. The tools are the run's, so what policy removed is not there.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+
+from clawmode.declarations import ROOT_MEMBERS, identifiers, render_index, render_server
+from clawmode.namespaces import NamespaceCallRefused
+from clawmode.tools import JsonObject, Tool
+from clawmode.types import JsonValue
+
+GROUPS = {"resources": ("list", "read"), "prompts": ("list", "get")}
+"""What a server can have beside its own tools; behind `resources.list` is `resources/list`."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Server:
+    """One server's tools, by what programs call them."""
+
+    name: str
+    functions: dict[str, Tool]
+    groups: dict[str, dict[str, Tool]]
+
+    def find(self, path: list[str]) -> Tool | None:
+        match path:
+            case [function]:
+                return self.functions.get(function)
+            case [group, function]:
+                return self.groups.get(group, {}).get(function)
+        return None
+
+    def lookup(self, wanted: str) -> tuple[str, Tool] | None:
+        """A tool by the name that programs or the server have for it."""
+        if wanted in self.functions:
+            return wanted, self.functions[wanted]
+        return next(
+            ((key, tool) for key, tool in self.functions.items() if tool.name == wanted), None
+        )
+
+
+class McpNamespace:
+    """The MCP servers of one run.
+
+    Args:
+        tools: The run's tools; those of MCP servers are used.
+    """
+
+    def __init__(self, tools: Iterable[Tool]) -> None:
+        by_server: defaultdict[str, list[Tool]] = defaultdict(list)
+        for tool in tools:
+            if tool.source == "mcp":
+                by_server[tool.owner].append(tool)
+        names = identifiers(by_server, reserved=ROOT_MEMBERS, empty="server")
+        self._servers = {names[name]: _server(name, by_server[name]) for name in sorted(by_server)}
+
+    def __bool__(self) -> bool:
+        return bool(self._servers)
+
+    def server_names(self) -> list[str]:
+        """What programs call the servers."""
+        return list(self._servers)
+
+    @cached_property
+    def files(self) -> dict[str, str]:
+        """The virtual files, by path."""
+        index = {name: server.functions for name, server in self._servers.items()}
+        made = {"mcp/index.d.ts": render_index(index)}
+        for name, server in self._servers.items():
+            made[f"mcp/{name}.d.ts"] = render_server(
+                name,
+                server.functions,
+                resources="resources" in server.groups,
+                prompts="prompts" in server.groups,
+            )
+        return made
+
+    def setup(self) -> JsonObject | None:
+        """What a program is given from the start; None if there is no server."""
+        if not self:
+            return None
+        servers: JsonObject = {
+            name: {
+                "functions": list[JsonValue](server.functions),
+                "groups": {key: list[JsonValue](calls) for key, calls in server.groups.items()},
+            }
+            for name, server in self._servers.items()
+        }
+        files: list[JsonValue] = [
+            {
+                "path": path,
+                "description": self._description(path),
+                "bytes": len(text.encode("utf-8", "replace")),
+                "text": text,
+            }
+            for path, text in self.files.items()
+        ]
+        return {"servers": servers, "files": files}
+
+    def _description(self, path: str) -> str:
+        if path == "mcp/index.d.ts":
+            return f"All {len(self._servers)} MCP servers and the names of their tools."
+        name = path.removeprefix("mcp/").removesuffix(".d.ts")
+        return f"Declarations of MCP.{name}: {len(self._servers[name].functions)} tools."
+
+    # ---- What a program asks for ----
+
+    def resolve(self, path: JsonValue, args: JsonValue) -> tuple[Tool, JsonObject]:
+        """The tool that a call means, and its input.
+
+        Raises:
+            NamespaceCallRefused: There is none, or the input is no object.
+        """
+        parts = [part for part in path if isinstance(part, str)] if isinstance(path, list) else []
+        if not isinstance(path, list) or len(parts) != len(path) or not parts:
+            raise NamespaceCallRefused("MCP functions are called by their path.")
+        server = self._servers.get(parts[0])
+        tool = None if server is None else server.find(parts[1:])
+        if tool is None:
+            shown = ".".join(["MCP", *parts])[:200]
+            raise NamespaceCallRefused(f"{shown} is no function: see `await API.list('mcp')`.")
+        given = args[0] if isinstance(args, list) and args else {}
+        if not isinstance(given, dict):
+            raise NamespaceCallRefused(f"{tool.id} takes one object.")
+        return tool, given
+
+    def describe(self, server: JsonValue, wanted: JsonValue, options: JsonValue) -> JsonObject:
+        """The answer of `$api`: a header of all servers, of one, or of one of its tools.
+
+        Raises:
+            NamespaceCallRefused: There is no such server or tool.
+        """
+        schema = isinstance(options, dict) and options.get("schema") is True
+        if server is None:
+            if wanted is None:
+                names = list[JsonValue](self._servers)
+                return {"header": self.files["mcp/index.d.ts"], "servers": names}
+            server, wanted = wanted, None
+        found = self._servers.get(server) if isinstance(server, str) else None
+        if found is None or not isinstance(server, str):
+            raise NamespaceCallRefused(f"MCP has no server {str(server)[:80]!r}.")
+        if wanted is None:
+            tools = list[JsonValue](found.functions)
+            return {"header": self.files[f"mcp/{server}.d.ts"], "server": server, "tools": tools}
+        return self._describe_tool(server, found, wanted, schema)
+
+    def _describe_tool(
+        self, name: str, server: _Server, wanted: JsonValue, schema: bool
+    ) -> JsonObject:
+        looked_up = server.lookup(wanted) if isinstance(wanted, str) else None
+        if looked_up is None:
+            raise NamespaceCallRefused(f"MCP.{name} has no tool {str(wanted)[:80]!r}.")
+        identifier, tool = looked_up
+        header = render_server(name, {identifier: tool})
+        made: JsonObject = {"header": header, "server": name, "tools": [identifier]}
+        if schema:
+            schemas: JsonObject = {"parameters": dict(tool.parameters)}
+            if tool.output_schema is not None:
+                schemas["outputSchema"] = dict(tool.output_schema)
+            made["schemas"] = {identifier: schemas}
+        return made
+
+
+def _server(name: str, tools: list[Tool]) -> _Server:
+    by_name = {tool.name: tool for tool in tools}
+    groups: dict[str, dict[str, Tool]] = {}
+    for group, members in GROUPS.items():
+        found = {
+            key: by_name.pop(f"{group}/{key}") for key in members if f"{group}/{key}" in by_name
+        }
+        if found:
+            groups[group] = found
+    names = identifiers(by_name)
+    return _Server(name, {names[key]: by_name[key] for key in sorted(by_name)}, groups)

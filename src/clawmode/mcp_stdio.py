@@ -1,0 +1,318 @@
+"""MCP servers that are started here: a process, its pipes, its last words, its end.
+
+Instead of the SDK's own transport, which reads a line of any length (and in quadratic time), logs
+a traceback for each line that is no message, and lets the server write to our stderr.
+"""
+
+import contextlib
+import logging
+import os
+import signal
+import time
+from collections.abc import AsyncIterator
+
+import anyio
+from anyio.abc import Process
+from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+from mcp.client.stdio import get_default_environment
+from mcp.shared.message import SessionMessage
+from mcp_types import JSONRPCRequest, jsonrpc_message_adapter
+
+from clawmode.exceptions import ClawmodeError
+from clawmode.mcp_config import ServerSettings
+from clawmode.mcp_link import (
+    GRACE,
+    MAX_MESSAGE,
+    TOO_LARGE,
+    UNREADABLE,
+    Link,
+    Reads,
+    Writes,
+    error_for,
+    find_id,
+    why_refused,
+)
+
+logger = logging.getLogger("clawmode.mcp.stderr")
+
+LAST_WORDS = 0.5
+"""Seconds to wait for an exit status once the output has ended."""
+POLL = 0.01
+EDGE = 512
+"""Bytes kept of both ends of a line that is too long, to find its id in."""
+MAX_STDERR_LINE = 4_096
+"""Bytes kept of a line; fewer characters are shown, once secrets are struck out."""
+STDERR_BURST = 100
+STDERR_PER_SECOND = 10.0
+
+GONE = (OSError, anyio.BrokenResourceError, anyio.ClosedResourceError)
+"""What a pipe raises that has come to its end, on either side."""
+
+
+class CannotStart(ClawmodeError):
+    """There is no process, for the reason in the message."""
+
+
+@contextlib.asynccontextmanager
+async def open_stdio(link: Link) -> AsyncIterator[tuple[Reads, Writes]]:
+    """Starts the server, and ends it and whatever it has started.
+
+    Raises:
+        CannotStart: It cannot be started.
+    """
+    process = await _start(link.settings)
+    server = _Server(link, process)
+    link.end = server.last_words
+    incoming, reads = anyio.create_memory_object_stream[SessionMessage | Exception](0)
+    writes, outgoing = anyio.create_memory_object_stream[SessionMessage](0)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(server.read_output, incoming)
+        tasks.start_soon(server.write_input, outgoing, incoming)
+        tasks.start_soon(server.read_errors)
+        try:
+            yield link.reads(reads), link.writes(writes)
+        finally:
+            # Else a caller that is cancelled would leave the process behind; every wait is bounded.
+            with anyio.CancelScope(shield=True):
+                await _stop(process, link.patience)
+            tasks.cancel_scope.cancel()
+            for stream in (incoming, reads, writes, outgoing):
+                stream.close()
+
+
+async def _start(settings: ServerSettings) -> Process:
+    try:
+        return await anyio.open_process(
+            [settings.command, *settings.args],
+            env=get_default_environment() | dict(settings.env),
+            cwd=settings.cwd,
+            start_new_session=True,  # one group: it is ended with everything that it starts
+        )
+    except FileNotFoundError as error:
+        if settings.cwd is not None and error.filename == settings.cwd:
+            raise CannotStart("its working directory does not exist") from None
+        raise CannotStart(f"the command {settings.place!r} was not found") from None
+    except (OSError, ValueError) as error:  # ValueError: a NUL
+        reason = getattr(error, "strerror", None) or "the command cannot be one"
+        raise CannotStart(f"the command {settings.place!r} cannot be run: {reason}") from None
+
+
+class _Server:
+    """The three pipes. None of its tasks raises: the session sees the wire end instead."""
+
+    def __init__(self, link: Link, process: Process) -> None:
+        self._link = link
+        self._process = process
+        self._stderr = _Errors(link)
+
+    async def read_output(
+        self, messages: MemoryObjectSendStream[SessionMessage | Exception]
+    ) -> None:
+        output = self._process.stdout
+        assert output is not None
+        lines = _Lines()
+        with messages, contextlib.suppress(*GONE):
+            async for chunk in output:
+                for line in lines.feed(chunk):
+                    message = self._parse(line)
+                    if message is not None:
+                        await messages.send(message)
+                    elif self._link.fault:
+                        return
+            for line in lines.feed(b"\n"):  # what a server that ends has not ended
+                if (message := self._parse(line)) is not None:
+                    await messages.send(message)
+
+    def _parse(self, line: "bytes | _TooLong") -> SessionMessage | None:
+        if isinstance(line, _TooLong):
+            return self._refuse(line.head, line.tail, TOO_LARGE, why_refused(MAX_MESSAGE + 1, 0))
+        if not line.strip():
+            return None
+        if why := why_refused(len(line), line.count(b"{") + line.count(b"[")):
+            return self._refuse(line[:EDGE], line[-EDGE:], TOO_LARGE, why)
+        try:
+            return SessionMessage(jsonrpc_message_adapter.validate_json(line, by_name=False))
+        except ValueError:
+            self._link.litter(line[:MAX_STDERR_LINE])
+            request_id = find_id(line[:EDGE], line[-EDGE:])
+            if request_id is None:
+                return None
+            return error_for(request_id, UNREADABLE, "its answer is not an MCP message")
+
+    def _refuse(self, head: bytes, tail: bytes, code: int, why: str) -> SessionMessage | None:
+        request_id = find_id(head, tail)
+        if request_id is not None:
+            return error_for(request_id, code, why)
+        # Whose answer it was cannot be told, and whoever waits for it would wait in vain.
+        self._link.fault = f"sent a message that is not read: {why}"
+        return None
+
+    async def write_input(
+        self,
+        messages: MemoryObjectReceiveStream[SessionMessage],
+        answers: MemoryObjectSendStream[SessionMessage | Exception],
+    ) -> None:
+        stdin = self._process.stdin
+        assert stdin is not None
+        with messages, contextlib.suppress(*GONE):
+            async for message in messages:
+                line = _encode(message)
+                if isinstance(line, SessionMessage):
+                    await answers.send(line)
+                elif line:
+                    await stdin.send(line)
+        # It may still run, and even talk: but it cannot be asked any more.
+        answers.close()
+
+    async def read_errors(self) -> None:
+        stderr = self._process.stderr
+        assert stderr is not None
+        with contextlib.suppress(*GONE):
+            async for chunk in stderr:
+                self._stderr.feed(chunk)
+        self._stderr.feed(b"\n")
+
+    async def last_words(self) -> str:
+        """How the process ended, and the last line that it wrote to stderr."""
+        await _exited(self._process, LAST_WORDS)
+        code = self._process.returncode
+        if code is None:
+            return "closed its output"
+        said = self._link.said
+        if code >= 0:
+            return f"exited with status {code}{said}"
+        with contextlib.suppress(ValueError):
+            return f"was ended by {signal.Signals(-code).name}{said}"
+        return f"was ended by signal {-code}{said}"
+
+
+def _encode(message: SessionMessage) -> bytes | SessionMessage:
+    """A line for the server, or the error that answers the request in its place."""
+    try:
+        text = message.message.model_dump_json(by_alias=True, exclude_unset=True)
+        return text.encode() + b"\n"
+    except ValueError:  # a lone surrogate
+        if isinstance(message.message, JSONRPCRequest):
+            return error_for(message.message.id, UNREADABLE, "the input cannot be written as JSON")
+        return b""
+
+
+# ---- Lines ----
+
+
+class _TooLong:
+    """A line that was not kept."""
+
+    def __init__(self, head: bytes, tail: bytes) -> None:
+        self.head = head
+        self.tail = tail
+
+
+class _Lines:
+    """Cuts a stream into lines, and keeps none that is too long."""
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []
+        self._size = 0
+        self._head = b""
+        self._tail = b""
+
+    def feed(self, chunk: bytes) -> "list[bytes | _TooLong]":
+        """The lines that are complete with this."""
+        *ends, rest = chunk.split(b"\n")
+        lines: list[bytes | _TooLong] = []
+        for end in ends:
+            self._append(end)
+            lines.append(self._take())
+        self._append(rest)
+        return lines
+
+    def _append(self, part: bytes) -> None:
+        self._size += len(part)
+        if self._size <= MAX_MESSAGE:
+            self._parts.append(part)
+            return
+        if self._parts:
+            whole = b"".join(self._parts)
+            self._head, self._tail = whole[:EDGE], whole[-EDGE:]
+            self._parts.clear()
+        self._head = self._head or part[:EDGE]
+        self._tail = (self._tail + part)[-EDGE:]
+
+    def _take(self) -> "bytes | _TooLong":
+        too_long = self._size > MAX_MESSAGE
+        line = _TooLong(self._head, self._tail) if too_long else b"".join(self._parts)
+        self._parts.clear()
+        self._size, self._head, self._tail = 0, b"", b""
+        return line
+
+
+class _Errors:
+    """What a server writes to stderr: into the log, line by line, as much as is bearable."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._buffer = b""
+        self._budget = float(STDERR_BURST)
+        self._since = time.monotonic()
+        self._dropped = 0
+
+    def feed(self, chunk: bytes) -> None:
+        """Takes what was written."""
+        *lines, rest = (self._buffer + chunk).split(b"\n")
+        self._buffer = rest[:MAX_STDERR_LINE]
+        for line in lines:
+            if line.strip():
+                self._link.last_line = line[:MAX_STDERR_LINE]
+                self._take(line)
+
+    def _take(self, line: bytes) -> None:
+        now = time.monotonic()
+        self._budget = min(STDERR_BURST, self._budget + (now - self._since) * STDERR_PER_SECOND)
+        self._since = now
+        # Once it was too much, silence until there is room for more than a line or two.
+        if self._budget < (STDERR_BURST / 2 if self._dropped else 1):
+            self._dropped += 1
+            return
+        self._budget -= 1
+        name = self._link.settings.name
+        if self._dropped:
+            logger.warning("%s: %d lines were left out", name, self._dropped)
+            self._dropped = 0
+        logger.info("%s: %s", name, self._link.clean_bytes(line[:MAX_STDERR_LINE]))
+
+
+# ---- The end ----
+
+
+async def _stop(process: Process, patience: float) -> None:
+    """Closes its input, waits, and ends the whole group if that was not enough."""
+    assert process.stdin is not None
+    with contextlib.suppress(*GONE):
+        await process.stdin.aclose()
+    if not await _exited(process, patience):
+        _signal(process, signal.SIGTERM)
+        await _exited(process, patience)
+    _signal(process, signal.SIGKILL)  # and whom it has started and left behind
+    await _exited(process, GRACE)
+    # A survivor that left the group may hold a pipe; asyncio would wait for it, and warn.
+    transport = getattr(getattr(process, "_process", None), "_transport", None)
+    if transport is not None:
+        with contextlib.suppress(PermissionError):
+            transport.close()
+
+
+def _signal(process: Process, number: signal.Signals) -> None:
+    # The leader's pid names the group as long as there is anybody in it.
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, number)
+
+
+async def _exited(process: Process, seconds: float) -> bool:
+    """Whether it ends in time. Asked for again and again: `wait` also waits for the pipes."""
+    deadline = anyio.current_time() + seconds
+    while process.returncode is None:
+        if anyio.current_time() >= deadline:
+            return False
+        await anyio.sleep(POLL)
+    return True

@@ -1,0 +1,53 @@
+"""Fifty servers at once, some of them bad."""
+
+import time
+
+import anyio
+import pytest
+from tests.mcp.driver import call, connected, raw
+
+from clawmode.mcp_client import ServerView
+
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
+
+
+async def test_fifty_servers_of_twenty_tools_connect_side_by_side() -> None:
+    entries = {f"s{number}": raw("twenty") for number in range(50)}
+    seen: list[ServerView] = []
+    began = time.monotonic()
+    async with connected(entries, connect=False) as servers:
+        views = await servers.connect(on_progress=seen.append)
+        assert time.monotonic() - began < 20  # 1.5 s where nobody else is
+        assert {view.state for view in views} == {"ready"}
+        assert len(seen) == 50
+        assert len(servers.tools()) == 50 * 20
+
+        async def ask(number: int) -> None:
+            details = await call(servers, f"s{number}:tool{number % 20}")
+            assert details["structuredContent"]["tool"] == f"tool{number % 20}"
+
+        async with anyio.create_task_group() as tasks:
+            for number in range(50):
+                tasks.start_soon(ask, number)
+
+
+@pytest.mark.covers("MC-9")
+async def test_bad_servers_do_not_hold_up_the_good_ones() -> None:
+    bad = {
+        f"bad{number}": raw(mode, connectTimeoutMs=1_000)
+        for number, mode in enumerate(["silent", "exits", "babbles", "no_list"] * 2)
+    }
+    good = {f"good{number}": raw("twenty") for number in range(4)}
+    ready: list[str] = []
+    async with connected(bad | good, connect=False) as servers:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(
+                lambda: servers.connect(on_progress=lambda view: ready.append(view.name))
+            )
+            with anyio.fail_after(10):
+                while not {*good} <= {*ready}:  # noqa: ASYNC110 - there is no event for it
+                    await anyio.sleep(0.01)
+            for name in good:
+                await call(servers, f"{name}:tool1")
+        states = {view.name: view.state for view in servers.views}
+    assert [states[name] for name in bad] == ["down", "down", "down", "ready"] * 2

@@ -1,0 +1,135 @@
+"""Lists of strangers made into tools, without a server."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mcp_types import methods
+
+from clawmode.mcp_tools import (
+    MAX_PROBLEMS,
+    MAX_TOOLS,
+    Listing,
+    Offer,
+    Problems,
+    make_tool,
+    sift,
+    with_defaults,
+)
+from clawmode.tools import Tool
+
+
+def offer(name: str, schema: Any = None, **hints: bool) -> Offer:
+    return Offer(name, "", schema or {"type": "object"}, hints=hints)
+
+
+def made(offered: Offer, *, trusting: bool = False) -> Tool:
+    return make_tool(offered, server="s", execute=lambda given, context: None, trusting=trusting)
+
+
+def test_a_tool_is_what_its_server_says_under_the_servers_name() -> None:
+    tool = made(Offer("create_issue", "Make one.", {"type": "object"}, label="Create"))
+    assert tool.id == "mcp:s:create_issue"
+    assert (tool.source, tool.owner, tool.label) == ("mcp", "s", "Create")
+    assert not tool.trusted
+
+
+@pytest.mark.parametrize(
+    ("hints", "effect", "idempotent"),
+    [
+        ({}, None, False),
+        ({"readOnlyHint": True}, "read", True),
+        ({"readOnlyHint": False}, "write", False),
+        ({"readOnlyHint": False, "idempotentHint": True}, "write", True),
+        ({"idempotentHint": True}, None, True),
+        ({"destructiveHint": True}, None, False),
+    ],
+)
+def test_hints_mean_something_only_to_who_trusts(hints: Any, effect: Any, idempotent: bool) -> None:
+    trusted, untrusted = made(offer("a", **hints), trusting=True), made(offer("a", **hints))
+    assert (trusted.effect, trusted.idempotent) == (effect, idempotent)
+    assert (untrusted.effect, untrusted.idempotent) == (None, False)
+
+
+def test_what_has_a_default_need_not_be_given() -> None:
+    schema: Any = {
+        "type": "object",
+        "properties": {"a": {"default": None}, "b": {}, "c": True},
+        "required": ["a", "b"],
+    }
+    assert made(offer("x", schema)).parameters["required"] == ["b"]
+    assert schema["required"] == ["a", "b"]
+    assert with_defaults(schema, {"b": 1}) == {"b": 1, "a": None}
+
+
+def test_a_default_that_is_changed_is_a_copy() -> None:
+    schema: Any = {"properties": {"a": {"default": {"b": []}}}}
+    filled: Any = with_defaults(schema, {})
+    filled["a"]["b"].append(1)
+    assert with_defaults(schema, {}) == {"a": {"b": []}}
+
+
+@pytest.mark.parametrize("schema", [{}, {"properties": 7}, {"properties": {"a": 7, "b": None}}])
+def test_a_schema_without_defaults_changes_nothing(schema: Any) -> None:
+    assert with_defaults(schema, {"x": 1}) == {"x": 1}
+
+
+def test_problems_are_counted_when_there_are_many() -> None:
+    problems = Problems()
+    sift([None] * 100, problems)
+    told = problems.told()
+    assert len(told) == MAX_PROBLEMS + 1
+    assert told[-1] == f"and {100 - MAX_PROBLEMS} more problems"
+
+
+def test_the_same_tools_in_another_order_are_the_same_list() -> None:
+    names = [f"tool{number}" for number in range(MAX_TOOLS + 50)]
+    lists = []
+    for order in (names, names[::-1]):
+        listing = Listing()
+        for name in order:
+            listing.add(offer(name))
+        lists.append((listing.finish(), listing.problems.told()))
+    assert lists[0] == lists[1]
+    assert len(lists[0][0]) == MAX_TOOLS
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=6),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3)
+    ),
+    max_leaves=6,
+)
+ENTRY = st.fixed_dictionaries(
+    {},
+    optional={
+        "name": JSON | st.text(max_size=200),
+        "title": JSON,
+        "description": JSON,
+        "annotations": JSON | st.dictionaries(st.sampled_from(["readOnlyHint", "title"]), JSON),
+        "inputSchema": JSON
+        | st.fixed_dictionaries(
+            {},
+            optional={
+                "type": JSON | st.just("object"),
+                "properties": JSON,
+                "required": JSON,
+                "$schema": JSON,
+            },
+        ),
+        "outputSchema": JSON,
+    },
+)
+
+
+@given(st.lists(ENTRY | JSON, max_size=6))
+@settings(max_examples=200, deadline=None)
+def test_whatever_is_listed_the_protocols_own_checks_pass_what_is_left(entries: Any) -> None:
+    for version in ("2025-11-25", "2026-07-28"):
+        page: Any = {"tools": sift(entries, Problems())}
+        if version == "2026-07-28":
+            page |= {"resultType": "complete", "ttlMs": 0, "cacheScope": "private"}
+        methods.validate_server_result("tools/list", version, page)
+    assert len(page["tools"]) <= len(entries)

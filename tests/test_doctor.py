@@ -1,0 +1,68 @@
+"""`clawmode doctor`: what is well, what is not, and what to do."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+SERVER = """
+from mcp.server.mcpserver import MCPServer
+server = MCPServer("tiny")
+
+@server.tool()
+def shout(text: str) -> str:
+    return text.upper()
+
+server.run("stdio")
+"""
+
+
+def examined(folder: Path, *more: str, **env: str) -> tuple[int, dict[str, list[tuple[str, str]]]]:
+    command = [sys.executable, "-m", "clawmode", "doctor", "--json", "--state", "state", *more]
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        env={**os.environ, **env},
+        capture_output=True,
+        text=True,
+        timeout=19,
+        check=False,
+    )
+    assert "Traceback" not in done.stderr
+    found: dict[str, list[tuple[str, str]]] = {}
+    for finding in json.loads(done.stdout)["findings"]:
+        found.setdefault(finding["what"], []).append((finding["health"], finding["detail"]))
+    return done.returncode, found
+
+
+def test_on_a_sound_machine_nothing_is_a_problem(tmp_path: Path) -> None:
+    status, found = examined(tmp_path)
+    assert status == 0
+    assert [found[what][0][0] for what in ("javascript", "typescript", "store")] == ["ok"] * 3
+
+
+def test_servers_are_told_apart_and_what_policy_hides(tmp_path: Path) -> None:
+    (tmp_path / "server.py").write_text(SERVER)
+    servers: dict[str, Any] = {
+        "tiny": {"command": sys.executable, "args": ["server.py"]},
+        "gone": {"command": "no-such-command"},
+    }
+    (tmp_path / "client.json").write_text(json.dumps({"mcpServers": servers}))
+    policy = '{"deny": ["tiny__*"]}'
+    status, found = examined(tmp_path, "--mcp-config", "client.json", "--policy", policy)
+    assert status == 1
+    assert [health for health, _ in found["MCP tiny"]] == ["ok", "note"]
+    assert "policy hides 1" in found["MCP tiny"][1][1]
+    assert found["MCP gone"][0][0] == "problem"
+    assert "no-such-command" in found["MCP gone"][0][1]
+
+
+def test_a_configuration_or_folder_that_cannot_be_used_is_a_problem(tmp_path: Path) -> None:
+    (tmp_path / "other.json5").write_text("{ tools: { codeMode: 'on' } }")
+    status, found = examined(tmp_path, "--config", "other.json5")
+    assert (status, found["configuration"][0][0]) == (1, "problem")
+    (tmp_path / "state").write_text("")
+    status, found = examined(tmp_path)
+    assert (status, found["store"][0][0]) == (1, "problem")

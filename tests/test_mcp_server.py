@@ -1,0 +1,228 @@
+"""`clawmode mcp`, driven by the official client: stdio and HTTP, both eras of the protocol."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import httpx2
+import mcp_types as types
+import pytest
+from mcp import Client, StdioServerParameters
+from mcp.client.streamable_http import streamable_http_client
+
+pytestmark = pytest.mark.anyio
+
+TOOLS = '''
+import anyio
+from clawmode import tool
+
+@tool(effect="read")
+async def slow(seconds: float, value: int = 1) -> int:
+    """Take a while."""
+    await anyio.sleep(seconds)
+    return value
+
+@tool(effect="write")
+async def write(text: str) -> str:
+    """Write a text."""
+    print("a tool that prints does not break the wire")
+    return f"wrote {text}"
+
+tools = [slow, write]
+'''
+MODES = ["legacy", "auto"]
+TOKEN = "a token for tests"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "mine.py").write_text(TOOLS)
+    return tmp_path
+
+
+def command(*more: str) -> list[str]:
+    return ["-m", "clawmode", "mcp", "--tools", "mine:tools", *more]
+
+
+def environment() -> dict[str, str]:
+    kept = {key: os.environ[key] for key in ("PATH", "HOME") if key in os.environ}
+    return kept | {"CLAWMODE_MCP_TOKEN": TOKEN}
+
+
+@asynccontextmanager
+async def stdio(folder: Path, *more: str, **options: Any) -> AsyncIterator[Client]:
+    server = StdioServerParameters(
+        command=sys.executable, args=command(*more), cwd=folder, env=environment()
+    )
+    async with Client(server, **options) as client:
+        yield client
+
+
+@asynccontextmanager
+async def http(folder: Path, *more: str, **options: Any) -> AsyncIterator[Client]:
+    async with served(folder, *more) as url, connected(url, **options) as client:
+        yield client
+
+
+@asynccontextmanager
+async def served(folder: Path, *more: str) -> AsyncIterator[str]:
+    argv = [sys.executable, *command("--http", "127.0.0.1:0", *more)]
+    process = await anyio.open_process(
+        argv, cwd=folder, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+    )
+    async with process:
+        assert process.stderr is not None
+        told = ""
+        with anyio.fail_after(15):
+            while "/mcp" not in told:
+                told += (await process.stderr.receive()).decode()
+        found = re.search(r"http://\S+/mcp", told)
+        assert found is not None
+        assert TOKEN not in told
+        try:
+            yield found[0]
+        finally:
+            process.terminate()
+
+
+@asynccontextmanager
+async def connected(url: str, token: str = TOKEN, **options: Any) -> AsyncIterator[Client]:
+    headers = {"authorization": f"Bearer {token}"}
+    async with httpx2.AsyncClient(headers=headers, timeout=30) as http_client:
+        async with Client(
+            streamable_http_client(url, http_client=http_client), **options
+        ) as client:
+            yield client
+
+
+TRANSPORTS = [stdio, http]
+
+
+def read(result: types.CallToolResult) -> dict[str, Any]:
+    (content,) = result.content
+    assert isinstance(content, types.TextContent)
+    assert json.loads(content.text) == result.structured_content
+    return json.loads(content.text)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("transport", TRANSPORTS)
+async def test_a_client_sees_two_tools_and_runs_a_fan_out(
+    folder: Path, transport: Any, mode: str
+) -> None:
+    progress: list[str] = []
+
+    async def report(done: float, total: float | None, message: str | None) -> None:
+        progress.append(message or "")
+
+    async with transport(folder, mode=mode) as client:
+        listed = await client.list_tools()
+        assert [tool.name for tool in listed.tools] == ["exec", "wait"]
+        code = "return Promise.all([1, 2, 3].map((value) => tools.slow({ seconds: 0.05, value })))"
+        result = await client.call_tool("exec", {"code": code}, progress_callback=report)
+        assert read(result)["value"] == [1, 2, 3]
+    assert sum(text.endswith("completed") for text in progress) == 3
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+async def test_a_program_that_waits_is_continued(folder: Path, transport: Any) -> None:
+    async with transport(folder, "--timeout-ms", "500") as client:
+        code = 'text("a"); const late = await tools.slow({ seconds: 1, value: 7 }); return late'
+        first = read(await client.call_tool("exec", {"code": code}))
+        assert first["status"] == "waiting"
+        result = first
+        with anyio.fail_after(15):
+            while result["status"] == "waiting":
+                result = read(await client.call_tool("wait", {"runId": first["runId"]}))
+        assert result["value"] == 7
+
+
+async def test_a_failure_is_an_error_with_its_code(folder: Path) -> None:
+    async with stdio(folder) as client:
+        result = await client.call_tool("exec", {"code": "throw new Error('no')"})
+        assert result.is_error
+        assert read(result)["code"] == "internal_error"
+        assert (await client.call_tool("bash", {"command": "ls"})).is_error
+        bad = await client.call_tool("wait", {"runId": "cm_" + "0" * 32})
+        assert read(bad)["code"] == "invalid_input"
+
+
+async def test_a_cancelled_call_ends_its_program(folder: Path) -> None:
+    async with stdio(folder) as client:
+        with anyio.move_on_after(0.5):
+            await client.call_tool("exec", {"code": "for (;;);"})
+        with anyio.fail_after(5):
+            result = await client.call_tool("exec", {"code": "return 1"})
+        assert read(result)["value"] == 1
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("action", ["accept", "decline"])
+async def test_a_person_is_asked_through_the_client(
+    folder: Path, transport: Any, mode: str, action: Any
+) -> None:
+    asked: list[str] = []
+
+    async def answer(context: Any, params: types.ElicitRequestParams) -> types.ElicitResult:
+        asked.append(params.message)
+        content: dict[str, Any] | None = {"decision": "allow-once"} if action == "accept" else None
+        return types.ElicitResult(action=action, content=content)
+
+    async with transport(folder, mode=mode, elicitation_callback=answer) as client:
+        code = 'return tools.write({ text: "x" }).catch((error) => error.code)'
+        value = read(await client.call_tool("exec", {"code": code}))["value"]
+    assert value == ("wrote x" if action == "accept" else "not_approved")
+    (question,) = asked
+    assert 'openclaw:core:write with {"text": "x"}' in question
+
+
+async def test_a_client_that_cannot_ask_gets_a_waiting_result(folder: Path) -> None:
+    async with stdio(folder) as client:
+        result = read(await client.call_tool("exec", {"code": 'return tools.write({ text: "x" })'}))
+        assert [call["state"] for call in result["pendingToolCalls"]] == ["approval"]
+
+
+async def test_nobody_is_asked_where_the_operator_says_so(folder: Path) -> None:
+    async with stdio(folder, "--approve", "always") as client:
+        result = read(await client.call_tool("exec", {"code": 'return tools.write({ text: "x" })'}))
+        assert result["value"] == "wrote x"
+
+
+async def test_without_the_token_nothing_is_answered(folder: Path) -> None:
+    async with served(folder) as url, httpx2.AsyncClient() as client:
+        for shown in ("", "Bearer wrong", TOKEN):
+            answer = await client.post(url, headers={"authorization": shown}, json={})
+            assert answer.status_code == 401
+            assert TOKEN not in answer.text
+
+
+async def test_a_session_cannot_wait_for_anothers_program(folder: Path) -> None:
+    async with served(folder) as url:
+        async with connected(url, mode="legacy") as one, connected(url, mode="legacy") as two:
+            parked = read(await one.call_tool("exec", {"code": "await yield_control(); return 1"}))
+            wait = {"runId": parked["runId"]}
+            assert read(await two.call_tool("wait", wait))["code"] == "invalid_input"
+            assert read(await one.call_tool("wait", wait))["value"] == 1
+
+
+def test_an_address_that_is_none_is_told(folder: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, *command("--http", "nowhere")],
+        cwd=folder,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=15,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "HOST:PORT" in done.stderr
+    assert "Traceback" not in done.stderr
