@@ -18,7 +18,11 @@ FACES = {
     "terminal",
     "tool_loading",
 }
-FACES |= {path.stem for path in ROOT.glob("mcp_*.py")} - {"mcp_config", "mcp_namespace"}
+FACES |= {path.stem for path in ROOT.glob("mcp_*.py")} - {
+    "mcp_config",
+    "mcp_namespace",
+    "mcp_tools",
+}
 LAZY = {("code_mode.py", "mcp_client")}
 """`CodeMode(mcp_servers=…)` reaches the client, when it is entered with servers."""
 

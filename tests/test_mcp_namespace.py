@@ -216,6 +216,16 @@ async def test_calls_pass_the_hooks_with_their_exact_id(pool: Pool) -> None:
     assert seen[1] == "mcp:github:create_issue"
 
 
+@pytest.mark.covers("MC-3")
+async def test_hooks_see_the_defaults_that_are_filled_in(pool: Pool) -> None:
+    hooks, seen = Hooks(), list[JsonObject]()
+    hooks.before_tool_call(lambda event: seen.append(event.params))
+    schema: JsonObject = {"type": "object", "properties": {"n": {"type": "integer", "default": 5}}}
+    source = "return (await MCP.docs.count()).structuredContent.n"
+    assert await value_of(pool, source, [mcp("docs", "count", schema)], hooks=hooks) == 5
+    assert seen[1] == {"n": 5}
+
+
 async def test_a_forged_call_is_refused_and_the_program_goes_on(pool: Pool) -> None:
     names = ["constructor", "__proto__", "toString", "$api", "resources", "create_issue"]
     source = f"""const out = [];

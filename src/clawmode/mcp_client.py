@@ -154,7 +154,12 @@ class McpServers:
         Args:
             names: Which; those that are connected already stay so.
             on_progress: Told of each server as soon as it is connected or has failed.
+
+        Raises:
+            ConfigurationError: There is no server of such a name.
         """
+        if unknown := [name for name in names if name not in self._servers]:
+            raise ConfigurationError(f"there is no MCP server named {unknown[0]!r}")
         chosen = [self._servers[name] for name in names or self._servers]
 
         async def bring_up(server: "_Server") -> None:

@@ -118,6 +118,7 @@ class _Client(httpx2.AsyncClient):
         status = f"HTTP {response.status_code} {response.reason_phrase}".strip()
         if request.headers.get(MCP_SESSION_ID) and await _ends_session(response):
             # Who asked learns it first, and asks again.
+            self._link.trouble = "has forgotten the session"
             self._link.notify("suspect")
             await response.aclose()
             return _answer(request, 404, SESSION_LOST, "has forgotten the session")

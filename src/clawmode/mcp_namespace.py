@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from clawmode.declarations import ROOT_MEMBERS, identifiers, render_index, render_server
+from clawmode.mcp_tools import with_defaults
 from clawmode.namespaces import NamespaceCallRefused
 from clawmode.tools import JsonObject, Tool
 from clawmode.types import JsonValue
@@ -126,7 +127,8 @@ class McpNamespace:
         given = args[0] if isinstance(args, list) and args else {}
         if not isinstance(given, dict):
             raise NamespaceCallRefused(f"{tool.id} takes one object.")
-        return tool, given
+        # Before hooks and approvals: they are to see what is sent.
+        return tool, with_defaults(tool.parameters, given)
 
     def describe(self, server: JsonValue, wanted: JsonValue, options: JsonValue) -> JsonObject:
         """The answer of `$api`: a header of all servers, of one, or of one of its tools.

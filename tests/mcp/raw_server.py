@@ -308,6 +308,8 @@ def hostile_tools() -> list[Any]:
 def list_page(cursor: str | None) -> dict[str, Any]:
     if MODE == "thousands":
         return {"tools": [tool(f"tool{n:04}") for n in reversed(range(5_000))]}
+    if MODE == "one_page":
+        return {"tools": [tool(f"tool{n:05}") for n in range(8_000)]}
     if MODE == "endless":
         start = int(cursor or 0)
         page = [tool(f"tool{n}") for n in range(start, start + 10)]

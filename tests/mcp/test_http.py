@@ -2,6 +2,7 @@
 
 import asyncio
 import gzip
+import json
 import logging
 import signal
 import socket
@@ -357,6 +358,41 @@ async def test_a_server_that_refuses_us_says_so(status: str, problem: str) -> No
     async with web_server(_hang, first=first) as web:
         async with connected({"web": {"url": web.url}}) as servers:
             assert problem in (view_of(servers, "web").problem or "")
+
+
+@pytest.mark.parametrize("path", ["mcp", "sse"])
+async def test_a_login_that_is_refused_is_told_and_not_tried_again(path: str) -> None:
+    async def first(request: Request) -> bool:
+        await request.send(b'{"error": "who?"}', status="401 Unauthorized")
+        return True
+
+    async with web_server(_hang, first=first) as web:
+        url = web.url.replace("/mcp", f"/{path}")
+        async with connected({"web": {"url": url}}) as servers:
+            problem = view_of(servers, "web").problem or ""
+            assert "answered HTTP 401 Unauthorized" in problem
+            if path == "mcp":
+                asked = len(web.seen)
+                await anyio.sleep(0.8)
+                assert len(web.seen) == asked
+
+
+async def test_a_session_that_is_unknown_by_other_words_is_begun_anew() -> None:
+    known = ["one"]
+
+    async def go(request: Request) -> None:
+        if request.headers["mcp-session-id"] == known[0]:
+            await request.answer({"content": []})
+        else:
+            error = {"code": -32000, "message": "Bad Request: No valid session ID provided"}
+            body = json.dumps({"jsonrpc": "2.0", "id": None, "error": error})
+            await request.send(body.encode(), status="400 Bad Request")
+
+    async with web_server(go, session="one") as web:
+        async with connected({"web": {"url": web.url}}) as servers:
+            await call(servers, "web:go")
+            known[0] = web.session = "two"
+            await call(servers, "web:go")
 
 
 async def test_credentials_go_with_every_request_and_nowhere_else() -> None:

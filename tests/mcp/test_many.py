@@ -6,7 +6,9 @@ import anyio
 import pytest
 from tests.mcp.driver import call, connected, raw
 
-from clawmode.mcp_client import ServerView
+from clawmode.exceptions import ConfigurationError
+from clawmode.mcp_client import McpServers, ServerView
+from clawmode.mcp_config import read_servers
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
 
@@ -29,6 +31,16 @@ async def test_fifty_servers_of_twenty_tools_connect_side_by_side() -> None:
         async with anyio.create_task_group() as tasks:
             for number in range(50):
                 tasks.start_soon(ask, number)
+
+
+async def test_a_server_that_nobody_knows_cannot_be_connected() -> None:
+    async with connected({"s": raw("twenty"), "off": raw(disabled=True)}) as servers:
+        assert [view.state for view in servers.views] == ["ready", "disabled"]
+        with pytest.raises(ConfigurationError, match="no MCP server named 'x'"):
+            await servers.connect("x")
+    settings = read_servers({"s": {"command": "x"}}).unwrap()
+    with pytest.raises(ConfigurationError, match="two MCP servers"):
+        McpServers([*settings, *settings])
 
 
 @pytest.mark.covers("MC-9")

@@ -142,13 +142,12 @@ async def test_all_pages_are_read(mode: str, names: list[str]) -> None:
         assert view.instructions == "Be careful."
 
 
-@pytest.mark.parametrize("mode", ["thousands", "endless", "circle", "no_list"])
+@pytest.mark.parametrize("mode", ["thousands", "one_page", "endless", "circle", "no_list"])
 async def test_a_list_without_end_is_cut_and_said_so(mode: str) -> None:
     async with connected({"raw": raw(mode)}) as servers:
         view = view_of(servers, "raw")
         assert view.state == "ready"
-        counts = {"thousands": 1_000, "endless": 1_000, "circle": 2, "no_list": 0}
-        assert len(view.tools) == counts[mode]
+        assert len(view.tools) == {"circle": 2, "no_list": 0}.get(mode, 1_000)
         assert view.notes
         if mode == "thousands":  # by name, whatever their order
             assert view.tools[0].name == "tool0000"
@@ -368,7 +367,7 @@ async def test_one_that_dies_again_and_again_is_given_time(tmp_path: Path) -> No
 async def test_a_server_that_does_not_start_has_a_problem(mode: str, problem: str) -> None:
     async with connected({"raw": raw(mode, connectTimeoutMs=600), "other": raw()}) as servers:
         view = view_of(servers, "raw")
-        assert view.state == "down"
+        assert view.state in ("down", "connecting")  # which it tries again by itself
         assert view.tools == ()
         assert problem in (view.problem or "")
         assert await is_well(servers, "other")
