@@ -686,9 +686,10 @@ async def test_the_calls_of_a_parked_program_end_with_its_ttl(pool: Pool) -> Non
 
     tools = [Tool("linger", "Linger.", {}, linger)]
     async with opened(pool, tools=tools, snapshot_ttl_seconds=1) as code_mode:
-        await parked(code_mode, "tools.linger(); await yield_control()")
+        run_id = await parked(code_mode, "tools.linger(); await yield_control()")
         with anyio.fail_after(1.5):
             await cancelled.wait()
+        assert (await code_mode.wait(run_id)).code == "snapshot_expired"
 
 
 def files_below(folder: Path) -> list[Path]:

@@ -392,7 +392,7 @@ async def test_a_session_that_is_unknown_by_other_words_is_begun_anew() -> None:
         async with connected({"web": {"url": web.url}}) as servers:
             await call(servers, "web:go")
             known[0] = web.session = "two"
-            await call(servers, "web:go")
+            assert await call(servers, "web:go") == {"content": []}
 
 
 async def test_credentials_go_with_every_request_and_nowhere_else() -> None:

@@ -509,8 +509,9 @@ async def test_without_anybody_to_ask_a_result_that_asks_for_input_is_declined()
 async def test_what_a_server_has_started_ends_with_it() -> None:
     async with connected({"raw": raw()}) as servers:
         child = (await call(servers, "raw:spawn_child"))["structuredContent"]["pid"]
-        os.kill(child, 0)
+        assert _runs(child)
     await eventually(lambda: not _runs(child))
+    assert not _runs(child)
 
 
 def _runs(pid: int) -> bool:

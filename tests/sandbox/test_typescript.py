@@ -574,7 +574,9 @@ def test_an_unknown_import_is_a_mismatch_at_load(engine: wasmtime.Engine, name: 
 
 
 def test_a_known_import_of_another_release_is_bound(engine: wasmtime.Engine) -> None:
-    TypeScript(engine, stand_in(engine, "__wbg_buffer_0123456789abcdef"), Arm()).close()
+    bound = TypeScript(engine, stand_in(engine, "__wbg_buffer_0123456789abcdef"), Arm())
+    assert isinstance(bound, TypeScript)
+    bound.close()
 
 
 def test_a_missing_export_is_a_mismatch_at_load(engine: wasmtime.Engine) -> None:
