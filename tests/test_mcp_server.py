@@ -196,6 +196,33 @@ async def test_nobody_is_asked_where_the_operator_says_so(folder: Path) -> None:
         assert result["value"] == "wrote x"
 
 
+SERVER = """
+from mcp.server.mcpserver import MCPServer
+server = MCPServer("tiny")
+
+@server.tool()
+def shout(text: str) -> str:
+    return text.upper()
+
+server.run("stdio")
+"""
+
+
+@pytest.mark.parametrize("key", ["mcpServers", "mcp"])
+async def test_the_configured_servers_are_behind_it(folder: Path, key: str) -> None:
+    (folder / "server.py").write_text(SERVER)
+    servers = {"tiny": {"command": sys.executable, "args": ["server.py"]}}
+    written = {"mcp": {"servers": servers}} if key == "mcp" else {key: servers}
+    (folder / "servers.json").write_text(json.dumps(written))
+    option = "--config" if key == "mcp" else "--mcp-config"
+    async with stdio(folder, option, "servers.json", "--approve", "always") as client:
+        listed = await client.list_tools()
+        assert [tool.name for tool in listed.tools] == ["exec", "wait"]
+        assert "MCP servers: tiny" in (listed.tools[0].description or "")
+        code = 'return (await MCP.tiny.shout({ text: "a" })).structuredContent'
+        assert read(await client.call_tool("exec", {"code": code}))["value"] == {"result": "A"}
+
+
 async def test_without_the_token_nothing_is_answered(folder: Path) -> None:
     async with served(folder) as url, httpx2.AsyncClient() as client:
         for shown in ("", "Bearer wrong", TOKEN):
