@@ -21,6 +21,7 @@ FACES = {
 FACES |= {path.stem for path in ROOT.glob("mcp_*.py")} - {
     "mcp_config",
     "mcp_namespace",
+    "mcp_settings",
     "mcp_tools",
 }
 LAZY = {("code_mode.py", "mcp_client")}

@@ -72,10 +72,6 @@ class Bridge:
     def _describe(self, args: list[JsonValue]) -> JsonObject:
         return self.catalog.describe(_reference(args, "tools.describe"))
 
-    def message_of(self, reply: Settled) -> str:
-        """What an error says that was made here."""
-        return str(json.loads(reply.value)["message"])
-
     def call_of(self, request: Request) -> tuple[Tool, JsonObject]:
         """The tool that a request calls, and its input.
 
@@ -148,3 +144,8 @@ def refuse(request: Request, code: str, message: str, tool_id: str | None = None
     """An error that the program can catch; it holds nothing of the host's."""
     body = {"name": "ToolError", "message": message[:16384], "code": code, "toolId": tool_id}
     return Settled(request.id, False, json.dumps(body).encode())
+
+
+def message_of(refusal: Settled) -> str:
+    """What an error says that `refuse` made."""
+    return str(json.loads(refusal.value)["message"])

@@ -142,12 +142,7 @@ def run(
     2 usage, 3 waiting, 130 stopped.
     """
     chosen = language or ("typescript" if file.endswith((".ts", ".mts", ".cts")) else "javascript")
-    limits = {
-        "timeout_ms": timeout_ms,
-        "memory_limit_bytes": memory_limit_bytes,
-        "max_output_bytes": max_output_bytes,
-        "max_snapshot_bytes": max_snapshot_bytes,
-    }
+    limits = _limits(timeout_ms, memory_limit_bytes, max_output_bytes, max_snapshot_bytes)
     with _command() as out:
         from clawmode.foreground import Foreground
         from clawmode.sandbox.protocol import LANGUAGES
@@ -190,12 +185,7 @@ def wait_for(
 
     Exit status: as for `run`.
     """
-    limits = {
-        "timeout_ms": timeout_ms,
-        "memory_limit_bytes": memory_limit_bytes,
-        "max_output_bytes": max_output_bytes,
-        "max_snapshot_bytes": max_snapshot_bytes,
-    }
+    limits = _limits(timeout_ms, memory_limit_bytes, max_output_bytes, max_snapshot_bytes)
     with _command() as out:
         from clawmode.foreground import Foreground
 
@@ -379,6 +369,17 @@ def doctor(
 
 
 # ---- What the commands share ----
+
+
+def _limits(
+    timeout_ms: int | None, memory: int | None, output: int | None, snapshot: int | None
+) -> dict[str, int | None]:
+    return {
+        "timeout_ms": timeout_ms,
+        "memory_limit_bytes": memory,
+        "max_output_bytes": output,
+        "max_snapshot_bytes": snapshot,
+    }
 
 
 def _options(

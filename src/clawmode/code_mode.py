@@ -22,8 +22,14 @@ from clawmode.calls import Calls
 from clawmode.catalog import Catalog
 from clawmode.config import CodeModeConfig
 from clawmode.context import RunContext
-from clawmode.driver import ABORTED, Driver, Installed
-from clawmode.exceptions import ErrorCode, SandboxError, SnapshotKeyLost, StoreUnavailable
+from clawmode.driver import Driver, Installed
+from clawmode.exceptions import (
+    Aborted,
+    ErrorCode,
+    SandboxError,
+    SnapshotKeyLost,
+    StoreUnavailable,
+)
 from clawmode.executor import Executor, ToolFailure, Watcher
 from clawmode.gate import Gate, gate_input
 from clawmode.hooks import Hooks
@@ -59,7 +65,7 @@ from clawmode.vectors import choose_ranker
 
 if TYPE_CHECKING:
     from clawmode.mcp_client import McpServers
-    from clawmode.mcp_config import ServerSettings
+    from clawmode.mcp_settings import ServerSettings
 
 RUN_ID = re.compile(r"cm_[0-9a-f]{32}")
 
@@ -471,7 +477,7 @@ class CodeMode:
                 return self._failed("snapshot_expired", text, ledger=self._ledger(run_id))
             case "aborted":
                 self._driver.forget(run_id)
-                return self._failed("aborted", ABORTED, ledger=self._ledger(run_id))
+                return self._failed("aborted", str(Aborted()), ledger=self._ledger(run_id))
             case "lost":
                 self._driver.forget(run_id)
                 text = "The program is lost: the process that ran it died."

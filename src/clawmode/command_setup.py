@@ -17,7 +17,7 @@ from clawmode import config_file, json5, mcp_config
 from clawmode.catalog import Catalog
 from clawmode.config import CodeModeConfig
 from clawmode.exceptions import ConfigurationError
-from clawmode.mcp_config import ServerSettings
+from clawmode.mcp_settings import ServerSettings
 from clawmode.policy import KEYS, Config, Policy
 from clawmode.tool_loading import load_tools
 from clawmode.tools import Tool

@@ -179,11 +179,10 @@ def _problems(
     """The same for people: in the order of the file, each once, with its line."""
     if file.document is None or not said:
         return []
-    text, offsets = file.document.text, file.document.offsets
-    by_path = {_dotted(parts): offset for parts, offset in offsets.items()}
+    places = Places(file.document)
     found: dict[str, Problem] = {}
     for it in said:
-        line, column = json5.place(text, _offset(it.path, by_path))
+        line, column = places.find(it.path)
         expected = it.expected if isinstance(it, ConfigurationError) else ""
         what = str(it).removeprefix(f"{it.path}: ").removesuffix(f", expected {expected}")
         told = f"{file.path}:{line}: {it}"
@@ -191,18 +190,25 @@ def _problems(
     return sorted(found.values(), key=lambda problem: problem.line)
 
 
+class Places:
+    """Where settings stand in a file."""
+
+    def __init__(self, document: json5.Document) -> None:
+        self._text = document.text
+        self._offsets = {_dotted(parts): at for parts, at in document.offsets.items()}
+
+    def find(self, path: str) -> tuple[int, int]:
+        """Line and column of a setting, or, if it is missing, of what it is missing in."""
+        while path and path not in self._offsets:
+            path = path[: max(path.rfind("."), path.rfind("["), 0)]
+        return json5.place(self._text, self._offsets.get(path, 0))
+
+
 def _dotted(parts: json5.Parts) -> str:
     path = ""
     for part in parts:
         path = f"{path}[{part}]" if isinstance(part, int) else join(path, part)
     return path
-
-
-def _offset(path: str, by_path: dict[str, int]) -> int:
-    """Where a setting stands, or, if it is missing, what it is missing in."""
-    while path and path not in by_path:
-        path = path[: max(path.rfind("."), path.rfind("["), 0)]
-    return by_path.get(path, 0)
 
 
 # ---- The way to each codeMode ----

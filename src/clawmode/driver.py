@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import anyio
 
+from clawmode.bridge import message_of
 from clawmode.calls import Calls
 from clawmode.config import CodeModeConfig
 from clawmode.exceptions import (
@@ -52,8 +53,6 @@ SWEEP = 30.0
 """How often it is asked, at least, whether cells are still parked whose calls are made here."""
 
 MAX_LEDGERS = 256
-
-ABORTED = "The program was aborted."
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +201,7 @@ class Driver:
         except SandboxError as error:
             end = "aborted" if run.ended or isinstance(error, Aborted) else "finished"
             if run.ended and not isinstance(error, Aborted):
-                raise Aborted(ABORTED) from None
+                raise Aborted from None
             raise
         finally:
             del self.active[run.id]
@@ -227,7 +226,7 @@ class Driver:
                 return None
         denied = next((reply for reply in replies if reply.id == GATE and not reply.ok), None)
         if denied is not None:
-            return Failed("invalid_input", self.calls.bridge.message_of(denied))
+            return Failed("invalid_input", message_of(denied))
         installed = self.install()
         start = replace(
             run.start,
@@ -269,7 +268,7 @@ class Driver:
         try:
             await self._check_parking(run, idle)
             if run.ended:
-                raise Aborted(ABORTED)
+                raise Aborted
         except (Aborted, SnapshotTooLarge):
             self.calls.refuse_batch(run, idle.requests)
             raise
@@ -316,7 +315,7 @@ class Driver:
         while True:
             version, now = group.version, time.monotonic()
             if run.ended:
-                raise Aborted(ABORTED)
+                raise Aborted
             foreign = await self._fetch(run)
             if now < last and (run.inbox or run.due_at <= now):
                 return True
@@ -333,7 +332,7 @@ class Driver:
             return False
         replies = await self.parking.store.drain(run.id)
         if replies is None:
-            raise Aborted(ABORTED)
+            raise Aborted
         for sealed in replies:
             self.parking.deliver(run, sealed)
         return await self.calls.adopt(run)
@@ -348,7 +347,7 @@ class Driver:
             version, now = group.version, time.monotonic()
             progress = await self.parking.store.progress(run.id)
             if progress is None:
-                raise Aborted(ABORTED)
+                raise Aborted
             _update(run, progress)
             foreign = await self.calls.adopt(run)
             if run.yields or progress.replies or group.unsaved or run.due_at <= now:
@@ -369,7 +368,7 @@ class Driver:
             if not run.ended:
                 await self.parking.park(run, frozen)
             if run.ended:
-                raise Aborted(ABORTED)
+                raise Aborted
             group.claimed, group.run = False, None
         self.telemetry.snapshots["created"] += 1
         self.parked.add(run.id)

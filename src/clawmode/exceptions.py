@@ -73,6 +73,9 @@ class Aborted(SandboxError):
 
     code = "aborted"
 
+    def __init__(self, message: str = "The program was aborted.") -> None:
+        super().__init__(message)
+
 
 class SnapshotError(SandboxError):
     """A frozen cell cannot be stored or restored."""

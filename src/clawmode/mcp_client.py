@@ -24,7 +24,6 @@ from clawmode.exceptions import ConfigurationError
 from clawmode.foreign import is_ours, told
 from clawmode.mcp_auth import make_auth
 from clawmode.mcp_calls import ServerCalls
-from clawmode.mcp_config import ServerSettings
 from clawmode.mcp_http import explain, open_http
 from clawmode.mcp_link import (
     GRACE,
@@ -37,6 +36,7 @@ from clawmode.mcp_link import (
     Writes,
 )
 from clawmode.mcp_session import CURRENT, Connection, OnInput, Undelivered, Update, is_end
+from clawmode.mcp_settings import ServerSettings
 from clawmode.mcp_stdio import CannotStart, open_stdio
 from clawmode.mcp_tools import PROMPTS, RESOURCES, Problems
 from clawmode.tools import JsonObject, Tool

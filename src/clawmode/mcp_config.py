@@ -2,8 +2,7 @@
 
 Ours is `mcp.servers`; other clients write the same entries below `mcpServers`, or in a file of
 their own below `servers`, and theirs are read as they stand. An entry has secrets in it: nothing
-that is said about one quotes a value, and `ServerSettings` shows none. Does not import the MCP
-library.
+that is said about one quotes a value. Does not import the MCP library.
 """
 
 import difflib
@@ -13,17 +12,22 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal, TypeAlias
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
-from clawmode import config_file, json5
+from clawmode import config_file
 from clawmode.config import ConfigWarning, join, unknown_key
 from clawmode.exceptions import ConfigurationError
+from clawmode.mcp_settings import (
+    DEFAULT_CONNECT_TIMEOUT_MS,
+    DEFAULT_TIMEOUT_MS,
+    Auth,
+    Bearer,
+    OAuth,
+    ServerSettings,
+    Transport,
+)
 from clawmode.policy import safe_server_name
 from clawmode.types import JsonValue
-
-Transport: TypeAlias = Literal["stdio", "streamable-http", "sse"]
-Grant: TypeAlias = Literal["authorization_code", "client_credentials"]
 
 TRANSPORTS: dict[str, Transport] = {
     "stdio": "stdio",
@@ -37,8 +41,6 @@ TRANSPORTS: dict[str, Transport] = {
     "remote": "streamable-http",
 }
 
-DEFAULT_TIMEOUT_MS = 60_000
-DEFAULT_CONNECT_TIMEOUT_MS = 30_000
 TIMEOUTS_MS = (100, 3_600_000)
 
 MAX_NAME = 64
@@ -64,77 +66,6 @@ _SECRETIVE = re.compile(r"key|token|secret|pass|credential|auth|cookie|bearer|pw
 _VARIABLE = re.compile(r"\$\{(?:env:)?([A-Za-z_]\w*)(?::-([^}]*))?\}", re.ASCII)
 _UNKNOWN_EXPRESSION = re.compile(r"\$\{([^}]{0,40})")
 _HEADER = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bearer:
-    """A token that goes with every request."""
-
-    token: str = field(repr=False)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OAuth:
-    """OAuth 2.1. Without a client id, the client registers itself with the authorization server.
-
-    Attributes:
-        grant: Whether a person logs in, or the client has a secret of its own.
-        issuer: Whom that secret is shown to: otherwise the MCP server could choose.
-        redirect_port: Where the browser comes back to on this machine; 0 takes any that is free.
-    """
-
-    client_id: str | None = None
-    client_secret: str | None = field(default=None, repr=False)
-    scopes: tuple[str, ...] = ()
-    grant: Grant = "authorization_code"
-    issuer: str | None = None
-    redirect_port: int = 0
-
-
-Auth: TypeAlias = Bearer | OAuth
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerSettings:
-    """How to reach one server. Variables are filled in; shows nothing that may be a secret.
-
-    Attributes:
-        name: What programs and policies call it.
-        env: What a `stdio` server gets beside the few variables that are harmless.
-        timeout: Seconds for a call, unless it reports progress or asks a person.
-        connect_timeout: Seconds to start, shake hands and list the tools.
-        trust_annotations: Believe the server that a tool only reads, or may be repeated.
-        secrets: What `redact` strikes out.
-    """
-
-    name: str
-    transport: Transport
-    command: str = field(default="", repr=False)
-    args: tuple[str, ...] = field(default=(), repr=False)
-    env: Mapping[str, str] = field(default_factory=dict, repr=False)
-    cwd: str | None = field(default=None, repr=False)
-    url: str = field(default="", repr=False)
-    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
-    auth: Auth | None = None
-    timeout: float = DEFAULT_TIMEOUT_MS / 1000
-    connect_timeout: float = DEFAULT_CONNECT_TIMEOUT_MS / 1000
-    enabled: bool = True
-    trust_annotations: bool = False
-    secrets: tuple[str, ...] = field(default=(), repr=False)
-
-    @property
-    def place(self) -> str:
-        """Where it is, for people: the command, or the address without what may be a secret."""
-        if self.transport == "stdio":
-            return self.redact(self.command)
-        url = urlsplit(self.url)
-        return self.redact(f"{url.scheme}://{url.netloc.rpartition('@')[2]}{url.path}")
-
-    def redact(self, text: str) -> str:
-        """The text without any of the secrets."""
-        for secret in self.secrets:
-            text = text.replace(secret, "***")
-        return text
 
 
 @dataclass(slots=True)
@@ -176,11 +107,11 @@ def load(path: str | Path, environment: Mapping[str, str] | None = None) -> McpC
     reader.read_sections(file.data, ("mcpServers", "servers"))
     if file.document is None:
         return reader.found
-    places = _Lines(str(file.path), file.document)
+    located = _Located(str(file.path), config_file.Places(file.document))
     return McpConfig(
         reader.found.servers,
-        [places.locate(error) for error in reader.found.errors],
-        [replace(it, path=places.prefix(it.path)) for it in reader.found.warnings],
+        [located.error(error) for error in reader.found.errors],
+        [located.warning(warning) for warning in reader.found.warnings],
     )
 
 
@@ -593,27 +524,19 @@ def _is_local(url: SplitResult) -> bool:
 # ---- Where it stands ----
 
 
-class _Lines:
-    """Finds the line of a setting in a file."""
+@dataclass(frozen=True, slots=True)
+class _Located:
+    """Tells of settings with their file and line."""
 
-    def __init__(self, name: str, document: json5.Document) -> None:
-        self.name = name
-        self._text = document.text
-        self._offsets = {_dotted(parts): at for parts, at in document.offsets.items()}
+    name: str
+    places: config_file.Places
 
-    def find(self, path: str) -> tuple[int, int]:
-        """Line and column of a setting, or of what it is missing in."""
-        while path and path not in self._offsets:
-            path = path[: max(path.rfind("."), path.rfind("["), 0)]
-        return json5.place(self._text, self._offsets.get(path, 0))
+    def warning(self, warning: ConfigWarning) -> ConfigWarning:
+        line, _ = self.places.find(warning.path)
+        return replace(warning, path=f"{self.name}:{line}: {warning.path}")
 
-    def prefix(self, path: str) -> str:
-        """The path of a setting, after the file and the line."""
-        return f"{self.name}:{self.find(path)[0]}: {path}"
-
-    def locate(self, error: ConfigurationError) -> ConfigurationError:
-        """The same error, with the file and the line."""
-        line, column = self.find(error.path)
+    def error(self, error: ConfigurationError) -> ConfigurationError:
+        line, column = self.places.find(error.path)
         return ConfigurationError(
             f"{self.name}:{line}: {error}",
             path=error.path,
@@ -621,10 +544,3 @@ class _Lines:
             line=line,
             column=column,
         )
-
-
-def _dotted(parts: json5.Parts) -> str:
-    path = ""
-    for part in parts:
-        path = f"{path}[{part}]" if isinstance(part, int) else join(path, part)
-    return path

@@ -28,7 +28,6 @@ from pydantic import RootModel, ValidationError
 
 from clawmode import __version__
 from clawmode.foreign import is_ours, told
-from clawmode.mcp_config import ServerSettings
 from clawmode.mcp_link import (
     MAX_ENTRIES,
     NOT_AUTHORIZED,
@@ -42,6 +41,7 @@ from clawmode.mcp_link import (
     Reads,
     Writes,
 )
+from clawmode.mcp_settings import ServerSettings
 from clawmode.mcp_tools import MAX_LISTED, MAX_PAGES, Listing, Offer, Problems, sift
 from clawmode.tools import JsonObject
 from clawmode.types import JsonValue

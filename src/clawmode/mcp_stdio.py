@@ -19,7 +19,6 @@ from mcp.shared.message import SessionMessage
 from mcp_types import JSONRPCRequest, jsonrpc_message_adapter
 
 from clawmode.exceptions import ClawmodeError
-from clawmode.mcp_config import ServerSettings
 from clawmode.mcp_link import (
     GRACE,
     MAX_MESSAGE,
@@ -32,6 +31,7 @@ from clawmode.mcp_link import (
     find_id,
     why_refused,
 )
+from clawmode.mcp_settings import ServerSettings
 
 logger = logging.getLogger("clawmode.mcp.stderr")
 

@@ -27,8 +27,8 @@ from clawmode.runs import CallState, Entry, OpenCall, Run
 from clawmode.sandbox import artifacts
 from clawmode.sandbox.protocol import METHODS, Frozen, Limits, Request, Settled, Start
 from clawmode.snapshots import bind, seal, seal_bytes, unseal, unseal_bytes
+from clawmode.stores import FULL, End, Refusal, SnapshotStore, StoredCall, StoredCell
 from clawmode.stores import CallState as StoredState
-from clawmode.stores import End, Refusal, SnapshotStore, StoredCall, StoredCell
 from clawmode.types import JsonValue
 
 _REPLY = struct.Struct("<Ic")
@@ -100,7 +100,7 @@ class Parking:
             SnapshotTooLarge: `maxSuspendedRuns` are.
         """
         if not await self.store.room(self._config.max_suspended_runs):
-            raise SnapshotTooLarge("Too many programs are waiting already.")
+            raise SnapshotTooLarge(FULL)
 
     async def park(self, run: Run, frozen: Frozen | None) -> None:
         """Writes a cell down. None: it has not started.
@@ -191,7 +191,7 @@ class Parking:
         """
         cell = await self.store.take(run.id, await self.owner())
         if cell is None:
-            raise Aborted("The program was aborted.")
+            raise Aborted
         try:
             for sealed in cell.replies:
                 self.deliver(run, sealed)

@@ -31,7 +31,6 @@ from clawmode.context import Scope
 from clawmode.exceptions import Aborted, SnapshotTooLarge, StoreUnavailable
 from clawmode.snapshots import KeyRing
 from clawmode.stores import (
-    ENDED,
     FULL,
     CallState,
     End,
@@ -245,7 +244,7 @@ class SqliteStore:
         with self._transaction() as database:
             self._purge(database)
             if again and not _holds(database, cell.id, owner):
-                raise Aborted(ENDED)
+                raise Aborted
             if _parked(database) >= limit:
                 raise SnapshotTooLarge(FULL)
             row = (cell.id, *cell.scope, cell.ttl, self._clock() + cell.ttl)

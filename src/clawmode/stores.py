@@ -25,7 +25,6 @@ Refusal: TypeAlias = Literal["unknown", "busy", "finished", "expired", "aborted"
 MAX_TOMBSTONES = 1024
 
 FULL = "Too many programs are waiting already."
-ENDED = "The program was aborted."
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +220,7 @@ class MemoryStore:
             self._purge()
             known = self._cells.get(cell.id)
             if again and (known is None or known.holder != owner):
-                raise Aborted(ENDED)
+                raise Aborted
             if self._parked() >= limit:
                 raise SnapshotTooLarge(FULL)
             expires = self._clock() + cell.ttl

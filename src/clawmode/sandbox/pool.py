@@ -56,7 +56,6 @@ BOOT_PATIENCE = 2.0
 
 BOOT_ATTEMPTS = 3
 
-ABORTED = "The program was aborted."
 CLOSED = "the sandbox is closed"
 LOST = "The program is lost: the worker that held it died."
 
@@ -247,7 +246,7 @@ class Pool:
                     await worker.install(message.setup, setup, deadline)
             cell.equipping = None
         if cell.aborted:
-            raise Aborted(ABORTED)
+            raise Aborted
         frozen, cell.frozen, cell.computing = cell.frozen, None, worker
         try:
             budget = max(deadline - time.monotonic(), 0.0)
@@ -405,7 +404,7 @@ class Pool:
         if self._closed:
             raise RuntimeUnavailable(CLOSED)
         if cell.aborted:
-            raise Aborted(ABORTED)
+            raise Aborted
 
     async def _take_empty(self, cell: Cell, deadline: float) -> WorkerProcess:
         for attempt in range(BOOT_ATTEMPTS):

@@ -263,7 +263,7 @@ class WorkerProcess:
             raise DeadlineExceeded("The program ran longer than it may, and its worker hung.")
         except (OSError, EOFError):
             if self._abort_wanted:
-                raise Aborted("The program was aborted.") from None
+                raise Aborted from None
             self.kill()
             raise RuntimeUnavailable(f"the worker died: {self._last_words()}") from None
         except ProtocolError as error:
