@@ -14,17 +14,12 @@ FACES = {
     "doctor",
     "foreground",
     "listings",
+    "mcp",
     "questions",
     "terminal",
     "tool_loading",
 }
-FACES |= {path.stem for path in ROOT.glob("mcp_*.py")} - {
-    "mcp_config",
-    "mcp_namespace",
-    "mcp_settings",
-    "mcp_tools",
-}
-LAZY = {("code_mode.py", "mcp_client")}
+LAZY = {("code_mode.py", "mcp")}
 """`CodeMode(mcp_servers=…)` reaches the client, when it is entered with servers."""
 
 ONLY = {"sandbox": {"sandbox", "types", "exceptions"}}
@@ -40,7 +35,7 @@ ONLY_HERE = {
     },
     "msgpack": {"sandbox/protocol.py"},
     "pyjson5": {"json5.py"},
-    "pydantic": {"tool_function.py", "mcp_session.py"},
+    "pydantic": {"tool_function.py", "mcp/session.py"},
     "pydantic_core": {"tool_function.py"},
     "typing_extensions": {"annotations.py"},
     "jsonschema_rs": {"validation.py", "input_problems.py"},
@@ -69,7 +64,7 @@ SOURCES = {str(path.relative_to(ROOT)): imports(path) for path in ROOT.rglob("*.
 
 def ours(names: set[str]) -> set[str]:
     modules = {name.split(".")[1] for name in names if name.startswith("clawmode.")}
-    return modules & ({path.stem for path in ROOT.glob("*.py")} | {"sandbox"})
+    return modules & ({path.stem for path in ROOT.glob("*.py")} | {"mcp", "sandbox"})
 
 
 def area(source: str) -> str:
@@ -114,7 +109,7 @@ def test_the_libraries_of_mcp_stay_in_its_modules() -> None:
         for source, names in SOURCES.items()
         if any(name.split(".")[0] in theirs for name in names)
     }
-    assert {source for source in users if not source.startswith("mcp_")} == set()
+    assert {source for source in users if not source.startswith("mcp/")} == set()
 
 
 def test_only_one_module_uses_the_private_binding_of_wasmtime() -> None:

@@ -224,7 +224,7 @@ def serve_mcp(
     printed.
     """
     with _told_errors():
-        from clawmode.mcp_command import serve
+        from clawmode.mcp.command import serve
 
         options = _options(
             tools, config, mcp_config, policy, approve, None, {"timeout_ms": timeout_ms}
@@ -417,7 +417,7 @@ def _connected(setup: "Setup") -> "Setup":
     """With the tools of its MCP servers, to be looked at."""
     if not setup.servers:
         return setup
-    from clawmode.mcp_command import with_servers
+    from clawmode.mcp.command import with_servers
 
     return with_servers(setup)
 

@@ -64,8 +64,8 @@ from clawmode.types import JsonValue
 from clawmode.vectors import choose_ranker
 
 if TYPE_CHECKING:
-    from clawmode.mcp_client import McpServers
-    from clawmode.mcp_settings import ServerSettings
+    from clawmode.mcp.client import McpServers
+    from clawmode.mcp.settings import ServerSettings
 
 RUN_ID = re.compile(r"cm_[0-9a-f]{32}")
 
@@ -169,7 +169,7 @@ class CodeMode:
         self._calls.bridge = self._bridge_to(tools)
 
     def _make_servers(self) -> "McpServers":
-        from clawmode.mcp_client import McpServers  # takes a second, and few need it
+        from clawmode.mcp.client import McpServers  # takes a second, and few need it
 
         return McpServers(self._settings, on_change=lambda view: self._offer_anew())
 
@@ -525,7 +525,7 @@ def _read_settings(
 ) -> "list[ServerSettings]":
     if not isinstance(servers, Mapping):
         return list(servers)
-    from clawmode.mcp_config import read_servers
+    from clawmode.mcp.config import read_servers
 
     named: Any = servers
     return read_servers(dict(named)).unwrap()

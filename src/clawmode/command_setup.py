@@ -13,11 +13,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from clawmode import config_file, json5, mcp_config
+from clawmode import config_file, json5
 from clawmode.catalog import Catalog
 from clawmode.config import CodeModeConfig
 from clawmode.exceptions import ConfigurationError
-from clawmode.mcp_settings import ServerSettings
+from clawmode.mcp import config as server_config
+from clawmode.mcp.settings import ServerSettings
 from clawmode.policy import KEYS, Config, Policy
 from clawmode.tool_loading import load_tools
 from clawmode.tools import Tool
@@ -114,9 +115,9 @@ def _servers(
     data: Mapping[str, JsonValue], other: str | None
 ) -> tuple[list[ServerSettings], list[str]]:
     """The servers of our configuration, and of another client's."""
-    found = [mcp_config.read(data)]
+    found = [server_config.read(data)]
     if other is not None:
-        found.append(mcp_config.load(other))
+        found.append(server_config.load(other))
     notes = [str(warning) for each in found for warning in each.warnings]
     return [server for each in found for server in each.unwrap()], notes
 

@@ -11,7 +11,7 @@ from clawmode import command_setup
 from clawmode.code_mode import CodeMode
 from clawmode.command_setup import Options, Setup
 from clawmode.exceptions import ClawmodeError, ConfigurationError
-from clawmode.mcp_client import McpServers, ServerView
+from clawmode.mcp.client import McpServers, ServerView
 from clawmode.policy import Policy
 from clawmode.sandbox.pool import Pool
 from clawmode.sqlite_store import SqliteStore

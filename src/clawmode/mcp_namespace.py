@@ -5,15 +5,14 @@ and its input; nothing is called here. The tools are the run's, so what policy r
 """
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
 from clawmode.declarations import ROOT_MEMBERS, identifiers, render_index, render_server
-from clawmode.mcp_tools import with_defaults
 from clawmode.namespaces import NamespaceCallRefused
 from clawmode.tools import JsonObject, Tool
-from clawmode.types import JsonValue
+from clawmode.types import JsonValue, copy_json
 
 GROUPS = {"resources": ("list", "read"), "prompts": ("list", "get")}
 """What a server can have beside its own tools; behind `resources.list` is `resources/list`."""
@@ -178,3 +177,21 @@ def _server(name: str, tools: list[Tool]) -> _Server:
             groups[group] = found
     names = identifiers(by_name)
     return _Server(name, {names[key]: by_name[key] for key in sorted(by_name)}, groups)
+
+
+def with_defaults(schema: Mapping[str, JsonValue], given: Mapping[str, JsonValue]) -> JsonObject:
+    """The input with the schema's defaults for what was not given."""
+    missing = {key: value for key, value in defaults_of(schema).items() if key not in given}
+    return {**given, **copy_json(missing)}
+
+
+def defaults_of(schema: Mapping[str, JsonValue]) -> JsonObject:
+    """The defaults of a schema's properties."""
+    properties = schema.get("properties")
+    if not isinstance(properties, dict):
+        return {}
+    return {
+        key: each["default"]
+        for key, each in properties.items()
+        if isinstance(each, dict) and "default" in each
+    }

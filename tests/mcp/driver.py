@@ -9,9 +9,9 @@ from typing import Any
 import anyio
 
 from clawmode.context import RunContext
-from clawmode.mcp_client import McpServers, ServerView
-from clawmode.mcp_config import read_servers
-from clawmode.mcp_session import OnInput
+from clawmode.mcp.client import McpServers, ServerView
+from clawmode.mcp.config import read_servers
+from clawmode.mcp.session import OnInput
 from clawmode.tools import Tool, ToolContext, ToolResult
 from clawmode.types import JsonValue
 

@@ -15,7 +15,7 @@ from tests.mcp.driver import call, connected, view_of
 from tests.mcp.web_server import Request, WebServer, web_server
 
 from clawmode.exceptions import ConfigurationError
-from clawmode.mcp_config import read_servers
+from clawmode.mcp.config import read_servers
 
 pytestmark = pytest.mark.anyio
 

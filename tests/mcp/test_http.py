@@ -17,8 +17,8 @@ import pytest
 from tests.mcp.driver import HERE, call, connected, eventually, find, view_of
 from tests.mcp.web_server import Request, web_server
 
-from clawmode.mcp_client import McpServers
-from clawmode.mcp_link import McpError
+from clawmode.mcp.client import McpServers
+from clawmode.mcp.link import McpError
 from clawmode.types import JsonValue
 
 pytestmark = pytest.mark.anyio

@@ -7,8 +7,8 @@ import pytest
 from tests.mcp.driver import call, connected, raw
 
 from clawmode.exceptions import ConfigurationError
-from clawmode.mcp_client import McpServers, ServerView
-from clawmode.mcp_config import read_servers
+from clawmode.mcp.client import McpServers, ServerView
+from clawmode.mcp.config import read_servers
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clawmode.exceptions import ConfigurationError
-from clawmode.mcp_config import (
+from clawmode.mcp.config import (
     Bearer,
     McpConfig,
     OAuth,

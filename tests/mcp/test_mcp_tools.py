@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mcp_types import methods
 
-from clawmode.mcp_tools import (
+from clawmode.mcp.tools import (
     MAX_PROBLEMS,
     MAX_TOOLS,
     Listing,
@@ -15,8 +15,8 @@ from clawmode.mcp_tools import (
     Problems,
     make_tool,
     sift,
-    with_defaults,
 )
+from clawmode.mcp_namespace import with_defaults
 from clawmode.tools import Tool
 
 

@@ -14,8 +14,8 @@ from tests.mcp.driver import call, connected, context, eventually, find, raw, vi
 from clawmode.approvals import Approvals
 from clawmode.context import RunContext
 from clawmode.executor import Call, Executor, ToolFailure
-from clawmode.mcp_client import McpServers
-from clawmode.mcp_link import McpError
+from clawmode.mcp.client import McpServers
+from clawmode.mcp.link import McpError
 from clawmode.policy import Policy
 from clawmode.types import JsonValue
 
@@ -280,7 +280,7 @@ async def test_a_call_that_is_cancelled_ends_at_once_and_the_server_is_told() ->
 
 @pytest.mark.covers("MC-9")
 async def test_a_server_that_hangs_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("clawmode.mcp_session.PROBE_SECONDS", 0.5)
+    monkeypatch.setattr("clawmode.mcp.session.PROBE_SECONDS", 0.5)
     entries = {"raw": raw(timeoutMs=300), "other": raw()}
     problems: list[str | None] = []
     async with connected(entries, on_change=lambda view: problems.append(view.problem)) as servers:

@@ -12,8 +12,8 @@ from clawmode.code_mode import CodeMode
 from clawmode.command_setup import Setup
 from clawmode.context import RunContext
 from clawmode.exceptions import ConfigurationError
-from clawmode.mcp_client import McpServers, ServerView
-from clawmode.mcp_server import Opener, serve_http, serve_stdio
+from clawmode.mcp.client import McpServers, ServerView
+from clawmode.mcp.server import Opener, serve_http, serve_stdio
 from clawmode.questions import Mode, make_approvals
 from clawmode.sandbox.pool import Pool
 from clawmode.stores import MemoryStore

@@ -22,10 +22,10 @@ from mcp.shared.exceptions import MCPError
 
 from clawmode.exceptions import ConfigurationError
 from clawmode.foreign import is_ours, told
-from clawmode.mcp_auth import make_auth
-from clawmode.mcp_calls import ServerCalls
-from clawmode.mcp_http import explain, open_http
-from clawmode.mcp_link import (
+from clawmode.mcp.auth import make_auth
+from clawmode.mcp.calls import ServerCalls
+from clawmode.mcp.http import explain, open_http
+from clawmode.mcp.link import (
     GRACE,
     NOT_AUTHORIZED,
     SHORT_GRACE,
@@ -35,10 +35,10 @@ from clawmode.mcp_link import (
     Reads,
     Writes,
 )
-from clawmode.mcp_session import CURRENT, Connection, OnInput, Undelivered, Update, is_end
-from clawmode.mcp_settings import ServerSettings
-from clawmode.mcp_stdio import CannotStart, open_stdio
-from clawmode.mcp_tools import PROMPTS, RESOURCES, Problems
+from clawmode.mcp.session import CURRENT, Connection, OnInput, Undelivered, Update, is_end
+from clawmode.mcp.settings import ServerSettings
+from clawmode.mcp.stdio import CannotStart, open_stdio
+from clawmode.mcp.tools import PROMPTS, RESOURCES, Problems
 from clawmode.tools import JsonObject, Tool
 
 logger = logging.getLogger("clawmode.mcp")

@@ -7,10 +7,11 @@ from typing import Protocol
 
 import mcp_types as types
 
-from clawmode.mcp_link import McpError
-from clawmode.mcp_session import Connection, Update
-from clawmode.mcp_settings import ServerSettings
-from clawmode.mcp_tools import Offer, make_protocol_tools, make_tool, with_defaults
+from clawmode.mcp.link import McpError
+from clawmode.mcp.session import Connection, Update
+from clawmode.mcp.settings import ServerSettings
+from clawmode.mcp.tools import Offer, make_protocol_tools, make_tool
+from clawmode.mcp_namespace import with_defaults
 from clawmode.tools import Execute, JsonObject, Tool, ToolContext, ToolResult
 from clawmode.types import JsonValue
 

@@ -27,8 +27,8 @@ from mcp.client.auth import (
 from mcp.client.auth.extensions.client_credentials import ClientCredentialsOAuthProvider
 from mcp.shared.auth import OAuthClientInformationFull, OAuthClientMetadata, OAuthToken
 
-from clawmode.mcp_session import OnInput
-from clawmode.mcp_settings import OAuth, ServerSettings
+from clawmode.mcp.session import OnInput
+from clawmode.mcp.settings import OAuth, ServerSettings
 from clawmode.tools import JsonObject
 
 logger = logging.getLogger("clawmode.mcp")

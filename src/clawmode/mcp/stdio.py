@@ -19,7 +19,7 @@ from mcp.shared.message import SessionMessage
 from mcp_types import JSONRPCRequest, jsonrpc_message_adapter
 
 from clawmode.exceptions import ClawmodeError
-from clawmode.mcp_link import (
+from clawmode.mcp.link import (
     GRACE,
     MAX_MESSAGE,
     TOO_LARGE,
@@ -31,7 +31,7 @@ from clawmode.mcp_link import (
     find_id,
     why_refused,
 )
-from clawmode.mcp_settings import ServerSettings
+from clawmode.mcp.settings import ServerSettings
 
 logger = logging.getLogger("clawmode.mcp.stderr")
 

@@ -28,7 +28,7 @@ from pydantic import RootModel, ValidationError
 
 from clawmode import __version__
 from clawmode.foreign import is_ours, told
-from clawmode.mcp_link import (
+from clawmode.mcp.link import (
     MAX_ENTRIES,
     NOT_AUTHORIZED,
     NOT_DELIVERED,
@@ -41,8 +41,8 @@ from clawmode.mcp_link import (
     Reads,
     Writes,
 )
-from clawmode.mcp_settings import ServerSettings
-from clawmode.mcp_tools import MAX_LISTED, MAX_PAGES, Listing, Offer, Problems, sift
+from clawmode.mcp.settings import ServerSettings
+from clawmode.mcp.tools import MAX_LISTED, MAX_PAGES, Listing, Offer, Problems, sift
 from clawmode.tools import JsonObject
 from clawmode.types import JsonValue
 

@@ -16,7 +16,7 @@ from mcp.shared.message import SessionMessage
 from mcp_types import JSONRPCError, JSONRPCNotification, JSONRPCRequest, JSONRPCResponse
 
 from clawmode.exceptions import ClawmodeError
-from clawmode.mcp_settings import ServerSettings
+from clawmode.mcp.settings import ServerSettings
 
 MAX_MESSAGE = 8 << 20
 MAX_CONTAINERS = 1_000_000

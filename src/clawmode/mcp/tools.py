@@ -1,6 +1,6 @@
 """What MCP servers offer, made into tools: strangers' lists in, bounded and checked ones out.
 
-Plain data in and out; who sends the calls is `mcp_client`. A list may be endless, name a tool
+Plain data in and out; who sends the calls is `client`. A list may be endless, name a tool
 twice, or hold what is no tool at all: each such entry is left out or cut, and a sentence says so.
 The same list always gives the same tools.
 """
@@ -10,8 +10,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from clawmode.mcp_namespace import defaults_of
 from clawmode.tools import Execute, JsonObject, Tool
-from clawmode.types import JsonValue, copy_json
+from clawmode.types import JsonValue
 
 MAX_TOOLS = 1_000
 MAX_LISTED = 5_000
@@ -254,27 +255,10 @@ def make_tool(offer: Offer, *, server: str, execute: Execute, trusting: bool) ->
 def _with_optional_defaults(schema: JsonObject) -> JsonObject:
     """The schema that a caller has to meet: what has a default need not be given."""
     required = schema.get("required")
-    defaults = _defaults(schema)
+    defaults = defaults_of(schema)
     if not isinstance(required, list) or not defaults:
         return schema
     return {**schema, "required": [name for name in required if name not in defaults]}
-
-
-def with_defaults(schema: Mapping[str, JsonValue], given: Mapping[str, JsonValue]) -> JsonObject:
-    """The input with the schema's defaults for what was not given."""
-    missing = {key: value for key, value in _defaults(schema).items() if key not in given}
-    return {**given, **copy_json(missing)}
-
-
-def _defaults(schema: Mapping[str, JsonValue]) -> JsonObject:
-    properties = schema.get("properties")
-    if not isinstance(properties, dict):
-        return {}
-    return {
-        key: each["default"]
-        for key, each in properties.items()
-        if isinstance(each, dict) and "default" in each
-    }
 
 
 _CURSOR: dict[str, Any] = {

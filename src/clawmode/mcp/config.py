@@ -17,7 +17,7 @@ from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 from clawmode import config_file
 from clawmode.config import ConfigWarning, join, unknown_key
 from clawmode.exceptions import ConfigurationError
-from clawmode.mcp_settings import (
+from clawmode.mcp.settings import (
     DEFAULT_CONNECT_TIMEOUT_MS,
     DEFAULT_TIMEOUT_MS,
     Auth,

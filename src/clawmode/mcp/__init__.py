@@ -1,0 +1,1 @@
+"""MCP: servers as tools, and code mode as a server."""
