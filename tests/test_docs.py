@@ -29,22 +29,26 @@ def test_the_program_in_the_readme_runs_and_prints_what_it_says() -> None:
     assert done.stdout.strip() == expected
 
 
-def test_the_program_of_the_library_page_runs(tmp_path: Path) -> None:
-    (program,) = blocks("docs/library.md", "python")
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=20,
-        check=True,
+def test_the_programs_of_the_library_page_run(tmp_path: Path) -> None:
+    first, second = (
+        subprocess.run(
+            [sys.executable, "-c", program],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=20,
+            check=True,
+        ).stdout
+        for program in blocks("docs/library.md", "python")
     )
-    assert done.stdout.splitlines() == [
+    assert first.splitlines() == [
         "start openclaw:core:send_mail ",
         "Run send_mail? {'to': 'ann@example.org', 'subject': 'hi'}",
         "end openclaw:core:send_mail completed",
         "sent to ann@example.org",
     ]
+    assert second.startswith("docs cannot be reached")
+    assert second.rstrip().endswith("}")
 
 
 def test_every_code_of_a_failed_call_is_documented() -> None:

@@ -13,6 +13,7 @@ FACES = {
     "command_setup",
     "doctor",
     "foreground",
+    "forms",
     "listings",
     "mcp",
     "questions",

@@ -197,21 +197,37 @@ async def test_nobody_is_asked_where_the_operator_says_so(folder: Path) -> None:
 
 
 SERVER = """
-from mcp.server.mcpserver import MCPServer
+from typing import Annotated
+from mcp.server.mcpserver import Elicit, MCPServer, Resolve
+from pydantic import BaseModel
 server = MCPServer("tiny")
 
 @server.tool()
 def shout(text: str) -> str:
     return text.upper()
 
+class Name(BaseModel):
+    name: str
+
+async def ask() -> Elicit[Name]:
+    return Elicit("Your name?", Name)
+
+@server.tool()
+async def greet(person: Annotated[Name, Resolve(ask)]) -> str:
+    return f"hello {person.name}"
+
 server.run("stdio")
 """
 
 
+def tiny_server(folder: Path) -> dict[str, Any]:
+    (folder / "server.py").write_text(SERVER)
+    return {"tiny": {"command": sys.executable, "args": ["server.py"]}}
+
+
 @pytest.mark.parametrize("key", ["mcpServers", "mcp"])
 async def test_the_configured_servers_are_behind_it(folder: Path, key: str) -> None:
-    (folder / "server.py").write_text(SERVER)
-    servers = {"tiny": {"command": sys.executable, "args": ["server.py"]}}
+    servers = tiny_server(folder)
     written = {"mcp": {"servers": servers}} if key == "mcp" else {key: servers}
     (folder / "servers.json").write_text(json.dumps(written))
     option = "--config" if key == "mcp" else "--mcp-config"
@@ -221,6 +237,29 @@ async def test_the_configured_servers_are_behind_it(folder: Path, key: str) -> N
         assert "MCP servers: tiny" in (listed.tools[0].description or "")
         code = 'return (await MCP.tiny.shout({ text: "a" })).structuredContent'
         assert read(await client.call_tool("exec", {"code": code}))["value"] == {"result": "A"}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("able", [True, False])
+async def test_what_a_server_asks_is_put_to_the_clients_person(
+    folder: Path, mode: str, able: bool
+) -> None:
+    (folder / "servers.json").write_text(json.dumps({"mcpServers": tiny_server(folder)}))
+    asked: list[Any] = []
+
+    async def answer(context: Any, params: types.ElicitRequestParams) -> types.ElicitResult:
+        assert isinstance(params, types.ElicitRequestFormParams)
+        asked.append((params.message, list(params.requested_schema["properties"])))
+        return types.ElicitResult(action="accept", content={"name": "Ann"})
+
+    options = ("--mcp-config", "servers.json", "--approve", "always")
+    callback = answer if able else None
+    async with stdio(folder, *options, mode=mode, elicitation_callback=callback) as client:
+        code = "return (await MCP.tiny.greet()).content[0].text"
+        with anyio.fail_after(9):  # it does not wait for the end of the time that a program has
+            result = read(await client.call_tool("exec", {"code": code}))
+    assert result["value"].endswith("hello Ann" if able else "elicitation was decline")
+    assert asked == ([("mcp:tiny:greet asks:\nYour name?", ["name"])] if able else [])
 
 
 async def test_without_the_token_nothing_is_answered(folder: Path) -> None:

@@ -17,6 +17,8 @@ def test_the_public_names_are_these() -> None:
         "CodeModeResult",
         "ErrorCode",
         "Hooks",
+        "InputQuestion",
+        "InputRequest",
         "MemoryStore",
         "Policy",
         "Pool",

@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from clawmode.approvals import Approvals, Question
+    from clawmode.approvals import Approvals, InputQuestion, Question
     from clawmode.code_mode import CodeMode
     from clawmode.config import CodeModeConfig
     from clawmode.context import RunContext
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from clawmode.sqlite_store import SqliteStore
     from clawmode.stores import MemoryStore
     from clawmode.tool_function import tool
-    from clawmode.tools import Tool, ToolContext, ToolResult
+    from clawmode.tools import InputRequest, Tool, ToolContext, ToolResult
 
 __all__ = [
     "Approvals",
@@ -30,6 +30,8 @@ __all__ = [
     "CodeModeResult",
     "ErrorCode",
     "Hooks",
+    "InputQuestion",
+    "InputRequest",
     "MemoryStore",
     "Policy",
     "Pool",
@@ -56,6 +58,8 @@ _HOMES = {
     "CodeModeResult": "results",
     "ErrorCode": "exceptions",
     "Hooks": "hooks",
+    "InputQuestion": "approvals",
+    "InputRequest": "tools",
     "MemoryStore": "stores",
     "Policy": "policy",
     "Pool": "sandbox.pool",

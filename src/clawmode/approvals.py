@@ -1,7 +1,9 @@
-"""Questions that a person, or code in a person's place, has to answer before a tool runs.
+"""Questions that a person, or code in a person's place, has to answer: may it run, and what is it?
 
-A question shows exactly what would run and is answered for exactly that. It has an expiry, and no
-answer is a no. `allow-always` is remembered by tool and agent; the list can be seen and revoked.
+A question of approval shows exactly what would run and is answered for exactly that. A question
+for input is what a tool that runs already, or the MCP server behind it, wants to know. Both have an
+expiry, and no answer is a no. `allow-always` is remembered by tool and agent; the list can be seen
+and revoked.
 """
 
 import fnmatch
@@ -10,13 +12,13 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import ClassVar, Literal, TypeAlias
 
 import anyio
 
 from clawmode.context import RunContext
 from clawmode.hooks import RequireApproval, Severity
-from clawmode.tools import JsonObject, Tool
+from clawmode.tools import InputRequest, JsonObject, Tool
 from clawmode.types import copy_json
 
 Decision: TypeAlias = Literal["allow-once", "allow-always", "deny"]
@@ -27,7 +29,7 @@ EXPIRY_SECONDS = 1800.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """What somebody has to decide about.
+    """Whether a call may be made: what somebody has to decide about.
 
     Attributes:
         id: Names the question when it is answered.
@@ -38,6 +40,7 @@ class Question:
         expires: By `time.time`; then the answer is no.
     """
 
+    kind: ClassVar[str] = "approval"
     id: str = field(default_factory=lambda: "ap_" + secrets.token_hex(8))
     title: str
     description: str = ""
@@ -49,8 +52,31 @@ class Question:
     expires: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputQuestion:
+    """What a tool wants a person to tell it.
+
+    Attributes:
+        id: Names the question when it is answered.
+        tool_id: What asks. Its words are a stranger's if it is an MCP server's.
+        request: What it asks for.
+        run: For whom.
+        expires: By `time.time`; then it is declined.
+    """
+
+    kind: ClassVar[str] = "input"
+    id: str = field(default_factory=lambda: "in_" + secrets.token_hex(8))
+    tool_id: str
+    request: InputRequest
+    run: RunContext
+    expires: float
+
+
 Approver: TypeAlias = Callable[[Question], "Awaitable[Decision] | Decision"]
 """Code that answers in a person's place, at once. May raise: that is a no."""
+
+Answerer: TypeAlias = Callable[[InputQuestion], "Awaitable[JsonObject | None] | JsonObject | None"]
+"""Code that answers what tools ask, in a person's place. None declines; so does what it raises."""
 
 
 @dataclass(slots=True)
@@ -60,12 +86,20 @@ class _Pending:
     decision: Decision | None = None
 
 
+@dataclass(slots=True)
+class _PendingInput:
+    question: InputQuestion
+    answered: anyio.Event
+    answer: JsonObject | None = None
+
+
 class Approvals:
     """Decides which calls need approval, and collects the answers.
 
     Args:
         ask_for: Tools that always need approval: names or ids, with `*`, or what decides it.
         approver: Answers at once, instead of a person.
+        inputs: Who tells tools what they ask for: people, code, or nobody.
         expiry_seconds: How long a person has.
     """
 
@@ -74,12 +108,15 @@ class Approvals:
         *,
         ask_for: Iterable[str] | Callable[[Tool], bool] = (),
         approver: Approver | None = None,
+        inputs: "Literal['ask', 'decline'] | Answerer" = "decline",
         expiry_seconds: float = EXPIRY_SECONDS,
     ) -> None:
         self._asks = ask_for if callable(ask_for) else _matching(ask_for)
         self._approver = approver
+        self._answerer = inputs
         self._expiry = expiry_seconds
         self._pending: dict[str, _Pending] = {}
+        self._inputs: dict[str, _PendingInput] = {}
         self._always: set[tuple[str, str]] = set()
 
     # ---- Asking ----
@@ -140,6 +177,35 @@ class Approvals:
             self._pending.pop(question.id, None)
         return "timeout" if pending.decision is None else pending.decision
 
+    @property
+    def takes_input(self) -> bool:
+        """Whether there is any use in asking for input."""
+        return self._answerer != "decline"
+
+    def input_question(
+        self, tool_id: str, request: InputRequest, run: RunContext, patience: float | None = None
+    ) -> InputQuestion:
+        """The question that a tool's request becomes; arguments as for `question`."""
+        seconds = self._expiry if patience is None else min(self._expiry, patience)
+        expires = time.time() + seconds
+        return InputQuestion(tool_id=tool_id, request=request, run=run, expires=expires)
+
+    async def ask_input(self, question: InputQuestion) -> JsonObject | None:
+        """Waits for what a tool wants to know, no longer than the question lives."""
+        if self._answerer == "decline":
+            return None
+        if self._answerer != "ask":
+            answer = self._answerer(question)
+            return await answer if inspect.isawaitable(answer) else answer
+        pending = _PendingInput(question, anyio.Event())
+        self._inputs[question.id] = pending
+        try:
+            with anyio.move_on_after(max(question.expires - time.time(), 0)):
+                await pending.answered.wait()
+        finally:
+            self._inputs.pop(question.id, None)
+        return pending.answer
+
     def _accept(self, question: Question, decision: Decision) -> Decision:
         if decision not in ("allow-once", "allow-always", "deny"):
             raise ValueError(f"{decision!r} is no decision: allow-once, allow-always or deny")
@@ -159,6 +225,19 @@ class Approvals:
         if pending is None or pending.decision is not None:
             return False
         pending.decision = self._accept(pending.question, decision)
+        pending.answered.set()
+        return True
+
+    def pending_inputs(self) -> list[InputQuestion]:
+        """What tools wait to be told, oldest first."""
+        return [pending.question for pending in self._inputs.values()]
+
+    def answer(self, question_id: str, content: JsonObject | None) -> bool:
+        """Tells a tool what it asked for; None declines. False: it does not wait any more."""
+        pending = self._inputs.get(question_id)
+        if pending is None or pending.answered.is_set():
+            return False
+        pending.answer = content
         pending.answered.set()
         return True
 

@@ -160,6 +160,10 @@ class Calls:
         async def on_state(stage: Stage) -> None:
             await self._change(group, call, stage)
 
+        def on_asking(asking: bool) -> None:
+            call.asking += 1 if asking else -1
+            group.tell()
+
         return Call(
             id=f"{group.run_id}:{call.id}",
             tool=tool,
@@ -167,6 +171,7 @@ class Calls:
             run=self.context,
             parent_id=group.parent_id,
             on_state=on_state,
+            on_asking=on_asking,
             patience=self.config.snapshot_ttl_seconds,
         )
 

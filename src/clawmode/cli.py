@@ -232,6 +232,20 @@ def serve_mcp(
         serve(_set_up(options), approve, http)
 
 
+@app.command()
+def login(
+    server: Annotated[str, typer.Argument(help="The MCP server, as the configuration names it.")],
+    config: ConfigOption = None,
+    mcp_config: McpConfigOption = None,
+    state: StateOption = None,
+) -> None:
+    """Log in to an MCP server that wants a person to, in a browser; the token is kept."""
+    with _told_errors():
+        from clawmode.mcp.command import log_in
+
+        log_in(_set_up(_options(None, config, mcp_config, None, "ask", state)), server)
+
+
 # ---- Tools ----
 
 

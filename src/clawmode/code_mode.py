@@ -79,7 +79,7 @@ class CodeMode:
         tools: What programs may call, as far as the policy allows.
         mcp_servers: Servers whose tools programs may call too: `{"github": {"command": "…", "args":
             []}}`, `{"docs": {"url": "…"}}`. They are connected when it is entered; one that
-            cannot be reached leaves the rest working.
+            cannot be reached leaves the rest working. Or an `McpServers` that is open, to share.
         config: Limits. Making the object is what activates code mode.
         policy: What is allowed: a `Policy`, or `{"allow": [...], "deny": [...]}`.
         hooks: What watches and decides about calls.
@@ -94,7 +94,7 @@ class CodeMode:
         self,
         *,
         tools: Iterable[Tool] = (),
-        mcp_servers: "Mapping[str, JsonValue] | Iterable[ServerSettings]" = (),
+        mcp_servers: "Mapping[str, JsonValue] | Iterable[ServerSettings] | McpServers" = (),
         config: CodeModeConfig | None = None,
         policy: Policy | dict[str, JsonValue] | None = None,
         hooks: Hooks | None = None,
@@ -117,9 +117,15 @@ class CodeMode:
         self.telemetry = Telemetry()
         self._registry = namespaces or default_registry
         self._own_tools = list(tools)
-        self._settings = _read_settings(mcp_servers)
+        self._settings: list[ServerSettings] = []
         self._servers: McpServers | None = None
-        bridge = self._bridge_to(self._own_tools)
+        self._unwatch: Callable[[], None] = lambda: None
+        if isinstance(mcp_servers, Iterable):
+            self._settings = _read_settings(mcp_servers)
+        else:
+            self._use(mcp_servers)
+        self._offered = self._all_tools()
+        bridge = self._bridge_to(self._offered)
         self._gate = Gate(self.executor, self.context, self.config)
         self._parking = Parking(store, self.context, self.config)
         self._calls = Calls(
@@ -171,11 +177,22 @@ class CodeMode:
     def _make_servers(self) -> "McpServers":
         from clawmode.mcp.client import McpServers  # takes a second, and few need it
 
-        return McpServers(self._settings, on_change=lambda view: self._offer_anew())
+        return McpServers(self._settings, asks=self.approvals.takes_input)
+
+    def _use(self, servers: "McpServers") -> None:
+        self._servers = servers
+        self._unwatch = servers.watch(lambda view: self._offer_anew())
+
+    def _all_tools(self) -> list[Tool]:
+        theirs = [] if self._servers is None else self._servers.tools()
+        return [*self._own_tools, *theirs]
 
     def _offer_anew(self) -> None:
-        if self._servers is not None:
-            self.offer([*self._own_tools, *self._servers.tools()])
+        tools = self._all_tools()
+        # Most news is of a server's health, and to build a large catalog takes a while.
+        if tools != self._offered:
+            self.offer(tools)
+            self._offered = tools
 
     @property
     def missing_servers(self) -> dict[str, str]:
@@ -204,8 +221,9 @@ class CodeMode:
             self._tasks = await opened.enter_async_context(anyio.create_task_group())
             self._calls.tasks = self._tasks
             if self._settings:
-                self._servers = await opened.enter_async_context(self._make_servers())
-                await self._servers.connect()
+                servers = await opened.enter_async_context(self._make_servers())
+                self._use(servers)
+                await servers.connect()
             # So that no deadline has to cover the start of the first worker.
             await self._driver.pool.ready()
             self._opened = opened.pop_all()
@@ -218,6 +236,7 @@ class CodeMode:
         trace: TracebackType | None,
     ) -> None:
         self._closed = True
+        self._unwatch()
         try:
             with anyio.CancelScope(shield=True):
                 await self._leave()

@@ -11,7 +11,8 @@ from clawmode import command_setup
 from clawmode.code_mode import CodeMode
 from clawmode.command_setup import Options, Setup
 from clawmode.exceptions import ClawmodeError, ConfigurationError
-from clawmode.mcp.client import McpServers, ServerView
+from clawmode.mcp.client import ServerView
+from clawmode.mcp.command import open_servers
 from clawmode.policy import Policy
 from clawmode.sandbox.pool import Pool
 from clawmode.sqlite_store import SqliteStore
@@ -93,8 +94,8 @@ async def _store(setup: Setup) -> Finding:
 
 
 async def _servers(setup: Setup) -> AsyncIterator[Finding]:
-    async with McpServers(setup.servers) as servers:
-        for view in await servers.connect():
+    async with open_servers(setup, told=False) as servers:
+        for view in servers.views:
             for finding in _server(view, setup.policy):
                 yield finding
 

@@ -19,7 +19,7 @@ from clawmode.context import RunContext
 from clawmode.foreign import is_ours, told
 from clawmode.hooks import AfterToolCall, BeforeToolCall, Hooks, Verdict
 from clawmode.policy import Policy
-from clawmode.tools import Execute, JsonObject, Tool, ToolContext, ToolResult
+from clawmode.tools import Execute, InputRequest, JsonObject, Tool, ToolContext, ToolResult
 from clawmode.types import JsonValue, copy_json
 from clawmode.validation import InvalidSchema, validate
 
@@ -71,6 +71,7 @@ class Call:
     Attributes:
         on_state: Told before the call waits for a person, and before it runs after that. May raise
             `ToolFailure`: then it does not run.
+        on_asking: Told before the tool, which runs, waits for a person's input, and after that.
         patience: Seconds after which no answer of a person can reach the caller any more.
     """
 
@@ -80,6 +81,7 @@ class Call:
     run: RunContext
     parent_id: str | None = None
     on_state: Callable[[CallState], Awaitable[None]] = _unwatched
+    on_asking: Callable[[bool], None] = lambda asking: None
     patience: float | None = None
 
 
@@ -210,8 +212,11 @@ class Executor:
             if running:  # a thread that was left to itself may still report
                 self._update(call, value)
 
+        async def ask(request: InputRequest) -> JsonObject | None:
+            return await self._ask_input(call, request)
+
         context = ToolContext(
-            run=call.run, call_id=call.id, parent_id=call.parent_id, update=update
+            run=call.run, call_id=call.id, parent_id=call.parent_id, update=update, ask=ask
         )
         execute, params = call.tool.execute, copy_json(params)
         try:
@@ -228,6 +233,22 @@ class Executor:
             raise ToolFailure("tool_failed", told(error)) from None
         finally:
             running = False
+
+    async def _ask_input(self, call: Call, request: InputRequest) -> JsonObject | None:
+        """What a person tells a tool. Trouble with the asking declines; the tool goes on."""
+        if not self.approvals.takes_input:
+            return None
+        question = self.approvals.input_question(call.tool.id, request, call.run, call.patience)
+        call.on_asking(True)
+        try:
+            return await self.approvals.ask_input(question)
+        except BaseException as error:
+            if is_ours(error):
+                raise
+            logger.error("answerer: %s: %s", type(error).__name__, told(error))
+            return None
+        finally:
+            call.on_asking(False)
 
     # ---- Telling ----
 

@@ -9,8 +9,9 @@ import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import anyio
 
@@ -22,6 +23,9 @@ from clawmode.questions import Mode, Terminal, attended, decided, make_approvals
 from clawmode.results import CodeModeResult
 from clawmode.sqlite_store import SqliteStore
 from clawmode.terminal import RED, YELLOW, CallView, ProgramOutput, complain, pretty, tell
+
+if TYPE_CHECKING:
+    from clawmode.mcp.client import McpServers
 
 THREADS_SECONDS = 0.5
 """How long idle threads may take to end."""
@@ -77,7 +81,10 @@ class Foreground:
 
     async def _drive(self, start: Start, run_id: str, view: CallView) -> CodeModeResult:
         approvals = self._approvals(view)
-        async with self._open_code_mode(approvals) as code_mode:
+        async with (
+            self._open_servers(approvals) as servers,
+            self._open_code_mode(approvals, servers) as code_mode,
+        ):
             unwatch = code_mode.watch(view.take)
             async with attended(approvals):
                 result = await self._follow(code_mode, start, run_id, approvals, view)
@@ -85,10 +92,19 @@ class Foreground:
             unwatch()
         return result
 
-    def _open_code_mode(self, approvals: Approvals) -> CodeMode:
+    def _open_servers(
+        self, approvals: Approvals
+    ) -> "AbstractAsyncContextManager[McpServers | tuple[()]]":
+        if not self.setup.servers:
+            return nullcontext(())
+        from clawmode.mcp.command import open_servers  # takes a second, and not all need it
+
+        return open_servers(self.setup, asks=approvals.takes_input)
+
+    def _open_code_mode(self, approvals: Approvals, servers: "McpServers | tuple[()]") -> CodeMode:
         return CodeMode(
             tools=self.setup.tools,
-            mcp_servers=self.setup.servers,
+            mcp_servers=servers,
             config=self.setup.config,
             policy=self.setup.policy,
             approvals=approvals,

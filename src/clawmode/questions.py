@@ -16,9 +16,10 @@ from typing import IO, Literal, TypeAlias
 
 import anyio
 
-from clawmode.approvals import Approvals, Decision, Question, Resolution
+from clawmode.approvals import Approvals, Decision, InputQuestion, Question, Resolution
+from clawmode.forms import fill_in, introduce
 from clawmode.terminal import duration, fold, harmless, one_line
-from clawmode.tools import Tool
+from clawmode.tools import JsonObject, Tool
 
 Mode: TypeAlias = Literal["ask", "always", "never"]
 
@@ -154,10 +155,10 @@ class Desk(Approvals):
         terminal: Terminal,
         paused: Callable[[], AbstractContextManager[None]],
     ) -> None:
-        super().__init__(ask_for=ask_for)
+        super().__init__(ask_for=ask_for, inputs="ask")
         self._terminal = terminal
         self._paused = paused
-        self._waiting: deque[Question] = deque()
+        self._waiting: deque[Question | InputQuestion] = deque()
         self._news = anyio.Event()
         self.put_off = False
 
@@ -170,6 +171,12 @@ class Desk(Approvals):
         finally:
             self._tell()
 
+    async def ask_input(self, question: InputQuestion) -> JsonObject | None:
+        """Waits for what a tool wants to know, no longer than the question lives."""
+        self._waiting.append(question)
+        self._tell()
+        return await super().ask_input(question)
+
     async def serve(self) -> None:
         """Puts the questions as they come, until somebody wants to decide later."""
         while not self.put_off:
@@ -177,7 +184,8 @@ class Desk(Approvals):
                 await self._news.wait()
                 continue
             question = self._waiting.popleft()
-            if any(question.id == pending.id for pending in self.pending()):
+            open_questions = (*self.pending(), *self.pending_inputs())
+            if any(question.id == pending.id for pending in open_questions):
                 with self._paused():
                     await self._put(question)
 
@@ -190,21 +198,36 @@ class Desk(Approvals):
         self._news.set()
         self._news = anyio.Event()
 
-    async def _put(self, question: Question) -> None:
+    async def _put(self, question: Question | InputQuestion) -> None:
         answered = False
         try:
             with anyio.move_on_after(question.expires - time.time()):
-                decision = await self._decide(question)
+                if isinstance(question, InputQuestion):
+                    in_time = await self._fill_in(question)
+                else:
+                    in_time = await self._settle(question)
                 answered = True
-                if decision is None:
-                    self.put_off = True
-                    self._terminal.show("\nThe program is left waiting.\n")
-                    self._tell()
-                elif not self.resolve(question.id, decision):
+                if not in_time:
                     self._terminal.show("The answer came too late.\n")
         finally:
             if not answered:
                 self._terminal.show("\nThe question is not open any more.\n")
+
+    async def _fill_in(self, question: InputQuestion) -> bool:
+        """Has a form filled in; whether the answer came in time."""
+        terminal = self._terminal
+        terminal.show(introduce(question, terminal.width - RULE))
+        return self.answer(question.id, await fill_in(question, terminal.ask, terminal.show))
+
+    async def _settle(self, question: Question) -> bool:
+        """Has a call decided about; whether the answer came in time."""
+        decision = await self._decide(question)
+        if decision is None:
+            self.put_off = True
+            self._terminal.show("\nThe program is left waiting.\n")
+            self._tell()
+            return True
+        return self.resolve(question.id, decision)
 
     async def _decide(self, question: Question) -> Decision | None:
         text, complete = describe(question, self._terminal.width)
@@ -247,6 +270,7 @@ def make_approvals(
     terminal: Terminal | None,
     paused: Callable[[], AbstractContextManager[None]],
     tell: Callable[[str], None],
+    inputs: "Literal['ask', 'decline']" = "decline",
 ) -> Approvals:
     """Approvals for all tools that are not known to only read.
 
@@ -256,6 +280,7 @@ def make_approvals(
         terminal: Where a person is; without one, nothing that has to be asked about is allowed.
         paused: As for `Desk`.
         tell: Says why a call was refused.
+        inputs: Whether somebody will come for what tools ask, if nobody is asked now.
     """
 
     def ask_for(tool: Tool) -> bool:
@@ -268,9 +293,9 @@ def make_approvals(
 
     if mode != "ask":
         answer: Decision = "allow-once" if mode == "always" else "deny"
-        return Approvals(ask_for=ask_for, approver=lambda question: answer)
+        return Approvals(ask_for=ask_for, approver=lambda question: answer, inputs=inputs)
     if later:
-        return Approvals(ask_for=ask_for)
+        return Approvals(ask_for=ask_for, inputs=inputs)
     if terminal is None:
         return Approvals(ask_for=ask_for, approver=refuse)
     return Desk(ask_for=ask_for, terminal=terminal, paused=paused)

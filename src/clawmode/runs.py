@@ -88,6 +88,7 @@ class OpenCall:
         tool: What it calls; None: another process makes it.
         owner: That other process.
         question: Asked instead of a tool: the call stands for the start of the cell.
+        asking: How many answers of people the tool, which runs, waits for.
     """
 
     request: Request
@@ -96,6 +97,7 @@ class OpenCall:
     input: JsonObject
     owner: str = ""
     question: Question | None = None
+    asking: int = 0
     scope: anyio.CancelScope | None = None
 
     @property
@@ -217,8 +219,8 @@ class Run:
         return answers
 
     def waits_for_people(self) -> bool:
-        """Whether every open call waits for a decision."""
-        return all(call.entry.state == "approval" for call in self.calls.values())
+        """Whether every open call waits for a person."""
+        return all(call.entry.state == "approval" or call.asking for call in self.calls.values())
 
     def pending(self) -> list[JsonValue]:
         """What the cell waits for, for the model."""

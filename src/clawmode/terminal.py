@@ -118,6 +118,46 @@ def complain(text: str, colour: int = 0) -> None:
     sys.stderr.flush()
 
 
+class Progress:
+    """Shows on stderr how far something is that takes long: on a terminal, while it does.
+
+    Args:
+        what: What is counted.
+        total: How many there are.
+    """
+
+    def __init__(self, what: str, total: int) -> None:
+        self._what = what
+        self._total = total
+        self._done = 0
+        self._live = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+
+    def __enter__(self) -> "Progress":
+        self._show()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._wipe()
+
+    def step(self, note: str = "") -> None:
+        """One more is done; a note stays on the screen."""
+        self._done += 1
+        if note:
+            self._wipe()
+            tell(note)
+        self._show()
+
+    def _show(self) -> None:
+        if self._live:
+            sys.stderr.write(f"\r\x1b[K{self._what}: {self._done} of {self._total} …")
+            sys.stderr.flush()
+
+    def _wipe(self) -> None:
+        if self._live:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
+
+
 class ProgramOutput:
     """The process's stdout, for what a program says alone.
 

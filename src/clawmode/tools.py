@@ -19,6 +19,29 @@ DEFAULT_OWNERS: dict[ToolSource, str] = {"openclaw": "core", "client": "client"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class InputRequest:
+    """What a tool wants a person to tell it while it runs, or to do at an address.
+
+    Attributes:
+        message: In the tool's words, or those of the server behind it.
+        schema: JSON Schema of the answer, a flat object; None if there is nothing to fill in.
+        url: What the person is to open, instead of a form.
+    """
+
+    message: str
+    schema: JsonObject | None = None
+    url: str | None = None
+
+
+Ask: TypeAlias = Callable[[InputRequest], Awaitable[JsonObject | None]]
+"""Asks a person. None: they do not want to, or nobody can be asked."""
+
+
+async def decline(request: InputRequest) -> None:
+    """Nobody can be asked."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ToolContext:
     """What a tool learns about the call that it serves.
 
@@ -27,12 +50,14 @@ class ToolContext:
         call_id: Unique in the run.
         parent_id: The `exec` call that this one is nested in, if it is.
         update: Reports progress; whoever watches the run sees it. May be called from any thread.
+        ask: Asks a person for what the tool has to know. From the event loop alone.
     """
 
     run: RunContext
     call_id: str
     parent_id: str | None = None
     update: Callable[[JsonValue], None] = lambda value: None
+    ask: Ask = decline
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,6 @@
 """What the tests of MCP have in common: servers to talk to, and a short way to call them."""
 
+import json
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -9,10 +10,10 @@ from typing import Any
 import anyio
 
 from clawmode.context import RunContext
+from clawmode.mcp.auth import OnLogin
 from clawmode.mcp.client import McpServers, ServerView
 from clawmode.mcp.config import read_servers
-from clawmode.mcp.session import OnInput
-from clawmode.tools import Tool, ToolContext, ToolResult
+from clawmode.tools import Ask, Tool, ToolContext, ToolResult, decline
 from clawmode.types import JsonValue
 
 HERE = Path(__file__).parent
@@ -31,19 +32,34 @@ def raw(mode: str = "good", *args: str, **more: Any) -> dict[str, Any]:
     }
 
 
+def listed(*tools: Any, about: str = "raw", mode: str = "listed", **more: Any) -> dict[str, Any]:
+    """The entry of a server that offers these tools, which answer their names.
+
+    Args:
+        tools: As the protocol has them, or not.
+        about: What it calls itself, says of itself, and writes to stderr if it does not start.
+        mode: What else it does.
+        more: Further settings.
+    """
+    offer = json.dumps({"tools": tools, "about": about})
+    return raw(mode, **{"env": {"OFFER": offer}, **more})
+
+
 @asynccontextmanager
 async def connected(
     entries: dict[str, Any],
     *,
     connect: bool = True,
-    on_input: OnInput | None = None,
+    asks: bool = False,
+    on_login: OnLogin | None = None,
     on_change: Callable[[ServerView], None] | None = None,
     tokens: Path | None = None,
 ) -> AsyncIterator[McpServers]:
     settings = read_servers(entries).unwrap()
-    async with McpServers(
-        settings, on_input=on_input, on_change=on_change, tokens=tokens
-    ) as servers:
+    servers = McpServers(settings, asks=asks, on_login=on_login, tokens=tokens)
+    if on_change is not None:
+        servers.watch(on_change)
+    async with servers:
         if connect:
             with anyio.fail_after(15):
                 await servers.connect()
@@ -60,8 +76,10 @@ def find(servers: McpServers, tool_id: str) -> Tool:
     return tool
 
 
-def context(update: Callable[[JsonValue], None] = lambda value: None) -> ToolContext:
-    return ToolContext(run=RunContext(), call_id="1", update=update)
+def context(
+    update: Callable[[JsonValue], None] = lambda value: None, ask: Ask = decline
+) -> ToolContext:
+    return ToolContext(run=RunContext(), call_id="1", update=update, ask=ask)
 
 
 async def call(
@@ -70,12 +88,13 @@ async def call(
     given: dict[str, Any] | None = None,
     *,
     update: Callable[[JsonValue], None] = lambda value: None,
+    ask: Ask = decline,
     limit: float = 10,
 ) -> Any:
     """The details that a tool answers. `tool_id` is `server:name`."""
     execute = find(servers, tool_id).execute
     with anyio.fail_after(limit):
-        result = await execute(given or {}, context(update))  # pyrefly: ignore[not-async]
+        result = await execute(given or {}, context(update, ask))  # pyrefly: ignore[not-async]
     assert isinstance(result, ToolResult)
     return result.details
 

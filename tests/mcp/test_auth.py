@@ -5,16 +5,20 @@ import base64
 import json
 import logging
 import os
+import webbrowser
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+import anyio
 import pytest
 from tests.mcp.driver import call, connected, view_of
 from tests.mcp.web_server import Request, WebServer, web_server
 
+from clawmode.command_setup import Options, set_up
 from clawmode.exceptions import ConfigurationError
+from clawmode.mcp.command import TOKENS, log_in
 from clawmode.mcp.config import read_servers
 
 pytestmark = pytest.mark.anyio
@@ -81,15 +85,14 @@ class Person:
 
     windows: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = field(default_factory=list)
 
-    async def __call__(self, server: str, question: Any) -> Any:
-        assert question["mode"] == "url"
-        query = parse_qs(urlsplit(question["url"]).query)
+    async def __call__(self, server: str, address: str) -> bool:
+        query = parse_qs(urlsplit(address).query)
         back = urlsplit(query["redirect_uri"][0])
         reader, writer = await asyncio.open_connection(back.hostname, back.port)
         target = f"{back.path}?code=c0de&state={query['state'][0]}"
         writer.write(f"GET {target} HTTP/1.1\r\nhost: x\r\n\r\n".encode())
         self.windows.append((reader, writer))
-        return {"action": "accept"}
+        return True
 
 
 async def test_a_person_logs_in_and_the_token_is_kept(
@@ -100,7 +103,7 @@ async def test_a_person_logs_in_and_the_token_is_kept(
     async with web_server(go, first=authority) as web:
         authority.web = web
         entries = {"web": {"url": web.url, "auth": "oauth"}}
-        async with connected(entries, on_input=person, tokens=tmp_path) as servers:
+        async with connected(entries, on_login=person, tokens=tmp_path) as servers:
             assert view_of(servers, "web").problem is None
             await call(servers, "web:go")
         ((reader, writer),) = person.windows
@@ -127,10 +130,10 @@ async def test_without_anybody_to_log_in_the_server_has_a_problem() -> None:
         async with connected(entries) as servers:
             assert "nobody can be asked" in (view_of(servers, "web").problem or "")
 
-        async def decline(server: str, question: Any) -> Any:
-            return None
+        async def decline(server: str, address: str) -> bool:
+            return False
 
-        async with connected(entries, on_input=decline) as servers:
+        async with connected(entries, on_login=decline) as servers:
             assert "nobody did" in (view_of(servers, "web").problem or "")
 
 
@@ -174,3 +177,35 @@ async def test_what_a_client_with_a_secret_needs_is_asked_for() -> None:
     auth: Any = {"type": "oauth", "grant": "client_credentials", "clientId": "robot"}
     with pytest.raises(ConfigurationError, match="needs clientId, clientSecret, issuer"):
         read_servers({"web": {"url": "https://x.example", "auth": auth}}).unwrap()
+
+
+async def test_the_command_logs_in_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    opened: list[str] = []
+    person = Person()
+    async with web_server(go, first=(authority := Authority())) as web:
+        authority.web = web
+        loop = asyncio.get_running_loop()
+
+        def open_browser(address: str) -> bool:
+            opened.append(address)
+            asyncio.run_coroutine_threadsafe(person("web", address), loop)
+            return True
+
+        monkeypatch.setattr(webbrowser, "open", open_browser)
+        servers = {"web": {"url": web.url, "auth": "oauth"}, "plain": {"url": web.url}}
+        (tmp_path / "servers.json").write_text(json.dumps({"mcpServers": servers}))
+        options = Options(mcp_config=str(tmp_path / "servers.json"), state=str(tmp_path))
+        setup = set_up(options)
+        await anyio.to_thread.run_sync(log_in, setup, "web")
+        for _, writer in person.windows:
+            writer.close()
+        for name, problem in (("plain", "wants no login"), ("nobody", "web, plain")):
+            with pytest.raises(ConfigurationError, match=problem):
+                log_in(setup, name)
+    told = capsys.readouterr().err
+    assert opened[0] in told
+    assert "logged in to web" in told
+    assert "acc3ss-token-1" not in told
+    assert len(os.listdir(tmp_path / TOKENS)) == 1

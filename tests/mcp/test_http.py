@@ -19,6 +19,7 @@ from tests.mcp.web_server import Request, web_server
 
 from clawmode.mcp.client import McpServers
 from clawmode.mcp.link import McpError
+from clawmode.tools import InputRequest, JsonObject
 from clawmode.types import JsonValue
 
 pytestmark = pytest.mark.anyio
@@ -139,12 +140,12 @@ async def test_a_call_that_is_cancelled_is_cancelled_there_too(address: str) -> 
 
 
 async def test_a_question_is_asked_and_the_call_goes_on(address: str) -> None:
-    async def on_input(server: str, request: Any) -> Any:
-        assert (server, request["mode"], request["message"]) == ("sdk", "form", "Your name?")
-        return {"action": "accept", "content": {"name": "Ann"}}
+    async def ask(request: InputRequest) -> JsonObject:
+        assert (request.message, request.url) == ("Your name?", None)
+        return {"name": "Ann"}
 
-    async with connected({"sdk": {"url": address}}, on_input=on_input) as servers:
-        details = await call(servers, "sdk:greet")
+    async with connected({"sdk": {"url": address}}, asks=True) as servers:
+        details = await call(servers, "sdk:greet", ask=ask)
         assert details["content"][0]["text"] in ("hello Ann", "x")
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from tests.mcp.driver import call, connected, eventually, view_of
 
+from clawmode.tools import InputRequest, JsonObject
 from clawmode.types import JsonValue
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(360)]  # the first test fetches them
@@ -26,12 +27,12 @@ async def test_everything_of_server_everything_works(node_servers: Path) -> None
     asked: list[JsonValue] = []
     updates: list[JsonValue] = []
 
-    async def on_input(server: str, request: Any) -> Any:
-        asked.append(request["mode"])
-        return {"action": "accept", "content": {"name": "Ann"}}
+    async def ask(request: InputRequest) -> JsonObject:
+        asked.append(request.message)
+        return {"name": "Ann"}
 
     entries = {"every": node(node_servers, "server-everything")}
-    async with connected(entries, on_input=on_input) as servers:
+    async with connected(entries, asks=True) as servers:
         view = view_of(servers, "every")
         assert view.notes == ()
         assert (view.instructions or "").startswith("# Everything Server")
@@ -44,9 +45,9 @@ async def test_everything_of_server_everything_works(node_servers: Path) -> None
         long = "every:trigger-long-running-operation"
         await call(servers, long, {"duration": 0.6, "steps": 3}, update=updates.append)
         assert updates == [{"progress": float(step), "total": 3.0} for step in (1, 2, 3)]
-        greeted = await call(servers, "every:trigger-elicitation-request")
+        greeted = await call(servers, "every:trigger-elicitation-request", ask=ask)
         assert "Ann" in json.dumps(greeted)
-        assert asked == ["form"]
+        assert len(asked) == 1
         listed = await call(servers, "every:resources/list")
         assert listed["resources"]
         assert listed["resourceTemplates"]

@@ -17,6 +17,7 @@ from clawmode.executor import Call, Executor, ToolFailure
 from clawmode.mcp.client import McpServers
 from clawmode.mcp.link import McpError
 from clawmode.policy import Policy
+from clawmode.tools import InputRequest, JsonObject, ToolContext
 from clawmode.types import JsonValue
 
 pytestmark = pytest.mark.anyio
@@ -441,28 +442,46 @@ async def test_a_server_that_asks_without_end_and_does_not_listen_is_cut_off() -
 async def test_a_question_of_the_server_is_asked() -> None:
     asked: list[Any] = []
 
-    async def on_input(server: str, request: Any) -> Any:
-        asked.append((server, request))
+    async def ask(request: InputRequest) -> JsonObject:
+        asked.append(request)
         await anyio.sleep(0.4)  # longer than a call may take
-        return {"action": "accept", "content": {"name": "Ann"}}
+        return {"name": "Ann"}
 
-    async with connected({"raw": raw(timeoutMs=300)}, on_input=on_input) as servers:
-        details = await call(servers, "raw:ask")
+    async with connected({"raw": raw(timeoutMs=300)}, asks=True) as servers:
+        details = await call(servers, "raw:ask", ask=ask)
     assert details["structuredContent"] == {"action": "accept", "content": {"name": "Ann"}}
-    schema = {"type": "object", "properties": {"name": {"type": "string"}}}
-    question = {"mode": "form", "message": "Your name?", "requestedSchema": schema}
-    assert asked == [("raw", question)]
+    schema: JsonObject = {"type": "object", "properties": {"name": {"type": "string"}}}
+    assert asked == [InputRequest(message="Your name?", schema=schema)]
 
 
-@pytest.mark.parametrize("answer", [None, {"action": "perhaps"}, ValueError("no")])
+async def test_a_question_that_could_be_for_two_people_is_declined() -> None:
+    async def ask(request: InputRequest) -> JsonObject:
+        return {"name": "Ann"}
+
+    def person(name: str) -> ToolContext:
+        return ToolContext(run=RunContext(session_id=name), call_id=name, ask=ask)
+
+    async with connected({"raw": raw()}, asks=True) as servers:
+        never: Any = find(servers, "raw:never").execute
+        asking: Any = find(servers, "raw:ask").execute
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(never, {}, person("Bob"))
+            await anyio.sleep(0.2)
+            for name, action in (("Ann", "decline"), ("Bob", "accept")):
+                result = await asking({}, person(name))
+                assert result.details["structuredContent"]["action"] == action
+            tasks.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("answer", [None, {"name": {}}, ValueError("no")])
 async def test_a_question_that_is_not_answered_well_is_declined(answer: Any) -> None:
-    async def on_input(server: str, request: Any) -> Any:
+    async def ask(request: InputRequest) -> Any:
         if isinstance(answer, Exception):
             raise answer
         return answer
 
-    async with connected({"raw": raw()}, on_input=on_input) as servers:
-        details = await call(servers, "raw:ask")
+    async with connected({"raw": raw()}, asks=True) as servers:
+        details = await call(servers, "raw:ask", ask=ask)
     assert details["structuredContent"] == {"action": "decline"}
 
 
@@ -473,13 +492,11 @@ async def test_a_question_that_nobody_can_be_asked_is_refused() -> None:
 
 
 async def test_a_result_that_asks_for_input_is_answered_and_asked_for_again() -> None:
-    async def on_input(server: str, request: Any) -> Any:
-        if request["mode"] == "url":
-            return None
-        return {"action": "accept", "content": {"name": "Ann"}}
+    async def ask(request: InputRequest) -> JsonObject | None:
+        return None if request.url else {"name": "Ann"}
 
-    async with connected({"raw": raw("modern")}, on_input=on_input) as servers:
-        details = await call(servers, "raw:asks")
+    async with connected({"raw": raw("modern")}, asks=True) as servers:
+        details = await call(servers, "raw:asks", ask=ask)
         assert details["structuredContent"] == {
             "given": {
                 "who": {"action": "accept", "content": {"name": "Ann"}},

@@ -1,7 +1,7 @@
 """OAuth for MCP servers: the SDK's flow, with a place for tokens and a way back from the browser.
 
-A person is asked as for any other question of a server: to open an address. The browser then comes
-back to a port of this machine that nobody else can reach.
+A person is asked to open an address. The browser then comes back to a port of this machine that
+nobody else can reach.
 """
 
 import contextlib
@@ -11,9 +11,10 @@ import logging
 import os
 import socket
 import tempfile
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import TypeAlias
 from urllib.parse import parse_qs, urlsplit
 
 import anyio
@@ -27,9 +28,7 @@ from mcp.client.auth import (
 from mcp.client.auth.extensions.client_credentials import ClientCredentialsOAuthProvider
 from mcp.shared.auth import OAuthClientInformationFull, OAuthClientMetadata, OAuthToken
 
-from clawmode.mcp.session import OnInput
 from clawmode.mcp.settings import OAuth, ServerSettings
-from clawmode.tools import JsonObject
 
 logger = logging.getLogger("clawmode.mcp")
 
@@ -40,18 +39,23 @@ HOST = "127.0.0.1"
 
 PAGE = b"<!doctype html><title>clawmode</title><p>Done. You can close this window."
 
-Pause = Callable[[], AbstractContextManager[None]]
+OnLogin: TypeAlias = Callable[[str, str], Awaitable[bool]]
+"""Sends a person to an address, to log in to the server of this name. False: they do not want to.
+
+May raise: then they do not."""
+
+Pause: TypeAlias = Callable[[], AbstractContextManager[None]]
 """Stops the clocks of a server while a person is busy."""
 
 
 def make_auth(
-    settings: ServerSettings, on_input: OnInput | None, tokens: Path | None, pause: Pause
+    settings: ServerSettings, on_login: OnLogin | None, tokens: Path | None, pause: Pause
 ) -> httpx2.Auth | None:
     """What adds the authorization to each request; None if nothing has to be asked for.
 
     Args:
         settings: The server.
-        on_input: Asks a person.
+        on_login: Asks a person.
         tokens: Where tokens are kept; without it they last as long as the result.
         pause: Around the time that a person takes.
     """
@@ -71,7 +75,7 @@ def make_auth(
             scope=scope,
             issuer=wanted.issuer,
         )
-    login = _Login(settings.name, on_input, pause, wanted.redirect_port or _free_port())
+    login = _Login(settings.name, on_login, pause, wanted.redirect_port or _free_port())
     metadata = OAuthClientMetadata.model_validate(
         {"redirect_uris": [login.address], "client_name": "clawmode", "scope": scope}
     )
@@ -168,10 +172,10 @@ class _Tokens:
 class _Login:
     """Sends a person to the authorization server, and waits for the browser to come back."""
 
-    def __init__(self, server: str, on_input: OnInput | None, pause: Pause, port: int) -> None:
+    def __init__(self, server: str, on_login: OnLogin | None, pause: Pause, port: int) -> None:
         self.address = f"http://{HOST}:{port}/callback"
         self._server = server
-        self._on_input = on_input
+        self._on_login = on_login
         self._pause = pause
         self._port = port
         self._listener: Listener[SocketStream] | None = None
@@ -182,20 +186,15 @@ class _Login:
         Raises:
             OAuthFlowError: Nobody does.
         """
-        if self._on_input is None:
+        if self._on_login is None:
             raise OAuthFlowError("it wants a person to log in, and nobody can be asked")
         # Before anybody is asked: the browser may be back before the answer is.
         listener = await anyio.create_tcp_listener(local_host=HOST, local_port=self._port)
-        question: JsonObject = {
-            "mode": "url",
-            "message": f"Log in, so that MCP server {self._server!r} can be used.",
-            "url": url,
-        }
         async with contextlib.AsyncExitStack() as open_until_asked:
             open_until_asked.push_async_callback(listener.aclose)
             with self._pause():
-                answer = await self._on_input(self._server, question)
-            if not answer or answer.get("action") != "accept":
+                willing = await self._on_login(self._server, url)
+            if not willing:
                 raise OAuthFlowError("it wants a person to log in, and nobody did")
             open_until_asked.pop_all()
         self._listener = listener

@@ -8,7 +8,7 @@ from typing import Protocol
 import mcp_types as types
 
 from clawmode.mcp.link import McpError
-from clawmode.mcp.session import Connection, Update
+from clawmode.mcp.session import Connection
 from clawmode.mcp.settings import ServerSettings
 from clawmode.mcp.tools import Offer, make_protocol_tools, make_tool
 from clawmode.mcp_namespace import with_defaults
@@ -22,7 +22,7 @@ class Ask(Protocol):
     """Makes a request of the server; raises `McpError`."""
 
     def __call__(
-        self, request: types.ClientRequest, update: Update | None = None
+        self, request: types.ClientRequest, context: ToolContext | None = None
     ) -> Awaitable[JsonObject]:
         """Waits for the result."""
         ...
@@ -89,7 +89,7 @@ class ServerCalls:
         arguments = with_defaults(offer.schema, given)
         self._check(arguments)
         params = types.CallToolRequestParams(name=name, arguments=arguments)
-        result = await self._ask(types.CallToolRequest(params=params), context.update)
+        result = await self._ask(types.CallToolRequest(params=params), context)
         details: JsonObject = {"content": result.get("content", [])}
         if result.get("structuredContent") is not None:
             details["structuredContent"] = result["structuredContent"]
@@ -132,7 +132,7 @@ class ServerCalls:
         self._check(given)
         params = types.ReadResourceRequestParams(uri=str(given["uri"]))
         request = types.ReadResourceRequest(params=params)
-        return ToolResult(details=await self._ask(request, context.update))
+        return ToolResult(details=await self._ask(request, context))
 
     async def _list_prompts(self, given: JsonObject, context: ToolContext) -> ToolResult:
         self._check(given)
@@ -150,7 +150,7 @@ class ServerCalls:
             name=str(given["name"]), arguments={key: str(value) for key, value in texts}
         )
         request = types.GetPromptRequest(params=params)
-        return ToolResult(details=await self._ask(request, context.update))
+        return ToolResult(details=await self._ask(request, context))
 
 
 def _cursor(given: JsonObject) -> str | None:

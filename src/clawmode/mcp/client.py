@@ -16,13 +16,14 @@ from types import TracebackType
 from typing import Literal, TypeAlias
 
 import anyio
+import httpx2
 import mcp_types as types
 from anyio.abc import TaskGroup
 from mcp.shared.exceptions import MCPError
 
 from clawmode.exceptions import ConfigurationError
 from clawmode.foreign import is_ours, told
-from clawmode.mcp.auth import make_auth
+from clawmode.mcp.auth import OnLogin, make_auth
 from clawmode.mcp.calls import ServerCalls
 from clawmode.mcp.http import explain, open_http
 from clawmode.mcp.link import (
@@ -35,11 +36,11 @@ from clawmode.mcp.link import (
     Reads,
     Writes,
 )
-from clawmode.mcp.session import CURRENT, Connection, OnInput, Undelivered, Update, is_end
+from clawmode.mcp.session import CURRENT, Connection, Undelivered, is_end
 from clawmode.mcp.settings import ServerSettings
 from clawmode.mcp.stdio import CannotStart, open_stdio
 from clawmode.mcp.tools import PROMPTS, RESOURCES, Problems
-from clawmode.tools import JsonObject, Tool
+from clawmode.tools import JsonObject, Tool, ToolContext
 
 logger = logging.getLogger("clawmode.mcp")
 
@@ -98,8 +99,9 @@ class McpServers:
 
     Args:
         settings: The servers. Nothing is connected before `connect`, or the first call of a tool.
-        on_input: Asks a person for a server; without it servers are told that nobody can be asked.
-        on_change: Told whenever what is known of a server changes.
+        asks: Whoever calls a tool may have a person to ask for the server; without it servers are
+            told that nobody can be asked.
+        on_login: Sends a person to an address to log in; without it, who has to is not available.
         tokens: A folder for OAuth tokens; without it they last as long as this object.
 
     Raises:
@@ -110,17 +112,23 @@ class McpServers:
         self,
         settings: Iterable[ServerSettings],
         *,
-        on_input: OnInput | None = None,
-        on_change: OnView | None = None,
+        asks: bool = False,
+        on_login: OnLogin | None = None,
         tokens: Path | None = None,
     ) -> None:
-        self._on_change = on_change
+        self._listeners: list[OnView] = []
         self._servers: dict[str, _Server] = {}
         slots = anyio.CapacityLimiter(MAX_STARTING)
         for each in settings:
             if each.name in self._servers:
                 raise ConfigurationError(f"two MCP servers are named {each.name!r}")
-            self._servers[each.name] = _Server(each, slots, on_input, self._changed, tokens)
+            self._servers[each.name] = _Server(
+                each,
+                slots,
+                asks=asks,
+                on_change=self._changed,
+                auth=lambda server: make_auth(server.settings, on_login, tokens, server.pause),
+            )
         self._tasks: TaskGroup | None = None
 
     async def __aenter__(self) -> "McpServers":
@@ -177,13 +185,18 @@ class McpServers:
         """What is known of every server, in the order of their configuration."""
         return tuple(server.view for server in self._servers.values())
 
+    def watch(self, listener: OnView) -> Callable[[], None]:
+        """Tells of every change of what is known of a server, until what it returns is called."""
+        self._listeners.append(listener)
+        return lambda: self._listeners.remove(listener)
+
     def tools(self) -> list[Tool]:
         """The tools of all servers."""
         return [tool for view in self.views for tool in view.all_tools]
 
     def _changed(self, view: ServerView) -> None:
-        if self._on_change is not None:
-            _tell(self._on_change, view)
+        for listener in tuple(self._listeners):
+            _tell(listener, view)
 
 
 def _tell(listener: OnView, view: ServerView) -> None:
@@ -226,16 +239,17 @@ class _Server:
         self,
         settings: ServerSettings,
         slots: anyio.CapacityLimiter,
-        on_input: OnInput | None,
+        *,
+        asks: bool,
         on_change: OnView,
-        tokens: Path | None,
+        auth: "Callable[[_Server], httpx2.Auth | None]",
     ) -> None:
         self.settings = settings
         self.view = ServerView(name=settings.name, state="idle" if settings.enabled else "disabled")
         self._slots = slots
-        self._on_input = on_input
+        self._asks = asks
         self._on_change = on_change
-        self._auth = make_auth(settings, on_input, tokens, self._person_busy)
+        self._auth = auth(self)
         self._calls = ServerCalls(settings, self.usable, self.request)
         self._listed = self.view
         self._connection: Connection | None = None
@@ -281,7 +295,7 @@ class _Server:
         return McpError(self.settings.name, "unavailable", text)
 
     async def request(
-        self, request: types.ClientRequest, update: Update | None = None
+        self, request: types.ClientRequest, context: ToolContext | None = None
     ) -> JsonObject:
         """Makes a request; once more if the server cannot have seen the first.
 
@@ -289,10 +303,10 @@ class _Server:
             McpError: There is no result.
         """
         try:
-            return await (await self.usable()).request(request, update)
+            return await (await self.usable()).request(request, context)
         except Undelivered as error:
             self._give_up(error)
-            return await (await self.usable()).request(request, update)
+            return await (await self.usable()).request(request, context)
 
     def _give_up(self, error: McpError) -> None:
         """The connection of today is of no use any more."""
@@ -312,7 +326,7 @@ class _Server:
             self._life.deadline = anyio.current_time() + CLOSE_SECONDS
 
     @contextlib.contextmanager
-    def _person_busy(self) -> Iterator[None]:
+    def pause(self) -> Iterator[None]:
         """Stops the clocks: somebody logs in."""
         connecting = self.view.state == "connecting"
         if connecting:
@@ -391,7 +405,7 @@ class _Server:
                 link,
                 reads,
                 writes,
-                on_input=self._on_input,
+                asks=self._asks,
                 on_end=lambda: watch.ring(over=True),
                 on_change=lambda: watch.ring(stale=True),
             )

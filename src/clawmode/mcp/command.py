@@ -2,8 +2,9 @@
 
 import os
 import secrets
-import weakref
-from contextlib import nullcontext
+import webbrowser
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import replace
 
 import anyio
@@ -13,12 +14,17 @@ from clawmode.command_setup import Setup
 from clawmode.context import RunContext
 from clawmode.exceptions import ConfigurationError
 from clawmode.mcp.client import McpServers, ServerView
+from clawmode.mcp.link import McpError
 from clawmode.mcp.server import Opener, serve_http, serve_stdio
+from clawmode.mcp.settings import OAuth
 from clawmode.questions import Mode, make_approvals
 from clawmode.sandbox.pool import Pool
 from clawmode.stores import MemoryStore
-from clawmode.terminal import tell
+from clawmode.terminal import Progress, complain, tell
 from clawmode.tools import Tool
+
+TOKENS = "mcp-tokens"
+"""Where logins are kept, in the folder of the state."""
 
 TOKEN_VARIABLE = "CLAWMODE_MCP_TOKEN"  # noqa: S105 - its name
 
@@ -42,47 +48,85 @@ def with_servers(setup: Setup) -> Setup:
     """The setup with the tools of its MCP servers, as they are now; they cannot be called."""
 
     async def connect() -> list[Tool]:
-        async with McpServers(setup.servers) as servers:
-            await servers.connect(on_progress=_tell_problem)
+        async with open_servers(setup) as servers:
             return servers.tools()
 
     return replace(setup, tools=[*setup.tools, *anyio.run(connect)])
 
 
-def _tell_problem(view: ServerView) -> None:
+@asynccontextmanager
+async def open_servers(
+    setup: Setup, *, asks: bool = False, told: bool = True
+) -> AsyncIterator[McpServers]:
+    """The configured servers, connected; who waits for them sees how far it is.
+
+    Args:
+        setup: Which.
+        asks: There is a person whom they can ask.
+        told: Say which cannot be reached, and why.
+    """
+    async with McpServers(setup.servers, asks=asks, tokens=setup.state / TOKENS) as servers:
+        if setup.servers:
+            with Progress("MCP servers", len(setup.servers)) as progress:
+
+                def show(view: ServerView) -> None:
+                    problem = view.problem if told else None
+                    progress.step(f"MCP server {view.name}: {problem}" if problem else "")
+
+                await servers.connect(on_progress=show)
+        yield servers
+
+
+def log_in(setup: Setup, name: str) -> None:
+    """Has a person log in to a server, and keeps the token.
+
+    Raises:
+        ConfigurationError: There is no such server, or it wants no login.
+        McpError: It cannot be reached, or nobody has logged in.
+    """
+    found = [server for server in setup.servers if server.name == name]
+    if not found:
+        known = ", ".join(server.name for server in setup.servers) or "there are none"
+        raise ConfigurationError(f"there is no MCP server named {name!r}: {known}")
+    if not isinstance(found[0].auth, OAuth):
+        raise ConfigurationError(f'MCP server {name!r} wants no login: it has no `auth: "oauth"`')
+
+    async def send_to(server: str, address: str) -> bool:
+        tell(f"log in to {server} at this address; it comes back to this command by itself:")
+        complain(f"  {address}")
+        webbrowser.open(address)
+        return True
+
+    async def connect() -> ServerView:
+        async with McpServers(found, on_login=send_to, tokens=setup.state / TOKENS) as servers:
+            (view,) = await servers.connect()
+            return view
+
+    view = anyio.run(connect)
     if view.problem:
-        tell(f"MCP server {view.name}: {view.problem}")
+        raise McpError(name, "unavailable", view.problem)
+    tell(f"logged in to {name}: {len(view.tools)} tools")
 
 
 async def _serve(setup: Setup, approve: Mode, address: tuple[str, int] | None) -> None:
     """One set of servers and workers for all clients."""
     store = MemoryStore()
-    opened: weakref.WeakSet[CodeMode] = weakref.WeakSet()
-
-    def offer_anew(view: ServerView) -> None:
-        for code_mode in list(opened):
-            code_mode.offer([*setup.tools, *servers.tools()])
-
-    servers = McpServers(setup.servers, on_change=offer_anew)
 
     def opener(context: RunContext) -> CodeMode:
-        tools = [*setup.tools, *servers.tools()]
-        code_mode = CodeMode(
-            tools=tools,
+        return CodeMode(
+            tools=setup.tools,
+            mcp_servers=servers,
             config=setup.config,
             policy=setup.policy,
             approvals=make_approvals(
-                approve, later=True, terminal=None, paused=nullcontext, tell=tell
+                approve, later=True, terminal=None, paused=nullcontext, tell=tell, inputs="ask"
             ),
             store=store,
             context=context,
             pool=pool,
         )
-        opened.add(code_mode)
-        return code_mode
 
-    async with Pool() as pool, servers:
-        await servers.connect(on_progress=_tell_problem)
+    async with Pool() as pool, open_servers(setup, asks=True) as servers:
         if address is None:
             await serve_stdio(opener)
         else:

@@ -26,7 +26,7 @@ from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from clawmode import __version__
-from clawmode.approvals import Decision, Question
+from clawmode.approvals import Decision, InputQuestion, Question
 from clawmode.code_mode import CodeMode
 from clawmode.context import RunContext
 from clawmode.executor import CallEvent
@@ -154,6 +154,14 @@ def _scope_of(context: Context) -> tuple[str, str]:
     return request.scope.get("clawmode.principal", ""), request.headers.get(SESSION_HEADER, "")
 
 
+@dataclass(frozen=True, slots=True)
+class _Asking:
+    """How a client can ask its person."""
+
+    form: bool
+    url: bool
+
+
 @dataclass(slots=True)
 class _Call:
     """One `tools/call`, from the request to its answer."""
@@ -167,12 +175,16 @@ class _Call:
         async with self._progress_told():
             result = await self._begin()
             while (question := self._question(result)) is not None:
-                if not self.context.session.can_send_request:
-                    return _ask_for_input(question, str(result["runId"]))
-                answer = await self.context.session.elicit_form(
-                    _words(question), _FORM, self.context.request_id
-                )
-                self._decide(question.id, answer)
+                request = _elicitation(question)
+                if not self._can_ask(question):
+                    self._settle(question.id, types.ElicitResult(action="decline"))
+                elif self.context.session.can_send_request:
+                    self._settle(question.id, await self._elicit(question.id, request))
+                else:
+                    return types.InputRequiredResult(
+                        input_requests={question.id: types.ElicitRequest(params=request)},
+                        request_state=str(result["runId"]),
+                    )
                 result = await self.code_mode.call("wait", {"runId": result["runId"]})
         return types.CallToolResult(
             content=[types.TextContent(text=compact(result))],
@@ -188,26 +200,55 @@ class _Call:
         # Whatever a client claims here, it can only answer for programs of its own scope.
         for question_id, answer in (self.params.input_responses or {}).items():
             if isinstance(answer, types.ElicitResult):
-                self._decide(question_id, answer)
+                self._settle(question_id, answer)
         return await self.code_mode.call("wait", {"runId": self.params.request_state})
 
     # ---- Questions ----
 
-    def _question(self, result: dict[str, JsonValue]) -> Question | None:
-        """What a person has to decide before the program can go on, if the client can ask."""
-        capabilities = self.context.session.client_capabilities
-        if result["status"] != "waiting" or capabilities is None:
-            return None
-        pending = self.code_mode.approvals.pending()
-        return pending[0] if pending and capabilities.elicitation is not None else None
+    def _question(self, result: dict[str, JsonValue]) -> Question | InputQuestion | None:
+        """What a person has to say before the program can go on, if there is a use in asking.
 
-    def _decide(self, question_id: str, answer: types.ElicitResult) -> None:
-        said = (answer.content or {}).get("decision") if answer.action == "accept" else "deny"
-        decision: Decision = "deny"
-        for known in DECISIONS:
-            if known == said:
-                decision = known
-        self.code_mode.approvals.resolve(question_id, decision)
+        A decision can wait for a client that asks people in its own way; a tool that runs cannot.
+        """
+        if result["status"] != "waiting":
+            return None
+        approvals = self.code_mode.approvals
+        decisions = approvals.pending() if self._capabilities.form else []
+        return next(iter((*approvals.pending_inputs(), *decisions)), None)
+
+    @property
+    def _capabilities(self) -> _Asking:
+        told = self.context.session.client_capabilities
+        elicitation = None if told is None else told.elicitation
+        if elicitation is None:
+            return _Asking(form=False, url=False)
+        # Who names neither takes forms: there was nothing else once.
+        return _Asking(
+            form=elicitation.form is not None or elicitation.url is None,
+            url=elicitation.url is not None,
+        )
+
+    def _can_ask(self, question: Question | InputQuestion) -> bool:
+        wants_url = isinstance(question, InputQuestion) and question.request.url is not None
+        return self._capabilities.url if wants_url else self._capabilities.form
+
+    async def _elicit(
+        self, question_id: str, request: types.ElicitRequestParams
+    ) -> types.ElicitResult:
+        session, asked_in = self.context.session, self.context.request_id
+        if isinstance(request, types.ElicitRequestURLParams):
+            return await session.elicit_url(request.message, request.url, question_id, asked_in)
+        return await session.elicit_form(request.message, request.requested_schema, asked_in)
+
+    def _settle(self, question_id: str, answer: types.ElicitResult) -> None:
+        """Passes an answer on, if there is such a question in this scope."""
+        content: dict[str, Any] = dict(answer.content or {})
+        approvals = self.code_mode.approvals
+        if approvals.answer(question_id, content if answer.action == "accept" else None):
+            return
+        said = content.get("decision") if answer.action == "accept" else "deny"
+        known = [decision for decision in DECISIONS if decision == said]
+        approvals.resolve(question_id, known[0] if known else "deny")
 
     # ---- Progress ----
 
@@ -252,6 +293,8 @@ _FORM: dict[str, Any] = {
     "required": ["decision"],
 }
 
+_NOTHING: dict[str, Any] = {"type": "object", "properties": {}}
+
 
 def _words(question: Question) -> str:
     arguments = json.dumps(question.input, ensure_ascii=False)
@@ -261,11 +304,16 @@ def _words(question: Question) -> str:
     return f"{text}\n`allow-always` would remember {question.always}."
 
 
-def _ask_for_input(question: Question, run_id: str) -> types.InputRequiredResult:
-    params = types.ElicitRequestFormParams(message=_words(question), requested_schema=_FORM)
-    return types.InputRequiredResult(
-        input_requests={question.id: types.ElicitRequest(params=params)}, request_state=run_id
-    )
+def _elicitation(question: Question | InputQuestion) -> types.ElicitRequestParams:
+    if isinstance(question, Question):
+        return types.ElicitRequestFormParams(message=_words(question), requested_schema=_FORM)
+    message = f"{question.tool_id} asks:\n{question.request.message}"
+    if question.request.url is not None:
+        return types.ElicitRequestURLParams(
+            message=message, url=question.request.url, elicitation_id=question.id
+        )
+    schema: dict[str, Any] = dict(question.request.schema or _NOTHING)
+    return types.ElicitRequestFormParams(message=message, requested_schema=schema)
 
 
 # ---- Transports ----

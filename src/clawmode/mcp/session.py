@@ -10,10 +10,10 @@ import contextlib
 import logging
 import math
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any
 
 import anyio
 import mcp_types as types
@@ -43,20 +43,15 @@ from clawmode.mcp.link import (
 )
 from clawmode.mcp.settings import ServerSettings
 from clawmode.mcp.tools import MAX_LISTED, MAX_PAGES, Listing, Offer, Problems, sift
-from clawmode.tools import JsonObject
+from clawmode.tools import InputRequest, JsonObject, ToolContext
 from clawmode.types import JsonValue
 
 logger = logging.getLogger("clawmode.mcp")
 
-OnInput: TypeAlias = Callable[[str, JsonObject], Awaitable[JsonObject | None]]
-"""Asks a person for a server: its name, and `{mode, message, requestedSchema}` or `{mode, message,
-url}`. Answers `{action: "accept", content: {...}}`, or declines with None.
-
-May raise: then it is declined. May be cancelled, if the call is."""
-
-Update: TypeAlias = Callable[[JsonValue], None]
 PROBE_SECONDS = 5.0
 MAX_ROUNDS = 10
+MAX_MESSAGE = 4_096
+"""Of what a server asks a person, in characters."""
 STRETCH = 10
 """How many times its limit a call may take that reports progress."""
 UPDATES_PER_SECOND = 20
@@ -160,13 +155,14 @@ class _Call:
     Attributes:
         patience: Around the waiting; its deadline is the call's.
         latest: When patience ends whatever is reported.
+        context: Of the tool's call that it is made for.
         sending: Around the exchange.
     """
 
     timeout: float
     latest: float
     patience: anyio.CancelScope
-    update: Update | None = None
+    context: ToolContext | None = None
     sending: anyio.CancelScope = field(default_factory=anyio.CancelScope)
     done: anyio.Event = field(default_factory=anyio.Event)
     value: JsonObject | None = None
@@ -187,7 +183,7 @@ class _Call:
         """Passes on what the server reports, not more often than anybody can watch."""
         self.renew()
         now = anyio.current_time()
-        if self.update is None or now - self._updated < 1 / UPDATES_PER_SECOND:
+        if self.context is None or now - self._updated < 1 / UPDATES_PER_SECOND:
             return
         self._updated = now
         report: JsonObject = {"progress": progress if math.isfinite(progress) else None}
@@ -195,7 +191,7 @@ class _Call:
             report["total"] = total
         if message:
             report["message"] = message[:500]
-        self.update(report)
+        self.context.update(report)
 
 
 class Connection:
@@ -212,13 +208,12 @@ class Connection:
         reads: Reads,
         writes: Writes,
         *,
-        on_input: OnInput | None,
+        asks: bool,
         on_end: Callable[[], None],
         on_change: Callable[[], None],
     ) -> None:
         self.link = link
         self._settings = link.settings
-        self._on_input = on_input
         self._on_end = on_end
         self._on_change = on_change
         self._calls: set[_Call] = set()
@@ -229,7 +224,7 @@ class Connection:
         self._session = ClientSession(
             dispatcher=self._dispatcher,
             # Without anybody to ask, the server is told that it cannot.
-            elicitation_callback=None if on_input is None else self._elicit,
+            elicitation_callback=self._elicit if asks else None,
             logging_callback=self._log,
             message_handler=self._hear,
             client_info=types.Implementation(name="clawmode", version=__version__),
@@ -363,16 +358,21 @@ class Connection:
     # ---- Requests ----
 
     async def request(
-        self, request: types.ClientRequest, update: Update | None = None
+        self, request: types.ClientRequest, context: ToolContext | None = None
     ) -> JsonObject:
         """Makes a request and waits for its result.
+
+        Args:
+            request: What the server is asked.
+            context: Of the tool's call that it is made for: hears of progress, and is asked what
+                the server wants to know.
 
         Raises:
             McpError: There is none.
         """
         limit = self._settings.timeout
         now = anyio.current_time()
-        call = _Call(limit, now + STRETCH * limit, anyio.CancelScope(deadline=now + limit), update)
+        call = _Call(limit, now + STRETCH * limit, anyio.CancelScope(deadline=now + limit), context)
         self._calls.add(call)
         try:
             if self._over is not None:
@@ -416,7 +416,7 @@ class Connection:
             if not asked.input_requests:  # it is not ready yet
                 await anyio.sleep(pause)
                 pause = min(2 * pause, 0.25)
-            answers = await self._answer_all(asked.input_requests or {})
+            answers = await self._answer_all(asked.input_requests or {}, call)
             request = _again(request, answers, asked.request_state)
         raise self._error("protocol", f"asked for input {MAX_ROUNDS} times")
 
@@ -458,34 +458,49 @@ class Connection:
 
     # ---- Questions ----
 
-    async def _answer_all(self, asked: Mapping[str, types.InputRequest]) -> types.InputResponses:
+    async def _answer_all(
+        self, asked: Mapping[str, types.InputRequest], call: _Call
+    ) -> types.InputResponses:
         answers: types.InputResponses = {}
         for key, question in asked.items():
             if not isinstance(question, types.ElicitRequest):
                 what = "a model" if isinstance(question, types.CreateMessageRequest) else "folders"
                 raise self._error("protocol", f"asked for {what}, which it cannot have")
-            answers[key] = await self._ask(question.params)
+            answers[key] = await self._ask(question.params, call.context)
         return answers
 
     async def _elicit(
         self, context: ClientRequestContext, params: types.ElicitRequestParams
     ) -> types.ElicitResult:
-        return await self._ask(params)
+        """A request of its own: for which call, servers of older protocols do not say."""
+        contexts = [call.context for call in self._calls if call.context is not None]
+        # Where it could be one person's or another's, it is nobody's.
+        if len({context.run for context in contexts}) != 1:
+            return types.ElicitResult(action="decline")
+        return await self._ask(params, contexts[0])
 
-    async def _ask(self, params: types.ElicitRequestParams) -> types.ElicitResult:
+    async def _ask(
+        self, params: types.ElicitRequestParams, context: ToolContext | None
+    ) -> types.ElicitResult:
         declined = types.ElicitResult(action="decline")
-        if self._on_input is None:
+        if context is None:
             return declined
-        question = params.model_dump(by_alias=True, exclude_none=True, mode="json")
-        question.pop("_meta", None)
+        if isinstance(params, types.ElicitRequestURLParams):
+            request = InputRequest(message=params.message[:MAX_MESSAGE], url=params.url)
+        else:
+            schema = params.requested_schema
+            request = InputRequest(message=params.message[:MAX_MESSAGE], schema=schema)
         try:
             with self.clocks_stopped():
-                answer = await self._on_input(self._settings.name, question)
-            return declined if answer is None else types.ElicitResult.model_validate(answer)
+                answer = await context.ask(request)
+            if answer is None:
+                return declined
+            content = None if request.url else answer
+            return types.ElicitResult.model_validate({"action": "accept", "content": content})
         except BaseException as error:
             if is_ours(error):
                 raise
-            logger.error("on_input: %s: %s", type(error).__name__, told(error))
+            logger.error("%s: a question: %s", self._settings.name, type(error).__name__)
             return declined
 
     @contextlib.contextmanager
