@@ -459,7 +459,7 @@ async def test_a_question_that_could_be_for_two_people_is_declined() -> None:
         return {"name": "Ann"}
 
     def person(name: str) -> ToolContext:
-        return ToolContext(run=RunContext(session_id=name), call_id=name, ask=ask)
+        return ToolContext(run=RunContext(run_id=name, session_id=name), call_id=name, ask=ask)
 
     async with connected({"raw": raw()}, asks=True) as servers:
         never: Any = find(servers, "raw:never").execute

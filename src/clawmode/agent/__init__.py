@@ -1,0 +1,1 @@
+"""The agent: a model, tools and a conversation, run turn by turn."""
