@@ -23,11 +23,22 @@ TOOLS = '''
 import anyio
 from clawmode import tool
 
+CANCELLED = []
+
 @tool(effect="read")
 async def slow(seconds: float, value: int = 1) -> int:
     """Take a while."""
-    await anyio.sleep(seconds)
+    try:
+        await anyio.sleep(seconds)
+    except BaseException:
+        CANCELLED.append(value)
+        raise
     return value
+
+@tool(effect="read")
+async def cancelled() -> int:
+    """How many were cancelled."""
+    return len(CANCELLED)
 
 @tool(effect="write")
 async def write(text: str) -> str:
@@ -35,7 +46,7 @@ async def write(text: str) -> str:
     print("a tool that prints does not break the wire")
     return f"wrote {text}"
 
-tools = [slow, write]
+tools = [slow, write, cancelled]
 '''
 MODES = ["legacy", "auto"]
 TOKEN = "a token for tests"
@@ -182,6 +193,92 @@ async def test_a_person_is_asked_through_the_client(
     assert value == ("wrote x" if action == "accept" else "not_approved")
     (question,) = asked
     assert 'openclaw:core:write with {"text": "x"}' in question
+
+
+async def test_each_program_is_asked_its_own_questions(folder: Path) -> None:
+    asked: list[str] = []
+
+    async def answer(context: Any, params: types.ElicitRequestParams) -> types.ElicitResult:
+        asked.append(params.message)
+        await anyio.sleep(0.3)  # both programs wait for a person meanwhile
+        said = "deny" if "two" in params.message else "allow-once"
+        return types.ElicitResult(action="accept", content={"decision": said})
+
+    values: dict[str, Any] = {}
+    async with stdio(folder, mode="legacy", elicitation_callback=answer) as client:
+
+        async def write(text: str) -> None:
+            code = f'return tools.write({{ text: "{text}" }}).catch((error) => error.code)'
+            values[text] = read(await client.call_tool("exec", {"code": code}))["value"]
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(write, "one")
+            tasks.start_soon(write, "two")
+    assert values == {"one": "wrote one", "two": "not_approved"}
+    assert len(asked) == 2
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_a_question_that_was_given_up_is_not_put_to_the_next(folder: Path, mode: str) -> None:
+    asked: list[str] = []
+
+    async def answer(context: Any, params: types.ElicitRequestParams) -> types.ElicitResult:
+        asked.append(params.message)
+        if "given up" in params.message:
+            await anyio.sleep_forever()
+        return types.ElicitResult(action="accept", content={"decision": "allow-once"})
+
+    async with stdio(folder, mode=mode, elicitation_callback=answer) as client:
+        with anyio.move_on_after(1.0):
+            code = 'await tools.write({ text: "given up" })'
+            await client.call_tool("exec", {"code": code})
+        with anyio.fail_after(10):
+            code = 'return tools.write({ text: "meant" })'
+            result = read(await client.call_tool("exec", {"code": code}))
+    assert result["value"] == "wrote meant"
+    assert len(asked) == 2
+
+
+async def test_a_client_that_fails_to_ask_can_wait(folder: Path) -> None:
+    async def answer(context: Any, params: Any) -> types.ErrorData:
+        return types.ErrorData(code=-32000, message="no window")
+
+    async with stdio(folder, mode="legacy", elicitation_callback=answer) as client:
+        code = 'return tools.write({ text: "x" })'
+        result = await client.call_tool("exec", {"code": code})
+        assert read(result)["status"] == "waiting"
+
+
+async def test_a_session_that_is_deleted_takes_its_programs_along(folder: Path) -> None:
+    async with served(folder, "--timeout-ms", "300") as url, httpx2.AsyncClient() as client:
+        headers = {
+            "authorization": f"Bearer {TOKEN}",
+            "accept": "application/json, text/event-stream",
+        }
+
+        async def post(method: str, params: Any, **more: str) -> Any:
+            body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
+            answer = await client.post(url, headers=headers | more, json=body, timeout=15)
+            assert answer.status_code == 200
+            return answer
+
+        info = {"name": "x", "version": "1"}
+        hello = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": info}
+        session = {"mcp-session-id": (await post("initialize", hello)).headers["mcp-session-id"]}
+        code = "return tools.slow({ seconds: 30 })"
+        await post("tools/call", {"name": "exec", "arguments": {"code": code}}, **session)
+        gone = await client.delete(url, headers=headers | session)
+        assert gone.status_code == 200
+        code = "return tools.cancelled()"
+        again = {"mcp-session-id": (await post("initialize", hello)).headers["mcp-session-id"]}
+        with anyio.fail_after(10):
+            while True:
+                answer = await post(
+                    "tools/call", {"name": "exec", "arguments": {"code": code}}, **again
+                )
+                if '"value":1' in answer.text.replace("\\", ""):
+                    break
+                await anyio.sleep(0.1)
 
 
 async def test_a_client_that_cannot_ask_gets_a_waiting_result(folder: Path) -> None:

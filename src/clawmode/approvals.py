@@ -36,6 +36,7 @@ class Question:
         tool_id: What would run.
         input: With exactly this.
         run: Who asks.
+        call_id: The call that waits. A nested one begins with its program's id and a colon.
         always: What `allow-always` would remember.
         expires: By `time.time`; then the answer is no.
     """
@@ -48,6 +49,7 @@ class Question:
     tool_id: str
     input: JsonObject
     run: RunContext
+    call_id: str = ""
     always: str
     expires: float
 
@@ -61,6 +63,7 @@ class InputQuestion:
         tool_id: What asks. Its words are a stranger's if it is an MCP server's.
         request: What it asks for.
         run: For whom.
+        call_id: As that of a `Question`.
         expires: By `time.time`; then it is declined.
     """
 
@@ -69,6 +72,7 @@ class InputQuestion:
     tool_id: str
     request: InputRequest
     run: RunContext
+    call_id: str = ""
     expires: float
 
 
@@ -183,12 +187,12 @@ class Approvals:
         return self._answerer != "decline"
 
     def input_question(
-        self, tool_id: str, request: InputRequest, run: RunContext, patience: float | None = None
+        self, tool: Tool, request: InputRequest, run: RunContext, patience: float | None = None
     ) -> InputQuestion:
         """The question that a tool's request becomes; arguments as for `question`."""
         seconds = self._expiry if patience is None else min(self._expiry, patience)
         expires = time.time() + seconds
-        return InputQuestion(tool_id=tool_id, request=request, run=run, expires=expires)
+        return InputQuestion(tool_id=tool.id, request=request, run=run, expires=expires)
 
     async def ask_input(self, question: InputQuestion) -> JsonObject | None:
         """Waits for what a tool wants to know, no longer than the question lives."""

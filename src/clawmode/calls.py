@@ -165,7 +165,7 @@ class Calls:
             group.tell()
 
         return Call(
-            id=f"{group.run_id}:{call.id}",
+            id=_call_id(group, call),
             tool=tool,
             input=call.input,
             run=self.context,
@@ -184,7 +184,7 @@ class Calls:
             question = admitted.question and replace(admitted.question, input=call.input)
         if question is not None:
             await self._change(group, call, "approval")
-            await self.executor.ask(question)
+            await self.executor.ask(replace(question, call_id=_call_id(group, call)))
         return Settled(call.id, True, b"null")
 
     async def _change(self, group: CallGroup, call: OpenCall, stage: Stage) -> None:
@@ -325,6 +325,10 @@ class Calls:
         group.queue.clear()
         group.calls.clear()
         group.tell()
+
+
+def _call_id(group: CallGroup, call: OpenCall) -> str:
+    return f"{group.run_id}:{call.id}"
 
 
 def _state_at_end(call: OpenCall) -> CallState:

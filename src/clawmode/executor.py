@@ -164,7 +164,7 @@ class Executor:
         if question is not None:
             if not self.approvals.inline:
                 await call.on_state("approval")
-            await self.ask(question)
+            await self.ask(replace(question, call_id=call.id))
             await call.on_state("running")
         return verdict.params
 
@@ -238,10 +238,10 @@ class Executor:
         """What a person tells a tool. Trouble with the asking declines; the tool goes on."""
         if not self.approvals.takes_input:
             return None
-        question = self.approvals.input_question(call.tool.id, request, call.run, call.patience)
+        question = self.approvals.input_question(call.tool, request, call.run, call.patience)
         call.on_asking(True)
         try:
-            return await self.approvals.ask_input(question)
+            return await self.approvals.ask_input(replace(question, call_id=call.id))
         except BaseException as error:
             if is_ours(error):
                 raise

@@ -44,6 +44,7 @@ def tool(
     label: str | None = None,
     effect: Effect | None = None,
     idempotent: bool = False,
+    sequential: bool = False,
     source: ToolSource = "openclaw",
     owner: str = "",
 ) -> Callable[[Function], Tool]: ...
@@ -58,6 +59,7 @@ def tool(
     label: str | None = None,
     effect: Effect | None = None,
     idempotent: bool = False,
+    sequential: bool = False,
     source: ToolSource = "openclaw",
     owner: str = "",
 ) -> Tool | Callable[[Function], Tool]:
@@ -76,6 +78,7 @@ def tool(
         label: A short name for people.
         effect: Whether it only reads, or changes something.
         idempotent: Calling it again with the same input does no harm.
+        sequential: A model that calls it beside others has all of them made one after the other.
         source: Where it comes from.
         owner: The plugin or client that it belongs to.
 
@@ -96,6 +99,7 @@ def tool(
             output_schema=plan.output_schema(),
             idempotent=idempotent,
             effect=effect,
+            sequential=sequential,
             source=source,
             owner=owner,
         )

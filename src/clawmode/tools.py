@@ -102,6 +102,7 @@ class Tool:
         idempotent: Calling it again with the same input does no harm: an interrupted call may be
             repeated.
         effect: Whether it only reads, or changes something; None if nobody said.
+        sequential: A model that calls it beside others has all of them made one after the other.
         source: Where it comes from.
         owner: The plugin, server or client that it belongs to.
         id: `<source>:<owner>:<name>`: exact, and unique in a run.
@@ -115,6 +116,7 @@ class Tool:
     output_schema: Mapping[str, JsonValue] | None = field(default=None, kw_only=True)
     idempotent: bool = field(default=False, kw_only=True)
     effect: Effect | None = field(default=None, kw_only=True)
+    sequential: bool = field(default=False, kw_only=True)
     source: ToolSource = field(default="openclaw", kw_only=True)
     owner: str = field(default="", kw_only=True)
     id: str = field(init=False, compare=False)

@@ -9,6 +9,7 @@ client that can do neither, the result says `waiting`.
 import contextlib
 import hmac
 import json
+import logging
 import secrets
 import threading
 from collections import OrderedDict
@@ -22,6 +23,7 @@ from anyio.abc import TaskGroup, TaskStatus
 from mcp.server.context import ServerRequestContext
 from mcp.server.lowlevel import Server
 from mcp.server.stdio import stdio_server
+from mcp.shared.exceptions import MCPError
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -30,14 +32,20 @@ from clawmode.approvals import Decision, InputQuestion, Question
 from clawmode.code_mode import CodeMode
 from clawmode.context import RunContext
 from clawmode.executor import CallEvent
+from clawmode.foreign import is_ours, told
 from clawmode.results import compact
 from clawmode.types import JsonValue
+
+logger = logging.getLogger("clawmode.mcp")
 
 MAX_SESSIONS = 256
 """Scopes that are kept; the one that was used least recently goes first."""
 
 MAX_EVENTS = 1000
 SESSION_HEADER = "mcp-session-id"
+PRINCIPAL = "token"
+"""Whoever shows the token: there is one."""
+DECLINED = types.ElicitResult(action="decline")
 DECISIONS: tuple[Decision, ...] = ("allow-once", "allow-always", "deny")
 
 Context: TypeAlias = ServerRequestContext[Any, Any]
@@ -97,6 +105,11 @@ class Sessions:
             task_status.started(session)
             await session.ended.wait()
 
+    def end(self, principal: str, session: str) -> None:
+        """A client has said that it is done: its programs are too."""
+        if session and (found := self._open.pop(f"{principal}:{session}", None)) is not None:
+            found.ended.set()
+
     def close(self) -> None:
         """Ends all of them."""
         for session in self._open.values():
@@ -116,7 +129,7 @@ class Face:
     """
 
     def __init__(self, sessions: Sessions, describe: CodeMode) -> None:
-        self._sessions = sessions
+        self.sessions = sessions
         self._describe = describe
         self.server: Server[Any] = Server(
             "clawmode",
@@ -141,7 +154,7 @@ class Face:
             text = f"There is no tool {params.name[:80]!r}: this server has `exec` and `wait`."
             return types.CallToolResult(content=[types.TextContent(text=text)], is_error=True)
         principal, session = _scope_of(context)
-        async with self._sessions.use(principal, session) as code_mode:
+        async with self.sessions.use(principal, session) as code_mode:
             call = _Call(context, params, code_mode)
             return await call.make()
 
@@ -174,18 +187,21 @@ class _Call:
     async def make(self) -> types.CallToolResult | types.InputRequiredResult:
         async with self._progress_told():
             result = await self._begin()
-            while (question := self._question(result)) is not None:
-                request = _elicitation(question)
-                if not self._can_ask(question):
-                    self._settle(question.id, types.ElicitResult(action="decline"))
-                elif self.context.session.can_send_request:
-                    self._settle(question.id, await self._elicit(question.id, request))
-                else:
-                    return types.InputRequiredResult(
-                        input_requests={question.id: types.ElicitRequest(params=request)},
-                        request_state=str(result["runId"]),
-                    )
-                result = await self.code_mode.call("wait", {"runId": result["runId"]})
+            async with self._ended_with(result):
+                while (question := self._question(result)) is not None:
+                    request = _elicitation(question)
+                    if not self._can_ask(question):
+                        self._settle(question, DECLINED)
+                    elif not self.context.session.can_send_request:
+                        return types.InputRequiredResult(
+                            input_requests={question.id: types.ElicitRequest(params=request)},
+                            request_state=str(result["runId"]),
+                        )
+                    elif (answer := await self._elicit(question, request)) is not None:
+                        self._settle(question, answer)
+                    else:
+                        break
+                    result = await self.code_mode.call("wait", {"runId": result["runId"]})
         return types.CallToolResult(
             content=[types.TextContent(text=compact(result))],
             structured_content=result,
@@ -198,9 +214,10 @@ class _Call:
             arguments = self.params.arguments or {}
             return await self.code_mode.call(self.params.name, arguments, call_id=self.id)
         # Whatever a client claims here, it can only answer for programs of its own scope.
-        for question_id, answer in (self.params.input_responses or {}).items():
-            if isinstance(answer, types.ElicitResult):
-                self._settle(question_id, answer)
+        answers = self.params.input_responses or {}
+        for question in self._questions(self.params.request_state):
+            if isinstance(answer := answers.get(question.id), types.ElicitResult):
+                self._settle(question, answer)
         return await self.code_mode.call("wait", {"runId": self.params.request_state})
 
     # ---- Questions ----
@@ -212,9 +229,28 @@ class _Call:
         """
         if result["status"] != "waiting":
             return None
+        for question in self._questions(str(result["runId"])):
+            if isinstance(question, InputQuestion) or self._capabilities.form:
+                return question
+        return None
+
+    def _questions(self, run_id: str) -> list[Question | InputQuestion]:
+        """Those of one program. Others of the scope are other people's, or given up."""
         approvals = self.code_mode.approvals
-        decisions = approvals.pending() if self._capabilities.form else []
-        return next(iter((*approvals.pending_inputs(), *decisions)), None)
+        everything = (*approvals.pending_inputs(), *approvals.pending())
+        return [each for each in everything if each.call_id.startswith(f"{run_id}:")]
+
+    @contextlib.asynccontextmanager
+    async def _ended_with(self, result: dict[str, JsonValue]) -> AsyncIterator[None]:
+        """Ends the program that this call began, if it is cancelled while a person is asked."""
+        try:
+            yield
+        except BaseException as error:
+            began_it = self.params.name == "exec" and self.params.request_state is None
+            if is_ours(error) and began_it and result["status"] == "waiting":
+                with anyio.CancelScope(shield=True):
+                    await self.code_mode.abort(str(result["runId"]))
+            raise
 
     @property
     def _capabilities(self) -> _Asking:
@@ -233,22 +269,27 @@ class _Call:
         return self._capabilities.url if wants_url else self._capabilities.form
 
     async def _elicit(
-        self, question_id: str, request: types.ElicitRequestParams
-    ) -> types.ElicitResult:
+        self, question: Question | InputQuestion, request: types.ElicitRequestParams
+    ) -> types.ElicitResult | None:
+        """What the client's person says. None: the client failed, and the decision can wait."""
         session, asked_in = self.context.session, self.context.request_id
-        if isinstance(request, types.ElicitRequestURLParams):
-            return await session.elicit_url(request.message, request.url, question_id, asked_in)
-        return await session.elicit_form(request.message, request.requested_schema, asked_in)
+        try:
+            if isinstance(request, types.ElicitRequestURLParams):
+                return await session.elicit_url(request.message, request.url, question.id, asked_in)
+            return await session.elicit_form(request.message, request.requested_schema, asked_in)
+        except MCPError as error:
+            logger.warning("the client could not ask: %s", told(error))
+            return DECLINED if isinstance(question, InputQuestion) else None
 
-    def _settle(self, question_id: str, answer: types.ElicitResult) -> None:
-        """Passes an answer on, if there is such a question in this scope."""
+    def _settle(self, question: Question | InputQuestion, answer: types.ElicitResult) -> None:
         content: dict[str, Any] = dict(answer.content or {})
-        approvals = self.code_mode.approvals
-        if approvals.answer(question_id, content if answer.action == "accept" else None):
+        accepted = answer.action == "accept"
+        if isinstance(question, InputQuestion):
+            self.code_mode.approvals.answer(question.id, content if accepted else None)
             return
-        said = content.get("decision") if answer.action == "accept" else "deny"
+        said = content.get("decision") if accepted else "deny"
         known = [decision for decision in DECISIONS if decision == said]
-        approvals.resolve(question_id, known[0] if known else "deny")
+        self.code_mode.approvals.resolve(question.id, known[0] if known else "deny")
 
     # ---- Progress ----
 
@@ -276,13 +317,13 @@ class _Call:
                 send.close()
 
     async def _tell(self, events: "anyio.abc.ObjectReceiveStream[CallEvent]") -> None:
-        begun = ended = 0
+        # Counted are the reports: the number has to rise with each of them.
+        reports = 0
         async with events:
             async for event in events:
-                begun += event.phase == "start"
-                ended += event.phase == "end"
+                reports += 1
                 words = f"{event.tool_id} {event.state or event.phase}"
-                await self.context.session.report_progress(ended, begun, words)
+                await self.context.session.report_progress(reports, None, words)
 
 
 _FORM: dict[str, Any] = {
@@ -357,8 +398,28 @@ class RequireToken:
                 )
                 await refusal(scope, receive, send)
                 return
-            scope["clawmode.principal"] = "token"
+            scope["clawmode.principal"] = PRINCIPAL
         await self._app(scope, receive, send)
+
+
+class EndSessions:
+    """Ends the programs of a session that its client deletes.
+
+    Args:
+        app: What is behind it.
+        sessions: Whose programs are whose.
+    """
+
+    def __init__(self, app: ASGIApp, sessions: Sessions) -> None:
+        self._app = app
+        self._sessions = sessions
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """As ASGI has it."""
+        await self._app(scope, receive, send)
+        if scope["type"] == "http" and scope["method"] == "DELETE":
+            session = dict(scope["headers"]).get(SESSION_HEADER.encode(), b"")
+            self._sessions.end(scope["clawmode.principal"], session.decode("latin-1"))
 
 
 async def serve_http(
@@ -376,7 +437,8 @@ async def serve_http(
     import uvicorn
 
     async with _opened(opener) as face:
-        app = RequireToken(face.server.streamable_http_app(host=host), token)
+        inner = face.server.streamable_http_app(host=host)
+        app = RequireToken(EndSessions(inner, face.sessions), token)
         config = uvicorn.Config(app, host=host, port=port, log_level="warning", lifespan="on")
         server = uvicorn.Server(config)
         async with anyio.create_task_group() as tasks:
