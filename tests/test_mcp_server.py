@@ -263,7 +263,8 @@ async def test_a_session_that_is_deleted_takes_its_programs_along(folder: Path) 
             return answer
 
         info = {"name": "x", "version": "1"}
-        hello = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": info}
+        hello: dict[str, Any] = {"protocolVersion": "2025-06-18", "capabilities": {}}
+        hello["clientInfo"] = info
         session = {"mcp-session-id": (await post("initialize", hello)).headers["mcp-session-id"]}
         code = "return tools.slow({ seconds: 30 })"
         await post("tools/call", {"name": "exec", "arguments": {"code": code}}, **session)

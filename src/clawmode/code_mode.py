@@ -524,8 +524,12 @@ class CodeMode:
             "unsupported_language", f"`language` must be {names}, not {language!r}."
         )
 
-    def _install(self) -> Installed:
+    async def _install(self) -> Installed:
         """What the run's cells start with; nothing where there is nothing to add."""
+        mcp = self._calls.bridge.mcp
+        if not self._installed.key and mcp:
+            # Once for a catalog, but a second for thousands of tools: not on the event loop.
+            await anyio.to_thread.run_sync(lambda: mcp.files)
         scopes = self.namespaces.descriptors()
         if not self._installed.key and (len(self.catalog) or scopes):
             names = json.dumps(self.catalog.convenience()).encode()

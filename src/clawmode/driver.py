@@ -3,7 +3,7 @@
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 
 import anyio
@@ -81,7 +81,7 @@ class Driver:
     parking: Parking
     config: CodeModeConfig
     telemetry: Telemetry
-    install: Callable[[], Installed]
+    install: Callable[[], Awaitable[Installed]]
     searching: anyio.CapacityLimiter = field(default_factory=lambda: anyio.CapacityLimiter(1))
     active: dict[str, Run] = field(default_factory=dict[str, Run])
     parked: set[str] = field(default_factory=set[str])
@@ -227,7 +227,7 @@ class Driver:
         denied = next((reply for reply in replies if reply.id == GATE and not reply.ok), None)
         if denied is not None:
             return Failed("invalid_input", message_of(denied))
-        installed = self.install()
+        installed = await self.install()
         start = replace(
             run.start,
             limits=self._limits(),

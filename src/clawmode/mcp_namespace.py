@@ -9,10 +9,20 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from clawmode.declarations import ROOT_MEMBERS, identifiers, render_index, render_server
+from clawmode.declarations import (
+    MAX_FILE_CHARS,
+    ROOT_MEMBERS,
+    identifiers,
+    render_index,
+    render_server,
+)
 from clawmode.namespaces import NamespaceCallRefused
 from clawmode.tools import JsonObject, Tool
 from clawmode.types import JsonValue, copy_json
+
+MAX_ALL_FILES_CHARS = 2 << 20
+MIN_FILE_CHARS = 8 << 10
+"""Each file gets a part of the former, and at least the latter."""
 
 GROUPS = {"resources": ("list", "read"), "prompts": ("list", "get")}
 """What a server can have beside its own tools; behind `resources.list` is `resources/list`."""
@@ -70,12 +80,15 @@ class McpNamespace:
         """The virtual files, by path."""
         index = {name: server.functions for name, server in self._servers.items()}
         made = {"mcp/index.d.ts": render_index(index)}
+        # Every program has them in its heap, where it must still be possible to freeze it.
+        share = max(MAX_ALL_FILES_CHARS // max(len(self._servers), 1), MIN_FILE_CHARS)
         for name, server in self._servers.items():
             made[f"mcp/{name}.d.ts"] = render_server(
                 name,
                 server.functions,
                 resources="resources" in server.groups,
                 prompts="prompts" in server.groups,
+                max_chars=min(share, MAX_FILE_CHARS),
             )
         return made
 

@@ -42,6 +42,7 @@ def listed(*tools: Any, about: str = "raw", mode: str = "listed", **more: Any) -
         more: Further settings.
     """
     offer = json.dumps({"tools": tools, "about": about})
+    offer = offer.replace("$", r"\u0024")  # or it would be a variable of the configuration
     return raw(mode, **{"env": {"OFFER": offer}, **more})
 
 

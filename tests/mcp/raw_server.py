@@ -2,6 +2,8 @@
 
     python raw_server.py [MODE] [STATE FILE]
 
+In the mode `listed`, what it offers is the JSON in the variable `OFFER`: `{tools, about}`.
+
 Plain JSON and the standard library, so that it starts in 20 ms and may send what no library would.
 """
 
@@ -14,6 +16,7 @@ from typing import Any
 
 MODE = sys.argv[1] if len(sys.argv) > 1 else "good"
 STATE = sys.argv[2] if len(sys.argv) > 2 else ""
+OFFER = json.loads(os.environ.get("OFFER", "{}"))
 
 heard: list[str] = []
 tools: list[Any] = []
@@ -100,7 +103,7 @@ def is_error(id_: Any, arguments: Any) -> None:
 
 
 def rpc_error(id_: Any, arguments: Any) -> None:
-    error = {"code": -32050, "message": "quota \x1b[31mexceeded"}
+    error = {"code": -32050, "message": "quota \x1b[31mexceeded" * arguments.get("times", 1)}
     send({"jsonrpc": "2.0", "id": id_, "error": error})
 
 
@@ -115,6 +118,11 @@ def only_garbage(id_: Any, arguments: Any) -> None:
 
 def unreadable(id_: Any, arguments: Any) -> None:
     write(f'{{"jsonrpc": "2.0", "id": {id_}, "result": {{"content": oops}}}}\n')
+
+
+def half_a_character(id_: Any, arguments: Any) -> None:
+    """As a server in JavaScript writes a text that it has cut in the middle of an emoji."""
+    answer(id_, {"content": [{"type": "text", "text": "cut \ud83d"}], "x": "\ud83d"})
 
 
 def other_id(id_: Any, arguments: Any) -> None:
@@ -167,11 +175,33 @@ def flood_notifications(id_: Any, arguments: Any) -> None:
 
 
 def progress(id_: Any, arguments: Any) -> None:
-    for step in range(1, 4):
-        params = {"progressToken": id_, "progress": step, "total": 3, "message": f"step {step}"}
+    steps = arguments.get("steps", 3)
+    for step in range(1, steps + 1):
+        params = {"progressToken": id_, "progress": step, "total": steps, "message": f"step {step}"}
         send({"jsonrpc": "2.0", "method": "notifications/progress", "params": params})
         time.sleep(arguments.get("pause", 0.1))
     text(id_, "done")
+
+
+def flood_progress(id_: Any, arguments: Any) -> None:
+    for step in range(1_000):
+        number = "1e999" if step % 2 else str(step)
+        write(
+            '{"jsonrpc": "2.0", "method": "notifications/progress", "params": '
+            f'{{"progressToken": {id_}, "progress": {number}, "message": "{"x" * 10_000}"}}}}\n'
+        )
+    text(id_, "done")
+
+
+def hostile_keys(id_: Any, arguments: Any) -> None:
+    """What a careless program would merge into an object of its own."""
+    keys = (
+        '{"__proto__": {"polluted": 1}, "constructor": {"prototype": {"polluted": 1}}, "then": 1}'
+    )
+    write(
+        f'{{"jsonrpc":"2.0","id":{id_},"result":{{"content":[],"structuredContent":{keys},'
+        '"__proto__":{"polluted":1},"then":1}}\n'
+    )
 
 
 def change(id_: Any, arguments: Any) -> None:
@@ -261,8 +291,9 @@ TOOLS = {
     function.__name__: function
     for function in (
         *(echo, big, many_parts, many_blocks, deep, invalid, is_error, rpc_error, garbage),
-        *(only_garbage, unreadable, other_id, never, leave, kill, stop, close_output),
-        *(flood_stderr, flood_requests, flood_notifications, progress, change, ask),
+        *(only_garbage, unreadable, half_a_character, other_id, never, leave, kill, stop),
+        *(flood_stderr, flood_requests, flood_notifications, flood_progress, progress),
+        *(close_output, hostile_keys, change, ask),
         *(what_was_heard, environment, spawn_child),
     )
 }
@@ -326,6 +357,10 @@ def list_page(cursor: str | None) -> dict[str, Any]:
         return {"tools": hostile_tools()}
     if MODE == "no_list":
         return {"tools": {"a": 1}}
+    if MODE == "listed":
+        return {"tools": OFFER["tools"]}
+    if MODE == "long_list":
+        return {"tools": [tool("a", description="x" * 50_000_000)]}
     return {"tools": tools}
 
 
@@ -340,8 +375,8 @@ def describe(method: str, params: Any) -> Any:
         return {
             "protocolVersion": "2025-11-25",
             "capabilities": CAPABILITIES,
-            "serverInfo": {"name": "raw", "version": "1"},
-            "instructions": "Be careful.",
+            "serverInfo": {"name": OFFER.get("about", "raw"), "version": "1"},
+            "instructions": OFFER.get("about", "Be careful."),
         }
     if method == "server/discover" and MODE.startswith("modern"):
         return {"supportedVersions": ["2026-07-28"], "capabilities": CAPABILITIES}
@@ -354,7 +389,9 @@ def describe(method: str, params: Any) -> Any:
         following = {"nextCursor": str(page + 1)} if page < 2 else {}
         return {"resources": [{"uri": f"memo://{page}", "name": f"m{page}"}], **following}
     if method == "resources/read":
-        return {"contents": [{"uri": params["uri"], "text": "one"}]}
+        scheme, _, size = params["uri"].partition("://")
+        said = "x" * int(size) if scheme == "big" else "one"
+        return {"contents": [{"uri": params["uri"], "text": said}]}
     if method == "prompts/list":
         return {"prompts": [{"name": "brief"}]}
     if method == "prompts/get":
@@ -373,7 +410,7 @@ def respond(message: dict[str, Any]) -> None:
         assert params is not None
         if params["name"] in MODERN:
             MODERN[params["name"]](id_, params.get("arguments"), params)
-        elif MODE == "twenty":
+        elif MODE in ("twenty", "thousands", "listed"):
             answer(id_, {"content": [], "structuredContent": {"tool": params["name"]}})
         else:
             TOOLS[params["name"]](id_, params.get("arguments"))
@@ -392,8 +429,9 @@ def main() -> None:
     runs = count_runs()
     if MODE == "silent":
         time.sleep(60)
-    if MODE == "exits" or (MODE == "starts_the_third_time" and runs < 3):
-        sys.stderr.write("cannot open the database\n")
+    fails = {"exits": True, "starts_the_third_time": runs < 3, "starts_once": runs > 1}
+    if fails.get(MODE):
+        sys.stderr.write(f"{OFFER.get('about', 'cannot open the database')}\n")
         sys.exit(3)
     if MODE == "babbles":
         while True:

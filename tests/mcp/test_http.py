@@ -319,7 +319,7 @@ async def _accepted(request: Request) -> None:
         (_broken, "protocol"),
         (_half, "protocol"),
         (_no_http, "protocol"),
-        (_empty_stream, "protocol"),
+        (_empty_stream, "lost"),
         (_huge_event, "too_large"),
         (_event_of_many_parts, "too_large"),
         (_accepted, "refused"),

@@ -36,7 +36,7 @@ from clawmode.mcp.link import (
     Reads,
     Writes,
 )
-from clawmode.mcp.session import CURRENT, Connection, Undelivered, is_end
+from clawmode.mcp.session import CURRENT, UNKNOWN, Connection, Undelivered, is_end
 from clawmode.mcp.settings import ServerSettings
 from clawmode.mcp.stdio import CannotStart, open_stdio
 from clawmode.mcp.tools import PROMPTS, RESOURCES, Problems
@@ -518,7 +518,7 @@ class _Server:
         self._show(replace(self.view, state="down", problem=problem))
 
     def _lost(self, problem: str) -> McpError:
-        text = f"was lost during the call: it {problem}. Whether it had an effect is not known."
+        text = f"was lost during the call: it {problem}. {UNKNOWN}"
         return McpError(self.settings.name, "lost", text)
 
     def _show(self, view: ServerView) -> None:

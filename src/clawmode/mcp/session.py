@@ -50,6 +50,7 @@ logger = logging.getLogger("clawmode.mcp")
 
 PROBE_SECONDS = 5.0
 MAX_ROUNDS = 10
+UNKNOWN = "Whether it had an effect is not known."
 MAX_MESSAGE = 4_096
 """Of what a server asks a person, in characters."""
 STRETCH = 10
@@ -447,8 +448,10 @@ class Connection:
             return self._error("too_large", f"sent what is not read: {text}")
         if code == NOT_AUTHORIZED:
             return self._error("unavailable", text)
-        if code in (UNREADABLE, types.PARSE_ERROR) or text.startswith("SSE stream "):
-            return self._error("protocol", text)
+        if text.startswith("SSE stream "):  # in the middle of an answer
+            return self._error("lost", f"was lost during the call: {text}. {UNKNOWN}")
+        if code in (UNREADABLE, types.PARSE_ERROR):
+            return self._error("protocol", f"answered what cannot be read: {text}")
         if code in (types.METHOD_NOT_FOUND, types.INVALID_PARAMS):
             self._on_change()  # perhaps the list that we have is an old one
         return self._error("refused", f"answered with error {code}: {text}")

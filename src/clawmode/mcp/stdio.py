@@ -5,6 +5,7 @@ a traceback for each line that is no message, and lets the server write to our s
 """
 
 import contextlib
+import json
 import logging
 import os
 import signal
@@ -16,7 +17,7 @@ from anyio.abc import Process
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 from mcp.client.stdio import get_default_environment
 from mcp.shared.message import SessionMessage
-from mcp_types import JSONRPCRequest, jsonrpc_message_adapter
+from mcp_types import JSONRPCMessage, JSONRPCRequest, jsonrpc_message_adapter
 
 from clawmode.exceptions import ClawmodeError
 from clawmode.mcp.link import (
@@ -60,7 +61,9 @@ async def open_stdio(link: Link) -> AsyncIterator[tuple[Reads, Writes]]:
     Raises:
         CannotStart: It cannot be started.
     """
-    process = await _start(link.settings)
+    # Shielded: who gives up in the middle would leave a process that nobody knows.
+    with anyio.CancelScope(shield=True):
+        process = await _start(link.settings)
     server = _Server(link, process)
     link.end = server.last_words
     incoming, reads = anyio.create_memory_object_stream[SessionMessage | Exception](0)
@@ -131,13 +134,13 @@ class _Server:
         if why := why_refused(len(line), line.count(b"{") + line.count(b"[")):
             return self._refuse(line[:EDGE], line[-EDGE:], TOO_LARGE, why)
         try:
-            return SessionMessage(jsonrpc_message_adapter.validate_json(line, by_name=False))
+            return SessionMessage(_read_message(line))
         except ValueError:
             self._link.litter(line[:MAX_STDERR_LINE])
             request_id = find_id(line[:EDGE], line[-EDGE:])
             if request_id is None:
                 return None
-            return error_for(request_id, UNREADABLE, "its answer is not an MCP message")
+            return error_for(request_id, UNREADABLE, "it is not an MCP message")
 
     def _refuse(self, head: bytes, tail: bytes, code: int, why: str) -> SessionMessage | None:
         request_id = find_id(head, tail)
@@ -198,6 +201,20 @@ def _encode(message: SessionMessage) -> bytes | SessionMessage:
 
 
 # ---- Lines ----
+
+
+def _read_message(line: bytes) -> JSONRPCMessage:
+    try:
+        return jsonrpc_message_adapter.validate_json(line, by_name=False)
+    except ValueError:
+        if rb"\ud" not in line.lower():
+            raise
+    # Half of a character, where a server cut a text: Python reads it, and writes a `?` for it.
+    try:
+        whole = json.dumps(json.loads(line), ensure_ascii=False).encode("utf-8", "replace")
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
+    return jsonrpc_message_adapter.validate_json(whole, by_name=False)
 
 
 class _TooLong:
