@@ -4,8 +4,8 @@ import pytest
 
 from clawmode import CodeModeConfig, Policy, Tool
 from clawmode.activation import activate
+from clawmode.agent import settings
 from clawmode.catalog import Catalog
-from clawmode.config_file import code_mode
 from clawmode.control import EXEC, WAIT
 from clawmode.exceptions import ConfigurationError
 from clawmode.tools import ToolSource
@@ -37,7 +37,7 @@ def test_an_active_run_shows_exec_and_wait_and_catalogs_the_rest() -> None:
 @pytest.mark.parametrize("setting", [None, False, {}, {"timeoutMs": 5000}, {"enabled": False}])
 def test_a_run_without_it_shows_what_it_always_did(setting: JsonValue) -> None:
     data: dict[str, JsonValue] = {} if setting is None else {"tools": {"codeMode": setting}}
-    config, _ = code_mode(data)
+    config = settings.code_mode(settings.read(data).unwrap())
     surface = activate(config, Policy(), core=CORE, plugin=PLUGIN)
     assert (surface.code_mode, surface.visible) == (False, (*CORE, *PLUGIN))
 
@@ -78,4 +78,4 @@ def test_code_modes_own_tools_are_known_by_identity() -> None:
 @pytest.mark.parametrize("setting", ["on", {"enabled": "yes"}, {"enabled": True, "runtime": "v8"}])
 def test_a_setting_that_cannot_be_meant_activates_nothing(setting: JsonValue) -> None:
     with pytest.raises(ConfigurationError):
-        code_mode({"tools": {"codeMode": setting}})
+        settings.read({"tools": {"codeMode": setting}}).unwrap()

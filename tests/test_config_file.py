@@ -1,4 +1,4 @@
-"""`clawmode.json5`: which file is read, what it says for an agent, and what a check tells."""
+"""`clawmode.json5`: which file is read, what a check tells, and where things stand in it."""
 
 from pathlib import Path
 
@@ -6,10 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clawmode.config import CodeModeConfig
-from clawmode.config_file import MAX_SIZE, ConfigFile, check, code_mode, find, load
+from clawmode.command_setup import Options, check, set_up
+from clawmode.config_file import MAX_SIZE, ConfigFile, find, load
 from clawmode.exceptions import ConfigurationError
-from clawmode.types import JsonValue
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +32,7 @@ def write(path: Path, text: str = "{}") -> Path:
 def refused(path: Path) -> ConfigurationError:
     with pytest.raises(ConfigurationError) as caught:
         load(path)
-    assert [str(problem) for problem in check(path).errors] == [str(caught.value)]
+    assert [str(problem) for problem in check(str(path)).errors] == [str(caught.value)]
     return caught.value
 
 
@@ -66,8 +65,7 @@ def test_a_variable_that_is_empty_or_relative_where_it_must_not_be_is_not_set(
 
 def test_without_a_file_everything_has_its_default() -> None:
     assert load() == ConfigFile({})
-    assert code_mode(load().data) == (CodeModeConfig(), [])
-    report = check()
+    report = check(None)
     assert (report.path, report.errors, report.warnings) == (None, [], [])
 
 
@@ -115,7 +113,7 @@ def test_a_syntax_error_names_file_line_and_column(tmp_path: Path) -> None:
     assert str(error) == (
         f"{path}:3:15: expected a value, found 'o'\n        codeMode: on,\n                  ^"
     )
-    (problem,) = check(path).errors
+    (problem,) = check(str(path)).errors
     assert (problem.path, problem.line) == ("", 3)
 
 
@@ -151,101 +149,6 @@ def test_a_file_that_is_too_large_is_an_error(tmp_path: Path) -> None:
     assert f"over {MAX_SIZE} bytes" in str(refused(path))
 
 
-# ---- Code mode ----
-
-DATA: dict[str, JsonValue] = {
-    "tools": {"codeMode": {"enabled": True, "timeoutMs": 500}, "allow": ["*"]},
-    "agents": {
-        "list": [
-            {"id": "plain"},
-            {"id": "off", "tools": {"codeMode": False}},
-            {"id": "slow", "tools": {"codeMode": {"timeoutMs": 60_001}}},
-            {"id": "wrong", "tools": {"codeMode": "on"}},
-        ]
-    },
-}
-
-
-@pytest.mark.covers("CF-4")
-@pytest.mark.parametrize(
-    ("agent_id", "enabled", "timeout_ms"),
-    [
-        (None, True, 500),
-        ("unlisted", True, 500),
-        ("plain", True, 500),
-        ("off", False, 500),
-        ("slow", True, 60_000),
-    ],
-)
-def test_an_agent_has_its_own_settings_over_the_global_ones(
-    agent_id: str | None, enabled: bool, timeout_ms: int
-) -> None:
-    config, _ = code_mode(DATA, agent_id)
-    assert (config.enabled, config.timeout_ms) == (enabled, timeout_ms)
-
-
-@pytest.mark.covers("CF-4", "CF-5", "CF-6")
-def test_warnings_and_errors_of_an_agent_name_its_place_in_the_list() -> None:
-    _, (warning,) = code_mode(DATA, "slow")
-    assert warning.path == "agents.list[2].tools.codeMode.timeoutMs"
-    with pytest.raises(ConfigurationError) as caught:
-        code_mode(DATA, "wrong")
-    assert caught.value.path == "agents.list[3].tools.codeMode"
-
-
-@pytest.mark.covers("CF-6")
-@pytest.mark.parametrize(
-    ("data", "path"),
-    [
-        ({"tools": True}, "tools"),
-        ({"tools": None}, "tools"),
-        ({"agents": []}, "agents"),
-        ({"agents": {"list": {}}}, "agents.list"),
-        ({"agents": {"list": [7]}}, "agents.list[0]"),
-        ({"agents": {"list": [{}]}}, "agents.list[0].id"),
-        ({"agents": {"list": [{"id": ""}]}}, "agents.list[0].id"),
-        ({"agents": {"list": [{"id": 1}]}}, "agents.list[0].id"),
-        ({"agents": {"list": [{"id": "a", "tools": 1}]}}, "agents.list[0].tools"),
-        ({"agents": {"list": [{"id": "a"}, {"id": "a"}]}}, "agents.list[1].id"),
-    ],
-)
-def test_a_wrong_type_on_the_way_to_a_setting_is_an_error(
-    data: dict[str, JsonValue], path: str
-) -> None:
-    with pytest.raises(ConfigurationError) as caught:
-        code_mode(data)
-    assert (caught.value.path, caught.value.code) == (path, "invalid_config")
-
-
-@pytest.mark.covers("CF-5")
-@pytest.mark.parametrize(
-    ("data", "path"),
-    [
-        ({"tools": {"codemode": True}}, "tools.codemode"),
-        ({"tools": {"code-mode": True}}, 'tools["code-mode"]'),
-        ({"tool": {"codeMode": True}}, "tool"),
-        ({"agent": {"list": []}}, "agent"),
-        ({"codeMode": True}, "codeMode"),
-        ({"agents": {"list": [{"id": "a", "codeMode": True}]}}, "agents.list[0].codeMode"),
-    ],
-)
-def test_a_near_miss_on_the_way_to_a_setting_is_a_warning(
-    data: dict[str, JsonValue], path: str
-) -> None:
-    config, (warning,) = code_mode(data)
-    assert warning.path == path
-    assert not config.enabled
-
-
-def test_sections_of_others_are_left_alone() -> None:
-    data: dict[str, JsonValue] = {
-        "gateway": {"port": 1},
-        "tools": {"allow": [], "sandbox": {}, "toolSearch": True},
-        "agents": {"defaults": {}, "list": [{"id": "a", "name": "A", "model": "m"}]},
-    }
-    assert code_mode(data, "a") == (CodeModeConfig(), [])
-
-
 # ---- Checking ----
 
 
@@ -272,19 +175,19 @@ def test_a_check_tells_all_errors_and_warnings_with_their_lines(tmp_path: Path) 
   },
 }""",
     )
-    report = check(path)
+    report = check(str(path))
     assert report.path == path
     assert [str(error) for error in report.errors] == [
-        f'{path}:4: tools.codeMode.enabled: found "yes", expected true or false',
-        f'{path}:12: agents.list[0].tools.codeMode.languages[0]: found "ruby", '
+        f'{path}:4:7: tools.codeMode.enabled: found "yes", expected true or false',
+        f'{path}:12:21: agents.list[0].tools.codeMode.languages[0]: found "ruby", '
         'expected "javascript" or "typescript"',
-        f"{path}:15: agents.list[1].id: found nothing, expected the name of an agent",
+        f"{path}:15:7: agents.list[1].id: found nothing, expected the name of an agent",
     ]
     assert [str(warning) for warning in report.warnings] == [
-        f"{path}:5: tools.codeMode.timeoutMs: 5 is under 100: 100 is used",
-        f"{path}:6: tools.codeMode.timoutMs: unknown key, it has no effect; "
+        f"{path}:5:7: tools.codeMode.timeoutMs: 5 is under 100: 100 is used",
+        f"{path}:6:7: tools.codeMode.timoutMs: unknown key, it has no effect; "
         "the nearest known one is timeoutMs",
-        f"{path}:13: agents.list[0].tools.codeMode.maxOutputBytes: 1.5 is not a positive "
+        f"{path}:13:9: agents.list[0].tools.codeMode.maxOutputBytes: 1.5 is not a positive "
         "integer: 65536 is used",
     ]
     assert [warning.path for warning in report.warnings][:1] == ["tools.codeMode.timeoutMs"]
@@ -292,42 +195,8 @@ def test_a_check_tells_all_errors_and_warnings_with_their_lines(tmp_path: Path) 
 
 def test_a_check_finds_nothing_in_a_good_file(tmp_path: Path) -> None:
     path = write(tmp_path / "c.json5", "{tools: {codeMode: {enabled: true, timeoutMs: 1e4}}}")
-    report = check(path)
+    report = check(str(path))
     assert (report.errors, report.warnings) == ([], [])
-
-
-ODD: st.SearchStrategy[JsonValue] = st.sampled_from(
-    [None, True, False, 0, 1.5, 10**6, "", "a", "timeoutMs", [], {}, ["a"], {"codeMode": 1}]
-)
-
-
-def objects(**members: st.SearchStrategy[JsonValue]) -> st.SearchStrategy[JsonValue]:
-    """Objects with some of these members, or nothing like it."""
-    some = st.fixed_dictionaries({}, optional={**members, "tool": ODD})
-    return some.map(dict[str, JsonValue]) | ODD
-
-
-TOOLS = objects(codeMode=objects(enabled=ODD, timeoutMs=ODD))
-AGENTS = st.lists(objects(id=ODD, tools=TOOLS), max_size=3).map(list[JsonValue]) | ODD
-
-
-def settings_of(data: dict[str, JsonValue]) -> CodeModeConfig | ConfigurationError:
-    try:
-        return code_mode(data, "a")[0]
-    except ConfigurationError as error:
-        return error
-
-
-@settings(derandomize=True, max_examples=200, deadline=None)
-@given(tools=TOOLS, agents=objects(list=AGENTS))
-def test_any_file_has_settings_or_a_configuration_error(
-    tools: JsonValue, agents: JsonValue
-) -> None:
-    found = settings_of({"tools": tools, "agents": agents})
-    if isinstance(found, ConfigurationError):
-        assert found.path
-    else:
-        assert 100 <= found.timeout_ms <= 60_000
 
 
 @settings(derandomize=True, max_examples=100, deadline=None)
@@ -337,6 +206,119 @@ def test_a_check_of_any_file_does_not_raise(
 ) -> None:
     path = tmp_path_factory.getbasetemp() / "any.json5"
     path.write_bytes(raw if isinstance(raw, bytes) else raw.encode())
-    report = check(path)
+    report = check(str(path))
     assert report.path == path
     assert all(problem.line >= 0 for problem in report.errors + report.warnings)
+
+
+def test_a_check_goes_through_the_whole_file_in_its_order(tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "c.json5",
+        """{
+  mcp: { servers: { s: { command: 5 }, t: { command: "t", timeoutms: 1 } } },
+  browser: {},
+  models: { providers: { lab: { api: "soap", timeoutSeconds: 0 } } },
+  agents: { list: [{ id: "a", tools: { deny: ["group:nope"], codeMode: 1 } }] },
+  tools: { profile: "none" },
+}""",
+    )
+    report = check(str(path))
+    assert [(it.line, it.column, it.path) for it in report.errors] == [
+        (2, 26, "mcp.servers.s.command"),
+        (4, 33, "models.providers.lab.api"),
+        (5, 47, "agents.list[0].tools.deny[0]"),
+        (5, 62, "agents.list[0].tools.codeMode"),
+        (6, 12, "tools.profile"),
+    ]
+    assert [(it.line, it.column, it.path) for it in report.warnings] == [
+        (2, 59, "mcp.servers.t.timeoutms"),
+        (3, 3, "browser"),
+        (4, 46, "models.providers.lab.timeoutSeconds"),
+    ]
+
+
+def test_a_place_is_found_whatever_the_key_and_the_line_breaks(tmp_path: Path) -> None:
+    text = '{\r\n"a.b[0]": 1,\r"\\u00e9\\"]": 1,\n\n  \'x y\': 1, models: {"[": 1}}'
+    report = check(str(write(tmp_path / "c.json5", text)))
+    assert [(it.line, it.column) for it in report.warnings] == [(2, 1), (3, 1), (5, 3), (5, 22)]
+
+
+def test_nothing_is_set_up_with_an_error_anywhere(tmp_path: Path) -> None:
+    path = write(tmp_path / "c.json5", "{\n agents: { list: 5 },\n session: 7 }")
+    with pytest.raises(ConfigurationError) as caught:
+        set_up(Options(config=str(path)))
+    assert str(caught.value) == (
+        f"{path}:2:12: agents.list: found a number, expected a list\n"
+        "(1 more: see clawmode config check)"
+    )
+    assert (caught.value.path, caught.value.line, caught.value.column) == ("agents.list", 2, 12)
+
+
+def test_what_is_set_up_has_the_whole_configuration_and_its_warnings(tmp_path: Path) -> None:
+    text = """{ agents: { defaults: { model: "p/m", sandbox: { mode: "all" } } },
+      tools: { deny: ["exec"], codeMode: { timeoutMs: 5 } }, logging: {} }"""
+    path = write(tmp_path / "c.json5", text)
+    setup = set_up(Options(config=str(path)))
+    assert setup.configuration.agents.defaults.model is not None
+    assert setup.configuration.agents.defaults.model.primary == "p/m"
+    assert setup.config.timeout_ms == 100
+    assert [layer.name for layer in setup.policy.layers] == ["global", "sandbox"]
+    assert setup.notes == [warning.text for warning in check(str(path)).warnings]
+    assert len(setup.notes) == 2
+
+
+# ---- Secrets ----
+
+SECRET = "sk-live-0123456789abcdef"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{ models: { providers: { x: { apiKey: '%s' on } } } }",
+        "{ gateway: { auth: { token: %s } } }",
+        "{\n headers: { Authorization: 'Bearer %s' b } }",
+        "{\n apiKey:\n  '%s' x }",
+        "{ plain: '%s' x }",
+        "{ password: '%s', password: 1 }",
+        "{ models: { providers: { x: '%s' } } }",
+        "{ models: { providers: { x: { apiKey: ['%s'], auth: { env: '%s' } } } } }",
+        "{ auth: { profiles: '%s' } }",
+        "{ mcp: { servers: { s: { env: { TOKEN: ['%s'] } } } } }",
+        "{ mcp: { servers: { s: '%s' } } }",
+    ],
+)
+def test_no_error_shows_a_secret(tmp_path: Path, text: str) -> None:
+    path = write(tmp_path / "c.json5", text.replace("%s", SECRET))
+    report = check(str(path))
+    assert len(report.errors) >= 1
+    assert SECRET not in str(report)
+    with pytest.raises(ConfigurationError) as caught:
+        set_up(Options(config=str(path)))
+    assert SECRET not in str(caught.value)
+
+
+# ---- Any file ----
+
+LARGE = {
+    "many unknown keys": "{" + "".join(f"k{n}: 1," for n in range(60_000)) + "}",
+    "many wrong agents": "{agents: {list: [" + "{}," * 200_000 + "]}}",
+    "many agents with code mode": "{tools: {codeMode: {a: 1, timeoutMs: 5}}, agents: {list: ["
+    + "".join(f"{{id:'{n}',tools:{{codeMode:{{}}}}}}," for n in range(2000))
+    + "]}}",
+    "a long key with many members": "{models: {providers: {"
+    + "k" * 400_000
+    + ": {"
+    + "".join(f"k{n}: 1," for n in range(40_000))
+    + "}}}}",
+    "many lines": "{" + "\n" * 900_000 + "agents: {list: [" + "{}," * 200 + "]}}",
+    "many rules": "{tools: {allow: [" + "'group:nope'," * 60_000 + "]}}",
+}
+
+
+@pytest.mark.parametrize("what", LARGE)
+def test_a_check_of_a_large_file_takes_no_time(tmp_path: Path, what: str) -> None:
+    path = write(tmp_path / "c.json5", LARGE[what])
+    report = check(str(path))
+    assert len(report.errors) + len(report.warnings) <= 202
+    assert all(problem.line for problem in report.errors + report.warnings)

@@ -8,21 +8,23 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from clawmode import config_file, json5
+from clawmode.agent import settings
+from clawmode.agent.settings import Configuration
 from clawmode.catalog import Catalog
 from clawmode.config import CodeModeConfig
 from clawmode.exceptions import ConfigurationError
 from clawmode.mcp import config as server_config
+from clawmode.mcp.config import McpConfig
 from clawmode.mcp.settings import ServerSettings
-from clawmode.policy import KEYS, Config, Policy
+from clawmode.policy import Policy
 from clawmode.tool_loading import load_tools
 from clawmode.tools import Tool
-from clawmode.types import JsonValue
 from clawmode.vectors import choose_ranker
 
 AGENT = "main"
@@ -66,6 +68,8 @@ class Setup:
     Attributes:
         tools: All of Python's, denied ones too.
         servers: The MCP servers, not connected.
+        narrowed: What of `policy` the options added.
+        configuration: All that the file says.
         notes: What was not taken as it was given, for people.
         state: The folder in which cells wait.
     """
@@ -73,6 +77,8 @@ class Setup:
     tools: list[Tool]
     servers: list[ServerSettings]
     policy: Policy
+    narrowed: Policy
+    configuration: Configuration
     config: CodeModeConfig
     state: Path
     notes: list[str]
@@ -88,38 +94,73 @@ def set_up(options: Options) -> Setup:
     Raises:
         ConfigurationError: Something of it cannot be meant.
     """
-    file = config_file.load(options.config)
-    config, warnings = config_file.code_mode(file.data, AGENT)
-    notes = [f"{file.path}: {warning}" for warning in warnings]
+    configured = _read_configuration(config_file.load(options.config))
+    if configured.report.errors:
+        raise _failure(configured.report.errors)
+    notes = [problem.text for problem in configured.report.warnings]
+    agent = settings.agent(configured.configuration, AGENT)
     limits: dict[str, Any] = dict(options.limits)
-    config = replace(config, **limits)
+    config = replace(agent.code_mode, **limits)
     for name, used in ((name, getattr(config.clamped(), name)) for name in limits):
         if used != limits[name]:
             notes.append(f"{option_of(name)} {limits[name]} is out of range: {used} is used")
-    servers, told = _servers(file.data, options.mcp_config)
-    notes += told
-    layers = configured_policy(file.data, AGENT).layers
-    if options.policy is not None:
-        layers += read_policy(options.policy).layers
+    servers = configured.servers.unwrap()
+    if options.mcp_config is not None:
+        others = server_config.load(options.mcp_config)
+        notes += map(str, others.warnings)
+        servers = servers + others.unwrap()
+    layers = settings.policy(configured.configuration, AGENT, sandboxed=agent.is_sandboxed()).layers
+    narrowed = Policy() if options.policy is None else read_policy(options.policy)
     return Setup(
         tools=load_tools(options.tools),
         servers=servers,
-        policy=Policy(layers),
+        policy=Policy(layers + narrowed.layers),
+        narrowed=narrowed,
+        configuration=configured.configuration,
         config=config,
         state=state_folder(options.state),
         notes=notes,
     )
 
 
-def _servers(
-    data: Mapping[str, JsonValue], other: str | None
-) -> tuple[list[ServerSettings], list[str]]:
-    """The servers of our configuration, and of another client's."""
-    found = [server_config.read(data)]
-    if other is not None:
-        found.append(server_config.load(other))
-    notes = [str(warning) for each in found for warning in each.warnings]
-    return [server for each in found for server in each.unwrap()], notes
+# ---- The configuration ----
+
+
+@dataclass(frozen=True, slots=True)
+class _Configured:
+    """A configuration file, read by all who read it."""
+
+    configuration: Configuration
+    servers: McpConfig
+    report: config_file.Report
+
+
+def _read_configuration(file: config_file.ConfigFile) -> _Configured:
+    found = settings.read(file.data)
+    servers = server_config.read(file.data)
+    said = [*found.errors, *servers.errors, *found.warnings, *servers.warnings]
+    return _Configured(found.section, servers, config_file.report(file, said))
+
+
+def check(path: str | None) -> config_file.Report:
+    """Looks at a whole configuration file and says all that is to say; does not raise."""
+    try:
+        file = config_file.load(path)
+    except ConfigurationError as error:
+        return config_file.unreadable(path, error)
+    return _read_configuration(file).report
+
+
+def _failure(errors: Sequence[config_file.Problem]) -> ConfigurationError:
+    first, *more = errors
+    rest = f"\n({len(more)} more: see clawmode config check)" if more else ""
+    return ConfigurationError(
+        first.text + rest,
+        path=first.path,
+        expected=first.expected,
+        line=first.line,
+        column=first.column,
+    )
 
 
 def option_of(name: str) -> str:
@@ -169,51 +210,6 @@ def read_policy(text: str) -> Policy:
     except ConfigurationError as error:
         name = "" if str(error).startswith("--policy") else "--policy: "
         raise ConfigurationError(f"{name}{error}", path="--policy") from None
-
-
-def configured_policy(data: Mapping[str, JsonValue], agent_id: str) -> Policy:
-    """The policy that a configuration file sets, of the whole and of an agent.
-
-    Args:
-        data: The file, its sections known to be what they should be.
-        agent_id: Whose run it is.
-
-    Raises:
-        ConfigurationError: It says what cannot be meant.
-    """
-    own = _rules(_agents(data).get(agent_id))
-    return Policy.from_config(_rules(data.get("tools")) or None, agent=own or None)
-
-
-def check(path: str | None) -> config_file.Report:
-    """Looks at a configuration file, policies included, and says all that is to say."""
-    report = config_file.check(path)
-    if report.errors:
-        return report
-    data = config_file.load(path).data
-    for agent_id in (AGENT, *_agents(data)):
-        try:
-            configured_policy(data, agent_id)
-        except ConfigurationError as error:
-            said = str(error)
-            problem = config_file.Problem(error.path, 0, said, 0, said, error.expected)
-            return replace(report, errors=[problem])
-    return report
-
-
-def _agents(data: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
-    """The `tools` of each agent."""
-    agents = _object(data.get("agents")).get("list")
-    listed = [_object(agent) for agent in agents] if isinstance(agents, list) else []
-    return {str(agent.get("id")): agent.get("tools", {}) for agent in listed}
-
-
-def _rules(tools: JsonValue) -> Config:
-    return {key: value for key, value in _object(tools).items() if key in KEYS}
-
-
-def _object(value: JsonValue) -> dict[str, JsonValue]:
-    return value if isinstance(value, dict) else {}
 
 
 def _read_file(path: Path) -> str:

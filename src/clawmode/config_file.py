@@ -1,33 +1,33 @@
-"""The file `clawmode.json5`: where it is, what it says, and what of it cannot be meant.
+"""The file `clawmode.json5`: where it is, what it says, and where in it something stands.
 
-The sections of the file belong to others; here the way is walked to each `codeMode`, the global
-one and those of agents.
+What its sections mean is the business of others: `agent/settings` and `mcp/config`.
 """
 
-import difflib
+import bisect
+import json
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from clawmode import json5
-from clawmode.config import (
-    PATH,
-    CodeModeConfig,
-    ConfigWarning,
-    Setting,
-    join,
-    resolve,
-    show,
-    unknown_key,
-    wrong,
-)
+from clawmode.config import ConfigWarning, show
 from clawmode.exceptions import ConfigurationError
 from clawmode.types import JsonValue
 
 NAME = "clawmode.json5"
 VARIABLE = "CLAWMODE_CONFIG"
 MAX_SIZE = 1 << 20
+
+_LINE_BREAK = re.compile(r"\r\n|\r|\n")
+_PART = re.compile(r"""([A-Za-z_$][A-Za-z0-9_$]*)|\[(\d+)\]|\[("(?:[^"\\]|\\.)*")\]""")
+
+# The name of a secret, or what looks like one.
+_SECRETIVE = re.compile(
+    r"(?i:key|token|secret|pass|credential|auth|cookie|bearer|pwd|header|\benv\b)"
+    r"|(?=[\w+/=.-]*\d)[\w+/=.-]{20}"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,13 +110,24 @@ def load(path: str | Path | None = None) -> ConfigFile:
     found = find(path)
     if found is None:
         return ConfigFile({})
-    document = json5.parse(_read(found), str(found))
+    document = _parse(_read(found), str(found))
     if not isinstance(document.value, dict):
         raise ConfigurationError(
             f"{found}: found {show(document.value)}, expected an object: {{ ... }}",
             expected="an object",
         )
     return ConfigFile(document.value, found, document)
+
+
+def _parse(text: str, name: str) -> json5.Document:
+    try:
+        return json5.parse(text, name)
+    except ConfigurationError as error:
+        around = _LINE_BREAK.split(text)[max(error.line - 2, 0) : error.line]
+        if not any(_SECRETIVE.search(line) for line in around):
+            raise
+        said = f"{str(error).partition(chr(10))[0]} (the line may hold a secret, and is not shown)"
+        raise ConfigurationError(said, line=error.line, column=error.column) from None
 
 
 def _read(path: Path) -> str:
@@ -136,146 +147,62 @@ def _read(path: Path) -> str:
         raise ConfigurationError(f"{message}0x{raw[error.start]:02x}", line=line) from None
 
 
-# ---- Code mode ----
+# ---- Telling ----
 
 
-def code_mode(
-    data: dict[str, JsonValue], agent_id: str | None = None
-) -> tuple[CodeModeConfig, list[ConfigWarning]]:
-    """The settings for an agent: its own laid over the global ones.
-
-    An agent that the file does not name has the global ones.
-
-    Raises:
-        ConfigurationError: Something on the way to these settings, or in them, cannot be meant.
-    """
-    survey = _Survey.of(data)
-    own = None if agent_id is None else survey.agents.get(agent_id)
-    found = resolve(survey.base, *([own] if own else []))
-    found.errors[:0] = survey.errors
-    found.warnings[:0] = survey.warnings
-    return found.unwrap()
-
-
-def check(path: str | Path | None = None) -> Report:
-    """Looks at the whole file and says all that is to say; does not raise."""
-    try:
-        file = load(path)
-    except ConfigurationError as error:
-        found = find(path)
-        what = str(error).partition("\n")[0].removeprefix(f"{found}:{error.line}:{error.column}: ")
-        problem = Problem("", error.line, str(error), error.column, what, error.expected)
-        return Report(found, [problem])
-    survey = _Survey.of(file.data)
-    parts = [resolve(survey.base), *(resolve(survey.base, own) for own in survey.agents.values())]
-    errors = survey.errors + [error for part in parts for error in part.errors]
-    warnings = survey.warnings + [warning for part in parts for warning in part.warnings]
-    return Report(file.path, _problems(file, errors), _problems(file, warnings))
-
-
-def _problems(
-    file: ConfigFile, said: Sequence[ConfigurationError | ConfigWarning]
-) -> list[Problem]:
-    """The same for people: in the order of the file, each once, with its line."""
+def report(file: ConfigFile, said: Sequence[ConfigurationError | ConfigWarning] = ()) -> Report:
+    """What is to say about a file, for people: in its order, each once, with line and column."""
     if file.document is None or not said:
-        return []
+        return Report(file.path)
     places = Places(file.document)
-    found: dict[str, Problem] = {}
-    for it in said:
-        line, column = places.find(it.path)
-        expected = it.expected if isinstance(it, ConfigurationError) else ""
-        what = str(it).removeprefix(f"{it.path}: ").removesuffix(f", expected {expected}")
-        told = f"{file.path}:{line}: {it}"
-        found[str(it)] = Problem(it.path, line, told, column, what, expected)
-    return sorted(found.values(), key=lambda problem: problem.line)
+    found = {str(it): it for it in said}
+    told = sorted(
+        ((_problem(file, it, places), it) for it in found.values()),
+        key=lambda both: (both[0].line, both[0].column),
+    )
+    return Report(
+        file.path,
+        [problem for problem, it in told if isinstance(it, ConfigurationError)],
+        [problem for problem, it in told if isinstance(it, ConfigWarning)],
+    )
+
+
+def unreadable(path: str | Path | None, error: ConfigurationError) -> Report:
+    """The same about a file that `load` refused."""
+    found = find(path)
+    what = str(error).partition("\n")[0].removeprefix(f"{found}:{error.line}:{error.column}: ")
+    problem = Problem("", error.line, str(error), error.column, what, error.expected)
+    return Report(found, [problem])
+
+
+def _problem(file: ConfigFile, it: ConfigurationError | ConfigWarning, places: "Places") -> Problem:
+    line, column = places.find(it.path)
+    expected = it.expected if isinstance(it, ConfigurationError) else ""
+    what = str(it).removeprefix(f"{it.path}: ").removesuffix(f", expected {expected}")
+    told = f"{file.path}:{line}:{column}: {it}"
+    return Problem(it.path, line, told, column, what, expected)
 
 
 class Places:
     """Where settings stand in a file."""
 
     def __init__(self, document: json5.Document) -> None:
-        self._text = document.text
-        self._offsets = {_dotted(parts): at for parts, at in document.offsets.items()}
+        self._offsets = document.offsets
+        self._starts = [0, *(each.end() for each in _LINE_BREAK.finditer(document.text))]
 
     def find(self, path: str) -> tuple[int, int]:
         """Line and column of a setting, or, if it is missing, of what it is missing in."""
-        while path and path not in self._offsets:
-            path = path[: max(path.rfind("."), path.rfind("["), 0)]
-        return json5.place(self._text, self._offsets.get(path, 0))
+        parts = _parts(path)
+        while parts and parts not in self._offsets:
+            parts = parts[:-1]
+        offset = self._offsets.get(parts, 0)
+        line = bisect.bisect_right(self._starts, offset)
+        return line, offset - self._starts[line - 1] + 1
 
 
-def _dotted(parts: json5.Parts) -> str:
-    path = ""
-    for part in parts:
-        path = f"{path}[{part}]" if isinstance(part, int) else join(path, part)
-    return path
-
-
-# ---- The way to each codeMode ----
-
-
-@dataclass(slots=True)
-class _Survey:
-    """The settings named `codeMode`, and what is wrong on the way to them."""
-
-    base: Setting = field(default_factory=lambda: Setting(PATH, {}))
-    agents: dict[str, Setting] = field(default_factory=dict)
-    errors: list[ConfigurationError] = field(default_factory=list)
-    warnings: list[ConfigWarning] = field(default_factory=list)
-
-    @classmethod
-    def of(cls, data: dict[str, JsonValue]) -> "_Survey":
-        survey = cls()
-        root = survey._members(Setting("", data), "tools", "agents")
-        survey.base = survey._code_mode(root, "")
-        agents = survey._members(root.get("agents", Setting("agents", {})), "list")
-        for entry in survey._items(agents.get("list", Setting("agents.list", []))):
-            survey._agent(entry)
-        return survey
-
-    def _agent(self, entry: Setting) -> None:
-        members = self._members(entry, "id", "tools")
-        if not isinstance(entry.value, dict):
-            return
-        own = self._code_mode(members, entry.path)
-        identity = members.get("id", Setting(join(entry.path, "id"), None))
-        name = identity.value
-        if not isinstance(name, str) or not name:
-            missing = "" if "id" in members else "nothing"
-            self.errors.append(wrong(identity, "the name of an agent", found=missing))
-        elif name in self.agents:
-            message = f"{identity.path}: {show(name)} is the id of an earlier agent already"
-            self.errors.append(ConfigurationError(message, path=identity.path))
-        else:
-            self.agents[name] = own
-
-    def _code_mode(self, owner: dict[str, Setting], path: str) -> Setting:
-        """The `codeMode` below an agent or the whole, `{}` if there is none."""
-        if stray := owner.get("codeMode"):
-            message = "has no effect here; it belongs into tools"
-            self.warnings.append(ConfigWarning(stray.path, message))
-        tools = owner.get("tools", Setting(join(path, "tools"), {}))
-        absent = Setting(join(tools.path, "codeMode"), {})
-        return self._members(tools, "codeMode").get("codeMode", absent)
-
-    def _members(self, setting: Setting, *known: str) -> dict[str, Setting]:
-        """The members of an object; warns of keys that look like a known one and are not."""
-        if not isinstance(setting.value, dict):
-            self.errors.append(wrong(setting, "an object"))
-            return {}
-        members = {key: Setting(join(setting.path, key), it) for key, it in setting.value.items()}
-        for key in members:
-            if key not in known and _looks_like(key, known):
-                message = unknown_key(key, dict.fromkeys(known))
-                self.warnings.append(ConfigWarning(members[key].path, message))
-        return members
-
-    def _items(self, setting: Setting) -> list[Setting]:
-        if isinstance(setting.value, list):
-            return [Setting(f"{setting.path}[{n}]", it) for n, it in enumerate(setting.value)]
-        self.errors.append(wrong(setting, "a list"))
-        return []
-
-
-def _looks_like(key: str, known: tuple[str, ...]) -> bool:
-    return bool(difflib.get_close_matches(key.lower(), [it.lower() for it in known], cutoff=0.8))
+def _parts(path: str) -> json5.Parts:
+    """What `join` and indexes have made into one path, apart."""
+    return tuple(
+        int(index) if index else json.loads(quoted) if quoted else word
+        for word, index, quoted in _PART.findall(path)
+    )

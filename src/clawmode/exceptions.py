@@ -1,4 +1,4 @@
-"""Every exception and error code of the package.
+"""Every exception and error code of the library, and where the others are.
 
     ClawmodeError
     ├── SandboxError                 host trouble while a cell runs; carries an error code
@@ -16,7 +16,13 @@
     │   ├── UnknownTool              no visible tool has that id or name
     │   └── AmbiguousTool            several have that name
     ├── InvalidSchema                a JSON Schema that no input can be checked against
-    └── ProtocolError                a frame that no honest peer sends
+    ├── ProtocolError                a frame that no honest peer sends
+    ├── McpError                     `mcp/link`: a call to an MCP server that has no result
+    ├── ModelError                   `models/base`: a request that a model did not answer
+    ├── SessionError                 `agent/session_keys`: no such session, or none can be called so
+    ├── SessionBusy                  `agent/session_lock`: somebody else writes to it
+    ├── TranscriptError              `agent/history`: something cannot be written down
+    └── ExportError                  `agent/trajectory_export`: a bundle cannot be written
 
 Guest failure is never an exception: it is a `Failed` outcome with a code. Host trouble is one of
 these, and becomes data at the edge of `code_mode`.

@@ -19,6 +19,7 @@ from clawmode.approvals import Approvals
 from clawmode.code_mode import CodeMode
 from clawmode.command_setup import AGENT, Options, Setup
 from clawmode.context import RunContext
+from clawmode.interrupts import interruptible
 from clawmode.questions import Mode, Terminal, attended, decided, make_approvals
 from clawmode.results import CodeModeResult
 from clawmode.sqlite_store import SqliteStore
@@ -82,6 +83,7 @@ class Foreground:
     async def _drive(self, start: Start, run_id: str, view: CallView) -> CodeModeResult:
         approvals = self._approvals(view)
         async with (
+            interruptible(),
             self._open_servers(approvals) as servers,
             self._open_code_mode(approvals, servers) as code_mode,
         ):

@@ -177,7 +177,11 @@ class ProgramOutput:
 
     def say(self, text: str) -> None:
         """Writes lines; on a terminal harmless ones."""
-        self.write(f"{harmless(text, IN_TEXT) if self.is_terminal else text}\n")
+        self.stream(f"{text}\n")
+
+    def stream(self, text: str) -> None:
+        """Writes part of a line, as `say` does whole ones."""
+        self.write(harmless(text, IN_TEXT) if self.is_terminal else text)
 
     def write(self, text: str) -> None:
         """Writes as it stands."""
@@ -233,6 +237,7 @@ class Line(NamedTuple):
 class _CallRow:
     tool_id: str
     began: float
+    parent: str | None = None
     state: State = "open"
     seconds: float = 0.0
     update: str = ""
@@ -240,11 +245,16 @@ class _CallRow:
 
 @dataclass(slots=True)
 class CallTree:
-    """The nested calls of a cell, in the order in which they began. May be fed from any thread.
+    """Calls in the order in which they began, nested ones below those they are nested in.
 
-    The last ones are kept, and all that are open; of the others only the number.
+    The last ones are kept, and all that are open; of the others only the number. May be fed from
+    any thread.
+
+    Attributes:
+        title: What they are calls of.
     """
 
+    title: str = "exec"
     _rows: dict[str, _CallRow] = field(default_factory=dict[str, _CallRow])
     _ended: int = 0
     _failed: int = 0
@@ -256,9 +266,9 @@ class CallTree:
         with self._lock:
             row = self._rows.get(event.call_id)
             if event.phase == "start":
-                self._rows[event.call_id] = _CallRow(
-                    one_line(event.tool_id, MAX_ID_CHARS), time.monotonic()
-                )
+                parent = event.parent_id if event.parent_id in self._rows else None
+                name = one_line(event.tool_id, MAX_ID_CHARS)
+                self._rows[event.call_id] = _CallRow(name, time.monotonic(), parent)
                 self._drop()
             elif row is not None and event.phase == "update":
                 row.update = _show_update(event.update)
@@ -278,21 +288,22 @@ class CallTree:
     def lines(self, limit: int = MAX_CALLS_KEPT) -> list[Line]:
         """The tree as lines, with at most `limit` calls: the latest."""
         with self._lock:
-            rows = list(self._rows.values())
-            shown = rows[max(len(rows) - max(limit, 1), 0) :]
+            rows = list(self._rows.items())
+            shown = dict(rows[max(len(rows) - max(limit, 1), 0) :])
             left_out = self._dropped + len(rows) - len(shown)
             lines = [Line("", "", "", self._head())]
             if left_out:
                 lines.append(Line("├─ ", "⋮", "dim", f"{left_out} earlier"))
-            lines += [Line("├─ ", *SYMBOLS[row.state], _say(row)) for row in shown]
-        lines[-1] = lines[-1]._replace(guide="└─ ")
+            lines += _branches(shown)
+        if left_out and len(lines) == 2:
+            lines[-1] = lines[-1]._replace(guide="└─ ")
         return lines
 
     def _head(self) -> str:
         count = self._dropped + len(self._rows)
         failed = f", {self._failed} failed" if self._failed else ""
         still = f", {self.open} open" if self.open else ""
-        return f"exec: {count} {'call' if count == 1 else 'calls'}{failed}{still}"
+        return f"{self.title}: {count} {'call' if count == 1 else 'calls'}{failed}{still}"
 
     def _drop(self) -> None:
         if len(self._rows) <= MAX_CALLS_KEPT:
@@ -301,6 +312,24 @@ class CallTree:
         if oldest is not None:
             del self._rows[oldest]
             self._dropped += 1
+
+
+def _branches(rows: dict[str, _CallRow]) -> list[Line]:
+    """The rows as a tree of two levels: deeper nothing nests."""
+    below: dict[str | None, list[tuple[str, _CallRow]]] = {}
+    for call_id, row in rows.items():
+        below.setdefault(row.parent if row.parent in rows else None, []).append((call_id, row))
+    lines: list[Line] = []
+    top = below.get(None, [])
+    for number, (call_id, row) in enumerate(top):
+        last = number == len(top) - 1
+        lines.append(Line("└─ " if last else "├─ ", *SYMBOLS[row.state], _say(row)))
+        nested = below.get(call_id, [])
+        stem = "   " if last else "│  "
+        for place, (_, child) in enumerate(nested):
+            guide = stem + ("└─ " if place == len(nested) - 1 else "├─ ")
+            lines.append(Line(guide, *SYMBOLS[child.state], _say(child)))
+    return lines
 
 
 def _say(row: _CallRow) -> str:
@@ -323,10 +352,11 @@ class CallView:
     Args:
         live: Show it while calls run.
         summary: Show it at the end.
+        title: What they are calls of.
     """
 
-    def __init__(self, *, live: bool, summary: bool) -> None:
-        self._tree = CallTree()
+    def __init__(self, *, live: bool, summary: bool, title: str = "exec") -> None:
+        self._tree = CallTree(title)
         self._summary = summary
         self._lock = threading.RLock()
         self._held = 0

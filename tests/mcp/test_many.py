@@ -62,4 +62,5 @@ async def test_bad_servers_do_not_hold_up_the_good_ones() -> None:
             for name in good:
                 await call(servers, f"{name}:tool1")
         states = {view.name: view.state for view in servers.views}
-    assert [states[name] for name in bad] == ["down", "down", "down", "ready"] * 2
+    # One that failed may be trying again already.
+    assert [states[name] == "ready" for name in bad] == [False, False, False, True] * 2

@@ -4,6 +4,7 @@ An adapter translates: whatever its library raises becomes a `ModelError`, whose
 be done about it.
 """
 
+import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -197,3 +198,14 @@ class ModelName:
         if not (provider.strip() and slash and model.strip()):
             raise ValueError(f"{text!r} is no model: it is written <provider>/<model>")
         return cls(provider.strip(), model.strip())
+
+
+def read_arguments(text: str) -> JsonObject | str:
+    """The arguments that a model wrote: an object, or its text if it is none."""
+    if not text:
+        return {}
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    return value if isinstance(value, dict) else text

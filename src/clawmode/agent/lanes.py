@@ -1,0 +1,50 @@
+"""Who runs when: one run of a session at a time, in the order they came, and so many in all."""
+
+import contextlib
+import os
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+import anyio
+
+
+def default_limit() -> int:
+    """How many runs go on side by side unless somebody says otherwise."""
+    return max(8, 4 * (os.cpu_count() or 1))
+
+
+@dataclass(slots=True)
+class _Lane:
+    lock: anyio.Lock = field(default_factory=anyio.Lock)
+    users: int = 0
+
+
+class Lanes:
+    """A lane for each session, and one that all of them share.
+
+    Args:
+        limit: How many runs go on side by side.
+    """
+
+    def __init__(self, limit: int = 0) -> None:
+        self._shared = anyio.Semaphore(limit or default_limit())
+        self._lanes: dict[str, _Lane] = {}
+
+    def waiting(self, key: str) -> int:
+        """How many are in a session's lane, the one that runs included."""
+        lane = self._lanes.get(key)
+        return 0 if lane is None else lane.users
+
+    @contextlib.asynccontextmanager
+    async def enter(self, key: str) -> AsyncIterator[None]:
+        """Waits until it is this one's turn, and keeps its place."""
+        lane = self._lanes.setdefault(key, _Lane())
+        lane.users += 1
+        try:
+            # The session's first: who waits for their own session takes no place of the others.
+            async with lane.lock, self._shared:
+                yield
+        finally:
+            lane.users -= 1
+            if not lane.users:
+                del self._lanes[key]

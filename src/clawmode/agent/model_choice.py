@@ -1,0 +1,130 @@
+"""The models that a configuration names, each provider opened once."""
+
+import re
+from collections.abc import Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from clawmode.agent.settings import AuthProfile, Configuration, ProviderEntry
+from clawmode.agent.settings import KeySource as KeyEntry
+from clawmode.exceptions import ConfigurationError
+from clawmode.models.auth import KeySource
+from clawmode.models.base import Model, ModelName
+from clawmode.models.settings import KNOWN, ModelSettings, ProviderSettings, open_provider
+
+if TYPE_CHECKING:
+    from clawmode.models.direct import Provider
+
+_VARIABLE = re.compile(r"\$\{(?:env:)?([A-Za-z_]\w*)\}", re.ASCII)
+
+
+class Models:
+    """Finds models by name. Used inside of `async with`.
+
+    Args:
+        configuration: Where providers are.
+        given: Models that are there already, by `provider/model`; `provider/*` is any of it.
+    """
+
+    def __init__(
+        self, configuration: Configuration, given: Mapping[str, Model] | None = None
+    ) -> None:
+        self._configuration = configuration
+        self._given = dict(given or {})
+        self._providers: dict[str, Provider] = {}
+
+    async def __aenter__(self) -> "Models":
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        while self._providers:
+            _, provider = self._providers.popitem()
+            await provider.aclose()
+
+    def find(self, text: str) -> Model:
+        """A model by its name.
+
+        Raises:
+            ConfigurationError: The name is none, or its provider cannot be used.
+        """
+        try:
+            name = ModelName.parse(text)
+        except ValueError as error:
+            raise ConfigurationError(str(error), path="agents.defaults.model") from None
+        given = self._given.get(str(name)) or self._given.get(f"{name.provider}/*")
+        if given is not None:
+            return given
+        if name.provider not in self._providers:
+            self._providers[name.provider] = open_provider(self._settings(name.provider))
+        return self._providers[name.provider].model(name.model)
+
+    def _settings(self, provider: str) -> ProviderSettings:
+        entry = self._configuration.models.providers.get(provider)
+        if entry is None and provider not in KNOWN:
+            known = ", ".join(sorted({*KNOWN, *self._configuration.models.providers}))
+            raise ConfigurationError(
+                f"there is no provider {provider!r}: {known}",
+                path="models.providers",
+                expected="a provider's id",
+            )
+        return provider_settings(provider, entry or ProviderEntry(), self._profile(provider))
+
+    def _profile(self, provider: str) -> AuthProfile | None:
+        profiles = self._configuration.auth.profiles.values()
+        return next((each for each in profiles if each.provider == provider), None)
+
+
+def provider_settings(
+    provider: str, entry: ProviderEntry, profile: AuthProfile | None = None
+) -> ProviderSettings:
+    """A provider of the configuration, as the adapter wants it.
+
+    Raises:
+        ConfigurationError: Its key has no source.
+    """
+    models = {
+        each.id: ModelSettings(
+            id=each.id,
+            context_window=each.context_window,
+            max_tokens=each.max_tokens,
+            reasoning=each.reasoning,
+            **({} if each.input is None else {"input": each.input}),
+        )
+        for each in entry.models
+    }
+    return ProviderSettings(
+        id=provider,
+        api=entry.api,
+        base_url=entry.base_url or "",
+        key=_key(entry, profile),
+        headers=entry.headers,
+        timeout_seconds=entry.timeout_seconds,
+        models=models,
+        local=entry.local,
+    )
+
+
+def _key(entry: ProviderEntry, profile: AuthProfile | None) -> KeySource | None:
+    if entry.api_key:
+        return _literal(entry.api_key)
+    if entry.auth is not None:
+        return _source(entry.auth)
+    if profile is None:
+        return None
+    return _literal(profile.key) if profile.key else _source(profile)
+
+
+def _literal(text: str) -> KeySource:
+    """A key as it stands in the file: itself, or the variable that it names."""
+    named = _VARIABLE.fullmatch(text.strip())
+    return KeySource(env=named[1]) if named else KeySource(value=text)
+
+
+def _source(entry: KeyEntry) -> KeySource:
+    given: dict[str, Any] = {"env": entry.env, "file": entry.file, "command": entry.command}
+    return KeySource(**{key: value for key, value in given.items() if value})

@@ -1,0 +1,155 @@
+"""Where the doings of a run go: the transcript, whoever watches, and the trajectory."""
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+
+import anyio
+
+from clawmode.agent.events import Stream
+from clawmode.agent.history import UNANSWERED, TranscriptError
+from clawmode.agent.sanitize import bounded
+from clawmode.agent.toolbox import fail
+from clawmode.agent.trajectory import Trajectory
+from clawmode.agent.transcript import EntryTooLarge, NestedState, Transcript
+from clawmode.executor import CallEvent
+from clawmode.messages import AssistantMessage, Message, Text, ToolMessage
+from clawmode.tools import JsonObject
+
+TOO_LARGE = "The result was too large to be kept."
+
+STATES: dict[str | None, NestedState] = {
+    "completed": "completed",
+    "failed": "failed",
+    "cancelled": "cancelled",
+}
+
+
+class Recorder:
+    """The sink of one run's loop, and the watcher of its calls.
+
+    Args:
+        run_id: The run.
+        transcript: Open, with the run begun.
+        trajectory: Open.
+        emit: Tells whoever watches.
+        stop: Ends the run: it must not go on if what it does cannot be written down.
+
+    Attributes:
+        failure: Why it was stopped, if it was.
+    """
+
+    def __init__(
+        self,
+        run_id: str,
+        transcript: Transcript,
+        trajectory: Trajectory,
+        *,
+        emit: Callable[[Stream, JsonObject], None],
+        stop: Callable[[], None],
+    ) -> None:
+        self._run_id = run_id
+        self._transcript = transcript
+        self._trajectory = trajectory
+        self._emit = emit
+        self._stop = stop
+        self._thread = threading.get_ident()
+        self.failure: str | None = None
+
+    # ---- The loop's ----
+
+    def emit(self, stream: Stream, data: JsonObject) -> None:
+        """Tells whoever watches."""
+        self._emit(stream, data)
+        if stream == "tool" and data["phase"] != "update":
+            self.trace("tool.call", data)
+
+    def trace(self, kind: str, data: JsonObject) -> None:
+        """Notes something in the trajectory."""
+        self._trajectory.write(kind, data)
+
+    def record(self, message: Message) -> None:
+        """Writes a message down."""
+        if isinstance(message, AssistantMessage):
+            self.trace("model.completed", _completed(message))
+        with self._written():
+            try:
+                self._transcript.message(self._run_id, message)
+            except EntryTooLarge:
+                if not isinstance(message, ToolMessage):
+                    raise
+                # Its call must not count as lost: it was answered.
+                note = (Text(TOO_LARGE),)
+                small = ToolMessage(
+                    call_id=message.call_id, name=message.name, content=note, is_error=True
+                )
+                self._transcript.message(self._run_id, small)
+
+    async def secure(self) -> None:
+        """Waits until what was recorded is on the disk."""
+        with self._written():
+            await self._transcript.sync()
+
+    def settle_lost_calls(self) -> None:
+        """Writes down what is known of calls that another process did not see the end of."""
+        found = self._transcript.open_runs().get(self._run_id)
+        for call in () if found is None else found.unanswered:
+            self.record(fail(call, UNANSWERED))
+
+    @contextlib.contextmanager
+    def _written(self) -> Iterator[None]:
+        try:
+            yield
+        except TranscriptError as error:
+            self.failure = self.failure or str(error)
+            self._stop()
+
+    # ---- Calls ----
+
+    def watch(self, event: CallEvent) -> None:
+        """Takes in what happens to a call; a tool that is not async reports from its thread."""
+        if threading.get_ident() == self._thread:
+            self._take(event)
+        else:
+            with contextlib.suppress(RuntimeError):  # the loop has gone
+                anyio.from_thread.run_sync(self._take, event)
+
+    def _take(self, event: CallEvent) -> None:
+        if event.parent_id is None and event.phase != "update":
+            return  # the loop tells of its own calls
+        data: JsonObject = {"phase": event.phase, "callId": event.call_id, "name": event.tool_id}
+        if event.parent_id is not None:
+            data["parentId"] = event.parent_id
+        if event.phase == "update":
+            data["update"] = bounded(event.update)
+        elif event.phase == "end":
+            data |= {"state": event.state, "ms": round(event.seconds * 1000)}
+            data |= {"isError": event.state != "completed"}
+            if event.code is not None:
+                data["code"] = event.code
+        self.emit("tool", data)
+        if event.parent_id is not None and event.phase != "update":
+            self._keep(event, event.parent_id)
+
+    def _keep(self, event: CallEvent, parent_id: str) -> None:
+        with self._written():
+            self._transcript.nested(
+                self._run_id,
+                parent_id=parent_id,
+                call_id=event.call_id,
+                tool_id=event.tool_id,
+                state="started" if event.phase == "start" else STATES[event.state],
+                seconds=event.seconds,
+                code=event.code,
+            )
+
+
+def _completed(message: AssistantMessage) -> JsonObject:
+    return {
+        "provider": message.provider,
+        "model": message.model,
+        "stop": message.stop,
+        "usage": message.usage.to_json(),
+        "text": message.text,
+        "calls": [{"id": call.id, "name": call.name} for call in message.calls],
+    }

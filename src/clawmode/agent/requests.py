@@ -1,0 +1,131 @@
+"""What is asked of an agent, what that comes to, and what comes of it, as data."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from clawmode.agent.loop import LoopLimits, Status
+from clawmode.agent.sessions import Session
+from clawmode.config import CodeModeConfig
+from clawmode.messages import Image
+from clawmode.models.base import Model, ThinkingLevel
+from clawmode.policy import Policy
+from clawmode.tools import JsonObject, Tool
+from clawmode.types import JsonValue
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentRequest:
+    """What somebody wants an agent to do.
+
+    Attributes:
+        agent_id: Which; empty for the default one.
+        session_key: In which conversation; empty for the agent's main one.
+        session_id: The same by its id.
+        run_id: The run's name; one that is known already is not started a second time.
+        model: `provider/model` instead of the agent's.
+        thinking: Instead of the agent's.
+        timeout_seconds: Instead of the agent's.
+        client_tools: Tools of whoever asks, for this run.
+        system: Added to the system prompt.
+        disable_tools: The model gets none.
+        raw_model_call: The model gets the message, and nothing around it.
+        resume: Goes on with the run of this id, which its process left unfinished.
+    """
+
+    message: str = ""
+    images: tuple[Image, ...] = ()
+    agent_id: str = ""
+    session_key: str = ""
+    session_id: str = ""
+    run_id: str = ""
+    model: str = ""
+    thinking: ThinkingLevel | None = None
+    timeout_seconds: float | None = None
+    client_tools: tuple[Tool, ...] = ()
+    system: str = ""
+    disable_tools: bool = False
+    raw_model_call: bool = False
+    resume: bool = False
+    sender: str = ""
+    channel: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSettings:
+    """What a request comes to, once everything is looked up.
+
+    Attributes:
+        models: The one to ask, and those to fall back to.
+        policy: All of its layers, for this agent, model, channel and sender.
+    """
+
+    agent_id: str
+    models: tuple[Model, ...]
+    policy: Policy
+    code_mode: CodeModeConfig
+    workspace: Path
+    system: str = ""
+    thinking: ThinkingLevel = "off"
+    timeout_seconds: float = 172_800.0
+    lock_seconds: float = 60.0
+    limits: LoopLimits = field(default_factory=LoopLimits)
+
+
+class Resolver(Protocol):
+    """Looks up what the configuration says about a request."""
+
+    def agent_of(self, request: AgentRequest) -> str:
+        """The id of the agent that is meant.
+
+        Raises:
+            ConfigurationError: There is none.
+        """
+        ...
+
+    async def settings(self, request: AgentRequest, session: Session) -> RunSettings:
+        """Everything that a run has to know.
+
+        Raises:
+            ClawmodeError: Something of it cannot be had; nothing runs.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunResult:
+    """What came of a run.
+
+    Attributes:
+        payloads: What goes to whoever asked: `{text}`.
+        metadata: Model, turns, calls, whether code mode engaged.
+    """
+
+    run_id: str
+    session_key: str
+    session_id: str
+    status: Status
+    payloads: tuple[JsonObject, ...] = ()
+    usage: JsonObject = field(default_factory=dict[str, JsonValue])
+    metadata: JsonObject = field(default_factory=dict[str, JsonValue])
+    error: str | None = None
+    problem: str | None = None
+    started_at: float = 0.0
+    ended_at: float = 0.0
+
+    def to_json(self) -> JsonObject:
+        """As it goes to clients."""
+        made: JsonObject = {
+            "runId": self.run_id,
+            "sessionKey": self.session_key,
+            "sessionId": self.session_id,
+            "status": self.status,
+            "payloads": list[JsonValue](self.payloads),
+            "usage": self.usage,
+            "metadata": self.metadata,
+            "startedAt": int(self.started_at * 1000),
+            "endedAt": int(self.ended_at * 1000),
+        }
+        if self.error is not None:
+            made |= {"error": self.error, "problem": self.problem}
+        return made

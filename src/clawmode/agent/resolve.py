@@ -1,0 +1,118 @@
+"""What the configuration says about a request: who runs, with which model, where, how long."""
+
+from pathlib import Path
+
+from clawmode.agent import prompt, settings
+from clawmode.agent.loop import LoopLimits
+from clawmode.agent.model_choice import Models
+from clawmode.agent.requests import AgentRequest, RunSettings
+from clawmode.agent.session_keys import session_key
+from clawmode.agent.sessions import Session
+from clawmode.agent.settings import AgentSettings, Configuration
+from clawmode.agent.timeouts import idle_window
+from clawmode.agent.workspaces import sandbox_root, workspace_of
+from clawmode.exceptions import ConfigurationError
+from clawmode.models.base import Model
+from clawmode.policy import Policy
+
+
+class Configured:
+    """Looks requests up in a configuration.
+
+    Args:
+        configuration: Read without errors.
+        models: Finds them by name.
+        state: The folder of the process's state.
+        narrowed: Rules beside those of the configuration.
+    """
+
+    def __init__(
+        self,
+        configuration: Configuration,
+        models: Models,
+        state: Path,
+        narrowed: Policy | None = None,
+    ) -> None:
+        self._configuration = configuration
+        self._models = models
+        self._state = state
+        self._narrowed = narrowed or Policy()
+
+    def agent_of(self, request: AgentRequest) -> str:
+        """The id of the agent that is meant: named, or that of the session's key."""
+        if request.agent_id:
+            return settings.agent(self._configuration, request.agent_id).id
+        head, _, rest = request.session_key.partition(":")
+        if head == "agent" and ":" in rest:
+            return settings.agent(self._configuration, rest.partition(":")[0]).id
+        return settings.default_agent(self._configuration)
+
+    async def settings(self, request: AgentRequest, session: Session) -> RunSettings:
+        """Everything that a run has to know."""
+        agent = settings.agent(self._configuration, session.agent_id)
+        models = self._choose(request, session, agent)
+        main = session.key == session_key(None, agent.id)
+        sandboxed = agent.is_sandboxed(main_session=main)
+        workspace = self._workspace(agent, session, sandboxed)
+        seconds = float(agent.timeout_seconds)
+        if request.timeout_seconds is not None:
+            seconds = min(request.timeout_seconds, seconds)
+        is_set = agent.timeout_is_set or request.timeout_seconds is not None
+
+        def idle(model: Model) -> float:
+            return idle_window(model.limits, run_seconds=seconds, run_is_set=is_set)
+
+        return RunSettings(
+            agent_id=agent.id,
+            models=models,
+            policy=self._policy(request, agent, models[0], sandboxed),
+            code_mode=agent.code_mode,
+            workspace=workspace,
+            system=prompt.build(workspace=workspace, extra=request.system),
+            thinking=agent.thinking,
+            timeout_seconds=seconds,
+            lock_seconds=self._configuration.session.write_lock.acquire_timeout_ms / 1000,
+            limits=LoopLimits(max_turns=agent.max_turns, idle_seconds=idle),
+        )
+
+    def _choose(
+        self, request: AgentRequest, session: Session, agent: AgentSettings
+    ) -> tuple[Model, ...]:
+        """The model that was asked for, else the session's, else the agent's; and fallbacks."""
+        first = request.model or session.model or agent.model
+        if not first:
+            raise ConfigurationError(
+                "no model is configured: set agents.defaults.model to `provider/model`, "
+                "or name one for this run",
+                path="agents.defaults.model",
+                expected="provider/model",
+            )
+        names = dict.fromkeys((first, *agent.fallbacks))
+        return tuple(self._models.find(name) for name in names)
+
+    def _workspace(self, agent: AgentSettings, session: Session, sandboxed: bool) -> Path:
+        if not sandboxed:
+            return workspace_of(self._state, agent.id, agent.workspace or None)
+        root = agent.sandbox_workspace_root or None
+        return sandbox_root(self._state, agent.id, session.id, configured=root)
+
+    def _policy(
+        self, request: AgentRequest, agent: AgentSettings, model: Model, sandboxed: bool
+    ) -> Policy:
+        configured = settings.policy(
+            self._configuration,
+            agent.id,
+            provider=model.provider,
+            model=model.name,
+            sender=_sender_keys(request),
+            sandboxed=sandboxed,
+        )
+        return Policy(configured.layers + self._narrowed.layers)
+
+
+def _sender_keys(request: AgentRequest) -> tuple[str, ...]:
+    """What `toolsBySender` may call whoever asked, the most telling first."""
+    sender = request.sender
+    by_name = [sender, *(f"{kind}:{sender}" for kind in ("id", "e164", "username", "name"))]
+    channel = [f"channel:{request.channel}"] if request.channel else []
+    return (*(by_name if sender else ()), *channel)

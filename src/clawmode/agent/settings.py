@@ -1,0 +1,233 @@
+"""The whole of `clawmode.json5`: how it is read, and what it says for one agent."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any, TypeVar
+
+from clawmode.agent.sections import (
+    KEEP_RECENT_TOKENS,
+    MAX_TURNS,
+    RESERVE_TOKENS,
+    TIMEOUT_SECONDS,
+    AgentEntry,
+    AgentOptions,
+    Compaction,
+    Configuration,
+    ModelChoice,
+    Sandbox,
+    SandboxMode,
+    ToolRules,
+    ToolSettings,
+    Verbosity,
+)
+from clawmode.agent.sections import AuthProfile as AuthProfile
+from clawmode.agent.sections import KeySource as KeySource
+from clawmode.agent.sections import ProviderEntry as ProviderEntry
+from clawmode.config import PATH, CodeModeConfig, Setting, resolve, show
+from clawmode.config_schema import Found, Reader, schema_of
+from clawmode.exceptions import ConfigurationError
+from clawmode.models.base import ThinkingLevel
+from clawmode.policy import Policy
+from clawmode.tools import JsonObject
+from clawmode.types import JsonValue
+
+MAIN = "main"
+"""The agent that is there without being listed."""
+
+
+def read(data: JsonValue) -> Found[Configuration]:
+    """Reads a whole configuration, but for MCP servers: `codeMode` and policies too."""
+    reader = Reader()
+    made = reader.section(Configuration, Setting("", data))
+    base = made.tools.code_mode or Setting(PATH, {})
+    own = [entry.tools.code_mode for entry in made.agents.list]
+    for layers in ((base,), *((base, each) for each in own if each is not None)):
+        found = resolve(*layers)
+        reader.tell(found.errors)
+        reader.tell(found.warnings)
+    return Found(made, reader.errors, reader.warnings)
+
+
+def schema() -> JsonObject:
+    """The JSON Schema of a configuration file."""
+    head: JsonObject = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "clawmode.json5",
+    }
+    return head | schema_of(Configuration)
+
+
+# ---- For one agent ----
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentSettings:
+    """What holds for an agent: its own settings over those of all, over what is built in.
+
+    Attributes:
+        model: The model to ask; empty if none is set.
+        workspace: The folder, `~` resolved; empty if none is set.
+        timeout_is_set: Whether somebody set `timeout_seconds`: then it bounds a model's silence.
+        context_tokens: None leaves it to the model.
+        compaction_model: None is the agent's own.
+    """
+
+    id: str
+    name: str
+    model: str
+    fallbacks: tuple[str, ...]
+    thinking: ThinkingLevel
+    verbose: Verbosity
+    workspace: str
+    timeout_seconds: int
+    timeout_is_set: bool
+    max_turns: int
+    context_tokens: int | None
+    compaction: bool
+    reserve_tokens: int
+    keep_recent_tokens: int
+    compaction_model: str | None
+    sandbox_mode: SandboxMode
+    sandbox_workspace_root: str
+    code_mode: CodeModeConfig
+
+    def is_sandboxed(self, *, main_session: bool = True) -> bool:
+        """Whether a run of it is sandboxed."""
+        return self.sandbox_mode == "all" or (self.sandbox_mode == "non-main" and not main_session)
+
+
+def default_agent(configuration: Configuration) -> str:
+    """The id of the agent that answers where none is named."""
+    return next((entry.id for entry in configuration.agents.list if entry.default), MAIN)
+
+
+def agent(configuration: Configuration, agent_id: str | None = None) -> AgentSettings:
+    """What holds for an agent, by default for the default one.
+
+    Raises:
+        ConfigurationError: It is not listed, and is not `main`.
+    """
+    agent_id = default_agent(configuration) if agent_id is None else agent_id
+    entry = _entry(configuration, agent_id)
+    if entry is None and agent_id != MAIN:
+        known = dict.fromkeys((MAIN, *(each.id for each in configuration.agents.list)))
+        listed = "one of " + ", ".join(map(show, known))
+        raise ConfigurationError(
+            f"there is no agent {show(agent_id)}, expected {listed}", expected=listed
+        )
+    defaults: AgentOptions = configuration.agents.defaults
+    used = _over(entry, defaults) if entry else defaults
+    compaction, sandbox = used.compaction or Compaction(), used.sandbox or Sandbox()
+    model = used.model or ModelChoice()
+    return AgentSettings(
+        id=agent_id,
+        name=(entry.name if entry else None) or agent_id,
+        model=model.primary or "",
+        fallbacks=model.fallbacks or (),
+        thinking=used.thinking or "off",
+        verbose=used.verbose or "off",
+        workspace=os.path.expanduser(used.workspace or ""),
+        timeout_seconds=used.timeout_seconds or TIMEOUT_SECONDS,
+        timeout_is_set=used.timeout_seconds is not None,
+        max_turns=used.max_turns or MAX_TURNS,
+        context_tokens=used.context_tokens,
+        compaction=compaction.enabled is not False,
+        reserve_tokens=_given(compaction.reserve_tokens, RESERVE_TOKENS),
+        keep_recent_tokens=_given(compaction.keep_recent_tokens, KEEP_RECENT_TOKENS),
+        compaction_model=compaction.model,
+        sandbox_mode=sandbox.mode or "off",
+        sandbox_workspace_root=os.path.expanduser(sandbox.workspace_root or ""),
+        code_mode=code_mode(configuration, agent_id),
+    )
+
+
+T = TypeVar("T", bound=AgentOptions)
+
+
+def _over(own: T, below: AgentOptions) -> T:
+    """An agent's options, and what it does not set from those of all; sections too."""
+    inherited: dict[str, Any] = {}
+    for each in fields(AgentOptions):
+        mine, theirs = getattr(own, each.name), getattr(below, each.name)
+        inherited[each.name] = _merged(mine, theirs)
+    return replace(own, **inherited)
+
+
+def _merged(mine: Any, theirs: Any) -> Any:
+    if mine is None or theirs is None or not is_dataclass(mine):
+        return theirs if mine is None else mine
+    names = [each.name for each in fields(mine)]
+    inherited = {name: getattr(theirs, name) for name in names if getattr(mine, name) is None}
+    return replace(mine, **inherited)
+
+
+def _given(number: int | None, otherwise: int) -> int:
+    return otherwise if number is None else number
+
+
+def _entry(configuration: Configuration, agent_id: str | None) -> AgentEntry | None:
+    return next((each for each in configuration.agents.list if each.id == agent_id), None)
+
+
+def max_concurrent(configuration: Configuration) -> int:
+    """How many runs there may be at the same time."""
+    return configuration.agents.defaults.max_concurrent or max(8, 4 * (os.cpu_count() or 1))
+
+
+def code_mode(configuration: Configuration, agent_id: str | None = None) -> CodeModeConfig:
+    """Code mode for an agent: its own settings over the global ones, which others have too.
+
+    Raises:
+        ConfigurationError: The configuration was read with errors.
+    """
+    entry = _entry(configuration, agent_id)
+    own = entry.tools.code_mode if entry else None
+    base = configuration.tools.code_mode or Setting(PATH, {})
+    return resolve(base, *([own] if own else [])).unwrap()[0]
+
+
+def policy(
+    configuration: Configuration,
+    agent_id: str | None = None,
+    *,
+    provider: str = "",
+    model: str = "",
+    sender: Sequence[str] = (),
+    sandboxed: bool = False,
+) -> Policy:
+    """Which tools an agent's run may use: the global rules, and its own.
+
+    Args:
+        configuration: What was read without errors.
+        agent_id: Whose run it is; one that is not listed has the global rules.
+        provider: The provider of the model.
+        model: What the provider calls the model.
+        sender: Who asked, as keys of `toolsBySender`, the most telling first; else it is `*`.
+        sandboxed: Whether the run is sandboxed.
+    """
+    everyone = configuration.tools
+    entry = _entry(configuration, agent_id)
+    own = entry.tools if entry else ToolSettings()
+    sandbox = own.sandbox.tools or everyone.sandbox.tools or ToolRules()
+    made = Policy.from_config(
+        everyone.rules(),
+        agent=own.rules(),
+        **_scopes(everyone, provider, model, sender),
+        sandbox=(sandbox.rules() or {}) if sandboxed else None,
+    )
+    more = Policy.from_config(**_scopes(own, provider, model, sender))
+    return Policy(made.layers + more.layers)
+
+
+def _scopes(
+    tools: ToolSettings, provider: str, model: str, sender: Sequence[str]
+) -> dict[str, JsonObject | None]:
+    """The rules that some runs have."""
+    by_sender = (tools.tools_by_sender.get(key) for key in (*sender, "*"))
+    chosen = {
+        "provider": tools.by_provider.get(provider),
+        "model": tools.by_provider.get(f"{provider}/{model}"),
+        "sender": next((rules for rules in by_sender if rules), None),
+    }
+    return {name: rules.rules() if rules else None for name, rules in chosen.items()}

@@ -1,0 +1,87 @@
+"""The folders that agents work in: their workspace, or the root of a sandbox instead of it."""
+
+import os
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from clawmode.agent.session_keys import check_agent_id, check_session_id
+from clawmode.exceptions import ConfigurationError
+
+SandboxScope: TypeAlias = Literal["session", "agent", "shared"]
+
+
+def workspace_of(state: Path, agent_id: str = "main", configured: str | None = None) -> Path:
+    """The folder that an agent works in; made if it is not there.
+
+    Args:
+        state: The state folder; `workspace` in it is the default of `main`, `workspace-<agentId>`
+            that of another agent.
+        agent_id: Whose it is.
+        configured: What the configuration says, with `~` for the user's folder.
+
+    Raises:
+        ConfigurationError: It cannot be made.
+        InvalidSession: `agent_id` can be none.
+    """
+    agent_id = check_agent_id(agent_id)
+    if configured:
+        return _made(_absolute(configured))
+    return _made(state / ("workspace" if agent_id == "main" else f"workspace-{agent_id}"))
+
+
+def sandbox_root(
+    state: Path,
+    agent_id: str = "main",
+    session_id: str = "",
+    *,
+    scope: SandboxScope = "session",
+    configured: str | None = None,
+) -> Path:
+    """The folder that a sandboxed agent works in instead of its workspace; made if needed.
+
+    Args:
+        state: The state folder; `sandboxes` in it is where these are by default.
+        agent_id: Whose it is.
+        session_id: In which session.
+        scope: What has a folder of its own: each session, each agent, or nothing.
+        configured: Where they are instead.
+
+    Raises:
+        ConfigurationError: It cannot be made.
+        InvalidSession: Agent or session can be none.
+    """
+    base = _absolute(configured) if configured else state / "sandboxes"
+    agent_id = check_agent_id(agent_id)
+    name = "shared"
+    if scope == "agent":
+        name = f"agent-{agent_id}"
+    elif scope == "session":
+        name = f"session-{check_session_id(session_id)}"
+    # A link would lead those who work in it out of the sandbox.
+    return _made(base / name, follow=False)
+
+
+def _absolute(configured: str) -> Path:
+    path = Path(os.path.expanduser(configured))
+    if path.is_absolute():
+        return path
+    raise ConfigurationError(
+        f"the folder {configured[:200]!r} is relative: to which one, nobody can know",
+        path="workspace",
+        expected="an absolute path, or one that begins with ~",
+    )
+
+
+def _made(path: Path, *, follow: bool = True) -> Path:
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if follow or not path.is_symlink():
+            return path.resolve(strict=True)
+        reason = "it is a link"
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+    raise ConfigurationError(
+        f"{str(path)[:200]!r} cannot be used to work in: {reason}",
+        path="workspace",
+        expected="a folder, or a path at which one can be made",
+    )

@@ -1,0 +1,188 @@
+"""`agent`, `sessions list|show`, `trajectory export|show`: turns, and what is kept of them."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from clawmode.commands.common import (
+    FAILED,
+    STOPPED,
+    USAGE,
+    ApproveOption,
+    ConfigOption,
+    JsonOption,
+    McpConfigOption,
+    PolicyOption,
+    StateOption,
+    ToolsOption,
+    command,
+    fail,
+    gather,
+    load_setup,
+    new_app,
+    read_source,
+)
+
+if TYPE_CHECKING:
+    from clawmode.command_setup import Setup
+
+EXIT = {"ok": 0, "error": FAILED, "timeout": FAILED, "aborted": STOPPED}
+
+sessions_app = new_app("Look at conversations.")
+trajectory_app = new_app("Look at what runs did, step by step.")
+
+SessionArgument = Annotated[
+    str, typer.Argument(metavar="SESSION", help="A key, or an id. Default: the main session.")
+]
+RunOption = Annotated[str, typer.Option("--run", metavar="RUNID", help="That run alone.")]
+
+
+def agent(
+    message: Annotated[
+        str, typer.Option("--message", "-m", help="What you say; - reads it from stdin.")
+    ] = "",
+    session: Annotated[
+        str, typer.Option(help="The conversation: a key, or an id. Default: the main one.")
+    ] = "",
+    agent_id: Annotated[
+        str, typer.Option("--agent", help="Which agent. Default: the default one.")
+    ] = "",
+    model: Annotated[str, typer.Option(help="provider/model, instead of the agent's.")] = "",
+    thinking: Annotated[
+        str, typer.Option(help="off, minimal, low, medium or high, instead of the agent's.")
+    ] = "",
+    timeout: Annotated[
+        float | None, typer.Option(metavar="SECONDS", help="How long the turn may take.")
+    ] = None,
+    resume: Annotated[
+        str,
+        typer.Option("--continue", metavar="RUNID", help="Go on with a run that was interrupted."),
+    ] = "",
+    tools: ToolsOption = None,
+    config: ConfigOption = None,
+    mcp_config: McpConfigOption = None,
+    policy: PolicyOption = None,
+    approve: ApproveOption = "ask",
+    state: StateOption = None,
+    as_json: JsonOption = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show the words alone.")] = False,
+) -> None:
+    """Run one turn of an agent: what it says goes to stdout, what it does is shown on stderr.
+
+    Exit status: 0 done, 1 failed, 2 usage, 130 stopped.
+    """
+    with command() as out:
+        from clawmode.agent.command import AgentCommand
+        from clawmode.agent.requests import AgentRequest
+        from clawmode.agent.session_keys import is_session_id
+        from clawmode.models.base import THINKING_LEVELS
+
+        level = next((it for it in THINKING_LEVELS if it == thinking), None)
+        if thinking and level is None:
+            fail(f"--thinking is one of {', '.join(THINKING_LEVELS)}, not {thinking!r}", USAGE)
+        if bool(message) is bool(resume):
+            fail("give a --message, or a run to --continue", USAGE)
+        by_id = is_session_id(session)
+        request = AgentRequest(
+            message=read_source("-") if message == "-" else message,
+            session_key="" if by_id else session,
+            session_id=session if by_id else "",
+            agent_id=agent_id,
+            run_id=resume,
+            resume=bool(resume),
+            model=model,
+            thinking=level,
+            timeout_seconds=timeout,
+            channel="cli",
+        )
+        turn = AgentCommand(
+            setup=load_setup(gather(tools, config, mcp_config, policy, approve, state)),
+            out=out,
+            approve=approve,
+            as_json=as_json,
+            quiet=quiet,
+            stdin_is_taken=message == "-",
+        )
+        result = turn.run(request)
+    raise typer.Exit(EXIT[result.status])
+
+
+# ---- Sessions ----
+
+
+@sessions_app.command("list")
+def list_sessions(
+    agent_id: Annotated[str, typer.Option("--agent", help="Of this agent alone.")] = "",
+    limit: Annotated[int, typer.Option(min=1, help="How many.")] = 50,
+    config: ConfigOption = None,
+    state: StateOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List conversations, the one that was used last first."""
+    with command() as out:
+        from clawmode.agent.listings import list_all, print_sessions
+
+        found = list_all(_setup(config, state), agent_id, limit)
+        if as_json:
+            out.json({"sessions": found})
+        else:
+            print_sessions(out, found)
+
+
+@sessions_app.command("show")
+def show_session(
+    session: SessionArgument = "main",
+    run: RunOption = "",
+    config: ConfigOption = None,
+    state: StateOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show a conversation: what was said, and the calls that were made."""
+    with command() as out:
+        from clawmode.agent.listings import read_session, show
+
+        setup = _setup(config, state)
+        if as_json:
+            out.json(read_session(setup, session, run))
+        else:
+            show(out, setup, session, run)
+
+
+# ---- Trajectories ----
+
+
+@trajectory_app.command("show")
+def show_trajectory(
+    session: SessionArgument = "main",
+    run: RunOption = "",
+    config: ConfigOption = None,
+    state: StateOption = None,
+) -> None:
+    """Draw what the runs of a session did as a tree."""
+    with command() as out:
+        from clawmode.agent.listings import show
+
+        show(out, _setup(config, state), session, run)
+
+
+@trajectory_app.command("export")
+def export_trajectory(
+    session: SessionArgument = "main",
+    name: Annotated[str, typer.Option(help="Of the folder that is made.")] = "",
+    config: ConfigOption = None,
+    state: StateOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Write what is known of a session's runs, without secrets, to a folder in the workspace."""
+    with command() as out:
+        from clawmode.agent.listings import export
+
+        made = export(_setup(config, state), session, name)
+        if as_json:
+            out.json(made)
+        else:
+            out.say(str(made["folder"]))
+
+
+def _setup(config: str | None, state: str | None) -> "Setup":
+    return load_setup(gather(None, config, None, None, "ask", state))

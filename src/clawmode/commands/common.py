@@ -1,0 +1,194 @@
+"""What the commands share: options, reading them, stdout, and errors without tracebacks."""
+
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal, NoReturn, TypeAlias
+
+import typer
+
+if TYPE_CHECKING:
+    from clawmode.command_setup import Options, Setup
+    from clawmode.terminal import ProgramOutput
+
+FAILED = 1
+USAGE = 2
+STOPPED = 130
+
+
+def new_app(about: str) -> typer.Typer:
+    """A group of commands."""
+    return typer.Typer(
+        help=about,
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,  # rich takes longer to import than the rest of `--help`
+    )
+
+
+# ---- Options ----
+
+Approve: TypeAlias = Literal["ask", "always", "never"]
+
+ToolsOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--tools",
+        metavar="MODULE:ATTRIBUTE",
+        help="A Tool, several, or a callable that returns them; can be repeated. The current "
+        "folder can be imported from.",
+    ),
+]
+ConfigOption = Annotated[
+    str | None,
+    typer.Option("--config", metavar="FILE", help="Default: clawmode.json5, if there is one."),
+]
+McpConfigOption = Annotated[
+    str | None,
+    typer.Option(
+        "--mcp-config",
+        metavar="FILE",
+        help="MCP servers of another client's file (mcpServers), beside those configured.",
+    ),
+]
+PolicyOption = Annotated[
+    str | None,
+    typer.Option(
+        "--policy",
+        metavar="JSON|FILE",
+        help='What is allowed of what the configuration allows: {"allow": [], "deny": []}.',
+    ),
+]
+ApproveOption = Annotated[
+    Approve,
+    typer.Option(help='What to do about calls of tools that are not declared effect="read".'),
+]
+StateOption = Annotated[
+    str | None,
+    typer.Option(
+        "--state", metavar="FOLDER", help="Where programs wait. Default: the user's state folder."
+    ),
+]
+TimeoutOption = Annotated[int | None, typer.Option(help="Time for each exec or wait.")]
+MemoryOption = Annotated[int | None, typer.Option(help="Heap of the program.")]
+OutputOption = Annotated[int | None, typer.Option(help="Output and value, as JSON.")]
+SnapshotOption = Annotated[int | None, typer.Option(help="A frozen program.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Do not show nested calls.")]
+
+
+# ---- Reading them ----
+
+
+def limits_of(
+    timeout_ms: int | None, memory: int | None, output: int | None, snapshot: int | None
+) -> dict[str, int | None]:
+    """The limits that were given, by the name of their setting."""
+    return {
+        "timeout_ms": timeout_ms,
+        "memory_limit_bytes": memory,
+        "max_output_bytes": output,
+        "max_snapshot_bytes": snapshot,
+    }
+
+
+def gather(
+    tools: list[str] | None,
+    config: str | None,
+    mcp_config: str | None,
+    policy: str | None,
+    approve: Approve = "ask",
+    state: str | None = None,
+    limits: dict[str, int | None] | None = None,
+) -> "Options":
+    """The options that several commands have, as they were given."""
+    from clawmode.command_setup import Options
+
+    return Options(
+        tools=tuple(tools or ()),
+        config=config,
+        mcp_config=mcp_config,
+        policy=policy,
+        approve=approve,
+        state=state,
+        limits={name: value for name, value in (limits or {}).items() if value is not None},
+    )
+
+
+def load_setup(options: "Options") -> "Setup":
+    """Reads all that the options name, and says what was not taken as it was given."""
+    from clawmode.command_setup import set_up
+
+    setup = set_up(options)
+    for note in setup.notes:
+        say(note)
+    return setup
+
+
+def connected(setup: "Setup") -> "Setup":
+    """With the tools of its MCP servers, to be looked at."""
+    if not setup.servers:
+        return setup
+    from clawmode.mcp.command import with_servers
+
+    return with_servers(setup)
+
+
+def read_source(file: str) -> str:
+    """The text of a file, or of stdin."""
+    try:
+        if file == "-":
+            return sys.stdin.buffer.read().decode()
+        return Path(file).read_text("utf-8")
+    except UnicodeDecodeError as error:
+        fail(f"{file} is not UTF-8: byte {error.start}", USAGE)
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        fail(f"cannot read {file}: {getattr(error, 'strerror', None) or error}", USAGE)
+
+
+@contextmanager
+def command() -> "Iterator[ProgramOutput]":
+    """What most commands do at their edges: stdout of their own, and no traceback for anybody."""
+    from clawmode.terminal import ProgramOutput
+
+    out = ProgramOutput()
+    with told_errors():
+        yield out
+    if out.failure:
+        fail(f"the output could not be written: {out.failure}", FAILED)
+
+
+@contextmanager
+def told_errors() -> "Iterator[None]":
+    """Errors as a line and an exit status."""
+    from clawmode.exceptions import ClawmodeError, ConfigurationError
+
+    try:
+        yield
+    except ConfigurationError as error:
+        fail(str(error), USAGE)
+    except ClawmodeError as error:
+        fail(str(error), FAILED)
+    except KeyboardInterrupt:
+        say("stopped")
+        if any(not thread.daemon for thread in threading.enumerate()[1:]):
+            # A tool that is not async goes on in its thread, and would hold the process.
+            os._exit(STOPPED)
+        raise typer.Exit(STOPPED) from None
+
+
+def fail(message: str, status: int) -> NoReturn:
+    """Says why, and ends the command."""
+    say(message)
+    raise typer.Exit(status)
+
+
+def say(message: str) -> None:
+    """Says something to whoever runs the command."""
+    from clawmode.terminal import tell
+
+    tell(message)

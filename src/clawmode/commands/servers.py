@@ -1,0 +1,85 @@
+"""`mcp`, `login`, `doctor`: MCP servers behind us, us as one, and what is wrong with either."""
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from clawmode.commands.common import (
+    FAILED,
+    ApproveOption,
+    ConfigOption,
+    JsonOption,
+    McpConfigOption,
+    PolicyOption,
+    StateOption,
+    TimeoutOption,
+    ToolsOption,
+    command,
+    gather,
+    load_setup,
+    told_errors,
+)
+
+
+def serve_mcp(
+    http: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="Serve over HTTP there, not over stdio."),
+    ] = None,
+    tools: ToolsOption = None,
+    config: ConfigOption = None,
+    mcp_config: McpConfigOption = None,
+    policy: PolicyOption = None,
+    approve: ApproveOption = "ask",
+    timeout_ms: TimeoutOption = None,
+) -> None:
+    """Be an MCP server with two tools, exec and wait, in front of all the others.
+
+    Over HTTP clients show a bearer token: that of CLAWMODE_MCP_TOKEN, or one that is made and
+    printed.
+    """
+    with told_errors():
+        from clawmode.mcp.command import serve
+
+        options = gather(
+            tools, config, mcp_config, policy, approve, None, {"timeout_ms": timeout_ms}
+        )
+        serve(load_setup(options), approve, http)
+
+
+def login(
+    server: Annotated[str, typer.Argument(help="The MCP server, as the configuration names it.")],
+    config: ConfigOption = None,
+    mcp_config: McpConfigOption = None,
+    state: StateOption = None,
+) -> None:
+    """Log in to an MCP server that wants a person to, in a browser; the token is kept."""
+    with told_errors():
+        from clawmode.mcp.command import log_in
+
+        log_in(load_setup(gather(None, config, mcp_config, None, "ask", state)), server)
+
+
+def doctor(
+    tools: ToolsOption = None,
+    config: ConfigOption = None,
+    mcp_config: McpConfigOption = None,
+    policy: PolicyOption = None,
+    state: StateOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Say whether everything is there that programs need, MCP servers included.
+
+    Exit status: 0 all is well, perhaps with notes; 1 there is a problem.
+    """
+    with command() as out:
+        from clawmode.doctor import examine
+
+        found = examine(gather(tools, config, mcp_config, policy, "ask", state))
+        if as_json:
+            out.json({"findings": [asdict(finding) for finding in found]})
+        else:
+            rows = [(finding.health, finding.what, finding.detail) for finding in found]
+            out.table(["", "what", "detail"], rows)
+    raise typer.Exit(FAILED if any(each.health == "problem" for each in found) else 0)

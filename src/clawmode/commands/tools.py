@@ -1,0 +1,102 @@
+"""`tools list|search|show`."""
+
+from typing import Annotated
+
+import typer
+
+from clawmode.commands.common import (
+    FAILED,
+    ConfigOption,
+    JsonOption,
+    McpConfigOption,
+    PolicyOption,
+    ToolsOption,
+    command,
+    connected,
+    fail,
+    gather,
+    load_setup,
+    new_app,
+    say,
+)
+
+app = new_app("Look at the tools that programs can call.")
+
+
+@app.command("list")
+def list_tools(
+    tools: ToolsOption = None,
+    config: ConfigOption = None,
+    mcp_config: McpConfigOption = None,
+    policy: PolicyOption = None,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Denied ones too, with the reason.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """List the tools that programs can call."""
+    with command() as out:
+        from clawmode.listings import list_all, print_entries
+
+        setup = connected(load_setup(gather(tools, config, mcp_config, policy)))
+        entries = list_all(setup.tools, setup.policy)
+        shown = [entry for entry in entries if everything or "denied" not in entry]
+        if as_json:
+            out.json({"tools": shown})
+        elif shown:
+            print_entries(out, shown, denied=everything)
+        else:
+            say("all tools are denied: see --all" if entries else "there are no tools: see --tools")
+
+
+@app.command("search")
+def search_tools(
+    query: Annotated[str, typer.Argument(help="What you look for.")],
+    tools: ToolsOption = None,
+    config: ConfigOption = None,
+    mcp_config: McpConfigOption = None,
+    policy: PolicyOption = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="How many, at most.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Search as programs do, the best match first."""
+    with command() as out:
+        from clawmode.listings import print_found, search
+
+        setup = connected(load_setup(gather(tools, config, mcp_config, policy)))
+        wanted = min(limit or setup.config.search_default_limit, setup.config.max_search_limit)
+        found = search(setup.catalog(), query, wanted)
+        if as_json:
+            out.json(found)
+        else:
+            print_found(out, found)
+
+
+@app.command("show")
+def show_tool(
+    reference: Annotated[
+        str, typer.Argument(metavar="ID", help="An id, or a name that only one tool has.")
+    ],
+    tools: ToolsOption = None,
+    config: ConfigOption = None,
+    mcp_config: McpConfigOption = None,
+    policy: PolicyOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what a tool does, how it is called, and its JSON schema.
+
+    Exit status: 0, 1 there is no such tool, 2 usage.
+    """
+    with command() as out:
+        from clawmode.exceptions import ToolLookupError
+        from clawmode.listings import page_of, print_page, why_not
+
+        setup = connected(load_setup(gather(tools, config, mcp_config, policy)))
+        try:
+            page = page_of(setup.catalog(), reference)
+        except ToolLookupError as error:
+            fail(why_not(reference, error, setup.tools, setup.policy), FAILED)
+        if as_json:
+            out.json(page)
+        else:
+            print_page(out, page)

@@ -1,0 +1,140 @@
+"""The debugging switches, and how what they show is made fit to be shown.
+
+    OPENCLAW_DEBUG_CODE_MODE=1                          how code mode was activated
+    OPENCLAW_DEBUG_MODEL_TRANSPORT=1                    requests: where to, status, time, bytes
+    OPENCLAW_DEBUG_MODEL_PAYLOAD=tools|full-redacted    the tools that were sent, or the whole body
+    OPENCLAW_DEBUG_SSE=events|peek                      the stream's events, or the first five of it
+
+Without them nothing is logged. With them, words of the conversation may be; keys never.
+"""
+
+import json
+import logging
+import os
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+logger = logging.getLogger("clawmode.models")
+
+CODE_MODE = "OPENCLAW_DEBUG_CODE_MODE"
+TRANSPORT = "OPENCLAW_DEBUG_MODEL_TRANSPORT"
+PAYLOAD = "OPENCLAW_DEBUG_MODEL_PAYLOAD"
+SSE = "OPENCLAW_DEBUG_SSE"
+
+MAX_PAYLOAD = 64 << 10
+"""Characters of a body that are logged."""
+MAX_EVENT = 2 << 10
+MAX_BLOB = 256
+"""Characters; what is longer and looks like base64 is a picture, or thoughts that are sealed."""
+
+PayloadLevel: TypeAlias = Literal["", "tools", "full-redacted"]
+SseLevel: TypeAlias = Literal["", "events", "peek"]
+
+_ON = ("1", "true", "yes", "on")
+_OFF = ("", "0", "false", "no", "off")
+_told: set[tuple[str, str]] = set()
+
+
+@dataclass(frozen=True, slots=True)
+class DebugFlags:
+    """What is to be logged."""
+
+    code_mode: bool = False
+    transport: bool = False
+    payload: PayloadLevel = ""
+    sse: SseLevel = ""
+
+
+def debug_flags() -> DebugFlags:
+    """Reads the switches. What no switch knows is told once, and counts as off."""
+    payload = _value(PAYLOAD)
+    sse = _value(SSE)
+    return DebugFlags(
+        code_mode=_is_on(CODE_MODE),
+        transport=_is_on(TRANSPORT),
+        payload=payload if payload in ("tools", "full-redacted") else _off(PAYLOAD, payload),
+        sse=sse if sse in ("events", "peek") else _off(SSE, sse),
+    )
+
+
+def _value(name: str) -> str:
+    return os.environ.get(name, "").strip().lower()
+
+
+def _is_on(name: str) -> bool:
+    value = _value(name)
+    return True if value in _ON else bool(_off(name, value))
+
+
+def _off(name: str, value: str) -> Literal[""]:
+    if value not in _OFF and (name, value) not in _told:
+        _told.add((name, value))
+        known = {PAYLOAD: "tools, full-redacted", SSE: "events, peek"}.get(name, "1")
+        logger.warning("%s=%s is ignored; known: %s", name, value[:40], known)
+    return ""
+
+
+def log(message: str, *args: object) -> None:
+    """Logs what a switch asked for, on stderr if nobody has set up logging."""
+    if not logger.hasHandlers():
+        handler = logging.StreamHandler(sys.stderr)
+        handler.setFormatter(logging.Formatter("%(name)s: %(message)s"))
+        logger.addHandler(handler)
+    if not logger.isEnabledFor(logging.INFO):
+        logger.setLevel(logging.INFO)
+    logger.info(message, *args)
+
+
+# ---- Striking out ----
+
+_SECRET_NAME = re.compile(
+    r"(?i)api[-_]?key|authorization|(?:auth|access|refresh|session|bearer|id)[-_]?token|^token$"
+    r"|secret|passw(?:or)?d|passphrase|cookie|credential|(?:private|access|account)[-_]?key"
+)
+_SECRET_TEXT = re.compile(
+    r"(?i:bearer)\s+[\w.~+/=-]{6,}"
+    r"|\b(?:sk|pk|rk|gsk|xai|hf|ghp|gho|ghs|github_pat|glpat|npm|xox[abeprs])[-_][\w-]{8,}"
+    r"|\bAKIA[0-9A-Z]{12,}|\bAIza[\w-]{20,}|\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*"
+)
+_SECRET_PAIR = re.compile(
+    r'(?i)(\\*"[\w-]*(?:api[-_]?key|token|secret|passw(?:or)?d|authorization)[\w-]*\\*"\s*:\s*\\*")'
+    r'[^"\\]+'
+)
+_BLOB = re.compile(rf"(?:data:[\w/+.;=-]*;base64,)?[A-Za-z0-9_+/=-]{{{MAX_BLOB},}}")
+
+
+def redact(text: str, secrets: Sequence[str] = ()) -> str:
+    """The text without these secrets, without what looks like one, and without base64."""
+    for secret in secrets:
+        text = text.replace(secret, "***")
+    text = _SECRET_TEXT.sub("***", text)
+    text = _SECRET_PAIR.sub(r"\1***", text)
+    return _BLOB.sub(lambda found: f"<{len(found[0])} characters of base64>", text)
+
+
+def redact_json(value: Any, secrets: Sequence[str] = ()) -> Any:
+    """JSON without secrets: by the names of its members, and by how its texts look."""
+    if isinstance(value, dict):
+        return {
+            redact(key, secrets): "***"
+            if isinstance(item, str) and _SECRET_NAME.search(key)
+            else redact_json(item, secrets)
+            for key, item in value.items()
+        }
+    if isinstance(value, list):
+        return [redact_json(item, secrets) for item in value]
+    return redact(value, secrets) if isinstance(value, str) else value
+
+
+def shown(data: bytes, secrets: Sequence[str], limit: int) -> str:
+    """JSON, or what should be some, fit to be logged."""
+    try:
+        text = json.dumps(redact_json(json.loads(data), secrets), ensure_ascii=False)
+    except (ValueError, RecursionError):
+        text = redact(data.decode("utf-8", "replace"), secrets)
+    if len(text) > limit:
+        return f"{text[:limit]}… ({len(data)} bytes in all)"
+    return text

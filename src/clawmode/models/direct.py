@@ -1,0 +1,359 @@
+"""Models of real providers, through the `direct` layer of pydantic-ai.
+
+It knows three APIs: OpenAI's chat completions and Responses, Anthropic's messages, and with them
+every server that speaks one of them. Its retries are switched off: the loop makes them. Importing
+this module takes seconds; `settings.make_model` does it when a model is made.
+"""
+
+import hashlib
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from types import TracebackType
+from typing import Any, Self
+from urllib.parse import urlsplit
+
+from anthropic import AsyncAnthropic
+from openai import AsyncOpenAI
+from pydantic_ai.direct import model_request_stream
+from pydantic_ai.exceptions import UserError
+from pydantic_ai.messages import (
+    InstructionPart,
+    ModelResponse,
+    PartDeltaEvent,
+    PartEndEvent,
+    PartStartEvent,
+    TextPart,
+    TextPartDelta,
+    ThinkingPart,
+    ThinkingPartDelta,
+    ToolCallPart,
+)
+from pydantic_ai.models import Model as TheirModel
+from pydantic_ai.models import ModelRequestParameters, StreamedResponse
+from pydantic_ai.models.anthropic import AnthropicModel, AnthropicModelSettings
+from pydantic_ai.models.openai import (
+    OpenAIChatModel,
+    OpenAIResponsesModel,
+    OpenAIResponsesModelSettings,
+)
+from pydantic_ai.models.openrouter import OpenRouterModel
+from pydantic_ai.profiles.anthropic import ANTHROPIC_THINKING_BUDGET_MAP
+from pydantic_ai.profiles.openai import OpenAIModelProfile
+from pydantic_ai.providers.anthropic import AnthropicProvider
+from pydantic_ai.providers.openai import OpenAIProvider
+from pydantic_ai.providers.openai_compatible import OpenAICompatibleProvider
+from pydantic_ai.providers.openrouter import OpenRouterProvider
+from pydantic_ai.tools import ToolDefinition as TheirTool
+
+from clawmode import __version__
+from clawmode.exceptions import ConfigurationError
+from clawmode.messages import AssistantMessage, Message, ToolCall
+from clawmode.models.auth import Credential
+from clawmode.models.base import (
+    CallBegun,
+    Finished,
+    ModelError,
+    ModelEvent,
+    ModelLimits,
+    ModelRequest,
+    TextDelta,
+    TextEnd,
+    ThinkingDelta,
+)
+from clawmode.models.conversion import Dialect, from_response, to_history
+from clawmode.models.failures import failure
+from clawmode.models.providers import Api, ModelSettings, ProviderSettings, complete
+from clawmode.models.wire import Exchange, KeyHeaders, announced, make_client
+
+PLACEHOLDER = "set-by-the-wire"
+"""The SDKs insist on a key. The real one is added below them."""
+MAX_CACHE_KEY = 64
+ROOM_TO_SPEAK = 1024
+"""Tokens for an answer after all that a model may think."""
+
+
+class Provider:
+    """A provider: one HTTP client, and models that share it."""
+
+    def __init__(self, settings: ProviderSettings) -> None:
+        self.settings = complete(settings)
+        assert self.settings.api is not None
+        self.api: Api = self.settings.api
+        self.local = bool(self.settings.local)
+        self.credential = Credential(self.settings.id, self.settings.key)
+        self._http = make_client(
+            self.credential,
+            self._key_headers(),
+            timeout=self.settings.timeout_seconds,
+            local=self.local,
+            headers=self.settings.headers,
+        )
+
+    def model(self, model_id: str) -> "DirectModel":
+        """One of its models."""
+        return DirectModel(self, model_id)
+
+    async def aclose(self) -> None:
+        """Closes the connections."""
+        await self._http.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+    def _key_headers(self) -> KeyHeaders:
+        if self.api != "anthropic-messages":
+            return "bearer"
+        host = urlsplit(self.settings.base_url).hostname or ""
+        # Others that speak its API look at the one or at the other.
+        return "x-api-key" if host.endswith("anthropic.com") else "both"
+
+    def library_model(self, name: str, known: ModelSettings) -> TheirModel:
+        """The model as pydantic-ai has it."""
+        common: dict[str, Any] = {
+            "api_key": PLACEHOLDER,
+            "base_url": self.settings.base_url,
+            "http_client": self._http,
+            "timeout": self._http.timeout,
+            "max_retries": 0,
+        }
+        if self.api == "anthropic-messages":
+            client = AsyncAnthropic(**common, open_telemetry=False)
+            provider = AnthropicProvider(anthropic_client=client)
+            return AnthropicModel(name, provider=provider, profile=self._profile(known))
+        openai = AsyncOpenAI(**common)
+        if self.settings.id == "openrouter" and self.api == "openai-completions":
+            # Chat completions with more in it: the thoughts of other providers, signed by them.
+            router = OpenRouterProvider(openai_client=openai)
+            return OpenRouterModel(name, provider=router, profile=self._profile(known))
+        if self.settings.id == "openai":
+            ours = OpenAIProvider(openai_client=openai)
+        else:
+            ours = OpenAICompatibleProvider(self.settings.id, openai_client=openai)
+        kind = OpenAIChatModel if self.api == "openai-completions" else OpenAIResponsesModel
+        return kind(name, provider=ours, profile=self._profile(known))
+
+    def _profile(self, known: ModelSettings) -> OpenAIModelProfile:
+        """What we know better than the library, which goes by the name of the model."""
+        # Schemas are ours: the library would tighten them.
+        profile = OpenAIModelProfile(json_schema_transformer=None)
+        if known.reasoning is not None:
+            profile["supports_thinking"] = known.reasoning
+            profile["openai_supports_reasoning"] = known.reasoning
+            sealed = known.reasoning and not self.local
+            profile["openai_supports_encrypted_reasoning_content"] = sealed
+            if not known.reasoning:
+                profile["thinking_always_enabled"] = False
+        if self.settings.id != "openai":
+            # Everybody knows `max_tokens`, and few its successor.
+            profile["openai_chat_supports_max_completion_tokens"] = False
+        return profile
+
+
+class DirectModel:
+    """One model of a provider. Close it, or the provider that it came from.
+
+    Raises:
+        ConfigurationError: The provider has no models of that kind of name.
+    """
+
+    def __init__(self, provider: Provider, model_id: str) -> None:
+        self._known = provider.settings.models.get(model_id, ModelSettings())
+        self._provider = provider
+        try:
+            self._model = provider.library_model(self._known.id or model_id, self._known)
+        except UserError as error:
+            raise ConfigurationError(f"{provider.settings.id}/{model_id}: {error}") from error
+        self.provider = provider.settings.id
+        self.name = model_id
+        window = self._known.context_window or self._model.context_window
+        self.limits = ModelLimits(
+            context_window=window or ModelLimits().context_window,
+            max_tokens=self._known.max_tokens,
+            local=provider.local,
+            timeout_seconds=provider.settings.timeout_seconds,
+        )
+        sealing = self._model.profile.get("openai_supports_encrypted_reasoning_content", False)
+        self._dialect = Dialect(
+            provider=self.provider,
+            system=self._model.system,
+            api=provider.api,
+            seals=provider.api == "anthropic-messages" or bool(sealing),
+            images="image" in self._known.input,
+        )
+
+    def __repr__(self) -> str:
+        return f"DirectModel({self.provider}/{self.name})"
+
+    async def aclose(self) -> None:
+        """Closes the connections of its provider."""
+        await self._provider.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+    @asynccontextmanager
+    async def stream(self, request: ModelRequest) -> AsyncIterator[AsyncIterator[ModelEvent]]:
+        """Makes a request and opens the stream of its answer. See `Model.stream`."""
+        run = f" ({request.run_id})" if request.run_id else ""
+        exchange = Exchange(f"{self.provider}/{self.name}{run}", request.exact_tools)
+        async with AsyncExitStack() as stack:
+            try:
+                # Only here is anything sent; the context is left before anybody else runs in it.
+                with announced(exchange):
+                    streamed = await stack.enter_async_context(self._open(request))
+            except Exception as error:
+                raise self._translated(error, exchange) from error
+            events = self._events(streamed, request, exchange)
+            await stack.enter_async_context(aclosing(events))
+            yield events
+
+    def _open(self, request: ModelRequest) -> Any:
+        return model_request_stream(
+            self._model,
+            to_history(request.messages, self._dialect),
+            model_settings=self._settings(request),
+            model_request_parameters=ModelRequestParameters(
+                function_tools=[
+                    TheirTool(
+                        name=tool.name,
+                        description=tool.description,
+                        parameters_json_schema=tool.parameters,
+                        strict=False,
+                    )
+                    for tool in request.tools
+                ],
+                instruction_parts=[InstructionPart(request.system)] if request.system else [],
+            ),
+            instrument=False,
+        )
+
+    async def _events(
+        self, streamed: StreamedResponse, request: ModelRequest, exchange: Exchange
+    ) -> AsyncGenerator[ModelEvent, None]:
+        try:
+            async for event in streamed:
+                if (ours := _event(event)) is not None:
+                    yield ours
+            message = self._finish(streamed.get(), request, exchange)
+        except Exception as error:
+            raise self._translated(error, exchange) from error
+        yield Finished(message)
+
+    def _finish(
+        self, response: ModelResponse, request: ModelRequest, exchange: Exchange
+    ) -> AssistantMessage:
+        if response.finish_reason == "error":
+            raise ModelError("server", f"{exchange.label}: the provider gave up on the answer")
+        said_why = bool((response.provider_details or {}).get("finish_reason"))
+        if self._dialect.api == "openai-completions":
+            # Some servers never say why they stop; all say that they do.
+            complete = said_why or exchange.done or response.finish_reason == "content_filter"
+        elif self._dialect.api == "openai-responses":
+            complete = response.state == "complete"
+        else:
+            complete = said_why
+        if not complete:
+            raise ModelError("garbage", f"{exchange.label}: the answer ended in the middle")
+        return from_response(response, self._dialect, self.name, _call_ids(request.messages))
+
+    def _translated(self, error: Exception, exchange: Exchange) -> Exception:
+        return failure(error, exchange, self._provider.credential.secrets) or error
+
+    # ---- Settings ----
+
+    def _settings(self, request: ModelRequest) -> Any:
+        max_tokens = request.max_tokens or self._known.max_tokens
+        common: dict[str, Any] = {
+            "thinking": False if request.thinking == "off" else request.thinking,
+            "extra_headers": {"User-Agent": f"clawmode/{__version__}"},
+        }
+        if max_tokens is not None:
+            common["max_tokens"] = max_tokens
+        if self._dialect.api == "anthropic-messages":
+            return self._anthropic_settings(request, AnthropicModelSettings(**common))
+        return self._openai_settings(request, OpenAIResponsesModelSettings(**common))
+
+    def _anthropic_settings(
+        self, request: ModelRequest, settings: AnthropicModelSettings
+    ) -> AnthropicModelSettings:
+        if request.cache_key:
+            # Marks in the blocks: gateways do not know the one for the whole request.
+            settings["anthropic_cache_instructions"] = True
+            settings["anthropic_cache_tool_definitions"] = True
+            settings["anthropic_cache_messages"] = True
+        adaptive = self._model.profile.get("anthropic_supports_adaptive_thinking", False)
+        if request.thinking != "off" and self._thinks and not adaptive:
+            # Thoughts count as part of the answer, and must leave room for it.
+            least = ANTHROPIC_THINKING_BUDGET_MAP[request.thinking] + ROOM_TO_SPEAK
+            if "max_tokens" in settings:
+                settings["max_tokens"] = max(settings["max_tokens"], least)
+        return settings
+
+    def _openai_settings(
+        self, request: ModelRequest, settings: OpenAIResponsesModelSettings
+    ) -> OpenAIResponsesModelSettings:
+        if request.cache_key and not self._provider.local:
+            settings["openai_prompt_cache_key"] = _short(request.cache_key)
+        if self._dialect.api == "openai-responses":
+            # The conversation is kept here, and sealed thoughts travel with it.
+            settings["openai_store"] = False
+            if request.thinking != "off" and self._thinks:
+                settings["openai_reasoning_summary"] = "auto"
+        return settings
+
+    @property
+    def _thinks(self) -> bool:
+        profile = self._model.profile
+        return bool(profile.get("supports_thinking") or profile.get("thinking_always_enabled"))
+
+
+def _event(event: object) -> ModelEvent | None:
+    if isinstance(event, PartStartEvent):
+        part = event.part
+        if isinstance(part, ToolCallPart):
+            return CallBegun(part.tool_name)
+        if isinstance(part, TextPart) and part.content:
+            return TextDelta(part.content)
+        if isinstance(part, ThinkingPart) and part.content:
+            return ThinkingDelta(part.content)
+    elif isinstance(event, PartDeltaEvent):
+        delta = event.delta
+        if isinstance(delta, TextPartDelta) and delta.content_delta:
+            return TextDelta(delta.content_delta)
+        if isinstance(delta, ThinkingPartDelta) and delta.content_delta:
+            return ThinkingDelta(delta.content_delta)
+    elif isinstance(event, PartEndEvent) and isinstance(event.part, TextPart):
+        return TextEnd(event.part.content)
+    return None
+
+
+def _call_ids(messages: Sequence[Message]) -> set[str]:
+    return {
+        part.id
+        for message in messages
+        if isinstance(message, AssistantMessage)
+        for part in message.content
+        if isinstance(part, ToolCall)
+    }
+
+
+def _short(cache_key: str) -> str:
+    if len(cache_key) <= MAX_CACHE_KEY:
+        return cache_key
+    return hashlib.sha256(cache_key.encode()).hexdigest()

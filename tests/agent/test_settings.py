@@ -1,0 +1,540 @@
+"""The whole configuration: its sections, what they say for an agent, and the page about them."""
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_args, get_origin
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from clawmode import Policy, Tool
+from clawmode.agent.sections import AgentOptions, Configuration
+from clawmode.agent.settings import (
+    agent,
+    code_mode,
+    default_agent,
+    max_concurrent,
+    policy,
+    read,
+    schema,
+)
+from clawmode.config import KEYS, CodeModeConfig, Setting
+from clawmode.config_schema import Member, is_section, members
+from clawmode.exceptions import ConfigurationError
+from clawmode.tools import JsonObject, ToolSource
+from clawmode.types import JsonValue
+from clawmode.validation import Validator
+
+PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "config.md").read_text("utf-8")
+
+
+def load(data: JsonObject) -> Configuration:
+    found = read(data)
+    assert (found.errors, found.warnings) == ([], [])
+    return found.section
+
+
+def refused(data: JsonObject) -> list[str]:
+    return [error.path for error in read(data).errors]
+
+
+def warned(data: JsonObject) -> list[str]:
+    found = read(data)
+    assert found.errors == []
+    return [warning.path for warning in found.warnings]
+
+
+def agents(*listed: JsonObject, **defaults: JsonValue) -> JsonObject:
+    entries: list[JsonValue] = list(listed)
+    return {"agents": {"defaults": defaults, "list": entries}}
+
+
+# ---- Code mode ----
+
+DATA: JsonObject = {
+    "tools": {"codeMode": {"enabled": True, "timeoutMs": 500}, "allow": ["*"]},
+    "agents": {
+        "list": [
+            {"id": "plain"},
+            {"id": "off", "tools": {"codeMode": False}},
+            {"id": "slow", "tools": {"codeMode": {"timeoutMs": 60_001}}},
+        ]
+    },
+}
+
+
+@pytest.mark.covers("CF-4")
+@pytest.mark.parametrize(
+    ("agent_id", "enabled", "timeout_ms"),
+    [
+        (None, True, 500),
+        ("unlisted", True, 500),
+        ("plain", True, 500),
+        ("off", False, 500),
+        ("slow", True, 60_000),
+    ],
+)
+def test_an_agent_has_its_own_code_mode_over_the_global_one(
+    agent_id: str | None, enabled: bool, timeout_ms: int
+) -> None:
+    config = code_mode(read(DATA).unwrap(), agent_id)
+    assert (config.enabled, config.timeout_ms) == (enabled, timeout_ms)
+
+
+@pytest.mark.covers("CF-4", "CF-5", "CF-6")
+def test_warnings_and_errors_of_an_agent_name_its_place_in_the_list() -> None:
+    assert warned(DATA) == ["agents.list[2].tools.codeMode.timeoutMs"]
+    assert refused(agents({"id": "a"}, {"id": "b", "tools": {"codeMode": "on"}})) == [
+        "agents.list[1].tools.codeMode"
+    ]
+
+
+@pytest.mark.covers("CF-6")
+@pytest.mark.parametrize(
+    ("data", "path"),
+    [
+        ({"tools": True}, "tools"),
+        ({"tools": None}, "tools"),
+        ({"agents": []}, "agents"),
+        ({"agents": {"list": {}}}, "agents.list"),
+        ({"agents": {"list": [7]}}, "agents.list[0]"),
+        ({"agents": {"list": [{}]}}, "agents.list[0].id"),
+        ({"agents": {"list": [{"id": ""}]}}, "agents.list[0].id"),
+        ({"agents": {"list": [{"id": 1}]}}, "agents.list[0].id"),
+        ({"agents": {"list": [{"id": "a", "tools": 1}]}}, "agents.list[0].tools"),
+        ({"agents": {"list": [{"id": "a"}, {"id": "a"}]}}, "agents.list[1].id"),
+        (
+            {"agents": {"list": [{"id": "a", "default": True}, {"id": "b", "default": True}]}},
+            "agents.list[1].default",
+        ),
+        ({"gateway": "on"}, "gateway"),
+        ({"session": {"writeLock": {"acquireTimeoutMs": "1m"}}}, "session.writeLock.acquireT"),
+        ({"messages": {"queue": {"mode": "queue"}}}, "messages.queue.mode"),
+        ({"messages": {"queue": {"byChannel": {"x": "y"}}}}, "messages.queue.byChannel.x"),
+    ],
+)
+def test_a_wrong_type_is_an_error_with_its_place(data: JsonObject, path: str) -> None:
+    (found,) = refused(data)
+    assert found.startswith(path)
+
+
+@pytest.mark.covers("CF-5")
+@pytest.mark.parametrize(
+    ("data", "path"),
+    [
+        ({"tools": {"codemode": True}}, "tools.codemode"),
+        ({"tools": {"code-mode": True}}, 'tools["code-mode"]'),
+        ({"tool": {"codeMode": True}}, "tool"),
+        ({"agent": {"list": []}}, "agent"),
+        ({"codeMode": True}, "codeMode"),
+        ({"agents": {"list": [{"id": "a", "codeMode": True}]}}, "agents.list[0].codeMode"),
+        ({"agents": {"default": {}}}, "agents.default"),
+        ({"agents": {"defaults": {"timeout": 5}}}, "agents.defaults.timeout"),
+        ({"models": {"provider": {}}}, "models.provider"),
+        ({"diagnostics": {"stuckWarnMs": 1}}, "diagnostics.stuckWarnMs"),
+    ],
+)
+def test_a_key_that_nobody_reads_is_a_warning_anywhere(data: JsonObject, path: str) -> None:
+    assert warned(data) == [path]
+    assert not code_mode(read(data).unwrap()).enabled
+
+
+def test_sections_of_others_are_left_alone_or_named_as_unused() -> None:
+    load(
+        {
+            "$schema": "./schema.json",
+            "gateway": {"port": 1},
+            "hooks": {"internal": {"any": ["thing"]}},
+            "mcp": {"servers": 5},
+            "tools": {"allow": [], "sandbox": {}, "toolSearch": True},
+            "agents": {"defaults": {}, "list": [{"id": "a", "name": "A", "model": "m"}]},
+        }
+    )
+    (warning,) = read({"browser": {"enabled": True}}).warnings
+    assert str(warning) == "browser: is not used by clawmode"
+
+
+# ---- Agents ----
+
+
+def test_without_a_file_there_is_one_agent_with_the_pages_defaults() -> None:
+    found = agent(Configuration())
+    assert (found.id, found.name, found.model, found.fallbacks) == ("main", "main", "", ())
+    assert (found.timeout_seconds, found.timeout_is_set) == (172_800, False)
+    assert (found.thinking, found.verbose, found.max_turns) == ("off", "off", 500)
+    assert (found.compaction, found.reserve_tokens, found.keep_recent_tokens) == (
+        True,
+        16_384,
+        20_000,
+    )
+    assert not found.is_sandboxed(main_session=False)
+    assert found.code_mode == CodeModeConfig()
+    assert max_concurrent(Configuration()) == max(8, 4 * (os.cpu_count() or 1))
+
+
+def test_an_agent_has_its_own_settings_over_those_of_all_field_by_field() -> None:
+    configuration = load(
+        agents(
+            {
+                "id": "own",
+                "name": "Own",
+                "model": "p/own",
+                "thinking": "high",
+                "timeoutSeconds": 60,
+                "compaction": {"reserveTokens": 0},
+                "sandbox": {"workspaceRoot": "/sandboxes"},
+            },
+            {"id": "none", "model": {"fallbacks": []}},
+            model={"primary": "p/m", "fallbacks": ["p/n"]},
+            thinking="low",
+            workspace="~/work",
+            maxTurns=7,
+            maxConcurrent=3,
+            compaction={"keepRecentTokens": 5, "enabled": False},
+            sandbox={"mode": "non-main"},
+        )
+    )
+    own = agent(configuration, "own")
+    assert (own.name, own.model, own.fallbacks) == ("Own", "p/own", ("p/n",))
+    assert (own.thinking, own.max_turns, own.workspace) == ("high", 7, os.path.expanduser("~/work"))
+    assert (own.timeout_seconds, own.timeout_is_set) == (60, True)
+    assert (own.reserve_tokens, own.keep_recent_tokens, own.compaction) == (0, 5, False)
+    assert own.sandbox_workspace_root == "/sandboxes"
+    assert (own.is_sandboxed(), own.is_sandboxed(main_session=False)) == (False, True)
+    none = agent(configuration, "none")
+    assert (none.model, none.fallbacks, none.thinking) == ("p/m", (), "low")
+    assert agent(configuration, "main").model == "p/m"
+    assert max_concurrent(configuration) == 3
+
+
+def test_an_agent_that_is_not_listed_is_an_error_with_those_that_are() -> None:
+    configuration = load(agents({"id": "ann"}, {"id": "bob"}))
+    with pytest.raises(ConfigurationError, match='there is no agent "bo", expected one of "main"'):
+        agent(configuration, "bo")
+    assert agent(configuration, "bob").id == "bob"
+
+
+def test_the_default_agent_is_the_one_that_says_so_else_main() -> None:
+    assert default_agent(load(agents({"id": "ann"}))) == "main"
+    configuration = load(agents({"id": "ann"}, {"id": "bob", "default": True, "name": "Bob"}))
+    assert default_agent(configuration) == "bob"
+    assert agent(configuration).name == "Bob"
+
+
+# ---- Numbers ----
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "default", "low", "high"),
+    [
+        ("session.writeLock", "acquireTimeoutMs", 60_000, 1, 3_600_000),
+        ("messages.queue", "cap", 20, 1, 1000),
+        ("messages.queue", "debounceMs", 500, 0, 60_000),
+        ("diagnostics", "stuckSessionWarnMs", 120_000, 1000, 86_400_000),
+        ("agents.defaults", "maxConcurrent", 0, 0, 10_000),
+    ],
+)
+def test_a_number_has_its_default_and_stays_in_its_range(
+    section: str, key: str, default: int, low: int, high: int
+) -> None:
+    def used(value: JsonValue) -> object:
+        data: JsonValue = {} if value is None else {key: value}
+        for part in reversed(section.split(".")):
+            data = {part: data}
+        found: Any = read(data).section
+        for part in (*section.split("."), key):
+            found = getattr(found, re.sub("([A-Z])", lambda match: "_" + match[1].lower(), part))
+        return found
+
+    assert [used(it) for it in (None, low, high, high + 1, -1)] == [
+        default,
+        low,
+        high,
+        high,
+        default,
+    ]
+
+
+def test_a_timeout_of_an_agent_is_from_a_second_to_a_year() -> None:
+    assert agent(read(agents(timeoutSeconds=10**9)).unwrap()).timeout_seconds == 31_536_000
+    found = agent(read(agents(timeoutSeconds=0)).unwrap())
+    assert (found.timeout_seconds, found.timeout_is_set) == (172_800, False)
+
+
+def test_a_stuck_run_is_aborted_late_unless_it_is_said_when() -> None:
+    def abort(**diagnostics: JsonValue) -> int:
+        return load({"diagnostics": diagnostics}).diagnostics.abort_ms()
+
+    assert abort() == 360_000
+    assert abort(stuckSessionWarnMs=10_000) == 300_000
+    assert abort(stuckSessionAbortMs=2000) == 2000
+
+
+# ---- Models and keys ----
+
+
+def test_a_provider_says_how_it_is_reached_and_where_its_key_is() -> None:
+    configuration = load(
+        {
+            "models": {
+                "providers": {
+                    "lab": {
+                        "baseUrl": "http://localhost:8000/v1",
+                        "api": "openai-completions",
+                        "auth": {"command": ["pass", "show", "lab"]},
+                        "headers": {"x-team": "blue"},
+                        "timeoutSeconds": 600,
+                        "local": True,
+                        "models": [
+                            {
+                                "id": "m",
+                                "contextWindow": 8192,
+                                "maxTokens": 1024,
+                                "reasoning": False,
+                                "input": ["text", "image"],
+                            }
+                        ],
+                    }
+                }
+            },
+            "auth": {"profiles": {"work": {"provider": "lab", "env": "LAB_KEY"}}},
+        }
+    )
+    lab = configuration.models.providers["lab"]
+    assert lab.auth is not None
+    assert (lab.api, lab.timeout_seconds, lab.local) == ("openai-completions", 600, True)
+    assert (lab.auth.command, lab.headers) == (("pass", "show", "lab"), {"x-team": "blue"})
+    assert (lab.models[0].context_window, lab.models[0].input) == (8192, ("text", "image"))
+    assert configuration.auth.profiles["work"].env == "LAB_KEY"
+
+
+SECRET = "sk-live-0123456789"
+
+
+@pytest.mark.parametrize(
+    ("section", "path"),
+    [
+        ({"models": {"providers": {"x": SECRET}}}, "models.providers.x"),
+        ({"models": {"providers": {"x": {"apiKey": [SECRET]}}}}, "models.providers.x.apiKey"),
+        ({"models": {"providers": {"x": {"auth": SECRET}}}}, "models.providers.x.auth"),
+        ({"models": {"providers": {"x": {"auth": {}}}}}, "models.providers.x.auth"),
+        (
+            {"models": {"providers": {"x": {"auth": {"env": SECRET}}}}},
+            "models.providers.x.auth.env",
+        ),
+        ({"models": {"providers": {"x": {"baseUrl": SECRET}}}}, "models.providers.x.baseUrl"),
+        (
+            {"models": {"providers": {"x": {"apiKey": SECRET, "auth": {"env": "A"}}}}},
+            "models.providers.x",
+        ),
+        (
+            {"models": {"providers": {"x": {"headers": {"authorization": [SECRET]}}}}},
+            "models.providers.x.headers.authorization",
+        ),
+        ({"auth": {"profiles": {"w": {"provider": "x"}}}}, "auth.profiles.w"),
+        (
+            {"auth": {"profiles": {"w": {"provider": "x", "key": SECRET, "env": "A"}}}},
+            "auth.profiles.w",
+        ),
+        ({"auth": {"profiles": {"w": {"key": SECRET}}}}, "auth.profiles.w.provider"),
+        ({"gateway": SECRET}, "gateway"),
+    ],
+)
+def test_a_key_that_cannot_be_meant_is_an_error_that_does_not_tell_it(
+    section: JsonObject, path: str
+) -> None:
+    (error,) = read(section).errors
+    assert error.path == path
+    assert SECRET not in str(error)
+
+
+def test_a_configuration_can_be_logged() -> None:
+    configuration = load(
+        {
+            "models": {"providers": {"x": {"apiKey": SECRET, "headers": {"a": SECRET}}}},
+            "auth": {"profiles": {"w": {"provider": "x", "key": SECRET}}},
+            "gateway": {"auth": {"token": SECRET}},
+            "mcp": {"servers": {"s": {"env": {"TOKEN": SECRET}}}},
+        }
+    )
+    assert SECRET not in repr(configuration)
+
+
+# ---- Policy ----
+
+
+def tool(name: str, source: ToolSource = "openclaw", owner: str = "") -> Tool:
+    return Tool(
+        name, "", {"type": "object"}, lambda given, context: None, source=source, owner=owner
+    )
+
+
+TOOLS = [tool("read"), tool("exec"), tool("create_issue", "mcp", "github")]
+
+
+def passing(made: Policy) -> list[str]:
+    return [each.name for each in made.effective(TOOLS)]
+
+
+def test_rules_of_all_and_of_the_agent_narrow_each_other() -> None:
+    configuration = load(
+        {
+            "tools": {
+                "deny": ["exec"],
+                "byProvider": {"lab": {"deny": ["read"]}, "lab/m": {"allow": ["read"]}},
+                "toolsBySender": {"id:ann": {"deny": ["read"]}, "*": {"deny": ["bundle-mcp"]}},
+            },
+            "agents": {
+                "list": [{"id": "a", "tools": {"byProvider": {"other": {"allow": []}}}}],
+            },
+        }
+    )
+    assert passing(policy(configuration)) == ["read"]
+    assert passing(policy(configuration, sender=["id:ann"])) == ["create_issue"]
+    assert passing(policy(configuration, sender=["id:bob"])) == ["read"]
+    assert passing(policy(configuration, provider="lab", model="n")) == []
+    assert passing(policy(configuration, provider="other")) == ["read"]
+    assert passing(policy(configuration, "a", provider="other")) == []
+
+
+@pytest.mark.covers("CM-config-bundle-mcp")
+def test_a_sandboxed_agent_gets_mcp_tools_only_if_its_sandbox_policy_says_bundle_mcp() -> None:
+    admits: JsonObject = {"sandbox": {"tools": {"alsoAllow": ["bundle-mcp"]}}}
+    boxed: JsonObject = {"mode": "all"}
+    configuration = load(
+        agents(
+            {"id": "free", "sandbox": {"mode": "off"}},
+            {"id": "boxed"},
+            {"id": "admitted", "tools": admits},
+            sandbox=boxed,
+        )
+    )
+
+    def gets(configuration: Configuration, agent_id: str) -> list[str]:
+        sandboxed = agent(configuration, agent_id).is_sandboxed()
+        return passing(policy(configuration, agent_id, sandboxed=sandboxed))
+
+    assert gets(configuration, "free") == ["read", "exec", "create_issue"]
+    assert gets(configuration, "boxed") == ["read", "exec"]
+    assert gets(configuration, "admitted") == ["read", "exec", "create_issue"]
+    everywhere = load(agents(sandbox=boxed) | {"tools": admits})
+    assert gets(everywhere, "main") == ["read", "exec", "create_issue"]
+
+
+@pytest.mark.parametrize(
+    ("tools", "path"),
+    [
+        ({"allow": ["read", "group:nope"]}, "tools.allow[1]"),
+        ({"alsoAllow": ["group:nope"]}, "tools.alsoAllow[0]"),
+        ({"deny": ["read", ""]}, "tools.deny[1]"),
+        ({"allow": "read"}, "tools.allow"),
+        ({"allow": None}, "tools.allow"),
+        ({"profile": "none"}, "tools.profile"),
+        ({"allow": ["read"], "alsoAllow": ["exec"]}, "tools"),
+        ({"byProvider": {"lab": {"deny": ["group:x"]}}}, "tools.byProvider.lab.deny[0]"),
+        ({"sandbox": {"tools": {"profile": "x"}}}, "tools.sandbox.tools.profile"),
+    ],
+)
+def test_a_rule_that_cannot_be_meant_is_an_error_at_its_place(tools: JsonObject, path: str) -> None:
+    assert refused({"tools": tools}) == [path]
+    assert refused(agents({"id": "a", "tools": tools})) == [f"agents.list[0].{path}"]
+
+
+# ---- Any file ----
+
+ODD: st.SearchStrategy[JsonValue] = st.sampled_from(
+    [None, True, False, 0, 1.5, 10**6, "", "a", "timeoutMs", [], {}, ["a"], {"codeMode": 1}]
+)
+
+
+def shaped(kind: Any) -> st.SearchStrategy[JsonValue]:
+    """Values that are like what a field takes, or nothing like it."""
+    if kind == Setting:
+        some = st.fixed_dictionaries({}, optional=dict.fromkeys(KEYS, ODD))
+        return some.map(dict[str, JsonValue]) | ODD
+    if is_section(kind):
+        known = {key: shaped(member.kind) for key, member in members(kind).items()}
+        some = st.fixed_dictionaries({}, optional={**known, "tool": ODD})
+        return some.map(dict[str, JsonValue]) | ODD
+    if get_origin(kind) is tuple:
+        return st.lists(shaped(get_args(kind)[0]), max_size=2).map(list[JsonValue]) | ODD
+    if get_origin(kind) is dict and kind != JsonObject:
+        inner = st.dictionaries(st.sampled_from(["", "a", "b"]), shaped(get_args(kind)[1]))
+        return inner.map(dict[str, JsonValue]) | ODD
+    choices: list[JsonValue] = [it for it in get_args(kind) if isinstance(it, str)]
+    return st.sampled_from(choices) | ODD if choices else ODD
+
+
+@settings(derandomize=True, max_examples=200, deadline=None)
+@given(data=shaped(Configuration))
+def test_any_file_is_a_configuration_or_errors_with_places(data: JsonValue) -> None:
+    found = read(data)
+    assert all(warning.message for warning in found.warnings)
+    if found.errors:
+        assert isinstance(data, dict) <= all(error.path for error in found.errors)
+        return
+    for agent_id in (None, *(entry.id for entry in found.section.agents.list)):
+        assert 100 <= agent(found.section, agent_id).code_mode.timeout_ms <= 60_000
+        policy(found.section, agent_id, provider="a", sandboxed=True)
+
+
+@settings(derandomize=True, max_examples=100, deadline=None)
+@given(data=shaped(Configuration))
+def test_what_the_schema_takes_has_no_errors_but_those_about_the_whole(data: JsonValue) -> None:
+    whole = ("one of", "already", "tool group", "profile", "exclude", "address", "variable")
+    if SCHEMA.validate(data) == []:
+        told = [str(error) for error in read(data).errors]
+        assert [text for text in told if not any(word in text for word in whole)] == []
+
+
+SCHEMA = Validator(schema())
+
+
+# ---- The page ----
+
+SHARED = {
+    **{f"agents.list[].{key}": f"agents.defaults.{key}" for key in members(AgentOptions)},
+    "agents.list[].tools.": "tools.",
+}
+"""What is documented where it stands first."""
+
+
+def fields_of(kind: Any, path: str = "") -> Iterator[tuple[str, Member]]:
+    """Every field below a section that has a value of its own, by its path."""
+    for key, member in members(kind).items():
+        here = f"{path}.{key}" if path else key
+        inner = member.kind
+        if get_origin(inner) is tuple and is_section(get_args(inner)[0]):
+            inner, here = get_args(inner)[0], f"{here}[]"
+        elif get_origin(inner) is dict and is_section(get_args(inner)[1]):
+            inner, here = get_args(inner)[1], f"{here}.<id>"
+        if is_section(inner):
+            yield from fields_of(inner, here)
+        else:
+            yield here, member
+
+
+def documented_at(path: str) -> str:
+    for here, there in SHARED.items():
+        if path == here or path.startswith((here + ".", here if here.endswith(".") else "\0")):
+            path = there + path[len(here) :]
+    rules = re.sub(r"^tools\.(byProvider\.<id>|toolsBySender\.<id>|sandbox\.tools)\.", "", path)
+    return path if rules == path else f"tools.{rules}"
+
+
+FIELDS = {documented_at(path): member for path, member in fields_of(Configuration)}
+
+
+@pytest.mark.parametrize("path", sorted(FIELDS))
+def test_every_setting_is_documented_with_its_default_and_range(path: str) -> None:
+    rows = re.findall(rf"^\| (?:[^|]*, )?`{re.escape(path)}`[^|]*\|.*$", PAGE, re.MULTILINE)
+    assert len(rows) == 1, path
+    about, default = FIELDS[path].option, FIELDS[path].default
+    if about.low is not None:
+        assert f"| {about.low} to {about.high} |" in rows[0]
+    unset = about.unset if default is None else default
+    if isinstance(unset, int) and not isinstance(unset, bool):
+        assert f"| {unset} |" in rows[0]

@@ -1,0 +1,274 @@
+"""The switches of the page's section "Debugging": what they log, and what nothing ever logs."""
+
+import base64
+import json
+import logging
+import subprocess
+import sys
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from tests.models.driver import BOTH, answer_of, request
+
+from clawmode.messages import Image, Text, UserMessage
+from clawmode.models import debug
+from clawmode.models.auth import KeySource
+from clawmode.models.base import ModelError
+from clawmode.models.debug import DebugFlags, debug_flags, redact, redact_json, shown
+from clawmode.models.settings import APIS, Api, make_model
+from clawmode.testing import ScriptServer, Turn, text, think
+
+every_api = pytest.mark.parametrize("api", APIS)
+
+KEY = "a-plain-looking-key"
+HEADER = "another-plain-secret"
+PICTURE = base64.b64encode(b"x" * 600).decode()
+TURN = Turn(think("Thoughts.", "s" * 400), text("The answer is 42."))
+
+
+@pytest.fixture(autouse=True)
+def _fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(debug, "_told", set())
+    monkeypatch.setattr(debug.logger, "level", debug.logger.level)
+
+
+async def logged(
+    api: Api,
+    caplog: pytest.LogCaptureFixture,
+    turn: Turn = TURN,
+    **options: Any,
+) -> list[str]:
+    """What a request with a key, a secret header and a picture leaves in the log."""
+    caplog.clear()
+    user = UserMessage(content=(Text(f"My key is {KEY}."), Image(PICTURE, "image/png")))
+    async with ScriptServer([turn], key=KEY) as server:
+        settings = server.settings(api, key=KeySource(value=KEY))
+        settings = replace(settings, headers={"x-secret": HEADER})
+        # As some servers want it: a secret in the address.
+        settings = replace(settings, base_url=settings.base_url.replace("//", "//me:hunter2@"))
+        async with make_model(settings, "scripted") as model:
+            with suppress(ModelError):
+                await answer_of(model, request(user, run_id="run-7", exact_tools=BOTH, **options))
+    lines = [it.getMessage() for it in caplog.records if it.name.startswith("clawmode")]
+    for line in lines:
+        for secret in (KEY, HEADER, "hunter2", PICTURE, "s" * 300):
+            assert secret not in line
+    return lines
+
+
+@pytest.mark.anyio
+@pytest.mark.covers("CM-debug-off")
+@every_api
+async def test_without_a_switch_nothing_is_logged(
+    api: Api, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, "clawmode")
+    assert await logged(api, caplog) == []
+    assert await logged(api, caplog, Turn("Half", error="server")) == []
+    assert await logged(api, caplog, Turn(error="rate_limit")) == []
+
+
+@pytest.mark.anyio
+@pytest.mark.covers("CM-debug-transport")
+@every_api
+async def test_transport_tells_where_to_what_status_how_long_how_much(
+    api: Api, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(debug.TRANSPORT, "1")
+    paths = dict(zip(APIS, ("/v1/chat/completions", "/v1/responses", "/v1/messages"), strict=True))
+    sent, received = await logged(api, caplog)
+    assert sent.startswith("scripted/scripted (run-7): POST http://127.0.0.1:")
+    assert f"{paths[api]}, " in sent
+    assert "?" not in sent
+    assert "status 200" in received
+    assert " ms, " in received
+    assert not received.endswith(" 0 bytes")
+
+    assert "status 529" in (await logged(api, caplog, Turn(error=overloaded())))[-1]
+    # A connection that breaks has been told of before.
+    assert "POST" in (await logged(api, caplog, Turn(error="connection")))[0]
+
+
+def overloaded() -> ModelError:
+    return ModelError("overloaded", "busy", status=529)
+
+
+@pytest.mark.anyio
+@pytest.mark.covers("CM-debug-payload-tools")
+@every_api
+async def test_the_tools_that_were_sent_are_told(
+    api: Api, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(debug.PAYLOAD, "tools")
+    assert await logged(api, caplog) == ["scripted/scripted (run-7): 2 tools: exec, wait"]
+
+
+@pytest.mark.anyio
+@pytest.mark.covers("CM-debug-payload-full")
+@every_api
+async def test_the_payload_is_shown_without_secrets(
+    api: Api, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(debug.PAYLOAD, "full-redacted")
+    (line,) = await logged(api, caplog)
+    body = json.loads(line.partition("payload: ")[2])
+    assert len(body["tools"]) == 2
+    assert "My key is ***." in line
+    assert "characters of base64>" in line
+
+
+@pytest.mark.anyio
+@pytest.mark.covers("CM-debug-payload-full")
+async def test_the_payload_is_capped(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(debug.PAYLOAD, "full-redacted")
+    (line,) = await logged("anthropic-messages", caplog, system="long words " * 20_000)
+    assert 60_000 < len(line) < 70_000
+    assert line.endswith(" bytes in all)")
+
+
+@pytest.mark.anyio
+@pytest.mark.covers("CM-debug-sse-events")
+@every_api
+async def test_the_events_of_the_stream_are_told_by_their_type(
+    api: Api, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(debug.SSE, "events")
+    lines = await logged(api, caplog)
+    kinds = [line.partition(": event ")[2] for line in lines]
+    first = {
+        "openai-completions": "chat.completion.chunk",
+        "openai-responses": "response.created",
+        "anthropic-messages": "message_start",
+    }
+    last = {
+        "openai-completions": "[DONE]",
+        "openai-responses": "response.completed",
+        "anthropic-messages": "message_stop",
+    }
+    assert (kinds[0], kinds[-1]) == (first[api], last[api])
+    assert len(kinds) > 6
+    assert "42" not in "".join(lines)
+
+
+@pytest.mark.anyio
+@pytest.mark.covers("CM-debug-sse-peek")
+@every_api
+async def test_a_peek_shows_five_events_and_no_more(
+    api: Api, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(debug.SSE, "peek")
+    turn = Turn(f"{KEY} is what you said, and sk-abcdefghijklmnop is what I say. " * 3)
+    lines = await logged(api, caplog, turn)
+    assert len(lines) == 5
+    for line in lines:
+        json.loads(line.partition(": event ")[2].partition(": ")[2])
+    assert "sk-abcdefgh" not in "".join(lines)
+
+
+@pytest.mark.anyio
+async def test_a_refused_request_is_not_told_as_if_it_had_been_sent(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in ((debug.TRANSPORT, "1"), (debug.PAYLOAD, "full-redacted")):
+        monkeypatch.setenv(name, value)
+    assert await logged("openai-responses", caplog, tools=()) == []
+
+
+@pytest.mark.covers("CM-debug-transport")
+def test_the_log_goes_to_stderr_if_nobody_set_it_up() -> None:
+    code = "from clawmode.models.debug import log; log('hello %s', 'there')"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=15, check=True
+    )
+    assert (done.stdout, done.stderr) == ("", "clawmode.models: hello there\n")
+
+
+@pytest.mark.anyio
+async def test_an_answer_that_is_compressed_against_our_wish_does_not_break_the_log(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import gzip
+
+    from clawmode.testing import Raw
+
+    monkeypatch.setenv(debug.SSE, "peek")
+    kind = {"content-type": "text/event-stream", "content-encoding": "gzip"}
+    raw = Raw(body=gzip.compress(b"data: {}\n\n" * 50), headers=kind)
+    await logged("openai-completions", caplog, Turn(raw=raw))
+
+
+# ---- The switches ----
+
+
+def test_switches_are_read_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert debug_flags() == DebugFlags()
+    for name in (debug.CODE_MODE, debug.TRANSPORT):
+        monkeypatch.setenv(name, "1")
+    monkeypatch.setenv(debug.PAYLOAD, "Tools ")
+    monkeypatch.setenv(debug.SSE, "peek")
+    assert debug_flags() == DebugFlags(True, True, "tools", "peek")
+    monkeypatch.setenv(debug.TRANSPORT, "0")
+    assert not debug_flags().transport
+
+
+def test_what_no_switch_knows_is_told_once(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(debug.PAYLOAD, "everything")
+    monkeypatch.setenv(debug.SSE, "off")
+    assert debug_flags() == debug_flags() == DebugFlags()
+    assert [it.getMessage() for it in caplog.records] == [
+        "OPENCLAW_DEBUG_MODEL_PAYLOAD=everything is ignored; known: tools, full-redacted"
+    ]
+
+
+# ---- Striking out ----
+
+
+@pytest.mark.parametrize(
+    "secret",
+    [
+        "sk-proj-abcdefghijklmnop",
+        "sk-ant-REDACTED",
+        "Bearer abc.def-123456",
+        "ghp_abcdefghijklmnop1234",
+        "AKIAIOSFODNN7EXAMPLE",
+        "AIzaSyA-abcdefghijklmnopqrstuvw",
+        "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.abc",
+        "xoxb-1234567890-abcdef",
+    ],
+)
+def test_what_looks_like_a_key_is_struck_out(secret: str) -> None:
+    assert redact(f"It is {secret}, really.") == "It is ***, really."
+
+
+def test_members_that_are_called_like_secrets_are_struck_out() -> None:
+    value = {
+        "api_key": "x",
+        "headers": [{"Authorization": "y"}],
+        "nested": '{"password": "z z", "max_tokens": 5}',
+        "max_tokens": 100,
+        "token": {"type": "string"},
+        "prompt_cache_key": "session",
+    }
+    assert redact_json(value) == {
+        "api_key": "***",
+        "headers": [{"Authorization": "***"}],
+        "nested": '{"password": "***", "max_tokens": 5}',
+        "max_tokens": 100,
+        "token": {"type": "string"},
+        "prompt_cache_key": "session",
+    }
+
+
+def test_words_are_left_alone() -> None:
+    words = "天気" * 300 + " sk- Bearer x and tokens; a task-force of risk-averse people"
+    assert redact(words) == words
+
+
+def test_what_is_no_json_is_shown_as_text() -> None:
+    assert shown(b'{"half": "sk-abcdefghijklmnop', ["half"], 100) == '{"***": "***'
