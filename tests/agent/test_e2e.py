@@ -279,9 +279,9 @@ async def test_a_tool_that_is_added_late_stops_the_run_before_a_byte_is_sent(
 ) -> None:
     added: Any = {"name": "shell", "input_schema": {"type": "object"}}
     if api == "openai-completions":
-        added = {"type": "function", "function": {"name": "shell", "parameters": {}}}
+        added = {"type": "function", "function": {"name": "shell", "parameters": None}}
     elif api == "openai-responses":
-        added = {"type": "function", "name": "shell", "parameters": {}}
+        added = {"type": "function", "name": "shell", "parameters": None}
     for client in (openai_client.AsyncAPIClient, anthropic_client.AsyncAPIClient):
         before = client._build_request
 
