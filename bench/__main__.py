@@ -26,6 +26,7 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from bench import turns
 from bench.cells import SECONDS
 from bench.floor import Floor
 from bench.processes import family_pss
@@ -91,10 +92,11 @@ class Effort:
     rounds: int
     starts: int
     hog_seconds: float
+    turns: int
 
 
-FULL = Effort(floor=40, cells=1000, rounds=100, starts=7, hog_seconds=4.0)
-QUICK = Effort(floor=20, cells=200, rounds=20, starts=3, hog_seconds=1.5)
+FULL = Effort(floor=40, cells=1000, rounds=100, starts=7, hog_seconds=4.0, turns=5)
+QUICK = Effort(floor=20, cells=200, rounds=20, starts=3, hog_seconds=1.5, turns=1)
 
 
 async def timed(work: Callable[[], Awaitable[object]], count: int) -> list[float]:
@@ -305,6 +307,22 @@ async def idle_cells(effort: Effort) -> list[Row]:
     ]
 
 
+async def fifty_files(effort: Effort) -> list[Row]:
+    rows: list[Row] = []
+    for way in turns.WAYS:
+        # All but the time is the same in every turn.
+        spent = await turns.reading_files(way, effort.turns)
+        one, name = spent[-1], f"a turn that reads {turns.FILES} files {way}"
+        rows += [
+            Row(f"{name}: requests", one.requests, "requests", turns.REQUESTS[way]),
+            Row(f"{name}: sent", one.sent / 1024, "KB"),
+            Row(f"{name}: received", one.received / 1024, "KB"),
+            Row(f"{name}: tokens, estimated", one.tokens, "tokens"),
+            Row(f"{name}: time", statistics.median(each.ms for each in spent), "ms"),
+        ]
+    return rows
+
+
 MEASUREMENTS: dict[str, Callable[[Effort], Awaitable[list[Row]]]] = {
     "first result": first_result,
     "small cell": small_cell,
@@ -314,6 +332,7 @@ MEASUREMENTS: dict[str, Callable[[Effort], Awaitable[list[Row]]]] = {
     "large catalogs": large_catalogs,
     "hog beside others": hog_beside_others,
     "idle cells": idle_cells,
+    "fifty files": fifty_files,
 }
 
 
@@ -362,7 +381,7 @@ def table_of(floor_ms: float, rows: list[Row]) -> Table:
         unit = "x floor" if row.relative else row.unit
         table.add_row(
             row.work,
-            f"{row.measured:.3g} {row.unit}",
+            f"{row.measured:{',.0f' if row.measured >= 1000 else '.3g'}} {row.unit}",
             "" if row.ratio is None else f"{row.ratio:.2f}",
             "" if row.target is None else f"≤ {row.target:g} {unit}",
             {None: "", True: "[green]ok[/]", False: "[red]missed[/]"}[row.ok],

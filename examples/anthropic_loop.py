@@ -8,7 +8,8 @@ The loop is the usual one: stream a message, answer its tool calls, repeat. The 
 3. asks for a court and yields: the program is frozen while the club makes up its mind,
 4. waits for it, and says what came of it.
 
-A script plays the model (`scripted_provider.py`); everything between here and there is real.
+A script plays the model, over the real wire (`clawmode.testing.ScriptServer`); everything between
+here and there is real.
 """
 
 import json
@@ -16,9 +17,9 @@ from typing import Any
 
 import anyio
 from anthropic import AsyncAnthropic
-from scripted_provider import Call, Request, ScriptedProvider, Turn
 
 from clawmode import CodeMode, compact, tool
+from clawmode.testing import ScriptRequest, ScriptServer, Turn, call
 
 FORECAST = {"Bergen": (11, 14.0), "Oslo": (19, 0.0), "Tromsø": (8, 0.2), "Trondheim": (14, 3.5)}
 booked: list[str] = []
@@ -68,21 +69,19 @@ return await booking;
 """
 
 
-def book(request: Request) -> dict[str, str]:
-    return {"code": BOOK.replace("CITY", request.last_result()["value"]["city"])}
-
-
-def wait(request: Request) -> dict[str, str]:
-    return {"runId": request.last_result()["runId"]}
-
-
-SCRIPT: list[Turn] = [
-    ["Let me see what I have.", Call("exec", {"code": SEARCH})],
-    ["Which city stays dry?", Call("exec", {"code": COMPARE})],
-    ["I ask for a court there.", Call("exec", book)],
-    ["The club has not answered yet.", Call("wait", wait)],
-    ["Oslo: 19 degrees and dry. Court 3 is yours at 18:00."],
+SCRIPT = [
+    Turn("Let me see what I have.", call("exec", {"code": SEARCH})),
+    Turn("Which city stays dry?", call("exec", {"code": COMPARE})),
+    lambda request: Turn("I ask for a court there.", call("exec", {"code": book(request)})),
+    lambda request: Turn(
+        "The club has not answered yet.", call("wait", {"runId": request.last_result()["runId"]})
+    ),
+    Turn("Oslo: 19 degrees and dry. Court 3 is yours at 18:00."),
 ]
+
+
+def book(request: ScriptRequest) -> str:
+    return BOOK.replace("CITY", request.last_result()["value"]["city"])
 
 
 # ---- The agent ----
@@ -129,17 +128,17 @@ def show(name: str, result: dict[str, Any]) -> str:
 
 
 async def main() -> None:
-    with ScriptedProvider(SCRIPT) as provider:
-        async with (
-            AsyncAnthropic(base_url=provider.url, api_key="none", max_retries=0) as client,
-            CodeMode(tools=[list_cities, forecast, book_court]) as code_mode,
-        ):
-            statuses = await converse(client, code_mode, "Where can I play tennis tomorrow?")
+    async with (
+        ScriptServer(SCRIPT) as server,
+        AsyncAnthropic(base_url=server.url, api_key="none", max_retries=0) as client,
+        CodeMode(tools=[list_cities, forecast, book_court]) as code_mode,
+    ):
+        statuses = await converse(client, code_mode, "Where can I play tennis tomorrow?")
 
     assert statuses == ["completed", "completed", "waiting", "completed"], statuses
     assert booked == ["Oslo"], booked
-    assert all(request.tool_names == ["exec", "wait"] for request in provider.requests)
-    print(f"{len(provider.requests)} requests, each with the tools exec and wait, and no other")
+    assert all(request.asked.tool_names == ("exec", "wait") for request in server.requests)
+    print(f"{len(server.requests)} requests, each with the tools exec and wait, and no other")
 
 
 if __name__ == "__main__":

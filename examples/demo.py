@@ -1,16 +1,29 @@
-"""What clawmode does, offline: programs call tools, one waits for a person and for a new process.
+"""What clawmode does, offline: programs that call tools, and an agent that writes them.
+
+1. Programs: many calls at once, TypeScript, a hostile one.
+2. A program that waits for a person, and outlives its process.
+3. An agent: `clawmode agent` at a terminal of its own, with Python tools and an MCP server. A
+   script plays the model, over the real wire of a provider; the person's part is played here.
 
 `make demo` runs this. It exits with 1 if anything is not as it says.
 """
 
+import fcntl
 import json
 import os
+import pty
+import re
+import struct
 import subprocess
 import sys
 import tempfile
+import termios
+import threading
 import time
+from pathlib import Path
 
 import anyio
+import anyio.to_thread
 from rich.console import Console
 from rich.panel import Panel
 from rich.syntax import Syntax
@@ -26,10 +39,16 @@ from clawmode import (
     tool,
 )
 from clawmode.executor import CallEvent
+from clawmode.testing import ScriptRequest, ScriptServer, Turn, call
+
+HERE = Path(__file__).parent
+WIDTH = 100
+SECONDS = 60
+"""For the agent's turn: far more than it takes."""
 
 WHO = RunContext(agent_id="demo", session_id="demo", session_key="demo", run_id="demo-run")
 
-console = Console(width=100, highlight=False)
+console = Console(width=WIDTH, highlight=False)
 
 # ---- Tools, as a Python developer writes them ----
 
@@ -54,6 +73,8 @@ async def place_order(product: str, amount: int) -> dict[str, str | int]:
     """Order a product. Costs money."""
     return {"ordered": product, "amount": amount}
 
+
+TOOLS = [list_products, get_price, place_order]
 
 # ---- Programs, as a model writes them ----
 
@@ -153,16 +174,169 @@ async def answer(approvals: Approvals) -> None:
     approvals.resolve(question.id, "allow-once")
 
 
+# ---- An agent ----
+
+COMPARE = """\
+const products = await tools.list_products();
+const found = await Promise.all(products.map(async (product) => {
+  const [price, stock] = await Promise.all([
+    tools.get_price({ product }),
+    MCP.warehouse.stock({ product }),
+  ]);
+  return { product, price, stock: stock.structuredContent.result };
+}));
+return found.filter(({ stock }) => stock > 0).toSorted((a, b) => a.price - b.price)[0];
+"""
+
+BUY = """\
+const { ordered, amount } = await tools.place_order({ product: "PRODUCT", amount: 12 });
+return `${amount} of ${ordered}`;
+"""
+
+
+def buy(request: ScriptRequest) -> Turn:
+    best = request.last_result()["value"]
+    words = f"{best['product'].capitalize()}, at {best['price']}. I order twelve."
+    return Turn(words, call("exec", {"code": BUY.replace("PRODUCT", best["product"])}))
+
+
+def wait(request: ScriptRequest) -> Turn:
+    result = request.last_result()
+    assert result["status"] == "waiting", result
+    return Turn("That needs your approval.", call("wait", {"runId": result["runId"]}))
+
+
+MODEL = [
+    Turn("Let me compare prices and stock.", call("exec", {"code": COMPARE})),
+    buy,
+    wait,
+    lambda request: Turn(f"Done: {request.last_result()['value']}."),
+]
+
+
+# The server is believed that `stock` only reads, so nobody is asked about that.
+CONFIGURATION = """\
+{
+  agents: { defaults: { model: "scripted/demo" } },
+  models: {
+    providers: {
+      scripted: {
+        baseUrl: "URL",
+        api: "anthropic-messages",
+        apiKey: "${DEMO_KEY}",
+      },
+    },
+  },
+  mcp: {
+    servers: {
+      warehouse: {
+        command: "PYTHON",
+        args: ["warehouse_server.py"],
+        trustAnnotations: true,
+      },
+    },
+  },
+  tools: { codeMode: true },
+}
+"""
+KEY = "demo-key-of-no-use"
+
+
+async def run_agent(state: Path) -> None:
+    message = "Order twelve of the cheapest drink that is in stock."
+    async with ScriptServer(MODEL, key=KEY) as server:
+        file = state / "clawmode.json5"
+        file.write_text(CONFIGURATION.replace("URL", server.url).replace("PYTHON", sys.executable))
+        show("clawmode.json5", file.read_text("utf-8"), "json5")
+        options = ["--config", str(file), "--state", str(state)]
+        began = time.perf_counter()
+        turn = ["agent", "-m", message, "--tools", "demo:TOOLS"]
+        console.print(f'$ clawmode agent -m "{message}" --tools demo:TOOLS')
+        status, seen = await anyio.to_thread.run_sync(at_a_terminal, [*turn, *options])
+        console.print(f"{time.perf_counter() - began:.1f} s, starting included\n")
+    assert status == 0, f"exit status {status}"
+    assert "Done: 12 of water." in seen, seen
+    sent = [request.asked.tool_names for request in server.requests]
+    assert sent == [("exec", "wait")] * 4, sent
+    console.print("four requests, each with the tools exec and wait, and no other\n")
+
+    console.print("$ clawmode sessions show")
+    drawn = await read_command("sessions", "show", *options)
+    print(drawn)
+    for tool_id, times in (("get_price", 4), ("mcp:warehouse:stock", 4), ("place_order", 1)):
+        assert drawn.count(tool_id) >= times, (tool_id, drawn)
+    console.print("$ clawmode trajectory export")
+    bundle = Path((await read_command("trajectory", "export", *options)).strip())
+    written = [path.read_text("utf-8") for path in await anyio.to_thread.run_sync(files_in, bundle)]
+    assert any("mcp:warehouse:stock" in text for text in written)
+    assert not any(KEY in text for text in written), "the key is in the export"
+    console.print(f"{len(written)} files, without the provider's key\n")
+
+
+def at_a_terminal(arguments: list[str]) -> tuple[int, str]:
+    """Runs the command at a terminal of its own, which is shown here, and answers its question."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 40, WIDTH, 0, 0))
+    # Where nobody watches, what moves would only be in the way.
+    term = os.environ.get("TERM", "dumb") if sys.stdout.isatty() else "dumb"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "clawmode", *arguments],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        cwd=HERE,
+        env={**os.environ, "TERM": term, "NO_PROXY": "127.0.0.1", "DEMO_KEY": KEY},
+        start_new_session=True,
+    )
+    os.close(theirs)
+    late = threading.Timer(SECONDS, process.kill)
+    late.start()
+    seen, asked = b"", 0
+    while data := read_some(ours):
+        sys.stdout.buffer.write(data.replace(b"\r\n", b"\n"))
+        sys.stdout.buffer.flush()
+        seen += data
+        if (questions := seen.count(b"once, always or deny?")) > asked:
+            asked = questions
+            time.sleep(0.5)  # as somebody does who reads
+            os.write(ours, b"once\n")
+    os.close(ours)
+    late.cancel()
+    return process.wait(), re.sub(r"\x1b\[[?0-9;]*[A-Za-z]", "", seen.decode())
+
+
+def files_in(folder: Path) -> list[Path]:
+    return sorted(folder.iterdir())
+
+
+def read_some(fd: int) -> bytes:
+    try:
+        return os.read(fd, 65536)
+    except OSError:  # the other end is closed
+        return b""
+
+
+async def read_command(*arguments: str) -> str:
+    done = await anyio.run_process([sys.executable, "-m", "clawmode", *arguments], stderr=None)
+    return done.stdout.decode()
+
+
 async def main() -> None:
     if len(sys.argv) > 1:
         await shop(*sys.argv[1:])
         return
+    console.rule("programs")
     await run_cells()
+    console.rule("a program that waits")
     show("a program that needs a person, and outlives its process", ORDER)
     with tempfile.TemporaryDirectory() as folder:
         run_id = await shop(folder)
         command = [sys.executable, __file__, folder, run_id]
         await anyio.run_process(command, stdout=None, stderr=subprocess.STDOUT)
+    console.rule("an agent")
+    with tempfile.TemporaryDirectory() as folder:
+        await run_agent(Path(folder))
+    console.print("All of it was as it should be.")
 
 
 if __name__ == "__main__":

@@ -8,7 +8,8 @@ Two loops for the two APIs, and one function that answers a tool call for both. 
 3. asks for a court and yields: the program is frozen while the club makes up its mind,
 4. waits for it, and says what came of it.
 
-A script plays the model (`scripted_provider.py`); everything between here and there is real.
+A script plays the model, over the real wire (`clawmode.testing.ScriptServer`); everything between
+here and there is real.
 """
 
 import json
@@ -18,9 +19,9 @@ from typing import Any
 import anyio
 from openai import AsyncOpenAI
 from openai.types.chat.chat_completion_chunk import ChoiceDeltaToolCall
-from scripted_provider import Call, Request, ScriptedProvider, Turn
 
 from clawmode import CodeMode, compact, tool
+from clawmode.testing import ScriptRequest, ScriptServer, Turn, call
 
 FORECAST = {"Bergen": (11, 14.0), "Oslo": (19, 0.0), "Tromsø": (8, 0.2), "Trondheim": (14, 3.5)}
 QUESTION = "Where can I play tennis tomorrow?"
@@ -72,21 +73,19 @@ return await booking;
 """
 
 
-def book(request: Request) -> dict[str, str]:
-    return {"code": BOOK.replace("CITY", request.last_result()["value"]["city"])}
-
-
-def wait(request: Request) -> dict[str, str]:
-    return {"runId": request.last_result()["runId"]}
-
-
-SCRIPT: list[Turn] = [
-    ["Let me see what I have.", Call("exec", {"code": SEARCH})],
-    ["Which city stays dry?", Call("exec", {"code": COMPARE})],
-    ["I ask for a court there.", Call("exec", book)],
-    ["The club has not answered yet.", Call("wait", wait)],
-    ["Oslo: 19 degrees and dry. Court 3 is yours at 18:00."],
+SCRIPT = [
+    Turn("Let me see what I have.", call("exec", {"code": SEARCH})),
+    Turn("Which city stays dry?", call("exec", {"code": COMPARE})),
+    lambda request: Turn("I ask for a court there.", call("exec", {"code": book(request)})),
+    lambda request: Turn(
+        "The club has not answered yet.", call("wait", {"runId": request.last_result()["runId"]})
+    ),
+    Turn("Oslo: 19 degrees and dry. Court 3 is yours at 18:00."),
 ]
+
+
+def book(request: ScriptRequest) -> str:
+    return BOOK.replace("CITY", request.last_result()["value"]["city"])
 
 
 # ---- The agent ----
@@ -114,18 +113,18 @@ async def chat(client: AsyncOpenAI, code_mode: CodeMode) -> None:
         if not calls:
             return
         message["tool_calls"] = list(calls.values())
-        for call in calls.values():
-            name, arguments = call["function"]["name"], call["function"]["arguments"]
-            content = await answer(code_mode, name, arguments, call["id"])
-            messages.append({"role": "tool", "tool_call_id": call["id"], "content": content})
+        for wanted in calls.values():
+            name, arguments = wanted["function"]["name"], wanted["function"]["arguments"]
+            content = await answer(code_mode, name, arguments, wanted["id"])
+            messages.append({"role": "tool", "tool_call_id": wanted["id"], "content": content})
 
 
 def join(calls: dict[int, Any], piece: ChoiceDeltaToolCall) -> None:
     """Adds a piece of a call: the first has id and name, the others more of the arguments."""
     assert piece.function is not None
     function = {"name": piece.function.name, "arguments": ""}
-    call = calls.setdefault(piece.index, {"id": piece.id, "type": "function", "function": function})
-    call["function"]["arguments"] += piece.function.arguments or ""
+    whole = {"id": piece.id, "type": "function", "function": function}
+    calls.setdefault(piece.index, whole)["function"]["arguments"] += piece.function.arguments or ""
 
 
 async def responses(client: AsyncOpenAI, code_mode: CodeMode) -> None:
@@ -148,10 +147,10 @@ async def responses(client: AsyncOpenAI, code_mode: CodeMode) -> None:
         calls = [item for item in made if item.type == "function_call"]
         if not calls:
             return
-        for call in calls:
-            output = await answer(code_mode, call.name, call.arguments, call.call_id)
+        for wanted in calls:
+            output = await answer(code_mode, wanted.name, wanted.arguments, wanted.call_id)
             items.append(
-                {"type": "function_call_output", "call_id": call.call_id, "output": output}
+                {"type": "function_call_output", "call_id": wanted.call_id, "output": output}
             )
 
 
@@ -168,17 +167,17 @@ async def converse(loop: Callable[[AsyncOpenAI, CodeMode], Awaitable[None]]) -> 
     statuses.clear()
     booked.clear()
     print(f"---- {loop.__name__} ----\nuser   {QUESTION}")
-    with ScriptedProvider(SCRIPT) as provider:
-        async with (
-            AsyncOpenAI(base_url=f"{provider.url}/v1", api_key="none", max_retries=0) as client,
-            CodeMode(tools=[list_cities, forecast, book_court]) as code_mode,
-        ):
-            await loop(client, code_mode)
+    async with (
+        ScriptServer(SCRIPT) as server,
+        AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client,
+        CodeMode(tools=[list_cities, forecast, book_court]) as code_mode,
+    ):
+        await loop(client, code_mode)
 
     assert statuses == ["completed", "completed", "waiting", "completed"], statuses
     assert booked == ["Oslo"], booked
-    assert all(request.tool_names == ["exec", "wait"] for request in provider.requests)
-    print(f"{len(provider.requests)} requests, each with the tools exec and wait, and no other\n")
+    assert all(request.asked.tool_names == ("exec", "wait") for request in server.requests)
+    print(f"{len(server.requests)} requests, each with the tools exec and wait, and no other\n")
 
 
 async def main() -> None:

@@ -302,6 +302,12 @@ def test_no_error_shows_a_secret(tmp_path: Path, text: str) -> None:
 
 LARGE = {
     "many unknown keys": "{" + "".join(f"k{n}: 1," for n in range(60_000)) + "}",
+    "many unknown keys of code mode": "{tools: {codeMode: {"
+    + "".join(f"k{n}: 1," for n in range(60_000))
+    + "}}}",
+    "many unknown keys of a server": "{mcp: {servers: {s: {command: 'x', "
+    + "".join(f"k{n}: 1," for n in range(60_000))
+    + "}}}}",
     "many wrong agents": "{agents: {list: [" + "{}," * 200_000 + "]}}",
     "many agents with code mode": "{tools: {codeMode: {a: 1, timeoutMs: 5}}, agents: {list: ["
     + "".join(f"{{id:'{n}',tools:{{codeMode:{{}}}}}}," for n in range(2000))

@@ -13,6 +13,7 @@ FACES = {
     "cli",
     "command_setup",
     "commands",
+    "core_tools",
     "doctor",
     "foreground",
     "forms",
@@ -20,6 +21,7 @@ FACES = {
     "listings",
     "mcp",
     "models",
+    "plugins",
     "questions",
     "terminal",
     "testing",
@@ -60,7 +62,13 @@ ONLY_HERE = {
     "pydantic_ai": {"models/direct.py", "models/conversion.py", "models/failures.py"},
     "openai": {"models/direct.py"},
     "anthropic": {"models/direct.py"},
-    "httpx2": {"mcp/auth.py", "mcp/client.py", "mcp/http.py", "models/wire.py"},
+    "httpx2": {
+        "core_tools/web.py",
+        "mcp/auth.py",
+        "mcp/client.py",
+        "mcp/http.py",
+        "models/wire.py",
+    },
 }
 PRIVATE_BINDING = {"sandbox/wasm.py"}
 

@@ -8,11 +8,12 @@ and revoked.
 
 import fnmatch
 import inspect
+import logging
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import anyio
 
@@ -20,6 +21,8 @@ from clawmode.context import RunContext
 from clawmode.hooks import RequireApproval, Severity
 from clawmode.tools import InputRequest, JsonObject, Tool
 from clawmode.types import copy_json
+
+logger = logging.getLogger("clawmode.approvals")
 
 Decision: TypeAlias = Literal["allow-once", "allow-always", "deny"]
 Resolution: TypeAlias = Literal["allow-once", "allow-always", "deny", "timeout"]
@@ -39,6 +42,8 @@ class Question:
         call_id: The call that waits. A nested one begins with its program's id and a colon.
         always: What `allow-always` would remember.
         expires: By `time.time`; then the answer is no.
+        on_resolution: Who is told what came of it. If anybody is, `allow-always` is theirs to
+            remember.
     """
 
     kind: ClassVar[str] = "approval"
@@ -52,6 +57,7 @@ class Question:
     call_id: str = ""
     always: str
     expires: float
+    on_resolution: tuple[Callable[[Any], None], ...] = field(default=(), repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,7 +153,8 @@ class Approvals:
             wishes: What hooks asked for.
             patience: How long an answer is of use; the question does not live longer.
         """
-        if (run.agent_id, tool.id) in self._always:
+        told = tuple(wish.on_resolution for wish in wishes if wish.on_resolution is not None)
+        if (run.agent_id, tool.id) in self._always and not told:
             return None
         if not wishes and not self._asks(tool):
             return None
@@ -162,12 +169,25 @@ class Approvals:
             tool_id=tool.id,
             input=copy_json(params),  # whoever is shown it may change it
             run=run,
-            always=f"{tool.id} for the agent {run.agent_id}",
+            always=f"{wish.always or tool.id} for the agent {run.agent_id}",
             expires=time.time() + seconds,
+            on_resolution=told,
         )
 
     async def ask(self, question: Question) -> Resolution:
         """Waits for the answer, no longer than the question lives."""
+        resolution: Resolution | Literal["cancelled"] = "cancelled"
+        try:
+            resolution = await self._ask(question)
+            return resolution
+        finally:
+            for tell in question.on_resolution:
+                try:
+                    tell(resolution)
+                except Exception as error:
+                    logger.error("on_resolution: %s: %s", type(error).__name__, error)
+
+    async def _ask(self, question: Question) -> Resolution:
         if self._approver is not None:
             answer = self._approver(question)
             decision = await answer if inspect.isawaitable(answer) else answer
@@ -213,7 +233,7 @@ class Approvals:
     def _accept(self, question: Question, decision: Decision) -> Decision:
         if decision not in ("allow-once", "allow-always", "deny"):
             raise ValueError(f"{decision!r} is no decision: allow-once, allow-always or deny")
-        if decision == "allow-always":
+        if decision == "allow-always" and not question.on_resolution:
             self._always.add((question.run.agent_id, question.tool_id))
         return decision
 

@@ -22,6 +22,9 @@ Mode: TypeAlias = Literal["only"]
 PATH = "tools.codeMode"
 AGENT_PATH = "agents.list[].tools.codeMode"
 
+MAX_UNKNOWN = 100
+"""Unknown keys that are told by name."""
+
 RANGES: dict[str, tuple[int, int]] = {
     "timeout_ms": (100, 60_000),
     "memory_limit_bytes": (1 << 20, 1 << 30),
@@ -171,10 +174,11 @@ KEYS: dict[str, str] = {_camel(member.name): member.name for member in fields(Co
 def _read(layer: Setting, found: Resolution) -> dict[str, Setting]:
     """The settings of one layer by field; faults and unknown keys go to `found`."""
     settings: dict[str, Setting] = {}
+    unknown = UnknownKeys(found.warnings)
     for key, setting in _members(layer, found).items():
         name = KEYS.get(key)
         if name is None:
-            found.warnings.append(ConfigWarning(setting.path, unknown_key(key, KEYS)))
+            unknown.tell(setting.path, key, KEYS)
         elif fault := _fault(name, setting):
             found.errors.append(fault)
         else:
@@ -284,6 +288,34 @@ def unknown_key(key: str, known: Mapping[str, object]) -> str:
     by_lower = {name.lower(): name for name in known}
     (nearest,) = difflib.get_close_matches(key.lower()[:100], by_lower, n=1, cutoff=0.0)
     return f"unknown key, it has no effect; the nearest known one is {by_lower[nearest]}"
+
+
+class UnknownKeys:
+    """Warns of keys that nobody reads: of the first hundred each, and how many more there are.
+
+    To look for the nearest known one takes its time.
+
+    Args:
+        warnings: Where warnings go.
+    """
+
+    def __init__(self, warnings: list[ConfigWarning]) -> None:
+        self._warnings = warnings
+        self._count = 0
+        self._last = 0
+
+    def tell(self, path: str, key: str, known: Mapping[str, object]) -> None:
+        """Warns of a key, or counts it."""
+        self._count += 1
+        more = self._count - MAX_UNKNOWN
+        if more <= 0:
+            self._warnings.append(ConfigWarning(path, unknown_key(key, known)))
+        elif more == 1:
+            self._last = len(self._warnings)
+            self._warnings.append(ConfigWarning(path, "unknown key, it has no effect"))
+        else:
+            said = f"unknown key, it has no effect, like {more - 1} more"
+            self._warnings[self._last] = replace(self._warnings[self._last], message=said)
 
 
 def show(value: JsonValue) -> str:

@@ -1,17 +1,19 @@
-"""The hooks around a tool call, and their runner.
+"""The hooks: where others watch and decide, and their runner.
 
     before_tool_call(BeforeToolCall) -> ToolCallDecision | None   may rewrite, block, ask a person
     after_tool_call(AfterToolCall) -> None                        watches
 
-Hooks run one after the other, highest priority first, ties in the order of registration. A block is
-terminal. A hook that raises, hangs or answers nonsense is logged by name; before a call that blocks
-it, because a guard that broke down has not said yes.
+Those of the agent and of messages are in `agent/hooks`; all are registered here. Hooks run one
+after the other, highest priority first, ties in the order of registration. One that raises, hangs
+or answers nonsense is logged by name and has said nothing; where it was to guard something, that
+counts as a no, because a guard that broke down has not said yes.
 """
 
+import difflib
 import inspect
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 import anyio
@@ -50,12 +52,20 @@ class BeforeToolCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequireApproval:
-    """A hook's wish that a person decides about a call."""
+    """A hook's wish that a person decides about a call.
+
+    Attributes:
+        on_resolution: Told what came of it: a `Resolution`, or `cancelled`. Who has this remembers
+            `allow-always` for themselves, and the tool as a whole is not allowed by it.
+        always: What they would remember.
+    """
 
     title: str
     description: str = ""
     severity: Severity = "warning"
     timeout_seconds: float | None = None
+    on_resolution: Callable[[Any], None] | None = None
+    always: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,49 +105,161 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
-class _Registered:
+class Answered:
+    """What one hook answered; `failed` if it did not."""
+
+    name: str
+    answer: Any = None
+    failed: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Registered:
+    """A hook, and what it is called."""
+
+    event: str
     hook: Callable[[Any], Any]
     priority: int
     name: str
 
+    async def ask(self, about: object, seconds: float | None = None) -> Answered:
+        """Shows it an event, and waits for the answer as long as is bearable."""
+        try:
+            with anyio.fail_after(HOOK_SECONDS if seconds is None else seconds):
+                answer = self.hook(about)
+                found = await answer if inspect.isawaitable(answer) else answer
+        except BaseException as error:
+            if is_ours(error):
+                raise
+            return self._failed(error)
+        return Answered(self.name, found)
 
-@dataclass(slots=True)
+    def ask_now(self, about: object) -> Answered:
+        """The same where nobody can wait: an answer that has to be awaited is none."""
+        try:
+            answer = self.hook(about)
+            if inspect.isawaitable(answer):
+                if inspect.iscoroutine(answer):
+                    answer.close()  # nobody will await it, and that is not to be warned of
+                raise TypeError("this hook has to answer at once, without await")
+        except Exception as error:
+            return self._failed(error)
+        return Answered(self.name, answer)
+
+    def _failed(self, error: BaseException) -> Answered:
+        kind = type(error).__name__
+        logger.error("hook %s of %s: %s: %s", self.name, self.event, kind, told(error))
+        return Answered(self.name, failed=True)
+
+
+NAMES = frozenset(
+    {
+        "before_model_resolve",
+        "before_prompt_build",
+        "before_agent_start",
+        "before_agent_reply",
+        "agent_end",
+        "before_compaction",
+        "after_compaction",
+        "before_tool_call",
+        "after_tool_call",
+        "before_install",
+        "tool_result_persist",
+        "message_received",
+        "message_sending",
+        "message_sent",
+        "session_start",
+        "session_end",
+        "gateway_start",
+        "gateway_stop",
+    }
+)
+
+
 class Hooks:
-    """The hooks that one run goes through."""
+    """The hooks that one process, or one run, goes through."""
 
-    _before: list[_Registered] = field(default_factory=list[_Registered])
-    _after: list[_Registered] = field(default_factory=list[_Registered])
+    def __init__(self) -> None:
+        self._registered: dict[str, list[Registered]] = {}
+
+    def on(
+        self,
+        event: str,
+        hook: Callable[[Any], Any],
+        *,
+        priority: int = 0,
+        name: str | None = None,
+    ) -> Callable[[], None]:
+        """Registers a hook, until what it returns is called.
+
+        Raises:
+            ValueError: There is no such hook.
+        """
+        if event not in NAMES:
+            near = difflib.get_close_matches(event, sorted(NAMES), n=1)
+            hint = f"did you mean {near[0]}?" if near else "one of " + ", ".join(sorted(NAMES))
+            raise ValueError(f"there is no hook {event[:80]!r}: {hint}")
+        label = name or getattr(hook, "__qualname__", None) or repr(hook)
+        registered = Registered(event, hook, priority, label)
+        hooks = self._registered.setdefault(event, [])
+        hooks.append(registered)
+        hooks.sort(key=lambda each: -each.priority)
+
+        def remove() -> None:
+            if registered in hooks:
+                hooks.remove(registered)
+
+        return remove
 
     def before_tool_call(
         self, hook: BeforeHook, *, priority: int = 0, name: str | None = None
     ) -> BeforeHook:
         """Registers a hook; returns it, so it can be used as a decorator."""
-        _insert(self._before, hook, priority, name)
+        self.on("before_tool_call", hook, priority=priority, name=name)
         return hook
 
     def after_tool_call(
         self, hook: AfterHook, *, priority: int = 0, name: str | None = None
     ) -> AfterHook:
         """Registers a hook; returns it, so it can be used as a decorator."""
-        _insert(self._after, hook, priority, name)
+        self.on("after_tool_call", hook, priority=priority, name=name)
         return hook
+
+    def has(self, *events: str) -> bool:
+        """Whether there are hooks for any of these."""
+        return any(self._registered.get(event) for event in events)
 
     @property
     def empty(self) -> bool:
-        """Whether there are none."""
-        return not self._before and not self._after
+        """Whether there are none around tool calls."""
+        return not self.has("before_tool_call", "after_tool_call")
+
+    # ---- Running ----
+
+    def of(self, event: str) -> tuple[Registered, ...]:
+        """The hooks of an event, in the order in which they run."""
+        return tuple(self._registered.get(event, ()))
+
+    async def notify(self, event: str, about: object, seconds: float | None = None) -> None:
+        """Shows an event to hooks that only watch."""
+        for registered in self.of(event):
+            await registered.ask(about, seconds)
+
+    # ---- Tool calls ----
 
     async def decide(self, call: BeforeToolCall) -> Verdict:
         """Asks every hook about a call, until one blocks it."""
         approvals: list[RequireApproval] = []
-        for registered in self._before:
+        for registered in self.of("before_tool_call"):
+            answered = await registered.ask(call)
             try:
-                decision = _decision(await _run(registered, call))
-            except BaseException as error:
-                if is_ours(error):
-                    raise
-                logger.error("hook %s: %s: %s", registered.name, type(error).__name__, told(error))
-                return Verdict(call.params, f"the hook {registered.name!r} failed")
+                decision = _decision(answered.answer)
+            except TypeError as error:
+                logger.error("hook %s of before_tool_call: %s", answered.name, error)
+                answered = Answered(answered.name, failed=True)
+                decision = None
+            if answered.failed:
+                return Verdict(call.params, f"the hook {answered.name!r} failed")
             if decision is None:
                 continue
             if decision.params is not None:
@@ -145,33 +267,13 @@ class Hooks:
             if decision.require_approval is not None:
                 approvals.append(decision.require_approval)
             if decision.block:
-                reason = decision.block_reason or f"blocked by the hook {registered.name!r}"
+                reason = decision.block_reason or f"blocked by the hook {answered.name!r}"
                 return Verdict(call.params, reason)
         return Verdict(call.params, None, tuple(approvals))
 
     async def tell(self, ended: AfterToolCall) -> None:
         """Tells every hook that a call has ended."""
-        for registered in self._after:
-            try:
-                await _run(registered, ended)
-            except BaseException as error:
-                if is_ours(error):
-                    raise
-                logger.error("hook %s: %s: %s", registered.name, type(error).__name__, told(error))
-
-
-def _insert(
-    hooks: list[_Registered], hook: Callable[[Any], Any], priority: int, name: str | None
-) -> None:
-    label = name or getattr(hook, "__qualname__", None) or repr(hook)
-    hooks.append(_Registered(hook, priority, label))
-    hooks.sort(key=lambda registered: -registered.priority)
-
-
-async def _run(registered: _Registered, event: object) -> object:
-    with anyio.fail_after(HOOK_SECONDS):
-        answer = registered.hook(event)
-        return await answer if inspect.isawaitable(answer) else answer
+        await self.notify("after_tool_call", ended)
 
 
 def _decision(answer: object) -> ToolCallDecision | None:

@@ -5,7 +5,6 @@ is in its `meta`, as that provider's adapter wrote it; nobody else looks inside.
 """
 
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
@@ -21,6 +20,7 @@ STOP_REASONS: tuple[StopReason, ...] = (
     "error",
     "aborted",
 )
+_STOPS: dict[str, StopReason] = {it: it for it in STOP_REASONS}
 
 
 class BadMessage(ValueError):
@@ -98,6 +98,18 @@ class Usage:
             "cacheWrite": self.cache_write,
         }
 
+    @classmethod
+    def from_json(cls, value: JsonObject) -> "Usage":
+        """What was told or kept. What is no number counts as nothing."""
+        input, output = value.get("input"), value.get("output")
+        read, write = value.get("cacheRead"), value.get("cacheWrite")
+        return cls(
+            input if isinstance(input, int) else 0,
+            output if isinstance(output, int) else 0,
+            read if isinstance(read, int) else 0,
+            write if isinstance(write, int) else 0,
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UserMessage:
@@ -139,7 +151,7 @@ class AssistantMessage:
     @property
     def calls(self) -> tuple[ToolCall, ...]:
         """The calls that it asks for, in order."""
-        return tuple(part for part in self.content if isinstance(part, ToolCall))
+        return tuple([part for part in self.content if isinstance(part, ToolCall)])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,97 +229,92 @@ def from_json(value: JsonValue) -> Message:
     Raises:
         BadMessage: It is none.
     """
-    read = _Reader(value)
-    role = read.text("role")
-    at = read.number("at")
-    parts = [_part_from_json(part) for part in read.items("content")]
+    # Called for every line of a transcript: functions over the object, no reader of it.
+    kept = _object(value)
+    role = _text(kept, "role")
+    at = _number(kept, "at")
+    parts = [_part_from_json(part) for part in _items(kept, "content")]
     if role == "user":
-        return UserMessage(content=tuple(_only(parts, Text, Image)), at=at)
+        return UserMessage(content=_only(parts, (Text, Image)), at=at)
     if role == "assistant":
         return AssistantMessage(
-            content=tuple(_only(parts, Text, Thinking, ToolCall)),
-            provider=read.text("provider", ""),
-            model=read.text("model", ""),
-            usage=_usage(read.mapping("usage")),
-            stop=next((it for it in STOP_REASONS if it == read.text("stop", "stop")), "stop"),
-            error=read.text("error", "") or None,
-            meta=read.mapping("meta"),
+            content=_only(parts, (Text, Thinking, ToolCall)),
+            provider=_text(kept, "provider", ""),
+            model=_text(kept, "model", ""),
+            usage=Usage.from_json(_mapping(kept, "usage") or {}),
+            stop=_STOPS.get(_text(kept, "stop", "stop"), "stop"),
+            error=_text(kept, "error", "") or None,
+            meta=_mapping(kept, "meta"),
             at=at,
         )
     if role == "tool":
         return ToolMessage(
-            call_id=read.text("callId"),
-            name=read.text("name"),
-            content=tuple(_only(parts, Text, Image)),
-            is_error=read.value.get("isError") is True,
-            details=read.value.get("details"),
+            call_id=_text(kept, "callId"),
+            name=_text(kept, "name"),
+            content=_only(parts, (Text, Image)),
+            is_error=kept.get("isError") is True,
+            details=kept.get("details"),
             at=at,
         )
     raise BadMessage(f"there is no role {role[:40]!r}")
 
 
 def _part_from_json(value: JsonValue) -> Part:
-    read = _Reader(value)
-    kind = read.text("type")
+    kept = _object(value)
+    kind = _text(kept, "type")
     if kind == "text":
-        return Text(read.text("text"), read.mapping("meta"))
+        return Text(_text(kept, "text"), _mapping(kept, "meta"))
     if kind == "thinking":
-        return Thinking(read.text("text"), read.mapping("meta"))
+        return Thinking(_text(kept, "text"), _mapping(kept, "meta"))
     if kind == "image":
-        return Image(read.text("data"), read.text("mediaType"))
+        return Image(_text(kept, "data"), _text(kept, "mediaType"))
     if kind == "toolCall":
-        arguments = read.value.get("arguments")
+        arguments = kept.get("arguments")
         if not isinstance(arguments, (dict, str)):
             raise BadMessage("the arguments of a call are neither an object nor a text")
-        return ToolCall(read.text("id"), read.text("name"), arguments, read.mapping("meta"))
+        return ToolCall(_text(kept, "id"), _text(kept, "name"), arguments, _mapping(kept, "meta"))
     raise BadMessage(f"there is no part of type {kind[:40]!r}")
 
 
-def _only(parts: list[Part], *kinds: type[Any]) -> list[Any]:
+def _only(parts: list[Part], kinds: tuple[type[Any], ...]) -> tuple[Any, ...]:
     for part in parts:
         if not isinstance(part, kinds):
             raise BadMessage(f"{type(part).__name__} is no part of such a message")
-    return parts
+    return tuple(parts)
 
 
-def _usage(value: JsonObject | None) -> Usage:
-    counts = {key: it for key, it in (value or {}).items() if isinstance(it, int)}
-    return Usage(
-        counts.get("input", 0),
-        counts.get("output", 0),
-        counts.get("cacheRead", 0),
-        counts.get("cacheWrite", 0),
-    )
+# ---- An object, member by member ----
 
 
-class _Reader:
-    """An object, member by member."""
+def _object(value: JsonValue) -> JsonObject:
+    if not isinstance(value, dict):
+        raise BadMessage(f"found {type(value).__name__}, expected an object")
+    return value
 
-    def __init__(self, value: JsonValue) -> None:
-        if not isinstance(value, dict):
-            raise BadMessage(f"found {type(value).__name__}, expected an object")
-        self.value: Mapping[str, JsonValue] = value
 
-    def text(self, key: str, default: str | None = None) -> str:
-        found = self.value.get(key, default)
-        if not isinstance(found, str):
-            raise BadMessage(f"{key!r} is no text")
-        return found
+def _text(value: JsonObject, key: str, default: str | None = None) -> str:
+    found = value.get(key, default)
+    if not isinstance(found, str):
+        raise BadMessage(f"{key!r} is no text")
+    return found
 
-    def number(self, key: str) -> float:
-        found = self.value.get(key, 0.0)
-        if isinstance(found, bool) or not isinstance(found, int | float):
-            raise BadMessage(f"{key!r} is no number")
-        return float(found)
 
-    def items(self, key: str) -> list[JsonValue]:
-        found = self.value.get(key, [])
-        if not isinstance(found, list):
-            raise BadMessage(f"{key!r} is no list")
-        return found
+def _number(value: JsonObject, key: str) -> float:
+    found = value.get(key, 0.0)
+    if isinstance(found, bool) or not isinstance(found, (int, float)):
+        raise BadMessage(f"{key!r} is no number")
+    return float(found)
 
-    def mapping(self, key: str) -> JsonObject | None:
-        found = self.value.get(key)
-        if found is not None and not isinstance(found, dict):
-            raise BadMessage(f"{key!r} is no object")
-        return found
+
+def _items(value: JsonObject, key: str) -> list[JsonValue]:
+    found = value.get(key, [])
+    if not isinstance(found, list):
+        raise BadMessage(f"{key!r} is no list")
+    return found
+
+
+def _mapping(value: JsonObject, key: str) -> JsonObject | None:
+    found = value.get(key)
+    if found is not None and not isinstance(found, dict):
+        raise BadMessage(f"{key!r} is no object")
+    return found

@@ -16,20 +16,15 @@ import os
 import re
 import secrets
 import sqlite3
-import threading
 import time
-import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
-from typing import Concatenate, Literal, ParamSpec, TypeVar, get_args
-
-import anyio
-from anyio.lowlevel import RunVar
+from typing import Literal, get_args
 
 from clawmode.context import Scope
 from clawmode.exceptions import Aborted, SnapshotTooLarge, StoreUnavailable
 from clawmode.snapshots import KeyRing
+from clawmode.sqlite_file import Layout, SqliteFile
 from clawmode.stores import (
     FULL,
     CallState,
@@ -79,23 +74,10 @@ create table ended (
 
 _OWNER = re.compile(r"[0-9a-f]{32}")
 
-P = ParamSpec("P")
-T = TypeVar("T")
+LAYOUT = Layout("The store of waiting programs", VERSION, SCHEMA, StoreUnavailable, logger)
 
 
-_stores: "weakref.WeakSet[SqliteStore]" = weakref.WeakSet()
-_inherited: list[sqlite3.Connection | None] = []
-
-
-def _leave_to_the_parent() -> None:
-    for store in list(_stores):
-        store._forked()
-
-
-os.register_at_fork(after_in_child=_leave_to_the_parent)
-
-
-class SqliteStore:
+class SqliteStore(SqliteFile):
     """Cells in a folder. The file is open as long as there are owners.
 
     Args:
@@ -113,18 +95,11 @@ class SqliteStore:
         keys: KeyRing | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self.folder = Path(folder)
-        self.path = self.folder / "cells.sqlite"
+        super().__init__(Path(folder) / "cells.sqlite", LAYOUT, lock_seconds=LOCK_SECONDS)
         self._keys = keys
         self._clock = clock
-        self._database: sqlite3.Connection | None = None
         self._locks: dict[str, int] = {}
         self._latest = 0.0
-        # One at a time, in a thread: another process may hold the lock for a while. Several event
-        # loops may use one store, and what a cancelled caller began may still be under way.
-        self._turns: RunVar[anyio.CapacityLimiter] = RunVar("turns")
-        self._lock = threading.Lock()
-        _stores.add(self)
 
     @property
     def keys(self) -> KeyRing:
@@ -140,17 +115,12 @@ class SqliteStore:
         """
         for owner in list(self._locks):
             self._leave(owner)
-        self._close()
-
-    def _close(self) -> None:
-        if self._database is not None:
-            self._database.close()
-            self._database = None
+        super().close()
 
     # ---- Owners ----
 
     async def join(self) -> str:
-        return await self._run(SqliteStore._join)
+        return await self._run(self._join)
 
     def _join(self) -> str:
         owner = secrets.token_hex(16)
@@ -181,7 +151,7 @@ class SqliteStore:
                 self._alive(path.name)
 
     async def leave(self, owner: str) -> None:
-        await self._run(SqliteStore._leave, owner)
+        await self._run(self._leave, owner)
 
     def _leave(self, owner: str) -> None:
         descriptor = self._locks.pop(owner, None)
@@ -197,13 +167,10 @@ class SqliteStore:
         for descriptor in self._locks.values():
             os.close(descriptor)
         self._locks.clear()
-        self._lock = threading.Lock()
-        # Not closed: that would give back the parent's locks on the file.
-        _inherited.append(self._database)
-        self._database = None
+        super()._forked()
 
     async def alive(self, owner: str) -> bool:
-        return await self._run(SqliteStore._alive, owner)
+        return await self._run(self._alive, owner)
 
     def _alive(self, owner: str) -> bool:
         if owner in self._locks:
@@ -230,7 +197,7 @@ class SqliteStore:
     # ---- Parking ----
 
     async def room(self, limit: int) -> bool:
-        return await self._run(SqliteStore._room, limit)
+        return await self._run(self._room, limit)
 
     def _room(self, limit: int) -> bool:
         with self._transaction() as database:
@@ -238,7 +205,7 @@ class SqliteStore:
             return _parked(database) < limit
 
     async def park(self, cell: StoredCell, owner: str, limit: int, *, again: bool) -> None:
-        await self._run(SqliteStore._park, cell, owner, limit, again)
+        await self._run(self._park, cell, owner, limit, again)
 
     def _park(self, cell: StoredCell, owner: str, limit: int, again: bool) -> None:
         with self._transaction() as database:
@@ -266,7 +233,7 @@ class SqliteStore:
     # ---- Going on ----
 
     async def claim(self, cell_id: str, scope: Scope, owner: str) -> StoredCell | Refusal:
-        return await self._run(SqliteStore._claim, cell_id, scope, owner)
+        return await self._run(self._claim, cell_id, scope, owner)
 
     def _claim(self, cell_id: str, scope: Scope, owner: str) -> StoredCell | Refusal:
         with self._transaction() as database:
@@ -292,7 +259,7 @@ class SqliteStore:
             )
 
     async def release(self, cell_id: str, owner: str) -> None:
-        await self._run(SqliteStore._release, cell_id, owner)
+        await self._run(self._release, cell_id, owner)
 
     def _release(self, cell_id: str, owner: str) -> None:
         with self._transaction() as database:
@@ -303,7 +270,7 @@ class SqliteStore:
             )
 
     async def progress(self, cell_id: str) -> Progress | None:
-        return await self._run(SqliteStore._progress, cell_id)
+        return await self._run(self._progress, cell_id)
 
     def _progress(self, cell_id: str) -> Progress | None:
         with self._transaction("deferred") as database:
@@ -314,7 +281,7 @@ class SqliteStore:
             return Progress(_calls(database, cell_id), replies)
 
     async def take(self, cell_id: str, owner: str) -> StoredCell | None:
-        return await self._run(SqliteStore._take, cell_id, owner)
+        return await self._run(self._take, cell_id, owner)
 
     def _take(self, cell_id: str, owner: str) -> StoredCell | None:
         with self._transaction() as database:
@@ -342,7 +309,7 @@ class SqliteStore:
             return cell
 
     async def drain(self, cell_id: str) -> tuple[bytes, ...] | None:
-        return await self._run(SqliteStore._drain, cell_id)
+        return await self._run(self._drain, cell_id)
 
     def _drain(self, cell_id: str) -> tuple[bytes, ...] | None:
         with self._transaction() as database:
@@ -353,10 +320,10 @@ class SqliteStore:
     # ---- Calls ----
 
     async def mark(self, cell_id: str, call_id: int, owner: str, state: CallState) -> bool:
-        return await self._run(SqliteStore._change, cell_id, call_id, owner, owner, state)
+        return await self._run(self._change, cell_id, call_id, owner, owner, state)
 
     async def adopt(self, cell_id: str, call: StoredCall, owner: str) -> bool:
-        return await self._run(SqliteStore._change, cell_id, call.id, call.owner, owner, call.state)
+        return await self._run(self._change, cell_id, call.id, call.owner, owner, call.state)
 
     def _change(self, cell_id: str, call_id: int, old: str, new: str, state: CallState) -> bool:
         with self._transaction() as database:
@@ -369,7 +336,7 @@ class SqliteStore:
     async def settle(
         self, cell_id: str, call_id: int, reply: bytes, limit: int
     ) -> Literal["kept", "full", "gone"]:
-        return await self._run(SqliteStore._settle, cell_id, call_id, reply, limit)
+        return await self._run(self._settle, cell_id, call_id, reply, limit)
 
     def _settle(
         self, cell_id: str, call_id: int, reply: bytes, limit: int
@@ -389,7 +356,7 @@ class SqliteStore:
     # ---- Ending ----
 
     async def end(self, cell_id: str, scope: Scope, end: End) -> bool:
-        return await self._run(SqliteStore._end, cell_id, scope, end)
+        return await self._run(self._end, cell_id, scope, end)
 
     def _end(self, cell_id: str, scope: Scope, end: End) -> bool:
         with self._transaction() as database:
@@ -403,7 +370,7 @@ class SqliteStore:
             return bool(found)
 
     async def end_all(self, scope: Scope, *, session: bool = False) -> list[str]:
-        return await self._run(SqliteStore._end_all, scope, session)
+        return await self._run(self._end_all, scope, session)
 
     def _end_all(self, scope: Scope, session: bool) -> list[str]:
         with self._transaction() as database:
@@ -441,91 +408,6 @@ class SqliteStore:
         database.execute("delete from cells where id = ?", (cell_id,))
         database.execute("delete from calls where cell = ?", (cell_id,))
         database.execute("delete from replies where cell = ?", (cell_id,))
-
-    # ---- The file ----
-
-    async def _run(
-        self, work: "Callable[Concatenate[SqliteStore, P], T]", *args: P.args, **kwargs: P.kwargs
-    ) -> T:
-        try:
-            turn = self._turns.get()
-        except LookupError:
-            turn = anyio.CapacityLimiter(1)
-            self._turns.set(turn)
-        return await anyio.to_thread.run_sync(
-            lambda: self._translated(work, *args, **kwargs), limiter=turn
-        )
-
-    def _translated(
-        self, work: "Callable[Concatenate[SqliteStore, P], T]", *args: P.args, **kwargs: P.kwargs
-    ) -> T:
-        """Runs `work`; the library's exceptions, and the disk's, become ours."""
-        try:
-            with self._lock:
-                return work(self, *args, **kwargs)
-        except (sqlite3.Error, OSError, UnicodeError, OverflowError, TypeError) as error:
-            # The path is for the operator: what is raised may reach a model.
-            logger.error("%s: %s: %s", self.path, type(error).__name__, error)
-            raise StoreUnavailable(_reason(error)) from None
-
-    @contextmanager
-    def _transaction(self, kind: str = "immediate") -> Iterator[sqlite3.Connection]:
-        database = self._database or self._open()
-        database.execute(f"begin {kind}")
-        try:
-            yield database
-            database.execute("commit")
-        except BaseException:
-            # A failure of the disk may have ended the transaction already.
-            if database.in_transaction:
-                database.execute("rollback")
-            raise
-
-    def _make_folder(self) -> None:
-        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-
-    def _open(self) -> sqlite3.Connection:
-        self._make_folder()
-        os.close(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600))
-        database = sqlite3.connect(
-            self.path, timeout=LOCK_SECONDS, isolation_level=None, check_same_thread=False
-        )
-        try:
-            _prepare(database)
-        except BaseException:
-            database.close()
-            raise
-        self._database = database
-        return database
-
-
-def _prepare(database: sqlite3.Connection) -> None:
-    database.execute("pragma journal_mode = wal")
-    database.execute("pragma synchronous = normal")
-    database.execute("pragma journal_size_limit = 16777216")
-    database.execute("begin immediate")
-    (version,) = database.execute("pragma user_version").fetchone()
-    if version > VERSION:
-        raise StoreUnavailable(
-            f"The store was written by a newer clawmode: it has version {version}, and this one "
-            f"knows {VERSION}. Nothing was changed."
-        )
-    if version == 0:
-        for statement in SCHEMA.split(";\n"):
-            database.execute(statement)
-        database.execute(f"pragma user_version = {VERSION}")
-    database.execute("commit")
-
-
-def _reason(error: Exception) -> str:
-    code = getattr(error, "sqlite_errorname", None) or ""
-    if "FULL" in code:
-        return "The store of waiting programs cannot be written: its disk is full."
-    if "BUSY" in code or "LOCKED" in code:
-        return "The store of waiting programs is locked by another process: try again."
-    if "CORRUPT" in code or "NOTADB" in code:
-        return "The store of waiting programs is damaged: its operator has to move it away."
-    return f"The store of waiting programs cannot be used: {code or type(error).__name__}."
 
 
 # ---- Inside of a transaction ----

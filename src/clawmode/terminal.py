@@ -392,7 +392,8 @@ class CallView:
         if done or not self._tree or not self._summary:
             return
         if self._console is not None:
-            self._console.print(self._render())
+            # Not wrapped: the rest of a long line would stand where our own words do.
+            self._console.print(self._render(), no_wrap=True, overflow="ellipsis")
         else:
             sys.stderr.write("".join(f"{line}\n" for line in self._tree.lines()))
             sys.stderr.flush()

@@ -8,6 +8,7 @@ import os
 import re
 import stat
 import threading
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -46,6 +47,7 @@ from clawmode.messages import (
     Usage,
     UserMessage,
 )
+from clawmode.tools import JsonObject
 from clawmode.types import JsonValue
 
 pytestmark = pytest.mark.anyio
@@ -435,6 +437,19 @@ async def test_a_line_that_is_there_twice_counts_once(path: Path) -> None:
     read = read_transcript(path)
     assert told(read) == ["U one"]
     assert len(read.problems) == 1
+
+
+async def test_lost_calls_do_not_slow_down_every_later_run() -> None:
+    history = History()
+    began = time.process_time()
+    for number in range(20_000):
+        lost = asks(f"c{number}")
+        history.add(Entry(type="message", id=f"a{number}", run_id="lost", at=1.0, message=lost))
+    for number in range(20_000):
+        end: JsonObject = {"phase": "end"}
+        history.add(Entry(type="run", id=f"b{number}", run_id=f"r{number}", at=1.0, data=end))
+    # To look through all of them at each end would take minutes.
+    assert time.process_time() - began < 5
 
 
 async def test_a_line_that_is_too_long_is_skipped_without_being_held(

@@ -1,6 +1,7 @@
 """Which servers there are: ours and other clients' entries, variables, secrets, and mistakes."""
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from clawmode.config import MAX_UNKNOWN
 from clawmode.exceptions import ConfigurationError
 from clawmode.mcp.config import (
     Bearer,
@@ -270,6 +272,20 @@ def test_our_own_keys_are_spelt_right_or_warned_of() -> None:
         f"mcpServers.s.{key}" for key in ("timeoutMS", "comand", "transprt")
     ]
     assert read({"mcp": {"server": {}}}).warnings[0].path == "mcp.server"
+
+
+@pytest.mark.parametrize("keys", [80_000, 100])
+@pytest.mark.parametrize("section", ["ours", "theirs"])
+def test_unknown_keys_without_end_take_no_time(keys: int, section: str) -> None:
+    entry: Any = {"command": "x"} | {f"comand{n:05}": 1 for n in range(keys)}
+    servers: Any = {f"s{n}": entry for n in range(80_000 // keys)}
+    began = time.process_time()
+    found = read({"mcp": {"servers": servers}} if section == "ours" else {"mcpServers": servers})
+    assert time.process_time() - began < 5
+    assert len(found.unwrap()) == len(servers)
+    if section == "ours":
+        assert len(found.warnings) == MAX_UNKNOWN + 1
+        assert found.warnings[-1].message.endswith(f"like {80_000 - MAX_UNKNOWN - 1} more")
 
 
 def test_what_is_worth_a_look_is_said() -> None:

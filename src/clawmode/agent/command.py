@@ -1,10 +1,15 @@
 """`clawmode agent`: one turn in the foreground; whoever sits at the terminal answers for it."""
 
+import gc
+import logging
 import os
+import re
+import shlex
 import signal
 import sys
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
 import anyio
@@ -13,18 +18,29 @@ from clawmode.agent import settings
 from clawmode.agent.model_choice import Models
 from clawmode.agent.requests import AgentRequest, RunResult
 from clawmode.agent.resolve import Configured
-from clawmode.agent.runtime import AgentRuntime
-from clawmode.agent.sessions import SessionStore
+from clawmode.agent.runtime import AgentRuntime, Run
+from clawmode.agent.sessions import Session, SessionStore, UnknownSession
 from clawmode.agent.view import AgentView
 from clawmode.approvals import Approvals
-from clawmode.command_setup import Setup
+from clawmode.command_setup import Options, Setup
+from clawmode.exceptions import ConfigurationError
 from clawmode.models.settings import KNOWN
-from clawmode.questions import Mode, Terminal, attended, make_approvals
-from clawmode.terminal import RED, ProgramOutput, complain, tell
+from clawmode.questions import Desk, Mode, Terminal, make_approvals
+from clawmode.terminal import RED, YELLOW, ProgramOutput, complain, tell
+from clawmode.tools import JsonObject
 
 MIN_SECRET = 6
 SESSIONS = "sessions"
 """Where conversations are kept, in the folder of the state."""
+
+STOPPED = 130
+THREADS_SECONDS = 0.5
+"""How long idle threads may take to end."""
+
+_VARIABLE = re.compile(r"\$\{(?:env:)?([A-Za-z_]\w*)\}", re.ASCII)
+
+LOADS = "… loading the model's library"
+CONNECTS = "… starting"
 
 
 def open_sessions(setup: Setup) -> SessionStore:
@@ -34,26 +50,41 @@ def open_sessions(setup: Setup) -> SessionStore:
 
 def known_secrets(setup: Setup) -> list[str]:
     """What must not be seen in what is written about runs."""
+    configuration = setup.configuration
+    providers = configuration.models.providers.values()
+    profiles = configuration.auth.profiles.values()
+    said = [provider.api_key or "" for provider in providers]
+    said += [value for provider in providers for value in provider.headers.values()]
+    said += [profile.key or "" for profile in profiles]
+    sources = [*profiles, *(provider.auth for provider in providers if provider.auth)]
+    names = [source.env for source in sources if source.env]
+    names += [known.key.env for known in KNOWN.values() if known.key]
+    names += [name for text in said for name in _VARIABLE.findall(text)]
     found = [secret for server in setup.servers for secret in server.secrets]
-    for provider in setup.configuration.models.providers.values():
-        found += [provider.api_key or "", *provider.headers.values()]
-        found.append(os.environ.get(provider.auth.env or "", "") if provider.auth else "")
-    found += [os.environ.get(known.key.env, "") for known in KNOWN.values() if known.key]
-    return [secret for secret in found if len(secret) >= MIN_SECRET and "${" not in secret]
+    found += [*said, *(os.environ.get(name, "") for name in names)]
+    return [it for it in dict.fromkeys(found) if len(it) >= MIN_SECRET and "${" not in it]
 
 
 @asynccontextmanager
-async def open_runtime(setup: Setup, approvals: Approvals) -> AsyncIterator[AgentRuntime]:
-    """A runtime with everything that a setup says."""
+async def open_runtime(
+    setup: Setup, approvals: Approvals, models: Models | None = None
+) -> AsyncIterator[AgentRuntime]:
+    """A runtime with everything that a setup says.
+
+    Args:
+        setup: What it says.
+        approvals: Who is asked.
+        models: Those of the configuration, if some of them are open already.
+    """
     configuration = setup.configuration
     async with AsyncExitStack() as opened:
         servers = None
+        models = await opened.enter_async_context(models or Models(configuration))
         if setup.servers:
             from clawmode.mcp.command import open_servers  # takes a second, and not all need it
 
             asks = approvals.takes_input
             servers = await opened.enter_async_context(open_servers(setup, asks=asks))
-        models = await opened.enter_async_context(Models(configuration))
         runtime = AgentRuntime(
             resolver=Configured(configuration, models, setup.state, setup.narrowed),
             sessions=open_sessions(setup),
@@ -72,6 +103,7 @@ class AgentCommand:
     """How people take part in a turn.
 
     Attributes:
+        options: As they were given, to be given again.
         setup: What it can call, and what the configuration says.
         out: Where the model's words go.
         approve: Who decides about calls.
@@ -80,6 +112,7 @@ class AgentCommand:
         stdin_is_taken: The message was read from there, so a person's answers are not.
     """
 
+    options: Options
     setup: Setup
     out: ProgramOutput
     approve: Mode = "ask"
@@ -87,8 +120,13 @@ class AgentCommand:
     quiet: bool = False
     stdin_is_taken: bool = False
 
-    def run(self, request: AgentRequest) -> RunResult:
-        """Runs a turn and shows it."""
+    def run(self, request: AgentRequest) -> RunResult | None:
+        """Runs a turn and shows it. None: a person wants to decide later, and it is left waiting.
+
+        Raises:
+            ConfigurationError: The request or the configuration cannot be meant; nothing ran.
+            KeyboardInterrupt: The run was stopped.
+        """
         watched = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
         shown = not self.quiet
         view = AgentView(
@@ -97,17 +135,67 @@ class AgentCommand:
             summary=shown and (watched or not self.as_json),
         )
         result: RunResult | None = None
-        try:
-            result = anyio.run(self._drive, request, view)
-        finally:
-            view.close(result)
+        with _told_logs(view):
+            try:
+                models = self._load(request, view)
+                ended = anyio.run(self._drive, request, view, models)
+                result = ended if isinstance(ended, RunResult) else None
+            finally:
+                view.close(result)
+        if isinstance(ended, Run):
+            if self.as_json:
+                self.out.json(_waiting(ended))
+            complain("waiting (approval); go on with:", YELLOW)
+            complain(f"  {self._continuing(ended, request)}")
+            return None
         if self.as_json:
-            self.out.json(result.to_json())
-        elif result.error is not None:
-            complain(f"{result.status}: {result.error}", RED)
-        return result
+            self.out.json(ended.to_json())
+        if ended.status == "aborted":
+            raise KeyboardInterrupt
+        if ended.error is not None and not self.as_json:
+            complain(f"{ended.status}: {ended.error}", RED)
+        _outlast_tools()
+        gc.freeze()  # else the interpreter looks at all of the libraries before it ends
+        return ended
 
-    async def _drive(self, request: AgentRequest, view: AgentView) -> RunResult:
+    # ---- Before it begins ----
+
+    def _load(self, request: AgentRequest, view: AgentView) -> Models:
+        """Opens the model, before anything is begun: to import its library takes seconds."""
+        configuration = self.setup.configuration
+        models = Models(configuration)
+        agent_id = Configured(configuration, models, self.setup.state).agent_of(request)
+        session = anyio.run(self._find_session, request, agent_id)
+        kept = "" if session is None else session.model
+        name = request.model or kept or settings.agent(configuration, agent_id).model
+        if not name:
+            raise ConfigurationError(
+                "no model is configured: set agents.defaults.model in clawmode.json5 to "
+                "`provider/model`, such as anthropic/claude-sonnet-4-5, or give --model",
+                path="agents.defaults.model",
+                expected="provider/model",
+            )
+        view.note(LOADS)
+        with _left_at_once(view):
+            models.find(name)
+        view.note(CONNECTS)
+        return models
+
+    async def _find_session(self, request: AgentRequest, agent_id: str) -> Session | None:
+        key, session_id = request.session_key or None, request.session_id or None
+        try:
+            return await open_sessions(self.setup).resolve(key, session_id, agent_id, create=False)
+        except UnknownSession:
+            if session_id is not None or request.resume:
+                raise
+            return None
+
+    # ---- The turn ----
+
+    async def _drive(
+        self, request: AgentRequest, view: AgentView, models: Models
+    ) -> RunResult | Run:
+        """The result; or the run, if it was left waiting."""
         asks = self.approve == "ask"
         approvals = make_approvals(
             self.approve,
@@ -116,15 +204,38 @@ class AgentCommand:
             paused=view.paused,
             tell=tell,
         )
-        async with open_runtime(self.setup, approvals) as runtime:
-            runtime.subscribe(view.take)
-            async with attended(approvals):
-                run = await runtime.start(request)
-                async with anyio.create_task_group() as tasks:
-                    tasks.start_soon(_abort_when_stopped, runtime, run.id)
-                    result = await runtime.result(run.id)
-                    tasks.cancel_scope.cancel()
-                return result
+        async with open_runtime(self.setup, approvals, models) as runtime:
+            unsubscribe = runtime.subscribe(view.take)
+            run = await runtime.start(request)
+            ended: RunResult | Run = run
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(_abort_when_stopped, runtime, run.id)
+                if isinstance(approvals, Desk):
+                    tasks.start_soon(_put_questions, approvals, tasks.cancel_scope)
+                ended = await runtime.result(run.id)
+                tasks.cancel_scope.cancel()
+            # What is cancelled when all is closed is to be seen as it was: open.
+            unsubscribe()
+        return ended
+
+    def _continuing(self, run: Run, request: AgentRequest) -> str:
+        """The command that goes on with a run, for a shell in the same folder."""
+        words = shlex.split(self.options.resuming(run.id))
+        at = words.index("wait")
+        given = {"--model": request.model, "--thinking": request.thinking}
+        words[at : at + 2] = ["agent", "--continue", run.id, "--session", run.session.key]
+        words += [word for option, value in given.items() if value for word in (option, value)]
+        return shlex.join(words)
+
+
+def _waiting(run: Run) -> JsonObject:
+    session = run.session
+    return {
+        "runId": run.id,
+        "sessionKey": session.key,
+        "sessionId": session.id,
+        "status": "waiting",
+    }
 
 
 async def _abort_when_stopped(runtime: AgentRuntime, run_id: str) -> None:
@@ -133,3 +244,70 @@ async def _abort_when_stopped(runtime: AgentRuntime, run_id: str) -> None:
         async for _ in signals:
             runtime.abort(run_id)
             return
+
+
+async def _put_questions(desk: Desk, scope: anyio.CancelScope) -> None:
+    """Puts questions as they come. It ends when somebody wants to decide later; so does all."""
+    await desk.serve()
+    scope.cancel()
+
+
+# ---- Around it ----
+
+
+@contextmanager
+def _left_at_once(view: AgentView) -> Iterator[None]:
+    """Ctrl-C ends the process then and there: a library that is being imported may swallow it."""
+
+    def leave(number: int, frame: object) -> None:
+        view.close(None)
+        tell("stopped")
+        os._exit(STOPPED)
+
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield  # it is ignored: in the background of a script
+        return
+    signal.signal(signal.SIGINT, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+class _Told(logging.Handler):
+    """What is logged, in a line for people: harmless, and without tracebacks."""
+
+    def __init__(self, view: AgentView) -> None:
+        super().__init__()
+        self._view = view
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.name == "clawmode.mcp" and record.levelno == logging.WARNING:
+            return  # a server that is not there: `open_servers` has told, and so do calls
+        text = record.getMessage()
+        if record.exc_info and record.exc_info[1] is not None:
+            text += f": {type(record.exc_info[1]).__name__}: {record.exc_info[1]}"
+        with self._view.paused():
+            complain(f"{record.name}: {text}")
+
+
+@contextmanager
+def _told_logs(view: AgentView) -> Iterator[None]:
+    logger = logging.getLogger("clawmode")
+    handler = _Told(view)
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+
+
+def _outlast_tools() -> None:
+    """A tool that is not async cannot be stopped: it is waited for, and that is said."""
+    threads = [thread for thread in threading.enumerate()[1:] if not thread.daemon]
+    for thread in threads:
+        thread.join(THREADS_SECONDS / len(threads))
+    if any(thread.is_alive() for thread in threads):
+        tell("a tool that cannot be stopped still runs (Ctrl-C leaves without it)")
+    for thread in threads:
+        thread.join()

@@ -7,6 +7,7 @@ again is `History.messages`. How transcripts are written is `transcript`'s busin
 import json
 import logging
 import os
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -162,7 +163,7 @@ class History:
         self._ids: set[str] = set()
         self._open: dict[str, Entry] = {}
         self._ended: set[str] = set()
-        self._unanswered: dict[tuple[str, str], ToolCall] = {}
+        self._unanswered: defaultdict[str, dict[str, ToolCall]] = defaultdict(dict)
         self._last: dict[str, Message] = {}
 
     @property
@@ -172,12 +173,10 @@ class History:
 
     def open_runs(self) -> Mapping[str, OpenRun]:
         """Runs without an end, by their ids, oldest first."""
-        waiting: dict[str, list[ToolCall]] = {run_id: [] for run_id in self._open}
-        for (run_id, _), call in self._unanswered.items():
-            if run_id in waiting:
-                waiting[run_id].append(call)
         return {
-            run_id: OpenRun(run_id, start, self._last.get(run_id), tuple(waiting[run_id]))
+            run_id: OpenRun(
+                run_id, start, self._last.get(run_id), tuple(self._unanswered[run_id].values())
+            )
             for run_id, start in self._open.items()
         }
 
@@ -241,23 +240,23 @@ class History:
         """One more entry."""
         self._entries.append(entry)
         self._ids.add(entry.id)
+        message = entry.message
         if entry.type == "run":
             self._follow_run(entry)
-        elif isinstance(entry.message, ToolMessage):
-            self._unanswered.pop((entry.run_id, entry.message.call_id), None)
-        elif entry.message is not None and (told := _replayed(entry.message)) is not None:
+        elif isinstance(message, ToolMessage):
+            self._unanswered[entry.run_id].pop(message.call_id, None)
+        elif isinstance(message, AssistantMessage) and (told := _replayed(message)) is not None:
             for call in _calls_of(told):
-                self._unanswered[entry.run_id, call.id] = call
-        if entry.message is not None:
-            self._last[entry.run_id] = entry.message
+                self._unanswered[entry.run_id][call.id] = call
+        if message is not None:
+            self._last[entry.run_id] = message
 
     def _follow_run(self, entry: Entry) -> None:
         if entry.data.get("phase") == "end":
             self._ended.add(entry.run_id)
             self._open.pop(entry.run_id, None)
             self._last.pop(entry.run_id, None)
-            for key in [key for key in self._unanswered if key[0] == entry.run_id]:
-                del self._unanswered[key]
+            self._unanswered.pop(entry.run_id, None)
         elif entry.run_id not in self._ended:
             self._open.setdefault(entry.run_id, entry)
 
@@ -282,13 +281,17 @@ def _replayed(message: UserMessage | AssistantMessage) -> UserMessage | Assistan
     if message.stop == "aborted":
         # Thoughts and calls may be cut off in the middle, and no provider takes half of one.
         kept = tuple(part for part in kept if isinstance(part, Text) and part.text)
-    elif len({call.id for call in message.calls}) < len(message.calls):
+    elif _has_an_id_twice(message.calls):
         # Two calls of one id in a message would make every later request a bad one.
         seen: set[str] = set()
         kept = tuple(part for part in kept if _is_new(part, seen))
     if not kept:
         return None
     return message if kept is message.content else replace(message, content=kept)
+
+
+def _has_an_id_twice(calls: Sequence[ToolCall]) -> bool:
+    return len(calls) > 1 and len({call.id for call in calls}) < len(calls)
 
 
 def _is_new(part: object, seen: set[str]) -> bool:
@@ -378,7 +381,7 @@ def _lines(file: BinaryIO) -> Iterator[tuple[bytes | None, int, bool]]:
 def _is_object(line: bytes) -> bool:
     """Whether a line is whole but for its end: no part of an object is one."""
     try:
-        return isinstance(_DECODER.decode(line.decode()), dict)
+        return isinstance(_decode(line), dict)
     except (ValueError, RecursionError):
         return False
 
@@ -386,7 +389,7 @@ def _is_object(line: bytes) -> bool:
 def _read_line(line: bytes, history: History, name: str) -> str | None:
     """Adds what a line says; if that is nothing, why."""
     try:
-        value = _DECODER.decode(line.decode())
+        value = _decode(line)
         if not isinstance(value, dict):
             return "it is no object"
         if value.get("type") == "session":
@@ -423,8 +426,9 @@ def _entry(value: JsonObject) -> Entry:
     if kind == "message":
         message = from_json(value.get("message"))
         return Entry(type=kind, id=entry_id, run_id=run_id, at=at, message=message)
-    data = {key: item for key, item in value.items() if key not in _HEAD}
-    return Entry(type=kind, id=entry_id, run_id=run_id, at=at, data=data)
+    for key in _HEAD:
+        value.pop(key, None)
+    return Entry(type=kind, id=entry_id, run_id=run_id, at=at, data=value)
 
 
 def _text(value: JsonObject, key: str, default: str | None = None) -> str:
@@ -446,6 +450,15 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 _DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
+
+
+def _decode(line: bytes) -> JsonValue:
+    """What `JSONDecoder.decode` does, without its two regular expressions for each line."""
+    text = line.decode().strip(" \t\r\n")
+    value, end = _DECODER.raw_decode(text)
+    if end < len(text):
+        raise ValueError("there is more than an object")
+    return value
 
 
 def failed(path: Path, what: str, error: OSError) -> TranscriptError:

@@ -1,8 +1,6 @@
 """What `sessions` and `trajectory` show and write."""
 
 import os
-import shutil
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -12,17 +10,23 @@ import anyio
 from clawmode.agent import settings
 from clawmode.agent.command import known_secrets, open_sessions
 from clawmode.agent.history import History, read_transcript
+from clawmode.agent.session_keys import SessionError, is_session_id
 from clawmode.agent.sessions import Session
 from clawmode.agent.trajectory import read_sidecar, sidecar_path
 from clawmode.agent.trajectory_export import export as export_bundle
 from clawmode.agent.trajectory_view import render
 from clawmode.agent.workspaces import workspace_of
 from clawmode.command_setup import Setup
-from clawmode.exceptions import ConfigurationError
 from clawmode.redaction import Redactor
 from clawmode.terminal import ProgramOutput, duration, tell
 from clawmode.tools import JsonObject
 from clawmode.types import JsonValue
+
+MAX_WIDTH = 10_000
+"""Of a line, where nobody watches."""
+
+WIDE = 100
+"""Columns in which ids have room beside keys."""
 
 
 def list_all(setup: Setup, agent_id: str, limit: int) -> list[JsonValue]:
@@ -41,20 +45,29 @@ def print_sessions(out: ProgramOutput, sessions: list[JsonValue]) -> None:
     if not sessions:
         tell("there are no sessions yet: see `clawmode agent`")
         return
+    wide = not out.is_terminal or _terminal_width() >= WIDE
     rows: list[list[str]] = []
     for each in sessions:
         known: dict[str, Any] = dict(each) if isinstance(each, dict) else {}
         usage: dict[str, int] = known["usage"]
-        ago = duration(max(time.time() - known["updatedAt"], 0))
+        ago = duration(max(time.time() - known["updatedAt"] / 1000, 0))
         tokens = f"{usage['input'] + usage['output']:,}"
-        rows.append([known["key"], known["id"], f"{ago} ago", known["lastStatus"], tokens])
-    out.table(["key", "id", "used", "last run", "tokens"], rows)
+        names = [known["key"], known["id"]] if wide else [known["key"]]
+        rows.append([*names, f"{ago} ago", known["lastStatus"] or "-", tokens])
+    names = ["key", "id"] if wide else ["key"]
+    out.table([*names, "used", "last run", "tokens"], rows)
 
 
 def read_session(setup: Setup, reference: str, run_id: str) -> JsonObject:
-    """A conversation with all its entries."""
+    """A conversation with all its entries, or those of one run.
+
+    Raises:
+        SessionError: There is no such session, or no such run.
+    """
     session, history = _open(setup, reference)
     entries = [it for it in history.entries if run_id in ("", it.run_id)]
+    if run_id and not entries:
+        raise _no_run(session, run_id)
     return {
         "session": _describe(session),
         "entries": [entry.to_json() for entry in entries],
@@ -66,17 +79,36 @@ def show(out: ProgramOutput, setup: Setup, reference: str, run_id: str) -> None:
     """Draws the runs of a session as a tree.
 
     Raises:
-        ConfigurationError: There is no such run.
+        SessionError: There is no such session, or no such run.
     """
     session, history = _open(setup, reference)
     sidecar = read_sidecar(sidecar_path(session.transcript, session.id), session.id)
-    width = shutil.get_terminal_size((100, 24)).columns if sys.stdout.isatty() else 10_000
+    width = _terminal_width() if out.is_terminal else MAX_WIDTH
     redactor = Redactor(known_secrets(setup))
     lines = render(history, width=width, run_id=run_id or None, sidecar=sidecar, redactor=redactor)
     if not lines and run_id:
-        raise ConfigurationError(f"the session {session.key} has no run {run_id[:80]!r}")
+        raise _no_run(session, run_id)
     for line in lines:
         out.say(line)
+    if not lines:
+        tell(f"nothing has been said in the session {session.key} yet")
+    if history.unreadable:
+        tell(f"{history.unreadable} entries of the transcript cannot be read, and are left out")
+
+
+def _no_run(session: Session, run_id: str) -> SessionError:
+    return SessionError(
+        f"the session {session.key} has no run {run_id[:80]!r}: "
+        f"see `clawmode sessions show {session.key}`"
+    )
+
+
+def _terminal_width() -> int:
+    # Our own stdout is not that of the process any more: see `ProgramOutput`.
+    for fd in (2, 0):
+        if os.isatty(fd):
+            return os.get_terminal_size(fd).columns or 80
+    return 80
 
 
 def export(setup: Setup, reference: str, name: str) -> JsonObject:
@@ -103,13 +135,13 @@ def export(setup: Setup, reference: str, name: str) -> JsonObject:
 
 def _open(setup: Setup, reference: str) -> tuple[Session, History]:
     store = open_sessions(setup)
+    agent_id = settings.default_agent(setup.configuration)
 
     async def fetch() -> Session:
-        from clawmode.agent.session_keys import is_session_id
-
-        by_id = is_session_id(reference)
-        key, session_id = (None, reference) if by_id else (reference, None)
-        return await store.resolve(key, session_id, create=False)
+        if is_session_id(reference):
+            return await store.resolve(session_id=reference, create=False)
+        owner = None if reference.lower().startswith("agent:") else agent_id
+        return await store.resolve(reference, agent_id=owner, create=False)
 
     session = anyio.run(fetch)
     return session, read_transcript(session.transcript)
@@ -120,8 +152,8 @@ def _describe(session: Session) -> JsonObject:
         "key": session.key,
         "id": session.id,
         "agentId": session.agent_id,
-        "createdAt": session.created_at,
-        "updatedAt": session.updated_at,
+        "createdAt": int(session.created_at * 1000),
+        "updatedAt": int(session.updated_at * 1000),
         "title": session.title,
         "model": session.model,
         "lastStatus": session.last_status,

@@ -51,6 +51,8 @@ Problem: TypeAlias = ErrorKind | Literal["too_many_turns", "repeats"]
 
 MAX_BACKOFF = 30.0
 MAX_RETRY_AFTER = 60.0
+MAX_ANSWER_CHARS = 4 << 20
+"""Of one answer, thoughts included. The longest that models are made for have a quarter of that."""
 REPEATS_NOTED, REPEATS_ENDED = 3, 6
 """After how many calls of the same kind with the same answer the model is told, and stopped."""
 
@@ -94,6 +96,22 @@ class LoopLimits:
     idle_seconds: Callable[[Model], float] = lambda model: 120.0
 
 
+class Shorten(Protocol):
+    """Makes a conversation shorter."""
+
+    async def __call__(
+        self, turn: "Turn", model: Model, *, overflow: bool
+    ) -> Sequence[Message] | None:
+        """The conversation that stands for the turn's; None if that is as short as it gets.
+
+        Args:
+            turn: Whose conversation.
+            model: Who is to read it.
+            overflow: The model has said that it is too long; else it may be.
+        """
+        ...
+
+
 @dataclass(slots=True, kw_only=True)
 class Turn:
     """What one run of the loop works on, and what has come of it.
@@ -102,6 +120,7 @@ class Turn:
         models: The one to ask, and those to fall back to.
         messages: The conversation; grows.
         incoming: What people have said meanwhile, taken before each request.
+        shorten: Makes a conversation shorter that is too long for a model.
     """
 
     models: Sequence[Model]
@@ -114,6 +133,7 @@ class Turn:
     run_id: str = ""
     cache_key: str = ""
     incoming: Callable[[], list[UserMessage]] = lambda: []
+    shorten: "Shorten | None" = None
     usage: Usage = field(default_factory=Usage)
     turns: int = 0
     tool_calls: int = 0
@@ -196,6 +216,25 @@ async def _ask(turn: Turn) -> AssistantMessage:
 
 
 async def _try(turn: Turn, model: Model) -> AssistantMessage:
+    """Asks a model; if the conversation is too long for it, with a shorter one."""
+    await _shorten(turn, model, overflow=False)
+    try:
+        return await _try_often(turn, model)
+    except ModelError as error:
+        if error.kind != "context_overflow" or not await _shorten(turn, model, overflow=True):
+            raise
+    return await _try_often(turn, model)
+
+
+async def _shorten(turn: Turn, model: Model, *, overflow: bool) -> bool:
+    shorter = None if turn.shorten is None else await turn.shorten(turn, model, overflow=overflow)
+    if shorter is None:
+        return False
+    turn.messages = list(shorter)
+    return True
+
+
+async def _try_often(turn: Turn, model: Model) -> AssistantMessage:
     request = ModelRequest(
         system=turn.system,
         messages=tuple(turn.messages),
@@ -236,6 +275,7 @@ class _Listener:
     def __init__(self, turn: Turn) -> None:
         self._turn = turn
         self._text: list[str] = []
+        self._chars = 0
         self.heard = False
 
     async def hear(self, model: Model, request: ModelRequest) -> AssistantMessage:
@@ -247,6 +287,9 @@ class _Listener:
                         if isinstance(event, Finished):
                             return event.message
                         self._pass_on(event)
+                        if self._chars > MAX_ANSWER_CHARS:
+                            text = f"said more than {MAX_ANSWER_CHARS} characters without an end"
+                            raise ModelError("garbage", f"{model.provider}/{model.name} {text}")
         except ModelError:
             raise
         except BaseException as error:
@@ -275,10 +318,12 @@ class _Listener:
         match event:
             case TextDelta(text):
                 self._text.append(text)
+                self._chars += len(text)
                 sink.emit("assistant", {"delta": text})
             case TextEnd(text):
                 sink.emit("assistant", {"text": text})
             case ThinkingDelta(text):
+                self._chars += len(text)
                 sink.emit("thinking", {"delta": text})
             case CallBegun(name):
                 sink.emit("assistant", {"call": name})
@@ -304,7 +349,8 @@ async def _call_all(turn: Turn, calls: Sequence[ToolCall], repeats: "_Repeats") 
 
     async def make(call: ToolCall) -> None:
         result = await _call(turn, call)
-        if not turn.toolbox.may_repeat(call) and repeats.note(call, result) >= REPEATS_NOTED:
+        watched = result.is_error or not turn.toolbox.may_repeat(call)
+        if watched and repeats.note(call, turn.toolbox.gist(result)) >= REPEATS_NOTED:
             result = replace(result, content=(*result.content, Text(REPEATED)))
         results[call.id] = result
         turn.sink.record(result)
@@ -352,11 +398,11 @@ class _Repeats:
         self._before: dict[str, tuple[str, int]] = {}
         self._now: dict[str, tuple[str, int]] = {}
 
-    def note(self, call: ToolCall, result: ToolMessage) -> int:
+    def note(self, call: ToolCall, result: str) -> int:
         """How many messages in a row have had this call with this result."""
         key = json.dumps([call.name, call.arguments], sort_keys=True)
-        text, count = self._before.get(key, ("", 0))
-        self._now[key] = (result.text, count + 1 if text == result.text else 1)
+        before, count = self._before.get(key, ("", 0))
+        self._now[key] = (result, count + 1 if before == result else 1)
         return self._now[key][1]
 
     def lost(self) -> int | None:

@@ -34,6 +34,7 @@ class Recorder:
         trajectory: Open.
         emit: Tells whoever watches.
         stop: Ends the run: it must not go on if what it does cannot be written down.
+        persist: Makes of a tool's result what is kept of it.
 
     Attributes:
         failure: Why it was stopped, if it was.
@@ -47,12 +48,14 @@ class Recorder:
         *,
         emit: Callable[[Stream, JsonObject], None],
         stop: Callable[[], None],
+        persist: Callable[[ToolMessage], ToolMessage] = lambda message: message,
     ) -> None:
         self._run_id = run_id
         self._transcript = transcript
         self._trajectory = trajectory
         self._emit = emit
         self._stop = stop
+        self._persist = persist
         self._thread = threading.get_ident()
         self.failure: str | None = None
 
@@ -72,6 +75,8 @@ class Recorder:
         """Writes a message down."""
         if isinstance(message, AssistantMessage):
             self.trace("model.completed", _completed(message))
+        elif isinstance(message, ToolMessage):
+            message = self._persist(message)
         with self._written():
             try:
                 self._transcript.message(self._run_id, message)

@@ -4,7 +4,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from clawmode.agent.compaction import CompactionSettings
 from clawmode.agent.loop import LoopLimits, Status
+from clawmode.agent.prompt import Ingredients
+from clawmode.agent.replies import Shape
 from clawmode.agent.sessions import Session
 from clawmode.config import CodeModeConfig
 from clawmode.messages import Image
@@ -58,6 +61,9 @@ class RunSettings:
     Attributes:
         models: The one to ask, and those to fall back to.
         policy: All of its layers, for this agent, model, channel and sender.
+        ingredients: What the system prompt is made of.
+        shape: What of a run is shown to whoever asked.
+        compaction: When and how a long conversation is shortened.
     """
 
     agent_id: str
@@ -65,7 +71,9 @@ class RunSettings:
     policy: Policy
     code_mode: CodeModeConfig
     workspace: Path
-    system: str = ""
+    ingredients: Ingredients
+    shape: Shape = field(default_factory=Shape)
+    compaction: CompactionSettings = field(default_factory=CompactionSettings)
     thinking: ThinkingLevel = "off"
     timeout_seconds: float = 172_800.0
     lock_seconds: float = 60.0

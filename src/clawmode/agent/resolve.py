@@ -1,19 +1,29 @@
 """What the configuration says about a request: who runs, with which model, where, how long."""
 
+import os
 from pathlib import Path
 
-from clawmode.agent import prompt, settings
+import anyio
+
+from clawmode.agent import bootstrap, settings
+from clawmode.agent.compaction import CompactionSettings
 from clawmode.agent.loop import LoopLimits
 from clawmode.agent.model_choice import Models
+from clawmode.agent.prompt import Ingredients
+from clawmode.agent.replies import Shape
 from clawmode.agent.requests import AgentRequest, RunSettings
 from clawmode.agent.session_keys import session_key
 from clawmode.agent.sessions import Session
 from clawmode.agent.settings import AgentSettings, Configuration
-from clawmode.agent.timeouts import idle_window
+from clawmode.agent.skills import SkillLoader
+from clawmode.agent.timeouts import RunClock, idle_window
 from clawmode.agent.workspaces import sandbox_root, workspace_of
 from clawmode.exceptions import ConfigurationError
 from clawmode.models.base import Model
 from clawmode.policy import Policy
+
+SKILLS = "skills"
+"""The folder of skills, in a workspace and in the state."""
 
 
 class Configured:
@@ -37,6 +47,7 @@ class Configured:
         self._models = models
         self._state = state
         self._narrowed = narrowed or Policy()
+        self._loaders: dict[Path, SkillLoader] = {}
 
     def agent_of(self, request: AgentRequest) -> str:
         """The id of the agent that is meant: named, or that of the session's key."""
@@ -57,10 +68,13 @@ class Configured:
         seconds = float(agent.timeout_seconds)
         if request.timeout_seconds is not None:
             seconds = min(request.timeout_seconds, seconds)
-        is_set = agent.timeout_is_set or request.timeout_seconds is not None
+        clock = RunClock(
+            seconds=seconds,
+            is_set=agent.timeout_is_set or request.timeout_seconds is not None,
+        )
 
         def idle(model: Model) -> float:
-            return idle_window(model.limits, run_seconds=seconds, run_is_set=is_set)
+            return idle_window(model.limits, clock)
 
         return RunSettings(
             agent_id=agent.id,
@@ -68,7 +82,11 @@ class Configured:
             policy=self._policy(request, agent, models[0], sandboxed),
             code_mode=agent.code_mode,
             workspace=workspace,
-            system=prompt.build(workspace=workspace, extra=request.system),
+            ingredients=await anyio.to_thread.run_sync(
+                self._ingredients, request, agent, workspace
+            ),
+            shape=Shape(verbose=agent.verbose != "off"),
+            compaction=self._compaction(agent),
             thinking=agent.thinking,
             timeout_seconds=seconds,
             lock_seconds=self._configuration.session.write_lock.acquire_timeout_ms / 1000,
@@ -95,6 +113,44 @@ class Configured:
             return workspace_of(self._state, agent.id, agent.workspace or None)
         root = agent.sandbox_workspace_root or None
         return sandbox_root(self._state, agent.id, session.id, configured=root)
+
+    def _ingredients(
+        self, request: AgentRequest, agent: AgentSettings, workspace: Path
+    ) -> Ingredients:
+        """What the prompt is made of. Reads files: a thread's work."""
+        return Ingredients(
+            workspace=workspace,
+            skills=self._loader(workspace).load(),
+            files=bootstrap.load(
+                workspace,
+                bootstrap.FILES if agent.bootstrap_files is None else agent.bootstrap_files,
+                max_chars=agent.bootstrap_chars,
+            ),
+            extra=request.system,
+        )
+
+    def _compaction(self, agent: AgentSettings) -> CompactionSettings:
+        own = agent.compaction_model
+        return CompactionSettings(
+            enabled=agent.compaction,
+            reserve_tokens=agent.reserve_tokens,
+            keep_tokens=agent.keep_recent_tokens,
+            context_tokens=agent.context_tokens,
+            model=None if own is None else self._models.find(own),
+        )
+
+    def _loader(self, workspace: Path) -> SkillLoader:
+        """What finds the skills of a workspace; kept, because it remembers them."""
+        if workspace not in self._loaders:
+            configured = self._configuration.skills
+            extra = (Path(os.path.expanduser(each)) for each in configured.load.extra_dirs)
+            entries = configured.entries
+            self._loaders[workspace] = SkillLoader(
+                (workspace / SKILLS, self._state / SKILLS, *extra),
+                frozenset(name for name, each in entries.items() if not each.enabled),
+                {name: each.env for name, each in entries.items()},
+            )
+        return self._loaders[workspace]
 
     def _policy(
         self, request: AgentRequest, agent: AgentSettings, model: Model, sandboxed: bool

@@ -9,7 +9,7 @@ import time
 import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, TypeAlias
@@ -19,10 +19,14 @@ from anyio.abc import TaskGroup
 
 from clawmode import __version__
 from clawmode.activation import ToolSurface, activate
+from clawmode.agent.compaction import Compactor
 from clawmode.agent.events import AgentEvent, Listener, Stream
+from clawmode.agent.hooks import AgentEnd, AgentHooks, ClaimedReply, ModelResolve, PromptBuild
 from clawmode.agent.lanes import Lanes
 from clawmode.agent.loop import Outcome, Status, Turn, run_loop
+from clawmode.agent.prompt import Prompt, build
 from clawmode.agent.recorder import Recorder
+from clawmode.agent.replies import SILENT, Shape, shape
 from clawmode.agent.requests import AgentRequest, Resolver, RunResult, RunSettings
 from clawmode.agent.sessions import Session, SessionStore
 from clawmode.agent.toolbox import CodeModeTools, DirectTools, Toolbox
@@ -35,7 +39,7 @@ from clawmode.exceptions import ClawmodeError, ConfigurationError
 from clawmode.executor import Executor
 from clawmode.foreign import told
 from clawmode.hooks import Hooks
-from clawmode.messages import Text, UserMessage
+from clawmode.messages import AssistantMessage, Message, Text, UserMessage
 from clawmode.models.debug import debug_flags, log
 from clawmode.namespaces import NamespaceRegistry
 from clawmode.redaction import Redactor
@@ -58,6 +62,8 @@ MAX_REMEMBERED = 1_000
 
 MAX_MESSAGE_CHARS = 1 << 20
 STOPPED = "The run was stopped."
+NOTHING_SAID = "The process ended before it was written down what was asked: ask again."
+CONTINUED = "[The process ended in the middle of this, and has been started again. Go on.]"
 
 
 @dataclass(eq=False, slots=True)
@@ -114,6 +120,7 @@ class AgentRuntime:
         self.sessions = sessions
         self.approvals = approvals or Approvals()
         self.hooks = hooks or Hooks()
+        self._agent_hooks = AgentHooks(self.hooks)
         self._resolver = resolver
         self._tools = tuple(tools)
         self._plugin_tools = tuple(plugin_tools)
@@ -173,6 +180,8 @@ class AgentRuntime:
             session_id=request.session_id or None,
             agent_id=agent_id,
         )
+        if (known := self._runs.get(request.run_id)) is not None:
+            return known  # asked for twice at once
         run = Run(request.run_id or uuid.uuid4().hex, request, session)
         self._remember(run)
         self._tasks.start_soon(self._live, run)
@@ -254,6 +263,7 @@ class AgentRuntime:
         run.started_at, run.state = time.time(), "running"
         self._emit(run, "lifecycle", {"phase": "start", "startedAt": int(run.started_at * 1000)})
         try:
+            await self._let_hooks_choose(run)
             settings = await self._resolver.settings(run.request, run.session)
             async with run.session.open(
                 settings.lock_seconds, workspace=settings.workspace
@@ -261,6 +271,16 @@ class AgentRuntime:
                 return await self._in_session(run, settings, transcript)
         except ClawmodeError as error:
             return _Ended(Outcome("error", None, str(error)))
+
+    async def _let_hooks_choose(self, run: Run) -> None:
+        """Hooks may say which model, before anything is looked up."""
+        if not self.hooks.has("before_model_resolve", "before_agent_start"):
+            return
+        event = ModelResolve(prompt=run.request.message, run=_context_of(run))
+        chosen = await self._agent_hooks.choose_model(event)
+        if chosen.model:
+            name = f"{chosen.provider}/{chosen.model}" if chosen.provider else chosen.model
+            run.request = replace(run.request, model=name)
 
     async def _in_session(
         self, run: Run, settings: RunSettings, transcript: Transcript
@@ -277,6 +297,7 @@ class AgentRuntime:
                 trajectory,
                 emit=lambda stream, data: self._emit(run, stream, data),
                 stop=clock.cancel,
+                persist=self._agent_hooks.persist,
             )
             ended = _Ended(Outcome("aborted", None, STOPPED))
             try:
@@ -288,6 +309,9 @@ class AgentRuntime:
                 elif clock.cancelled_caught:
                     text = f"The run took longer than {settings.timeout_seconds:g} s."
                     ended.outcome = Outcome("timeout", None, text)
+                said = (it.message for it in transcript.entries if it.run_id == run.id)
+                ended.said = tuple(message for message in said if message is not None)
+                ended.shape = settings.shape
                 if not self._closing and run.id in transcript.open_runs():
                     ended.write(transcript, run.id)
                 recorder.trace("session.ended", ended.to_json())
@@ -322,14 +346,7 @@ class AgentRuntime:
             raw_model_call=request.raw_model_call,
         )
         _log_surface(run.id, surface, settings)
-        context = RunContext(
-            agent_id=settings.agent_id,
-            session_id=run.session.id,
-            session_key=run.session.key,
-            run_id=run.id,
-            sender=request.sender,
-            channel=request.channel,
-        )
+        context = _context_of(run)
         model = settings.models[0]
         transcript.start_run(
             run.id,
@@ -388,24 +405,38 @@ class AgentRuntime:
         toolbox: Toolbox,
     ) -> "_Ended":
         request = run.request
-        if request.resume:
-            recorder.settle_lost_calls()
-        else:
+        if not request.resume:
             recorder.record(UserMessage(content=(Text(request.message), *request.images)))
+        elif (outcome := _take_up(run.id, transcript, recorder)) is not None:
+            return _Ended(outcome)
         messages = transcript.messages()
+        prompt = Prompt()
+        if request.raw_model_call:
+            messages = messages[-1:]
+        else:
+            shown = PromptBuild(
+                prompt=request.message, run=_context_of(run), messages=tuple(messages[:-1])
+            )
+            claimed = await self._agent_hooks.claim_reply(shown)
+            if claimed is not None:
+                return _Ended(_answer_instead(claimed, recorder))
+            additions = await self._agent_hooks.build_prompt(shown)
+            prompt = build(settings.ingredients, additions)
+            messages = _with_context(messages, prompt.context)
         recorder.trace("trace.metadata", _about(request, settings))
-        recorder.trace("context.compiled", _context(settings, toolbox, len(messages)))
+        recorder.trace("context.compiled", _context(prompt, toolbox, len(messages)))
         recorder.trace("prompt.submitted", {"prompt": request.message, "resumed": request.resume})
         turn = Turn(
             models=settings.models,
             toolbox=toolbox,
-            system="" if request.raw_model_call else settings.system,
-            messages=messages[-1:] if request.raw_model_call else messages,
+            system=prompt.text,
+            messages=messages,
             sink=recorder,
             limits=settings.limits,
             thinking=request.thinking or settings.thinking,
             run_id=run.id,
             cache_key=run.session.id,
+            shorten=None if request.raw_model_call else self._compactor(run, settings, transcript),
         )
         outcome = await run_loop(turn)
         metadata: JsonObject = {"assistantTurns": turn.turns, "toolCalls": turn.tool_calls}
@@ -413,17 +444,24 @@ class AgentRuntime:
             metadata |= {"provider": turn.model.provider, "model": turn.model.name}
         return _Ended(outcome, turn.usage.to_json(), metadata)
 
+    def _compactor(self, run: Run, settings: RunSettings, transcript: Transcript) -> Compactor:
+        return Compactor(
+            settings.compaction,
+            transcript,
+            _context_of(run),
+            self.hooks,
+            lambda stream, data: self._emit(run, stream, data),
+        )
+
     async def _conclude(self, run: Run, ended: "_Ended") -> None:
         outcome = ended.outcome
         now = time.time()
-        reply = outcome.reply.text if outcome.reply is not None else ""
-        payloads: tuple[JsonObject, ...] = ({"text": reply},) if reply else ()
         run.result = RunResult(
             run_id=run.id,
             session_key=run.session.key,
             session_id=run.session.id,
             status=outcome.status,
-            payloads=payloads,
+            payloads=shape(ended.said, error=outcome.error, how=ended.shape),
             usage=ended.usage,
             metadata=ended.metadata,
             error=outcome.error,
@@ -442,6 +480,15 @@ class AgentRuntime:
         except ClawmodeError as error:
             logger.error("session %s: %s", run.session.key, error)
         run.ended.set()
+        if self.hooks.has("agent_end"):
+            end = AgentEnd(
+                run=_context_of(run),
+                status=outcome.status,
+                messages=ended.said,
+                metadata=ended.metadata,
+                error=outcome.error,
+            )
+            await self._agent_hooks.end_run(end)
 
     def _emit(self, run: Run, stream: Stream, data: JsonObject) -> None:
         run.seq += 1
@@ -460,6 +507,8 @@ class _Ended:
     outcome: Outcome
     usage: JsonObject = field(default_factory=dict[str, JsonValue])
     metadata: JsonObject = field(default_factory=dict[str, JsonValue])
+    said: tuple[Message, ...] = ()
+    shape: Shape = field(default_factory=Shape)
 
     def to_json(self) -> JsonObject:
         """For the trajectory."""
@@ -482,6 +531,49 @@ class _Ended:
             logger.error("run %s: its end was not written: %s", run_id, error)
             if outcome.status == "ok":
                 self.outcome = Outcome("error", outcome.reply, str(error))
+
+
+def _take_up(run_id: str, transcript: Transcript, recorder: Recorder) -> Outcome | None:
+    """Makes a run ready to go on; or says how it ended, if that alone was not written down."""
+    recorder.settle_lost_calls()
+    last = transcript.open_runs()[run_id].last
+    if last is None:
+        return Outcome("error", None, NOTHING_SAID)
+    if isinstance(last, AssistantMessage) and not last.calls and last.stop != "aborted":
+        return Outcome("ok", last)
+    if isinstance(transcript.messages()[-1], AssistantMessage):
+        # What was cut off, or another run's answer: models want to be asked something.
+        recorder.record(UserMessage.of(CONTINUED))
+    return None
+
+
+def _context_of(run: Run) -> RunContext:
+    return RunContext(
+        agent_id=run.session.agent_id,
+        session_id=run.session.id,
+        session_key=run.session.key,
+        run_id=run.id,
+        sender=run.request.sender,
+        channel=run.request.channel,
+    )
+
+
+def _answer_instead(claimed: ClaimedReply, recorder: Recorder) -> Outcome:
+    """The turn is a hook's: it answers, or nobody does."""
+    silent = claimed.silent or not claimed.text.strip()
+    said = AssistantMessage(
+        content=(Text(SILENT[0] if silent else claimed.text),), provider="hook", model="hook"
+    )
+    recorder.record(said)
+    return Outcome("ok", said)
+
+
+def _with_context(messages: list[Message], context: str) -> list[Message]:
+    """The conversation with something before what was said last; it is not kept."""
+    last = messages[-1] if messages else None
+    if not context or not isinstance(last, UserMessage):
+        return messages
+    return [*messages[:-1], replace(last, content=(Text(f"{context}\n\n"), *last.content))]
 
 
 def _check(request: AgentRequest) -> None:
@@ -517,12 +609,17 @@ def _about(request: AgentRequest, settings: RunSettings) -> JsonObject:
     }
 
 
-def _context(settings: RunSettings, toolbox: Toolbox, messages: int) -> JsonObject:
+def _context(prompt: Prompt, toolbox: Toolbox, messages: int) -> JsonObject:
     tools: list[JsonValue] = [
         {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
         for tool in toolbox.definitions()
     ]
-    return {"systemPrompt": settings.system, "tools": tools, "messageCount": messages}
+    return {
+        "systemPrompt": prompt.text,
+        "promptReport": prompt.report(),
+        "tools": tools,
+        "messageCount": messages,
+    }
 
 
 def _engaged(code_mode: CodeMode) -> JsonObject:

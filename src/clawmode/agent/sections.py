@@ -41,6 +41,7 @@ YEAR_SECONDS = 31_536_000
 TIMEOUT_SECONDS = 172_800
 MAX_TURNS = 500
 RESERVE_TOKENS = 16_384
+BOOTSTRAP_CHARS = 20_000
 KEEP_RECENT_TOKENS = 20_000
 MAX_TOKENS = 100_000_000
 DAY_MS = 86_400_000
@@ -204,6 +205,16 @@ class Sandbox(Section):
     workspace_root: str | None = option("Where sandboxed runs have their workspace instead.")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bootstrap(Section):
+    """The files of the workspace that go into the system prompt."""
+
+    files: tuple[str, ...] | None = option("Their names; those that are not there are left out.")
+    max_chars: int | None = option(
+        "How much of each.", low=100, high=1_000_000, unset=BOOTSTRAP_CHARS
+    )
+
+
 _ASIDE_OF_AGENTS = _unused(
     *("agentDir", "bootstrapMaxChars", "bootstrapTotalMaxChars", "contextPruning", "cwd"),
     *("groupChat", "heartbeat", "humanDelay", "identity", "imageModel", "mediaMaxMb"),
@@ -236,6 +247,7 @@ class AgentOptions(Section):
         "The model's context, if it is to be smaller than it is.", low=1000, high=MAX_TOKENS
     )
     compaction: Compaction | None = option("How long conversations are shortened.")
+    bootstrap: Bootstrap | None = option("What it reads before anything else.")
     sandbox: Sandbox | None = option("Whether runs are sandboxed.")
 
 
@@ -470,6 +482,66 @@ class Diagnostics(Section):
 # ---- The whole ----
 
 
+# ---- Skills and plugins ----
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SkillEntry(Section):
+    """A skill."""
+
+    ASIDE: ClassVar[Mapping[str, str]] = _unused("apiKey", "config")
+
+    enabled: bool = option("Whether it is told of.", True)
+    env: dict[str, str] = option("Variables for the commands of runs.", dict, secret=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SkillFolders(Section):
+    """Where skills are."""
+
+    ASIDE: ClassVar[Mapping[str, str]] = _unused("watch", "watchDebounceMs")
+
+    extra_dirs: tuple[str, ...] = option("Folders beside those of workspace and state.", ())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Skills(Section):
+    """What models can be told how to do."""
+
+    ASIDE: ClassVar[Mapping[str, str]] = _unused("allowBundled", "install", "limits")
+
+    entries: dict[str, SkillEntry] = option("Skills by name.", dict)
+    load: SkillFolders = option("Where they are.", SkillFolders)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PluginEntry(Section):
+    """A plugin."""
+
+    ASIDE: ClassVar[Mapping[str, str]] = _unused("hooks", "env", "apiKey")
+
+    enabled: bool = option("Whether it is loaded.", True)
+    config: JsonObject = option("Its settings, as its manifest describes them.", dict, secret=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PluginFolders(Section):
+    """Where plugins are."""
+
+    paths: tuple[str, ...] = option("Folders that are plugins, or that hold some.", ())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PluginSection(Section):
+    """What extends the agent."""
+
+    ASIDE: ClassVar[Mapping[str, str]] = _unused("allow", "deny", "slots", "installs")
+
+    enabled: bool = option("Whether any are loaded.", True)
+    entries: dict[str, PluginEntry] = option("Plugins by id.", dict)
+    load: PluginFolders = option("Where they are, beside installed packages.", PluginFolders)
+
+
 def _later(what: str) -> Any:
     return option(f"{what}; kept as it is.", dict, secret=True)
 
@@ -497,9 +569,9 @@ class Configuration(Section):
     messages: Messages = option("Messages on their way in.", Messages)
     diagnostics: Diagnostics = option("When a session is stuck.", Diagnostics)
     hooks: JsonObject = _later("Hooks of operators")
-    plugins: JsonObject = _later("Plugins")
+    plugins: PluginSection = option("What extends the agent.", PluginSection)
     gateway: JsonObject = _later("The gateway")
     cron: JsonObject = _later("Runs at set times")
-    skills: JsonObject = _later("Skills")
+    skills: Skills = option("What models can be told how to do.", Skills)
     security: JsonObject = _later("Policies of installation")
     channels: JsonObject = _later("Channels")

@@ -9,20 +9,14 @@ A key stays, and leads to one session at a time; an id is one conversation.
 
 import json
 import logging
-import os
 import sqlite3
-import threading
 import time
 import uuid
-import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Concatenate, ParamSpec, TypeVar
-
-import anyio
-from anyio.lowlevel import RunVar
+from typing import Any, ClassVar
 
 from clawmode.agent.history import Header
 from clawmode.agent.session_keys import (
@@ -38,6 +32,7 @@ from clawmode.agent.session_lock import ACQUIRE_SECONDS, SessionLock
 from clawmode.agent.transcript import Transcript, open_transcript
 from clawmode.messages import Usage
 from clawmode.search import NearNames
+from clawmode.sqlite_file import Layout, SqliteFile
 from clawmode.tools import JsonObject
 from clawmode.types import JsonValue
 
@@ -72,9 +67,6 @@ create index sessions_of_key on sessions (key);
 
 BY_ID = "select * from sessions where id = ?"
 BY_KEY = "select * from sessions where key = ? and current"
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 
 class UnknownSession(SessionError):
@@ -158,19 +150,10 @@ class Session:
 # ---- The index ----
 
 
-_stores: "weakref.WeakSet[SessionStore]" = weakref.WeakSet()
-_inherited: list[sqlite3.Connection | None] = []
+LAYOUT = Layout("The index of sessions", VERSION, SCHEMA, SessionsUnavailable, logger)
 
 
-def _leave_to_the_parent() -> None:
-    for store in list(_stores):
-        store._forked()
-
-
-os.register_at_fork(after_in_child=_leave_to_the_parent)
-
-
-class SessionStore:
+class SessionStore(SqliteFile):
     """The sessions in a folder, which any number of processes may share.
 
     Every method may raise `SessionsUnavailable`; then nothing has changed.
@@ -181,22 +164,8 @@ class SessionStore:
     """
 
     def __init__(self, folder: Path | str, *, clock: Callable[[], float] = time.time) -> None:
-        self.folder = Path(folder)
-        self.path = self.folder / "sessions.sqlite3"
+        super().__init__(Path(folder) / "sessions.sqlite3", LAYOUT, lock_seconds=LOCK_SECONDS)
         self._clock = clock
-        self._database: sqlite3.Connection | None = None
-        # One at a time, in a thread: another process may hold the lock for a while. Several event
-        # loops may use one store, and what a cancelled caller began may still be under way.
-        self._turns: RunVar[anyio.CapacityLimiter] = RunVar("turns")
-        self._lock = threading.Lock()
-        _stores.add(self)
-
-    def close(self) -> None:
-        """Closes the file. Idempotent; the next use opens it again."""
-        with self._lock:
-            if self._database is not None:
-                self._database.close()
-                self._database = None
 
     # ---- For callers ----
 
@@ -222,7 +191,7 @@ class SessionStore:
         """
         if session_id is None:
             wanted = session_key(key, agent_id)
-            return await self._run(SessionStore._resolve_key, wanted, create)
+            return await self._run(self._resolve_key, wanted, create)
         owner = None if agent_id is None else check_agent_id(agent_id)
         wanted = None if key is None else session_key(key, agent_id)
         session = await self.get(session_id)
@@ -239,16 +208,14 @@ class SessionStore:
             InvalidSession: It can be neither.
             UnknownSession: There is none.
         """
-        return await self._run(SessionStore._get, _reference(reference))
+        return await self._run(self._get, _reference(reference))
 
     async def list(
         self, agent_id: str | None = None, *, limit: int = 100, offset: int = 0
     ) -> Sequence[Session]:
         """Sessions, the one that was used last first. Those that were reset are left out."""
         owner = None if agent_id is None else check_agent_id(agent_id)
-        return await self._run(
-            SessionStore._list, owner, max(0, min(limit, MAX_LISTED)), max(0, offset)
-        )
+        return await self._run(self._list, owner, max(0, min(limit, MAX_LISTED)), max(0, offset))
 
     async def touch(
         self,
@@ -279,10 +246,8 @@ class SessionStore:
         if max(len(model or ""), len(status or "")) > MAX_KEY_CHARS:
             raise InvalidSession(f"A model or a status has up to {MAX_KEY_CHARS} characters.")
         changes = {"status": status, "title": title, "model": model}
-        counted = usage if isinstance(usage, Usage) else _usage(usage or {})
-        return await self._run(
-            SessionStore._touch, _reference(reference), changes, counted, data or {}
-        )
+        counted = usage if isinstance(usage, Usage) else Usage.from_json(usage or {})
+        return await self._run(self._touch, _reference(reference), changes, counted, data or {})
 
     async def reset(self, key: str, agent_id: str | None = None) -> Session:
         """A new session under a key. The old one and its transcript are kept, under its id.
@@ -292,7 +257,7 @@ class SessionStore:
         Raises:
             UnknownSession: There is none.
         """
-        return await self._run(SessionStore._reset, session_key(key, agent_id))
+        return await self._run(self._reset, session_key(key, agent_id))
 
     async def delete(
         self, key: str, agent_id: str | None = None, *, timeout_seconds: float = ACQUIRE_SECONDS
@@ -304,11 +269,11 @@ class SessionStore:
             SessionBusy: A run writes to one of them: that one, and later ones, are still there.
         """
         wanted = session_key(key, agent_id)
-        found = await self._run(SessionStore._all_of, wanted)
+        found = await self._run(self._all_of, wanted)
         for session in found:
             lock = SessionLock(session.transcript)
             async with lock.hold(timeout_seconds):
-                await self._run(SessionStore._delete, session)
+                await self._run(self._delete, session)
                 lock.delete_file()
         return len(found)
 
@@ -425,93 +390,6 @@ class SessionStore:
             data=json.loads(row[13]),
         )
 
-    # ---- The file ----
-
-    async def _run(
-        self, work: "Callable[Concatenate[SessionStore, P], T]", *args: P.args, **kwargs: P.kwargs
-    ) -> T:
-        try:
-            turn = self._turns.get()
-        except LookupError:
-            turn = anyio.CapacityLimiter(1)
-            self._turns.set(turn)
-        return await anyio.to_thread.run_sync(
-            lambda: self._translated(work, *args, **kwargs), limiter=turn
-        )
-
-    def _translated(
-        self, work: "Callable[Concatenate[SessionStore, P], T]", *args: P.args, **kwargs: P.kwargs
-    ) -> T:
-        """Runs `work`; the library's exceptions, and the disk's, become ours."""
-        try:
-            with self._lock:
-                return work(self, *args, **kwargs)
-        except (sqlite3.Error, OSError, ValueError, OverflowError, TypeError) as error:
-            # The path is for the operator: what is raised may reach a client.
-            logger.error("%s: %s: %s", self.path, type(error).__name__, error)
-            raise SessionsUnavailable(_reason(error)) from None
-
-    @contextmanager
-    def _transaction(self, kind: str = "immediate") -> Iterator[sqlite3.Connection]:
-        database = self._database or self._open()
-        database.execute(f"begin {kind}")
-        try:
-            yield database
-            database.execute("commit")
-        except BaseException:
-            # A failure of the disk may have ended the transaction already.
-            if database.in_transaction:
-                database.execute("rollback")
-            raise
-
-    def _open(self) -> sqlite3.Connection:
-        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        os.close(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600))
-        database = sqlite3.connect(
-            self.path, timeout=LOCK_SECONDS, isolation_level=None, check_same_thread=False
-        )
-        try:
-            _prepare(database)
-        except BaseException:
-            database.close()
-            raise
-        self._database = database
-        return database
-
-    def _forked(self) -> None:
-        self._lock = threading.Lock()
-        # Not closed: that would give back the parent's locks on the file.
-        _inherited.append(self._database)
-        self._database = None
-
-
-def _prepare(database: sqlite3.Connection) -> None:
-    database.execute("pragma journal_mode = wal")
-    database.execute("pragma synchronous = normal")
-    database.execute("begin immediate")
-    (version,) = database.execute("pragma user_version").fetchone()
-    if version > VERSION:
-        raise SessionsUnavailable(
-            f"The index of sessions was written by a newer clawmode: it has version {version}, "
-            f"and this one knows {VERSION}. Nothing was changed."
-        )
-    if version == 0:
-        for statement in SCHEMA.split(";\n"):
-            database.execute(statement)
-        database.execute(f"pragma user_version = {VERSION}")
-    database.execute("commit")
-
-
-def _reason(error: Exception) -> str:
-    code = getattr(error, "sqlite_errorname", None) or ""
-    if "FULL" in code:
-        return "The index of sessions cannot be written: its disk is full."
-    if "BUSY" in code or "LOCKED" in code:
-        return "The index of sessions is locked by another process: try again."
-    if "CORRUPT" in code or "NOTADB" in code:
-        return "The index of sessions is damaged: its operator has to move it away."
-    return f"The index of sessions cannot be used: {code or type(error).__name__}."
-
 
 def _unknown(database: sqlite3.Connection, reference: str) -> UnknownSession:
     by_id = is_session_id(reference)
@@ -525,16 +403,6 @@ def _unknown(database: sqlite3.Connection, reference: str) -> UnknownSession:
 
 def _reference(reference: str) -> str:
     return check_session_id(reference) if is_session_id(reference) else session_key(reference)
-
-
-def _usage(usage: JsonObject) -> Usage:
-    counts = {key: value for key, value in usage.items() if isinstance(value, int)}
-    return Usage(
-        counts.get("input", 0),
-        counts.get("output", 0),
-        counts.get("cacheRead", 0),
-        counts.get("cacheWrite", 0),
-    )
 
 
 def _encoded(data: JsonObject) -> str:

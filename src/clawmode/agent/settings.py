@@ -6,12 +6,14 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, TypeVar
 
 from clawmode.agent.sections import (
+    BOOTSTRAP_CHARS,
     KEEP_RECENT_TOKENS,
     MAX_TURNS,
     RESERVE_TOKENS,
     TIMEOUT_SECONDS,
     AgentEntry,
     AgentOptions,
+    Bootstrap,
     Compaction,
     Configuration,
     ModelChoice,
@@ -71,6 +73,7 @@ class AgentSettings:
         timeout_is_set: Whether somebody set `timeout_seconds`: then it bounds a model's silence.
         context_tokens: None leaves it to the model.
         compaction_model: None is the agent's own.
+        bootstrap_files: None leaves it to us.
     """
 
     id: str
@@ -88,6 +91,8 @@ class AgentSettings:
     reserve_tokens: int
     keep_recent_tokens: int
     compaction_model: str | None
+    bootstrap_files: tuple[str, ...] | None
+    bootstrap_chars: int
     sandbox_mode: SandboxMode
     sandbox_workspace_root: str
     code_mode: CodeModeConfig
@@ -119,7 +124,7 @@ def agent(configuration: Configuration, agent_id: str | None = None) -> AgentSet
     defaults: AgentOptions = configuration.agents.defaults
     used = _over(entry, defaults) if entry else defaults
     compaction, sandbox = used.compaction or Compaction(), used.sandbox or Sandbox()
-    model = used.model or ModelChoice()
+    model, files = used.model or ModelChoice(), used.bootstrap or Bootstrap()
     return AgentSettings(
         id=agent_id,
         name=(entry.name if entry else None) or agent_id,
@@ -136,6 +141,8 @@ def agent(configuration: Configuration, agent_id: str | None = None) -> AgentSet
         reserve_tokens=_given(compaction.reserve_tokens, RESERVE_TOKENS),
         keep_recent_tokens=_given(compaction.keep_recent_tokens, KEEP_RECENT_TOKENS),
         compaction_model=compaction.model,
+        bootstrap_files=files.files,
+        bootstrap_chars=_given(files.max_chars, BOOTSTRAP_CHARS),
         sandbox_mode=sandbox.mode or "off",
         sandbox_workspace_root=os.path.expanduser(sandbox.workspace_root or ""),
         code_mode=code_mode(configuration, agent_id),

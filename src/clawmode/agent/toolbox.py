@@ -50,6 +50,10 @@ class Toolbox(Protocol):
         """Whether a model that makes the same call over and over may mean it."""
         ...
 
+    def gist(self, result: ToolMessage) -> str:
+        """What counts of a result when it is held against another one."""
+        ...
+
     async def call(self, call: ToolCall) -> ToolMessage:
         """Makes a call; does not raise."""
         ...
@@ -96,6 +100,14 @@ class CodeModeTools:
     def may_repeat(self, call: ToolCall) -> bool:
         """To wait again for the same program is what waiting is."""
         return call.name == "wait"
+
+    def gist(self, result: ToolMessage) -> str:
+        """What the program came to: ids and counters are new each time."""
+        try:
+            said = json.loads(result.text)
+        except ValueError:
+            return result.text
+        return json.dumps([said.get(key) for key in ("status", "value", "output", "error")])
 
     async def call(self, call: ToolCall) -> ToolMessage:
         """Starts or continues a program."""
@@ -150,6 +162,10 @@ class DirectTools:
     def may_repeat(self, call: ToolCall) -> bool:
         """Not for ever."""
         return False
+
+    def gist(self, result: ToolMessage) -> str:
+        """Its words."""
+        return result.text
 
     async def call(self, call: ToolCall) -> ToolMessage:
         """Makes a call, on the one path that every call takes."""

@@ -194,7 +194,7 @@ class Transcript(History):
         with self._guard:
             self._check_open(run_id)
             if isinstance(message, ToolMessage):
-                if (run_id, message.call_id) not in self._unanswered:
+                if message.call_id not in self._unanswered[run_id]:
                     logger.warning("run %s: no call waits for %.80r", run_id, message.call_id)
                     return False
                 message = _with_bounded_details(message)

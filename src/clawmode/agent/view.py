@@ -1,8 +1,11 @@
 """A run as people see it: words as they come on stdout, calls as a tree on stderr."""
 
 import json
+import os
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 from clawmode.agent.events import AgentEvent
@@ -11,6 +14,12 @@ from clawmode.executor import CallEvent
 from clawmode.terminal import CallView, ProgramOutput, complain, duration, one_line
 
 MAX_ARGS_CHARS = 60
+MIN_ARGS_CHARS = 16
+BESIDE_ARGS = 20
+"""Columns for what stands around the arguments: the guide, the tool's name, the time."""
+
+WAITS = "… waiting for the model"
+THINKS = "… the model thinks"
 
 
 class AgentView:
@@ -18,7 +27,7 @@ class AgentView:
 
     Args:
         out: Where the model's words go; None if a program reads the result instead.
-        live: Show calls while they run.
+        live: Show calls while they run, and what is waited for.
         summary: Show calls when they have ended.
     """
 
@@ -27,47 +36,93 @@ class AgentView:
         self._live = live
         self._summary = summary
         self._calls: CallView | None = None
-        self._open: set[str] = set()
+        self._open: dict[str, CallEvent] = {}
+        self._nested: dict[str, CallEvent] = {}
         self._in_line = False
+        self._spoke = False
+        self._noted = ""
+        self._held = 0
+        self._kept: list[AgentEvent] = []
 
     def take(self, event: AgentEvent) -> None:
         """Takes in what happened: a listener for `AgentRuntime.subscribe`."""
+        if self._held:
+            self._kept.append(event)
+        else:
+            self._show(event)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Leaves the terminal to others. What happens meanwhile is shown afterwards."""
+        self._wipe()
+        self._end_line()
+        self._held += 1
+        try:
+            with nullcontext() if self._calls is None else self._calls.paused():
+                yield
+        finally:
+            self._held -= 1
+            while self._kept and not self._held:
+                self._show(self._kept.pop(0))
+
+    def note(self, text: str) -> None:
+        """Says on a terminal what is waited for, until something else is shown."""
+        if self._live and not self._in_line and self._calls is None and text != self._noted:
+            self._wipe()
+            sys.stderr.write(text)
+            sys.stderr.flush()
+            self._noted = text
+
+    def close(self, result: RunResult | None) -> None:
+        """Shows how it ended."""
+        self._wipe()
+        self._end_line()
+        self._close_calls()
+        self._wipe()
+        if result is None:
+            return
+        if self._out is not None and not self._spoke and result.status == "ok":
+            for payload in result.payloads:  # not the model's words: a hook has answered
+                self._out.say(str(payload.get("text", "")))
+        if self._summary:
+            complain(_footer(result))
+
+    def _show(self, event: AgentEvent) -> None:
         data: dict[str, Any] = dict(event.data)
         if event.stream == "assistant":
             self._speak(data)
         elif event.stream == "tool":
             self._call(data)
+        elif event.stream == "thinking":
+            self.note(THINKS)
+        elif data.get("phase") == "start":
+            self.note(WAITS)
 
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Leaves the terminal to others."""
-        self._end_line()
-        if self._calls is None:
-            yield
-        else:
-            with self._calls.paused():
-                yield
-
-    def close(self, result: RunResult | None) -> None:
-        """Shows how it ended."""
-        self._end_line()
-        self._close_calls()
-        if result is not None and self._summary:
-            complain(_footer(result))
+    def _wipe(self) -> None:
+        if self._noted:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
+            self._noted = ""
 
     # ---- Words ----
 
     def _speak(self, data: dict[str, Any]) -> None:
-        if self._out is None:
-            return
+        self._close_calls()
         if data.get("reset"):
+            self._wipe()
             self._end_line()
             complain("(the model was cut off, and begins again)")
-        if delta := data.get("delta"):
+        if (delta := data.get("delta")) and self._out is not None:
+            self._wipe()
             self._in_line = not delta.endswith("\n")
+            self._spoke = True
             self._out.stream(delta)
         if "text" in data:
             self._end_line()
+            self.note(WAITS)
+        if "call" in data:
+            self._end_line()
+            self.note(f"… the model writes a call of {one_line(str(data['call']), 40)}")
 
     def _end_line(self) -> None:
         if self._in_line and self._out is not None:
@@ -77,33 +132,65 @@ class AgentView:
     # ---- Calls ----
 
     def _call(self, data: dict[str, Any]) -> None:
-        parent = data.get("parentId")
-        if self._calls is None:
-            self._end_line()
-            self._calls = CallView(live=self._live, summary=self._summary, title="the model")
+        nested = data.get("parentId") is not None
         failed = "failed" if data.get("isError") else "completed"
-        self._calls.take(
-            CallEvent(
-                data["phase"],
-                data["callId"],
-                _words(data) if parent is None else data["name"],
-                parent,
-                data.get("state") or failed,
-                data.get("ms", 0) / 1000,
-                data.get("update"),
-                data.get("code"),
-            )
+        event = CallEvent(
+            data["phase"],
+            data["callId"],
+            data["name"] if nested else _words(data),
+            data.get("parentId"),
+            data.get("state") or failed,
+            data.get("ms", 0) / 1000,
+            data.get("update"),
+            data.get("code"),
         )
-        if parent is None:
-            self._follow(data)
+        if nested:
+            self._take_nested(event)
+        else:
+            self._take_outer(event, str(data["name"]))
 
-    def _follow(self, data: dict[str, Any]) -> None:
-        if data["phase"] == "start":
-            self._open.add(data["callId"])
-        elif data["phase"] == "end":
-            self._open.discard(data["callId"])
+    def _take_outer(self, event: CallEvent, name: str) -> None:
+        """A call of the model; those that it makes side by side share a tree."""
+        if event.phase == "start":
             if not self._open:
                 self._close_calls()
+            self._wipe()
+            self._end_line()
+            self._open[event.call_id] = replace(event, tool_id=name)
+            if self._calls is None:
+                self._calls = CallView(live=self._live, summary=self._summary, title="the model")
+            self._calls.take(event)
+            if name == "wait":
+                # What its program had begun before it was parked goes on below it.
+                for begun in self._nested.values():
+                    self._calls.take(self._below(begun))
+        elif self._calls is not None:
+            self._calls.take(event)
+        if event.phase == "end":
+            self._open.pop(event.call_id, None)
+            self._settle()
+
+    def _take_nested(self, event: CallEvent) -> None:
+        if event.phase == "start":
+            self._nested[event.call_id] = event
+        elif event.phase == "end":
+            self._nested.pop(event.call_id, None)
+        if self._calls is not None:
+            self._calls.take(self._below(event))
+            self._settle()
+
+    def _below(self, event: CallEvent) -> CallEvent:
+        """Below the call that made it, or below the `wait` for a program that made it before."""
+        if event.parent_id in self._open:
+            return event
+        waits = [key for key, call in self._open.items() if call.tool_id == "wait"]
+        return replace(event, parent_id=waits[0]) if waits else event
+
+    def _settle(self) -> None:
+        # Nested calls that are cancelled end after the call that made them.
+        if not self._open and not self._nested:
+            self._close_calls()
+            self.note(WAITS)
 
     def _close_calls(self) -> None:
         if self._calls is not None:
@@ -113,22 +200,39 @@ class AgentView:
 
 def _words(data: dict[str, Any]) -> str:
     """A call of the model in a few words: what it is, and what with."""
-    args = data.get("args")
+    args: Any = data.get("args")
     if not args:
         return str(data["name"])
-    code = args.get("code") if isinstance(args, dict) else None
-    text = code.strip() if isinstance(code, str) else json.dumps(args, ensure_ascii=False)
-    return f"{data['name']}  {one_line(text, MAX_ARGS_CHARS)}"
+    if isinstance(args, dict) and isinstance(code := args.get("code"), str):
+        args = code.strip()
+    elif isinstance(args, dict) and len(args) == 1 and data["name"] == "wait":
+        (args,) = args.values()
+    text = args if isinstance(args, str) else json.dumps(args, ensure_ascii=False)
+    return f"{data['name']}  {one_line(text, _room())}"
+
+
+def _room() -> int:
+    """Characters for arguments: the time is to be seen behind them."""
+    try:
+        columns = os.get_terminal_size(2).columns
+    except OSError:
+        return MAX_ARGS_CHARS
+    return max(min(MAX_ARGS_CHARS, columns - BESIDE_ARGS), MIN_ARGS_CHARS)
 
 
 def _footer(result: RunResult) -> str:
+    """What the run was, as far as that is known of one that was stopped."""
     known: dict[str, Any] = result.metadata
-    turns = known.get("assistantTurns", 0)
-    parts = [
-        duration(result.ended_at - result.started_at),
-        f"{turns} {'request' if turns == 1 else 'requests'}",
-        f"{result.usage.get('input', 0):,} tokens in, {result.usage.get('output', 0):,} out",
-        "code mode" if known.get("codeModeEngaged") else "direct tools",
-        f"session {result.session_key}",
-    ]
-    return " · ".join(parts)
+    parts = [duration(max(result.ended_at - result.started_at, 0.0))]
+    if "assistantTurns" in known:
+        turns = known["assistantTurns"]
+        parts.append(f"{turns} {'request' if turns == 1 else 'requests'}")
+    if "model" in known:
+        parts.append(one_line(f"{known.get('provider')}/{known['model']}", MAX_ARGS_CHARS))
+    if result.usage:
+        usage: dict[str, Any] = result.usage
+        parts.append(f"{usage.get('input', 0):,} tokens in, {usage.get('output', 0):,} out")
+    if "codeModeEngaged" in known:
+        direct = "direct tools" if known.get("visibleTools") else "no tools"
+        parts.append("code mode" if known["codeModeEngaged"] else direct)
+    return " · ".join([*parts, f"session {result.session_key}"])

@@ -1,5 +1,7 @@
 """`agent`, `sessions list|show`, `trajectory export|show`: turns, and what is kept of them."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -25,8 +27,10 @@ from clawmode.commands.common import (
 
 if TYPE_CHECKING:
     from clawmode.command_setup import Setup
+    from clawmode.terminal import ProgramOutput
 
 EXIT = {"ok": 0, "error": FAILED, "timeout": FAILED, "aborted": STOPPED}
+WAITING = 3
 
 sessions_app = new_app("Look at conversations.")
 trajectory_app = new_app("Look at what runs did, step by step.")
@@ -69,9 +73,9 @@ def agent(
 ) -> None:
     """Run one turn of an agent: what it says goes to stdout, what it does is shown on stderr.
 
-    Exit status: 0 done, 1 failed, 2 usage, 130 stopped.
+    Exit status: 0 done, 1 failed, 2 usage, 3 waiting, 130 stopped.
     """
-    with command() as out:
+    with session_command() as out:
         from clawmode.agent.command import AgentCommand
         from clawmode.agent.requests import AgentRequest
         from clawmode.agent.session_keys import is_session_id
@@ -81,7 +85,9 @@ def agent(
         if thinking and level is None:
             fail(f"--thinking is one of {', '.join(THINKING_LEVELS)}, not {thinking!r}", USAGE)
         if bool(message) is bool(resume):
-            fail("give a --message, or a run to --continue", USAGE)
+            fail("give a --message (- reads it from stdin), or a run to --continue", USAGE)
+        if timeout is not None and not timeout > 0:
+            fail(f"--timeout takes seconds, more than none, not {timeout:g}", USAGE)
         by_id = is_session_id(session)
         request = AgentRequest(
             message=read_source("-") if message == "-" else message,
@@ -95,8 +101,10 @@ def agent(
             timeout_seconds=timeout,
             channel="cli",
         )
+        options = gather(tools, config, mcp_config, policy, approve, state)
         turn = AgentCommand(
-            setup=load_setup(gather(tools, config, mcp_config, policy, approve, state)),
+            options=options,
+            setup=load_setup(options),
             out=out,
             approve=approve,
             as_json=as_json,
@@ -104,7 +112,7 @@ def agent(
             stdin_is_taken=message == "-",
         )
         result = turn.run(request)
-    raise typer.Exit(EXIT[result.status])
+    raise typer.Exit(WAITING if result is None else EXIT[result.status])
 
 
 # ---- Sessions ----
@@ -119,7 +127,7 @@ def list_sessions(
     as_json: JsonOption = False,
 ) -> None:
     """List conversations, the one that was used last first."""
-    with command() as out:
+    with session_command() as out:
         from clawmode.agent.listings import list_all, print_sessions
 
         found = list_all(_setup(config, state), agent_id, limit)
@@ -138,7 +146,7 @@ def show_session(
     as_json: JsonOption = False,
 ) -> None:
     """Show a conversation: what was said, and the calls that were made."""
-    with command() as out:
+    with session_command() as out:
         from clawmode.agent.listings import read_session, show
 
         setup = _setup(config, state)
@@ -159,7 +167,7 @@ def show_trajectory(
     state: StateOption = None,
 ) -> None:
     """Draw what the runs of a session did as a tree."""
-    with command() as out:
+    with session_command() as out:
         from clawmode.agent.listings import show
 
         show(out, _setup(config, state), session, run)
@@ -174,7 +182,7 @@ def export_trajectory(
     as_json: JsonOption = False,
 ) -> None:
     """Write what is known of a session's runs, without secrets, to a folder in the workspace."""
-    with command() as out:
+    with session_command() as out:
         from clawmode.agent.listings import export
 
         made = export(_setup(config, state), session, name)
@@ -186,3 +194,16 @@ def export_trajectory(
 
 def _setup(config: str | None, state: str | None) -> "Setup":
     return load_setup(gather(None, config, None, None, "ask", state))
+
+
+@contextmanager
+def session_command() -> "Iterator[ProgramOutput]":
+    """As `command`; and what cannot be a session's name is wrong usage."""
+    with command() as out:
+        from clawmode.agent.session_keys import InvalidSession
+        from clawmode.exceptions import ConfigurationError
+
+        try:
+            yield out
+        except InvalidSession as error:
+            raise ConfigurationError(str(error)) from None

@@ -15,7 +15,7 @@ from pathlib import Path
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from clawmode import config_file
-from clawmode.config import ConfigWarning, join, unknown_key
+from clawmode.config import ConfigWarning, UnknownKeys, join
 from clawmode.exceptions import ConfigurationError
 from clawmode.mcp.settings import (
     DEFAULT_CONNECT_TIMEOUT_MS,
@@ -44,6 +44,9 @@ TRANSPORTS: dict[str, Transport] = {
 TIMEOUTS_MS = (100, 3_600_000)
 
 MAX_NAME = 64
+MAX_COMPARED = 1_000
+"""Keys of other clients that are looked at for slips of the pen: that takes its time."""
+
 MIN_SECRET = 6
 """A shorter value would be struck out of every second word, and was no secret."""
 
@@ -165,6 +168,8 @@ class _Reader:
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self.found = McpConfig()
+        self._unknown = UnknownKeys(self.found.warnings)
+        self._compared = 0
         self._environment = environment
         self._taken: dict[str, _Part] = {}
 
@@ -182,7 +187,7 @@ class _Reader:
             self.found.errors.append(mcp.wrong("an object with `servers`"))
             return
         members = mcp.members()
-        self.found.warnings += _unknown_keys(members, ("servers",), ours=False)
+        self._tell_unknown(members, ("servers",), ours=False)
         if "servers" in members:
             self.read_servers(members["servers"], ours=True)
 
@@ -198,8 +203,30 @@ class _Reader:
             except ConfigurationError as error:
                 self.found.errors.append(error)
                 continue
-            self.found.warnings += _warnings(entry, settings, ours=ours)
+            members = entry.members()
+            self._tell_unknown(members, KEYS, ours=ours)
+            auth = members.get("auth")
+            if auth is not None and isinstance(auth.value, dict):
+                self._tell_unknown(auth.members(), AUTH_KEYS, ours=True)
+            self.found.warnings += _warnings(members, settings)
             self.found.servers.append(settings)
+
+    def _tell_unknown(
+        self, members: Mapping[str, _Part], known: tuple[str, ...], *, ours: bool
+    ) -> None:
+        """In our own section every unknown key; in another's, what looks like a slip of the pen."""
+        for key, part in members.items():
+            if key in known or key in URL_KEYS or (not ours and key in FOREIGN):
+                continue
+            if ours or self._is_slip(key, known):
+                self._unknown.tell(part.path, key, dict.fromkeys(known))
+
+    def _is_slip(self, key: str, known: tuple[str, ...]) -> bool:
+        self._compared += 1
+        if self._compared > MAX_COMPARED:
+            return False
+        by_lower = [it.lower() for it in known]
+        return bool(difflib.get_close_matches(key.lower()[:100], by_lower, cutoff=0.8))
 
     def _check_name(self, name: str, entry: _Part) -> None:
         # A colon separates the parts of a tool's id: with one, two servers could share an id.
@@ -487,12 +514,7 @@ def _header_fault(name: str, value: str) -> str:
 # ---- What is worth a look ----
 
 
-def _warnings(entry: _Part, settings: ServerSettings, *, ours: bool) -> Iterator[ConfigWarning]:
-    members = entry.members()
-    yield from _unknown_keys(members, KEYS, ours=ours)
-    auth = members.get("auth")
-    if auth is not None and isinstance(auth.value, dict):
-        yield from _unknown_keys(auth.members(), AUTH_KEYS, ours=True)
+def _warnings(members: Mapping[str, _Part], settings: ServerSettings) -> Iterator[ConfigWarning]:
     for key in ("timeoutMs", "connectTimeoutMs"):
         value = members[key].value if key in members else None
         low, high = TIMEOUTS_MS
@@ -503,18 +525,6 @@ def _warnings(entry: _Part, settings: ServerSettings, *, ours: bool) -> Iterator
     if url.scheme == "http" and (settings.headers or settings.auth) and not _is_local(url):
         place = next(members[key].path for key in URL_KEYS if key in members)
         yield ConfigWarning(place, "headers are sent without encryption; write https://")
-
-
-def _unknown_keys(
-    members: Mapping[str, _Part], known: tuple[str, ...], *, ours: bool
-) -> Iterator[ConfigWarning]:
-    """In our own section every unknown key; in another's, what looks like a slip of the pen."""
-    by_lower = [it.lower() for it in known]
-    for key, part in members.items():
-        if key in known or key in URL_KEYS or (not ours and key in FOREIGN):
-            continue
-        if ours or difflib.get_close_matches(key.lower()[:100], by_lower, cutoff=0.8):
-            yield ConfigWarning(part.path, unknown_key(key, dict.fromkeys(known)))
 
 
 def _is_local(url: SplitResult) -> bool:

@@ -16,6 +16,7 @@ import anyio.to_thread
 
 from clawmode.exceptions import ConfigurationError
 from clawmode.models.base import ModelError
+from clawmode.redaction import Redactor
 
 logger = logging.getLogger("clawmode.models")
 
@@ -72,9 +73,9 @@ class Credential:
         return f"Credential({self._provider!r}, {self._source!r})"
 
     @property
-    def secrets(self) -> tuple[str, ...]:
-        """What must not be shown."""
-        return () if self._key is None else (self._key,)
+    def redactor(self) -> Redactor:
+        """Strikes out the key, as it is now, and what looks like one."""
+        return Redactor(() if self._key is None else (self._key,))
 
     async def get(self) -> str | None:
         """The key; None if the provider wants none.

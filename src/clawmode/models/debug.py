@@ -13,9 +13,11 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
+
+from clawmode.redaction import Redactor
+from clawmode.types import JsonValue
 
 logger = logging.getLogger("clawmode.models")
 
@@ -90,51 +92,33 @@ def log(message: str, *args: object) -> None:
 
 # ---- Striking out ----
 
-_SECRET_NAME = re.compile(
-    r"(?i)api[-_]?key|authorization|(?:auth|access|refresh|session|bearer|id)[-_]?token|^token$"
-    r"|secret|passw(?:or)?d|passphrase|cookie|credential|(?:private|access|account)[-_]?key"
+# A run begins where none of its characters stands before it: else one that is too short would be
+# looked at again from each of them.
+_BLOB = re.compile(
+    rf"(?<![A-Za-z0-9_+/=-])(?:data:[\w/+.;=-]{{0,100}};base64,)?[A-Za-z0-9_+/=-]{{{MAX_BLOB},}}+"
 )
-_SECRET_TEXT = re.compile(
-    r"(?i:bearer)\s+[\w.~+/=-]{6,}"
-    r"|\b(?:sk|pk|rk|gsk|xai|hf|ghp|gho|ghs|github_pat|glpat|npm|xox[abeprs])[-_][\w-]{8,}"
-    r"|\bAKIA[0-9A-Z]{12,}|\bAIza[\w-]{20,}|\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*"
-)
-_SECRET_PAIR = re.compile(
-    r'(?i)(\\*"[\w-]*(?:api[-_]?key|token|secret|passw(?:or)?d|authorization)[\w-]*\\*"\s*:\s*\\*")'
-    r'[^"\\]+'
-)
-_BLOB = re.compile(rf"(?:data:[\w/+.;=-]*;base64,)?[A-Za-z0-9_+/=-]{{{MAX_BLOB},}}")
 
 
-def redact(text: str, secrets: Sequence[str] = ()) -> str:
-    """The text without these secrets, without what looks like one, and without base64."""
-    for secret in secrets:
-        text = text.replace(secret, "***")
-    text = _SECRET_TEXT.sub("***", text)
-    text = _SECRET_PAIR.sub(r"\1***", text)
+def without_blobs(text: str) -> str:
+    """The text without base64."""
     return _BLOB.sub(lambda found: f"<{len(found[0])} characters of base64>", text)
 
 
-def redact_json(value: Any, secrets: Sequence[str] = ()) -> Any:
-    """JSON without secrets: by the names of its members, and by how its texts look."""
-    if isinstance(value, dict):
-        return {
-            redact(key, secrets): "***"
-            if isinstance(item, str) and _SECRET_NAME.search(key)
-            else redact_json(item, secrets)
-            for key, item in value.items()
-        }
-    if isinstance(value, list):
-        return [redact_json(item, secrets) for item in value]
-    return redact(value, secrets) if isinstance(value, str) else value
-
-
-def shown(data: bytes, secrets: Sequence[str], limit: int) -> str:
-    """JSON, or what should be some, fit to be logged."""
+def shown(data: bytes, redactor: Redactor, limit: int) -> str:
+    """JSON, or what should be some, fit to be logged: without secrets and base64, cut."""
     try:
-        text = json.dumps(redact_json(json.loads(data), secrets), ensure_ascii=False)
+        value = redactor.value(json.loads(data))
+        text = json.dumps(_without_blobs(value), ensure_ascii=False)
     except (ValueError, RecursionError):
-        text = redact(data.decode("utf-8", "replace"), secrets)
+        text = without_blobs(redactor.text(data.decode("utf-8", "replace")))
     if len(text) > limit:
         return f"{text[:limit]}… ({len(data)} bytes in all)"
     return text
+
+
+def _without_blobs(value: JsonValue) -> JsonValue:
+    if isinstance(value, dict):
+        return {key: _without_blobs(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_without_blobs(item) for item in value]
+    return without_blobs(value) if isinstance(value, str) else value

@@ -273,7 +273,7 @@ class DirectModel:
         return from_response(response, self._dialect, self.name, _call_ids(request.messages))
 
     def _translated(self, error: Exception, exchange: Exchange) -> Exception:
-        return failure(error, exchange, self._provider.credential.secrets) or error
+        return failure(error, exchange, self._provider.credential.redactor) or error
 
     # ---- Settings ----
 

@@ -16,7 +16,6 @@ the rest of 4xx, a redirect              invalid_request
 
 import json
 import re
-from collections.abc import Sequence
 from typing import Any
 
 from pydantic_ai.exceptions import (
@@ -39,8 +38,9 @@ from pydantic_ai.exceptions import (
 )
 
 from clawmode.models.base import ErrorKind, ModelError
-from clawmode.models.debug import redact
+from clawmode.models.debug import without_blobs
 from clawmode.models.wire import Exchange, transport_kind
+from clawmode.redaction import Redactor
 
 MAX_TEXT = 500
 
@@ -73,13 +73,13 @@ _REFUSED = re.compile(
 )
 
 
-def failure(error: BaseException, exchange: Exchange, secrets: Sequence[str]) -> ModelError | None:
+def failure(error: BaseException, exchange: Exchange, redactor: Redactor) -> ModelError | None:
     """The error for the loop; None if it is none of the provider's or the wire's: a bug, then.
 
     Args:
         error: What was raised.
         exchange: The request that it was raised for.
-        secrets: What the text must not have.
+        redactor: Takes secrets out of the text.
     """
     if exchange.refusal is not None:
         return exchange.refusal
@@ -89,7 +89,7 @@ def failure(error: BaseException, exchange: Exchange, secrets: Sequence[str]) ->
     if kind is None:
         return None
     status = error.status_code if isinstance(error, ModelHTTPError) else None
-    text = redact(_words(error, kind), secrets)[:MAX_TEXT]
+    text = without_blobs(redactor.text(_words(error, kind)))[:MAX_TEXT]
     where = f"{exchange.label}: HTTP {status}: " if status else f"{exchange.label}: "
     wait = _retry_after(error) if isinstance(error, ModelAPIError) else None
     return ModelError(kind, where + text, status=status, retry_after=wait)

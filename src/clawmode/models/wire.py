@@ -8,7 +8,7 @@ that nobody announced is not sent.
 import json
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -26,6 +26,7 @@ from clawmode.models.debug import (
     log,
     shown,
 )
+from clawmode.redaction import Redactor
 
 CONNECT_SECONDS = 30.0
 READ_SECONDS = 600.0
@@ -261,7 +262,7 @@ class _Outgoing:
             names = tool_names(body)
             log("%s: %d tools: %s", exchange.label, len(names), ", ".join(names))
         elif flags.payload == "full-redacted":
-            text = shown(body, self._credential.secrets, MAX_PAYLOAD)
+            text = shown(body, self._credential.redactor, MAX_PAYLOAD)
             log("%s: payload: %s", exchange.label, text)
 
 
@@ -283,7 +284,7 @@ class _Incoming:
         stream = response.stream
         if exchange is not None and isinstance(stream, httpx2.AsyncByteStream):
             response.stream = _Watched(
-                stream, response, exchange, debug_flags(), self._credential.secrets
+                stream, response, exchange, debug_flags(), self._credential.redactor
             )
 
 
@@ -296,7 +297,7 @@ class _Watched(httpx2.AsyncByteStream):
         response: httpx2.Response,
         exchange: Exchange,
         flags: DebugFlags,
-        secrets: Sequence[str],
+        redactor: Redactor,
     ) -> None:
         self._inner = inner
         self._response = response
@@ -306,7 +307,7 @@ class _Watched(httpx2.AsyncByteStream):
         self._bytes = 0
         self._closed = False
         is_events = "event-stream" in response.headers.get("content-type", "")
-        self._events = _Events(exchange.label, flags, secrets) if is_events and flags.sse else None
+        self._events = _Events(exchange.label, flags, redactor) if is_events and flags.sse else None
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         async for chunk in self._inner:
@@ -341,10 +342,10 @@ class _Watched(httpx2.AsyncByteStream):
 class _Events:
     """The events of a stream, for the log."""
 
-    def __init__(self, label: str, flags: DebugFlags, secrets: Sequence[str]) -> None:
+    def __init__(self, label: str, flags: DebugFlags, redactor: Redactor) -> None:
         self._label = label
         self._peek = flags.sse == "peek"
-        self._secrets = secrets
+        self._redactor = redactor
         self._buffer = b""
         self._seen = 0
 
@@ -369,7 +370,7 @@ class _Events:
         name = named.decode("utf-8", "replace").strip() or _kind_of(data)
         name = "".join(filter(str.isprintable, name))[:80]
         if self._peek:
-            log("%s: event %s: %s", self._label, name, shown(data, self._secrets, MAX_EVENT))
+            log("%s: event %s: %s", self._label, name, shown(data, self._redactor, MAX_EVENT))
         else:
             log("%s: event %s", self._label, name)
 

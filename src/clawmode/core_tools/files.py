@@ -1,0 +1,394 @@
+"""`read`, `write`, `edit` and `apply_patch`: text files of one workspace, for programs and models.
+
+Files are UTF-8 text. What is changed is changed whole or not at all, and never what somebody else
+has changed meanwhile. All of them block, and run in threads.
+"""
+
+import contextlib
+import difflib
+from dataclasses import dataclass, field
+
+from clawmode.core_tools.confined import Workspace
+from clawmode.core_tools.patches import Add, Change, Delete, Update, parse, patched
+from clawmode.core_tools.places import FileLimits, Place, Signature, shown, writing
+from clawmode.core_tools.problems import ToolProblem
+from clawmode.tool_function import tool
+from clawmode.tools import JsonObject, Tool, ToolResult
+from clawmode.types import JsonValue
+
+MAX_LINE_CHARS = 2_000
+MAX_ENTRIES = 1_000
+MAX_PATCH_CHARS = 4 << 20
+NEAR_LINES = 5_000
+NEAR_CHARS = 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileSettings:
+    """What the file tools may do.
+
+    Attributes:
+        limits: Which files they may use. Package managers that link files from a cache (`uv`,
+            `pnpm`) make some that have several names.
+        max_lines: Lines that one `read` gives.
+        max_chars: Characters that one `read` gives.
+    """
+
+    limits: FileLimits = field(default_factory=FileLimits)
+    max_lines: int = 2_000
+    max_chars: int = 50_000
+
+
+def file_tools(workspace: Workspace, settings: FileSettings) -> tuple[Tool, ...]:
+    """The four tools, for one workspace."""
+
+    @tool(effect="read", idempotent=True)
+    def read(path: str, offset: int = 1, limit: int | None = None) -> ToolResult:
+        """Read a text file, or list a folder. Paths are relative to the workspace.
+
+        Long files come in parts: go on with `nextOffset`. Long lines are cut, and said so.
+
+        Args:
+            path: The file or folder.
+            offset: The first line to read, from 1.
+            limit: How many lines.
+        """
+        if offset < 1 or (limit is not None and limit < 1):
+            raise ToolProblem("bad_input", "offset and limit are at least 1")
+        with workspace.locate(path) as place:
+            if place.name is None:
+                return _listing(place)
+            data, _ = place.read()
+        text = decode(data, path).removeprefix("\ufeff")
+        lines = min(limit or settings.max_lines, settings.max_lines)
+        return _part(path, text, offset, lines, settings.max_chars)
+
+    @tool(effect="write")
+    def write(path: str, content: str) -> ToolResult:
+        """Write a text file of the workspace: a new one, or all of an old one.
+
+        Folders that are missing are made.
+
+        Args:
+            path: The file.
+            content: All of its text.
+        """
+        data = encode(content)
+        with writing(), workspace.locate(path) as place:
+            before = place.check()
+            place.stage(data, before)
+            place.commit(before)
+        did = "made" if before is None else "replaced"
+        details: JsonObject = {"path": path, "bytes": len(data), "created": before is None}
+        return ToolResult(f"{did} {shown(path)}: {len(data)} bytes", details)
+
+    @tool(effect="write")
+    def edit(path: str, oldText: str, newText: str, replaceAll: bool = False) -> ToolResult:
+        """Replace text in a file of the workspace. The old text has to be there exactly once.
+
+        Args:
+            path: The file.
+            oldText: What is to be replaced: exactly as it stands there, with enough around it.
+            newText: What is to stand there instead.
+            replaceAll: Replace every occurrence.
+        """
+        with writing(), workspace.locate(path) as place:
+            data, before = place.read()
+            place.check()
+            text = decode(data, path)
+            new, count, line = replaced(text, oldText, newText, path, every=replaceAll)
+            place.stage(encode(new), before)
+            place.commit(before)
+        details: JsonObject = {"path": path, "replacements": count, "line": line}
+        times = "once" if count == 1 else f"{count} times"
+        return ToolResult(f"replaced {times} in {shown(path)}, first in line {line}", details)
+
+    @tool(effect="write")
+    def apply_patch(input: str) -> ToolResult:
+        """Change several files of the workspace at once, or none of them if anything does not fit.
+
+        The patch begins with `*** Begin Patch` and ends with `*** End Patch`. Between them stand
+        `*** Add File: path` (its lines begin with `+`), `*** Delete File: path`, and `*** Update
+        File: path`, optionally followed by `*** Move to: path`, with hunks: `@@` and optionally a
+        line to look for, then lines that begin with a space (kept), `-` (removed) or `+` (added).
+
+        Args:
+            input: The patch.
+        """
+        if len(input) > MAX_PATCH_CHARS:
+            raise ToolProblem("too_large", f"the patch has over {MAX_PATCH_CHARS} characters")
+        changes = parse(input)
+        with writing(), _Batch() as batch:
+            for change in changes:
+                batch.prepare(workspace, change)
+            batch.apply()
+        done: list[JsonValue] = [*batch.told]
+        return ToolResult("\n".join(batch.told), {"changes": done})
+
+    return read, write, edit, apply_patch
+
+
+# ---- Text ----
+
+
+def decode(data: bytes, path: str) -> str:
+    """A file's text.
+
+    Raises:
+        ToolProblem: It is not text.
+    """
+    if b"\0" not in data[:8_192]:
+        with contextlib.suppress(UnicodeDecodeError):
+            return data.decode("utf-8")
+    kind = next((f" (it looks like {kind})" for head, kind in _KINDS if data.startswith(head)), "")
+    raise ToolProblem(
+        "binary", f"{shown(path)} is not UTF-8 text{kind}: {len(data)} bytes; use a command for it"
+    )
+
+
+_KINDS = (
+    (b"\x89PNG\r\n", "a PNG picture"),
+    (b"\xff\xd8\xff", "a JPEG picture"),
+    (b"GIF8", "a GIF picture"),
+    (b"%PDF-", "a PDF document"),
+    (b"PK\x03\x04", "a ZIP archive"),
+    (b"\x1f\x8b", "gzip"),
+    (b"\x7fELF", "a program"),
+    (b"\xff\xfe", "UTF-16"),
+    (b"\xfe\xff", "UTF-16"),
+    (b"SQLite format 3\0", "an SQLite database"),
+)
+
+
+def encode(text: str) -> bytes:
+    """Text as it is written.
+
+    Raises:
+        ToolProblem: It has half a character in it.
+    """
+    try:
+        return text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise ToolProblem(
+            "bad_input", f"the text has half a character (a lone surrogate) at {error.start}"
+        ) from None
+
+
+# ---- Reading ----
+
+
+def _listing(place: Place) -> ToolResult:
+    entries, more = place.entries(MAX_ENTRIES)
+    marks = {"folder": "/", "link": "@", "other": "?"}
+    lines = [f"{entry.name}{marks.get(entry.kind, '')}" for entry in entries]
+    if more:
+        lines.append(f"[more than {MAX_ENTRIES} entries]")
+    listed: list[JsonValue] = [
+        {"name": entry.name, "kind": entry.kind, "size": entry.size} for entry in entries
+    ]
+    details: JsonObject = {
+        "path": place.path,
+        "kind": "folder",
+        "entries": listed,
+        "truncated": more,
+    }
+    return ToolResult("\n".join(lines) or "[an empty folder]", details)
+
+
+def _part(path: str, text: str, offset: int, limit: int, max_chars: int) -> ToolResult:
+    lines = text.split("\n")
+    if lines[-1] == "":
+        lines.pop()
+    if offset > max(len(lines), 1):
+        raise ToolProblem("bad_input", f"{shown(path)} has {len(lines)} lines; offset is {offset}")
+    taken: list[str] = []
+    room = max_chars
+    cut = 0
+    for line in lines[offset - 1 : offset - 1 + limit]:
+        if len(line) > MAX_LINE_CHARS:
+            line, cut = line[:MAX_LINE_CHARS], cut + 1
+        room -= len(line) + 1
+        if room < 0 and taken:
+            break
+        taken.append(line)
+    last = offset - 1 + len(taken)
+    whole = last == len(lines)
+    content = "\n".join(taken) + ("\n" if taken and (not whole or text.endswith("\n")) else "")
+    details: JsonObject = {
+        "path": path,
+        "kind": "file",
+        "content": content,
+        "offset": offset,
+        "lines": len(taken),
+        "totalLines": len(lines),
+        "cutLines": cut,
+        "truncated": not whole or bool(cut),
+    }
+    notes: list[str] = []
+    if cut:
+        notes.append(f"[{cut} lines were cut after {MAX_LINE_CHARS} characters]")
+    if not whole:
+        details["nextOffset"] = last + 1
+        notes.append(f"[lines {offset} to {last} of {len(lines)}; go on with offset {last + 1}]")
+    if not lines:
+        notes.append("[an empty file]")
+    return ToolResult(content + "\n".join(notes), details)
+
+
+# ---- Editing ----
+
+
+def replaced(
+    text: str, old: str, new: str, path: str, *, every: bool = False
+) -> tuple[str, int, int]:
+    """A text with a part of it replaced, how often it was, and in which line first.
+
+    Line ends stay what they are: where the file has CRLF, so has what is put in.
+
+    Raises:
+        ToolProblem: The old text is not there, or several times, or is the new one.
+    """
+    if not old:
+        raise ToolProblem("bad_input", "oldText is empty; `write` makes and replaces files")
+    if old == new:
+        raise ToolProblem("bad_input", "oldText and newText are the same")
+    breaks = text.count("\n")
+    if breaks and text.count("\r\n") == breaks:
+        old, new = _with_crlf(old), _with_crlf(new)
+    count = text.count(old)
+    if not count and "\r\n" in text:
+        old, new = _with_crlf(old), _with_crlf(new)
+        count = text.count(old)
+    if not count:
+        raise ToolProblem("no_match", f"oldText is not in {shown(path)}{_nearest(text, old)}")
+    line = text.count("\n", 0, text.index(old)) + 1
+    if count > 1 and not every:
+        second = text.count("\n", 0, text.index(old, text.index(old) + 1)) + 1
+        raise ToolProblem(
+            "ambiguous",
+            f"oldText is {count} times in {shown(path)}, in lines {line} and {second} first; add "
+            "lines around it, or set replaceAll",
+        )
+    return text.replace(old, new), count, line
+
+
+def _with_crlf(text: str) -> str:
+    return text.replace("\r\n", "\n").replace("\n", "\r\n")
+
+
+def _nearest(text: str, old: str) -> str:
+    """Where something like it stands, for whoever has misremembered it."""
+    lines = [line[:NEAR_CHARS].strip() for line in text.split("\n")[:NEAR_LINES]]
+    wanted = [line[:NEAR_CHARS].strip() for line in old.split("\n") if line.strip()]
+    if not wanted:
+        return ""
+    for start, line in enumerate(lines):
+        if line == wanted[0]:
+            found = [each for each in lines[start : start + 2 * len(wanted)] if each]
+            if found[: len(wanted)] == wanted:
+                return f"; from line {start + 1} on it stands there with other spaces"
+    near = difflib.get_close_matches(wanted[0], lines, n=1, cutoff=0.6)
+    if not near:
+        return "; read the file again"
+    return f"; line {lines.index(near[0]) + 1} is the nearest to its first: {near[0]!r}"
+
+
+# ---- Patching ----
+
+
+@dataclass(slots=True)
+class _Step:
+    """One file before and after. None: it is not there."""
+
+    place: Place
+    before: bytes | None
+    signature: Signature | None
+    after: bytes | None
+
+
+class _Batch:
+    """Changes that are made together, or not at all."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+        self._steps: list[_Step] = []
+        self._places = contextlib.ExitStack()
+        self._keys: set[object] = set()
+
+    def __enter__(self) -> "_Batch":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._places.close()
+
+    def prepare(self, workspace: Workspace, change: Change) -> None:
+        """Reads and checks everything that a change needs; writes nothing."""
+        if isinstance(change, Add):
+            place, there = self._open(workspace, change.path)
+            if there is not None:
+                raise ToolProblem("exists", f"{shown(change.path)} is there already; update it")
+            self._steps.append(_Step(place, None, None, encode(change.text)))
+            self.told.append(f"A {change.path}")
+        elif isinstance(change, Delete):
+            # What is named is deleted, not what it may lead to.
+            place, _ = self._open(workspace, change.path, follow=False)
+            data, signature = place.read()
+            self._steps.append(_Step(place, data, signature, None))
+            self.told.append(f"D {change.path}")
+        else:
+            self._update(workspace, change)
+
+    def _update(self, workspace: Workspace, change: Update) -> None:
+        place, _ = self._open(workspace, change.path, follow=change.move_to is None)
+        data, signature = place.read()
+        after = encode(patched(decode(data, change.path), change))
+        if change.move_to is None:
+            self._steps.append(_Step(place, data, signature, after))
+            self.told.append(f"M {change.path}")
+            return
+        target, there = self._open(workspace, change.move_to)
+        if there is not None:
+            raise ToolProblem("exists", f"{shown(change.move_to)} is there already")
+        self._steps.append(_Step(target, None, None, after))
+        self._steps.append(_Step(place, data, signature, None))
+        self.told.append(f"R {change.path} -> {change.move_to}")
+
+    def _open(
+        self, workspace: Workspace, path: str, *, follow: bool = True
+    ) -> tuple[Place, Signature | None]:
+        place = self._places.enter_context(workspace.locate(path, follow=follow))
+        if place.key in self._keys:
+            raise ToolProblem("bad_patch", f"the patch changes {shown(path)} twice")
+        self._keys.add(place.key)
+        if place.name is None:
+            raise ToolProblem("not_a_file", f"{shown(path)} is no file but a folder")
+        return place, place.check()
+
+    def apply(self) -> None:
+        """Makes the changes; takes those back that were made if one of them fails."""
+        for step in self._steps:
+            if step.after is not None:
+                step.place.stage(step.after, step.signature)
+        done: list[_Step] = []
+        try:
+            for step in self._steps:
+                if step.after is None:
+                    step.place.remove(step.signature)
+                else:
+                    step.place.commit(step.signature)
+                done.append(step)
+        except BaseException:
+            for step in reversed(done):
+                with contextlib.suppress(ToolProblem):
+                    _take_back(step)
+            raise
+
+
+def _take_back(step: _Step) -> None:
+    status = step.place.status()
+    now = None if status is None else Signature.of(status)
+    if step.before is None:
+        step.place.remove()
+        return
+    step.place.stage(step.before, step.signature)
+    step.place.commit(now)

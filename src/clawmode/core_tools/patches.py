@@ -1,0 +1,275 @@
+"""Patches between `*** Begin Patch` and `*** End Patch`: read, and applied to text. No files here.
+
+*** Add File: path            every line begins with +
+*** Delete File: path
+*** Update File: path
+*** Move to: path             optional
+@@ a line to look for first   optional; several narrow it down
+ kept
+-removed
++added
+*** End of File               optional: the hunk is at the end
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from clawmode.core_tools.problems import ToolProblem
+
+MAX_CHANGES = 200
+MAX_SHOWN = 100
+
+BEGIN, END = "*** Begin Patch", "*** End Patch"
+ADD, DELETE, UPDATE, MOVE = (
+    f"*** {what}: " for what in ("Add File", "Delete File", "Update File", "Move to")
+)
+AT_END = "*** End of File"
+
+
+@dataclass(frozen=True, slots=True)
+class Hunk:
+    """One place in a file.
+
+    Attributes:
+        line: Where in the patch it begins, from 1.
+        anchors: Lines to look for before it, one after the other.
+        lines: What stands there and is to stand there: ` `, `-` or `+`, and the text.
+        at_end: Whether it has to be at the end of the file.
+    """
+
+    line: int
+    anchors: tuple[str, ...]
+    lines: tuple[tuple[str, str], ...]
+    at_end: bool = False
+
+    @property
+    def before(self) -> list[str]:
+        """What has to stand there."""
+        return [text for mark, text in self.lines if mark != "+"]
+
+
+@dataclass(frozen=True, slots=True)
+class Add:
+    """A file that is to be made."""
+
+    path: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    """A file that is to be removed."""
+
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """A file that is to be changed, moved or both."""
+
+    path: str
+    move_to: str | None
+    hunks: tuple[Hunk, ...]
+
+
+Change: TypeAlias = Add | Delete | Update
+
+
+def parse(patch: str) -> list[Change]:
+    """Reads a patch.
+
+    Raises:
+        ToolProblem: It is none; the message has the line.
+    """
+    lines = patch.replace("\r\n", "\n").strip("\n").split("\n")
+    if lines[0].strip() != BEGIN or lines[-1].strip() != END or len(lines) < 2:
+        raise ToolProblem("bad_patch", f"a patch begins with {BEGIN!r} and ends with {END!r}")
+    reader = _Reader(lines[1:-1])
+    changes: list[Change] = []
+    while reader.more():
+        changes.append(reader.change())
+        if len(changes) > MAX_CHANGES:
+            raise ToolProblem("bad_patch", f"a patch changes at most {MAX_CHANGES} files")
+    if not changes:
+        raise ToolProblem("bad_patch", "the patch changes nothing")
+    return changes
+
+
+@dataclass(slots=True)
+class _Reader:
+    lines: list[str]
+    at: int = 0
+
+    def more(self) -> bool:
+        """Whether there is another change."""
+        while self.at < len(self.lines) and not self.lines[self.at].strip():
+            self.at += 1
+        return self.at < len(self.lines)
+
+    def change(self) -> Change:
+        if (path := self._header(ADD)) is not None:
+            return self._add(path)
+        if (path := self._header(DELETE)) is not None:
+            return Delete(path)
+        if (path := self._header(UPDATE)) is not None:
+            return self._update(path)
+        raise self._problem("expected '*** Add File: ', '*** Update File: ' or '*** Delete File: '")
+
+    def _header(self, kind: str) -> str | None:
+        if self.at >= len(self.lines) or not self.lines[self.at].startswith(kind):
+            return None
+        path = self.lines[self.at].removeprefix(kind).strip()
+        if not path:
+            raise self._problem("a path is missing")
+        self.at += 1
+        return path
+
+    def _inside(self) -> bool:
+        return self.at < len(self.lines) and not self.lines[self.at].startswith("*** ")
+
+    def _add(self, path: str) -> Add:
+        added: list[str] = []
+        while self._inside():
+            line = self.lines[self.at]
+            if not line.startswith("+"):
+                if not self.more() or not self._inside():
+                    break  # an empty line before the next file
+                raise self._problem("a line of a new file begins with '+'")
+            added.append(line[1:])
+            self.at += 1
+        return Add(path, "".join(f"{line}\n" for line in added))
+
+    def _update(self, path: str) -> Update:
+        move_to = self._header(MOVE)
+        hunks: list[Hunk] = []
+        while self._inside():
+            hunk = self._hunk()
+            if hunk.lines:
+                hunks.append(hunk)
+        if not hunks and move_to is None:
+            raise self._problem(f"nothing is changed in {path[:MAX_SHOWN]!r}")
+        return Update(path, move_to, tuple(hunks))
+
+    def _hunk(self) -> Hunk:
+        start = self.at
+        anchors: list[str] = []
+        while self._inside() and self.lines[self.at].startswith("@@"):
+            anchor = self.lines[self.at][2:].strip()
+            anchors += [anchor] if anchor else []
+            self.at += 1
+        lines: list[tuple[str, str]] = []
+        while self._inside() and not self.lines[self.at].startswith("@@"):
+            line = self.lines[self.at]
+            mark, text = (line[0], line[1:]) if line else (" ", "")
+            if mark not in " -+":
+                raise self._problem("a line of a hunk begins with ' ', '-' or '+'")
+            lines.append((mark, text))
+            self.at += 1
+        at_end = self.at < len(self.lines) and self.lines[self.at].rstrip() == AT_END
+        self.at += at_end
+        if anchors and not lines:
+            raise self._problem("an @@ line is followed by no change")
+        # Empty lines before the next file are nobody's.
+        while not at_end and lines and lines[-1] == (" ", ""):
+            if self.at < len(self.lines) and not self.lines[self.at].startswith("*** "):
+                break
+            lines.pop()
+        return Hunk(start + 2, tuple(anchors), tuple(lines), at_end)
+
+    def _problem(self, text: str) -> ToolProblem:
+        here = self.lines[self.at][:MAX_SHOWN] if self.at < len(self.lines) else END
+        return ToolProblem("bad_patch", f"line {self.at + 2} of the patch ({here!r}): {text}")
+
+
+# ---- Applying ----
+
+
+def patched(text: str, update: Update) -> str:
+    """A file's text after an update. Its line ends, and whether it ends with one, stay as they are.
+
+    Raises:
+        ToolProblem: A hunk does not fit, or fits in several places.
+    """
+    if "\r\n" in text and text.count("\r\n") == text.count("\n"):
+        return patched(text.replace("\r\n", "\n"), update).replace("\n", "\r\n")
+    ended = text.endswith("\n") or not text
+    lines = text.removesuffix("\n").split("\n") if text else []
+    made: list[str] = []
+    at = 0
+    for hunk in update.hunks:
+        start = _find(lines, at, hunk, update.path)
+        made += lines[at:start]
+        at = start
+        for mark, added in hunk.lines:
+            if mark == "+":
+                made.append(added)
+                continue
+            if mark == " ":
+                made.append(lines[at])  # the file's own, where the patch is inexact
+            at += 1
+    made += lines[at:]
+    return "\n".join(made) + ("\n" if ended and made else "")
+
+
+_EXACTNESS: tuple[Callable[[str], str], ...] = (str, str.rstrip, str.strip)
+"""How lines are compared: as they are, else without spaces at the end, else at both ends."""
+
+
+def _find(lines: list[str], at: int, hunk: Hunk, path: str) -> int:
+    """Where a hunk belongs, not before `at`."""
+    where = f"the hunk in line {hunk.line} of the patch does not fit {path[:MAX_SHOWN]!r}: "
+    for anchor in hunk.anchors:
+        found = _positions(lines, [anchor], at, 1)
+        if not found:
+            raise ToolProblem("no_match", f"{where}there is no line {anchor[:MAX_SHOWN]!r}")
+        at = found[0] + 1
+    before = hunk.before
+    if not before:
+        return at if hunk.anchors and not hunk.at_end else len(lines)
+    if hunk.at_end:
+        last = len(lines) - len(before)
+        found = _positions(lines[last:], before, 0, 1) if last >= at else []
+        if not found:
+            raise ToolProblem("no_match", f"{where}the file does not end like that")
+        return last
+    found = _positions(lines, before, at, 2)
+    if not found:
+        first = next((line for line in before if line.strip()), "")
+        raise ToolProblem(
+            "no_match",
+            f"{where}its lines, from {first[:MAX_SHOWN]!r} on, are not there in this order; read "
+            "the file again",
+        )
+    if len(found) > 1 and not hunk.anchors:
+        raise ToolProblem(
+            "ambiguous",
+            f"{where}its lines are at {found[0] + 1} and {found[1] + 1}, maybe more; add lines "
+            "around it, or @@ and a line before it",
+        )
+    return found[0]
+
+
+def _positions(lines: Sequence[str], wanted: list[str], at: int, limit: int) -> list[int]:
+    """The first places at which lines stand, compared as exactly as possible."""
+    for exactly in _EXACTNESS:
+        have = [exactly(line) for line in lines]
+        want = [exactly(line) for line in wanted]
+        # Only where the rarest of them stands: else blank lines would take quadratic time.
+        counts = Counter(have)
+        offset = min(range(len(want)), key=lambda index: counts[want[index]])
+        found: list[int] = []
+        start = at + offset
+        while len(found) < limit:
+            try:
+                start = have.index(want[offset], start)
+            except ValueError:
+                break
+            first = start - offset
+            if have[first : first + len(want)] == want:
+                found.append(first)
+            start += 1
+        if found:
+            return found
+    return []

@@ -1,0 +1,352 @@
+"""`exec` and `process`: commands of the shell, in the foreground, in the background, and between.
+
+`exec` is not a sandbox: a command that may run can do what the user can. What may run is decided by
+`exec_policy`; here is where it starts, with what it can see of us, and how it ends.
+"""
+
+import os
+import re
+import signal
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+import anyio
+
+from clawmode.core_tools.confined import Workspace
+from clawmode.core_tools.exec_approvals import ExecRules
+from clawmode.core_tools.exec_policy import EXEC_ID, PROCESS_ID, ExecGuard
+from clawmode.core_tools.problems import ToolProblem
+from clawmode.core_tools.processes import Command, ProcessLimits, ShellSessions
+from clawmode.redaction import Redactor, veil
+from clawmode.tool_function import tool
+from clawmode.tools import JsonObject, Tool, ToolContext, ToolResult
+from clawmode.types import JsonValue
+
+MAX_COMMAND = 100_000
+MAX_WRITE = 1 << 20
+MAX_VARIABLES = 100
+MAX_POLL_MS = 60_000
+MAX_LOG_LINES = 2_000
+WRITE_SECONDS = 10.0
+
+Action: TypeAlias = Literal["list", "poll", "log", "write", "kill", "remove"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShellSettings:
+    """How commands run.
+
+    Attributes:
+        rules: Which may, and whom to ask.
+        shell: What a command is handed to; empty: bash, else sh.
+        timeout_seconds: A command that sets no limit has this one, and none has more than
+            `max_timeout_seconds`.
+        yield_ms: After this, a command that is still running goes on in the background.
+        background: Whether commands may run in the background at all.
+        env: Variables that commands get.
+        keep_env: Variables of ours that they get though they look like secrets.
+        limits: How many there may be.
+    """
+
+    rules: ExecRules = field(default_factory=ExecRules)
+    shell: tuple[str, ...] = ()
+    timeout_seconds: float = 1_800.0
+    max_timeout_seconds: float = 86_400.0
+    yield_ms: int = 10_000
+    background: bool = True
+    env: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
+    keep_env: tuple[str, ...] = ()
+    limits: ProcessLimits = field(default_factory=ProcessLimits)
+
+    def environment(self) -> dict[str, str]:
+        """What a command sees of our environment."""
+        return reduced(os.environ, self.keep_env) | dict(self.env)
+
+
+def shell_tools(
+    workspace: Workspace, settings: ShellSettings, sessions: ShellSessions, guard: ExecGuard
+) -> tuple[Tool, ...]:
+    """The two tools, for one workspace."""
+    shell = settings.shell or _default_shell()
+
+    @tool(name="exec", effect="write")
+    async def exec_(
+        command: str,
+        context: ToolContext,
+        workdir: str | None = None,
+        env: dict[str, str] | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109 - as models know it
+        background: bool = False,
+        yieldMs: int | None = None,
+    ) -> ToolResult:
+        """Run a shell command in the workspace, and get its output (stdout and stderr together).
+
+        One that still runs after `yieldMs` goes on in the background: use `process` with the
+        `sessionId`. What a command leaves running is ended with it: use `background`, not `&`.
+
+        Args:
+            command: For the shell.
+            context: Whose command it is.
+            workdir: A folder of the workspace to run it in.
+            env: Variables to add to its environment.
+            timeout: Seconds after which it is ended.
+            background: Go on at once; only then `process` can write to it.
+            yieldMs: How long to wait for it, in milliseconds.
+        """
+        params: JsonObject = {"command": command, "workdir": workdir, "env": {**(env or {})}}
+        guard.redeem(EXEC_ID, params, context.run, context.call_id)
+        _check(command, env or {})
+        folder = await anyio.to_thread.run_sync(workspace.open_folder, workdir or ".")
+        try:
+            running = await sessions.start(
+                [*shell, command],
+                text=command,
+                folder=folder,
+                env=settings.environment() | (env or {}),
+                run=context.run,
+                time_limit=_time_limit(settings, timeout),
+                takes_input=background and settings.background,
+            )
+        finally:
+            os.close(folder)
+        patience = settings.yield_ms if yieldMs is None else max(yieldMs, 0)
+        if not settings.background:
+            patience = None
+        elif background:
+            patience = 0
+        return await _wait_for(running, sessions, patience)
+
+    @tool(effect="write")
+    async def process(
+        action: Action,
+        context: ToolContext,
+        sessionId: str | None = None,
+        data: str = "",
+        eof: bool = False,
+        timeoutMs: int = 0,
+        offset: int = 1,
+        limit: int = 200,
+    ) -> ToolResult:
+        """Deal with commands that run in the background: those of this session.
+
+        `list` shows them; `poll` gives what is new of one's output; `log` gives lines of all that
+        is kept of it; `write` writes to its stdin; `kill` ends it; `remove` ends and forgets it.
+
+        Args:
+            action: What to do.
+            context: Whose commands they are.
+            sessionId: Which command, as `exec` said.
+            data: What to write.
+            eof: Close its stdin after that.
+            timeoutMs: How long `poll` waits for something new, in milliseconds.
+            offset: The first line of the log, from 1.
+            limit: How many lines of the log.
+        """
+        if action == "list":
+            return _list(sessions.listed(context.run))
+        if not sessionId:
+            raise ToolProblem("bad_input", f"{action} needs a sessionId; `list` shows them")
+        command = sessions.find(sessionId, context.run)
+        if action == "poll":
+            return await _poll(command, min(max(timeoutMs, 0), MAX_POLL_MS))
+        if action == "log":
+            return _log(command, offset, min(max(limit, 1), MAX_LOG_LINES))
+        if action == "write":
+            params: JsonObject = {"sessionId": sessionId, "data": data}
+            guard.redeem(PROCESS_ID, params, context.run, context.call_id)
+            return await _write(command, data, eof)
+        await sessions.kill(command)
+        result = _told(command, command.output.text(command.told))
+        command.told = command.output.size
+        if action == "remove":
+            sessions.forget(command)
+        return result
+
+    return (exec_, process) if settings.background else (exec_,)
+
+
+def _default_shell() -> tuple[str, ...]:
+    found = next((path for path in ("/bin/bash", "/usr/bin/bash") if os.path.exists(path)), "")
+    return (found, "-c") if found else ("/bin/sh", "-c")
+
+
+# ---- Environment ----
+
+_REFUSED = re.compile(r"LD_.*|DYLD_.*|BASH_FUNC_.*|BASH_ENV|ENV|SHELLOPTS|BASHOPTS|PS4|IFS|PATH")
+"""Variables by which another program would run than the one that was looked at."""
+_OURS = frozenset({"PWD", "OLDPWD", "SHLVL", "_"})
+"""What our own shell said about itself."""
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,200}")
+_redactor = Redactor()
+
+
+def reduced(environment: Mapping[str, str], keep: Iterable[str] = ()) -> dict[str, str]:
+    """An environment without what looks like a secret, by name or by value."""
+    kept = set(keep)
+    return {
+        name: value
+        for name, value in environment.items()
+        if name in kept or name == "PATH" or not _is_withheld(name, value)
+    }
+
+
+def _is_withheld(name: str, value: str) -> bool:
+    if name in _OURS or _REFUSED.fullmatch(name):
+        return True
+    last = name.upper().rpartition("_")[2]
+    if veil(name) or last in ("KEY", "KEYS", "PAT", "DSN"):
+        return True
+    return _redactor.text(value[:10_000]) != value[:10_000]
+
+
+def _check(command: str, env: Mapping[str, str]) -> None:
+    if not command.strip():
+        raise ToolProblem("bad_input", "the command is empty")
+    if len(command) > MAX_COMMAND:
+        raise ToolProblem("bad_input", f"the command has over {MAX_COMMAND} characters")
+    if len(env) > MAX_VARIABLES:
+        raise ToolProblem("bad_input", f"at most {MAX_VARIABLES} variables can be set")
+    for name, value in env.items():
+        if not _NAME.fullmatch(name) or _REFUSED.fullmatch(name):
+            raise ToolProblem("bad_input", f"the variable {name[:80]!r} cannot be set")
+        _check_text(value, f"the variable {name}")
+    _check_text(command, "the command")
+
+
+def _check_text(text: str, what: str) -> None:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        raise ToolProblem("bad_input", f"{what} has half a character in it") from None
+    if "\0" in text:
+        raise ToolProblem("bad_input", f"{what} has a NUL in it")
+
+
+# ---- Waiting ----
+
+
+def _time_limit(settings: ShellSettings, wanted: float | None) -> float:
+    if wanted is None:
+        return min(settings.timeout_seconds, settings.max_timeout_seconds)
+    if not 0 < wanted:
+        raise ToolProblem("bad_input", "timeout is a number of seconds over 0")
+    return min(wanted, settings.max_timeout_seconds)
+
+
+async def _wait_for(command: Command, sessions: ShellSessions, patience: int | None) -> ToolResult:
+    """Waits for a command, ends it if the wait is cancelled, leaves it running if it takes long."""
+    seconds = None if patience is None else patience / 1000
+    try:
+        with anyio.move_on_after(seconds):
+            await command.ended.wait()
+    except BaseException:
+        await sessions.kill(command)
+        sessions.forget(command)
+        raise
+    if command.ended.is_set():
+        sessions.forget(command)
+    else:
+        command.in_background = True
+    text = command.output.text()
+    command.told = command.output.size
+    return _told(command, text)
+
+
+def _told(command: Command, text: str) -> ToolResult:
+    details: JsonObject = {
+        "status": command.state,
+        "output": text,
+        "truncated": command.output.truncated,
+        "durationMs": round(command.duration * 1000),
+    }
+    if command.in_background:
+        details["sessionId"] = command.id
+    if command.state == "running":
+        note = f"[still running; its sessionId is {command.id}]"
+        return ToolResult("\n".join(filter(None, (text, note))), details)
+    details |= _ending(command)
+    return ToolResult("\n".join(filter(None, (text.rstrip("\n"), _note(command)))), details)
+
+
+def _ending(command: Command) -> JsonObject:
+    code = command.exit_code
+    ending: JsonObject = {"exitCode": code if code is not None and code >= 0 else None}
+    if code is not None and code < 0:
+        ending["signal"] = _signal_name(-code)
+    if command.timed_out:
+        ending["timedOut"] = True
+    return ending
+
+
+def _note(command: Command) -> str:
+    code = command.exit_code
+    if command.timed_out:
+        return f"[ended after {command.seconds:.0f} s: its time limit]"
+    if code is None:
+        return "[it does not end]"
+    return f"[ended by {_signal_name(-code)}]" if code < 0 else f"[exit code {code}]"
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+# ---- In the background ----
+
+
+def _list(commands: list[Command]) -> ToolResult:
+    listed: list[JsonValue] = [
+        {
+            "sessionId": each.id,
+            "status": each.state,
+            "command": each.text[:500],
+            "durationMs": round(each.duration * 1000),
+        }
+        for each in commands
+    ]
+    lines = [f"{each.id} {each.state}: {each.text[:200]}" for each in commands]
+    return ToolResult("\n".join(lines) or "[no commands]", {"sessions": listed})
+
+
+async def _poll(command: Command, patience_ms: int) -> ToolResult:
+    with anyio.move_on_after(patience_ms / 1000):
+        while command.output.size <= command.told and not command.ended.is_set():
+            await command.news.wait()
+    text = command.output.text(command.told)
+    command.told = command.output.size
+    return _told(command, text)
+
+
+def _log(command: Command, offset: int, limit: int) -> ToolResult:
+    lines = command.output.text().splitlines()
+    first = max(offset, 1) - 1
+    part = lines[first : first + limit]
+    result = _told(command, "\n".join(part))
+    assert isinstance(result.details, dict)
+    result.details["totalLines"] = len(lines)
+    return result
+
+
+async def _write(command: Command, data: str, eof: bool) -> ToolResult:
+    stdin = command.process.stdin
+    if stdin is None or command.ended.is_set():
+        raise ToolProblem(
+            "closed", "nothing can be written to it: only to a command started with `background`"
+        )
+    if len(data) > MAX_WRITE:
+        raise ToolProblem("too_large", f"at most {MAX_WRITE} characters can be written at once")
+    _check_text(data.replace("\0", ""), "the data")
+    try:
+        with anyio.fail_after(WRITE_SECONDS):
+            await stdin.send(data.encode())
+            if eof:
+                await stdin.aclose()
+    except TimeoutError:
+        raise ToolProblem("failed", "it does not read its stdin") from None
+    except (OSError, anyio.BrokenResourceError, anyio.ClosedResourceError):
+        raise ToolProblem("closed", "its stdin is closed") from None
+    return _told(command, "")

@@ -1,0 +1,1 @@
+"""Plugins: packages or folders that bring tools, hooks, namespaces and skills."""

@@ -1,0 +1,138 @@
+"""What a plugin says about itself: `clawmode.plugin.json`, beside its code."""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from clawmode.exceptions import ClawmodeError
+from clawmode.tools import JsonObject
+from clawmode.types import JsonValue
+
+FILE = "clawmode.plugin.json"
+MAX_MANIFEST = 256 << 10
+MAX_TEXT = 1_000
+
+_ID = re.compile(r"[a-z][a-z0-9]*(?:[-_][a-z0-9]+)*")
+_ENTRY = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
+KEYS = ("id", "name", "version", "description", "entry", "skills", "configSchema", "tools", "hooks")
+
+
+class PluginError(ClawmodeError):
+    """A plugin that cannot be used, and why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """A plugin, as it describes itself.
+
+    Attributes:
+        id: Unique; owns its tools and namespaces.
+        entry: `module:function`, called with a `PluginApi`; empty if it has skills alone.
+        skills: Folders with skills, relative to the plugin's.
+        config_schema: JSON Schema of its settings.
+        tools: The names of its tools, if it says so: then it may register no others.
+        hooks: The same for hooks.
+    """
+
+    id: str
+    name: str = ""
+    version: str = "0"
+    description: str = ""
+    entry: str = ""
+    skills: tuple[str, ...] = ()
+    config_schema: JsonObject | None = field(default=None, repr=False)
+    tools: tuple[str, ...] | None = None
+    hooks: tuple[str, ...] | None = None
+
+
+def load(folder: Path) -> Manifest:
+    """Reads the manifest of a plugin's folder.
+
+    Raises:
+        PluginError: It is missing, or is none.
+    """
+    path = folder / FILE
+    try:
+        with path.open("rb") as file:
+            raw = file.read(MAX_MANIFEST + 1)
+        if len(raw) > MAX_MANIFEST:
+            raise PluginError(f"{path}: it is over {MAX_MANIFEST} bytes")
+        value = json.loads(raw)
+    except OSError as error:
+        raise PluginError(f"{path}: {error.strerror or error}") from None
+    except (ValueError, RecursionError) as error:
+        raise PluginError(f"{path}: it is no JSON: {error}") from None
+    return read(value, str(path))
+
+
+def read(value: JsonValue, where: str = FILE) -> Manifest:
+    """Reads a manifest.
+
+    Raises:
+        PluginError: It is none; the text says what is wrong, and where.
+    """
+    reader = _Reader(value, where)
+    identity = reader.text("id")
+    if not _ID.fullmatch(identity) or len(identity) > 64:
+        raise reader.wrong("id", "lower-case letters, digits and single - or _")
+    entry = reader.text("entry", "")
+    if entry and not _ENTRY.fullmatch(entry):
+        raise reader.wrong("entry", "module:function")
+    skills = reader.texts("skills") or ()
+    for each in skills:
+        if Path(each).is_absolute() or ".." in Path(each).parts:
+            raise reader.wrong("skills", "folders inside of the plugin's")
+    if not entry and not skills:
+        raise PluginError(f"{where}: it has neither an entry nor skills: there is nothing to load")
+    return Manifest(
+        id=identity,
+        name=reader.text("name", identity),
+        version=reader.text("version", "0"),
+        description=reader.text("description", ""),
+        entry=entry,
+        skills=skills,
+        config_schema=reader.mapping("configSchema"),
+        tools=reader.texts("tools"),
+        hooks=reader.texts("hooks"),
+    )
+
+
+class _Reader:
+    """A manifest, member by member."""
+
+    def __init__(self, value: JsonValue, where: str) -> None:
+        if not isinstance(value, dict):
+            raise PluginError(f"{where}: found no object")
+        self._where = where
+        self._value: Mapping[str, JsonValue] = value
+        for key in value:
+            if key not in KEYS:
+                raise PluginError(f"{where}: {key[:80]!r} is not known: {', '.join(KEYS)}")
+
+    def wrong(self, key: str, expected: str) -> PluginError:
+        return PluginError(f"{self._where}: {key}: expected {expected}")
+
+    def text(self, key: str, default: str | None = None) -> str:
+        found = self._value.get(key, default)
+        if not isinstance(found, str) or len(found) > MAX_TEXT:
+            raise self.wrong(key, "a text")
+        return found
+
+    def texts(self, key: str) -> tuple[str, ...] | None:
+        found = self._value.get(key)
+        if found is None:
+            return None
+        if not isinstance(found, list):
+            raise self.wrong(key, "a list of texts")
+        texts = [it for it in found if isinstance(it, str) and it]
+        if len(texts) != len(found):
+            raise self.wrong(key, "a list of texts")
+        return tuple(texts)
+
+    def mapping(self, key: str) -> JsonObject | None:
+        found = self._value.get(key)
+        if found is not None and not isinstance(found, dict):
+            raise self.wrong(key, "an object")
+        return found

@@ -1,0 +1,118 @@
+"""What goes into the system prompt: base, skills, bootstrap files, what runs and hooks add."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from clawmode.agent import bootstrap
+from clawmode.agent.bootstrap import BootstrapFile
+from clawmode.agent.hooks import PromptAdditions
+from clawmode.agent.prompt import BASE, Ingredients, build
+from clawmode.agent.skills import SkillLoader
+
+
+def add_skill(folder: Path, name: str, text: str) -> Path:
+    file = folder / name / "SKILL.md"
+    file.parent.mkdir(parents=True)
+    file.write_text(text, "utf-8")
+    return file
+
+
+SKILL = "---\nname: {}\ndescription: {}\n---\n\nHow it is done.\n"
+
+
+@pytest.mark.covers("AL-25")
+def test_skills_are_found_told_and_give_their_variables(tmp_path: Path) -> None:
+    first, second = tmp_path / "a", tmp_path / "b"
+    add_skill(first, "mail", SKILL.format("mail", '"Write mails."'))
+    add_skill(second, "mail", SKILL.format("mail", "Another."))
+    add_skill(second, "ledger", "---\nname: ledger\ndescription: >\n  Keep the\n  books.\n---\n")
+    add_skill(second, "off", SKILL.format("off", "Switched off."))
+    loader = SkillLoader((first, second), frozenset({"off"}), {"mail": {"MAIL_KEY": "k"}})
+    found = loader.load()
+    assert [(skill.name, skill.description) for skill in found.skills] == [
+        ("ledger", "Keep the books."),
+        ("mail", "Write mails."),
+    ]
+    assert found.env() == {"MAIL_KEY": "k"}
+    assert "- mail: Write mails. (" in found.prompt()
+    assert "MAIL_KEY" not in repr(loader)
+    assert [note.rpartition(": ")[2] for note in found.notes] == ["there is a skill 'mail' already"]
+
+
+def test_skills_are_read_again_only_if_something_changed(tmp_path: Path) -> None:
+    file = add_skill(tmp_path, "mail", SKILL.format("mail", "Write mails."))
+    loader = SkillLoader((tmp_path,))
+    before = loader.load()
+    assert loader.load() is before
+    file.write_text(SKILL.format("mail", "Write letters."), "utf-8")
+    os.utime(file, ns=(1, 1))
+    assert loader.load().skills[0].description == "Write letters."
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("no front matter", "it has no description"),
+        ("---\nname: x\n---\n", "it has no description"),
+        (SKILL.format("../up", "Up."), "'../up' is no name for a skill"),
+        ("---\ndescription: x\n---\n" + "y" * (256 << 10), "it is over 262144 bytes"),
+    ],
+)
+def test_what_is_no_skill_is_left_out_and_noted(tmp_path: Path, text: str, why: str) -> None:
+    add_skill(tmp_path, "bad", text)
+    add_skill(tmp_path, "good", SKILL.format("good", "Good."))
+    found = SkillLoader((tmp_path, tmp_path / "nowhere")).load()
+    assert [skill.name for skill in found.skills] == ["good"]
+    assert [note.partition("SKILL.md: ")[2] for note in found.notes] == [why]
+
+
+def test_bootstrap_files_are_those_of_the_workspace_and_no_others(tmp_path: Path) -> None:
+    workspace = tmp_path / "workspace"
+    workspace.mkdir()
+    (tmp_path / "secret").write_text("secret")
+    (workspace / "AGENTS.md").write_text("Be kind.")
+    (workspace / "USER.md").symlink_to(tmp_path / "secret")
+    (workspace / "SOUL.md").mkdir()
+    (workspace / "inside.md").symlink_to("AGENTS.md")
+    names = ["AGENTS.md", "USER.md", "SOUL.md", "../secret", "inside.md", "AGENTS.md", "none.md"]
+    found = bootstrap.load(workspace, names)
+    assert [(file.name, file.text) for file in found] == [
+        ("AGENTS.md", "Be kind."),
+        ("inside.md", "Be kind."),
+    ]
+
+
+def test_a_long_file_is_cut_and_says_so(tmp_path: Path) -> None:
+    (tmp_path / "AGENTS.md").write_text("x" * 50)
+    (file,) = bootstrap.load(tmp_path, max_chars=20)
+    assert (len(file.text), file.cut) == (20, 30)
+    assert bootstrap.prompt([file]).endswith("[30 more characters: read the file]")
+
+
+@pytest.mark.covers("AL-26", "AL-29")
+def test_the_prompt_has_everything_in_its_order_and_reports_it(tmp_path: Path) -> None:
+    add_skill(tmp_path, "mail", SKILL.format("mail", "Write mails."))
+    given = Ingredients(
+        workspace=tmp_path,
+        skills=SkillLoader((tmp_path,)).load(),
+        files=[BootstrapFile("SOUL.md", "Calm.")],
+        extra="Only today.",
+    )
+    made = build(given, PromptAdditions(prepend_system_context="H", append_system_context="T"))
+    assert [part.name for part in made.parts] == [
+        *("hooks: before", "base", "workspace", "skills", "SOUL.md", "run", "hooks: after")
+    ]
+    places = [made.text.index(it) for it in ("H", BASE, "Skills:", "Calm.", "Only today.")]
+    assert places == sorted(places)
+    report = made.report()
+    assert report["tokens"] == made.tokens > 30
+    assert build(given) == build(given)
+
+
+@pytest.mark.covers("AL-35")
+def test_a_hooks_system_prompt_replaces_it_and_context_goes_with_the_turn(tmp_path: Path) -> None:
+    additions = PromptAdditions(system_prompt="Mine.", prepend_context="Now.")
+    made = build(Ingredients(workspace=tmp_path, extra="x"), additions)
+    assert (made.text, made.context) == ("Mine.", "Now.")

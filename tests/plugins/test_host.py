@@ -1,0 +1,171 @@
+"""Plugins: found, checked, loaded; what fails takes back all that it brought."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clawmode.hooks import Hooks
+from clawmode.namespaces import NamespaceRegistry
+from clawmode.plugins.host import Plugins, PluginView
+from clawmode.plugins.manifest import PluginError, read
+
+GARDEN = '''
+from clawmode import tool
+from clawmode.namespaces import NamespaceRegistration, namespace_tool
+
+@tool(effect="write")
+async def water(plant: str) -> str:
+    """Water a plant."""
+    return plant
+
+def seen(event):
+    return None
+
+LATE = []
+
+def register(api):
+    LATE.append(api)
+    api.tool(water)
+    api.hook("before_tool_call", seen, priority=3)
+    api.namespace(NamespaceRegistration(
+        id="garden", global_name="Garden", description="The garden.",
+        required_tool_names=("water",),
+        create_scope=lambda context: {"water": namespace_tool("water")},
+    ))
+'''
+
+
+def plugin(folder: Path, code: str = GARDEN, **manifest: Any) -> Path:
+    folder.mkdir(parents=True)
+    written = {"id": folder.name, "version": "1.0", "entry": "main:register", **manifest}
+    (folder / "clawmode.plugin.json").write_text(json.dumps(written))
+    (folder / "main.py").write_text(code)
+    return folder
+
+
+def host(*paths: Path, **settings: Any) -> Plugins:
+    return Plugins(paths, settings, hooks=Hooks(), namespaces=NamespaceRegistry(), installed=False)
+
+
+def only(plugins: Plugins) -> PluginView:
+    (view,) = plugins.load()
+    return view
+
+
+def assert_nothing_is_left(plugins: Plugins) -> None:
+    assert plugins.tools == []
+    assert not plugins.hooks.has("before_tool_call")
+    assert plugins.namespaces.visible([]) == []
+    assert plugins.skill_folders == []
+
+
+def test_a_plugin_brings_its_tools_hooks_namespaces_and_skills(tmp_path: Path) -> None:
+    folder = plugin(tmp_path / "garden", skills=["skills"])
+    (folder / "skills").mkdir()
+    plugins = host(tmp_path)
+    view = only(plugins)
+    assert (view.problem, view.loaded) == (None, True)
+    (tool,) = plugins.tools
+    assert tool.id == "plugin:garden:water"
+    assert plugins.hooks.of("before_tool_call")[0].name == "garden:seen"
+    assert [each.id for each in plugins.namespaces.visible(plugins.tools)] == ["garden"]
+    assert plugins.skill_folders == [folder / "skills"]
+    assert json.dumps(view.to_json())
+    plugins.unload()
+    assert_nothing_is_left(plugins)
+
+
+FAILING = {
+    "raises at the end": GARDEN + "    raise ValueError('no luck')\n",
+    "exits": GARDEN + "    raise SystemExit(3)\n",
+    "brings a tool twice": GARDEN + "    api.tool(water)\n",
+    "names a hook that is none": GARDEN + "    api.hook('before_lunch', seen)\n",
+    "does not parse": GARDEN + "    (",
+    "imports what is not there": "import nothing_of_this_name\n" + GARDEN,
+    "has no such function": GARDEN.replace("def register", "def other"),
+}
+
+
+@pytest.mark.parametrize("code", FAILING.values(), ids=FAILING.keys())
+def test_what_fails_takes_back_all_that_it_brought(tmp_path: Path, code: str) -> None:
+    plugin(tmp_path / "garden", code)
+    plugin(tmp_path / "other", "def register(api): pass")
+    plugins = host(tmp_path)
+    garden, other = plugins.load()
+    assert not garden.loaded
+    assert garden.problem
+    assert (garden.tools, garden.hooks, garden.namespaces) == ([], [], [])
+    assert other.loaded
+    assert_nothing_is_left(plugins)
+
+
+def test_a_manifest_bounds_what_a_plugin_may_bring(tmp_path: Path) -> None:
+    plugin(tmp_path / "garden", tools=["prune"])
+    assert "not among the tools" in (only(host(tmp_path)).problem or "")
+    plugin(tmp_path / "b" / "garden", hooks=[])
+    assert "not among the hooks" in (only(host(tmp_path / "b")).problem or "")
+
+
+def test_settings_switch_it_off_and_are_checked_against_its_schema(tmp_path: Path) -> None:
+    schema = {"type": "object", "properties": {"size": {"type": "integer"}}, "required": ["size"]}
+    code = "def register(api): assert api.config == {'size': 3}"
+    plugin(tmp_path / "garden", code, configSchema=schema)
+    assert only(host(tmp_path, garden={"config": {"size": 3}})).loaded
+    assert "size" in (only(host(tmp_path, garden={"config": {"size": "x"}})).problem or "")
+    assert "missing" in (only(host(tmp_path)).problem or "")
+    off = only(host(tmp_path, garden={"enabled": False}))
+    assert (off.enabled, off.loaded, off.problem) == (False, False, None)
+
+
+def test_one_that_is_configured_and_missing_is_told(tmp_path: Path) -> None:
+    view = only(host(tmp_path, nowhere={"enabled": True}))
+    assert (view.id, view.problem) == ("nowhere", "it is configured, and there is no such plugin")
+
+
+def test_two_plugins_may_have_modules_of_one_name(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        code = f"from clawmode import tool\n@tool\nasync def {name}() -> str:\n    '''x'''\n"
+        plugin(tmp_path / name, code + f"def register(api): api.tool({name})\n")
+    plugins = host(tmp_path)
+    plugins.load()
+    assert [tool.id for tool in plugins.tools] == ["plugin:one:one", "plugin:two:two"]
+
+
+def test_nothing_can_be_brought_later(tmp_path: Path) -> None:
+    plugin(tmp_path / "garden", "APIS = []\ndef register(api): APIS.append(api)")
+    assert only(host(tmp_path)).loaded
+    (api,) = sys.modules["clawmode_plugin_garden.main"].APIS
+    with pytest.raises(PluginError, match="when it is loaded"):
+        api.hook("agent_end", print)
+
+
+@pytest.mark.parametrize(
+    ("manifest", "why"),
+    [
+        ([], "found no object"),
+        ({}, "id: expected a text"),
+        ({"id": "../x", "entry": "a:b"}, "id: expected"),
+        ({"id": "x", "entry": "a b"}, "entry: expected module:function"),
+        ({"id": "x"}, "nothing to load"),
+        ({"id": "x", "skills": ["../up"]}, "inside of the plugin"),
+        ({"id": "x", "skills": ["/etc"]}, "inside of the plugin"),
+        ({"id": "x", "entry": "a:b", "tols": []}, "'tols' is not known"),
+        ({"id": "x", "entry": "a:b", "tools": [1]}, "a list of texts"),
+    ],
+)
+def test_a_manifest_that_cannot_be_meant_is_refused(manifest: Any, why: str) -> None:
+    with pytest.raises(PluginError, match=why):
+        read(manifest)
+
+
+def test_a_broken_manifest_is_told_and_hurts_no_other(tmp_path: Path) -> None:
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "bad" / "clawmode.plugin.json").write_text("{")
+    plugin(tmp_path / "garden")
+    plugins = host(tmp_path)
+    bad, garden = plugins.load()
+    assert "no JSON" in (bad.problem or "")
+    assert garden.loaded
