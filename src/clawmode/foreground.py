@@ -6,8 +6,6 @@ stderr.
 
 import os
 import sys
-import threading
-import time
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -19,7 +17,7 @@ from clawmode.approvals import Approvals
 from clawmode.code_mode import CodeMode
 from clawmode.command_setup import AGENT, Options, Setup
 from clawmode.context import RunContext
-from clawmode.interrupts import interruptible
+from clawmode.interrupts import interruptible, outlast_tools
 from clawmode.questions import Mode, Terminal, attended, decided, make_approvals
 from clawmode.results import CodeModeResult
 from clawmode.sqlite_store import SqliteStore
@@ -27,9 +25,6 @@ from clawmode.terminal import RED, YELLOW, CallView, ProgramOutput, complain, pr
 
 if TYPE_CHECKING:
     from clawmode.mcp.client import McpServers
-
-THREADS_SECONDS = 0.5
-"""How long idle threads may take to end."""
 
 Start: TypeAlias = Callable[[CodeMode], Awaitable[CodeModeResult]]
 
@@ -75,7 +70,7 @@ class Foreground:
         if self.as_json:
             self.out.json(result.to_json())
         self._show_end(result)
-        _outlast_tools()
+        outlast_tools()
         return result
 
     # ---- Driving ----
@@ -172,18 +167,6 @@ class Foreground:
             complain(f"failed ({result.code}): {result.error}", RED)
         elif result.value is not None:
             self.out.say(pretty(result.value))
-
-
-def _outlast_tools() -> None:
-    """A tool that is not async cannot be stopped: it is waited for, and that is said."""
-    threads = [thread for thread in threading.enumerate()[1:] if not thread.daemon]
-    limit = time.monotonic() + THREADS_SECONDS
-    for thread in threads:
-        thread.join(max(limit - time.monotonic(), 0))
-    if any(thread.is_alive() for thread in threads):
-        tell("a tool that cannot be stopped still runs (Ctrl-C leaves without it)")
-    for thread in threads:
-        thread.join()
 
 
 def _waits_for_people(result: CodeModeResult) -> bool:

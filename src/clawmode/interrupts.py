@@ -1,11 +1,18 @@
-"""Ctrl-C, made a cancellation like any other."""
+"""The end of a command: Ctrl-C, made a cancellation like any other, and tools that go on."""
 
 import signal
+import threading
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import anyio
 from anyio.abc import TaskStatus
+
+from clawmode.terminal import tell
+
+THREADS_SECONDS = 0.5
+"""How long idle threads may take to end."""
 
 
 @asynccontextmanager
@@ -38,3 +45,15 @@ async def interruptible() -> AsyncIterator[None]:
         raise KeyboardInterrupt
     if failure is not None:
         raise failure
+
+
+def outlast_tools() -> None:
+    """A tool that is not async cannot be stopped: it is waited for, and that is said."""
+    threads = [thread for thread in threading.enumerate()[1:] if not thread.daemon]
+    limit = time.monotonic() + THREADS_SECONDS
+    for thread in threads:
+        thread.join(max(limit - time.monotonic(), 0))
+    if any(thread.is_alive() for thread in threads):
+        tell("a tool that cannot be stopped still runs (Ctrl-C leaves without it)")
+    for thread in threads:
+        thread.join()

@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 import anyio
 import pytest
 from tests.agent.driver import Agent, configured
+from tests.agent.ordeals import reply
 
 # Takes seconds, and here no clock of a test runs.
 import clawmode.models.direct  # noqa: F401
@@ -152,7 +153,7 @@ async def ends_well(
         key = _key(name, agent)
         results.append(await found.agent.ask(AGAIN, session_key=key))
         assert (results[1].status, results[1].error) == ("ok", None), name
-        assert results[1].payloads[0]["text"] in ("fine", "said by the spare one")
+        assert reply(results[1]) in ("fine", "said by the spare one")
     history = await found.history(name, agent)
     assert (history.problems, history.open_runs()) == ([], {})
     ends = [it.data["status"] for it in history.entries if it.data.get("phase") == "end"]
@@ -240,7 +241,7 @@ async def test_a_model_that_fails_ends_its_turn_and_no_other(tmp_path: Path, api
         for name, case in FAILURES.items():
             result = await found.ask(name)
             assert (result.status, result.problem) == ("error", case.problem), (name, result.error)
-            assert result.payloads == ()
+            assert reply(result) == ""
             assert "wire/a" in (result.error or ""), name
             assert found.asked(name) == case.tries, name
             await ends_well(found, name, result)
@@ -255,10 +256,10 @@ async def test_another_model_takes_over_from_one_that_fails(tmp_path: Path, api:
         for number, (name, case) in enumerate(FAILURES.items(), 1):
             result = await found.ask(name, agent="two")
             assert (result.status, result.error) == ("ok", None), name
-            assert result.payloads == ({"text": "said by the spare one"},)
+            assert reply(result) == "said by the spare one"
             assert (result.metadata["provider"], result.metadata["model"]) == ("spare", "b")
             assert (found.asked(name), len(found.spare.requests)) == (case.tries, number), name
-            await ends_well(found, name, result, "two")
+            await ends_well(found, name, result, "two", again=False)
 
 
 # ---- Answers that lead nowhere ----
@@ -296,7 +297,7 @@ class Goes:
 
     bad: Bad
     answers: tuple[str, ...] = ()
-    payloads: tuple[str, ...] = ("done",)
+    reply: str = "done"
     status: str = "ok"
     problem: Problem | None = None
     tries: int = 2
@@ -329,24 +330,22 @@ GOES: dict[str, Goes] = {
         once(call("exec", {"code": "return 1"}, id="\u0000 \n" + "i" * 999)), ('"value":1',)
     ),
     "the same for ever": Goes(
-        over_and_over, ('"value":1',) * 6, ("Again:",), "error", "repeats", tries=6
+        over_and_over, ('"value":1',) * 6, "Again:", "error", "repeats", tries=6
     ),
     "waits for ever for what nobody began": Goes(
         lambda request: Turn(call("wait", {"runId": NOBODY})),
         ("invalid_input",) * 6,
-        (),
+        "",
         "error",
         "repeats",
         tries=6,
     ),
-    "says nothing": Goes(Turn(), (), (), tries=1),
-    "says only space": Goes(Turn(" \n "), (), (" \n ",), tries=1),
-    "thinks only": Goes(Turn(think("hm")), (), (), tries=1),
-    "hides its thoughts": Goes(Turn(think()), (), (), tries=1),
-    "is cut off": Goes(Turn("as far as", stop="length"), (), ("as far as",), tries=1),
-    "is cut off in a call": Goes(
-        once(call("exec", '{"code": "return 1')), ("invalid_input",), ("done",)
-    ),
+    "says nothing": Goes(Turn(), (), "", tries=1),
+    "says only space": Goes(Turn(" \n "), (), "", tries=1),
+    "thinks only": Goes(Turn(think("hm")), (), "", tries=1),
+    "hides its thoughts": Goes(Turn(think()), (), "", tries=1),
+    "is cut off": Goes(Turn("as far as", stop="length"), (), "as far as", tries=1),
+    "is cut off in a call": Goes(once(call("exec", '{"code": "return 1')), ("invalid_input",)),
 }
 
 
@@ -356,7 +355,7 @@ async def test_a_model_that_talks_nonsense_is_told_so_and_goes_on(tmp_path: Path
         for name, case in GOES.items():
             result = await found.ask(name)
             assert (result.status, result.problem) == (case.status, case.problem), (name, result)
-            assert [it["text"] for it in result.payloads] == [*case.payloads], name
+            assert reply(result).strip() == case.reply, name
             answers = await found.answers(name)
             assert len(answers) == len(case.answers), name
             for answer, part in zip(answers, case.answers, strict=True):
@@ -370,7 +369,6 @@ async def test_a_model_that_talks_nonsense_is_told_so_and_goes_on(tmp_path: Path
 HALF = '{"code": "return \'\\ud800\'"}'
 
 
-@pytest.mark.xfail(reason="models/conversion sends lone surrogates, which nothing can encode")
 @pytest.mark.parametrize("api", WIRES)
 async def test_half_a_character_does_not_spoil_the_session(tmp_path: Path, api: str) -> None:
     async with place(tmp_path, api, {"half": once(call("exec", HALF))}) as found:
@@ -395,7 +393,6 @@ def complaints(body: dict[str, Any]) -> set[str]:
     return found
 
 
-@pytest.mark.xfail(reason="models/conversion sends names of tools and lone thoughts as they came")
 @pytest.mark.parametrize("api", WIRES)
 async def test_what_a_bad_model_said_is_told_again_as_providers_take_it(
     tmp_path: Path, api: str
@@ -437,14 +434,14 @@ async def test_an_answer_without_an_end_is_cut_off(
 async def test_ten_megabytes_of_arguments_are_refused_or_made(
     tmp_path: Path, api: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scripted, "PIECE", MB)
+    monkeypatch.setattr(scripted, "PIECE", 4 * MB)
     huge = call("exec", {"code": "return 1 //" + "x" * 10 * MB})
-    too_huge = call("exec", {"code": "return 1 //" + "x" * 20 * MB})
-    bad = {"huge": once(huge), "half": once(call("exec", '{"code": "' + "x" * 10 * MB))}
+    too_huge = call("exec", {"code": "return 1 //" + "x" * 17 * MB})
+    bad = {"huge": once(huge)}
     async with place(tmp_path, api, {**bad, "too huge": once(too_huge)}) as found:
         for name in bad:
             result = await found.ask(name)
-            assert (result.status, result.payloads) == ("ok", ({"text": "done"},)), result.error
+            assert (result.status, reply(result)) == ("ok", "done"), result.error
             (answer,) = await found.answers(name)
             assert '"code":"invalid_input"' in answer.text
             assert len(answer.text) < 1_000
@@ -462,7 +459,7 @@ async def test_ten_megabytes_of_arguments_are_refused_or_made(
 async def test_hundreds_of_calls_in_one_message_are_all_answered_in_order(
     tmp_path: Path, api: str, code_mode: bool
 ) -> None:
-    count = 300
+    count = 200
 
     def many(request: ScriptRequest) -> Turn:
         if results_of(request):
@@ -545,7 +542,7 @@ async def test_a_server_that_takes_no_connection_is_given_up(tmp_path: Path, api
             assert 3 <= time.monotonic() - began < 10
             result = results["alone"]
             assert (result.status, result.problem) == ("error", "timeout"), result.error
-            assert results["two"].payloads == ({"text": "said by the spare one"},)
+            assert reply(results["two"]) == "said by the spare one"
 
 
 @pytest.mark.parametrize("api", WIRES)
@@ -560,7 +557,6 @@ async def test_slow_words_and_thoughts_are_no_silence(tmp_path: Path, api: str) 
             assert found.asked(name) == 1
 
 
-@pytest.mark.xfail(reason="the loop hears nothing of chunks that models/direct has no event for")
 @pytest.mark.parametrize("api", WIRES)
 async def test_a_call_that_is_written_slowly_is_no_silence(tmp_path: Path, api: str) -> None:
     source = "return " + " " * 100 + "1"
@@ -612,5 +608,5 @@ async def test_a_program_of_another_run_or_session_cannot_be_waited_for(
         gate.set()
         with anyio.fail_after(10):
             result = await found.agent.runtime.result(owner.id)
-        assert result.payloads == ({"text": "got mine"},)
+        assert reply(result) == "got mine"
         await ends_well(found, "park", result)

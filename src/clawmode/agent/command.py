@@ -7,7 +7,6 @@ import re
 import shlex
 import signal
 import sys
-import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from clawmode.agent.view import AgentView
 from clawmode.approvals import Approvals
 from clawmode.command_setup import Options, Setup
 from clawmode.exceptions import ConfigurationError
+from clawmode.interrupts import outlast_tools
 from clawmode.models.settings import KNOWN
 from clawmode.questions import Desk, Mode, Terminal, make_approvals
 from clawmode.terminal import RED, YELLOW, ProgramOutput, complain, tell
@@ -34,8 +34,6 @@ SESSIONS = "sessions"
 """Where conversations are kept, in the folder of the state."""
 
 STOPPED = 130
-THREADS_SECONDS = 0.5
-"""How long idle threads may take to end."""
 
 _VARIABLE = re.compile(r"\$\{(?:env:)?([A-Za-z_]\w*)\}", re.ASCII)
 
@@ -154,7 +152,7 @@ class AgentCommand:
             raise KeyboardInterrupt
         if ended.error is not None and not self.as_json:
             complain(f"{ended.status}: {ended.error}", RED)
-        _outlast_tools()
+        outlast_tools()
         gc.freeze()  # else the interpreter looks at all of the libraries before it ends
         return ended
 
@@ -300,14 +298,3 @@ def _told_logs(view: AgentView) -> Iterator[None]:
         yield
     finally:
         logger.removeHandler(handler)
-
-
-def _outlast_tools() -> None:
-    """A tool that is not async cannot be stopped: it is waited for, and that is said."""
-    threads = [thread for thread in threading.enumerate()[1:] if not thread.daemon]
-    for thread in threads:
-        thread.join(THREADS_SECONDS / len(threads))
-    if any(thread.is_alive() for thread in threads):
-        tell("a tool that cannot be stopped still runs (Ctrl-C leaves without it)")
-    for thread in threads:
-        thread.join()

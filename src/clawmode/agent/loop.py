@@ -31,6 +31,7 @@ from clawmode.models.base import (
     FINAL,
     RETRYABLE,
     CallBegun,
+    Chunk,
     ErrorKind,
     Finished,
     Model,
@@ -327,6 +328,8 @@ class _Listener:
                 sink.emit("thinking", {"delta": text})
             case CallBegun(name):
                 sink.emit("assistant", {"call": name})
+            case Chunk(size):
+                self._chars += size
             case Finished():
                 pass
 

@@ -128,13 +128,24 @@ class CallBegun:
 
 
 @dataclass(frozen=True, slots=True)
+class Chunk:
+    """Something came that is nothing to show: more of a call's arguments, for one.
+
+    Attributes:
+        size: In characters.
+    """
+
+    size: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Finished:
     """The message is complete. The last event."""
 
     message: AssistantMessage
 
 
-ModelEvent: TypeAlias = TextDelta | ThinkingDelta | TextEnd | CallBegun | Finished
+ModelEvent: TypeAlias = TextDelta | ThinkingDelta | TextEnd | CallBegun | Chunk | Finished
 
 
 # ---- The model ----

@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic_ai.messages import (
     BinaryContent,
@@ -44,6 +44,7 @@ from clawmode.tools import JsonObject
 NOTHING = "(nothing)"
 """Some providers refuse a message without words."""
 UNSEEN = "[a picture, which this model cannot see]"
+MAX_TOOL_NAME = 64
 _PLAIN_ID = re.compile(r"[A-Za-z0-9_-]{1,40}")
 
 
@@ -80,12 +81,14 @@ def to_history(messages: Sequence[Message], dialect: Dialect) -> list[ModelMessa
         if not isinstance(message, AssistantMessage):
             turn.append(message)
             continue
+        parts = list(_response_parts(message, dialect))
+        if all(isinstance(part, ThinkingPart) for part in parts):
+            continue  # thoughts alone are no answer that a provider takes back
         history.extend(_request(turn, dialect))
         turn = []
-        if parts := list(_response_parts(message, dialect)):
-            own = message.provider == dialect.provider
-            name = dialect.system if own else None
-            history.append(ModelResponse(parts, provider_name=name, model_name=message.model))
+        own = message.provider == dialect.provider
+        name = dialect.system if own else None
+        history.append(ModelResponse(parts, provider_name=name, model_name=message.model))
     history.extend(_request(turn, dialect))
     return history
 
@@ -111,7 +114,7 @@ def _request(turn: list[UserMessage | ToolMessage], dialect: Dialect) -> Iterato
         failed = message.is_error and dialect.api == "anthropic-messages"
         results.append(
             ToolReturnPart(
-                message.name,
+                wire_name(message.name),
                 _one_or_many(content),
                 wire_id(message.call_id),
                 outcome="failed" if failed else "success",
@@ -125,7 +128,7 @@ def _content(content: Sequence[Text | Image], dialect: Dialect) -> Iterator[str 
     words = ""
     for part in content:
         if isinstance(part, Text):
-            words += part.text
+            words += whole(part.text)
         elif not dialect.images:
             words += UNSEEN
         else:
@@ -157,10 +160,11 @@ def _response_parts(
     for part in message.content:
         kept = _own_meta(message, part.meta, dialect)
         if isinstance(part, ToolCall):
-            yield ToolCallPart(part.name, part.arguments, wire_id(part.id), **kept)
+            given = whole(part.arguments)
+            yield ToolCallPart(wire_name(part.name), given, wire_id(part.id), **kept)
         elif isinstance(part, Text):
             if part.text.strip():
-                yield TextPart(part.text, **kept)
+                yield TextPart(whole(part.text), **kept)
         elif kept and _is_replayed(kept, dialect):
             yield ThinkingPart(part.text, **kept)
 
@@ -184,11 +188,31 @@ def _is_replayed(kept: dict[str, Any], dialect: Dialect) -> bool:
     return bool((kept.get("signature") and dialect.seals) or raw)
 
 
+T = TypeVar("T")
+
+
+def whole(value: T) -> T:
+    """A text or a value of which nothing is half a character: no wire carries those."""
+    made: Any = value
+    if isinstance(value, str):
+        made = value.encode("utf-8", "replace").decode()
+    elif isinstance(value, dict):
+        made = {whole(key): whole(it) for key, it in value.items()}
+    elif isinstance(value, list):
+        made = [whole(it) for it in value]
+    return made
+
+
+def wire_name(name: str) -> str:
+    """The name of a tool that a model made up, as every provider takes it back."""
+    return re.sub(r"[^A-Za-z0-9_-]", "_", name)[:MAX_TOOL_NAME] or "_"
+
+
 def wire_id(call_id: str) -> str:
     """The id of a call as every provider takes it."""
     if _PLAIN_ID.fullmatch(call_id):
         return call_id
-    return f"call_{hashlib.sha256(call_id.encode()).hexdigest()[:32]}"
+    return f"call_{hashlib.sha256(call_id.encode('utf-8', 'replace')).hexdigest()[:32]}"
 
 
 # ---- And back ----

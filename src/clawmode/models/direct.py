@@ -27,6 +27,7 @@ from pydantic_ai.messages import (
     ThinkingPart,
     ThinkingPartDelta,
     ToolCallPart,
+    ToolCallPartDelta,
 )
 from pydantic_ai.models import Model as TheirModel
 from pydantic_ai.models import ModelRequestParameters, StreamedResponse
@@ -51,6 +52,7 @@ from clawmode.messages import AssistantMessage, Message, ToolCall
 from clawmode.models.auth import Credential
 from clawmode.models.base import (
     CallBegun,
+    Chunk,
     Finished,
     ModelError,
     ModelEvent,
@@ -60,7 +62,7 @@ from clawmode.models.base import (
     TextEnd,
     ThinkingDelta,
 )
-from clawmode.models.conversion import Dialect, from_response, to_history
+from clawmode.models.conversion import Dialect, from_response, to_history, whole
 from clawmode.models.failures import failure
 from clawmode.models.providers import Api, ModelSettings, ProviderSettings, complete
 from clawmode.models.wire import Exchange, KeyHeaders, announced, make_client
@@ -238,7 +240,9 @@ class DirectModel:
                     )
                     for tool in request.tools
                 ],
-                instruction_parts=[InstructionPart(request.system)] if request.system else [],
+                instruction_parts=[InstructionPart(whole(request.system))]
+                if request.system
+                else [],
             ),
             instrument=False,
         )
@@ -248,8 +252,7 @@ class DirectModel:
     ) -> AsyncGenerator[ModelEvent, None]:
         try:
             async for event in streamed:
-                if (ours := _event(event)) is not None:
-                    yield ours
+                yield _event(event)
             message = self._finish(streamed.get(), request, exchange)
         except Exception as error:
             raise self._translated(error, exchange) from error
@@ -323,7 +326,7 @@ class DirectModel:
         return bool(profile.get("supports_thinking") or profile.get("thinking_always_enabled"))
 
 
-def _event(event: object) -> ModelEvent | None:
+def _event(event: object) -> ModelEvent:
     if isinstance(event, PartStartEvent):
         part = event.part
         if isinstance(part, ToolCallPart):
@@ -338,9 +341,11 @@ def _event(event: object) -> ModelEvent | None:
             return TextDelta(delta.content_delta)
         if isinstance(delta, ThinkingPartDelta) and delta.content_delta:
             return ThinkingDelta(delta.content_delta)
+        if isinstance(delta, ToolCallPartDelta):
+            return Chunk(len(delta.args_delta) if isinstance(delta.args_delta, str) else 0)
     elif isinstance(event, PartEndEvent) and isinstance(event.part, TextPart):
         return TextEnd(event.part.content)
-    return None
+    return Chunk()
 
 
 def _call_ids(messages: Sequence[Message]) -> set[str]:
