@@ -63,6 +63,7 @@ async def test_many_sessions_at_once_lose_double_and_mix_up_nothing(tmp_path: Pa
 async def test_an_abort_at_any_event_ends_the_run_once_and_leaves_nothing(tmp_path: Path) -> None:
     async with ordeal(tmp_path) as found:
         await abort_at_events(found, 20)
+        assert all(run.ended.is_set() for run in found.agent.runtime.runs())
 
 
 @pytest.mark.covers("AL-84")
@@ -72,6 +73,7 @@ async def test_an_abort_at_any_moment_ends_the_run_once_and_leaves_nothing(
 ) -> None:
     async with ordeal(tmp_path, code_mode) as found:
         await abort_at_moments(found, 20)
+        assert all(run.ended.is_set() for run in found.agent.runtime.runs())
 
 
 @pytest.mark.covers("AL-84")
