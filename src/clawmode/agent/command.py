@@ -23,7 +23,7 @@ from clawmode.agent.view import AgentView
 from clawmode.approvals import Approvals
 from clawmode.command_setup import Options, Setup
 from clawmode.exceptions import ConfigurationError
-from clawmode.interrupts import outlast_tools
+from clawmode.interrupts import interruptible, outlast_tools
 from clawmode.models.settings import KNOWN
 from clawmode.questions import Desk, Mode, Terminal, make_approvals
 from clawmode.terminal import RED, YELLOW, ProgramOutput, complain, tell
@@ -173,8 +173,8 @@ class AgentCommand:
                 path="agents.defaults.model",
                 expected="provider/model",
             )
-        view.note(LOADS)
         with _left_at_once(view):
+            view.note(LOADS)
             models.find(name)
         view.note(CONNECTS)
         return models
@@ -202,7 +202,7 @@ class AgentCommand:
             paused=view.paused,
             tell=tell,
         )
-        async with open_runtime(self.setup, approvals, models) as runtime:
+        async with interruptible(), open_runtime(self.setup, approvals, models) as runtime:
             unsubscribe = runtime.subscribe(view.take)
             run = await runtime.start(request)
             ended: RunResult | Run = run
