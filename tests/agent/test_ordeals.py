@@ -20,7 +20,8 @@ from tests.agent.ordeals import (
 from tests.agent.session_writer import started
 
 from clawmode.agent.requests import AgentRequest
-from clawmode.agent.runtime import CONTINUED, Run
+from clawmode.agent.runtime import Run
+from clawmode.agent.session_run import CONTINUED
 from clawmode.messages import (
     AssistantMessage,
     Message,

@@ -276,6 +276,8 @@ async def test_an_abort_stops_a_run_and_everything_in_it(tmp_path: Path) -> None
         assert not agent.runtime.abort(run.id)
         history = await agent.history()
     assert (result.status, agent.of("lifecycle")[-1]["phase"]) == ("aborted", "error")
+    assert result.usage["input"]  # what it cost, it cost
+    assert result.metadata["assistantTurns"] == 1
     assert history.open_runs() == {}
     assert [call.state for call in history.nested_calls()] == ["cancelled"]
 

@@ -17,36 +17,23 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 import anyio
 from anyio.abc import TaskGroup
 
-from clawmode import __version__
-from clawmode.activation import ToolSurface, activate
-from clawmode.agent.compaction import Compactor
 from clawmode.agent.events import AgentEvent, Listener, Stream
-from clawmode.agent.hooks import AgentEnd, AgentHooks, ClaimedReply, ModelResolve, PromptBuild
+from clawmode.agent.hooks import AgentEnd, AgentHooks, ModelResolve
 from clawmode.agent.lanes import Lanes
-from clawmode.agent.loop import Outcome, Status, Turn, run_loop
-from clawmode.agent.prompt import Prompt, build
-from clawmode.agent.recorder import Recorder
-from clawmode.agent.replies import SILENT, Shape, shape
-from clawmode.agent.requests import AgentRequest, Resolver, RunResult, RunSettings
+from clawmode.agent.loop import Outcome, Status
+from clawmode.agent.replies import shape
+from clawmode.agent.requests import AgentRequest, Resolver, RunResult
+from clawmode.agent.session_run import STOPPED, Ended, Resources, SessionRun
 from clawmode.agent.sessions import Session, SessionStore
-from clawmode.agent.toolbox import CodeModeTools, DirectTools, Toolbox
-from clawmode.agent.trajectory import Trajectory, sidecar_path
-from clawmode.agent.transcript import Transcript
 from clawmode.approvals import Approvals
-from clawmode.code_mode import CodeMode
 from clawmode.context import RunContext
 from clawmode.exceptions import ClawmodeError, ConfigurationError
-from clawmode.executor import Executor
 from clawmode.foreign import told
 from clawmode.hooks import Hooks
-from clawmode.messages import AssistantMessage, Message, Text, UserMessage
-from clawmode.models.debug import debug_flags, log
 from clawmode.namespaces import NamespaceRegistry
-from clawmode.redaction import Redactor
 from clawmode.sandbox.pool import Pool
 from clawmode.sqlite_store import SqliteStore
 from clawmode.tools import JsonObject, Tool
-from clawmode.types import JsonValue
 
 if TYPE_CHECKING:
     from clawmode.mcp.client import McpServers
@@ -61,9 +48,6 @@ MAX_REMEMBERED = 1_000
 """Runs that have ended and can still be asked about."""
 
 MAX_MESSAGE_CHARS = 1 << 20
-STOPPED = "The run was stopped."
-NOTHING_SAID = "The process ended before it was written down what was asked: ask again."
-CONTINUED = "[The process ended in the middle of this, and has been started again. Go on.]"
 
 
 @dataclass(eq=False, slots=True)
@@ -79,8 +63,8 @@ class Run:
     result: RunResult | None = None
     scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
     ended: anyio.Event = field(default_factory=anyio.Event)
-    timed_out: bool = False
     seq: int = 0
+    inside: SessionRun | None = field(default=None, repr=False)
 
 
 class AgentRuntime:
@@ -122,15 +106,19 @@ class AgentRuntime:
         self.hooks = hooks or Hooks()
         self._agent_hooks = AgentHooks(self.hooks)
         self._resolver = resolver
-        self._tools = tuple(tools)
-        self._plugin_tools = tuple(plugin_tools)
-        self._servers = servers
-        self._namespaces = namespaces
-        self._store = SqliteStore(state)
         self._owns_pool = pool is None
-        self._pool = pool or Pool()
+        self._shared = Resources(
+            tools=tuple(tools),
+            plugin_tools=tuple(plugin_tools),
+            servers=servers,
+            hooks=self.hooks,
+            approvals=self.approvals,
+            namespaces=namespaces,
+            store=SqliteStore(state),
+            pool=pool or Pool(),
+            secrets=tuple(secrets),
+        )
         self._lanes = Lanes(max_concurrent)
-        self._secrets = tuple(secrets)
         self._runs: OrderedDict[str, Run] = OrderedDict()
         self._listeners: list[Listener] = []
         self._opened = contextlib.AsyncExitStack()
@@ -140,7 +128,7 @@ class AgentRuntime:
     async def __aenter__(self) -> "AgentRuntime":
         async with contextlib.AsyncExitStack() as opened:
             if self._owns_pool:
-                await opened.enter_async_context(self._pool)
+                await opened.enter_async_context(self._shared.pool)
             self._tasks = await opened.enter_async_context(anyio.create_task_group())
             self._opened = opened.pop_all()
         return self
@@ -245,21 +233,22 @@ class AgentRuntime:
     # ---- One run ----
 
     async def _live(self, run: Run) -> None:
-        outcome: _Ended | None = None
+        outcome: Ended | None = None
         try:
             with run.scope:
                 async with self._lanes.enter(run.session.key):
                     outcome = await self._carry_out(run)
         except Exception as error:
             logger.exception("run %s", run.id)
-            outcome = _Ended(Outcome("error", None, f"{type(error).__name__}: {told(error)}"))
+            outcome = Ended.badly(f"{type(error).__name__}: {told(error)}")
         if self._closing and outcome is None:
             return
-        outcome = outcome or _Ended(Outcome("aborted", None, STOPPED))
+        kept = None if run.inside is None else run.inside.ended
+        outcome = outcome or kept or Ended(Outcome("aborted", None, STOPPED))
         with anyio.CancelScope(shield=True):
             await self._conclude(run, outcome)
 
-    async def _carry_out(self, run: Run) -> "_Ended":
+    async def _carry_out(self, run: Run) -> Ended:
         run.started_at, run.state = time.time(), "running"
         self._emit(run, "lifecycle", {"phase": "start", "startedAt": int(run.started_at * 1000)})
         try:
@@ -268,9 +257,19 @@ class AgentRuntime:
             async with run.session.open(
                 settings.lock_seconds, workspace=settings.workspace
             ) as transcript:
-                return await self._in_session(run, settings, transcript)
+                run.inside = SessionRun(
+                    shared=self._shared,
+                    request=run.request,
+                    session=run.session,
+                    context=_context_of(run),
+                    settings=settings,
+                    transcript=transcript,
+                    emit=lambda stream, data: self._emit(run, stream, data),
+                    closing=lambda: self._closing,
+                )
+                return await run.inside.carry_out()
         except ClawmodeError as error:
-            return _Ended(Outcome("error", None, str(error)))
+            return Ended.badly(str(error))
 
     async def _let_hooks_choose(self, run: Run) -> None:
         """Hooks may say which model, before anything is looked up."""
@@ -282,178 +281,7 @@ class AgentRuntime:
             name = f"{chosen.provider}/{chosen.model}" if chosen.provider else chosen.model
             run.request = replace(run.request, model=name)
 
-    async def _in_session(
-        self, run: Run, settings: RunSettings, transcript: Transcript
-    ) -> "_Ended":
-        """The run under its clock; how it ends is written down, whatever ends it."""
-        if run.request.resume and run.id not in transcript.open_runs():
-            text = f"This session has no run {run.id[:80]!r} that was left unfinished."
-            return _Ended(Outcome("error", None, text))
-        clock = anyio.CancelScope(deadline=anyio.current_time() + settings.timeout_seconds)
-        with self._trajectory(run, settings) as trajectory:
-            recorder = Recorder(
-                run.id,
-                transcript,
-                trajectory,
-                emit=lambda stream, data: self._emit(run, stream, data),
-                stop=clock.cancel,
-                persist=self._agent_hooks.persist,
-            )
-            ended = _Ended(Outcome("aborted", None, STOPPED))
-            try:
-                with clock:
-                    ended = await self._with_tools(run, settings, transcript, recorder)
-            finally:
-                if recorder.failure is not None:
-                    ended.outcome = Outcome("error", None, recorder.failure)
-                elif clock.cancelled_caught:
-                    text = f"The run took longer than {settings.timeout_seconds:g} s."
-                    ended.outcome = Outcome("timeout", None, text)
-                said = (it.message for it in transcript.entries if it.run_id == run.id)
-                ended.said = tuple(message for message in said if message is not None)
-                ended.shape = settings.shape
-                if not self._closing and run.id in transcript.open_runs():
-                    ended.write(transcript, run.id)
-                recorder.trace("session.ended", ended.to_json())
-            return ended
-
-    def _trajectory(self, run: Run, settings: RunSettings) -> Trajectory:
-        session = run.session
-        workspace = settings.workspace
-        trajectory = Trajectory(
-            sidecar_path(session.transcript, session.id),
-            session_id=session.id,
-            session_key=session.key,
-            run_id=run.id,
-            agent_id=settings.agent_id,
-            redactor=Redactor(self._secrets, workspace=workspace, home=Path.home()),
-        )
-        trajectory.write("session.started", {"trigger": run.request.channel or "api"})
-        return trajectory
-
-    async def _with_tools(
-        self, run: Run, settings: RunSettings, transcript: Transcript, recorder: Recorder
-    ) -> "_Ended":
-        request = run.request
-        surface = activate(
-            settings.code_mode,
-            settings.policy,
-            core=self._tools,
-            plugin=self._plugin_tools,
-            mcp=() if self._servers is None else self._servers.tools(),
-            client=request.client_tools,
-            disable_tools=request.disable_tools,
-            raw_model_call=request.raw_model_call,
-        )
-        _log_surface(run.id, surface, settings)
-        context = _context_of(run)
-        model = settings.models[0]
-        transcript.start_run(
-            run.id,
-            model=f"{model.provider}/{model.name}",
-            trigger=request.channel or "api",
-            code_mode=surface.code_mode,
-        )
-        if not surface.code_mode:
-            executor = Executor(settings.policy, self.hooks, self.approvals)
-            executor.watchers.append(recorder.watch)
-            toolbox = DirectTools(surface.tools, executor, context)
-            ended = await self._turn(run, settings, transcript, recorder, toolbox)
-            ended.metadata |= {"codeModeEngaged": False, "visibleTools": len(surface.tools)}
-            return ended
-        async with self._code_mode(settings, context, request) as code_mode:
-            code_mode.watch(recorder.watch)
-            try:
-                toolbox = CodeModeTools(code_mode)
-                ended = await self._turn(run, settings, transcript, recorder, toolbox)
-            finally:
-                if not self._closing:
-                    with anyio.CancelScope(shield=True):
-                        await self._end_programs(code_mode)
-            ended.metadata |= _engaged(code_mode)
-            return ended
-
-    @staticmethod
-    async def _end_programs(code_mode: CodeMode) -> None:
-        try:
-            await code_mode.end_run()
-        except ClawmodeError as error:
-            logger.error("programs that wait could not be deleted: %s", error)
-
-    def _code_mode(
-        self, settings: RunSettings, context: RunContext, request: AgentRequest
-    ) -> CodeMode:
-        return CodeMode(
-            tools=(*self._tools, *self._plugin_tools, *request.client_tools),
-            mcp_servers=() if self._servers is None else self._servers,
-            config=settings.code_mode,
-            policy=settings.policy,
-            hooks=self.hooks,
-            approvals=self.approvals,
-            namespaces=self._namespaces,
-            store=self._store,
-            context=context,
-            pool=self._pool,
-        )
-
-    async def _turn(
-        self,
-        run: Run,
-        settings: RunSettings,
-        transcript: Transcript,
-        recorder: Recorder,
-        toolbox: Toolbox,
-    ) -> "_Ended":
-        request = run.request
-        if not request.resume:
-            recorder.record(UserMessage(content=(Text(request.message), *request.images)))
-        elif (outcome := _take_up(run.id, transcript, recorder)) is not None:
-            return _Ended(outcome)
-        messages = transcript.messages()
-        prompt = Prompt()
-        if request.raw_model_call:
-            messages = messages[-1:]
-        else:
-            shown = PromptBuild(
-                prompt=request.message, run=_context_of(run), messages=tuple(messages[:-1])
-            )
-            claimed = await self._agent_hooks.claim_reply(shown)
-            if claimed is not None:
-                return _Ended(_answer_instead(claimed, recorder))
-            additions = await self._agent_hooks.build_prompt(shown)
-            prompt = build(settings.ingredients, additions)
-            messages = _with_context(messages, prompt.context)
-        recorder.trace("trace.metadata", _about(request, settings))
-        recorder.trace("context.compiled", _context(prompt, toolbox, len(messages)))
-        recorder.trace("prompt.submitted", {"prompt": request.message, "resumed": request.resume})
-        turn = Turn(
-            models=settings.models,
-            toolbox=toolbox,
-            system=prompt.text,
-            messages=messages,
-            sink=recorder,
-            limits=settings.limits,
-            thinking=request.thinking or settings.thinking,
-            run_id=run.id,
-            cache_key=run.session.id,
-            shorten=None if request.raw_model_call else self._compactor(run, settings, transcript),
-        )
-        outcome = await run_loop(turn)
-        metadata: JsonObject = {"assistantTurns": turn.turns, "toolCalls": turn.tool_calls}
-        if turn.model is not None:
-            metadata |= {"provider": turn.model.provider, "model": turn.model.name}
-        return _Ended(outcome, turn.usage.to_json(), metadata)
-
-    def _compactor(self, run: Run, settings: RunSettings, transcript: Transcript) -> Compactor:
-        return Compactor(
-            settings.compaction,
-            transcript,
-            _context_of(run),
-            self.hooks,
-            lambda stream, data: self._emit(run, stream, data),
-        )
-
-    async def _conclude(self, run: Run, ended: "_Ended") -> None:
+    async def _conclude(self, run: Run, ended: Ended) -> None:
         outcome = ended.outcome
         now = time.time()
         run.result = RunResult(
@@ -462,7 +290,7 @@ class AgentRuntime:
             session_id=run.session.id,
             status=outcome.status,
             payloads=shape(ended.said, error=outcome.error, how=ended.shape),
-            usage=ended.usage,
+            usage=ended.usage.to_json(),
             metadata=ended.metadata,
             error=outcome.error,
             problem=outcome.problem,
@@ -502,51 +330,6 @@ class AgentRuntime:
                 logger.error("listener %r: %s: %s", listener, type(error).__name__, told(error))
 
 
-@dataclass(slots=True)
-class _Ended:
-    outcome: Outcome
-    usage: JsonObject = field(default_factory=dict[str, JsonValue])
-    metadata: JsonObject = field(default_factory=dict[str, JsonValue])
-    said: tuple[Message, ...] = ()
-    shape: Shape = field(default_factory=Shape)
-
-    def to_json(self) -> JsonObject:
-        """For the trajectory."""
-        outcome = self.outcome
-        told: JsonObject = {"status": outcome.status, "error": outcome.error}
-        return {**told, "usage": self.usage, "metadata": self.metadata}
-
-    def write(self, transcript: Transcript, run_id: str) -> None:
-        """Writes down how a run ended, if that can be written."""
-        outcome = self.outcome
-        try:
-            transcript.end_run(
-                run_id,
-                outcome.status,
-                error=outcome.error,
-                usage=self.usage,
-                metadata=self.metadata,
-            )
-        except ClawmodeError as error:
-            logger.error("run %s: its end was not written: %s", run_id, error)
-            if outcome.status == "ok":
-                self.outcome = Outcome("error", outcome.reply, str(error))
-
-
-def _take_up(run_id: str, transcript: Transcript, recorder: Recorder) -> Outcome | None:
-    """Makes a run ready to go on; or says how it ended, if that alone was not written down."""
-    recorder.settle_lost_calls()
-    last = transcript.open_runs()[run_id].last
-    if last is None:
-        return Outcome("error", None, NOTHING_SAID)
-    if isinstance(last, AssistantMessage) and not last.calls and last.stop != "aborted":
-        return Outcome("ok", last)
-    if isinstance(transcript.messages()[-1], AssistantMessage):
-        # What was cut off, or another run's answer: models want to be asked something.
-        recorder.record(UserMessage.of(CONTINUED))
-    return None
-
-
 def _context_of(run: Run) -> RunContext:
     return RunContext(
         agent_id=run.session.agent_id,
@@ -558,24 +341,6 @@ def _context_of(run: Run) -> RunContext:
     )
 
 
-def _answer_instead(claimed: ClaimedReply, recorder: Recorder) -> Outcome:
-    """The turn is a hook's: it answers, or nobody does."""
-    silent = claimed.silent or not claimed.text.strip()
-    said = AssistantMessage(
-        content=(Text(SILENT[0] if silent else claimed.text),), provider="hook", model="hook"
-    )
-    recorder.record(said)
-    return Outcome("ok", said)
-
-
-def _with_context(messages: list[Message], context: str) -> list[Message]:
-    """The conversation with something before what was said last; it is not kept."""
-    last = messages[-1] if messages else None
-    if not context or not isinstance(last, UserMessage):
-        return messages
-    return [*messages[:-1], replace(last, content=(Text(f"{context}\n\n"), *last.content))]
-
-
 def _check(request: AgentRequest) -> None:
     if request.resume:
         if not request.run_id:
@@ -585,48 +350,3 @@ def _check(request: AgentRequest) -> None:
         raise ConfigurationError("the message is empty")
     if len(request.message) > MAX_MESSAGE_CHARS:
         raise ConfigurationError(f"the message is over {MAX_MESSAGE_CHARS} characters")
-
-
-def _log_surface(run_id: str, surface: ToolSurface, settings: RunSettings) -> None:
-    if debug_flags().code_mode:
-        log(
-            "run %s: code mode is %s and %s; the model sees %s; %d tools are behind",
-            run_id,
-            "enabled" if settings.code_mode.enabled else "not enabled",
-            "engaged" if surface.code_mode else "not engaged",
-            ", ".join(tool.name for tool in surface.visible[:50]) or "no tools",
-            len(surface.tools) if surface.code_mode else 0,
-        )
-
-
-def _about(request: AgentRequest, settings: RunSettings) -> JsonObject:
-    return {
-        "version": __version__,
-        "models": [f"{model.provider}/{model.name}" for model in settings.models],
-        "thinking": request.thinking or settings.thinking,
-        "timeoutSeconds": settings.timeout_seconds,
-        "sender": request.sender,
-    }
-
-
-def _context(prompt: Prompt, toolbox: Toolbox, messages: int) -> JsonObject:
-    tools: list[JsonValue] = [
-        {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
-        for tool in toolbox.definitions()
-    ]
-    return {
-        "systemPrompt": prompt.text,
-        "promptReport": prompt.report(),
-        "tools": tools,
-        "messageCount": messages,
-    }
-
-
-def _engaged(code_mode: CodeMode) -> JsonObject:
-    counted = code_mode.telemetry
-    calls: JsonObject = {
-        "search": counted.searches,
-        "describe": counted.describes,
-        "call": counted.calls,
-    }
-    return {"codeModeEngaged": True, "visibleTools": 2, "bridgeCalls": calls}

@@ -1,0 +1,386 @@
+"""One run inside of its session: the lock is held, the transcript is open, the clock runs.
+
+From the tools that the run may use over the prompt to the loop; and how it ended, written down
+whatever ended it.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import anyio
+
+from clawmode import __version__
+from clawmode.activation import ToolSurface, activate
+from clawmode.agent.compaction import Compactor
+from clawmode.agent.events import Stream
+from clawmode.agent.hooks import AgentHooks, ClaimedReply, PromptBuild
+from clawmode.agent.loop import Outcome, Turn, run_loop
+from clawmode.agent.prompt import Prompt, build
+from clawmode.agent.recorder import Recorder
+from clawmode.agent.replies import SILENT, Shape
+from clawmode.agent.requests import AgentRequest, RunSettings
+from clawmode.agent.sessions import Session
+from clawmode.agent.toolbox import CodeModeTools, DirectTools, Toolbox
+from clawmode.agent.trajectory import Trajectory, sidecar_path
+from clawmode.agent.transcript import Transcript
+from clawmode.approvals import Approvals
+from clawmode.code_mode import CodeMode
+from clawmode.context import RunContext
+from clawmode.exceptions import ClawmodeError
+from clawmode.executor import Executor
+from clawmode.hooks import Hooks
+from clawmode.messages import AssistantMessage, Message, Text, Usage, UserMessage
+from clawmode.models.debug import debug_flags, log
+from clawmode.namespaces import NamespaceRegistry
+from clawmode.redaction import Redactor
+from clawmode.sandbox.pool import Pool
+from clawmode.stores import SnapshotStore
+from clawmode.tools import JsonObject, Tool
+from clawmode.types import JsonValue
+
+if TYPE_CHECKING:
+    from clawmode.mcp.client import McpServers
+
+logger = logging.getLogger("clawmode.agent")
+
+STOPPED = "The run was stopped."
+NOTHING_SAID = "The process ended before it was written down what was asked: ask again."
+CONTINUED = "[The process ended in the middle of this, and has been started again. Go on.]"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resources:
+    """What all runs of a process share.
+
+    Attributes:
+        tools: Our own tools.
+        plugin_tools: Those of plugins.
+        servers: MCP servers, open.
+        store: Where programs wait.
+        pool: Where programs run.
+        secrets: What is struck out of trajectories.
+    """
+
+    tools: tuple[Tool, ...]
+    plugin_tools: tuple[Tool, ...]
+    servers: "McpServers | None"
+    hooks: Hooks
+    approvals: Approvals
+    namespaces: NamespaceRegistry | None
+    store: SnapshotStore
+    pool: Pool
+    secrets: tuple[str, ...] = field(default=(), repr=False)
+
+
+@dataclass(slots=True)
+class Ended:
+    """How a run ended, and what was said in it."""
+
+    outcome: Outcome
+    usage: Usage = field(default_factory=Usage)
+    metadata: JsonObject = field(default_factory=dict[str, JsonValue])
+    said: tuple[Message, ...] = ()
+    shape: Shape = field(default_factory=Shape)
+
+    @classmethod
+    def badly(cls, text: str) -> "Ended":
+        """With an error, before anything was said."""
+        return cls(Outcome("error", None, text))
+
+    def to_json(self) -> JsonObject:
+        """For the trajectory."""
+        outcome = self.outcome
+        told: JsonObject = {"status": outcome.status, "error": outcome.error}
+        return {**told, "usage": self.usage.to_json(), "metadata": self.metadata}
+
+
+@dataclass(slots=True, kw_only=True)
+class SessionRun:
+    """A run that has its session to itself.
+
+    Attributes:
+        shared: What all runs share.
+        context: Whose run it is.
+        emit: Tells whoever watches.
+        closing: Whether the process is about to end: then the run is left unfinished.
+        ended: How it ended; also if it was cancelled, and `carry_out` could not say.
+    """
+
+    shared: Resources
+    request: AgentRequest
+    session: Session
+    context: RunContext
+    settings: RunSettings
+    transcript: Transcript
+    emit: Callable[[Stream, JsonObject], None]
+    closing: Callable[[], bool]
+    ended: Ended | None = None
+    _turn: Turn | None = None
+    _surface: JsonObject = field(default_factory=dict[str, JsonValue])
+
+    async def carry_out(self) -> Ended:
+        """Runs it under its clock."""
+        run_id, transcript = self.context.run_id, self.transcript
+        if self.request.resume and run_id not in transcript.open_runs():
+            text = f"This session has no run {run_id[:80]!r} that was left unfinished."
+            return Ended.badly(text)
+        limit = self.settings.timeout_seconds
+        clock = anyio.CancelScope(deadline=anyio.current_time() + limit)
+        with self._trajectory() as trajectory:
+            recorder = Recorder(
+                run_id,
+                transcript,
+                trajectory,
+                emit=self.emit,
+                stop=clock.cancel,
+                persist=AgentHooks(self.shared.hooks).persist,
+            )
+            outcome = Outcome("aborted", None, STOPPED)
+            try:
+                with clock:
+                    outcome = await self._with_tools(recorder)
+            finally:
+                if recorder.failure is not None:
+                    outcome = Outcome("error", None, recorder.failure)
+                elif clock.cancelled_caught:
+                    outcome = Outcome("timeout", None, f"The run took longer than {limit:g} s.")
+                self.ended = self._end(outcome)
+                recorder.trace("session.ended", self.ended.to_json())
+            return self.ended
+
+    def _trajectory(self) -> Trajectory:
+        session = self.session
+        workspace = self.settings.workspace
+        trajectory = Trajectory(
+            sidecar_path(session.transcript, session.id),
+            session_id=session.id,
+            session_key=session.key,
+            run_id=self.context.run_id,
+            agent_id=self.settings.agent_id,
+            redactor=Redactor(self.shared.secrets, workspace=workspace, home=Path.home()),
+        )
+        trajectory.write("session.started", {"trigger": self.request.channel or "api"})
+        return trajectory
+
+    # ---- Tools ----
+
+    async def _with_tools(self, recorder: Recorder) -> Outcome:
+        shared, settings, request = self.shared, self.settings, self.request
+        surface = activate(
+            settings.code_mode,
+            settings.policy,
+            core=shared.tools,
+            plugin=shared.plugin_tools,
+            mcp=() if shared.servers is None else shared.servers.tools(),
+            client=request.client_tools,
+            disable_tools=request.disable_tools,
+            raw_model_call=request.raw_model_call,
+        )
+        _log_surface(self.context.run_id, surface, settings)
+        model = settings.models[0]
+        self.transcript.start_run(
+            self.context.run_id,
+            model=f"{model.provider}/{model.name}",
+            trigger=request.channel or "api",
+            code_mode=surface.code_mode,
+        )
+        if surface.code_mode:
+            return await self._with_programs(recorder)
+        self._surface = {"codeModeEngaged": False, "visibleTools": len(surface.tools)}
+        executor = Executor(settings.policy, shared.hooks, shared.approvals)
+        executor.watchers.append(recorder.watch)
+        return await self._converse(recorder, DirectTools(surface.tools, executor, self.context))
+
+    async def _with_programs(self, recorder: Recorder) -> Outcome:
+        shared, settings = self.shared, self.settings
+        async with CodeMode(
+            tools=(*shared.tools, *shared.plugin_tools, *self.request.client_tools),
+            mcp_servers=() if shared.servers is None else shared.servers,
+            config=settings.code_mode,
+            policy=settings.policy,
+            hooks=shared.hooks,
+            approvals=shared.approvals,
+            namespaces=shared.namespaces,
+            store=shared.store,
+            context=self.context,
+            pool=shared.pool,
+        ) as code_mode:
+            code_mode.watch(recorder.watch)
+            try:
+                return await self._converse(recorder, CodeModeTools(code_mode))
+            finally:
+                self._surface = _engaged(code_mode)
+                if not self.closing():
+                    with anyio.CancelScope(shield=True):
+                        await _end_programs(code_mode)
+
+    # ---- The conversation ----
+
+    async def _converse(self, recorder: Recorder, toolbox: Toolbox) -> Outcome:
+        request, settings = self.request, self.settings
+        if not request.resume:
+            recorder.record(UserMessage(content=(Text(request.message), *request.images)))
+        elif (outcome := _take_up(self.context.run_id, self.transcript, recorder)) is not None:
+            return outcome
+        messages = self.transcript.messages()
+        prompt = Prompt()
+        if request.raw_model_call:
+            messages = messages[-1:]
+        else:
+            hooks = AgentHooks(self.shared.hooks)
+            before = tuple(messages[:-1])
+            shown = PromptBuild(prompt=request.message, run=self.context, messages=before)
+            claimed = await hooks.claim_reply(shown)
+            if claimed is not None:
+                return _answer_instead(claimed, recorder)
+            prompt = build(settings.ingredients, await hooks.build_prompt(shown))
+            messages = _with_context(messages, prompt.context)
+        recorder.trace("trace.metadata", _about(request, settings))
+        recorder.trace("context.compiled", _compiled(prompt, toolbox, len(messages)))
+        recorder.trace("prompt.submitted", {"prompt": request.message, "resumed": request.resume})
+        self._turn = Turn(
+            models=settings.models,
+            toolbox=toolbox,
+            system=prompt.text,
+            messages=messages,
+            sink=recorder,
+            limits=settings.limits,
+            thinking=request.thinking or settings.thinking,
+            run_id=self.context.run_id,
+            cache_key=self.session.id,
+            shorten=None if request.raw_model_call else self._compactor(),
+        )
+        return await run_loop(self._turn)
+
+    def _compactor(self) -> Compactor:
+        return Compactor(
+            self.settings.compaction,
+            self.transcript,
+            self.context,
+            self.shared.hooks,
+            self.emit,
+        )
+
+    # ---- The end ----
+
+    def _end(self, outcome: Outcome) -> Ended:
+        """All that came of it, and its end in the transcript."""
+        run_id, turn = self.context.run_id, self._turn
+        said = (it.message for it in self.transcript.entries if it.run_id == run_id)
+        ended = Ended(
+            outcome,
+            said=tuple(message for message in said if message is not None),
+            shape=self.settings.shape,
+        )
+        if turn is not None:
+            ended.usage = turn.usage
+            counts: JsonObject = {"assistantTurns": turn.turns, "toolCalls": turn.tool_calls}
+            ended.metadata |= counts
+            if turn.model is not None:
+                ended.metadata |= {"provider": turn.model.provider, "model": turn.model.name}
+        ended.metadata |= self._surface
+        if not self.closing() and run_id in self.transcript.open_runs():
+            self._write(ended)
+        return ended
+
+    def _write(self, ended: Ended) -> None:
+        outcome = ended.outcome
+        try:
+            self.transcript.end_run(
+                self.context.run_id,
+                outcome.status,
+                error=outcome.error,
+                usage=ended.usage,
+                metadata=ended.metadata,
+            )
+        except ClawmodeError as error:
+            logger.error("run %s: its end was not written: %s", self.context.run_id, error)
+            if outcome.status == "ok":
+                ended.outcome = Outcome("error", outcome.reply, str(error))
+
+
+async def _end_programs(code_mode: CodeMode) -> None:
+    try:
+        await code_mode.end_run()
+    except ClawmodeError as error:
+        logger.error("programs that wait could not be deleted: %s", error)
+
+
+def _take_up(run_id: str, transcript: Transcript, recorder: Recorder) -> Outcome | None:
+    """Makes a run ready to go on; or says how it ended, if that alone was not written down."""
+    recorder.settle_lost_calls()
+    last = transcript.open_runs()[run_id].last
+    if last is None:
+        return Outcome("error", None, NOTHING_SAID)
+    if isinstance(last, AssistantMessage) and not last.calls and last.stop != "aborted":
+        return Outcome("ok", last)
+    if isinstance(transcript.messages()[-1], AssistantMessage):
+        # What was cut off, or another run's answer: models want to be asked something.
+        recorder.record(UserMessage.of(CONTINUED))
+    return None
+
+
+def _answer_instead(claimed: ClaimedReply, recorder: Recorder) -> Outcome:
+    """The turn is a hook's: it answers, or nobody does."""
+    silent = claimed.silent or not claimed.text.strip()
+    said = AssistantMessage(
+        content=(Text(SILENT[0] if silent else claimed.text),), provider="hook", model="hook"
+    )
+    recorder.record(said)
+    return Outcome("ok", said)
+
+
+def _with_context(messages: list[Message], context: str) -> list[Message]:
+    """The conversation with something before what was said last; it is not kept."""
+    last = messages[-1] if messages else None
+    if not context or not isinstance(last, UserMessage):
+        return messages
+    return [*messages[:-1], replace(last, content=(Text(f"{context}\n\n"), *last.content))]
+
+
+def _log_surface(run_id: str, surface: ToolSurface, settings: RunSettings) -> None:
+    if debug_flags().code_mode:
+        log(
+            "run %s: code mode is %s and %s; the model sees %s; %d tools are behind",
+            run_id,
+            "enabled" if settings.code_mode.enabled else "not enabled",
+            "engaged" if surface.code_mode else "not engaged",
+            ", ".join(tool.name for tool in surface.visible[:50]) or "no tools",
+            len(surface.tools) if surface.code_mode else 0,
+        )
+
+
+def _about(request: AgentRequest, settings: RunSettings) -> JsonObject:
+    return {
+        "version": __version__,
+        "models": [f"{model.provider}/{model.name}" for model in settings.models],
+        "thinking": request.thinking or settings.thinking,
+        "timeoutSeconds": settings.timeout_seconds,
+        "sender": request.sender,
+    }
+
+
+def _compiled(prompt: Prompt, toolbox: Toolbox, messages: int) -> JsonObject:
+    tools: list[JsonValue] = [
+        {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
+        for tool in toolbox.definitions()
+    ]
+    return {
+        "systemPrompt": prompt.text,
+        "promptReport": prompt.report(),
+        "tools": tools,
+        "messageCount": messages,
+    }
+
+
+def _engaged(code_mode: CodeMode) -> JsonObject:
+    counted = code_mode.telemetry
+    calls: JsonObject = {
+        "search": counted.searches,
+        "describe": counted.describes,
+        "call": counted.calls,
+    }
+    return {"codeModeEngaged": True, "visibleTools": 2, "bridgeCalls": calls}
