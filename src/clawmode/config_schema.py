@@ -68,6 +68,11 @@ class Option:
     schema: JsonObject | None = None
 
 
+def unused(*keys: str) -> dict[str, str]:
+    """Keys of the product whose names we follow, for which we have nothing: for `ASIDE`."""
+    return dict.fromkeys(keys, NOT_USED)
+
+
 def option(help: str, default: object = None, **more: Any) -> Any:
     """A field of a section.
 

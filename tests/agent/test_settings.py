@@ -147,7 +147,6 @@ def test_sections_of_others_are_left_alone_or_named_as_unused() -> None:
         {
             "$schema": "./schema.json",
             "gateway": {"port": 1},
-            "hooks": {"internal": {"any": ["thing"]}},
             "mcp": {"servers": 5},
             "tools": {"allow": [], "sandbox": {}, "toolSearch": True},
             "agents": {"defaults": {}, "list": [{"id": "a", "name": "A", "model": "m"}]},

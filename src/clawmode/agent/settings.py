@@ -14,18 +14,26 @@ from clawmode.agent.sections import (
     AgentEntry,
     AgentOptions,
     Bootstrap,
+    Break,
     Compaction,
     Configuration,
     ModelChoice,
+    Reasoning,
     Sandbox,
     SandboxMode,
-    ToolRules,
-    ToolSettings,
     Verbosity,
 )
 from clawmode.agent.sections import AuthProfile as AuthProfile
 from clawmode.agent.sections import KeySource as KeySource
 from clawmode.agent.sections import ProviderEntry as ProviderEntry
+from clawmode.agent.tool_sections import (
+    ExecSettings,
+    FetchSettings,
+    FileSection,
+    ToolRules,
+    ToolSettings,
+    WebSection,
+)
 from clawmode.config import PATH, CodeModeConfig, Setting, resolve, show
 from clawmode.config_schema import Found, Reader, schema_of
 from clawmode.exceptions import ConfigurationError
@@ -82,6 +90,9 @@ class AgentSettings:
     fallbacks: tuple[str, ...]
     thinking: ThinkingLevel
     verbose: Verbosity
+    reasoning: Reasoning
+    block_streaming: bool
+    block_streaming_break: Break
     workspace: str
     timeout_seconds: int
     timeout_is_set: bool
@@ -132,6 +143,9 @@ def agent(configuration: Configuration, agent_id: str | None = None) -> AgentSet
         fallbacks=model.fallbacks or (),
         thinking=used.thinking or "off",
         verbose=used.verbose or "off",
+        reasoning=used.reasoning or "off",
+        block_streaming=used.block_streaming is True,
+        block_streaming_break=used.block_streaming_break or "text_end",
         workspace=os.path.expanduser(used.workspace or ""),
         timeout_seconds=used.timeout_seconds or TIMEOUT_SECONDS,
         timeout_is_set=used.timeout_seconds is not None,
@@ -175,6 +189,27 @@ def _given(number: int | None, otherwise: int) -> int:
 
 def _entry(configuration: Configuration, agent_id: str | None) -> AgentEntry | None:
     return next((each for each in configuration.agents.list if each.id == agent_id), None)
+
+
+@dataclass(frozen=True, slots=True)
+class OwnTools:
+    """What our own tools may do, for an agent."""
+
+    exec: ExecSettings
+    fetch: FetchSettings
+    files: FileSection
+
+
+def own_tools(configuration: Configuration, agent_id: str | None = None) -> OwnTools:
+    """What our own tools may do for an agent: its settings over the global ones."""
+    entry = _entry(configuration, agent_id)
+    everyone, own = configuration.tools, entry.tools if entry else ToolSettings()
+    return OwnTools(
+        _merged(own.exec, everyone.exec) or ExecSettings(),
+        _merged((own.web or WebSection()).fetch, (everyone.web or WebSection()).fetch)
+        or FetchSettings(),
+        _merged(own.fs, everyone.fs) or FileSection(),
+    )
 
 
 def max_concurrent(configuration: Configuration) -> int:

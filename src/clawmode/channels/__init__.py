@@ -1,0 +1,1 @@
+"""Channels: ways for messages to come in and go out."""
