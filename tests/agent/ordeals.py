@@ -138,8 +138,11 @@ class Crowd:
     async def __aexit__(self, *error: Any) -> None:
         await self._opened.__aexit__(*error)
 
-    async def run(self, turns: int) -> None:
+    async def run(self, turns: int) -> dict[str, list[str]]:
         """So many turns in each of as many new sessions, all of them asked for at once.
+
+        Returns:
+            What each session was answered, in the order of its turns.
 
         Raises:
             AssertionError: Something was lost, doubled or mixed up.
@@ -152,11 +155,13 @@ class Crowd:
             for name, key in keys.items():
                 request = AgentRequest(message=f"{name} {number}", session_key=key)
                 started[key].append((await self._agent.runtime.start(request)).id)
+        replies: dict[str, list[str]] = {name: [] for name in names}
         for name, key in keys.items():
             for number, run_id in enumerate(started[key]):
                 result = await self._agent.runtime.result(run_id)
                 text = f"{name} {number}: {(number + 10) * (4 if 'coder' in key else 2)}"
                 assert (result.error, reply(result)) == (None, text)
+                replies[name].append(reply(result))
         check_events(self._agent.events, started)
         for name, key in keys.items():
             session = await self._agent.runtime.sessions.resolve(key)
@@ -166,6 +171,7 @@ class Crowd:
         assert self._agent.runtime._lanes._lanes == {}
         self._agent.events.clear()
         self._model.requests.clear()
+        return replies
 
 
 # ---- Aborts ----

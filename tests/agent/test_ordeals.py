@@ -54,7 +54,11 @@ async def held_elsewhere(path: Path) -> AsyncIterator[None]:
 
 async def test_many_sessions_at_once_lose_double_and_mix_up_nothing(tmp_path: Path) -> None:
     async with Crowd(tmp_path, 40) as crowd:  # 100 in the soak
-        await crowd.run(5)
+        replies = await crowd.run(5)
+    assert len(replies) == 40
+    for session, texts in replies.items():
+        told = [text.partition(":")[0] for text in texts]
+        assert told == [f"{session} {turn}" for turn in range(5)]
 
 
 # ---- Aborts ----

@@ -4,18 +4,21 @@ import contextvars
 import fcntl
 import gc
 import inspect
+import json
 import os
 import signal
 import sys
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
 from anyio.lowlevel import checkpoint
 from tests.agent.session_writer import started
 
+from clawmode.agent import session_lock
 from clawmode.agent.session_lock import (
     HeldAlready,
     Hold,
@@ -109,6 +112,15 @@ async def blocked(path: Path, seconds: float = SOON) -> SessionBusy:
     return raised[0]
 
 
+async def is_free(path: Path) -> bool:
+    """Whether the lock is had at once."""
+    try:
+        async with SessionLock(path).hold(0) as hold:
+            return hold.active and current_hold(path) is hold
+    except SessionBusy:
+        return False
+
+
 async def run_unrelated(enter: Callable[[], Coroutine[object, object, None]]) -> None:
     """Runs a function as if nobody who holds anything had called it."""
     async with anyio.create_task_group() as tasks:
@@ -138,11 +150,19 @@ async def test_a_writer_waits_as_long_as_it_was_told(path: Path) -> None:
         assert 0.3 <= anyio.current_time() - began < 2
 
 
-async def test_without_time_it_is_tried_once(path: Path) -> None:
+async def test_without_time_it_is_tried_once(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, got = SessionLock._try, list[bool]()
+
+    def tried(lock: SessionLock, *where: Any) -> Hold | None:
+        hold = real(lock, *where)
+        got.append(hold is not None)
+        return hold
+
+    monkeypatch.setattr(SessionLock, "_try", tried)
     async with SessionLock(path).hold(0):
         await blocked(path, 0)
-    async with SessionLock(path).hold(0):
-        pass
+    assert await is_free(path)
+    assert got == [True, False, True]
 
 
 async def test_who_gives_up_does_not_hold_up_those_behind(path: Path) -> None:
@@ -167,18 +187,24 @@ async def test_who_is_cancelled_while_waiting_leaves_nothing_behind(path: Path) 
     async with anyio.create_task_group() as tasks:
         async with SessionLock(path).hold():
             contextvars.Context().run(tasks.start_soon, SessionLock(path).hold(5).__aenter__)
-            await anyio.sleep(0.02)
+            (place,) = session_lock._places.values()
+            with anyio.fail_after(5):
+                while not place.queue:
+                    await checkpoint()
             tasks.cancel_scope.cancel()
-    async with SessionLock(path).hold(0):
-        pass
+    assert session_lock._places == {}
+    assert await is_free(path)
 
 
 async def test_who_is_cancelled_while_holding_gives_it_back(path: Path) -> None:
-    with anyio.move_on_after(0.02):
-        async with SessionLock(path).hold():
+    holds: list[Hold] = []
+    with anyio.CancelScope() as scope:
+        async with SessionLock(path).hold() as hold:
+            holds.append(hold)
+            scope.cancel()
             await anyio.sleep_forever()
-    async with SessionLock(path).hold(0):
-        pass
+    assert [hold.active for hold in holds] == [False]
+    assert await is_free(path)
 
 
 async def test_who_was_cancelled_before_does_not_get_it(path: Path) -> None:
@@ -194,8 +220,7 @@ async def test_an_error_inside_gives_it_back(path: Path) -> None:
         async with SessionLock(path).hold():
             raise ZeroDivisionError
     assert current_hold(path) is None
-    async with SessionLock(path).hold(0):
-        pass
+    assert await is_free(path)
 
 
 # ---- The same writer again ----
@@ -218,8 +243,7 @@ async def test_whoever_has_it_can_nest_it_if_that_is_meant(path: Path) -> None:
         assert outer.active
         await blocked(path)
     assert not outer.active
-    async with SessionLock(path).hold(0):
-        pass
+    assert await is_free(path)
 
 
 @pytest.mark.covers("AL-22")
@@ -304,8 +328,7 @@ async def test_a_forked_child_does_not_have_its_parent_s_lock(path: Path) -> Non
             raise
     # The child lives, and holds nobody up.
     try:
-        async with SessionLock(path).hold(0):
-            pass
+        assert await is_free(path)
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)  # noqa: ASYNC222 - it is dead
@@ -345,7 +368,9 @@ async def test_a_forked_child_does_not_keep_the_lock_of_a_parent_that_was_killed
 async def test_a_copy_of_its_descriptor_elsewhere_does_not_keep_it(path: Path) -> None:
     async with SessionLock(path).hold() as hold:
         copy = os.dup(hold._descriptor)
-    async with SessionLock(path).hold(0):
+    try:
+        assert await is_free(path)
+    finally:
         os.close(copy)
 
 
@@ -417,9 +442,10 @@ async def test_a_lock_that_does_not_say_whose_it_is_holds_all_the_same(
 
 async def test_a_file_that_was_left_behind_locks_nobody_out(path: Path) -> None:
     path.parent.mkdir()
-    path.with_name("abc.jsonl.lock").write_text('{"pid": 1, "since": 5.0}')
-    async with SessionLock(path).hold(0):
-        pass
+    file = path.with_name("abc.jsonl.lock")
+    file.write_text('{"pid": 1, "since": 5.0}')
+    async with SessionLock(path).hold(0) as hold:
+        assert json.loads(file.read_text()) == {"pid": os.getpid(), "since": hold.since}
 
 
 async def test_a_lock_whose_file_was_deleted_and_made_anew_is_the_new_file_s(path: Path) -> None:

@@ -90,4 +90,7 @@ def test_no_page_takes_long(piece: str) -> None:
 
 @given(st.text("<>/!-abpre ='\"&;#\n", max_size=200), st.booleans())
 def test_no_text_makes_it_fail(source: str, markdown: bool) -> None:
-    read_page(source, base="https://example.org", markdown=markdown)
+    page = read_page(source, base="https://example.org", markdown=markdown)
+    assert page.text == "\n".join(line.rstrip() for line in page.text.strip().split("\n"))
+    if not {"<", "&"} & set(source):
+        assert page.text.split() == source.split()

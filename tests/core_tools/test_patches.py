@@ -174,15 +174,26 @@ def test_a_patch_of_what_differs_leads_from_one_text_to_the_other(
     assert after(text, *lines) == "".join(line + newline for line in wanted)
 
 
-@given(st.text(), st.text())
+TEXT = st.text() | st.permutations(["a", "b", "c ", "d\r", ""]).map("\n".join)
+PIECES = ("@@", "@@ a", " a", "-b", " c", "+d ", "+", "*** End of File")
+HUNK = st.text() | st.lists(st.sampled_from(PIECES), min_size=1, max_size=5).map("\n".join)
+
+
+@given(TEXT, HUNK)
 def test_no_text_makes_it_fail_otherwise_than_by_refusing(text: str, hunk: str) -> None:
+    refusal, results = "", list[tuple[Update, str]]()
     try:
-        changes = parse(patch("*** Update File: a", *hunk.split("\n")))
-        for change in changes:
+        for change in parse(patch("*** Update File: a", *hunk.split("\n"))):
             if isinstance(change, Update):
-                patched(text, change)
-    except ToolProblem:
-        pass
+                results.append((change, patched(text, change)))
+    except ToolProblem as problem:
+        refusal = problem.code
+    assert refusal in ("", "bad_patch", "no_match", "ambiguous")
+    for update, result in results:
+        lines = [line for hunk in update.hunks for line in hunk.lines]
+        assert all(line in result for mark, line in lines if mark == "+")
+        grown = sum((mark == "+") - (mark == "-") for mark, _ in lines)
+        assert result.count("\n") - text.count("\n") == grown or not result
 
 
 # ---- Applying to files ----

@@ -405,4 +405,6 @@ async def test_a_host_that_is_cancelled_leaves_no_command(tmp_path: Path) -> Non
             (command,) = tools.suite.sessions.listed(RUN)
             scope.cancel()
             await anyio.sleep_forever()
-    await dead(command.process.pid)
+    assert scope.cancelled_caught
+    assert command.exit_code in (-signal.SIGTERM, -signal.SIGKILL)
+    assert not is_alive(command.process.pid)

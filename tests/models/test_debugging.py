@@ -190,17 +190,25 @@ def test_the_log_goes_to_stderr_if_nobody_set_it_up() -> None:
 
 
 @pytest.mark.anyio
+# At level 0 what is packed can be read, but for the beginning; at level 9 nothing can.
+@pytest.mark.parametrize(("level", "events"), [(0, ["?: {}"] * 5), (9, [])])
 async def test_an_answer_that_is_compressed_against_our_wish_does_not_break_the_log(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    level: int,
+    events: list[str],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     import gzip
 
     from clawmode.testing import Raw
 
-    monkeypatch.setenv(debug.SSE, "peek")
+    for name, value in ((debug.SSE, "peek"), (debug.TRANSPORT, "1")):
+        monkeypatch.setenv(name, value)
     kind = {"content-type": "text/event-stream", "content-encoding": "gzip"}
-    raw = Raw(body=gzip.compress(b"data: {}\n\n" * 50), headers=kind)
-    await logged("openai-completions", caplog, Turn(raw=raw))
+    raw = Raw(body=gzip.compress(b"data: {}\n\n" * 50, level, mtime=0), headers=kind)
+    _, *told, last = await logged("openai-completions", caplog, Turn(raw=raw))
+    assert [line.partition(": event ")[2] for line in told] == events
+    assert last.endswith(f" {len(raw.body)} bytes")
 
 
 # ---- The switches ----

@@ -229,9 +229,18 @@ async def test_every_request_is_kept_byte_by_byte() -> None:
 
 
 async def test_a_server_can_be_left_while_it_hangs() -> None:
+    errors: list[httpx2.TransportError] = []
+
+    async def ask(server: ScriptServer) -> None:
+        try:
+            await post(server, "/v1/responses", {"input": "Hi"})
+        except httpx2.TransportError as error:
+            errors.append(error)
+
     with anyio.fail_after(5):
-        async with ScriptServer([Turn(error="timeout")]) as server:
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(post, server, "/v1/responses", {"input": "Hi"})
+        async with anyio.create_task_group() as tasks:
+            async with ScriptServer([Turn(error="timeout")]) as server:
+                tasks.start_soon(ask, server)
                 await arrival(server)
-                tasks.cancel_scope.cancel()
+    # It has hung up, and not waited for its client to lose patience.
+    assert [type(error) for error in errors] == [httpx2.RemoteProtocolError]

@@ -418,8 +418,11 @@ async def test_leaving_the_block_ends_the_request(api: Api) -> None:
             async for event in events:
                 if isinstance(event, TextDelta):
                     break
-        with anyio.fail_after(5):
-            await server.requests[0].hung_up.wait()
+            hung_up = server.requests[0].hung_up
+            assert not hung_up.is_set()
+        with anyio.move_on_after(5):
+            await hung_up.wait()
+        assert hung_up.is_set()
 
 
 @every_api

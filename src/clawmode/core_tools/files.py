@@ -41,9 +41,23 @@ class FileSettings:
 
 def file_tools(workspace: Workspace, settings: FileSettings) -> tuple[Tool, ...]:
     """The four tools, for one workspace."""
+    files = _Files(workspace, settings)
+    return (
+        tool(effect="read", idempotent=True)(files.read),
+        tool(effect="write")(files.write),
+        tool(effect="write")(files.edit),
+        tool(effect="write")(files.apply_patch),
+    )
 
-    @tool(effect="read", idempotent=True)
-    def read(path: str, offset: int = 1, limit: int | None = None) -> ToolResult:
+
+@dataclass(frozen=True, slots=True)
+class _Files:
+    """What the tools do. Models read the names and docstrings of these methods."""
+
+    workspace: Workspace
+    settings: FileSettings
+
+    def read(self, path: str, offset: int = 1, limit: int | None = None) -> ToolResult:
         """Read a text file, or list a folder. Paths are relative to the workspace.
 
         Long files come in parts: go on with `nextOffset`. Long lines are cut, and said so.
@@ -55,16 +69,15 @@ def file_tools(workspace: Workspace, settings: FileSettings) -> tuple[Tool, ...]
         """
         if offset < 1 or (limit is not None and limit < 1):
             raise ToolProblem("bad_input", "offset and limit are at least 1")
-        with workspace.locate(path) as place:
+        with self.workspace.locate(path) as place:
             if place.name is None:
                 return _listing(place)
             data, _ = place.read()
         text = decode(data, path).removeprefix("\ufeff")
-        lines = min(limit or settings.max_lines, settings.max_lines)
-        return _part(path, text, offset, lines, settings.max_chars)
+        lines = min(limit or self.settings.max_lines, self.settings.max_lines)
+        return _part(path, text, offset, lines, self.settings.max_chars)
 
-    @tool(effect="write")
-    def write(path: str, content: str) -> ToolResult:
+    def write(self, path: str, content: str) -> ToolResult:
         """Write a text file of the workspace: a new one, or all of an old one.
 
         Folders that are missing are made.
@@ -74,7 +87,7 @@ def file_tools(workspace: Workspace, settings: FileSettings) -> tuple[Tool, ...]
             content: All of its text.
         """
         data = encode(content)
-        with writing(), workspace.locate(path) as place:
+        with writing(), self.workspace.locate(path) as place:
             before = place.check()
             place.stage(data, before)
             place.commit(before)
@@ -82,8 +95,7 @@ def file_tools(workspace: Workspace, settings: FileSettings) -> tuple[Tool, ...]
         details: JsonObject = {"path": path, "bytes": len(data), "created": before is None}
         return ToolResult(f"{did} {shown(path)}: {len(data)} bytes", details)
 
-    @tool(effect="write")
-    def edit(path: str, oldText: str, newText: str, replaceAll: bool = False) -> ToolResult:
+    def edit(self, path: str, oldText: str, newText: str, replaceAll: bool = False) -> ToolResult:
         """Replace text in a file of the workspace. The old text has to be there exactly once.
 
         Args:
@@ -92,7 +104,7 @@ def file_tools(workspace: Workspace, settings: FileSettings) -> tuple[Tool, ...]
             newText: What is to stand there instead.
             replaceAll: Replace every occurrence.
         """
-        with writing(), workspace.locate(path) as place:
+        with writing(), self.workspace.locate(path) as place:
             data, before = place.read()
             place.check()
             text = decode(data, path)
@@ -103,8 +115,7 @@ def file_tools(workspace: Workspace, settings: FileSettings) -> tuple[Tool, ...]
         times = "once" if count == 1 else f"{count} times"
         return ToolResult(f"replaced {times} in {shown(path)}, first in line {line}", details)
 
-    @tool(effect="write")
-    def apply_patch(input: str) -> ToolResult:
+    def apply_patch(self, input: str) -> ToolResult:
         """Change several files of the workspace at once, or none of them if anything does not fit.
 
         The patch begins with `*** Begin Patch` and ends with `*** End Patch`. Between them stand
@@ -120,12 +131,10 @@ def file_tools(workspace: Workspace, settings: FileSettings) -> tuple[Tool, ...]
         changes = parse(input)
         with writing(), _Batch() as batch:
             for change in changes:
-                batch.prepare(workspace, change)
+                batch.prepare(self.workspace, change)
             batch.apply()
         done: list[JsonValue] = [*batch.told]
         return ToolResult("\n".join(batch.told), {"changes": done})
-
-    return read, write, edit, apply_patch
 
 
 # ---- Text ----

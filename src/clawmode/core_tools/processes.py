@@ -12,7 +12,6 @@ import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Literal, NamedTuple, TypeAlias
 
 import anyio
@@ -175,12 +174,7 @@ class ShellSessions:
         self._tasks = await self._stack.enter_async_context(anyio.create_task_group())
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.aclose()
         # Without the error: it is not of a command, and is not to come out in a group.
         await self._stack.aclose()

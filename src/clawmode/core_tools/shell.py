@@ -68,10 +68,24 @@ def shell_tools(
     workspace: Workspace, settings: ShellSettings, sessions: ShellSessions, guard: ExecGuard
 ) -> tuple[Tool, ...]:
     """The two tools, for one workspace."""
-    shell = settings.shell or _default_shell()
+    shell = _Shell(workspace, settings, sessions, guard, settings.shell or _default_shell())
+    exec_ = tool(name="exec", effect="write")(shell.exec_)
+    process = tool(effect="write")(shell.process)
+    return (exec_, process) if settings.background else (exec_,)
 
-    @tool(name="exec", effect="write")
+
+@dataclass(frozen=True, slots=True)
+class _Shell:
+    """What the tools do. Models read the names and docstrings of `exec_` and `process`."""
+
+    workspace: Workspace
+    settings: ShellSettings
+    sessions: ShellSessions
+    guard: ExecGuard
+    argv: tuple[str, ...]
+
     async def exec_(
+        self,
         command: str,
         context: ToolContext,
         workdir: str | None = None,
@@ -95,30 +109,26 @@ def shell_tools(
             yieldMs: How long to wait for it, in milliseconds.
         """
         params: JsonObject = {"command": command, "workdir": workdir, "env": {**(env or {})}}
-        guard.redeem(EXEC_ID, params, context.run, context.call_id)
+        self.guard.redeem(EXEC_ID, params, context.run, context.call_id)
         _check(command, env or {})
-        folder = await anyio.to_thread.run_sync(workspace.open_folder, workdir or ".")
+        folder = await anyio.to_thread.run_sync(self.workspace.open_folder, workdir or ".")
         try:
-            running = await sessions.start(
-                [*shell, command],
+            running = await self.sessions.start(
+                [*self.argv, command],
                 text=command,
                 folder=folder,
-                env=settings.environment() | (env or {}),
+                env=self.settings.environment() | (env or {}),
                 run=context.run,
-                time_limit=_time_limit(settings, timeout),
-                takes_input=background and settings.background,
+                time_limit=_time_limit(self.settings, timeout),
+                takes_input=background and self.settings.background,
             )
         finally:
             os.close(folder)
-        patience = settings.yield_ms if yieldMs is None else max(yieldMs, 0)
-        if not settings.background:
-            patience = None
-        elif background:
-            patience = 0
-        return await _wait_for(running, sessions, patience)
+        patience = _patience(self.settings, background, yieldMs)
+        return await _wait_for(running, self.sessions, patience)
 
-    @tool(effect="write")
     async def process(
+        self,
         action: Action,
         context: ToolContext,
         sessionId: str | None = None,
@@ -144,26 +154,26 @@ def shell_tools(
             limit: How many lines of the log.
         """
         if action == "list":
-            return _list(sessions.listed(context.run))
+            return _list(self.sessions.listed(context.run))
         if not sessionId:
             raise ToolProblem("bad_input", f"{action} needs a sessionId; `list` shows them")
-        command = sessions.find(sessionId, context.run)
+        command = self.sessions.find(sessionId, context.run)
         if action == "poll":
             return await _poll(command, min(max(timeoutMs, 0), MAX_POLL_MS))
         if action == "log":
             return _log(command, offset, min(max(limit, 1), MAX_LOG_LINES))
         if action == "write":
             params: JsonObject = {"sessionId": sessionId, "data": data}
-            guard.redeem(PROCESS_ID, params, context.run, context.call_id)
+            self.guard.redeem(PROCESS_ID, params, context.run, context.call_id)
             return await _write(command, data, eof)
-        await sessions.kill(command)
-        result = _told(command, command.output.text(command.told))
-        command.told = command.output.size
-        if action == "remove":
-            sessions.forget(command)
-        return result
+        return await self._end(command, forget=action == "remove")
 
-    return (exec_, process) if settings.background else (exec_,)
+    async def _end(self, command: Command, *, forget: bool) -> ToolResult:
+        await self.sessions.kill(command)
+        result = _news(command)
+        if forget:
+            self.sessions.forget(command)
+        return result
 
 
 def _default_shell() -> tuple[str, ...]:
@@ -232,6 +242,15 @@ def _time_limit(settings: ShellSettings, wanted: float | None) -> float:
     if not 0 < wanted:
         raise ToolProblem("bad_input", "timeout is a number of seconds over 0")
     return min(wanted, settings.max_timeout_seconds)
+
+
+def _patience(settings: ShellSettings, background: bool, yield_ms: int | None) -> int | None:
+    """Milliseconds to wait for a command; None: until it ends."""
+    if not settings.background:
+        return None
+    if background:
+        return 0
+    return settings.yield_ms if yield_ms is None else max(yield_ms, 0)
 
 
 async def _wait_for(command: Command, sessions: ShellSessions, patience: int | None) -> ToolResult:
@@ -316,6 +335,11 @@ async def _poll(command: Command, patience_ms: int) -> ToolResult:
     with anyio.move_on_after(patience_ms / 1000):
         while command.output.size <= command.told and not command.ended.is_set():
             await command.news.wait()
+    return _news(command)
+
+
+def _news(command: Command) -> ToolResult:
+    """What nobody was told yet of its output."""
     text = command.output.text(command.told)
     command.told = command.output.size
     return _told(command, text)

@@ -1,7 +1,6 @@
 """The core tools of one workspace, put together."""
 
 from pathlib import Path
-from types import TracebackType
 
 from clawmode.core_tools.confined import Workspace
 from clawmode.core_tools.exec_policy import ExecGuard
@@ -40,14 +39,9 @@ class CoreTools:
             await self.sessions.__aenter__()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         if self._owns_sessions:
-            await self.sessions.__aexit__(kind, error, traceback)
+            await self.sessions.__aexit__(*error)
 
     async def aclose(self) -> None:
         """Ends all commands that were started through it, unless they are shared with others."""

@@ -1,4 +1,4 @@
-"""One connection to an MCP server, from the handshake to its end: requests, lists, questions.
+"""One connection to an MCP server, from the handshake to its end: requests made, lists read.
 
 Whoever makes a request waits in a task of its own, and the exchange runs in one of the
 connection's: what the SDK raises there stays there, a caller that is cancelled leaves at once while
@@ -8,17 +8,15 @@ the server is told, and a connection that ends tells every caller why.
 import asyncio
 import contextlib
 import logging
-import math
 import re
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass, field
 from typing import Any
 
 import anyio
 import mcp_types as types
 from anyio.abc import TaskGroup
-from mcp.client.session import ClientRequestContext, ClientSession, IncomingMessage
+from mcp.client.session import ClientSession, IncomingMessage
 from mcp.client.subscriptions import SubscriptionLost, listen
 from mcp.shared.dispatcher import CallOptions
 from mcp.shared.exceptions import MCPError
@@ -41,9 +39,10 @@ from clawmode.mcp.link import (
     Reads,
     Writes,
 )
+from clawmode.mcp.requests import OpenRequest, OpenRequests
 from clawmode.mcp.settings import ServerSettings
 from clawmode.mcp.tools import MAX_LISTED, MAX_PAGES, Listing, Offer, Problems, sift
-from clawmode.tools import InputRequest, JsonObject, ToolContext
+from clawmode.tools import JsonObject, ToolContext
 from clawmode.types import JsonValue
 
 logger = logging.getLogger("clawmode.mcp")
@@ -51,11 +50,6 @@ logger = logging.getLogger("clawmode.mcp")
 PROBE_SECONDS = 5.0
 MAX_ROUNDS = 10
 UNKNOWN = "Whether it had an effect is not known."
-MAX_MESSAGE = 4_096
-"""Of what a server asks a person, in characters."""
-STRETCH = 10
-"""How many times its limit a call may take that reports progress."""
-UPDATES_PER_SECOND = 20
 MAX_PAUSE = 60.0
 """Seconds between two tries to listen for changes."""
 FAREWELL = 0.5
@@ -149,52 +143,6 @@ class _Dispatcher(JSONRPCDispatcher):
             self._on_end()
 
 
-@dataclass(eq=False, slots=True)
-class _Call:
-    """A request and whoever waits for it.
-
-    Attributes:
-        patience: Around the waiting; its deadline is the call's.
-        latest: When patience ends whatever is reported.
-        context: Of the tool's call that it is made for.
-        sending: Around the exchange.
-    """
-
-    timeout: float
-    latest: float
-    patience: anyio.CancelScope
-    context: ToolContext | None = None
-    sending: anyio.CancelScope = field(default_factory=anyio.CancelScope)
-    done: anyio.Event = field(default_factory=anyio.Event)
-    value: JsonObject | None = None
-    error: McpError | None = None
-    _updated: float = -math.inf
-
-    def renew(self) -> None:
-        """Starts the clock anew."""
-        self.patience.deadline = min(anyio.current_time() + self.timeout, self.latest)
-
-    def settle(self, value: JsonObject | None, error: McpError | None) -> None:
-        """Ends it; what comes later is dropped."""
-        if not self.done.is_set():
-            self.value, self.error = value, error
-            self.done.set()
-
-    async def progress(self, progress: float, total: float | None, message: str | None) -> None:
-        """Passes on what the server reports, not more often than anybody can watch."""
-        self.renew()
-        now = anyio.current_time()
-        if self.context is None or now - self._updated < 1 / UPDATES_PER_SECOND:
-            return
-        self._updated = now
-        report: JsonObject = {"progress": progress if math.isfinite(progress) else None}
-        if total is not None and math.isfinite(total):
-            report["total"] = total
-        if message:
-            report["message"] = message[:500]
-        self.context.update(report)
-
-
 class Connection:
     """A session with a server. Used inside of `opened`, in the task that owns the server.
 
@@ -217,15 +165,14 @@ class Connection:
         self._settings = link.settings
         self._on_end = on_end
         self._on_change = on_change
-        self._calls: set[_Call] = set()
+        self._open = OpenRequests(link.settings.name)
         self._tasks: TaskGroup | None = None
         self._over: McpError | None = None
-        self._questions = 0
         self._dispatcher = _Dispatcher(reads, writes, on_end)
         self._session = ClientSession(
             dispatcher=self._dispatcher,
             # Without anybody to ask, the server is told that it cannot.
-            elicitation_callback=self._elicit if asks else None,
+            elicitation_callback=self._open.elicit if asks else None,
             logging_callback=self._log,
             message_handler=self._hear,
             client_info=types.Implementation(name="clawmode", version=__version__),
@@ -259,11 +206,14 @@ class Connection:
         """Whether a request can be made."""
         return self._over is None
 
+    def clocks_stopped(self) -> contextlib.AbstractContextManager[None]:
+        """No request runs out of time inside of it: a person is busy."""
+        return self._open.clocks_stopped()
+
     def conclude(self, error: McpError) -> None:
         """Nothing comes any more: tells everybody who waits."""
         self._over = self._over or error
-        for call in self._calls:
-            call.settle(None, error)
+        self._open.fail(error)
 
     async def shake_hands(self, limit: float | None) -> None:
         """Agrees on a version: asks as since 2026, and falls back to the older handshake.
@@ -371,29 +321,23 @@ class Connection:
         Raises:
             McpError: There is none.
         """
-        limit = self._settings.timeout
-        now = anyio.current_time()
-        call = _Call(limit, now + STRETCH * limit, anyio.CancelScope(deadline=now + limit), context)
-        self._calls.add(call)
-        try:
+        began = anyio.current_time()
+        with self._open.opened(self._settings.timeout, context) as call:
             if self._over is not None:
                 raise self._over
             assert self._tasks is not None
             self._tasks.start_soon(self._exchange, request, call)
             with call.patience:
                 await call.done.wait()
-        finally:
-            self._calls.discard(call)
-            call.sending.cancel()
         if call.error is not None:
             raise call.error
         if call.value is None:
             self.link.notify("suspect")
-            waited = f"{anyio.current_time() - now:.1f} s{self.link.hint()}"
+            waited = f"{anyio.current_time() - began:.1f} s{self.link.hint()}"
             raise self._error("timeout", f"did not answer within {waited}")
         return call.value
 
-    async def _exchange(self, request: types.ClientRequest, call: _Call) -> None:
+    async def _exchange(self, request: types.ClientRequest, call: OpenRequest) -> None:
         CURRENT.set(self._settings)
         try:
             with call.sending:
@@ -404,7 +348,7 @@ class Connection:
             if (failure := self._translate(error)) is not None:
                 call.settle(None, failure)
 
-    async def _converse(self, request: types.ClientRequest, call: _Call) -> JsonObject:
+    async def _converse(self, request: types.ClientRequest, call: OpenRequest) -> JsonObject:
         """Sends the request, and again with answers as long as the server asks for some."""
         pause = 0.05
         for _ in range(MAX_ROUNDS):
@@ -417,7 +361,7 @@ class Connection:
             if not asked.input_requests:  # it is not ready yet
                 await anyio.sleep(pause)
                 pause = min(2 * pause, 0.25)
-            answers = await self._answer_all(asked.input_requests or {}, call)
+            answers = await self._open.answer_all(asked.input_requests or {}, call.context)
             request = _again(request, answers, asked.request_state)
         raise self._error("protocol", f"asked for input {MAX_ROUNDS} times")
 
@@ -458,68 +402,6 @@ class Connection:
 
     def _error(self, kind: FailureKind, text: str) -> McpError:
         return McpError(self._settings.name, kind, text)
-
-    # ---- Questions ----
-
-    async def _answer_all(
-        self, asked: Mapping[str, types.InputRequest], call: _Call
-    ) -> types.InputResponses:
-        answers: types.InputResponses = {}
-        for key, question in asked.items():
-            if not isinstance(question, types.ElicitRequest):
-                what = "a model" if isinstance(question, types.CreateMessageRequest) else "folders"
-                raise self._error("protocol", f"asked for {what}, which it cannot have")
-            answers[key] = await self._ask(question.params, call.context)
-        return answers
-
-    async def _elicit(
-        self, context: ClientRequestContext, params: types.ElicitRequestParams
-    ) -> types.ElicitResult:
-        """A request of its own: for which call, servers of older protocols do not say."""
-        contexts = [call.context for call in self._calls if call.context is not None]
-        # Where it could be one person's or another's, it is nobody's.
-        if len({context.run for context in contexts}) != 1:
-            return types.ElicitResult(action="decline")
-        return await self._ask(params, contexts[0])
-
-    async def _ask(
-        self, params: types.ElicitRequestParams, context: ToolContext | None
-    ) -> types.ElicitResult:
-        declined = types.ElicitResult(action="decline")
-        if context is None:
-            return declined
-        if isinstance(params, types.ElicitRequestURLParams):
-            request = InputRequest(message=params.message[:MAX_MESSAGE], url=params.url)
-        else:
-            schema = params.requested_schema
-            request = InputRequest(message=params.message[:MAX_MESSAGE], schema=schema)
-        try:
-            with self.clocks_stopped():
-                answer = await context.ask(request)
-            if answer is None:
-                return declined
-            content = None if request.url else answer
-            return types.ElicitResult.model_validate({"action": "accept", "content": content})
-        except BaseException as error:
-            if is_ours(error):
-                raise
-            logger.error("%s: a question: %s", self._settings.name, type(error).__name__)
-            return declined
-
-    @contextlib.contextmanager
-    def clocks_stopped(self) -> Iterator[None]:
-        """A person's time is not the server's. For which call it asks, older servers do not say."""
-        self._questions += 1
-        began = anyio.current_time()
-        for call in self._calls:
-            call.patience.deadline = math.inf
-        try:
-            yield
-        finally:
-            self._questions -= 1
-            for call in self._calls if self._questions == 0 else ():
-                call.latest += anyio.current_time() - began
-                call.renew()
 
     # ---- What the server says unasked ----
 

@@ -8,7 +8,6 @@ this module takes seconds; `settings.make_model` does it when a model is made.
 import hashlib
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
-from types import TracebackType
 from typing import Any, Self
 from urllib.parse import urlsplit
 
@@ -102,12 +101,7 @@ class Provider:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
     def _key_headers(self) -> KeyHeaders:
@@ -201,12 +195,7 @@ class DirectModel:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
     @asynccontextmanager
