@@ -11,6 +11,7 @@ FACES = {
     "__main__",
     "agent",
     "channels",
+    "chat",
     "cli",
     "command_setup",
     "commands",
@@ -20,6 +21,7 @@ FACES = {
     "foreground",
     "forms",
     "gateway",
+    "host",
     "interrupts",
     "listings",
     "mcp",
@@ -66,6 +68,7 @@ ONLY_HERE = {
     "openai": {"models/direct.py"},
     "anthropic": {"models/direct.py"},
     "httpx2": {
+        "channels/delivery.py",
         "core_tools/web.py",
         "mcp/auth.py",
         "mcp/client.py",
@@ -73,6 +76,7 @@ ONLY_HERE = {
         "models/wire.py",
     },
 }
+WEB = {"channels/webhook.py", "channels/webhook_request.py"}
 PRIVATE_BINDING = {"sandbox/wasm.py"}
 
 
@@ -132,14 +136,21 @@ def test_a_foreign_library_has_one_home() -> None:
     assert users == ONLY_HERE
 
 
-def test_the_libraries_of_mcp_stay_in_its_modules() -> None:
-    theirs = {"mcp", "mcp_types", "starlette", "uvicorn"}
-    users = {
+def users_of(*libraries: str) -> set[str]:
+    """Who imports any of these, outside of `mcp/`."""
+    return {
         source
         for source, names in SOURCES.items()
-        if any(name.split(".")[0] in theirs for name in names)
+        if not source.startswith("mcp/") and any(name.split(".")[0] in libraries for name in names)
     }
-    assert {source for source in users if not source.startswith("mcp/")} == set()
+
+
+def test_the_libraries_of_mcp_stay_in_its_modules() -> None:
+    assert users_of("mcp", "mcp_types") == set()
+
+
+def test_only_faces_that_are_posted_to_know_the_web_framework() -> None:
+    assert users_of("starlette", "uvicorn") == WEB
 
 
 def test_only_one_module_uses_the_private_binding_of_wasmtime() -> None:

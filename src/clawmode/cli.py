@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from clawmode.commands import agent, cells, config, servers, tools
+from clawmode.commands import agent, cells, config, cron, plugins, servers, tools
 from clawmode.commands.common import new_app
 
 app = new_app("Gives a language model two tools, exec and wait, instead of two hundred.")
@@ -22,7 +22,9 @@ app.command("login")(servers.login)
 app.command("doctor")(servers.doctor)
 app.add_typer(agent.sessions_app, name="sessions")
 app.add_typer(agent.trajectory_app, name="trajectory")
+app.add_typer(cron.app, name="cron")
 app.add_typer(tools.app, name="tools")
+app.add_typer(plugins.app, name="plugins")
 app.add_typer(config.app, name="config")
 
 

@@ -72,6 +72,7 @@ class Setup:
         configuration: All that the file says.
         notes: What was not taken as it was given, for people.
         state: The folder in which cells wait.
+        folder: What relative paths in the configuration begin at.
     """
 
     tools: list[Tool]
@@ -81,7 +82,13 @@ class Setup:
     configuration: Configuration
     config: CodeModeConfig
     state: Path
+    folder: Path
     notes: list[str]
+
+    @property
+    def sessions_folder(self) -> Path:
+        """Where conversations are kept."""
+        return self.state / "sessions"
 
     def catalog(self) -> Catalog:
         """What programs can find, ranked as for them."""
@@ -94,7 +101,8 @@ def set_up(options: Options) -> Setup:
     Raises:
         ConfigurationError: Something of it cannot be meant.
     """
-    configured = _read_configuration(config_file.load(options.config))
+    file = config_file.load(options.config)
+    configured = _read_configuration(file)
     if configured.report.errors:
         raise _failure(configured.report.errors)
     notes = [problem.text for problem in configured.report.warnings]
@@ -119,6 +127,7 @@ def set_up(options: Options) -> Setup:
         configuration=configured.configuration,
         config=config,
         state=state_folder(options.state),
+        folder=Path.cwd() if file.path is None else file.path.absolute().parent,
         notes=notes,
     )
 

@@ -136,7 +136,7 @@ def test_options_reach_the_model_and_a_session_goes_on(shop: Path, zygote: Zygot
     assert result["status"] == "ok"
     assert result["payloads"] == [{"text": "First."}]
     assert result["sessionKey"] == "agent:main:report"
-    assert result["metadata"]["codeModeEngaged"] is False  # there is nothing to call
+    assert result["metadata"]["codeModeEngaged"] is True  # the core tools are there
     assert (again.returncode, again.stdout, again.stderr) == (0, "Second.\n", "")
     first, second = server.requests
     assert (first.body["model"], second.body["model"]) == ("large", "small")

@@ -7,6 +7,7 @@ from typing import Any
 import anyio
 import pytest
 
+from clawmode.agent.intake import Intake, Said
 from clawmode.agent.loop import LoopLimits, Outcome, Turn, run_loop
 from clawmode.agent.toolbox import ABORTED, MAX_RESULT_CHARS, DirectTools
 from clawmode.context import RunContext
@@ -43,9 +44,13 @@ class Seen:
     recorded: list[Message] = field(default_factory=list)
     traced: list[tuple[str, Any]] = field(default_factory=list)
     secured: list[int] = field(default_factory=list)
+    at_answer: Callable[[], object] = lambda: None
+    """Called at the end of each answer."""
 
     def emit(self, stream: str, data: JsonObject) -> None:
         self.events.append((stream, data))
+        if "message" in data:
+            self.at_answer()
 
     def record(self, message: Message) -> None:
         self.recorded.append(message)
@@ -338,11 +343,90 @@ async def test_calls_that_an_abort_cuts_off_are_answered() -> None:
     assert [it.call_id for it in turn.messages if isinstance(it, ToolMessage)] == ["a", "b"]
 
 
+class Interjecting:
+    """A tool during which somebody says something."""
+
+    def __init__(self, intake: Intake, *, sequential: bool = False) -> None:
+        self.intake = intake
+        self.tool = Tool("slow", "Slow.", ANY, self.call, sequential=sequential)
+
+    async def call(self, given: JsonObject, context: ToolContext) -> str:
+        self.intake.add(Said("s1", UserMessage.of("also this")))
+        return "done"
+
+
+def steered(model: ScriptedModel, *, sequential: bool = False) -> tuple[Turn, Seen]:
+    intake = Intake()
+    intake.open()
+    slow = Interjecting(intake, sequential=sequential).tool
+    turn, seen = turn_of(model, tools=(DOUBLE, slow))
+    turn.intake = intake
+    return turn, seen
+
+
+def interject(turn: Turn, seen: Seen, *words: str) -> None:
+    """Says something at the end of the first answer."""
+    left = [Said(text, UserMessage.of(text)) for text in words]
+    turn.intake.open()
+    seen.at_answer = lambda: [turn.intake.add(left.pop()) for _ in left[:1]]
+
+
+@pytest.mark.covers("AL-16")
 async def test_what_people_say_meanwhile_is_heard_before_the_next_request() -> None:
-    waiting = [UserMessage.of("also this")]
-    model = ScriptedModel([Says(call("double", {"n": 1})), "done"])
-    turn, seen = turn_of(model)
-    turn.incoming = lambda: [waiting.pop()] if waiting and model.requests else []
+    model = ScriptedModel([Says(call("slow", id="a"), call("double", {"n": 1}, id="b")), "done"])
+    turn, seen = steered(model)
     await run(turn)
     assert model.requests[1].messages[-1] in seen.recorded
-    assert isinstance(model.requests[1].messages[-1], UserMessage)
+    assert model.requests[1].messages[-1].content == (Text("also this"),)
+    # They were launched together: both have ended.
+    assert [it.text for it in seen.results()] == ["done", "2"]
+
+
+async def test_calls_that_have_not_begun_are_skipped_for_what_people_say() -> None:
+    calls = [call("slow", id="a"), call("double", {"n": 1}, id="b"), call("slow", id="c")]
+    model = ScriptedModel([Says(*calls), "done"])
+    turn, _ = steered(model, sequential=True)
+    await run(turn)
+    results = [it for it in turn.messages if isinstance(it, ToolMessage)]
+    assert [(it.call_id, it.text) for it in results] == [
+        ("a", "done"),
+        ("b", "Skipped to process an incoming message."),
+        ("c", "Skipped to process an incoming message."),
+    ]
+    assert model.requests[1].messages[-1].content == (Text("also this"),)
+
+
+async def test_a_batch_is_launched_whole_or_not_at_all() -> None:
+    model = ScriptedModel([Says(call("double", {"n": 1}), call("double", {"n": 2})), "done"])
+    turn, seen = turn_of(model)
+    interject(turn, seen, "stop that")
+    await run(turn)
+    assert {it.text for it in seen.results()} == {"Skipped to process an incoming message."}
+    assert not [data for stream, data in seen.events if stream == "tool"]
+
+
+async def test_who_speaks_while_the_model_ends_is_answered_in_the_same_run() -> None:
+    model = ScriptedModel(["first", "second"])
+    turn, seen = turn_of(model)
+    interject(turn, seen, "wait")
+    outcome = await run(turn)
+    assert outcome.reply is not None
+    assert outcome.reply.text == "second"
+    assert not turn.intake.is_open
+    assert not turn.intake.add(Said("s2", UserMessage.of("too late")))
+
+
+def test_what_nobody_has_read_can_be_taken_back() -> None:
+    intake = Intake()
+    assert not intake.add(Said("early", UserMessage.of("too early")))
+    intake.open()
+    assert intake.add(Said("a", UserMessage.of("one")))
+    assert intake.add(Said("b", UserMessage.of("two")))
+    assert intake.withdraw("a")
+    assert not intake.withdraw("a")
+    assert not intake.finish()
+    assert [it.content for it in intake.read()] == [(Text("two"),)]
+    assert not intake.withdraw("b")
+    assert intake.add(Said("c", UserMessage.of("three")))
+    assert [said.id for said in intake.close()] == ["c"]
+    assert not intake.add(Said("d", UserMessage.of("four")))

@@ -102,11 +102,20 @@ def test_what_fails_takes_back_all_that_it_brought(tmp_path: Path, code: str) ->
     assert_nothing_is_left(plugins)
 
 
+def test_a_failure_is_told_with_its_place_in_the_plugin(tmp_path: Path) -> None:
+    folder = plugin(tmp_path / "garden", "import json\ndef register(api):\n    json.loads('{')\n")
+    problem = only(host(folder)).problem or ""
+    assert problem.startswith("JSONDecodeError: ")
+    assert problem.endswith(" (main.py, line 3)")
+
+
 def test_a_manifest_bounds_what_a_plugin_may_bring(tmp_path: Path) -> None:
     plugin(tmp_path / "garden", tools=["prune"])
     assert "not among the tools" in (only(host(tmp_path)).problem or "")
     plugin(tmp_path / "b" / "garden", hooks=[])
     assert "not among the hooks" in (only(host(tmp_path / "b")).problem or "")
+    plugin(tmp_path / "c" / "garden", namespaces=["orchard"])
+    assert "not among the namespaces" in (only(host(tmp_path / "c")).problem or "")
 
 
 def test_settings_switch_it_off_and_are_checked_against_its_schema(tmp_path: Path) -> None:
@@ -134,6 +143,44 @@ def test_two_plugins_may_have_modules_of_one_name(tmp_path: Path) -> None:
     assert [tool.id for tool in plugins.tools] == ["plugin:one:one", "plugin:two:two"]
 
 
+def test_the_modules_of_a_plugin_import_one_another(tmp_path: Path) -> None:
+    for name, other in (("a-b", "one"), ("a_b", "two")):
+        folder = plugin(
+            tmp_path / name,
+            "from .parts.shelf import NAME\ndef register(api): api.config['x'] = NAME",
+            entry="code.main:register",
+        )
+        (folder / "code" / "parts").mkdir(parents=True)
+        (folder / "main.py").rename(folder / "code" / "main.py")
+        (folder / "code" / "parts" / "shelf.py").write_text(f"NAME = {other!r}")
+    plugins = host(tmp_path)
+    assert [view.problem for view in plugins.load()] == [None, None]
+    names = [f"clawmode_plugin_{name}.code.parts.shelf" for name in ("a_b", "a__b")]
+    assert [sys.modules[name].NAME for name in names] == ["one", "two"]
+
+
+def test_an_entry_that_would_have_to_be_awaited_is_refused(tmp_path: Path) -> None:
+    plugin(tmp_path / "garden", "async def register(api): pass")
+    assert "no plain function" in (only(host(tmp_path)).problem or "")
+
+
+def test_a_module_that_is_not_there_is_named(tmp_path: Path) -> None:
+    plugin(tmp_path / "garden", entry="other:register")
+    assert only(host(tmp_path)).problem == "its module 'other' is not there"
+
+
+def test_a_folder_that_is_not_there_is_told(tmp_path: Path) -> None:
+    view = only(host(tmp_path / "nowhere"))
+    assert "No such file" in (view.problem or "")
+    assert only(host(Path("a\0b"))).problem
+
+
+def test_all_of_them_can_be_switched_off(tmp_path: Path) -> None:
+    plugin(tmp_path / "garden")
+    (view,) = Plugins([tmp_path], installed=False, enabled=False).load()
+    assert (view.enabled, view.loaded, view.problem) == (False, False, None)
+
+
 def test_nothing_can_be_brought_later(tmp_path: Path) -> None:
     plugin(tmp_path / "garden", "APIS = []\ndef register(api): APIS.append(api)")
     assert only(host(tmp_path)).loaded
@@ -159,6 +206,13 @@ def test_nothing_can_be_brought_later(tmp_path: Path) -> None:
 def test_a_manifest_that_cannot_be_meant_is_refused(manifest: Any, why: str) -> None:
     with pytest.raises(PluginError, match=why):
         read(manifest)
+
+
+def test_all_that_is_wrong_with_a_manifest_is_told_at_once() -> None:
+    with pytest.raises(PluginError) as caught:
+        read({"id": 1, "entry": "x", "skills": "y", "configSchema": [], "tols": []})
+    for part in ("id:", "entry:", "skills:", "configSchema:", "'tols'"):
+        assert part in str(caught.value)
 
 
 def test_a_broken_manifest_is_told_and_hurts_no_other(tmp_path: Path) -> None:

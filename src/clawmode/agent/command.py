@@ -3,18 +3,19 @@
 import gc
 import logging
 import os
-import re
 import shlex
 import signal
 import sys
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
 import anyio
 
 from clawmode.agent import settings
+from clawmode.agent.listings import show_preview
 from clawmode.agent.model_choice import Models
+from clawmode.agent.preview import Preview
 from clawmode.agent.requests import AgentRequest, RunResult
 from clawmode.agent.resolve import Configured
 from clawmode.agent.runtime import AgentRuntime, Run
@@ -23,77 +24,25 @@ from clawmode.agent.view import AgentView
 from clawmode.approvals import Approvals
 from clawmode.command_setup import Options, Setup
 from clawmode.exceptions import ConfigurationError
+from clawmode.host import open_host
 from clawmode.interrupts import interruptible, outlast_tools
-from clawmode.models.settings import KNOWN
 from clawmode.questions import Desk, Mode, Terminal, make_approvals
 from clawmode.terminal import RED, YELLOW, ProgramOutput, complain, tell
 from clawmode.tools import JsonObject
 
-MIN_SECRET = 6
-SESSIONS = "sessions"
-"""Where conversations are kept, in the folder of the state."""
-
 STOPPED = 130
-
-_VARIABLE = re.compile(r"\$\{(?:env:)?([A-Za-z_]\w*)\}", re.ASCII)
 
 LOADS = "… loading the model's library"
 CONNECTS = "… starting"
-
-
-def open_sessions(setup: Setup) -> SessionStore:
-    """The conversations of a state folder."""
-    return SessionStore(setup.state / SESSIONS)
-
-
-def known_secrets(setup: Setup) -> list[str]:
-    """What must not be seen in what is written about runs."""
-    configuration = setup.configuration
-    providers = configuration.models.providers.values()
-    profiles = configuration.auth.profiles.values()
-    said = [provider.api_key or "" for provider in providers]
-    said += [value for provider in providers for value in provider.headers.values()]
-    said += [profile.key or "" for profile in profiles]
-    sources = [*profiles, *(provider.auth for provider in providers if provider.auth)]
-    names = [source.env for source in sources if source.env]
-    names += [known.key.env for known in KNOWN.values() if known.key]
-    names += [name for text in said for name in _VARIABLE.findall(text)]
-    found = [secret for server in setup.servers for secret in server.secrets]
-    found += [*said, *(os.environ.get(name, "") for name in names)]
-    return [it for it in dict.fromkeys(found) if len(it) >= MIN_SECRET and "${" not in it]
 
 
 @asynccontextmanager
 async def open_runtime(
     setup: Setup, approvals: Approvals, models: Models | None = None
 ) -> AsyncIterator[AgentRuntime]:
-    """A runtime with everything that a setup says.
-
-    Args:
-        setup: What it says.
-        approvals: Who is asked.
-        models: Those of the configuration, if some of them are open already.
-    """
-    configuration = setup.configuration
-    async with AsyncExitStack() as opened:
-        servers = None
-        models = await opened.enter_async_context(models or Models(configuration))
-        if setup.servers:
-            from clawmode.mcp.command import open_servers  # takes a second, and not all need it
-
-            asks = approvals.takes_input
-            servers = await opened.enter_async_context(open_servers(setup, asks=asks))
-        runtime = AgentRuntime(
-            resolver=Configured(configuration, models, setup.state, setup.narrowed),
-            sessions=open_sessions(setup),
-            state=setup.state,
-            tools=setup.tools,
-            servers=servers,
-            approvals=approvals,
-            max_concurrent=settings.max_concurrent(configuration),
-            secrets=known_secrets(setup),
-        )
-        yield await opened.enter_async_context(runtime)
+    """A runtime with everything that a setup says, for whoever wants nothing else of the host."""
+    async with open_host(setup, approvals, models) as host:
+        yield host.runtime
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,9 +82,9 @@ class AgentCommand:
             summary=shown and (watched or not self.as_json),
         )
         result: RunResult | None = None
-        with _told_logs(view):
+        with told_logs(view):
             try:
-                models = self._load(request, view)
+                models = load_models(self.setup, request, view)
                 ended = anyio.run(self._drive, request, view, models)
                 result = ended if isinstance(ended, RunResult) else None
             finally:
@@ -156,37 +105,22 @@ class AgentCommand:
         gc.freeze()  # else the interpreter looks at all of the libraries before it ends
         return ended
 
-    # ---- Before it begins ----
+    def show_prompt(self, request: AgentRequest) -> None:
+        """Shows what the model would be told, and how many tokens that takes; nothing is run.
 
-    def _load(self, request: AgentRequest, view: AgentView) -> Models:
-        """Opens the model, before anything is begun: to import its library takes seconds."""
-        configuration = self.setup.configuration
-        models = Models(configuration)
-        agent_id = Configured(configuration, models, self.setup.state).agent_of(request)
-        session = anyio.run(self._find_session, request, agent_id)
-        kept = "" if session is None else session.model
-        name = request.model or kept or settings.agent(configuration, agent_id).model
-        if not name:
-            raise ConfigurationError(
-                "no model is configured: set agents.defaults.model in clawmode.json5 to "
-                "`provider/model`, such as anthropic/claude-sonnet-4-5, or give --model",
-                path="agents.defaults.model",
-                expected="provider/model",
-            )
-        with _left_at_once(view):
-            view.note(LOADS)
-            models.find(name)
-        view.note(CONNECTS)
-        return models
+        Raises:
+            ConfigurationError: The request or the configuration cannot be meant.
+        """
 
-    async def _find_session(self, request: AgentRequest, agent_id: str) -> Session | None:
-        key, session_id = request.session_key or None, request.session_id or None
-        try:
-            return await open_sessions(self.setup).resolve(key, session_id, agent_id, create=False)
-        except UnknownSession:
-            if session_id is not None or request.resume:
-                raise
-            return None
+        async def look() -> Preview:
+            async with interruptible(), open_runtime(self.setup, Approvals()) as runtime:
+                return await runtime.preview(request)
+
+        made = anyio.run(look)
+        if self.as_json:
+            self.out.json(made.to_json())
+        else:
+            show_preview(self.out, made)
 
     # ---- The turn ----
 
@@ -250,6 +184,46 @@ async def _put_questions(desk: Desk, scope: anyio.CancelScope) -> None:
     scope.cancel()
 
 
+# ---- Before it begins ----
+
+
+def load_models(setup: Setup, request: AgentRequest, view: AgentView) -> Models:
+    """Opens the model, before anything is begun: to import its library takes seconds.
+
+    Raises:
+        ConfigurationError: There is none, or it cannot be used.
+    """
+    configuration = setup.configuration
+    models = Models(configuration)
+    agent_id = Configured(configuration, models, setup.state).agent_of(request)
+    session = anyio.run(_find_session, setup, request, agent_id)
+    kept = "" if session is None else session.model
+    name = request.model or kept or settings.agent(configuration, agent_id).model
+    if not name:
+        raise ConfigurationError(
+            "no model is configured: set agents.defaults.model in clawmode.json5 to "
+            "`provider/model`, such as anthropic/claude-sonnet-4-5, or give --model",
+            path="agents.defaults.model",
+            expected="provider/model",
+        )
+    with _left_at_once(view):
+        view.note(LOADS)
+        models.find(name)
+    view.note(CONNECTS)
+    return models
+
+
+async def _find_session(setup: Setup, request: AgentRequest, agent_id: str) -> Session | None:
+    key, session_id = request.session_key or None, request.session_id or None
+    try:
+        store = SessionStore(setup.sessions_folder)
+        return await store.resolve(key, session_id, agent_id, create=False)
+    except UnknownSession:
+        if session_id is not None or request.resume:
+            raise
+        return None
+
+
 # ---- Around it ----
 
 
@@ -290,7 +264,8 @@ class _Told(logging.Handler):
 
 
 @contextmanager
-def _told_logs(view: AgentView) -> Iterator[None]:
+def told_logs(view: AgentView) -> Iterator[None]:
+    """Tells whoever sits at the terminal what is logged."""
     logger = logging.getLogger("clawmode")
     handler = _Told(view)
     logger.addHandler(handler)

@@ -130,16 +130,20 @@ def _cut(entries: Sequence[Entry], start: int, keep_tokens: int) -> int:
 # ---- Summing up ----
 
 
-async def summarize(model: Model, messages: Sequence[Message], cache_key: str = "") -> str:
+async def summarize(model: Model, messages: Sequence[Message], wishes: str = "") -> str:
     """What was said, in short.
+
+    Args:
+        model: Who sums up.
+        messages: What was said.
+        wishes: What a person wants to be looked after.
 
     Raises:
         ModelError: The model did not answer, or with nothing.
     """
     request = ModelRequest(
-        system=SYSTEM,
+        system=f"{SYSTEM}\n\nThe person wishes: {wishes}" if wishes else SYSTEM,
         messages=(UserMessage.of(ASK + transcript_of(messages)),),
-        cache_key=cache_key,
     )
     with anyio.move_on_after(SUMMARY_SECONDS):
         async with model.stream(request) as events:
@@ -212,6 +216,15 @@ class CompactionSettings:
         return max(window - self.reserve_tokens, window // 4)
 
 
+@dataclass(frozen=True, slots=True)
+class Shortened:
+    """What shortening has done: messages that are summed up, tokens that were and are left."""
+
+    messages: int
+    before: int
+    after: int
+
+
 class Compactor:
     """Shortens the conversation of one run, under the session's lock, which the run holds.
 
@@ -248,6 +261,30 @@ class Compactor:
         # A model that says so knows better than the estimate: then half has to go.
         most = estimate(turn.messages) // 2 if overflow else room // 2
         keep = min(self._settings.keep_tokens, most)
+        done = await self._compact(model, keep, tokens, turn.system)
+        return None if done is None else self._transcript.messages()
+
+    async def compact(self, model: Model, wishes: str = "") -> Shortened | None:
+        """Shortens it because a person wants that; None if there is nothing to gain.
+
+        Raises:
+            ModelError: It could not be summed up.
+            TranscriptError: It could not be written down.
+        """
+        tokens = estimate(self._transcript.messages())
+        keep = min(self._settings.keep_tokens, tokens // 2)
+        return await self._compact(model, keep, tokens, wishes=wishes, raises=True)
+
+    async def _compact(
+        self,
+        model: Model,
+        keep: int,
+        tokens: int,
+        system: str = "",
+        *,
+        wishes: str = "",
+        raises: bool = False,
+    ) -> Shortened | None:
         found = plan(self._transcript, keep)
         if found is None:
             return None
@@ -256,13 +293,14 @@ class Compactor:
         event = CompactionEvent(run=self._run, messages=len(found.messages), tokens=tokens)
         await self._hooks.notify("before_compaction", event)
         try:
-            summary = await summarize(self._settings.model or model, found.messages)
+            summary = await summarize(self._settings.model or model, found.messages, wishes)
             self._transcript.compaction(self._run.run_id, summary, found.first_kept)
         except (ModelError, TranscriptError) as error:
             self._emit("compaction", {"phase": "error", **about, "error": str(error)})
+            if raises:
+                raise
             return None
-        shorter = self._transcript.messages()
-        left = estimate(shorter, turn.system)
+        left = estimate(self._transcript.messages(), system)
         await self._hooks.notify("after_compaction", replace(event, summary=summary))
         self._emit("compaction", {"phase": "end", **about, "tokensAfter": left})
-        return shorter
+        return Shortened(len(found.messages), tokens, left)

@@ -170,13 +170,15 @@ class Monitor:
 
     def disown(self, key: str, name: str) -> None:
         """Whoever began it is gone, and has not ended it."""
-        activity = self._session(key).activities.get(name)
+        session = self._sessions.get(key)
+        activity = None if session is None else session.activities.get(name)
         if activity is not None:
             activity.owned = False
 
     def progress(self, key: str) -> None:
         """Something has come of it: a reply, a chunk, a tool's report."""
-        self._session(key).progress = self._clock()
+        if (session := self._sessions.get(key)) is not None:
+            session.progress = self._clock()
 
     def sessions(self) -> list[Watched]:
         """All that are watched."""

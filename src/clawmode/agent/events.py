@@ -17,7 +17,8 @@ class AgentEvent:
     Attributes:
         seq: From 1, without a gap, in its run.
         stream: `lifecycle`: `{phase: "start" | "end" | "error", ...}`. `assistant`: `{delta}`,
-            `{text}` at the end of a block, `{reset: true}` if what came is to be forgotten.
+            `{text}` at the end of a block, `{message}` at that of an answer, `{reset: true}` if
+            what came of the answer so far is to be forgotten.
             `thinking`: `{delta}`. `tool`: `{phase: "start" | "update" | "end", callId, name, ...}`,
             with `parentId` if the call is nested in a program.
         data: Bounded, without pictures.

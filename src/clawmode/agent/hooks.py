@@ -104,6 +104,17 @@ class MessageEvent:
     session_key: str = ""
     error: str | None = None
 
+    def to_json(self) -> JsonObject:
+        """For scripts."""
+        told: JsonObject = {
+            "text": self.text,
+            "channel": self.channel,
+            "target": self.target,
+            "sender": self.sender,
+            "sessionKey": self.session_key,
+        }
+        return told if self.error is None else {**told, "error": self.error}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionEvent:

@@ -1,4 +1,4 @@
-"""What `sessions` and `trajectory` show and write."""
+"""What `sessions`, `trajectory` and `agent --show-prompt` show and write."""
 
 import os
 import time
@@ -8,10 +8,11 @@ from typing import Any
 import anyio
 
 from clawmode.agent import settings
-from clawmode.agent.command import known_secrets, open_sessions
 from clawmode.agent.history import History, read_transcript
+from clawmode.agent.known_secrets import known_secrets
+from clawmode.agent.preview import Preview
 from clawmode.agent.session_keys import SessionError, is_session_id
-from clawmode.agent.sessions import Session
+from clawmode.agent.sessions import Session, SessionStore
 from clawmode.agent.trajectory import read_sidecar, sidecar_path
 from clawmode.agent.trajectory_export import export as export_bundle
 from clawmode.agent.trajectory_view import render
@@ -25,13 +26,14 @@ from clawmode.types import JsonValue
 MAX_WIDTH = 10_000
 """Of a line, where nobody watches."""
 
+MAX_NAMED = 10
 WIDE = 100
 """Columns in which ids have room beside keys."""
 
 
 def list_all(setup: Setup, agent_id: str, limit: int) -> list[JsonValue]:
     """Conversations, the one that was used last first."""
-    store = open_sessions(setup)
+    store = SessionStore(setup.sessions_folder)
 
     async def fetch() -> list[JsonValue]:
         found = await store.list(agent_id or None, limit=limit)
@@ -134,7 +136,7 @@ def export(setup: Setup, reference: str, name: str) -> JsonObject:
 
 
 def _open(setup: Setup, reference: str) -> tuple[Session, History]:
-    store = open_sessions(setup)
+    store = SessionStore(setup.sessions_folder)
     agent_id = settings.default_agent(setup.configuration)
 
     async def fetch() -> Session:
@@ -145,6 +147,25 @@ def _open(setup: Setup, reference: str) -> tuple[Session, History]:
 
     session = anyio.run(fetch)
     return session, read_transcript(session.transcript)
+
+
+def show_preview(out: ProgramOutput, made: Preview) -> None:
+    """Prints what a model would be told, and how many tokens each piece takes."""
+    rows = [[part.name, f"{len(part.text):,}", f"{part.tokens:,}"] for part in made.prompt.parts]
+    names = ", ".join(tool.name for tool in made.tools[:MAX_NAMED]) or "none"
+    more = len(made.tools) - MAX_NAMED
+    rows.append(
+        [f"tools: {names}{f' and {more} more' if more > 0 else ''}", "", f"{made.tool_tokens:,}"]
+    )
+    rows.append(["conversation so far", "", f"{made.conversation:,}"])
+    rows.append(["all", "", f"{made.total:,}"])
+    out.say(made.prompt.text)
+    if made.prompt.context:
+        out.say(f"\nBefore what you say, for this turn:\n{made.prompt.context}")
+    out.say("")
+    out.table(["what", "characters", "tokens (about)"], rows)
+    room = f"{made.room:,} of {made.window:,} tokens may be used before it is shortened"
+    out.say(f"\n{made.model} · session {made.session_key} · {room}")
 
 
 def _describe(session: Session) -> JsonObject:

@@ -15,6 +15,7 @@ from typing import Literal, Protocol, TypeAlias
 import anyio
 
 from clawmode.agent.events import Stream
+from clawmode.agent.intake import Intake
 from clawmode.agent.sanitize import bounded, bounded_parts
 from clawmode.agent.toolbox import ABORTED, Toolbox, fail
 from clawmode.foreign import is_ours, told
@@ -25,7 +26,6 @@ from clawmode.messages import (
     ToolCall,
     ToolMessage,
     Usage,
-    UserMessage,
 )
 from clawmode.models.base import (
     FINAL,
@@ -57,6 +57,7 @@ MAX_ANSWER_CHARS = 4 << 20
 REPEATS_NOTED, REPEATS_ENDED = 3, 6
 """After how many calls of the same kind with the same answer the model is told, and stopped."""
 
+SKIPPED = "Skipped to process an incoming message."
 REPEATED = "[This is the same call as before, with the same result. Do something else, or answer.]"
 
 
@@ -120,7 +121,7 @@ class Turn:
     Attributes:
         models: The one to ask, and those to fall back to.
         messages: The conversation; grows.
-        incoming: What people have said meanwhile, taken before each request.
+        intake: What people say meanwhile, read before each request.
         shorten: Makes a conversation shorter that is too long for a model.
     """
 
@@ -133,7 +134,7 @@ class Turn:
     thinking: ThinkingLevel = "off"
     run_id: str = ""
     cache_key: str = ""
-    incoming: Callable[[], list[UserMessage]] = lambda: []
+    intake: Intake = field(default_factory=Intake)
     shorten: "Shorten | None" = None
     usage: Usage = field(default_factory=Usage)
     turns: int = 0
@@ -160,7 +161,7 @@ async def run_loop(turn: Turn) -> Outcome:
     """Runs until the model is done, or cannot go on. If it is cancelled, that is recorded."""
     repeats = _Repeats()
     while turn.turns < turn.limits.max_turns:
-        for said in turn.incoming():
+        for said in turn.intake.read():
             _add(turn, said)
         try:
             reply = await _ask(turn)
@@ -168,7 +169,8 @@ async def run_loop(turn: Turn) -> Outcome:
             return Outcome("error", None, str(error), error.kind)
         _add(turn, reply)
         turn.usage += reply.usage
-        if not reply.calls:
+        turn.sink.emit("assistant", {"message": reply.text})
+        if not reply.calls and turn.intake.finish():
             return Outcome("ok", reply)
         await turn.sink.secure()  # before anything has an effect
         await _call_all(turn, reply.calls, repeats)
@@ -361,11 +363,16 @@ async def _call_all(turn: Turn, calls: Sequence[ToolCall], repeats: "_Repeats") 
     try:
         if any(turn.toolbox.runs_alone(call) for call in calls):
             for call in calls:
-                await make(call)
-        else:
+                if not turn.intake.waits():
+                    await make(call)
+        elif not turn.intake.waits():  # all of them, or none
             async with anyio.create_task_group() as tasks:
                 for call in calls:
                     tasks.start_soon(make, call)
+        for call in calls:
+            if call.id not in results:
+                results[call.id] = fail(call, SKIPPED)
+                turn.sink.record(results[call.id])
     finally:
         for call in calls:
             if call.id not in results:  # cancelled

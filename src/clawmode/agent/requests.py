@@ -5,9 +5,11 @@ from pathlib import Path
 from typing import Protocol
 
 from clawmode.agent.compaction import CompactionSettings
+from clawmode.agent.intake import Said
 from clawmode.agent.loop import LoopLimits, Status
 from clawmode.agent.prompt import Ingredients
 from clawmode.agent.replies import Shape
+from clawmode.agent.sections import Break, Reasoning
 from clawmode.agent.sessions import Session
 from clawmode.config import CodeModeConfig
 from clawmode.messages import Image
@@ -34,6 +36,10 @@ class AgentRequest:
         disable_tools: The model gets none.
         raw_model_call: The model gets the message, and nothing around it.
         resume: Goes on with the run of this id, which its process left unfinished.
+        channel: The way by which it came, and by which the answer goes.
+        target: To whom, on that channel.
+        trigger: What started it, if that is no channel: `cron`.
+        cron_seconds: What the schedule says that it may take.
     """
 
     message: str = ""
@@ -52,6 +58,24 @@ class AgentRequest:
     resume: bool = False
     sender: str = ""
     channel: str = ""
+    target: str = ""
+    trigger: str = ""
+    cron_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Streaming:
+    """How a reply goes out while it is given.
+
+    Attributes:
+        blocks: Whether in parts.
+        at: Where a part ends.
+        reasoning: Whether the model's thoughts go too: as parts of their own, or beside the words.
+    """
+
+    blocks: bool = False
+    at: Break = "text_end"
+    reasoning: Reasoning = "off"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +87,7 @@ class RunSettings:
         policy: All of its layers, for this agent, model, channel and sender.
         ingredients: What the system prompt is made of.
         shape: What of a run is shown to whoever asked.
+        streaming: How that goes out.
         compaction: When and how a long conversation is shortened.
     """
 
@@ -73,6 +98,7 @@ class RunSettings:
     workspace: Path
     ingredients: Ingredients
     shape: Shape = field(default_factory=Shape)
+    streaming: Streaming = field(default_factory=Streaming)
     compaction: CompactionSettings = field(default_factory=CompactionSettings)
     thinking: ThinkingLevel = "off"
     timeout_seconds: float = 172_800.0
@@ -107,6 +133,7 @@ class RunResult:
     Attributes:
         payloads: What goes to whoever asked: `{text}`.
         metadata: Model, turns, calls, whether code mode engaged.
+        unread: What people have said to it meanwhile, and no model has read.
     """
 
     run_id: str
@@ -120,6 +147,7 @@ class RunResult:
     problem: str | None = None
     started_at: float = 0.0
     ended_at: float = 0.0
+    unread: tuple[Said, ...] = ()
 
     def to_json(self) -> JsonObject:
         """As it goes to clients."""

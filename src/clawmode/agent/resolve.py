@@ -11,7 +11,7 @@ from clawmode.agent.loop import LoopLimits
 from clawmode.agent.model_choice import Models
 from clawmode.agent.prompt import Ingredients
 from clawmode.agent.replies import Shape
-from clawmode.agent.requests import AgentRequest, RunSettings
+from clawmode.agent.requests import AgentRequest, RunSettings, Streaming
 from clawmode.agent.session_keys import session_key
 from clawmode.agent.sessions import Session
 from clawmode.agent.settings import AgentSettings, Configuration
@@ -34,6 +34,7 @@ class Configured:
         models: Finds them by name.
         state: The folder of the process's state.
         narrowed: Rules beside those of the configuration.
+        skill_folders: Where plugins have skills.
     """
 
     def __init__(
@@ -42,11 +43,13 @@ class Configured:
         models: Models,
         state: Path,
         narrowed: Policy | None = None,
+        skill_folders: tuple[Path, ...] = (),
     ) -> None:
         self._configuration = configuration
         self._models = models
         self._state = state
         self._narrowed = narrowed or Policy()
+        self._skill_folders = skill_folders
         self._loaders: dict[Path, SkillLoader] = {}
 
     def agent_of(self, request: AgentRequest) -> str:
@@ -71,6 +74,8 @@ class Configured:
         clock = RunClock(
             seconds=seconds,
             is_set=agent.timeout_is_set or request.timeout_seconds is not None,
+            cron=request.trigger == "cron",
+            cron_seconds=request.cron_seconds,
         )
 
         def idle(model: Model) -> float:
@@ -85,7 +90,12 @@ class Configured:
             ingredients=await anyio.to_thread.run_sync(
                 self._ingredients, request, agent, workspace
             ),
-            shape=Shape(verbose=agent.verbose != "off"),
+            shape=Shape(verbose=agent.verbose != "off", reasoning=agent.reasoning == "on"),
+            streaming=Streaming(
+                blocks=agent.block_streaming,
+                at=agent.block_streaming_break,
+                reasoning=agent.reasoning,
+            ),
             compaction=self._compaction(agent),
             thinking=agent.thinking,
             timeout_seconds=seconds,
@@ -146,7 +156,7 @@ class Configured:
             extra = (Path(os.path.expanduser(each)) for each in configured.load.extra_dirs)
             entries = configured.entries
             self._loaders[workspace] = SkillLoader(
-                (workspace / SKILLS, self._state / SKILLS, *extra),
+                (workspace / SKILLS, self._state / SKILLS, *extra, *self._skill_folders),
                 frozenset(name for name, each in entries.items() if not each.enabled),
                 {name: each.env for name, each in entries.items()},
             )

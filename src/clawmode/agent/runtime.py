@@ -19,10 +19,14 @@ from anyio.abc import TaskGroup
 
 from clawmode.agent.events import AgentEvent, Listener, Stream
 from clawmode.agent.hooks import AgentEnd, AgentHooks, ModelResolve
+from clawmode.agent.intake import Said
 from clawmode.agent.lanes import Lanes
 from clawmode.agent.loop import Outcome, Status
+from clawmode.agent.operator_hooks import OperatorHooks
+from clawmode.agent.preview import Preview, preview
 from clawmode.agent.replies import shape
-from clawmode.agent.requests import AgentRequest, Resolver, RunResult
+from clawmode.agent.requests import AgentRequest, Resolver, RunResult, RunSettings
+from clawmode.agent.session_care import Forget, SessionCare
 from clawmode.agent.session_run import STOPPED, Ended, Resources, SessionRun
 from clawmode.agent.sessions import Session, SessionStore
 from clawmode.approvals import Approvals
@@ -50,6 +54,10 @@ MAX_REMEMBERED = 1_000
 MAX_MESSAGE_CHARS = 1 << 20
 
 
+async def _nothing(run: RunContext) -> None:
+    """Nothing was left running."""
+
+
 @dataclass(eq=False, slots=True)
 class Run:
     """A run that was accepted."""
@@ -74,10 +82,13 @@ class AgentRuntime:
         resolver: What the configuration says.
         sessions: Where conversations are kept.
         state: The folder of the process's state: programs that wait are kept there too.
-        tools: Our own tools.
+        tools: Tools of all runs.
+        own: Makes those that each run has for itself: for its workspace, and its session.
+        forget: Ends what a session has left running, when it ends.
         plugin_tools: Those of plugins.
         servers: MCP servers, open, to be shared by all runs.
         hooks: What watches and decides about calls.
+        operator: Scripts of the operator's.
         approvals: Who is asked.
         namespaces: Where namespaces were registered.
         pool: Workers to share; by default it has its own.
@@ -92,9 +103,12 @@ class AgentRuntime:
         sessions: SessionStore,
         state: Path,
         tools: Iterable[Tool] = (),
+        own: Callable[[SessionRun], tuple[Tool, ...]] = lambda run: (),
+        forget: Forget = _nothing,
         plugin_tools: Iterable[Tool] = (),
         servers: "McpServers | None" = None,
         hooks: Hooks | None = None,
+        operator: OperatorHooks | None = None,
         approvals: Approvals | None = None,
         namespaces: NamespaceRegistry | None = None,
         pool: Pool | None = None,
@@ -109,9 +123,11 @@ class AgentRuntime:
         self._owns_pool = pool is None
         self._shared = Resources(
             tools=tuple(tools),
+            own=own,
             plugin_tools=tuple(plugin_tools),
             servers=servers,
             hooks=self.hooks,
+            operator=operator,
             approvals=self.approvals,
             namespaces=namespaces,
             store=SqliteStore(state),
@@ -119,6 +135,15 @@ class AgentRuntime:
             secrets=tuple(secrets),
         )
         self._lanes = Lanes(max_concurrent)
+        self.care = SessionCare(
+            sessions=sessions,
+            resolver=resolver,
+            lanes=self._lanes,
+            hooks=self.hooks,
+            operator=operator,
+            stop=self.stop,
+            forget=forget,
+        )
         self._runs: OrderedDict[str, Run] = OrderedDict()
         self._listeners: list[Listener] = []
         self._opened = contextlib.AsyncExitStack()
@@ -214,9 +239,60 @@ class AgentRuntime:
         run.scope.cancel()
         return True
 
+    def stop(self, session_key: str) -> int:
+        """Stops what runs and waits in a session; how many that were."""
+        return sum(self.abort(run.id) for run in self.under_way(session_key))
+
+    def abort_running(self, session_key: str) -> bool:
+        """Stops what runs in a session, and not what waits for it. False: nothing does."""
+        runs = self.under_way(session_key)
+        return any(self.abort(run.id) for run in runs if run.state == "running")
+
+    def is_running(self, session_key: str) -> bool:
+        """Whether a run of a session is at work."""
+        return any(run.state == "running" for run in self.under_way(session_key))
+
+    def steer(self, run_id: str, said: Said) -> bool:
+        """Says something to a run that is under way. False: it takes nothing, or not any more."""
+        run = self._runs.get(run_id)
+        return run is not None and run.inside is not None and run.inside.intake.add(said)
+
+    def withdraw(self, said_id: str) -> bool:
+        """Takes back what was said to a run, as long as no model has read it."""
+        inside = (run.inside for run in self._runs.values() if not run.ended.is_set())
+        return any(it is not None and it.intake.withdraw(said_id) for it in inside)
+
     def runs(self) -> list[Run]:
         """All that are known, oldest first."""
         return list(self._runs.values())
+
+    def under_way(self, session_key: str) -> list[Run]:
+        """Those of a session that have not ended: the one that runs, and those that wait for it."""
+        return [
+            run
+            for run in self._runs.values()
+            if run.session.key == session_key and not run.ended.is_set()
+        ]
+
+    async def settings(self, request: AgentRequest, session: Session) -> RunSettings:
+        """What a request would come to.
+
+        Raises:
+            ClawmodeError: Something of it cannot be had.
+        """
+        return await self._resolver.settings(request, session)
+
+    async def preview(self, request: AgentRequest) -> Preview:
+        """What a model would be told at the beginning of a turn; nothing is begun.
+
+        Raises:
+            ClawmodeError: Something of it cannot be had.
+        """
+        return await preview(self._shared, self._resolver, self.sessions, request)
+
+    def find(self, run_id: str) -> Run | None:
+        """A run that is known."""
+        return self._runs.get(run_id)
 
     def _find(self, run_id: str) -> Run:
         if run_id not in self._runs:
@@ -257,6 +333,8 @@ class AgentRuntime:
             async with run.session.open(
                 settings.lock_seconds, workspace=settings.workspace
             ) as transcript:
+                if not transcript.entries:
+                    await self.care.begin(run.session)
                 run.inside = SessionRun(
                     shared=self._shared,
                     request=run.request,
@@ -289,7 +367,8 @@ class AgentRuntime:
             session_key=run.session.key,
             session_id=run.session.id,
             status=outcome.status,
-            payloads=shape(ended.said, error=outcome.error, how=ended.shape),
+            payloads=shape(ended.said, error=outcome.error, sent=ended.sent, how=ended.shape),
+            unread=ended.unread,
             usage=ended.usage.to_json(),
             metadata=ended.metadata,
             error=outcome.error,

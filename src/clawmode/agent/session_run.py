@@ -5,6 +5,7 @@ whatever ended it.
 """
 
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,13 +15,15 @@ import anyio
 
 from clawmode import __version__
 from clawmode.activation import ToolSurface, activate
-from clawmode.agent.compaction import Compactor
+from clawmode.agent.compaction import Compactor, estimate
 from clawmode.agent.events import Stream
 from clawmode.agent.hooks import AgentHooks, ClaimedReply, PromptBuild
+from clawmode.agent.intake import Intake, Said
 from clawmode.agent.loop import Outcome, Turn, run_loop
-from clawmode.agent.prompt import Prompt, build
+from clawmode.agent.operator_hooks import OperatorHooks
+from clawmode.agent.prompt import Ingredients, Prompt, build
 from clawmode.agent.recorder import Recorder
-from clawmode.agent.replies import SILENT, Shape
+from clawmode.agent.replies import SILENT, Sent, Shape
 from clawmode.agent.requests import AgentRequest, RunSettings
 from clawmode.agent.sessions import Session
 from clawmode.agent.toolbox import CodeModeTools, DirectTools, Toolbox
@@ -33,6 +36,7 @@ from clawmode.exceptions import ClawmodeError
 from clawmode.executor import Executor
 from clawmode.hooks import Hooks
 from clawmode.messages import AssistantMessage, Message, Text, Usage, UserMessage
+from clawmode.models.base import ToolDefinition
 from clawmode.models.debug import debug_flags, log
 from clawmode.namespaces import NamespaceRegistry
 from clawmode.redaction import Redactor
@@ -56,18 +60,22 @@ class Resources:
     """What all runs of a process share.
 
     Attributes:
-        tools: Our own tools.
+        tools: Tools of all runs.
+        own: Makes those that each run has for itself.
         plugin_tools: Those of plugins.
         servers: MCP servers, open.
+        operator: Scripts of the operator's.
         store: Where programs wait.
         pool: Where programs run.
         secrets: What is struck out of trajectories.
     """
 
     tools: tuple[Tool, ...]
+    own: "Callable[[SessionRun], tuple[Tool, ...]]"
     plugin_tools: tuple[Tool, ...]
     servers: "McpServers | None"
     hooks: Hooks
+    operator: OperatorHooks | None
     approvals: Approvals
     namespaces: NamespaceRegistry | None
     store: SnapshotStore
@@ -77,13 +85,20 @@ class Resources:
 
 @dataclass(slots=True)
 class Ended:
-    """How a run ended, and what was said in it."""
+    """How a run ended, and what was said in it.
+
+    Attributes:
+        sent: What messaging tools have sent.
+        unread: What people have said to it, and no model has read.
+    """
 
     outcome: Outcome
     usage: Usage = field(default_factory=Usage)
     metadata: JsonObject = field(default_factory=dict[str, JsonValue])
     said: tuple[Message, ...] = ()
     shape: Shape = field(default_factory=Shape)
+    sent: Sent = field(default_factory=Sent)
+    unread: tuple[Said, ...] = ()
 
     @classmethod
     def badly(cls, text: str) -> "Ended":
@@ -106,6 +121,8 @@ class SessionRun:
         context: Whose run it is.
         emit: Tells whoever watches.
         closing: Whether the process is about to end: then the run is left unfinished.
+        intake: What people say to it while it goes on.
+        sent: What messaging tools have sent.
         ended: How it ended; also if it was cancelled, and `carry_out` could not say.
     """
 
@@ -117,8 +134,11 @@ class SessionRun:
     transcript: Transcript
     emit: Callable[[Stream, JsonObject], None]
     closing: Callable[[], bool]
+    intake: Intake = field(default_factory=Intake)
+    sent: Sent = field(default_factory=Sent)
     ended: Ended | None = None
     _turn: Turn | None = None
+    _own: tuple[Tool, ...] = ()
     _surface: JsonObject = field(default_factory=dict[str, JsonValue])
 
     async def carry_out(self) -> Ended:
@@ -162,29 +182,61 @@ class SessionRun:
             agent_id=self.settings.agent_id,
             redactor=Redactor(self.shared.secrets, workspace=workspace, home=Path.home()),
         )
-        trajectory.write("session.started", {"trigger": self.request.channel or "api"})
+        trajectory.write("session.started", {"trigger": self._trigger})
         return trajectory
+
+    @property
+    def _trigger(self) -> str:
+        return self.request.trigger or self.request.channel or "api"
+
+    def status(self) -> JsonObject:
+        """What is known of the session and of this run, for the model and for people."""
+        settings, turn = self.settings, self._turn
+        model = settings.models[0] if turn is None or turn.model is None else turn.model
+        messages = self.transcript.messages()
+        told: JsonObject = {
+            "sessionKey": self.session.key,
+            "sessionId": self.session.id,
+            "agentId": settings.agent_id,
+            "runId": self.context.run_id,
+            "model": f"{model.provider}/{model.name}",
+            "thinking": self.request.thinking or settings.thinking,
+            "workspace": str(settings.workspace),
+            "messages": len(messages),
+            "contextTokens": estimate(messages),
+            "contextRoom": settings.compaction.room(model),
+            "usage": self.session.usage.to_json(),
+            "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        }
+        if turn is not None:
+            told |= {"runUsage": turn.usage.to_json(), "requests": turn.turns}
+        return told
 
     # ---- Tools ----
 
-    async def _with_tools(self, recorder: Recorder) -> Outcome:
+    def _activate(self) -> ToolSurface:
         shared, settings, request = self.shared, self.settings, self.request
-        surface = activate(
+        self._own = shared.own(self)
+        return activate(
             settings.code_mode,
             settings.policy,
-            core=shared.tools,
+            core=(*shared.tools, *self._own),
             plugin=shared.plugin_tools,
             mcp=() if shared.servers is None else shared.servers.tools(),
             client=request.client_tools,
             disable_tools=request.disable_tools,
             raw_model_call=request.raw_model_call,
         )
+
+    async def _with_tools(self, recorder: Recorder) -> Outcome:
+        shared, settings = self.shared, self.settings
+        surface = self._activate()
         _log_surface(self.context.run_id, surface, settings)
         model = settings.models[0]
         self.transcript.start_run(
             self.context.run_id,
             model=f"{model.provider}/{model.name}",
-            trigger=request.channel or "api",
+            trigger=self._trigger,
             code_mode=surface.code_mode,
         )
         if surface.code_mode:
@@ -194,10 +246,11 @@ class SessionRun:
         executor.watchers.append(recorder.watch)
         return await self._converse(recorder, DirectTools(surface.tools, executor, self.context))
 
-    async def _with_programs(self, recorder: Recorder) -> Outcome:
+    def _code_mode(self) -> CodeMode:
         shared, settings = self.shared, self.settings
-        async with CodeMode(
-            tools=(*shared.tools, *shared.plugin_tools, *self.request.client_tools),
+        tools = (*shared.tools, *self._own, *shared.plugin_tools, *self.request.client_tools)
+        return CodeMode(
+            tools=tools,
             mcp_servers=() if shared.servers is None else shared.servers,
             config=settings.code_mode,
             policy=settings.policy,
@@ -207,7 +260,10 @@ class SessionRun:
             store=shared.store,
             context=self.context,
             pool=shared.pool,
-        ) as code_mode:
+        )
+
+    async def _with_programs(self, recorder: Recorder) -> Outcome:
+        async with self._code_mode() as code_mode:
             code_mode.watch(recorder.watch)
             try:
                 return await self._converse(recorder, CodeModeTools(code_mode))
@@ -216,6 +272,19 @@ class SessionRun:
                 if not self.closing():
                     with anyio.CancelScope(shield=True):
                         await _end_programs(code_mode)
+
+    async def preview(self) -> tuple[Prompt, tuple[ToolDefinition, ...]]:
+        """What the model would be told before the conversation, and which tools it would see."""
+        surface = self._activate()
+        messages = tuple(self.transcript.messages())
+        shown = PromptBuild(prompt=self.request.message, run=self.context, messages=messages)
+        added = await AgentHooks(self.shared.hooks).build_prompt(shown)
+        prompt = build(await self._ingredients(), added)
+        if not surface.code_mode:
+            executor = Executor(self.settings.policy, self.shared.hooks, self.shared.approvals)
+            return prompt, DirectTools(surface.tools, executor, self.context).definitions()
+        async with self._code_mode() as code_mode:
+            return prompt, CodeModeTools(code_mode).definitions()
 
     # ---- The conversation ----
 
@@ -236,7 +305,7 @@ class SessionRun:
             claimed = await hooks.claim_reply(shown)
             if claimed is not None:
                 return _answer_instead(claimed, recorder)
-            prompt = build(settings.ingredients, await hooks.build_prompt(shown))
+            prompt = build(await self._ingredients(), await hooks.build_prompt(shown))
             messages = _with_context(messages, prompt.context)
         recorder.trace("trace.metadata", _about(request, settings))
         recorder.trace("context.compiled", _compiled(prompt, toolbox, len(messages)))
@@ -251,9 +320,24 @@ class SessionRun:
             thinking=request.thinking or settings.thinking,
             run_id=self.context.run_id,
             cache_key=self.session.id,
+            intake=self.intake,
             shorten=None if request.raw_model_call else self._compactor(),
         )
+        self.intake.open()
         return await run_loop(self._turn)
+
+    async def _ingredients(self) -> Ingredients:
+        """What the prompt is made of, after the operator's scripts have seen the files."""
+        given, operator, run = self.settings.ingredients, self.shared.operator, self.context
+        if operator is None or not operator.has("agent:bootstrap"):
+            return given
+        about: JsonObject = {
+            "agentId": run.agent_id,
+            "sessionKey": run.session_key,
+            "runId": run.run_id,
+        }
+        files = await operator.bootstrap(given.files, about, self.settings.workspace)
+        return replace(given, files=files)
 
     def _compactor(self) -> Compactor:
         return Compactor(
@@ -274,6 +358,8 @@ class SessionRun:
             outcome,
             said=tuple(message for message in said if message is not None),
             shape=self.settings.shape,
+            sent=self.sent,
+            unread=tuple(self.intake.close()),
         )
         if turn is not None:
             ended.usage = turn.usage

@@ -30,6 +30,7 @@ from clawmode.agent.tool_sections import (
     ExecSettings,
     FetchSettings,
     FileSection,
+    MessageSection,
     ToolRules,
     ToolSettings,
     WebSection,
@@ -192,23 +193,25 @@ def _entry(configuration: Configuration, agent_id: str | None) -> AgentEntry | N
 
 
 @dataclass(frozen=True, slots=True)
-class OwnTools:
+class ToolOptions:
     """What our own tools may do, for an agent."""
 
     exec: ExecSettings
     fetch: FetchSettings
     files: FileSection
+    message: MessageSection
 
 
-def own_tools(configuration: Configuration, agent_id: str | None = None) -> OwnTools:
+def tool_options(configuration: Configuration, agent_id: str | None = None) -> ToolOptions:
     """What our own tools may do for an agent: its settings over the global ones."""
     entry = _entry(configuration, agent_id)
     everyone, own = configuration.tools, entry.tools if entry else ToolSettings()
-    return OwnTools(
+    return ToolOptions(
         _merged(own.exec, everyone.exec) or ExecSettings(),
         _merged((own.web or WebSection()).fetch, (everyone.web or WebSection()).fetch)
         or FetchSettings(),
         _merged(own.fs, everyone.fs) or FileSection(),
+        _merged(own.message, everyone.message) or MessageSection(),
     )
 
 

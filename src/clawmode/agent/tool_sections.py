@@ -149,6 +149,19 @@ class FileSection(Section):
     hard_links: bool | None = option("Whether files with several names may be used.", unset=False)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessageSection(Section):
+    """`message`."""
+
+    ASIDE: ClassVar[Mapping[str, str]] = unused(
+        "crossContext", "broadcast", "allowCrossContextSend"
+    )
+
+    targets: tuple[str, ...] | None = option(
+        "`channel:target` with `*`: to whom it may send, beside whoever asked."
+    )
+
+
 # ---- The section ----
 
 
@@ -157,7 +170,7 @@ class ToolSettings(ToolRules):
     """Which tools there are, and how a model gets to them."""
 
     ASIDE: ClassVar[Mapping[str, str]] = unused(
-        *("media", "links", "elevated", "message", "agentToAgent"),
+        *("media", "links", "elevated", "agentToAgent"),
         *("sessions", "sessions_spawn", "subagents", "loopDetection", "experimental"),
     )
 
@@ -175,3 +188,4 @@ class ToolSettings(ToolRules):
     exec: ExecSettings | None = option("Commands of the shell.")
     web: WebSection | None = option("The web.")
     fs: FileSection | None = option("Files of the workspace.")
+    message: MessageSection | None = option("Messages of runs.")

@@ -37,7 +37,7 @@ class Inbound:
     operator: bool = False
 
 
-Receive: TypeAlias = Callable[[Inbound], Awaitable[None]]
+Receive: TypeAlias = Callable[[Inbound], Awaitable[object]]
 """Takes a message in; returns as soon as it is kept, and does not wait for an answer."""
 
 

@@ -62,6 +62,10 @@ def agent(
         str,
         typer.Option("--continue", metavar="RUNID", help="Go on with a run that was interrupted."),
     ] = "",
+    show_prompt: Annotated[
+        bool,
+        typer.Option("--show-prompt", help="Show what the model would be told; run nothing."),
+    ] = False,
     tools: ToolsOption = None,
     config: ConfigOption = None,
     mcp_config: McpConfigOption = None,
@@ -84,7 +88,7 @@ def agent(
         level = next((it for it in THINKING_LEVELS if it == thinking), None)
         if thinking and level is None:
             fail(f"--thinking is one of {', '.join(THINKING_LEVELS)}, not {thinking!r}", USAGE)
-        if bool(message) is bool(resume):
+        if bool(message) is bool(resume) and not show_prompt:
             fail("give a --message (- reads it from stdin), or a run to --continue", USAGE)
         if timeout is not None and not timeout > 0:
             fail(f"--timeout takes seconds, more than none, not {timeout:g}", USAGE)
@@ -111,6 +115,9 @@ def agent(
             quiet=quiet,
             stdin_is_taken=message == "-",
         )
+        if show_prompt:
+            turn.show_prompt(request)
+            raise typer.Exit
         result = turn.run(request)
     raise typer.Exit(WAITING if result is None else EXIT[result.status])
 

@@ -6,13 +6,14 @@ own: tools are `plugin:<id>:<name>`, and a namespace shows itself only where its
 
 import importlib
 import importlib.util
+import inspect
 import logging
-import sys
+import os
+import traceback
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from importlib.metadata import entry_points
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from clawmode.exceptions import ClawmodeError
@@ -20,6 +21,7 @@ from clawmode.foreign import told
 from clawmode.hooks import Hooks
 from clawmode.namespaces import NamespaceRegistration, NamespaceRegistry
 from clawmode.plugins import manifest as manifests
+from clawmode.plugins import modules
 from clawmode.plugins.manifest import Manifest, PluginError
 from clawmode.tools import JsonObject, Tool
 from clawmode.types import JsonValue, copy_json
@@ -131,9 +133,10 @@ class PluginApi:
         """Brings a namespace for programs.
 
         Raises:
+            PluginError: It may not.
             NamespaceError: It cannot be registered.
         """
-        self._check_open()
+        self._check("namespaces", registration.id, self._manifest.namespaces)
         self._host.namespaces.register_for_plugin(self._manifest.id, registration)
         self._undo.append(lambda: self._host.namespaces.unregister(registration.id))
         self._view.namespaces.append(registration.id)
@@ -164,6 +167,10 @@ class Plugins:
         hooks: Where hooks go.
         namespaces: Where namespaces go.
         installed: Whether those of installed packages count too.
+        enabled: Whether any are loaded.
+
+    Attributes:
+        manifests: What those say about themselves that `load` has found, by id.
     """
 
     def __init__(
@@ -174,21 +181,25 @@ class Plugins:
         hooks: Hooks | None = None,
         namespaces: NamespaceRegistry | None = None,
         installed: bool = True,
+        enabled: bool = True,
     ) -> None:
         self.hooks = hooks or Hooks()
         self.namespaces = namespaces or NamespaceRegistry()
         self.tools: list[Tool] = []
         self.skill_folders: list[Path] = []
         self.views: list[PluginView] = []
+        self.manifests: dict[str, Manifest] = {}
         self._paths = tuple(paths)
         self._settings = dict(settings or {})
         self._installed = installed
+        self._enabled = enabled
         self._apis: dict[str, PluginApi] = {}
 
     def load(self) -> list[PluginView]:
         """Loads all that are enabled. Never raises for a plugin: its view tells its problem."""
         self.views = []
         for found in self.find():
+            self.manifests[found.manifest.id] = found.manifest
             self.views.append(self._load(found))
         for plugin_id in self._settings:
             if plugin_id not in {view.id for view in self.views}:
@@ -218,16 +229,24 @@ class Plugins:
 
     def _in_paths(self) -> Iterable[Found]:
         for path in self._paths:
-            is_plugin = (path / manifests.FILE).exists()
-            inside = [path] if is_plugin else sorted(path.glob(f"*/{manifests.FILE}"))
-            for each in inside:
-                folder = each if is_plugin else each.parent
+            for folder in self._folders(path):
                 try:
                     yield Found(manifests.load(folder), folder)
                 except PluginError as error:
-                    self.views.append(
-                        PluginView(folder.name, folder=str(folder), problem=str(error))
-                    )
+                    self._miss(folder, str(error))
+
+    def _folders(self, path: Path) -> list[Path]:
+        try:
+            if (path / manifests.FILE).exists():
+                return [path]
+            inside = sorted(path.iterdir())
+            return [each for each in inside if (each / manifests.FILE).is_file()]
+        except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+            self._miss(path, f"{path}: {getattr(error, 'strerror', None) or error}")
+            return []
+
+    def _miss(self, folder: Path, problem: str) -> None:
+        self.views.append(PluginView(folder.name, folder=str(folder), problem=problem))
 
     def _in_packages(self) -> Iterable[Found]:
         for point in entry_points(group=GROUP) if self._installed else ():
@@ -248,7 +267,7 @@ class Plugins:
         view = PluginView(manifest.id, manifest.version, manifest.description, str(found.folder))
         settings = self._settings.get(manifest.id)
         known: Mapping[str, JsonValue] = settings if isinstance(settings, dict) else {}
-        view.enabled = known.get("enabled", True) is not False
+        view.enabled = self._enabled and known.get("enabled", True) is not False
         if not view.enabled:
             return view
         api: PluginApi | None = None
@@ -264,10 +283,7 @@ class Plugins:
                 raise
             if api is not None:
                 api._roll_back()
-            view.problem = told(error) if isinstance(error, ClawmodeError) else _unexpected(error)
-            for brought in (view.tools, view.hooks, view.namespaces):
-                brought.clear()
-            logger.error("plugin %s: %s", manifest.id, view.problem)
+            self._failed(found, view, error)
             return view
         finally:
             if api is not None:
@@ -278,9 +294,25 @@ class Plugins:
         view.loaded = True
         return view
 
+    @staticmethod
+    def _failed(found: Found, view: PluginView, error: BaseException) -> None:
+        if not found.package:
+            modules.forget(view.id)
+        ours = isinstance(error, ClawmodeError)
+        view.problem = told(error) if ours else _unexpected(error, found.folder)
+        for brought in (view.tools, view.hooks, view.namespaces):
+            brought.clear()
+        logger.error("plugin %s: %s", view.id, view.problem)
 
-def _unexpected(error: BaseException) -> str:
-    return f"{type(error).__name__}: {told(error)}"
+
+def _unexpected(error: BaseException, folder: Path) -> str:
+    """What a plugin raised, and the last place in it that led there."""
+    place, inside = "", os.path.abspath(folder) + os.sep
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        file = frame.f_code.co_filename
+        if file.startswith(inside):
+            place = f" ({file.removeprefix(inside)}, line {line})"
+    return f"{type(error).__name__}: {told(error)}{place}"
 
 
 def _config(manifest: Manifest, given: JsonValue) -> JsonObject:
@@ -308,26 +340,11 @@ def _skills(found: Found, name: str) -> Path:
 
 def _entry(found: Found) -> Callable[[PluginApi], object]:
     module, _, name = found.manifest.entry.partition(":")
-    imported = importlib.import_module(module) if found.package else _import_folder(found, module)
+    if found.package:
+        imported = importlib.import_module(module)
+    else:
+        imported = modules.import_from(found.folder, found.manifest.id, module)
     function = getattr(imported, name, None)
-    if not callable(function):
-        raise PluginError(f"its entry {found.manifest.entry!r} is no function")
+    if not callable(function) or inspect.iscoroutinefunction(function):
+        raise PluginError(f"its entry {found.manifest.entry!r} is no plain function")
     return function
-
-
-def _import_folder(found: Found, module: str) -> ModuleType:
-    """A module of a plugin's folder, under a name of its own: two plugins may both have `main`."""
-    path = found.folder.joinpath(*module.split("."))
-    file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
-    name = f"clawmode_plugin_{found.manifest.id.replace('-', '_')}.{module}"
-    spec = importlib.util.spec_from_file_location(name, file)
-    if spec is None or spec.loader is None or not file.is_file():
-        raise PluginError(f"its module {module!r} is not there")
-    made = importlib.util.module_from_spec(spec)
-    sys.modules[name] = made
-    try:
-        spec.loader.exec_module(made)
-    except BaseException:
-        del sys.modules[name]
-        raise
-    return made

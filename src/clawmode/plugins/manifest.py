@@ -13,10 +13,14 @@ from clawmode.types import JsonValue
 FILE = "clawmode.plugin.json"
 MAX_MANIFEST = 256 << 10
 MAX_TEXT = 1_000
+MAX_UNKNOWN = 5
 
 _ID = re.compile(r"[a-z][a-z0-9]*(?:[-_][a-z0-9]+)*")
 _ENTRY = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
-KEYS = ("id", "name", "version", "description", "entry", "skills", "configSchema", "tools", "hooks")
+KEYS = (
+    *("id", "name", "version", "description", "entry", "skills", "configSchema"),
+    *("tools", "hooks", "namespaces"),
+)
 
 
 class PluginError(ClawmodeError):
@@ -34,6 +38,7 @@ class Manifest:
         config_schema: JSON Schema of its settings.
         tools: The names of its tools, if it says so: then it may register no others.
         hooks: The same for hooks.
+        namespaces: The same for the ids of namespaces.
     """
 
     id: str
@@ -45,6 +50,7 @@ class Manifest:
     config_schema: JsonObject | None = field(default=None, repr=False)
     tools: tuple[str, ...] | None = None
     hooks: tuple[str, ...] | None = None
+    namespaces: tuple[str, ...] | None = None
 
 
 def load(folder: Path) -> Manifest:
@@ -71,22 +77,19 @@ def read(value: JsonValue, where: str = FILE) -> Manifest:
     """Reads a manifest.
 
     Raises:
-        PluginError: It is none; the text says what is wrong, and where.
+        PluginError: It is none; the text says all that is wrong, and where.
     """
     reader = _Reader(value, where)
     identity = reader.text("id")
-    if not _ID.fullmatch(identity) or len(identity) > 64:
-        raise reader.wrong("id", "lower-case letters, digits and single - or _")
+    if identity and (not _ID.fullmatch(identity) or len(identity) > 64):
+        reader.wrong("id", "lower-case letters, digits and single - or _")
     entry = reader.text("entry", "")
     if entry and not _ENTRY.fullmatch(entry):
-        raise reader.wrong("entry", "module:function")
+        reader.wrong("entry", "module:function")
     skills = reader.texts("skills") or ()
-    for each in skills:
-        if Path(each).is_absolute() or ".." in Path(each).parts:
-            raise reader.wrong("skills", "folders inside of the plugin's")
-    if not entry and not skills:
-        raise PluginError(f"{where}: it has neither an entry nor skills: there is nothing to load")
-    return Manifest(
+    if any(Path(each).is_absolute() or ".." in Path(each).parts for each in skills):
+        reader.wrong("skills", "folders inside of the plugin's")
+    made = Manifest(
         id=identity,
         name=reader.text("name", identity),
         version=reader.text("version", "0"),
@@ -96,43 +99,48 @@ def read(value: JsonValue, where: str = FILE) -> Manifest:
         config_schema=reader.mapping("configSchema"),
         tools=reader.texts("tools"),
         hooks=reader.texts("hooks"),
+        namespaces=reader.texts("namespaces"),
     )
+    if not (entry or skills or reader.problems):
+        reader.problems.append("it has neither an entry nor skills: there is nothing to load")
+    if reader.problems:
+        raise PluginError(f"{where}: {'; '.join(reader.problems)}")
+    return made
 
 
 class _Reader:
-    """A manifest, member by member."""
+    """A manifest, member by member; what is wrong with one is noted, and reading goes on."""
 
     def __init__(self, value: JsonValue, where: str) -> None:
         if not isinstance(value, dict):
             raise PluginError(f"{where}: found no object")
-        self._where = where
         self._value: Mapping[str, JsonValue] = value
-        for key in value:
-            if key not in KEYS:
-                raise PluginError(f"{where}: {key[:80]!r} is not known: {', '.join(KEYS)}")
+        unknown = [key for key in value if key not in KEYS][:MAX_UNKNOWN]
+        self.problems = [f"{key[:80]!r} is not known: {', '.join(KEYS)}" for key in unknown]
 
-    def wrong(self, key: str, expected: str) -> PluginError:
-        return PluginError(f"{self._where}: {key}: expected {expected}")
+    def wrong(self, key: str, expected: str) -> None:
+        self.problems.append(f"{key}: expected {expected}")
 
     def text(self, key: str, default: str | None = None) -> str:
         found = self._value.get(key, default)
-        if not isinstance(found, str) or len(found) > MAX_TEXT:
-            raise self.wrong(key, "a text")
+        if not isinstance(found, str) or len(found) > MAX_TEXT or (default is None and not found):
+            self.wrong(key, "a text")
+            return default or ""
         return found
 
     def texts(self, key: str) -> tuple[str, ...] | None:
         found = self._value.get(key)
         if found is None:
             return None
-        if not isinstance(found, list):
-            raise self.wrong(key, "a list of texts")
-        texts = [it for it in found if isinstance(it, str) and it]
-        if len(texts) != len(found):
-            raise self.wrong(key, "a list of texts")
+        listed = found if isinstance(found, list) else [None]
+        texts = [it for it in listed if isinstance(it, str) and it]
+        if len(texts) != len(listed):
+            self.wrong(key, "a list of texts")
         return tuple(texts)
 
     def mapping(self, key: str) -> JsonObject | None:
         found = self._value.get(key)
-        if found is not None and not isinstance(found, dict):
-            raise self.wrong(key, "an object")
-        return found
+        if found is None or isinstance(found, dict):
+            return found
+        self.wrong(key, "an object")
+        return None

@@ -1,0 +1,69 @@
+"""What people say to a run while it goes on: kept until the model is asked again."""
+
+from dataclasses import dataclass, field
+
+from clawmode.messages import UserMessage
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """One message.
+
+    Attributes:
+        id: By which it can be taken back, as long as it was not read.
+    """
+
+    id: str
+    message: UserMessage
+
+
+@dataclass(slots=True)
+class Intake:
+    """The messages that wait for one run. Closed, it takes no more: they are another run's."""
+
+    _waiting: list[Said] = field(default_factory=list[Said])
+    _closed: bool = True
+
+    def open(self) -> None:
+        """From now on it takes messages."""
+        self._closed = False
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it takes messages."""
+        return not self._closed
+
+    def add(self, said: Said) -> bool:
+        """One more; False if it takes none."""
+        if not self._closed:
+            self._waiting.append(said)
+        return not self._closed
+
+    def withdraw(self, said_id: str) -> bool:
+        """Takes a message back; False if it was read, or never came."""
+        before = len(self._waiting)
+        self._waiting = [said for said in self._waiting if said.id != said_id]
+        return len(self._waiting) < before
+
+    def waits(self) -> bool:
+        """Whether there is something to read."""
+        return bool(self._waiting)
+
+    def read(self) -> list[UserMessage]:
+        """What was said since it was last read."""
+        return [said.message for said in self._taken()]
+
+    def finish(self) -> bool:
+        """Closes it, unless there is something to read; whether it is closed."""
+        self._closed = self._closed or not self._waiting
+        return not self._waiting
+
+    def close(self) -> list[Said]:
+        """Closes it for good; what nobody has read."""
+        self._closed = True
+        return self._taken()
+
+    def _taken(self) -> list[Said]:
+        waiting = self._waiting.copy()
+        self._waiting.clear()
+        return waiting

@@ -1,0 +1,242 @@
+"""Operator hooks: which scripts run for which event, and what their answers mean.
+
+    agent:bootstrap     {agentId, sessionKey, runId, workspace, files} -> {add, remove}
+    command:<name>      {command, …} -> {messages}
+    session:start, session:end, message:received, message:sent, gateway:startup, gateway:shutdown
+
+They run one after the other, in the order of the configuration. One that fails, hangs or answers
+nonsense is logged by name and has said nothing: none of them guards anything.
+"""
+
+import difflib
+import logging
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from clawmode.agent.bootstrap import MAX_FILE_CHARS, MAX_TOTAL_CHARS, BootstrapFile
+from clawmode.agent.operation_sections import InternalHook, InternalHooks
+from clawmode.agent.operator_scripts import Program, PythonFile, Script, ScriptError
+from clawmode.tools import JsonObject
+from clawmode.types import JsonValue
+
+logger = logging.getLogger("clawmode.hooks")
+
+BOOTSTRAP = "agent:bootstrap"
+EVENTS = (
+    BOOTSTRAP,
+    *("session:start", "session:end", "message:received", "message:sent"),
+    *("gateway:startup", "gateway:shutdown"),
+)
+COMMANDS = ("command:new", "command:reset", "command:stop")
+"""A few of them: any command's name may follow the colon."""
+
+KINDS = ("agent", "command", "session", "message", "gateway")
+_COMMAND = re.compile(r"command:[a-z0-9][a-z0-9_-]*")
+
+MAX_FILES = 100
+MAX_NAME = 200
+MAX_MESSAGES = 20
+MAX_MESSAGE_CHARS = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a hook answered.
+
+    Attributes:
+        hook: What the configuration calls it.
+    """
+
+    hook: str
+    value: JsonObject
+
+
+@dataclass(frozen=True, slots=True)
+class _Hook:
+    name: str
+    events: frozenset[str]
+    script: Script
+
+    async def ask(self, event: str, payload: JsonObject) -> Answer | None:
+        try:
+            value = await self.script.ask({**payload, "event": event})
+        except ScriptError as error:
+            _complain(self.name, event, str(error))
+            return None
+        return Answer(self.name, value) if value else None
+
+
+class OperatorHooks:
+    """The scripts of a configuration.
+
+    Args:
+        section: `hooks.internal`.
+        folder: What relative paths begin at, and where programs run.
+    """
+
+    def __init__(self, section: InternalHooks, folder: Path) -> None:
+        entries = section.entries.items() if section.enabled else ()
+        self._hooks = [_read(name, entry, folder) for name, entry in entries if entry.enabled]
+
+    def has(self, event: str) -> bool:
+        """Whether any hook runs for it."""
+        return any(True for _ in self._of(event))
+
+    def _of(self, event: str) -> Iterator[_Hook]:
+        """Those that name the event, or all of its kind."""
+        names = {event, event.partition(":")[0]}
+        return (hook for hook in self._hooks if not names.isdisjoint(hook.events))
+
+    async def run(self, event: str, payload: JsonObject) -> list[Answer]:
+        """Runs the hooks of an event; the answers of those that said something."""
+        answers = [await hook.ask(event, payload) for hook in self._of(event)]
+        return [answer for answer in answers if answer is not None]
+
+    async def bootstrap(
+        self,
+        files: Sequence[BootstrapFile],
+        about: JsonObject,
+        workspace: Path,
+        *,
+        max_chars: int = MAX_FILE_CHARS,
+    ) -> list[BootstrapFile]:
+        """The files that a run begins with, as hooks want them; each sees what others have made.
+
+        Args:
+            files: Those of the workspace.
+            about: `agentId`, `sessionKey`, `runId`.
+            workspace: Where they are.
+            max_chars: Of one file.
+        """
+        made = list(files)
+        for hook in self._of(BOOTSTRAP):
+            shown: list[JsonValue] = [{"name": it.name, "text": it.text} for it in made]
+            payload: JsonObject = {**about, "workspace": str(workspace), "files": shown}
+            answer = await hook.ask(BOOTSTRAP, payload)
+            if answer is None:
+                continue
+            changes = _Changes.read(answer.value)
+            if changes is None:
+                wanted = '{"add": [{"name", "text"}], "remove": [name]}'
+                _complain(hook.name, BOOTSTRAP, f"an answer is {wanted}")
+                continue
+            made, left_out = changes.apply(made, max_chars)
+            if left_out:
+                _complain(hook.name, BOOTSTRAP, f"no room for {', '.join(left_out)[:500]}")
+        return made
+
+    async def command(self, name: str, about: JsonObject) -> list[str]:
+        """Runs the hooks of a slash command; what they have to say to the person."""
+        event = f"command:{name}"
+        said: list[str] = []
+        for answer in await self.run(event, {**about, "command": name}):
+            messages = _messages(answer.value)
+            if messages is None:
+                _complain(answer.hook, event, 'an answer is {"messages": [text]}')
+            else:
+                said += messages
+        return said
+
+
+def _complain(name: str, event: str, reason: str) -> None:
+    logger.error("hook %s of %s: %s", name, event, reason)
+
+
+# ---- Reading the configuration ----
+
+
+def _read(name: str, entry: InternalHook, folder: Path) -> _Hook:
+    _warn_of_unknown(name, entry.events)
+    seconds = entry.timeout_ms / 1000
+    if entry.command:
+        script: Script = Program(argv=entry.command, folder=folder, seconds=seconds, env=entry.env)
+    else:
+        script = PythonFile(name, folder / os.path.expanduser(entry.file or ""), seconds)
+    return _Hook(name, frozenset(entry.events), script)
+
+
+def _warn_of_unknown(name: str, events: Iterable[str]) -> None:
+    known = (*EVENTS, *COMMANDS, *KINDS)
+    for event in events:
+        if event in known or _COMMAND.fullmatch(event):
+            continue
+        (nearest,) = difflib.get_close_matches(event.lower()[:100], known, n=1, cutoff=0.0)
+        logger.warning(
+            "hook %s: there is no event %r, it never comes; the nearest known one is %s",
+            name,
+            event[:80],
+            nearest,
+        )
+
+
+# ---- Reading answers ----
+
+
+@dataclass(frozen=True, slots=True)
+class _Changes:
+    """What becomes of bootstrap files."""
+
+    add: dict[str, str]
+    remove: frozenset[str]
+
+    @classmethod
+    def read(cls, answer: JsonObject) -> "_Changes | None":
+        """An answer; None if it is nonsense, even in part."""
+        add, remove = answer.get("add", []), answer.get("remove", [])
+        if not isinstance(add, list) or not isinstance(remove, list):
+            return None
+        removed = frozenset(name for name in remove if isinstance(name, str))
+        if answer.keys() - {"add", "remove"} or not all(isinstance(it, str) for it in remove):
+            return None
+        added: dict[str, str] = {}
+        for item in add:
+            file = _file(item)
+            if file is None:
+                return None
+            added[file[0]] = file[1]
+        return cls(added, removed)
+
+    def apply(
+        self, files: Iterable[BootstrapFile], max_chars: int
+    ) -> tuple[list[BootstrapFile], list[str]]:
+        """The files after it, and what there was no room for. What is added again is replaced."""
+        made = {file.name: file for file in files if file.name not in self.remove}
+        left_out: list[str] = []
+        for name, text in self.add.items():
+            others = [file for file in made.values() if file.name != name]
+            room = MAX_TOTAL_CHARS - sum(len(file.text) for file in others)
+            if room <= 0 or len(others) >= MAX_FILES:
+                left_out.append(name)
+                continue
+            kept = text[: min(max_chars, room)]
+            made[name] = BootstrapFile(name, kept, len(text) - len(kept))
+        return list(made.values()), left_out
+
+
+def _file(item: JsonValue) -> tuple[str, str] | None:
+    if not isinstance(item, dict) or item.keys() != {"name", "text"}:
+        return None
+    name, text = item["name"], item["text"]
+    if not isinstance(name, str) or not isinstance(text, str):
+        return None
+    # It becomes a heading of the prompt.
+    good = 0 < len(name.strip()) and len(name) <= MAX_NAME and name.isprintable()
+    return (name, _whole(text)) if good else None
+
+
+def _messages(answer: JsonObject) -> list[str] | None:
+    messages = answer.get("messages")
+    if answer.keys() != {"messages"} or not isinstance(messages, list):
+        return None
+    texts = [text for text in messages if isinstance(text, str)]
+    if len(texts) != len(messages):
+        return None
+    return [_whole(text)[:MAX_MESSAGE_CHARS] for text in texts if text.strip()][:MAX_MESSAGES]
+
+
+def _whole(text: str) -> str:
+    # Half of a character can be written in JSON, and on no wire.
+    return text.encode("utf-8", "replace").decode()

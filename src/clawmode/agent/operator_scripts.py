@@ -1,0 +1,325 @@
+"""Scripts of the operator's: an event in, one JSON object out, in time or not at all.
+
+A program is told of the event on its stdin, sees PATH, HOME and LANG of our environment and nothing
+else, and is ended with all that it has started. A Python file runs in this process and can do what
+we can; a plain function of one runs in a thread, which nobody can end.
+"""
+
+import asyncio
+import contextlib
+import contextvars
+import importlib.util
+import inspect
+import itertools
+import json
+import os
+import re
+import signal
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import anyio
+from anyio.abc import ByteReceiveStream, Process
+
+from clawmode.exceptions import ClawmodeError
+from clawmode.foreign import is_ours, told
+from clawmode.redaction import Redactor
+from clawmode.tools import JsonObject
+from clawmode.types import copy_json
+
+MAX_ANSWER = 1 << 20
+MAX_STDERR = 4_096
+MAX_REASON = 500
+POLL = 0.01
+DRAIN_SECONDS = 0.5
+"""How long output is read that is still on its way when a program has ended."""
+
+PASSED_ON = ("PATH", "HOME", "LANG")
+
+GONE = (OSError, anyio.BrokenResourceError, anyio.ClosedResourceError)
+
+_numbers = itertools.count(1)
+
+
+class ScriptError(ClawmodeError):
+    """A script that gave no answer, and why."""
+
+
+class Script(Protocol):
+    """Something that answers events."""
+
+    async def ask(self, event: JsonObject) -> JsonObject:
+        """Its answer; empty if it says nothing.
+
+        Raises:
+            ScriptError: It failed, took too long, or answered something else.
+        """
+        ...
+
+
+def parse_answer(text: bytes) -> JsonObject:
+    """An answer as it was written.
+
+    Raises:
+        ScriptError: It is not one JSON object.
+    """
+    if not text.strip():
+        return {}
+    try:
+        value = json.loads(text, parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        raise ScriptError("its answer is not JSON") from None
+    if not isinstance(value, dict):
+        raise ScriptError("its answer is not a JSON object")
+    return value
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(constant)
+
+
+# ---- Programs ----
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """A program and its arguments.
+
+    Attributes:
+        folder: Where it runs; a relative path to it begins here.
+        env: Variables that it gets. They may be secret: no failure is told with them.
+    """
+
+    argv: tuple[str, ...]
+    folder: Path
+    seconds: float
+    env: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
+
+    async def ask(self, event: JsonObject) -> JsonObject:
+        """Runs it; see `Script`."""
+        data = json.dumps(event).encode()
+        # Shielded: who gives up in the middle would leave a process that nobody knows.
+        with anyio.CancelScope(shield=True):
+            process = await self._start()
+        exchange = _Exchange(process)
+        try:
+            with anyio.move_on_after(self.seconds) as scope:
+                await exchange.run(data)
+        finally:
+            with anyio.CancelScope(shield=True):
+                await exchange.end()
+        if scope.cancelled_caught:
+            raise ScriptError(f"it took over {self.seconds:g} s, and was ended")
+        return self._answer(exchange)
+
+    async def _start(self) -> Process:
+        ours = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
+        try:
+            return await anyio.open_process(
+                [self._program(), *self.argv[1:]],
+                cwd=self.folder,
+                env=ours | dict(self.env),
+                start_new_session=True,  # one group: it is ended with everything that it starts
+            )
+        except (OSError, ValueError) as error:  # ValueError: a NUL
+            reason = getattr(error, "strerror", None) or "it cannot be a command"
+            raise ScriptError(f"it cannot be started: {reason}") from None
+
+    def _program(self) -> str:
+        return os.path.expanduser(self.argv[0])
+
+    def _answer(self, exchange: "_Exchange") -> JsonObject:
+        if exchange.too_much:
+            raise ScriptError(f"it wrote over {MAX_ANSWER} bytes, and was ended")
+        code = exchange.process.returncode
+        if code != 0:
+            how = f"was ended by signal {-code}" if code and code < 0 else f"exited with {code}"
+            last = bytes(exchange.stderr).decode("utf-8", "replace").strip().splitlines()[-1:]
+            said = Redactor(self.env.values()).text("".join(last))[:MAX_REASON]
+            raise ScriptError(f"it {how}" + (f": {said}" if said else ""))
+        return parse_answer(bytes(exchange.stdout))
+
+
+class _Exchange:
+    """What is said between us and one process."""
+
+    def __init__(self, process: Process) -> None:
+        self.process = process
+        self.stdout = bytearray()
+        self.stderr = bytearray()
+        self.too_much = False
+
+    async def run(self, data: bytes) -> None:
+        """Tells it of the event, and listens until it has ended."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._write, data)
+            tasks.start_soon(self._listen, self.process.stdout, self._take_answer)
+            tasks.start_soon(self._listen, self.process.stderr, self._take_error)
+            await self._exited()
+            self._kill()  # whom it has left behind
+            # Whoever got away may hold the pipes for as long as they like.
+            tasks.cancel_scope.deadline = anyio.current_time() + DRAIN_SECONDS
+
+    async def end(self) -> None:
+        """Ends it and all that it has started."""
+        self._kill()
+        with anyio.move_on_after(DRAIN_SECONDS):
+            await self._exited()
+        # A survivor that left the group may hold a pipe; asyncio would wait for it, and warn.
+        transport = getattr(getattr(self.process, "_process", None), "_transport", None)
+        if transport is not None:
+            with contextlib.suppress(PermissionError):
+                transport.close()
+
+    async def _exited(self) -> None:
+        """Asked for again and again: `wait` also waits for the pipes."""
+        while True:
+            if self.process.returncode is not None:
+                return
+            await anyio.sleep(POLL)
+
+    def _kill(self) -> None:
+        # The leader's pid names the group as long as there is anybody in it.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+
+    async def _write(self, data: bytes) -> None:
+        assert self.process.stdin is not None
+        with contextlib.suppress(*GONE):
+            await self.process.stdin.send(data)
+        with contextlib.suppress(*GONE):
+            await self.process.stdin.aclose()
+
+    @staticmethod
+    async def _listen(stream: ByteReceiveStream | None, take: Callable[[bytes], None]) -> None:
+        assert stream is not None
+        with contextlib.suppress(*GONE):
+            async for chunk in stream:
+                take(chunk)
+
+    def _take_answer(self, chunk: bytes) -> None:
+        self.stdout += chunk[: MAX_ANSWER + 1 - len(self.stdout)]
+        if len(self.stdout) > MAX_ANSWER:
+            self.too_much = True
+            self._kill()
+
+    def _take_error(self, chunk: bytes) -> None:
+        self.stderr += chunk
+        del self.stderr[:-MAX_STDERR]
+
+
+# ---- Python files ----
+
+
+class PythonFile:
+    """A Python file with a function `handle(event)`, loaded when the first event comes.
+
+    Args:
+        name: What it is called; its module is called after it.
+    """
+
+    def __init__(self, name: str, path: Path, seconds: float) -> None:
+        self._path = path
+        self._seconds = seconds
+        self._module = f"clawmode_hook_{next(_numbers)}_{re.sub(r'[^A-Za-z0-9]', '_', name)}"
+        self._handle: Callable[[JsonObject], Any] | None = None
+        self._loading = anyio.Lock()
+        self._left: list[threading.Event] = []
+
+    async def ask(self, event: JsonObject) -> JsonObject:
+        """Calls its function; see `Script`."""
+        self._left = [ended for ended in self._left if not ended.is_set()]
+        if self._left:
+            raise ScriptError("an earlier call of it hangs")
+        answer: Any = None
+        try:
+            with anyio.move_on_after(self._seconds) as scope:
+                answer = await self._call(event)
+        except ScriptError:
+            raise
+        except BaseException as error:
+            if is_ours(error):
+                raise
+            reason = Redactor().text(f"{type(error).__name__}: {told(error)}")
+            raise ScriptError(reason[:MAX_REASON]) from None
+        if scope.cancelled_caught:
+            raise ScriptError(f"it took over {self._seconds:g} s")
+        return _as_json(answer)
+
+    async def _call(self, event: JsonObject) -> Any:
+        async with self._loading:
+            if self._handle is None:
+                await self._in_thread(self._load)
+            handle = self._handle
+        assert handle is not None
+        shown = copy_json(event)
+        if inspect.iscoroutinefunction(handle):
+            return await handle(shown)
+        answer = await self._in_thread(handle, shown)
+        return await answer if inspect.isawaitable(answer) else answer
+
+    def _load(self) -> None:
+        spec = importlib.util.spec_from_file_location(self._module, self._path)
+        if spec is None or spec.loader is None or not self._path.is_file():
+            raise ScriptError(f"{str(self._path)!r} is not a Python file")
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[self._module] = module
+        try:
+            spec.loader.exec_module(module)
+        except BaseException:
+            del sys.modules[self._module]
+            raise
+        handle = getattr(module, "handle", None)
+        if not callable(handle):
+            raise ScriptError("it has no function `handle(event)`")
+        self._handle = handle
+
+    async def _in_thread(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Calls it in a thread that, should it never end, does not hold up the process's end."""
+        loop, done, ended = asyncio.get_running_loop(), anyio.Event(), threading.Event()
+        outcome: list[Any] = []
+        failure: list[BaseException] = []
+
+        def work() -> None:
+            try:
+                outcome.append(function(*arguments))
+            except BaseException as error:
+                failure.append(error)
+            ended.set()
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(done.set)
+
+        context = contextvars.copy_context()
+        threading.Thread(target=context.run, args=(work,), name=self._module, daemon=True).start()
+        try:
+            await done.wait()
+        finally:
+            if not ended.is_set():
+                self._left.append(ended)
+        if failure:
+            raise _passable(failure[0])
+        return outcome[0]
+
+
+def _passable(error: BaseException) -> BaseException:
+    """An error that can be raised in a task: some mean something there."""
+    if isinstance(error, Exception) and not isinstance(error, StopIteration):
+        return error
+    return ScriptError(f"{type(error).__name__}: {told(error)}"[:MAX_REASON])
+
+
+def _as_json(answer: object) -> JsonObject:
+    """What a function answered, as if it had been written."""
+    if answer is None:
+        return {}
+    try:
+        text = json.dumps(answer, allow_nan=False).encode()
+    except (TypeError, ValueError, RecursionError):
+        raise ScriptError(f"its answer is not JSON but {type(answer).__name__}") from None
+    if len(text) > MAX_ANSWER:
+        raise ScriptError(f"its answer is over {MAX_ANSWER} bytes")
+    return parse_answer(text)

@@ -1,0 +1,143 @@
+"""What a model would be told at the beginning of a turn, and how much of its room that takes.
+
+Nothing is begun, written or locked: a session is looked at as a copy.
+"""
+
+import json
+import shutil
+import tempfile
+import time
+import uuid
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import anyio
+
+from clawmode.agent.compaction import estimate
+from clawmode.agent.prompt import CHARS_PER_TOKEN, Prompt
+from clawmode.agent.requests import AgentRequest, Resolver
+from clawmode.agent.session_care import context_of
+from clawmode.agent.session_keys import session_key
+from clawmode.agent.session_run import Resources, SessionRun
+from clawmode.agent.sessions import Session, SessionStore, UnknownSession
+from clawmode.models.base import ToolDefinition
+from clawmode.tools import JsonObject
+from clawmode.types import JsonValue
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preview:
+    """A turn, before it begins.
+
+    Attributes:
+        conversation: About how many tokens have been said so far.
+        window: What the model can read.
+        room: What of that a conversation may have: the rest is kept for the answer.
+    """
+
+    session_key: str
+    model: str
+    prompt: Prompt
+    tools: tuple[ToolDefinition, ...]
+    conversation: int
+    window: int
+    room: int
+
+    @property
+    def tool_tokens(self) -> int:
+        """About how many the tools take."""
+        return sum(_tokens(each) for each in self.tools)
+
+    @property
+    def total(self) -> int:
+        """About how many are taken before a word is said."""
+        return self.prompt.tokens + self.tool_tokens + self.conversation
+
+    def to_json(self) -> JsonObject:
+        """For programs, with all of the text."""
+        tools: list[JsonValue] = [
+            {"name": each.name, "description": each.description, "tokens": _tokens(each)}
+            for each in self.tools
+        ]
+        return {
+            "sessionKey": self.session_key,
+            "model": self.model,
+            "prompt": self.prompt.text,
+            "context": self.prompt.context,
+            "report": self.prompt.report(),
+            "tools": tools,
+            "toolTokens": self.tool_tokens,
+            "conversationTokens": self.conversation,
+            "totalTokens": self.total,
+            "contextWindow": self.window,
+            "room": self.room,
+        }
+
+
+def _tokens(tool: ToolDefinition) -> int:
+    told = len(tool.name) + len(tool.description) + len(json.dumps(tool.parameters))
+    return -(-told // CHARS_PER_TOKEN)
+
+
+async def preview(
+    shared: Resources, resolver: Resolver, sessions: SessionStore, request: AgentRequest
+) -> Preview:
+    """Looks at a turn.
+
+    Raises:
+        ClawmodeError: Something of it cannot be had.
+    """
+    session = await _find(resolver, sessions, request)
+    settings = await resolver.settings(request, session)
+    model = settings.models[0]
+    with tempfile.TemporaryDirectory(prefix="clawmode-") as folder:
+        copy = await anyio.to_thread.run_sync(_copy, session, Path(folder))
+        async with copy.open(workspace=settings.workspace) as transcript:
+            run = SessionRun(
+                shared=shared,
+                request=request,
+                session=copy,
+                context=context_of(session, uuid.uuid4().hex),
+                settings=settings,
+                transcript=transcript,
+                emit=lambda stream, data: None,
+                closing=lambda: True,
+            )
+            prompt, tools = await run.preview()
+            conversation = estimate(transcript.messages())
+    return Preview(
+        session_key=session.key,
+        model=f"{model.provider}/{model.name}",
+        prompt=prompt,
+        tools=tools,
+        conversation=conversation,
+        window=model.limits.context_window,
+        room=settings.compaction.room(model),
+    )
+
+
+async def _find(resolver: Resolver, sessions: SessionStore, request: AgentRequest) -> Session:
+    """The session that is meant; or one that there might be."""
+    agent_id = resolver.agent_of(request)
+    key = request.session_key or None
+    try:
+        return await sessions.resolve(key, request.session_id or None, agent_id, create=False)
+    except UnknownSession:
+        if request.session_id:
+            raise
+    now = time.time()
+    return Session(
+        key=session_key(key, agent_id),
+        id=uuid.uuid4().hex,
+        agent_id=agent_id,
+        transcript=Path("none"),
+        created_at=now,
+        updated_at=now,
+    )
+
+
+def _copy(session: Session, folder: Path) -> Session:
+    path = folder / "session.jsonl"
+    if session.transcript.is_file():
+        shutil.copyfile(session.transcript, path)
+    return replace(session, transcript=path)

@@ -1,0 +1,1 @@
+"""Conversations with people: messages become turns and commands, and runs become replies."""

@@ -1,0 +1,275 @@
+"""What goes out while a run speaks, and when it has ended: to its channel, and to chat clients.
+
+A chat client gets the words so far, again and again, and one end. A channel gets them as far as it
+can take them: one message that grows, blocks as they are finished, or the reply alone. Nothing is
+sent twice, whatever is retried, and `NO_REPLY` is not sent at all.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import TypeAlias
+
+import anyio
+from anyio.abc import TaskGroup
+
+from clawmode.agent.events import AgentEvent
+from clawmode.agent.replies import SILENT, Sent, is_silent
+from clawmode.agent.requests import RunResult, Streaming
+from clawmode.agent.runtime import AgentRuntime, Run
+from clawmode.channels.base import Channel, ChannelError
+from clawmode.channels.outbox import Outbox
+from clawmode.tools import JsonObject
+
+logger = logging.getLogger("clawmode.chat")
+
+DELTA_SECONDS = 0.15
+"""How often chat clients are told the words so far."""
+
+EDIT_SECONDS = 1.0
+"""How often a message that grows is changed."""
+
+OnChat: TypeAlias = Callable[[JsonObject], None]
+"""Told `{runId, sessionKey, seq, state: "delta" | "final" | "error" | "aborted", text, …}`."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    text: str
+    kind: str = ""
+
+
+@dataclass(slots=True)
+class _Reply:
+    """What is known of a run's reply while it is given.
+
+    Attributes:
+        text: The words of the answer so far.
+        thoughts: The same of the model's thoughts.
+        told: What chat clients were told last.
+        blocks: What is finished and to be sent, in this order.
+        sent: What was sent already.
+        growing: The id of the message that grows, and what it shows.
+    """
+
+    run: Run
+    channel: Channel | None
+    text: str = ""
+    thoughts: str = ""
+    seq: int = 0
+    told: tuple[str, str] = ("", "")
+    blocks: list[_Block] = field(default_factory=list[_Block])
+    sent: Sent = field(default_factory=Sent)
+    growing: str = ""
+    shown: str = ""
+    ended: bool = False
+    changes: int = 0
+    _news: anyio.Event = field(default_factory=anyio.Event)
+
+    def tell(self) -> None:
+        """Something has changed."""
+        self.changes += 1
+        self._news.set()
+        self._news = anyio.Event()
+
+    async def changed(self, since: int) -> int:
+        """Waits for more changes than there were; how many there are now."""
+        while self.changes == since:
+            await self._news.wait()
+        return self.changes
+
+    @property
+    def streaming(self) -> Streaming:
+        """How it goes out."""
+        inside = self.run.inside
+        return Streaming() if inside is None else inside.settings.streaming
+
+    @property
+    def in_blocks(self) -> bool:
+        """Whether it goes out in parts."""
+        return self.streaming.blocks or (self.channel is not None and self.channel.block_streaming)
+
+    @property
+    def result(self) -> RunResult:
+        """What came of the run, which has ended."""
+        assert self.run.result is not None
+        return self.run.result
+
+
+class Delivery:
+    """Delivers the replies of all runs. Used inside of `async with`, in one task.
+
+    Args:
+        runtime: Whose runs.
+        outbox: The way out.
+        on_chat: Told what chat clients are to see.
+    """
+
+    def __init__(
+        self, runtime: AgentRuntime, outbox: Outbox, on_chat: OnChat = lambda event: None
+    ) -> None:
+        self._runtime = runtime
+        self._outbox = outbox
+        self._on_chat = on_chat
+        self._replies: dict[str, _Reply] = {}
+        self._tasks: TaskGroup | None = None
+        self._unsubscribe: Callable[[], None] = lambda: None
+
+    async def __aenter__(self) -> "Delivery":
+        self._tasks = await anyio.create_task_group().__aenter__()
+        self._unsubscribe = self._runtime.subscribe(self._take)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        assert self._tasks is not None
+        self._unsubscribe()
+        self._tasks.cancel_scope.cancel()
+        await self._tasks.__aexit__(None, None, None)
+
+    # ---- What happens ----
+
+    def _take(self, event: AgentEvent) -> None:
+        phase = event.data.get("phase") if event.stream == "lifecycle" else None
+        if phase == "start":
+            self._begin(event.run_id)
+        reply = self._replies.get(event.run_id)
+        if reply is None:
+            return
+        if phase in ("end", "error"):
+            reply.ended = True
+            del self._replies[event.run_id]
+        elif event.stream == "assistant":
+            _hear(reply, event.data)
+        elif event.stream == "thinking":
+            reply.thoughts += str(event.data.get("delta", ""))
+        reply.tell()
+
+    def _begin(self, run_id: str) -> None:
+        run = self._runtime.find(run_id)
+        assert run is not None
+        assert self._tasks is not None
+        request = run.request
+        channel = self._outbox.find(request.channel) if request.target else None
+        reply = self._replies[run_id] = _Reply(run, channel)
+        self._tasks.start_soon(self._chat, reply)
+        if channel is not None:
+            self._tasks.start_soon(self._send, reply, channel)
+
+    # ---- Chat clients ----
+
+    async def _chat(self, reply: _Reply) -> None:
+        seen = 0
+        while not reply.ended:
+            seen = await reply.changed(seen)
+            thoughts = reply.thoughts if reply.streaming.reasoning == "stream" else ""
+            text = "" if may_be_silent(reply.text) else reply.text
+            if (text or thoughts) and (text, thoughts) != reply.told and not reply.ended:
+                reply.told = (text, thoughts)
+                self._emit(reply, "delta", text, reasoning=thoughts)
+                await anyio.sleep(DELTA_SECONDS)
+        result = reply.result
+        words = (str(it.get("text", "")) for it in result.payloads if not it.get("kind"))
+        state = {"ok": "final", "aborted": "aborted"}.get(result.status, "error")
+        self._emit(reply, state, "\n\n".join(words), error=result.error or "")
+
+    def _emit(self, reply: _Reply, state: str, text: str, **more: str) -> None:
+        reply.seq += 1
+        event: JsonObject = {
+            "runId": reply.run.id,
+            "sessionKey": reply.run.session.key,
+            "seq": reply.seq,
+            "state": state,
+            "text": text,
+        }
+        try:
+            self._on_chat(event | {key: value for key, value in more.items() if value})
+        except Exception:
+            logger.exception("a chat client")
+
+    # ---- Channels ----
+
+    async def _send(self, reply: _Reply, channel: Channel) -> None:
+        """Sends what a channel can take while the run goes on, and the rest at its end."""
+        seen = 0
+        try:
+            while not reply.ended:
+                seen = await reply.changed(seen)
+                if reply.in_blocks or channel.can_edit:
+                    await self._send_blocks(reply)
+                if not reply.in_blocks and channel.can_edit and not reply.ended:
+                    await self._grow(reply)
+            if reply.result.status != "aborted":  # whoever stopped it knows
+                for payload in reply.result.payloads:
+                    kind = str(payload.get("kind", ""))
+                    await self._say(reply, str(payload.get("text", "")), kind)
+        except ChannelError as error:
+            logger.error("run %s: %s", reply.run.id, error)
+
+    async def _send_blocks(self, reply: _Reply) -> None:
+        while reply.blocks:
+            block = reply.blocks.pop(0)
+            await self._say(reply, block.text, block.kind)
+
+    async def _grow(self, reply: _Reply) -> None:
+        """One message, which has the words so far."""
+        text = reply.text.strip()
+        if text and not may_be_silent(text) and not reply.sent.has(text):
+            await self._put(reply, text)
+            await anyio.sleep(EDIT_SECONDS)
+
+    async def _say(self, reply: _Reply, text: str, kind: str = "") -> None:
+        """Sends a text that is complete, unless it was sent; or makes the one that grew so."""
+        by_tools = Sent() if reply.run.inside is None else reply.run.inside.sent
+        if not text.strip() or is_silent(text) or reply.sent.has(text) or by_tools.has(text):
+            return
+        reply.sent.add(text)
+        if kind:
+            words = f"Reasoning:\n{text.strip()}" if kind == "reasoning" else text
+            await self._post(reply, words)
+        else:
+            await self._put(reply, text)
+            reply.growing = reply.shown = ""
+
+    async def _put(self, reply: _Reply, text: str) -> None:
+        """Changes the message that grows, or begins one."""
+        if not reply.growing:
+            reply.growing = await self._post(reply, text)
+        elif text != reply.shown:
+            request = reply.run.request
+            to = (request.channel, request.target, reply.growing)
+            await self._outbox.edit(*to, text, session_key=reply.run.session.key)
+        reply.shown = text
+
+    async def _post(self, reply: _Reply, text: str) -> str:
+        request = reply.run.request
+        to = (request.channel, request.target)
+        receipt = await self._outbox.send(*to, text, session_key=reply.run.session.key)
+        return receipt.message_id
+
+
+def _hear(reply: _Reply, data: JsonObject) -> None:
+    """Takes in what the model says. A message that grows ends with the answer."""
+    if data.get("reset"):
+        reply.text = reply.thoughts = ""
+    reply.text += str(data.get("delta", ""))
+    by_text = reply.in_blocks and reply.streaming.at == "text_end"
+    words = str(data.get("text" if by_text else "message") or "").strip()
+    if words:
+        if reply.streaming.reasoning == "on" and reply.thoughts.strip():
+            reply.blocks.append(_Block(reply.thoughts, "reasoning"))
+            reply.thoughts = ""
+        reply.blocks.append(_Block(words))
+    if "message" in data:
+        reply.text = reply.thoughts = ""
+
+
+def may_be_silent(text: str) -> bool:
+    """Whether a text is the beginning of one that is not to be seen."""
+    words = text.strip()
+    return any(silent.startswith(words) for silent in SILENT)

@@ -1,0 +1,349 @@
+"""What comes in: each message becomes a command, a word to the run that is under way, or a turn.
+
+A message acts with the rights of whoever sent it. So it steers no run of somebody else's, and is
+made one turn only with others of the same sender.
+"""
+
+import hashlib
+import logging
+import re
+import uuid
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Literal, TypeAlias
+
+import anyio
+from anyio.abc import TaskGroup
+
+from clawmode.agent.events import AgentEvent
+from clawmode.agent.hooks import MessageEvent
+from clawmode.agent.intake import Said
+from clawmode.agent.operation_sections import Queue
+from clawmode.agent.operator_hooks import OperatorHooks
+from clawmode.agent.requests import AgentRequest
+from clawmode.agent.runtime import AgentRuntime
+from clawmode.agent.session_keys import InvalidSession, check_agent_id, session_key
+from clawmode.agent.sessions import Session
+from clawmode.channels.base import Inbound
+from clawmode.channels.outbox import Outbox
+from clawmode.chat.queue import Batch, Line, Queued, settings_for
+from clawmode.chat.slash import Slash, SlashCommands
+from clawmode.exceptions import ClawmodeError
+from clawmode.messages import Text, UserMessage
+
+logger = logging.getLogger("clawmode.chat")
+
+How: TypeAlias = Literal["started", "steered", "queued", "dropped", "command", "repeated"]
+
+MAX_KNOWN = 10_000
+"""Messages that are known by their ids, so that none is taken twice."""
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What became of a message.
+
+    Attributes:
+        id: By which it can be cancelled: that of its run, if it is not joined with others.
+    """
+
+    how: How
+    id: str = ""
+    session_key: str = ""
+
+
+class Inbox:
+    """Takes messages in. Used inside of `async with`, in one task.
+
+    Args:
+        runtime: Where turns are run.
+        outbox: Where commands are answered.
+        queue: What is done with messages that come while a run is under way.
+        find_model: Looks a model up by its name, for `/model`.
+        default_agent: Who answers where nobody is named.
+        operator: Scripts of the operator's.
+    """
+
+    def __init__(
+        self,
+        *,
+        runtime: AgentRuntime,
+        outbox: Outbox,
+        queue: Queue,
+        find_model: Callable[[str], object],
+        default_agent: str,
+        operator: OperatorHooks | None = None,
+    ) -> None:
+        self._runtime = runtime
+        self._outbox = outbox
+        self._queue = queue
+        self._default_agent = default_agent
+        self._operator = operator
+        self._slash = SlashCommands(
+            runtime=runtime,
+            queue=queue,
+            find_model=find_model,
+            stop=self.stop,
+            waiting=lambda key: len(self.waiting(key)),
+            operator=operator,
+        )
+        self._lines: dict[str, Line] = {}
+        self._steered: dict[str, Queued] = {}
+        self._known: OrderedDict[tuple[str, str], None] = OrderedDict()
+        self._locks: dict[str, _Lock] = {}
+        self._tasks: TaskGroup | None = None
+        self._unsubscribe: Callable[[], None] = lambda: None
+
+    async def __aenter__(self) -> "Inbox":
+        self._tasks = await anyio.create_task_group().__aenter__()
+        self._unsubscribe = self._runtime.subscribe(self._watch)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        assert self._tasks is not None
+        self._unsubscribe()
+        self._tasks.cancel_scope.cancel()
+        await self._tasks.__aexit__(None, None, None)
+
+    # ---- For channels ----
+
+    async def receive(self, message: Inbound) -> Taken:
+        """Takes a message in; returns as soon as it is kept.
+
+        Raises:
+            ClawmodeError: It cannot be taken: there is no such agent, or the state cannot be used.
+        """
+        if self._is_known(message):
+            return Taken("repeated")
+        try:
+            session = await self._session(message)
+            async with self._in_order(session.key):
+                await self._announce(message, session)
+                found = self._slash.parse(message.text)
+                if found is not None:
+                    return await self._obey(found, message, session)
+                return self._take(message, await self._runtime.sessions.get(session.key))
+        except BaseException:
+            self._known.pop((message.channel, message.id), None)  # it may be sent again
+            raise
+
+    def cancel(self, message_id: str) -> bool:
+        """Takes a message back: one that waits, one that a run has not read yet, or its run."""
+        self._steered.pop(message_id, None)
+        if any(line.remove(message_id) for line in self._lines.values()):
+            return True
+        return self._runtime.withdraw(message_id) or self._runtime.abort(message_id)
+
+    def stop(self, session_key: str) -> int:
+        """Takes back all that waits in a session, and stops what runs; how many that were."""
+        line = self._lines.get(session_key)
+        count = 0 if line is None else line.clear()
+        for run in self._runtime.under_way(session_key):
+            unread = () if run.inside is None else run.inside.intake.close()
+            for said in unread:
+                self._steered.pop(said.id, None)
+        return count + self._runtime.stop(session_key)
+
+    def waiting(self, session_key: str) -> list[Queued]:
+        """What waits in a session, oldest first."""
+        line = self._lines.get(session_key)
+        return [] if line is None else list(line.waiting)
+
+    # ---- Taking ----
+
+    def _is_known(self, message: Inbound) -> bool:
+        if not message.id:
+            return False
+        key = (message.channel, message.id)
+        known = key in self._known
+        self._known[key] = None
+        while len(self._known) > MAX_KNOWN:
+            self._known.popitem(last=False)
+        return known
+
+    async def _session(self, message: Inbound) -> Session:
+        agent = message.agent_id or self._default_agent
+        key = message.session_key or conversation_key(agent, message.channel, message.target)
+        owner = None if key.startswith("agent:") else agent
+        return await self._runtime.sessions.resolve(key, agent_id=owner)
+
+    def _in_order(self, key: str) -> "_Lock":
+        """Messages of a session are taken one after the other, as they came."""
+        return self._locks.setdefault(key, _Lock(lambda: self._locks.pop(key, None)))
+
+    async def _announce(self, message: Inbound, session: Session) -> None:
+        event = MessageEvent(
+            text=message.text,
+            channel=message.channel,
+            target=message.target,
+            sender=message.sender,
+            session_key=session.key,
+        )
+        await self._runtime.hooks.notify("message_received", event)
+        if self._operator is not None and self._operator.has("message:received"):
+            await self._operator.run("message:received", event.to_json())
+
+    def _take(self, message: Inbound, session: Session) -> Taken:
+        settings = settings_for(self._queue, message.channel, session.data.get("queue"))
+        queued = Queued(uuid.uuid4().hex, message, settings)
+        line = self._lines.setdefault(session.key, Line())
+        busy = bool(self._runtime.under_way(session.key)) or line.served
+        if busy and settings.mode == "interrupt":
+            self.stop(session.key)
+        elif busy and settings.mode == "steer" and self._steer(session.key, queued, line):
+            return Taken("steered", queued.id, session.key)
+        # The first one is not waited with: nothing is under way that more could be said about.
+        line.last = anyio.current_time() if busy else 0.0
+        gone = line.add(queued)
+        self._serve(session.key, line)
+        if queued in gone:
+            return Taken("dropped", queued.id, session.key)
+        return Taken("queued" if busy else "started", queued.id, session.key)
+
+    def _steer(self, key: str, queued: Queued, line: Line) -> bool:
+        """Says it to the run that is under way, if that is the sender's own and nothing waits."""
+        if line.waiting:
+            return False
+        message = queued.message
+        said = Said(queued.id, UserMessage(content=(Text(message.text), *message.images)))
+        for run in self._runtime.under_way(key):
+            asked = (run.request.channel, run.request.target, run.request.sender)
+            own = asked == (message.channel, message.target, message.sender)
+            if own and self._runtime.steer(run.id, said):
+                self._steered[queued.id] = queued
+                return True
+        return False
+
+    # ---- Turns ----
+
+    def _serve(self, key: str, line: Line) -> None:
+        assert self._tasks is not None, "an Inbox is used inside of `async with`"
+        if not line.served:
+            line.served = True
+            self._tasks.start_soon(self._drain, key, line)
+
+    async def _drain(self, key: str, line: Line) -> None:
+        """Makes turns of what waits in a session, until nothing does."""
+        try:
+            while line.waiting:
+                await self._until_free(key)
+                await self._until_quiet(line)
+                if (batch := line.next()) is not None:
+                    await self._turn(key, batch)
+        finally:
+            line.served = False
+            if not line.waiting and self._lines.get(key) is line:
+                del self._lines[key]
+
+    async def _until_free(self, key: str) -> None:
+        while runs := self._runtime.under_way(key):
+            await runs[-1].ended.wait()
+
+    async def _until_quiet(self, line: Line) -> None:
+        while line.waiting and line.last:
+            rest = line.last + line.waiting[0].settings.debounce_seconds - anyio.current_time()
+            if rest <= 0:
+                return
+            await anyio.sleep(rest)
+
+    async def _turn(self, key: str, batch: Batch) -> None:
+        message = batch.message
+        request = AgentRequest(
+            message=batch.text,
+            images=batch.images,
+            session_key=key,
+            run_id=batch.id,
+            sender=message.sender,
+            channel=message.channel,
+            target=message.target,
+        )
+        try:
+            run = await self._runtime.start(request)
+        except ClawmodeError as error:
+            logger.error("session %s: %s", key, error)
+            await self._answer(message, key, f"It could not be started: {error}")
+        else:
+            await run.ended.wait()
+
+    def _watch(self, event: AgentEvent) -> None:
+        """What a run has not read is the next turn's."""
+        if event.stream != "lifecycle" or event.data.get("phase") == "start":
+            return
+        run = self._runtime.find(event.run_id)
+        unread = () if run is None or run.result is None else run.result.unread
+        found = [self._steered.pop(said.id, None) for said in unread]
+        if left := [queued for queued in found if queued is not None]:
+            line = self._lines.setdefault(event.session_key, Line())
+            line.put_back(left)
+            self._serve(event.session_key, line)
+
+    # ---- Commands ----
+
+    async def _obey(self, found: Slash, message: Inbound, session: Session) -> Taken:
+        assert self._tasks is not None
+        if found.takes_long:
+            self._tasks.start_soon(self._carry_out, found, message, session)
+        else:
+            await self._carry_out(found, message, session)
+        if found.begins and found.arguments:
+            begun = await self._runtime.sessions.get(session.key)
+            return self._take(replace(message, text=found.arguments), begun)
+        return Taken("command", session_key=session.key)
+
+    async def _carry_out(self, found: Slash, message: Inbound, session: Session) -> None:
+        reply = await self._slash.run(found, message, session)
+        await self._answer(message, session.key, reply)
+
+    async def _answer(self, message: Inbound, key: str, text: str) -> None:
+        if text and self._outbox.has(message.channel):
+            await self._outbox.send(message.channel, message.target, text, session_key=key)
+
+
+class _Lock:
+    """A lock that is forgotten when nobody wants it."""
+
+    def __init__(self, forget: Callable[[], object]) -> None:
+        self._lock = anyio.Lock()
+        self._users = 0
+        self._forget = forget
+
+    async def __aenter__(self) -> None:
+        self._users += 1
+        try:
+            await self._lock.acquire()
+        except BaseException:
+            self._leave()
+            raise
+
+    async def __aexit__(self, *about: object) -> None:
+        self._lock.release()
+        self._leave()
+
+    def _leave(self) -> None:
+        self._users -= 1
+        if not self._users:
+            self._forget()
+
+
+def conversation_key(agent_id: str, channel: str, target: str) -> str:
+    """The session of a channel's target. What can be no part of a key is told apart by a digest.
+
+    Raises:
+        InvalidSession: There can be no such agent.
+    """
+    owner = check_agent_id(agent_id)
+    try:
+        if channel == channel.lower() and target == target.lower() and ":" not in channel:
+            return session_key(f"{channel}:{target}", owner)
+    except InvalidSession:
+        pass
+    name = re.sub(r"[^a-z0-9]+", "-", channel.lower()).strip("-") or "channel"
+    digest = hashlib.sha256(f"{channel}\0{target}".encode()).hexdigest()[:24]
+    return session_key(f"{name[:40]}:~{digest}", owner)

@@ -1,0 +1,224 @@
+"""What is seen of the runs of a chat: words line by line, calls as trees, and what goes on now."""
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from clawmode.agent.events import AgentEvent
+from clawmode.agent.replies import is_silent
+from clawmode.agent.requests import RunResult
+from clawmode.agent.view import AgentView
+from clawmode.channels.outbox import split_text
+from clawmode.chat.delivery import may_be_silent
+from clawmode.chat.screen import break_line
+from clawmode.terminal import harmless, one_line
+
+MAX_NAMES = 3
+MAX_NAME_CHARS = 40
+MAX_PART = 2_000
+"""Characters of a line that is not shown before it ends."""
+
+FENCE = "```"
+
+
+class Words:
+    """What a model says, in lines that are shown as soon as they are full.
+
+    Args:
+        say: Shows lines.
+        width: Columns that there are.
+
+    Attributes:
+        part: The line that is not full yet.
+    """
+
+    def __init__(self, say: Callable[[str], None], width: Callable[[], int]) -> None:
+        self._say = say
+        self._width = width
+        self.part = ""
+        self._begun = False
+        self._in_code = False
+
+    def add(self, text: str) -> None:
+        """Takes in what comes."""
+        self.part += text
+        if not self._begun:
+            self.part = self.part.lstrip("\n")
+            if may_be_silent(self.part):
+                return
+            self._begun = True
+        *lines, self.part = self.part.split("\n")
+        for line in lines:
+            self._show(line)
+        if not self._in_code and not self.part.startswith(FENCE):
+            full, self.part = break_line(self.part, self._width() - 1)
+            self._say_all(full)
+        if len(self.part) > MAX_PART:
+            self._say_all([self.part])
+            self.part = ""
+
+    def end(self) -> None:
+        """Nothing more comes of this text."""
+        if self.part and not (not self._begun and is_silent(self.part)):
+            self._show(self.part)
+        self.part, self._begun, self._in_code = "", False, False
+
+    @property
+    def seen(self) -> str:
+        """Of the part, what can be shown already."""
+        return self.part if self._begun else ""
+
+    def _show(self, line: str) -> None:
+        if line.startswith(FENCE):
+            self._in_code = not self._in_code
+        elif not self._in_code:
+            full, line = break_line(line, self._width() - 1)
+            self._say_all(full)
+        self._say_all([line])
+
+    def _say_all(self, lines: list[str]) -> None:
+        if lines:
+            self._say("\n".join(lines))
+
+
+class _RunView:
+    """One run, as far as it has come."""
+
+    def __init__(self, say: Callable[[str], None], width: Callable[[], int]) -> None:
+        self.words = Words(say, width)
+        self.calls = AgentView(None, live=False, summary=True)
+        self.streamed: set[str] = set()
+        self.doing = "waiting for the model"
+        self._open: dict[str, str] = {}
+
+    def take(self, event: AgentEvent) -> None:
+        data: dict[str, Any] = dict(event.data)
+        if event.stream == "assistant":
+            self._hear(data)
+        elif event.stream == "thinking":
+            self.doing = "the model thinks"
+        elif event.stream == "compaction":
+            self.doing = "the conversation is summed up"
+        elif event.stream == "tool":
+            self._count(data)
+        self.calls.take(event)
+
+    def _hear(self, data: dict[str, Any]) -> None:
+        if delta := data.get("delta"):
+            self.doing = "the model writes"
+            self.words.add(str(delta))
+        else:
+            self.words.end()
+        if "call" in data:
+            self.doing = f"the model writes a call of {one_line(str(data['call']), MAX_NAME_CHARS)}"
+        if text := str(data.get("message") or "").strip():
+            self.streamed.update(split_text(text))
+
+    def _count(self, data: dict[str, Any]) -> None:
+        if data["phase"] == "start":
+            self._open[data["callId"]] = one_line(str(data["name"]), MAX_NAME_CHARS)
+        elif data["phase"] == "end":
+            self._open.pop(data["callId"], None)
+        names = list(self._open.values())
+        more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+        self.doing = ", ".join(names[-MAX_NAMES:]) + more if names else "waiting for the model"
+
+
+class ChatView:
+    """Shows what happens in one conversation.
+
+    Args:
+        say: Shows lines.
+        width: Columns that there are.
+        redraw: Called when something of `status` has changed.
+    """
+
+    def __init__(
+        self,
+        say: Callable[[str], None],
+        width: Callable[[], int],
+        redraw: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.say = say
+        self.redraw = redraw
+        self._width = width
+        self._runs: dict[str, _RunView] = {}
+        self._streamed: deque[set[str]] = deque(maxlen=2)
+        self._held = 0
+        self._kept: list[Callable[[], None]] = []
+        self._obeys = 0
+
+    # ---- Runs ----
+
+    def take(self, event: AgentEvent, result: RunResult | None = None) -> None:
+        """Takes in what happened, and what came of it if that was the end."""
+        self._do(lambda: self._show(event, result))
+        self.redraw()
+
+    def _show(self, event: AgentEvent, result: RunResult | None) -> None:
+        phase = event.data.get("phase") if event.stream == "lifecycle" else None
+        run = self._runs.get(event.run_id)
+        if phase == "start":
+            run = self._runs[event.run_id] = _RunView(self.say, self._width)
+            self._streamed.append(run.streamed)
+        elif run is not None and phase is not None:
+            run.words.end()
+            run.calls.close(result)
+            del self._runs[event.run_id]
+        elif run is not None:
+            run.take(event)
+
+    def status(self) -> tuple[str, str]:
+        """What goes on, and the line that the model writes."""
+        if self._held:
+            return "your answer is waited for", ""
+        for run in self._runs.values():
+            tail = harmless(run.words.seen)[-max(self._width() - 4, 10) :]
+            return run.doing, tail
+        return "", ""
+
+    # ---- Messages ----
+
+    def tell(self, text: str) -> None:
+        """Shows a message that was sent, unless it was seen as it came."""
+        if self._obeys:
+            self.say(text)
+        else:
+            self._do(lambda: self._tell(text))
+
+    def _tell(self, text: str) -> None:
+        for streamed in self._streamed:
+            if text in streamed:
+                streamed.discard(text)
+                return
+        self.say(text)
+
+    @contextmanager
+    def obeying(self) -> Iterator[None]:
+        """What is sent in the block answers a command: it is shown whatever else is held back."""
+        self._obeys += 1
+        try:
+            yield
+        finally:
+            self._obeys -= 1
+
+    # ---- Questions ----
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """A question stands there: nothing may come after it that could pass for its words."""
+        self._held += 1
+        try:
+            yield
+        finally:
+            self._held -= 1
+            while self._kept and not self._held:
+                self._kept.pop(0)()
+            self.redraw()
+
+    def _do(self, show: Callable[[], None]) -> None:
+        if self._held:
+            self._kept.append(show)
+        else:
+            show()

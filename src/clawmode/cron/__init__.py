@@ -1,0 +1,1 @@
+"""Turns of agents at set times."""

@@ -1,0 +1,138 @@
+"""What is wrong with a plugin beyond that it does not load: promises it does not keep."""
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from clawmode.agent.skills import SkillLoader
+from clawmode.context import RunContext
+from clawmode.exceptions import ClawmodeError
+from clawmode.namespaces import NamespaceContext, NamespaceRegistry, NamespaceRuntime
+from clawmode.plugins import manifest as manifests
+from clawmode.plugins import modules
+from clawmode.plugins.host import Plugins, PluginView
+from clawmode.plugins.manifest import PluginError
+from clawmode.tools import JsonObject, Tool
+from clawmode.types import JsonValue
+from clawmode.validation import InvalidSchema, validate
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A plugin, and all that is wrong with it.
+
+    Attributes:
+        faults: The view's problem, or what is wrong with what it brings.
+        skills: The names of its skills.
+    """
+
+    view: PluginView
+    faults: list[str] = field(default_factory=list[str])
+    skills: list[str] = field(default_factory=list[str])
+
+    def to_json(self) -> JsonObject:
+        """For programs."""
+        lists = {"skills": self.skills, "faults": self.faults}
+        return self.view.to_json() | {key: list[JsonValue](it) for key, it in lists.items()}
+
+
+def report(plugins: Plugins, view: PluginView) -> Report:
+    """Looks at a plugin that `plugins` has loaded, or has failed to."""
+    if view.problem is not None or not view.loaded:
+        return Report(view, [] if view.problem is None else [view.problem])
+    own = [tool for tool in plugins.tools if tool.owner == view.id]
+    faults = [*_missing(plugins, view), *_bad_schemas(own), *_bad_namespaces(plugins, view, own)]
+    found = SkillLoader(tuple(Path(view.folder, name) for name in view.skills)).load()
+    faults += found.notes
+    if view.skills and not found.skills and not found.notes:
+        faults.append(f"there is no skill in {', '.join(view.skills)}: a folder with a SKILL.md")
+    return Report(view, faults, [skill.name for skill in found.skills])
+
+
+def reports(plugins: Plugins, which: str, settings: Mapping[str, JsonValue]) -> list[Report]:
+    """Looks at plugins: at all of them, at one by its id, or at that of a folder.
+
+    Args:
+        plugins: Those of the configuration, loaded.
+        which: An id, a folder, or nothing. What has a separator in it is a folder.
+        settings: By id, as `Plugins` takes them.
+
+    Raises:
+        PluginError: There is no such plugin.
+    """
+    views = [view for view in plugins.views if which in ("", view.id) and os.sep not in which]
+    if views or not which:
+        return [report(plugins, view) for view in views]
+    folder = Path(os.path.expanduser(which))
+    if not os.path.isdir(folder):
+        raise PluginError(f"there is no plugin {which[:80]!r}, and no such folder")
+    try:
+        known = settings.get(manifests.load(folder).id)
+    except PluginError:
+        known = None
+    return [try_out(folder, known.get("config") if isinstance(known, dict) else None, plugins)]
+
+
+def try_out(folder: Path, config: JsonValue, others: Plugins | None = None) -> Report:
+    """Loads the plugin of a folder, looks at it, and takes everything back. Runs its code.
+
+    Args:
+        folder: Where its manifest is.
+        config: Its settings.
+        others: Plugins whose namespaces it has to get along with, but for one of its own id.
+    """
+    try:
+        plugin_id = manifests.load(folder).id
+    except PluginError as error:
+        view = PluginView(folder.name, folder=str(folder), problem=str(error))
+        return Report(view, [str(error)])
+    with modules.set_aside(plugin_id):
+        settings: dict[str, JsonValue] = {plugin_id: {"enabled": True, "config": config}}
+        namespaces = _namespaces(others, plugin_id)
+        plugins = Plugins([folder], settings, namespaces=namespaces, installed=False)
+        (view,) = plugins.load()
+        found = report(plugins, view)
+        plugins.unload()
+    return found
+
+
+def _namespaces(others: Plugins | None, plugin_id: str) -> NamespaceRegistry:
+    made = NamespaceRegistry()
+    for each in others.namespaces.visible(others.tools) if others else ():
+        if each.plugin_id != plugin_id:
+            made.register_for_plugin(each.plugin_id, each)
+    return made
+
+
+def _missing(plugins: Plugins, view: PluginView) -> Iterable[str]:
+    promised = plugins.manifests[view.id]
+    for what, names, brought in (
+        ("tool", promised.tools, view.tools),
+        ("hook", promised.hooks, view.hooks),
+        ("namespace", promised.namespaces, view.namespaces),
+    ):
+        for name in names or ():
+            if name not in brought:
+                yield f"its manifest has the {what} {name!r}, and it brings none of this name"
+
+
+def _bad_schemas(tools: Iterable[Tool]) -> Iterable[str]:
+    for tool in tools:
+        try:
+            validate(tool, {})
+        except InvalidSchema as error:
+            yield f"no input of the tool {tool.name!r} can be checked: {error}"
+
+
+def _bad_namespaces(plugins: Plugins, view: PluginView, tools: list[Tool]) -> Iterable[str]:
+    own = [each for each in plugins.namespaces.visible(tools) if each.plugin_id == view.id]
+    seen = {each.id for each in own}
+    for name in view.namespaces:
+        if name not in seen:
+            yield f"no program sees the namespace {name!r}: it requires tools that are not there"
+    for each in own:
+        try:
+            NamespaceRuntime([each], tools, NamespaceContext(RunContext())).descriptors()
+        except ClawmodeError as error:
+            yield f"the namespace {each.id!r} cannot be made: {error}"

@@ -1,0 +1,343 @@
+"""Installing plugins and skills: staged, decided about, tried out, put in their place; removing.
+
+    stage           a private copy below the state folder; what is hostile is refused
+    policy          `security.installPolicy`, the operator's word
+    before_install  the hooks of the plugins that are loaded in this process
+    try out         a plugin's code runs for the first time, and all it brings is taken back
+    put             one step: whoever looks sees the old version or the new one
+
+An update goes the same way. Whatever says no leaves everything as it was.
+"""
+
+import contextlib
+import errno
+import fcntl
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from anyio import to_thread
+
+from clawmode.agent.hooks import AgentHooks, Install
+from clawmode.agent.skills import FILE as SKILL_FILE
+from clawmode.agent.skills import SkillLoader
+from clawmode.plugins import archives, check, install_policy, replacing
+from clawmode.plugins import manifest as manifests
+from clawmode.plugins.host import Plugins
+from clawmode.plugins.manifest import PluginError
+from clawmode.plugins.setup import FOLDER, settings_of
+from clawmode.plugins.staging import InstallRefused, Kind, Limits, Material, Stage
+from clawmode.tools import JsonObject
+from clawmode.types import JsonValue
+
+if TYPE_CHECKING:
+    from clawmode.agent.sections import Configuration
+
+SKILLS = "skills"
+STAGING = "staging"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Installed:
+    """What was installed.
+
+    Attributes:
+        replaced: The version that was there before; None if none was.
+        notes: What is wrong with it, though it loads; or that it was not tried out.
+    """
+
+    kind: Kind
+    name: str
+    version: str
+    folder: Path
+    replaced: str | None = None
+    notes: tuple[str, ...] = ()
+
+    def to_json(self) -> JsonObject:
+        """For programs."""
+        return {
+            "kind": self.kind,
+            "name": self.name,
+            "version": self.version,
+            "folder": str(self.folder),
+            "replaced": self.replaced,
+            "notes": list[JsonValue](self.notes),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Installer:
+    """Installs into a state folder.
+
+    Attributes:
+        plugins: Those of this process, loaded: their hooks have a say.
+    """
+
+    configuration: "Configuration"
+    state: Path
+    plugins: Plugins
+    limits: Limits = field(default_factory=Limits)
+
+    async def install(self, source: str) -> Installed:
+        """Installs or updates a plugin or a skill from a folder or an archive.
+
+        Raises:
+            InstallRefused: It is not installed, and all is as it was.
+            ConfigurationError: The policy cannot be meant.
+        """
+        with told_trouble(), workshop(self.state) as place:
+            staged = await to_thread.run_sync(stage, source, place, self.limits)
+            material = self._with_predecessor(staged)
+            await self._permit(material)
+            notes = await to_thread.run_sync(self._try_out, material, abandon_on_cancel=True)
+            return self._put(material, place, tuple(notes))
+
+    def _with_predecessor(self, material: Material) -> Material:
+        target = self._target(material)
+        if not os.path.lexists(target):
+            return material
+        if material.kind == "skill":
+            return replace(material, replaces="")
+        with contextlib.suppress(PluginError):
+            return replace(material, replaces=manifests.load(target).version)
+        return replace(material, replaces="")
+
+    def _target(self, material: Material) -> Path:
+        """Where it belongs; one that was put below the state by hand keeps its place."""
+        if material.kind == "skill":
+            return self.state / SKILLS / material.name
+        for view in self.plugins.views:
+            elsewhere = Path(view.folder).parent != self.state / FOLDER
+            if view.id == material.name and view.folder and elsewhere:
+                text = f"there is a plugin {view.id!r} at {view.folder}, which would win over it"
+                raise InstallRefused("not_ours", f"{text}: take that one out first")
+        places = installed_in(self.state)
+        target = places.get(material.name, self.state / FOLDER / material.name)
+        other = next((name for name, path in places.items() if path == target), material.name)
+        if other != material.name:
+            raise InstallRefused("not_ours", f"{target} is the plugin {other!r}: remove it first")
+        return target
+
+    async def _permit(self, material: Material) -> None:
+        refusal = await install_policy.decide(self.configuration.security.install_policy, material)
+        if refusal is not None:
+            raise InstallRefused("policy", f"the operator does not want it: {refusal}")
+        event = Install(
+            kind=material.kind,
+            name=material.name,
+            version=material.version,
+            folder=str(material.folder),
+            source=material.source,
+        )
+        refusal = await AgentHooks(self.plugins.hooks).inspect_install(event)
+        if refusal is not None:
+            raise InstallRefused("hook", f"a before_install hook does not want it: {refusal}")
+
+    def _try_out(self, material: Material) -> list[str]:
+        """What is wrong with a plugin that loads. The first time that its code runs."""
+        if material.kind == "skill":
+            return []
+        known = settings_of(self.configuration).get(material.name)
+        settings = known if isinstance(known, dict) else {}
+        if not self.configuration.plugins.enabled or settings.get("enabled") is False:
+            return ["it is disabled in the configuration: its code was not tried out"]
+        found = check.try_out(material.folder, settings.get("config"), self.plugins)
+        faults = [text.replace(f"{material.folder}{os.sep}", "") for text in found.faults]
+        if found.view.problem is not None:
+            raise InstallRefused("does_not_load", f"it does not load: {'; '.join(faults)}")
+        for cache in sorted(material.folder.rglob("__pycache__")):
+            shutil.rmtree(cache, ignore_errors=True)
+        return faults
+
+    def _put(self, material: Material, place: Path, notes: tuple[str, ...]) -> Installed:
+        target = self._target(material)
+        target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        replacing.put(material.folder, target, place / "replaced")
+        return Installed(
+            kind=material.kind,
+            name=material.name,
+            version=material.version,
+            folder=target,
+            replaced=material.replaces,
+            notes=notes,
+        )
+
+
+# ---- Staging ----
+
+
+def stage(given: str, place: Path, limits: Limits) -> Material:
+    """Lays out a source, and finds out what it is.
+
+    Raises:
+        InstallRefused: It is hostile, too large, or neither a plugin nor a skill.
+    """
+    try:
+        source = Path(os.path.realpath(os.path.expanduser(given)))
+    except ValueError:  # a NUL in the name
+        raise InstallRefused("not_found", f"there is no {given[:80]!r}") from None
+    base = place / "staged"
+    base.mkdir(mode=0o700)
+    name = re.sub(r"[^A-Za-z0-9._-]", "-", archives.stem_of(source)).lstrip("._-")[:64]
+    filled = Stage(base / (name or "unnamed"), limits)
+    filled.folder.mkdir(mode=0o700)
+    archives.fill(filled, source)
+    folder = _root(filled.folder)
+    prefix = "" if folder == filled.folder else f"{folder.name}/"
+    files = tuple(replace(it, path=it.path.removeprefix(prefix)) for it in filled.files)
+    made = _plugin(folder) if (folder / manifests.FILE).is_file() else _skill(folder)
+    return replace(made, source=str(source), files=files)
+
+
+def _root(folder: Path) -> Path:
+    """The folder with the manifest: the top one, or the only one in it."""
+    inside = list(folder.iterdir())
+    for each in (folder, *(inside if len(inside) == 1 else ())):
+        if (each / manifests.FILE).is_file() or (each / SKILL_FILE).is_file():
+            return each
+    text = f"it has neither a {manifests.FILE} nor a {SKILL_FILE}"
+    raise InstallRefused("no_manifest", f"{text}, at its top or in the one folder there")
+
+
+def _plugin(folder: Path) -> Material:
+    try:
+        found = manifests.load(folder)
+    except PluginError as error:
+        text = str(error).replace(f"{folder}{os.sep}", "")
+        raise InstallRefused("invalid_manifest", text) from None
+    return Material(
+        kind="plugin",
+        name=found.id,
+        version=found.version,
+        description=found.description,
+        folder=folder,
+        source="",
+    )
+
+
+def _skill(folder: Path) -> Material:
+    found = SkillLoader((folder.parent,)).load()
+    if not found.skills:
+        text = "; ".join(found.notes).replace(f"{folder}{os.sep}", "")
+        raise InstallRefused("invalid_manifest", text)
+    (skill,) = found.skills
+    return Material(
+        kind="skill",
+        name=skill.name,
+        version="",
+        description=skill.description,
+        folder=folder,
+        source="",
+    )
+
+
+@contextmanager
+def workshop(state: Path) -> Iterator[Path]:
+    """A private folder below the state, while nobody else installs or removes.
+
+    Raises:
+        InstallRefused: Somebody does.
+    """
+    place = state / STAGING
+    place.mkdir(mode=0o700, parents=True, exist_ok=True)
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    lock = os.open(place / ".lock", flags, 0o600)
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InstallRefused("busy", "something else is being installed or removed") from None
+        for left in place.glob("install-*"):  # by a process that was killed
+            shutil.rmtree(left, ignore_errors=True)
+        made = Path(tempfile.mkdtemp(prefix="install-", dir=place))
+        try:
+            yield made
+        finally:
+            shutil.rmtree(made, ignore_errors=True)
+    finally:
+        os.close(lock)
+
+
+@contextmanager
+def told_trouble() -> Iterator[None]:
+    """What the system does not let us do, as a refusal."""
+    try:
+        yield
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        reason = error.strerror or str(error) or errno.errorcode.get(error.errno or 0, "")
+        raise InstallRefused("failed", f"{where}{reason}") from None
+
+
+# ---- Removing ----
+
+
+@dataclass(frozen=True, slots=True)
+class Removed:
+    """What was removed."""
+
+    kind: Kind
+    name: str
+    folder: Path
+
+    def to_json(self) -> JsonObject:
+        """For programs."""
+        return {"kind": self.kind, "name": self.name, "folder": str(self.folder)}
+
+
+def installed_in(state: Path) -> dict[str, Path]:
+    """The plugins of a state folder by id; one without a usable manifest by its folder's name."""
+    plugins = Plugins([state / FOLDER], installed=False)
+    found = {each.manifest.id: each.folder for each in plugins.find()}
+    broken = {view.id: Path(view.folder) for view in plugins.views}
+    return {name: path for name, path in (broken | found).items() if path != state / FOLDER}
+
+
+def remove(state: Path, name: str, plugins: Plugins) -> Removed:
+    """Removes what was installed. No code of it runs.
+
+    Args:
+        state: The state folder.
+        name: A plugin's id or a skill's name, or `plugin:<id>`, `skill:<name>`.
+        plugins: What the configuration means, not loaded.
+
+    Raises:
+        InstallRefused: There is none, or it was not installed by us.
+    """
+    with told_trouble(), workshop(state) as place:
+        kind, _, rest = name.rpartition(":")
+        found = _find(state, kind, rest)
+        if found is None:
+            raise _not_here(plugins, rest if kind in ("", "plugin") else "", name)
+        os.rename(found.folder, place / "removed")
+        return found
+
+
+def _find(state: Path, kind: str, name: str) -> Removed | None:
+    folder = installed_in(state).get(name)
+    if folder is not None and kind in ("", "plugin"):
+        return Removed("plugin", name, folder)
+    skills = state / SKILLS
+    inside = os.listdir(skills) if skills.is_dir() else ()
+    if name in inside and kind in ("", "skill"):
+        return Removed("skill", name, skills / name)
+    return None
+
+
+def _not_here(plugins: Plugins, plugin_id: str, name: str) -> InstallRefused:
+    off = f"or switch it off: plugins.entries.{plugin_id}.enabled"
+    for found in plugins.find():
+        if found.manifest.id != plugin_id:
+            continue
+        if found.package:
+            text = f"{plugin_id!r} is part of the Python package {found.package!r}: uninstall that"
+        else:
+            text = f"{plugin_id!r} is at {found.folder}: take that out of plugins.load.paths"
+        return InstallRefused("not_ours", f"{text}, {off}")
+    return InstallRefused("not_found", f"no plugin and no skill {name[:80]!r} is installed")

@@ -1,0 +1,149 @@
+"""`security.installPolicy`: what the operator lets be installed, whatever hooks say later.
+
+    deny            a rule matches: no
+    allow           a rule matches: yes
+    default         no rule matches: what it says
+    command         if it was yes until now: a program has the last word
+
+A program that cannot be run, fails, hangs or answers nonsense has said no.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import tempfile
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from typing import IO, TYPE_CHECKING
+
+import anyio
+from anyio.abc import Process
+
+from clawmode.exceptions import ConfigurationError
+from clawmode.plugins.staging import Material
+from clawmode.tools import JsonObject
+
+if TYPE_CHECKING:
+    from clawmode.agent.operation_sections import InstallPolicy
+
+PATH = "security.installPolicy"
+KINDS = ("plugin:", "skill:", "from:")
+MAX_ANSWER = 64 << 10
+MAX_REASON = 500
+POLL, GRACE = 0.01, 2.0
+
+
+class _NoAnswer(Exception):
+    """The program did not say anything that can be meant."""
+
+
+async def decide(policy: "InstallPolicy", material: Material) -> str | None:
+    """Why the operator does not want it; None if they do.
+
+    Raises:
+        ConfigurationError: A rule cannot be meant: nothing is installed by such rules.
+    """
+    refusal = by_rules(policy, material)
+    if refusal is not None or policy.command is None:
+        return refusal
+    try:
+        return await _ask(policy.command, policy.timeout_ms / 1000, material.to_json())
+    except _NoAnswer as error:
+        return f"{PATH}.command: {error}"
+
+
+# ---- Rules ----
+
+
+def by_rules(policy: "InstallPolicy", material: Material) -> str | None:
+    """What the rules alone say: why not, or None."""
+    subjects = (f"{material.kind}:{material.name}", f"from:{material.source}")
+    denied = _first_match("deny", policy.deny, subjects)
+    if denied is not None:
+        return f"{PATH}.deny has {denied!r}"
+    if _first_match("allow", policy.allow, subjects) is None and policy.default == "deny":
+        return f"nothing of {PATH}.allow matches {subjects[0]!r} or {subjects[1]!r}"
+    return None
+
+
+def _first_match(key: str, rules: Sequence[str], subjects: Sequence[str]) -> str | None:
+    for rule in rules:
+        if not rule.startswith(("*", *KINDS)):  # it would match nothing, and nobody would know
+            listed = ", ".join(f"{kind}…" for kind in KINDS)
+            raise ConfigurationError(f"{PATH}.{key}: {rule!r} is no rule, expected {listed}")
+        home = rule.removeprefix("from:")
+        pattern = f"from:{os.path.expanduser(home)}" if rule.startswith("from:~") else rule
+        if any(fnmatchcase(subject, pattern) for subject in subjects):
+            return rule
+    return None
+
+
+# ---- The program ----
+
+
+async def _ask(command: Sequence[str], seconds: float, about: JsonObject) -> str | None:
+    answer = _read_answer(await _run(command, seconds, json.dumps(about).encode()))
+    if answer["allow"] is True:
+        return None
+    reason = str(answer.get("reason") or "it said no, and not why")
+    return f"{PATH}.command: {reason[:MAX_REASON]}"
+
+
+def _read_answer(said: bytes) -> JsonObject:
+    try:
+        answer = json.loads(said)
+    except (ValueError, RecursionError):
+        raise _NoAnswer("it wrote no JSON") from None
+    if not isinstance(answer, dict) or not isinstance(answer.get("allow"), bool):
+        raise _NoAnswer("it wrote no {allow, reason}")
+    if not isinstance(answer.get("reason", ""), str | None):
+        raise _NoAnswer("its reason is no text")
+    return answer
+
+
+async def _run(command: Sequence[str], seconds: float, told: bytes) -> bytes:
+    """What a program writes. Files, not pipes: whoever it leaves behind can hold nobody up."""
+    if not command:
+        raise _NoAnswer("it is empty")
+    with tempfile.TemporaryFile() as stdin, tempfile.TemporaryFile() as stdout:
+        stdin.write(told)
+        stdin.seek(0)
+        try:
+            process = await anyio.open_process(
+                command, stdin=stdin, stdout=stdout, stderr=None, start_new_session=True
+            )
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise _NoAnswer(f"{command[0]!r} cannot be run: {reason}") from None
+        try:
+            await _await_end(process, stdout, seconds)
+        finally:
+            await _end(process)
+        if process.returncode != 0:
+            raise _NoAnswer(f"it ended with status {process.returncode}")
+        stdout.seek(0)
+        return stdout.read()
+
+
+async def _await_end(process: Process, stdout: IO[bytes], seconds: float) -> None:
+    deadline = anyio.current_time() + seconds
+    while process.returncode is None:
+        if anyio.current_time() >= deadline:
+            raise _NoAnswer(f"it took longer than {seconds:g} seconds")
+        await anyio.sleep(POLL)
+        _check_size(stdout)
+    _check_size(stdout)
+
+
+def _check_size(stdout: IO[bytes]) -> None:
+    if os.fstat(stdout.fileno()).st_size > MAX_ANSWER:
+        raise _NoAnswer(f"it wrote over {MAX_ANSWER} bytes")
+
+
+async def _end(process: Process) -> None:
+    # The leader's pid names the group as long as there is anybody in it.
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    with anyio.move_on_after(GRACE, shield=True):
+        await process.wait()

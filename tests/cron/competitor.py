@@ -1,0 +1,34 @@
+"""A process that claims whatever is due: `python competitor.py FOLDER SECONDS [hang]`.
+
+Prints a line for each claim, and ends when nothing more is to come. With `hang` it holds the first
+one until it is killed.
+"""
+
+import sys
+import time
+
+import anyio
+
+from clawmode.cron.jobs import Claim, Jobs
+
+
+async def main(folder: str, seconds: float, hangs: bool) -> None:
+    jobs = Jobs(folder)
+    owner = f"{time.monotonic_ns()}"
+    print("ready", flush=True)
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        standings = await jobs.standings(owner)
+        if all(standing.due is None for standing in standings):
+            return
+        for standing in standings:
+            claim = await jobs.claim(standing.job, owner)
+            if isinstance(claim, Claim):
+                print(claim.job.id, flush=True)
+                if hangs:
+                    await anyio.sleep_forever()
+                await jobs.finish(claim, "ok")
+        await anyio.sleep(0.01)
+
+
+anyio.run(main, sys.argv[1], float(sys.argv[2]), "hang" in sys.argv)
