@@ -94,6 +94,13 @@ class Admission:
 
 
 @dataclass(slots=True)
+class _Doing:
+    """A call under way: with what it was asked for, and then with what it is made."""
+
+    event: BeforeToolCall
+
+
+@dataclass(slots=True)
 class Executor:
     """Makes calls, under one policy, one set of hooks and one desk for approvals."""
 
@@ -109,20 +116,22 @@ class Executor:
             ToolFailure: It was refused, or it failed.
         """
         began = time.monotonic()
-        event = BeforeToolCall(
-            tool_name=call.tool.name,
-            tool_id=call.tool.id,
-            params=call.input if self.hooks.empty else copy_json(call.input),
-            run=call.run,
-            tool_call_id=call.id,
-            parent_id=call.parent_id,
+        doing = _Doing(
+            BeforeToolCall(
+                tool_name=call.tool.name,
+                tool_id=call.tool.id,
+                params=call.input if self.hooks.empty else copy_json(call.input),
+                run=call.run,
+                tool_call_id=call.id,
+                parent_id=call.parent_id,
+            )
         )
         if self.watchers:
             self._emit(CallEvent("start", call.id, call.tool.id, call.parent_id))
         state: EndState = "cancelled"
         code: str | None = None
         try:
-            outcome = await self._make(call, event)
+            outcome = await self._make(call, doing)
             state = "completed"
         except ToolFailure as failure:
             outcome, state, code = failure, "failed", failure.code
@@ -136,26 +145,30 @@ class Executor:
                 self._emit(CallEvent("end", *ids, state, seconds, code=code))
         if isinstance(outcome, ToolFailure):
             if not self.hooks.empty:
-                failed = AfterToolCall(call=event, error=str(outcome), code=code, seconds=seconds)
+                failed = AfterToolCall(
+                    call=doing.event, error=str(outcome), code=code, seconds=seconds
+                )
                 await self.hooks.tell(failed)
             raise outcome
         if not self.hooks.empty:
-            await self.hooks.tell(AfterToolCall(call=event, result=outcome, seconds=seconds))
+            await self.hooks.tell(AfterToolCall(call=doing.event, result=outcome, seconds=seconds))
         return outcome
 
     # ---- Stages ----
 
-    async def _make(self, call: Call, event: BeforeToolCall) -> ToolResult:
-        params = await self._prepare(call, event)
+    async def _make(self, call: Call, doing: "_Doing") -> ToolResult:
+        params = await self._prepare(call, doing)
         answer = await self._execute(call, params)
         return _finalize(answer)
 
-    async def _prepare(self, call: Call, event: BeforeToolCall) -> JsonObject:
+    async def _prepare(self, call: Call, doing: "_Doing") -> JsonObject:
         """Everything that can refuse a call. What comes back is what runs."""
         tool = call.tool
         if (denied := self.policy.why_denied(tool)) is not None:
             raise ToolFailure("denied", f"{tool.id} is not allowed: {denied}")
-        verdict = await self._decide(event)
+        verdict = await self._decide(doing.event)
+        if verdict.params is not doing.event.params:
+            doing.event = replace(doing.event, params=verdict.params)
         _check_input(tool, verdict.params)
         # Last: the answer is for exactly these arguments.
         question = self.approvals.question(

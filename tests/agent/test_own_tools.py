@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from clawmode.tools import JsonObject
 from tests.chat.driver import Room, Talk, talking
 
 from clawmode.testing import Turn, call
+from clawmode.tools import JsonObject
 
 pytestmark = pytest.mark.anyio
 

@@ -24,7 +24,7 @@ ASKED = UserMessage.of("go")
 def test_payloads_are_words_and_where_wanted_thoughts_and_calls() -> None:
     messages = [ASKED, spoke("Let me see.", "hm"), result("a\nb"), spoke("It is 3.")]
     assert shape(messages) == ({"text": "Let me see."}, {"text": "It is 3."})
-    assert shape(messages, how=Shape(verbose=True, reasoning=True)) == (
+    assert shape(messages, how=Shape(verbose="on", reasoning=True)) == (
         {"kind": "reasoning", "text": "hm"},
         {"text": "Let me see."},
         {"kind": "tool", "text": "read: a b"},
@@ -59,4 +59,4 @@ def test_a_tools_error_is_told_only_if_nothing_else_is() -> None:
     sent = Sent()
     sent.add("Sorry!")
     assert shape([ASKED, failed, spoke("")], sent=sent) == ()
-    assert shape([ASKED, failed], how=Shape(verbose=True))[-1] == told[0]
+    assert shape([ASKED, failed], how=Shape(verbose="on"))[-1] == told[0]

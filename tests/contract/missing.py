@@ -47,14 +47,6 @@ MISSING: frozenset[str] = frozenset(
         "TS-40",
         "TS-41",
         "AL-1",
-        "AL-4",
-        "AL-6",
-        "AL-7",
-        "AL-8",
-        "AL-27",
-        "AL-40",
-        "AL-44",
         "AL-45",
-        "AL-52",
     }
 )

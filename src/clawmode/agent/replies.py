@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from clawmode.agent.sections import Verbosity
 from clawmode.messages import AssistantMessage, Message, Thinking, ToolMessage
 from clawmode.tools import JsonObject
 
@@ -11,6 +12,7 @@ SILENT = ("NO_REPLY", "no_reply")
 """What a model says that has nothing to say. Exactly this, and nothing beside it."""
 
 MAX_SUMMARY_CHARS = 200
+MAX_FULL_CHARS = 8_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,11 +20,11 @@ class Shape:
     """What of a run is shown.
 
     Attributes:
-        verbose: Tell of tool calls.
+        verbose: Whether tool calls are told of: in a line each, or in full.
         reasoning: Tell the model's thoughts.
     """
 
-    verbose: bool = False
+    verbose: Verbosity = "off"
     reasoning: bool = False
 
 
@@ -81,8 +83,8 @@ def shape(
 
 
 def _of(message: Message, sent: Sent, how: Shape) -> Iterable[JsonObject]:
-    if isinstance(message, ToolMessage) and how.verbose:
-        yield {"kind": "tool", "text": _summary(message)}
+    if isinstance(message, ToolMessage) and how.verbose != "off":
+        yield {"kind": "tool", "text": _summary(message, full=how.verbose == "full")}
     if not isinstance(message, AssistantMessage):
         return
     if how.reasoning:
@@ -103,8 +105,9 @@ def _fallback(messages: Sequence[Message], sent: Sent, error: str | None) -> lis
     return [{"text": f"{failed[-1].name} failed: {_short(failed[-1].text)}", "isError": True}]
 
 
-def _summary(message: ToolMessage) -> str:
-    return f"{message.name}: {'failed: ' if message.is_error else ''}{_short(message.text)}"
+def _summary(message: ToolMessage, *, full: bool) -> str:
+    words = message.text[:MAX_FULL_CHARS] if full else _short(message.text)
+    return f"{message.name}: {'failed: ' if message.is_error else ''}{words}"
 
 
 def _short(text: str) -> str:

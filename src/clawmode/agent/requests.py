@@ -9,7 +9,7 @@ from clawmode.agent.intake import Said
 from clawmode.agent.loop import LoopLimits, Status
 from clawmode.agent.prompt import Ingredients
 from clawmode.agent.replies import Shape
-from clawmode.agent.sections import Break, Reasoning
+from clawmode.agent.sections import Break, Reasoning, Verbosity
 from clawmode.agent.sessions import Session
 from clawmode.config import CodeModeConfig
 from clawmode.messages import Image
@@ -29,7 +29,7 @@ class AgentRequest:
         session_id: The same by its id.
         run_id: The run's name; one that is known already is not started a second time.
         model: `provider/model` instead of the agent's.
-        thinking: Instead of the agent's.
+        thinking, verbose, trace: Instead of the agent's.
         timeout_seconds: Instead of the agent's.
         client_tools: Tools of whoever asks, for this run.
         system: Added to the system prompt.
@@ -50,6 +50,8 @@ class AgentRequest:
     run_id: str = ""
     model: str = ""
     thinking: ThinkingLevel | None = None
+    verbose: Verbosity | None = None
+    trace: bool | None = None
     timeout_seconds: float | None = None
     client_tools: tuple[Tool, ...] = ()
     system: str = ""
@@ -89,6 +91,7 @@ class RunSettings:
         shape: What of a run is shown to whoever asked.
         streaming: How that goes out.
         compaction: When and how a long conversation is shortened.
+        trace: Whether what it does is recorded step by step.
     """
 
     agent_id: str
@@ -101,6 +104,7 @@ class RunSettings:
     streaming: Streaming = field(default_factory=Streaming)
     compaction: CompactionSettings = field(default_factory=CompactionSettings)
     thinking: ThinkingLevel = "off"
+    trace: bool = True
     timeout_seconds: float = 172_800.0
     lock_seconds: float = 60.0
     limits: LoopLimits = field(default_factory=LoopLimits)

@@ -90,14 +90,17 @@ class Configured:
             ingredients=await anyio.to_thread.run_sync(
                 self._ingredients, request, agent, workspace
             ),
-            shape=Shape(verbose=agent.verbose != "off", reasoning=agent.reasoning == "on"),
+            shape=Shape(
+                verbose=request.verbose or agent.verbose, reasoning=agent.reasoning == "on"
+            ),
             streaming=Streaming(
                 blocks=agent.block_streaming,
                 at=agent.block_streaming_break,
                 reasoning=agent.reasoning,
             ),
             compaction=self._compaction(agent),
-            thinking=agent.thinking,
+            thinking=request.thinking or agent.thinking,
+            trace=agent.trace if request.trace is None else request.trace,
             timeout_seconds=seconds,
             lock_seconds=self._configuration.session.write_lock.acquire_timeout_ms / 1000,
             limits=LoopLimits(max_turns=agent.max_turns, idle_seconds=idle),

@@ -44,6 +44,7 @@ VARIABLE = "the name of a variable"
 
 Verbosity: TypeAlias = Literal["off", "on", "full"]
 SandboxMode: TypeAlias = Literal["off", "non-main", "all"]
+Trace: TypeAlias = Literal["off", "on"]
 Reasoning: TypeAlias = Literal["off", "on", "stream"]
 Break: TypeAlias = Literal["text_end", "message_end"]
 Api: TypeAlias = Literal["openai-completions", "openai-responses", "anthropic-messages"]
@@ -131,6 +132,7 @@ class AgentOptions(Section):
     )
     thinking: ThinkingLevel | None = option("How much the model thinks.", unset="off")
     verbose: Verbosity | None = option("How much of tool calls replies tell.", unset="off")
+    trace: Trace | None = option("Whether what runs do is recorded step by step.", unset="on")
     reasoning: Reasoning | None = option("How the model's thoughts are told.", unset="off")
     block_streaming: bool | None = option("Whether replies go out in parts.", unset=False)
     block_streaming_break: Break | None = option("Where a part ends.", unset="text_end")

@@ -181,6 +181,7 @@ class SessionRun:
             run_id=self.context.run_id,
             agent_id=self.settings.agent_id,
             redactor=Redactor(self.shared.secrets, workspace=workspace, home=Path.home()),
+            enabled=self.settings.trace,
         )
         trajectory.write("session.started", {"trigger": self._trigger})
         return trajectory
@@ -200,7 +201,7 @@ class SessionRun:
             "agentId": settings.agent_id,
             "runId": self.context.run_id,
             "model": f"{model.provider}/{model.name}",
-            "thinking": self.request.thinking or settings.thinking,
+            "thinking": settings.thinking,
             "workspace": str(settings.workspace),
             "messages": len(messages),
             "contextTokens": estimate(messages),
@@ -317,7 +318,7 @@ class SessionRun:
             messages=messages,
             sink=recorder,
             limits=settings.limits,
-            thinking=request.thinking or settings.thinking,
+            thinking=settings.thinking,
             run_id=self.context.run_id,
             cache_key=self.session.id,
             intake=self.intake,
@@ -443,7 +444,7 @@ def _about(request: AgentRequest, settings: RunSettings) -> JsonObject:
     return {
         "version": __version__,
         "models": [f"{model.provider}/{model.name}" for model in settings.models],
-        "thinking": request.thinking or settings.thinking,
+        "thinking": settings.thinking,
         "timeoutSeconds": settings.timeout_seconds,
         "sender": request.sender,
     }

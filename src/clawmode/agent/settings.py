@@ -91,6 +91,7 @@ class AgentSettings:
     fallbacks: tuple[str, ...]
     thinking: ThinkingLevel
     verbose: Verbosity
+    trace: bool
     reasoning: Reasoning
     block_streaming: bool
     block_streaming_break: Break
@@ -144,6 +145,7 @@ def agent(configuration: Configuration, agent_id: str | None = None) -> AgentSet
         fallbacks=model.fallbacks or (),
         thinking=used.thinking or "off",
         verbose=used.verbose or "off",
+        trace=used.trace != "off",
         reasoning=used.reasoning or "off",
         block_streaming=used.block_streaming is True,
         block_streaming_break=used.block_streaming_break or "text_end",

@@ -170,6 +170,7 @@ class Trajectory:
         agent_id: Whose run it is.
         workspace: Told as `$WORKSPACE_DIR`.
         redactor: Takes secrets out; by default one that knows none of them by value.
+        enabled: Whether anything is recorded; the environment can say no, too.
     """
 
     def __init__(
@@ -182,6 +183,7 @@ class Trajectory:
         agent_id: str = "",
         workspace: Path | None = None,
         redactor: Redactor | None = None,
+        enabled: bool = True,
     ) -> None:
         self.path = Path(path)
         self._redactor = redactor or Redactor(workspace=workspace, home=Path.home())
@@ -193,7 +195,7 @@ class Trajectory:
         }
         self._seq = 0
         self._descriptor = -1
-        self._silent = not is_enabled()
+        self._silent = not enabled or not is_enabled()
         self._torn = False
         self._complained = False
         self._guard = threading.Lock()
