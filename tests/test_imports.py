@@ -60,6 +60,7 @@ ONLY_HERE = {
     "tokenizers": {"vectors.py"},
     "opentelemetry": {"spans.py"},
     "rich": {"terminal.py"},
+    "prompt_toolkit": {"chat/screen.py", "chat/terminal.py"},
     "typer": {
         "cli.py",
         *(f"commands/{path.name}" for path in (ROOT / "commands").glob("[a-z]*.py")),
@@ -76,7 +77,7 @@ ONLY_HERE = {
         "models/wire.py",
     },
 }
-WEB = {"channels/webhook.py", "channels/webhook_request.py"}
+WEB = {"channels/webhook.py", "channels/webhook_request.py", "gateway/server.py"}
 PRIVATE_BINDING = {"sandbox/wasm.py"}
 
 

@@ -10,18 +10,20 @@ from typing import Annotated
 
 import typer
 
-from clawmode.commands import agent, cells, config, cron, plugins, servers, tools
+from clawmode.commands import agent, cells, chat, config, cron, gateway, plugins, servers, tools
 from clawmode.commands.common import new_app
 
 app = new_app("Gives a language model two tools, exec and wait, instead of two hundred.")
 app.command("run")(cells.run)
 app.command("wait")(cells.wait_for)
 app.command("agent")(agent.agent)
+app.command("chat")(chat.chat)
 app.command("mcp")(servers.serve_mcp)
 app.command("login")(servers.login)
 app.command("doctor")(servers.doctor)
 app.add_typer(agent.sessions_app, name="sessions")
 app.add_typer(agent.trajectory_app, name="trajectory")
+app.add_typer(gateway.app, name="gateway")
 app.add_typer(cron.app, name="cron")
 app.add_typer(tools.app, name="tools")
 app.add_typer(plugins.app, name="plugins")

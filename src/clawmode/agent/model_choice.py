@@ -1,6 +1,5 @@
 """The models that a configuration names, each provider opened once."""
 
-import re
 from collections.abc import Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -11,11 +10,10 @@ from clawmode.exceptions import ConfigurationError
 from clawmode.models.auth import KeySource
 from clawmode.models.base import Model, ModelName
 from clawmode.models.settings import KNOWN, ModelSettings, ProviderSettings, open_provider
+from clawmode.variables import variable
 
 if TYPE_CHECKING:
     from clawmode.models.direct import Provider
-
-_VARIABLE = re.compile(r"\$\{(?:env:)?([A-Za-z_]\w*)\}", re.ASCII)
 
 
 class Models:
@@ -121,8 +119,8 @@ def _key(entry: ProviderEntry, profile: AuthProfile | None) -> KeySource | None:
 
 def _literal(text: str) -> KeySource:
     """A key as it stands in the file: itself, or the variable that it names."""
-    named = _VARIABLE.fullmatch(text.strip())
-    return KeySource(env=named[1]) if named else KeySource(value=text)
+    named = variable(text)
+    return KeySource(env=named) if named else KeySource(value=text)
 
 
 def _source(entry: KeyEntry) -> KeySource:

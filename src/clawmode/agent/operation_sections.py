@@ -295,3 +295,45 @@ class ChannelEntry(Section):
         """The address is one."""
         if self.url and not self.url.lower().startswith(("http://", "https://")):
             yield wrong(Setting(join(path, "url"), None), ADDRESS, found="something else")
+
+
+# ---- The gateway ----
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayAuth(Section):
+    """Who is let in."""
+
+    ASIDE: ClassVar[Mapping[str, str]] = unused("mode", "password", "allowTailscale")
+
+    token: str | None = option(
+        "A token beside those that were made by command; better `${VARIABLE}`.", secret=True
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayTls(Section):
+    """The certificate that it shows."""
+
+    cert: str | None = option("The file with the certificate.", required=True)
+    key: str | None = option("The file with its key.", required=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewaySection(Section):
+    """The process that serves many clients."""
+
+    ASIDE: ClassVar[Mapping[str, str]] = unused(
+        *("mode", "customBindHost", "controlUi", "tailscale", "remote", "trustedProxies"),
+        *("channelHealthCheckMinutes", "http", "nodes", "push"),
+    )
+
+    port: int = option("Where it listens.", 18_790, low=0, high=65_535)
+    bind: str = option("At which address.", "127.0.0.1")
+    auth: GatewayAuth = option("Who is let in.", GatewayAuth)
+    tls: GatewayTls | None = option("The certificate that it shows.")
+    allowed_origins: tuple[str, ...] = option("Web pages that may connect, beside its own.", ())
+    max_clients: int = option("How many may be connected.", 1_000, low=1, high=100_000)
+    shutdown_seconds: int = option(
+        "How long runs may take to end when it stops.", 20, low=0, high=3_600
+    )

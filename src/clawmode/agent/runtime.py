@@ -8,7 +8,7 @@ import logging
 import time
 import uuid
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
@@ -118,6 +118,8 @@ class AgentRuntime:
         self.sessions = sessions
         self.approvals = approvals or Approvals()
         self.hooks = hooks or Hooks()
+        self.on_accept: Callable[[Run], Awaitable[None]] | None = None
+        """Told of every run before it is started; what it raises is the answer."""
         self._agent_hooks = AgentHooks(self.hooks)
         self._resolver = resolver
         self._owns_pool = pool is None
@@ -197,6 +199,13 @@ class AgentRuntime:
             return known  # asked for twice at once
         run = Run(request.run_id or uuid.uuid4().hex, request, session)
         self._remember(run)
+        if self.on_accept is not None:
+            try:
+                await self.on_accept(run)
+            except BaseException:
+                self._runs.pop(run.id, None)
+                run.ended.set()
+                raise
         self._tasks.start_soon(self._live, run)
         return run
 

@@ -1,8 +1,7 @@
 """`clawmode.json5` as data: agents, models and keys, and the whole with the sections of others.
 
 What a key means stands beside it; `docs/reference/config.md` has the same for people. `codeMode`
-is read by `config`, rules of tools by `policy`, MCP servers by `mcp/config`, and the section of the
-gateway, which comes later, is kept as it is.
+is read by `config`, rules of tools by `policy`, MCP servers by `mcp/config`.
 """
 
 # ruff: noqa: RUF009 (`option` makes a field, not a value)
@@ -17,6 +16,7 @@ from clawmode.agent.operation_sections import (
     ChannelEntry,
     CronSection,
     Diagnostics,
+    GatewaySection,
     HookSection,
     Messages,
     PluginSection,
@@ -29,7 +29,6 @@ from clawmode.config import Setting, join, show, wrong
 from clawmode.config_schema import Section, Told, option, unused
 from clawmode.exceptions import ConfigurationError
 from clawmode.models.base import ThinkingLevel
-from clawmode.tools import JsonObject
 from clawmode.types import JsonValue
 
 YEAR_SECONDS = 31_536_000
@@ -330,7 +329,7 @@ class Configuration(Section):
     diagnostics: Diagnostics = option("When a session is stuck.", Diagnostics)
     hooks: HookSection = option("What operators hook in.", HookSection)
     plugins: PluginSection = option("What extends the agent.", PluginSection)
-    gateway: JsonObject = option("The gateway; kept as it is.", dict, secret=True)
+    gateway: GatewaySection = option("The gateway.", GatewaySection)
     cron: CronSection = option("Runs at set times.", CronSection)
     skills: Skills = option("What models can be told how to do.", Skills)
     security: SecuritySection = option("What operators insist on.", SecuritySection)

@@ -16,6 +16,7 @@ from clawmode.agent.requests import AgentRequest, Resolver
 from clawmode.agent.sessions import Session, SessionStore
 from clawmode.context import RunContext
 from clawmode.hooks import Hooks
+from clawmode.messages import AssistantMessage
 
 logger = logging.getLogger("clawmode.agent")
 
@@ -91,6 +92,20 @@ class SessionCare:
                     lambda stream, data: None,
                 )
                 return await compactor.compact(settings.models[0], wishes)
+
+    async def inject(self, session: Session, said: AssistantMessage) -> str:
+        """Writes something down as if the agent had said it; the id of the run that it counts as.
+
+        Raises:
+            ClawmodeError: It cannot be written.
+        """
+        run_id = uuid.uuid4().hex
+        async with self.lanes.enter(session.key), session.open() as transcript:
+            transcript.start_run(run_id, model=f"{said.provider}/{said.model}", trigger="inject")
+            transcript.message(run_id, said)
+            transcript.end_run(run_id, "ok")
+        await self.sessions.touch(session.id, status="ok")
+        return run_id
 
     async def _end(self, session: Session, reason: str) -> None:
         await self.forget(context_of(session, ""))

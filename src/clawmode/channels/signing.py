@@ -6,14 +6,10 @@ after some minutes nobody can use one again.
 
 import hashlib
 import hmac
-import os
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Literal, TypeAlias
-
-from clawmode.config import join
-from clawmode.exceptions import ConfigurationError
 
 SIGNATURE = "x-clawmode-signature"
 TIMESTAMP = "x-clawmode-timestamp"
@@ -22,24 +18,6 @@ REMEMBERED = 10_000
 """Messages of one channel."""
 
 Known: TypeAlias = Literal["new", "under_way", "taken", "replayed", "full"]
-
-_VARIABLE = re.compile(r"\$\{(?:env:)?([A-Za-z_]\w*)\}", re.ASCII)
-
-
-def read_secret(channel: str, text: str | None, environment: Mapping[str, str] | None) -> str:
-    """A secret as it stands in the configuration: itself, or the variable that it names.
-
-    Raises:
-        ConfigurationError: There is none.
-    """
-    path = join(join("channels", channel), "secret")
-    named = _VARIABLE.fullmatch((text or "").strip())
-    known = os.environ if environment is None else environment
-    secret = known.get(named[1], "") if named else text or ""
-    if not secret.strip():
-        found = f"the environment variable {named[1]} is not set" if named else "there is none"
-        raise ConfigurationError(f"{path}: {found}", path=path, expected="a secret")
-    return secret.strip()
 
 
 class Signer:

@@ -17,7 +17,7 @@ from starlette.routing import Route
 from clawmode.agent.operation_sections import ChannelEntry
 from clawmode.channels.base import ChannelError, Inbound, Receive
 from clawmode.channels.delivery import Delivery, Retry, parse_address
-from clawmode.channels.signing import Seen, Signer, read_secret
+from clawmode.channels.signing import Seen, Signer
 from clawmode.channels.webhook_request import (
     MAX_ID,
     MAX_TARGET,
@@ -26,9 +26,11 @@ from clawmode.channels.webhook_request import (
     parse_note,
     read_signed,
 )
+from clawmode.config import join
 from clawmode.exceptions import ConfigurationError
 from clawmode.foreign import told
 from clawmode.tools import JsonObject
+from clawmode.variables import read_secret
 
 logger = logging.getLogger("clawmode.channels")
 
@@ -74,7 +76,9 @@ class WebhookChannel:
         self._name = name
         self._entry = entry
         self._receive = receive
-        self._signer = Signer(read_secret(name, entry.secret, environment))
+        self._signer = Signer(
+            read_secret(join("channels", name) + ".secret", entry.secret, environment)
+        )
         self._seen = seen or Seen()
         self._reading = 0
         self._waiting = 0

@@ -1,0 +1,161 @@
+"""`gateway`, `gateway status|stop`, `gateway token add|list|revoke`."""
+
+from typing import Annotated
+
+import typer
+
+from clawmode.commands.common import (
+    FAILED,
+    USAGE,
+    ConfigOption,
+    JsonOption,
+    McpConfigOption,
+    PolicyOption,
+    StateOption,
+    ToolsOption,
+    command,
+    fail,
+    gather,
+    load_setup,
+    new_app,
+)
+
+app = new_app("Serve agents to many clients.")
+token_app = new_app("Who is let in.")
+app.add_typer(token_app, name="token")
+
+
+@app.callback(invoke_without_command=True)
+def gateway(
+    context: typer.Context,
+    host: Annotated[
+        str, typer.Option(help="The address to listen at, instead of the configuration's.")
+    ] = "",
+    port: Annotated[
+        int | None, typer.Option(min=0, max=65_535, help="The port; 0 is any that is free.")
+    ] = None,
+    tools: ToolsOption = None,
+    config: ConfigOption = None,
+    mcp_config: McpConfigOption = None,
+    policy: PolicyOption = None,
+    state: StateOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Serve agents over WebSocket, run schedules and channels, until it is told to stop.
+
+    Exit status: 0 stopped, 1 failed, 2 usage.
+    """
+    if context.invoked_subcommand is not None:
+        return
+    with command() as out:
+        from clawmode.gateway.command import GatewayCommand
+        from clawmode.gateway.logs import log_to_stderr
+        from clawmode.gateway.place import GatewayRuns, Place
+        from clawmode.terminal import tell
+
+        options = gather(tools, config, mcp_config, policy, "ask", state)
+        setup = load_setup(options)
+        log_to_stderr(setup)
+
+        def ready(here: Place) -> None:
+            if as_json:
+                out.json({"url": here.url, "pid": here.pid, "version": here.version})
+            else:
+                tell(f"the gateway is at {here.url} (process {here.pid}); Ctrl-C stops it")
+
+        try:
+            GatewayCommand(setup=setup, on_ready=ready, host=host, port=port).run()
+        except GatewayRuns as error:
+            fail(str(error), FAILED)
+
+
+@app.command("status")
+def status(
+    config: ConfigOption = None, state: StateOption = None, as_json: JsonOption = False
+) -> None:
+    """Say whether a gateway runs on the state folder. Exit status: 0 it does, 1 it does not."""
+    with command() as out:
+        from clawmode.gateway import place
+
+        setup = load_setup(gather(None, config, None, None, "ask", state))
+        known = place.find(setup.state)
+        runs = known is not None and place.is_held(setup.state)
+        if as_json:
+            about = {"url": known.url, "pid": known.pid} if runs and known else {}
+            out.json({"running": runs, **about})
+        elif runs and known:
+            out.say(f"running at {known.url} (process {known.pid}, version {known.version})")
+        else:
+            out.say("not running")
+    raise typer.Exit(0 if runs else FAILED)
+
+
+@app.command("stop")
+def stop(config: ConfigOption = None, state: StateOption = None) -> None:
+    """Stop the gateway of the state folder: runs end or are left to be continued."""
+    with command() as out:
+        from clawmode.gateway.command import stop_gateway
+
+        setup = load_setup(gather(None, config, None, None, "ask", state))
+        stopped = stop_gateway(setup.state)
+        out.say("not running" if stopped is None else f"stopped (process {stopped.pid})")
+
+
+# ---- Tokens ----
+
+
+@token_app.command("add")
+def add_token(
+    name: Annotated[str, typer.Argument(help="Whose it is: seen in logs, and as the sender.")],
+    scope: Annotated[
+        list[str] | None,
+        typer.Option(help="operator.read, .write, .approvals or .admin; default: all."),
+    ] = None,
+    config: ConfigOption = None,
+    state: StateOption = None,
+) -> None:
+    """Make a token, and print it: it is kept as a hash, and not seen again."""
+    with command() as out:
+        from clawmode.gateway.scopes import SCOPES
+        from clawmode.gateway.tokens import Tokens
+
+        wanted = tuple(it if it.startswith("operator.") else f"operator.{it}" for it in scope or ())
+        unknown = [it for it in wanted if it not in SCOPES]
+        if unknown:
+            fail(f"--scope is one of {', '.join(SCOPES)}, not {unknown[0]!r}", USAGE)
+        if not name.isprintable() or not 0 < len(name) <= 100:
+            fail("a name has 1 to 100 printable characters", USAGE)
+        setup = load_setup(gather(None, config, None, None, "ask", state))
+        out.say(Tokens(setup.state).add(name, wanted or SCOPES))
+
+
+@token_app.command("list")
+def list_tokens(
+    config: ConfigOption = None, state: StateOption = None, as_json: JsonOption = False
+) -> None:
+    """List whose tokens there are, and what they may."""
+    with command() as out:
+        from clawmode.gateway.tokens import Tokens
+
+        setup = load_setup(gather(None, config, None, None, "ask", state))
+        found = Tokens(setup.state).list()
+        if as_json:
+            known = [it.to_json() for it in found]
+            out.json({"tokens": [{k: v for k, v in it.items() if k != "sha256"} for it in known]})
+        else:
+            out.table(["name", "scopes"], [[it.name, ", ".join(it.scopes)] for it in found])
+
+
+@token_app.command("revoke")
+def revoke_token(
+    name: Annotated[str, typer.Argument(help="Whose it is.")],
+    config: ConfigOption = None,
+    state: StateOption = None,
+) -> None:
+    """Take a token back: whoever is connected stays so, nobody is let in with it again."""
+    with command() as out:
+        from clawmode.gateway.tokens import Tokens
+
+        setup = load_setup(gather(None, config, None, None, "ask", state))
+        Tokens(setup.state).revoke(name)
+        out.say(f"revoked: {name}")

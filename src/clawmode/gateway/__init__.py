@@ -1,0 +1,1 @@
+"""The gateway: one process that serves agents to many clients, under one policy."""

@@ -1,0 +1,195 @@
+"""`clawmode gateway`: runs it until it is told to stop; says whether one runs, and stops it."""
+
+import logging
+import os
+import signal
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import anyio
+
+from clawmode import __version__
+from clawmode.command_setup import Setup
+from clawmode.cron.job import configured_jobs
+from clawmode.cron.jobs import Jobs
+from clawmode.exceptions import ConfigurationError
+from clawmode.gateway import place, protocol
+from clawmode.gateway.catalog import METHODS
+from clawmode.gateway.dispatch import Dispatcher
+from clawmode.gateway.ledger import Ledger
+from clawmode.gateway.place import Place
+from clawmode.gateway.questions import SharedApprovals
+from clawmode.gateway.server import Listen, Wire, is_loopback, serve
+from clawmode.gateway.service import Gateway
+from clawmode.gateway.tokens import Token, Tokens, digest, new_token
+from clawmode.host import open_host
+from clawmode.variables import read_secret
+
+logger = logging.getLogger("clawmode.gateway")
+
+LOCAL = "local"
+CONFIGURED = "configured"
+MIN_TOKEN = 16
+STOP_SECONDS = 60.0
+CLOSE_SECONDS = 8.0
+"""How long connections may take to close."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayCommand:
+    """Runs a gateway.
+
+    Attributes:
+        on_ready: Told where it is.
+        host, port: Instead of those of the configuration.
+    """
+
+    setup: Setup
+    on_ready: Callable[[Place], None]
+    host: str = ""
+    port: int | None = None
+
+    def run(self) -> None:
+        """Runs until SIGTERM or SIGINT.
+
+        Raises:
+            ConfigurationError: It cannot be meant.
+            GatewayRuns: There is one already.
+        """
+        with place.hold(self.setup.state):
+            anyio.run(self._run)
+
+    async def _run(self) -> None:
+        secret = new_token()
+        tokens, listen = self._tokens(secret), self._listen()
+        _check_reach(listen, tokens)
+        try:
+            bound = listen.bind()
+        except OSError as error:
+            reason = error.strerror or str(error)
+            text = f"{listen.host}:{listen.port} cannot be listened at: {reason}"
+            raise ConfigurationError(text, path="gateway.port") from None
+        with bound:
+            here = Place(
+                pid=os.getpid(),
+                url=listen.url(bound),
+                version=__version__,
+                started_at=time.time(),
+                token=secret,
+            )
+            async with self._open(tokens) as gateway:
+                section = self.setup.configuration.gateway
+                routes = [channel.route() for channel in gateway.host.webhooks]
+                dispatcher = Dispatcher(gateway, METHODS)
+                wire = Wire(dispatcher, section.allowed_origins, routes)
+                with place.announced(self.setup.state, here):
+                    await self._serve(gateway, here, partial(serve, wire, listen, bound))
+
+    def _tokens(self, secret: str) -> Tokens:
+        extra = [Token(name=LOCAL, digest=digest(secret))]
+        configured = self.setup.configuration.gateway.auth.token
+        if configured:
+            token = read_secret("gateway.auth.token", configured)
+            if len(token) < MIN_TOKEN:
+                text = f"gateway.auth.token: it has fewer than {MIN_TOKEN} characters"
+                raise ConfigurationError(text, path="gateway.auth.token")
+            extra.append(Token(name=CONFIGURED, digest=digest(token)))
+        return Tokens(self.setup.state, extra)
+
+    def _listen(self) -> Listen:
+        section = self.setup.configuration.gateway
+        tls = section.tls
+        return Listen(
+            host=self.host or section.bind,
+            port=section.port if self.port is None else self.port,
+            cert=os.path.expanduser((tls.cert if tls else None) or ""),
+            key=os.path.expanduser((tls.key if tls else None) or ""),
+        )
+
+    @asynccontextmanager
+    async def _open(self, tokens: Tokens) -> AsyncIterator[Gateway]:
+        approvals, made = SharedApprovals(), list[Gateway]()
+        setup = self.setup
+        jobs = Jobs(setup.state, configured_jobs(setup.configuration.cron))
+        process = uuid.uuid4().hex
+        async with open_host(setup, approvals, on_chat=lambda it: made[0].chat(it)) as host:
+            gateway = Gateway(
+                host=host,
+                approvals=approvals,
+                tokens=tokens,
+                ledger=Ledger(setup.state, process),
+                jobs=jobs,
+            )
+            made.append(gateway)
+            yield gateway
+
+    async def _serve(
+        self,
+        gateway: Gateway,
+        here: Place,
+        listen: Callable[[anyio.Event], Coroutine[Any, Any, None]],
+    ) -> None:
+        """Serves clients from the first moment, and until all is written down."""
+        stop, closed = anyio.Event(), anyio.Event()
+        async with anyio.create_task_group() as tasks:
+
+            async def listening() -> None:
+                await listen(closed)
+                tasks.cancel_scope.cancel()
+
+            tasks.start_soon(listening)
+            tasks.start_soon(_until_signal, stop)
+            async with gateway.open(here.url):
+                self.on_ready(here)
+                await stop.wait()
+            for client in tuple(gateway.clients.values()):
+                client.finish(protocol.CLOSE_RESTART, "the gateway stops")
+            closed.set()
+            tasks.cancel_scope.deadline = anyio.current_time() + CLOSE_SECONDS
+
+
+async def _until_signal(stop: anyio.Event) -> None:
+    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        async for number in signals:
+            if stop.is_set():
+                os._exit(128 + number)  # a second one: at once; nothing is lost by it
+            logger.info("%s: it stops", signal.Signals(number).name)
+            stop.set()
+
+
+def _check_reach(listen: Listen, tokens: Tokens) -> None:
+    """Who can be reached from elsewhere has a token that somebody chose."""
+    if is_loopback(listen.host) or tokens.are_chosen():
+        return
+    raise ConfigurationError(
+        f"gateway.bind: {listen.host} can be reached from other machines: make a token first "
+        "(clawmode gateway token add NAME), or set gateway.auth.token",
+        path="gateway.bind",
+    )
+
+
+# ---- From outside ----
+
+
+def stop_gateway(state: Path, seconds: float = STOP_SECONDS) -> Place | None:
+    """Stops the gateway of a state folder, and waits for its end; None: none runs.
+
+    Raises:
+        ConfigurationError: It does not stop.
+    """
+    known = place.find(state)
+    if known is None or not place.is_held(state):
+        return None
+    os.kill(known.pid, signal.SIGTERM)
+    deadline = time.monotonic() + seconds
+    while place.is_held(state):
+        if time.monotonic() > deadline:
+            raise ConfigurationError(f"process {known.pid} does not stop")
+        time.sleep(0.05)
+    return known

@@ -1,0 +1,117 @@
+"""Requests carried out: known, allowed, checked; and what has an effect, once."""
+
+import hashlib
+import json
+import logging
+from collections.abc import Mapping
+from contextlib import suppress
+
+import anyio
+
+from clawmode.exceptions import ClawmodeError, ConfigurationError
+from clawmode.foreign import is_ours
+from clawmode.gateway import protocol, restart
+from clawmode.gateway.connection import Client
+from clawmode.gateway.ledger import LedgerUnavailable
+from clawmode.gateway.methods import IDEMPOTENCY, Method, Params
+from clawmode.gateway.protocol import Request, RpcError
+from clawmode.gateway.service import Gateway
+from clawmode.tools import JsonObject
+
+logger = logging.getLogger("clawmode.gateway")
+
+
+class Dispatcher:
+    """Carries out what clients ask for.
+
+    Args:
+        gateway: Of what.
+        methods: By name.
+    """
+
+    def __init__(self, gateway: Gateway, methods: Mapping[str, Method]) -> None:
+        self.gateway = gateway
+        self.methods = methods
+        self._begun: dict[tuple[str, str, str], anyio.Event] = {}
+
+    def allowed(self, client: Client) -> list[str]:
+        """The methods that a client may call."""
+        return [each.name for each in self.methods.values() if each.scope in client.scopes]
+
+    async def answer(self, client: Client, request: Request) -> str:
+        """Carries a request out; the frame that answers it."""
+        name = request.method if request.method in self.methods else "unknown"
+        self.gateway.counters[name] = self.gateway.counters.get(name, 0) + 1
+        try:
+            return protocol.response(request.id, await self.call(client, request))
+        except RpcError as error:
+            return protocol.failure(request.id, error)
+        except ConfigurationError as error:
+            return protocol.failure(request.id, RpcError("INVALID_REQUEST", str(error)))
+        except LedgerUnavailable as error:
+            return protocol.failure(request.id, RpcError("UNAVAILABLE", str(error)))
+        except ClawmodeError as error:
+            return protocol.failure(request.id, restart.as_rpc_error(error))
+        except BaseException as error:
+            if is_ours(error):
+                raise
+            logger.exception("method %s", name)
+            text = f"the gateway failed: {type(error).__name__}"
+            return protocol.failure(request.id, RpcError("INTERNAL", text))
+
+    async def call(self, client: Client, request: Request) -> JsonObject:
+        """Carries a request out.
+
+        Raises:
+            ClawmodeError: It cannot be.
+        """
+        method = self.methods.get(request.method)
+        if method is None:
+            raise RpcError("NOT_FOUND", f"there is no method {request.method[:80]!r}")
+        if method.scope not in client.scopes:
+            text = f"{method.name} needs the scope {method.scope}"
+            raise RpcError("FORBIDDEN", text, details={"scope": method.scope})
+        params = method.check(request.params)
+        if not method.effect:
+            return await method.run(self.gateway, client, params)
+        if self.gateway.stopping:
+            raise RpcError("UNAVAILABLE", "the gateway stops", retry_after_ms=5_000)
+        return await self._once(client, method, params)
+
+    async def _once(self, client: Client, method: Method, params: Params) -> JsonObject:
+        """Carries out what has an effect, unless it was: then the answer is the same."""
+        key = (client.principal, method.name, params.text(IDEMPOTENCY))
+        while (begun := self._begun.get(key)) is not None:
+            await begun.wait()
+        noted = await self.gateway.ledger.begin(*key, _digest(params))
+        if noted.state == "other":
+            text = "another request was made under this key"
+            raise RpcError("CONFLICT", text, field=IDEMPOTENCY)
+        if noted.answer is not None:
+            return noted.answer
+        if noted.state != "new" and not method.repeatable:
+            text = "this request was begun, and it is not known what came of it"
+            raise RpcError("CONFLICT", text, field=IDEMPOTENCY)
+        self._begun[key] = anyio.Event()
+        try:
+            return await self._carry_out(client, method, params, key)
+        finally:
+            self._begun.pop(key).set()
+
+    async def _carry_out(
+        self, client: Client, method: Method, params: Params, key: tuple[str, str, str]
+    ) -> JsonObject:
+        try:
+            answer = await method.run(self.gateway, client, params)
+        except ClawmodeError:
+            # It was refused; what fails in the middle is an answer of the method's own.
+            with suppress(LedgerUnavailable):
+                await self.gateway.ledger.forget(*key)
+            raise
+        await self.gateway.ledger.finish(*key, answer)
+        return answer
+
+
+def _digest(params: JsonObject) -> str:
+    text = json.dumps(params, sort_keys=True, ensure_ascii=True)
+    return hashlib.sha256(text.encode()).hexdigest()

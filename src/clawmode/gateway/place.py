@@ -1,0 +1,101 @@
+"""Where a gateway runs: one for each state folder, found by its clients on the same machine."""
+
+import fcntl
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from clawmode.exceptions import ClawmodeError
+
+LOCK = "gateway.lock"
+FILE = "gateway.json"
+MAX_FILE = 64 << 10
+
+
+class GatewayRuns(ClawmodeError):
+    """There is one already."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """A gateway that runs.
+
+    Attributes:
+        token: Of this process alone, for clients of the same user on the same machine.
+    """
+
+    pid: int
+    url: str
+    version: str
+    started_at: float
+    token: str = field(repr=False)
+
+
+@contextmanager
+def hold(state: Path) -> Iterator[None]:
+    """Keeps a second gateway off a state folder.
+
+    Raises:
+        GatewayRuns: There is one already.
+    """
+    state.mkdir(parents=True, exist_ok=True, mode=0o700)
+    descriptor = os.open(state / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            known = find(state)
+            where = f" (process {known.pid}, {known.url})" if known else ""
+            raise GatewayRuns(f"a gateway runs on this state folder already{where}") from None
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def is_held(state: Path) -> bool:
+    """Whether a gateway runs on a state folder."""
+    try:
+        descriptor = os.open(state / LOCK, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+@contextmanager
+def announced(state: Path, place: Place) -> Iterator[None]:
+    """Lets clients of the same user find it."""
+    descriptor, name = tempfile.mkstemp(dir=state, prefix=".gateway-")
+    with os.fdopen(descriptor, "w") as file:
+        json.dump(asdict(place), file)
+    os.replace(name, state / FILE)
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            (state / FILE).unlink()
+
+
+def find(state: Path) -> Place | None:
+    """The gateway of a state folder, as it announced itself; None if none runs."""
+    try:
+        with (state / FILE).open("rb") as file:
+            data = json.loads(file.read(MAX_FILE))
+        return Place(
+            pid=int(data["pid"]),
+            url=str(data["url"]),
+            version=str(data["version"]),
+            started_at=float(data["started_at"]),
+            token=str(data["token"]),
+        )
+    except (OSError, ValueError, TypeError, KeyError):
+        return None

@@ -1,0 +1,103 @@
+"""What the gateway knows of runs beyond its own life: written as it starts them, and taken up."""
+
+import logging
+from dataclasses import fields
+from typing import Any
+
+import anyio
+
+from clawmode.agent.history import read_transcript
+from clawmode.agent.requests import AgentRequest
+from clawmode.agent.runtime import AgentRuntime, Run
+from clawmode.agent.session_keys import InvalidSession, SessionError
+from clawmode.agent.session_lock import SessionBusy
+from clawmode.agent.sessions import Session, UnknownSession
+from clawmode.exceptions import ClawmodeError
+from clawmode.gateway.ledger import Ledger, RunRow
+from clawmode.gateway.protocol import RpcError
+from clawmode.messages import Image
+from clawmode.tools import JsonObject
+from clawmode.types import JsonValue
+
+logger = logging.getLogger("clawmode.gateway")
+
+LEFT_OUT = ("client_tools", "images", "run_id", "resume")
+"""Of a request: what cannot be kept, or is kept otherwise."""
+
+
+def row_of(run: Run) -> RunRow:
+    """A run as it is noted before it begins."""
+    request = run.request
+    kept: JsonObject = {
+        each.name: getattr(request, each.name)
+        for each in fields(AgentRequest)
+        if each.name not in LEFT_OUT
+    }
+    pictures: list[JsonValue] = [
+        {"data": image.data, "mediaType": image.media_type} for image in request.images
+    ]
+    return RunRow(
+        id=run.id,
+        session_key=run.session.key,
+        session_id=run.session.id,
+        agent_id=run.session.agent_id,
+        request={**kept, "images": pictures},
+        accepted_at=run.accepted_at,
+    )
+
+
+def request_of(row: RunRow, *, resume: bool) -> AgentRequest:
+    """The request of a run that is noted, to be made again or gone on with."""
+    known = {each.name for each in fields(AgentRequest)} - set(LEFT_OUT)
+    given: dict[str, Any] = {key: it for key, it in row.request.items() if key in known}
+    found: Any = row.request.get("images") or []
+    images = tuple(Image(it["data"], it["mediaType"]) for it in found)
+    given |= {"session_id": row.session_id, "session_key": "", "agent_id": ""}
+    return AgentRequest(**given, images=images, run_id=row.id, resume=resume)
+
+
+async def continue_runs(runtime: AgentRuntime, ledger: Ledger) -> None:
+    """Takes up the runs that the process before left: goes on, begins, or notes how they ended."""
+    for row in await ledger.unfinished():
+        try:
+            await _continue(runtime, ledger, row)
+        except (ClawmodeError, ValueError, TypeError, KeyError) as error:
+            logger.error("run %s cannot be continued: %s", row.id, error)
+            result: JsonObject = {"runId": row.id, "status": "error", "error": str(error)}
+            await ledger.end(row.id, row.accepted_at, "error", result)
+
+
+async def _continue(runtime: AgentRuntime, ledger: Ledger, row: RunRow) -> None:
+    session = await runtime.sessions.get(row.session_id)
+    state = await anyio.to_thread.run_sync(_state_of, session, row.id)
+    if isinstance(state, dict):
+        await ledger.end(row.id, state["endedAt"], state["status"], state)
+        return
+    logger.info("run %s of %s is %s", row.id, row.session_key, "continued" if state else "begun")
+    await runtime.start(request_of(row, resume=state))
+
+
+def _state_of(session: Session, run_id: str) -> bool | dict[str, Any]:
+    """Whether a run has begun; or how it ended, if that is written down."""
+    if not session.transcript.exists():
+        return False
+    history = read_transcript(session.transcript)
+    if run_id in history.open_runs():
+        return True
+    for entry in history.entries:
+        if entry.type == "run" and entry.run_id == run_id and entry.data.get("phase") == "end":
+            status = entry.data.get("status", "error")
+            error = entry.data.get("error")
+            return {"runId": run_id, "status": status, "error": error, "endedAt": entry.at}
+    return False
+
+
+def as_rpc_error(error: ClawmodeError) -> RpcError:
+    """What of ours went wrong, in the words of the protocol."""
+    if isinstance(error, UnknownSession):
+        return RpcError("NOT_FOUND", str(error))
+    if isinstance(error, InvalidSession):
+        return RpcError("INVALID_REQUEST", str(error), field="sessionKey")
+    if isinstance(error, SessionBusy | SessionError):
+        return RpcError("UNAVAILABLE", str(error), retry_after_ms=1_000)
+    return RpcError("UNAVAILABLE", str(error))

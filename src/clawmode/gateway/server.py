@@ -1,0 +1,330 @@
+"""The wire of the gateway: WebSocket and HTTP, by Starlette and uvicorn."""
+
+import ipaddress
+import logging
+import secrets
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+import anyio
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request as HttpRequest
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import BaseRoute, Route, WebSocketRoute
+from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.http11 import Request as Upgrade
+
+from clawmode.gateway import metrics, protocol
+from clawmode.gateway.connection import Client
+from clawmode.gateway.dispatch import Dispatcher
+from clawmode.gateway.protocol import BadFrame, Request, RpcError
+from clawmode.gateway.tokens import TokenError
+from clawmode.tools import JsonObject
+
+logger = logging.getLogger("clawmode.gateway")
+
+CONNECT_SECONDS = 15.0
+"""How long a client may take to say who it is."""
+
+MAX_STRANGERS = 256
+"""Connections whose clients have not said who they are."""
+
+MAX_IN_FLIGHT = 64
+"""Requests of one client that are carried out at the same time; more are read later."""
+
+TRUST = "clawmode.trust"
+
+
+class LimitedProtocol(WebSocketsSansIOProtocol):
+    """uvicorn's, with a small limit on messages until the client is known."""
+
+    def handle_connect(self, event: Upgrade) -> None:
+        """As uvicorn's; what lifts the limit goes with the connection."""
+        self.conn.max_message_size = protocol.MAX_FIRST_BYTES
+        super().handle_connect(event)
+        if hasattr(self, "scope"):
+            self.scope["state"][TRUST] = self.trust
+
+    def trust(self) -> None:
+        """The client is known: it may send what the protocol allows."""
+        self.conn.max_message_size = protocol.MAX_PAYLOAD
+
+
+class Wire:
+    """Serves one gateway.
+
+    Args:
+        dispatcher: Carries out what clients ask of which gateway.
+        origins: Web pages that may connect, beside those of its own address.
+        routes: Of others: channels.
+    """
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        origins: Sequence[str] = (),
+        routes: Sequence[BaseRoute] = (),
+    ) -> None:
+        self._dispatcher = dispatcher
+        self._gateway = dispatcher.gateway
+        self._origins = frozenset(origins)
+        self._strangers = 0
+        self.app = Starlette(
+            routes=[
+                WebSocketRoute("/", self._serve),
+                WebSocketRoute("/ws", self._serve),
+                Route("/healthz", self._health),
+                Route("/readyz", self._ready),
+                Route("/metrics", self._metrics),
+                *routes,
+            ]
+        )
+
+    # ---- WebSocket ----
+
+    async def _serve(self, socket: WebSocket) -> None:
+        refusal = self._refusal(socket)
+        if refusal:
+            logger.warning("a connection was refused: %s", refusal)
+            await socket.send_denial_response(PlainTextResponse(refusal, 403))
+            return
+        if self._strangers >= MAX_STRANGERS:
+            await socket.send_denial_response(PlainTextResponse("busy", 503))
+            return
+        await socket.accept()
+        self._strangers += 1
+        try:
+            client = await self._greet(socket)
+        finally:
+            self._strangers -= 1
+        if client is None:
+            return
+        try:
+            await self._converse(socket, client)
+        finally:
+            self._gateway.leave(client)
+
+    def _refusal(self, socket: WebSocket) -> str:
+        """Why a page of a browser may not connect: whoever opens it would act with its token."""
+        origin = socket.headers.get("origin")
+        if origin is None or origin in self._origins:
+            return ""
+        own = socket.headers.get("host", "")
+        if urlsplit(origin).netloc == own and is_loopback(urlsplit(f"//{own}").hostname or ""):
+            return ""
+        return "this origin may not connect"
+
+    async def _greet(self, socket: WebSocket) -> Client | None:
+        """Has a client say who it is; None: it is not let in."""
+        challenge: JsonObject = {"nonce": secrets.token_hex(16), "ts": int(time.time() * 1000)}
+        await socket.send_text(protocol.event(protocol.CHALLENGE, challenge))
+        request: Request | None = None
+        try:
+            with anyio.fail_after(CONNECT_SECONDS):
+                request = protocol.parse(await _receive(socket), connected=False)
+            return await self._admit(socket, request)
+        except TimeoutError:
+            await _close(socket, protocol.CLOSE_POLICY, "connect took too long")
+        except BadFrame as error:
+            await _send(socket, protocol.failure(error.id, error))
+            large = error.code == "TOO_LARGE"
+            code = protocol.CLOSE_TOO_LARGE if large else protocol.CLOSE_POLICY
+            await _close(socket, code, str(error))
+        except RpcError as error:
+            await _send(socket, protocol.failure("" if request is None else request.id, error))
+            await _close(socket, protocol.CLOSE_POLICY, error.code)
+        except WebSocketDisconnect:
+            pass
+        return None
+
+    async def _admit(self, socket: WebSocket, request: Request) -> Client:
+        address = socket.client.host if socket.client else ""
+        client = await self._gateway.connect(request.params, address)
+        answer = self._gateway.join(client, self._dispatcher.allowed(client))
+        socket.scope["state"][TRUST]()
+        client.send(protocol.response(request.id, answer))
+        self._gateway.client_tools.repeat(client)
+        logger.info("client %s: %s of %s", client.id, client.hello.client_id, client.principal)
+        return client
+
+    async def _converse(self, socket: WebSocket, client: Client) -> None:
+        async with anyio.create_task_group() as tasks:
+
+            async def write() -> None:
+                with suppress(WebSocketDisconnect, RuntimeError):  # it has gone
+                    async for frame in client.frames():
+                        await socket.send_text(frame)
+                    await _close(socket, *(client.closing or (1000, "")))
+                tasks.cancel_scope.cancel()
+
+            tasks.start_soon(write)
+            await self._read(socket, client)
+
+    async def _read(self, socket: WebSocket, client: Client) -> None:
+        """Carries out what the client asks for, until it has gone or sends what is no frame."""
+        limit = anyio.Semaphore(MAX_IN_FLIGHT)
+        async with anyio.create_task_group() as tasks:
+            while client.closing is None:
+                await limit.acquire()
+                try:
+                    request = protocol.parse(await _receive(socket), connected=True)
+                except BadFrame as error:
+                    limit.release()
+                    client.send(protocol.failure(error.id, error))
+                    if error.fatal:
+                        client.finish(protocol.CLOSE_POLICY, error.code)
+                except WebSocketDisconnect:
+                    client.finish(1000, "")
+                    tasks.cancel_scope.cancel()
+                else:
+                    tasks.start_soon(self._answer, client, request, limit)
+
+    async def _answer(self, client: Client, request: Request, limit: anyio.Semaphore) -> None:
+        try:
+            client.send(await self._dispatcher.answer(client, request))
+        finally:
+            limit.release()
+
+    # ---- HTTP ----
+
+    async def _health(self, request: HttpRequest) -> Response:
+        return JSONResponse({"status": "ok"})
+
+    async def _ready(self, request: HttpRequest) -> Response:
+        ready = self._gateway.ready
+        return JSONResponse({"ready": ready}, 200 if ready else 503)
+
+    async def _metrics(self, request: HttpRequest) -> Response:
+        scheme, _, token = request.headers.get("authorization", "").partition(" ")
+        address = request.client.host if request.client else ""
+        if scheme.lower() != "bearer" or not await self._may_read(token.strip(), address):
+            headers = {"www-authenticate": "Bearer"}
+            return PlainTextResponse("a token is needed", 401, headers)
+        return PlainTextResponse(metrics.render(self._gateway), media_type=metrics.MEDIA_TYPE)
+
+    async def _may_read(self, token: str, address: str) -> bool:
+        gateway = self._gateway
+        if gateway.attempts.wait(address) > 0:
+            return False
+        try:
+            found = await anyio.to_thread.run_sync(gateway.tokens.find, token)
+        except TokenError:
+            return False
+        if found is None:
+            gateway.attempts.fail(address)
+        return found is not None
+
+
+# ---- The socket ----
+
+
+async def _receive(socket: WebSocket) -> str | bytes:
+    message = await socket.receive()
+    if message["type"] == "websocket.disconnect":
+        raise WebSocketDisconnect(message.get("code", 1006))
+    text = message.get("text")
+    return text if text is not None else message.get("bytes") or b""
+
+
+async def _send(socket: WebSocket, frame: str) -> None:
+    with suppress(WebSocketDisconnect, RuntimeError):
+        await socket.send_text(frame)
+
+
+async def _close(socket: WebSocket, code: int, reason: str) -> None:
+    if socket.application_state == WebSocketState.CONNECTED:
+        with suppress(WebSocketDisconnect, RuntimeError):
+            await socket.close(code, reason.encode()[:120].decode("utf-8", "ignore"))
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address leads to this machine alone."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+# ---- Serving ----
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listen:
+    """Where to listen.
+
+    Attributes:
+        port: 0 is any that is free.
+        cert, key: Files, for TLS.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 0
+    cert: str = ""
+    key: str = ""
+
+    def bind(self) -> socket.socket:
+        """The socket, which others can connect to from now on.
+
+        Raises:
+            OSError: It cannot be had.
+        """
+        family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
+        made = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            made.bind((self.host, self.port))
+            made.listen(1024)
+        except BaseException:
+            made.close()
+            raise
+        return made
+
+    def url(self, bound: socket.socket) -> str:
+        """Where clients connect to."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        scheme = "wss" if self.cert else "ws"
+        return f"{scheme}://{host}:{bound.getsockname()[1]}"
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's, which leaves signals to whoever started it."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Captures none."""
+        yield
+
+
+async def serve(wire: Wire, listen: Listen, bound: socket.socket, stop: anyio.Event) -> None:
+    """Serves until `stop` is set; connections that are open then are closed."""
+    config = uvicorn.Config(
+        wire.app,
+        log_config=None,
+        access_log=False,
+        ws=LimitedProtocol,
+        ws_max_size=protocol.MAX_PAYLOAD,
+        ws_per_message_deflate=False,
+        ssl_certfile=listen.cert or None,
+        ssl_keyfile=listen.key or None,
+        lifespan="off",
+        timeout_graceful_shutdown=5,
+        h11_max_incomplete_event_size=64 << 10,
+    )
+    server = _Server(config)
+    async with anyio.create_task_group() as tasks:
+
+        async def watch() -> None:
+            await stop.wait()
+            server.should_exit = True
+
+        tasks.start_soon(watch)
+        await server.serve(sockets=[bound])
+        tasks.cancel_scope.cancel()

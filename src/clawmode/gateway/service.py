@@ -1,0 +1,221 @@
+"""The gateway as such, without a wire: its clients, what it tells them, its life."""
+
+import logging
+import time
+import uuid
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+
+import anyio
+from anyio.abc import TaskGroup
+from anyio.streams.memory import MemoryObjectSendStream
+
+from clawmode.agent.events import AgentEvent
+from clawmode.agent.hooks import GatewayEvent
+from clawmode.agent.runtime import Run
+from clawmode.agent.watch import Watch
+from clawmode.cron.jobs import Jobs
+from clawmode.cron.scheduler import Scheduler
+from clawmode.foreign import told
+from clawmode.gateway import protocol, restart
+from clawmode.gateway.client_tools import ClientTools
+from clawmode.gateway.connection import Client, Told
+from clawmode.gateway.ledger import Ledger, LedgerUnavailable
+from clawmode.gateway.protocol import CONNECT_SCHEMA, RpcError, read_hello
+from clawmode.gateway.questions import SharedApprovals
+from clawmode.gateway.scopes import EVENTS, granted
+from clawmode.gateway.tokens import Attempts, TokenError, Tokens
+from clawmode.host import Host
+from clawmode.tools import JsonObject
+
+logger = logging.getLogger("clawmode.gateway")
+
+SHUTDOWN_NOTICE = 0.2
+"""How long clients have to hear that it stops."""
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class Gateway:
+    """Serves agents to clients.
+
+    Attributes:
+        host: The runtime, and what stands around it.
+        approvals: The host's, which clients answer.
+        process: The name of this process in the ledger.
+        stopping: Whether it takes no new work.
+    """
+
+    host: Host
+    approvals: SharedApprovals
+    tokens: Tokens
+    ledger: Ledger
+    jobs: Jobs
+    process: str = field(default_factory=lambda: uuid.uuid4().hex)
+    attempts: Attempts = field(default_factory=Attempts)
+    started_at: float = field(default_factory=time.time)
+    clients: dict[str, Client] = field(default_factory=dict[str, Client])
+    stopping: bool = False
+    ready: bool = False
+    scheduler: Scheduler = field(init=False)
+    client_tools: ClientTools = field(init=False)
+    counters: dict[str, int] = field(default_factory=dict[str, int])
+    _notes: "MemoryObjectSendStream[Run] | None" = None
+
+    def __post_init__(self) -> None:
+        cron = self.host.setup.configuration.cron
+        self.client_tools = ClientTools(lambda: list(self.clients.values()))
+        self.scheduler = Scheduler(
+            self.jobs,
+            self.host.runtime,
+            max_concurrent=cron.max_concurrent_runs,
+            cleanup_seconds=cron.cleanup_seconds,
+            on_event=lambda event: self.broadcast("cron", event),
+        )
+        self.approvals.tell = self.broadcast
+
+    # ---- Its life ----
+
+    @asynccontextmanager
+    async def open(self, address: str = "") -> AsyncIterator[None]:
+        """Runs what runs by itself: schedules, diagnostics, ticks; and continues what was left."""
+        runtime, configuration = self.host.runtime, self.host.setup.configuration
+        await self.ledger.tidy()
+        unsubscribe = runtime.subscribe(self._watch)
+        runtime.on_accept = self._accept
+        send, receive = anyio.create_memory_object_stream[Run](10_000)
+        self._notes = send
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._write_notes, receive)
+                tasks.start_soon(self._tick)
+                if configuration.diagnostics.enabled:
+                    watch = Watch(runtime, configuration.diagnostics, self._diagnose)
+                    tasks.start_soon(watch.serve)
+                await restart.continue_runs(runtime, self.ledger)
+                if configuration.cron.enabled:
+                    tasks.start_soon(self.scheduler.serve)
+                await self._announce("gateway_start", "gateway:startup", address)
+                self.ready = True
+                yield
+                await self._stop(tasks, address)
+        finally:
+            self.ready = False
+            unsubscribe()
+            send.close()
+            receive.close()
+
+    async def _stop(self, tasks: TaskGroup, address: str) -> None:
+        """Lets runs end as far as there is time; the others are continued at the next start."""
+        self.stopping, self.ready = True, False
+        self.broadcast("shutdown", {"reason": "stop", "restartExpectedMs": None})
+        seconds = self.host.setup.configuration.gateway.shutdown_seconds
+        with anyio.move_on_after(seconds):
+            for run in self.host.runtime.runs():
+                await run.ended.wait()
+        await self._announce("gateway_stop", "gateway:shutdown", address)
+        await anyio.sleep(SHUTDOWN_NOTICE)
+        tasks.cancel_scope.cancel()
+
+    async def _announce(self, hook: str, event: str, address: str) -> None:
+        await self.host.hooks.notify(hook, GatewayEvent(address=address))
+        if self.host.operator.has(event):
+            await self.host.operator.run(event, {"address": address})
+
+    async def _tick(self) -> None:
+        while True:
+            await anyio.sleep(protocol.TICK_MS / 1000)
+            self.broadcast("tick", {"ts": int(time.time() * 1000)})
+
+    # ---- Clients ----
+
+    async def connect(self, params: JsonObject, address: str) -> Client:
+        """Lets a client in.
+
+        Raises:
+            RpcError: It is not let in.
+        """
+        protocol.check("connect", CONNECT_SCHEMA, params)
+        hello = read_hello(params)
+        if (seconds := self.attempts.wait(address)) > 0:
+            wait = int(seconds * 1000) + 1
+            raise RpcError("RATE_LIMITED", "too many attempts failed", retry_after_ms=wait)
+        try:
+            token = await anyio.to_thread.run_sync(self.tokens.find, hello.token)
+        except TokenError as error:
+            logger.error("%s", error)
+            raise RpcError("UNAVAILABLE", "tokens cannot be checked now") from None
+        if token is None:
+            self.attempts.fail(address)
+            raise RpcError("UNAUTHORIZED", "this token is not known", field="auth.token")
+        scopes = granted(token.scopes, hello.scopes)
+        if not scopes:
+            raise RpcError("FORBIDDEN", "the token has none of these scopes", field="scopes")
+        return Client(hello, token.name, scopes)
+
+    def join(self, client: Client, methods: Iterable[str]) -> JsonObject:
+        """A client is connected, and may call these: the answer to its `connect`."""
+        most = self.host.setup.configuration.gateway.max_clients
+        if len(self.clients) >= most:
+            raise RpcError("UNAVAILABLE", f"{most} clients are connected", retry_after_ms=5_000)
+        self.clients[client.id] = client
+        return protocol.hello_ok(
+            connection_id=client.id,
+            scopes=tuple(sorted(client.scopes)),
+            methods=tuple(sorted(methods)),
+            events=tuple(sorted(EVENTS)),
+            snapshot={"uptimeMs": int((time.time() - self.started_at) * 1000)},
+        )
+
+    def leave(self, client: Client) -> None:
+        """A client has gone; what it began goes on."""
+        self.clients.pop(client.id, None)
+
+    def broadcast(
+        self, name: str, payload: JsonObject, session_key: str = "", run_id: str = ""
+    ) -> None:
+        """Tells all clients that may know and want to."""
+        if self.clients:
+            event = Told.of(name, payload, session_key, run_id)
+            for client in tuple(self.clients.values()):
+                client.tell(event)
+
+    # ---- Runs ----
+
+    async def _accept(self, run: Run) -> None:
+        await self.ledger.accept(restart.row_of(run))
+
+    def _watch(self, event: AgentEvent) -> None:
+        key, run_id = event.session_key, event.run_id
+        self.broadcast("agent", event.to_json(), key, run_id)
+        if event.stream == "tool":
+            self.broadcast("session.tool", {"sessionKey": key, **event.data}, key, run_id)
+        elif event.stream == "assistant" and "message" in event.data:
+            said: JsonObject = {"role": "assistant", "text": event.data["message"]}
+            self.broadcast("session.message", {"sessionKey": key, "runId": run_id, **said}, key)
+        elif event.stream == "lifecycle":
+            run = self.host.runtime.find(run_id)
+            if run is not None and self._notes is not None:
+                with suppress(anyio.WouldBlock):
+                    self._notes.send_nowait(run)
+            about: JsonObject = {"sessionKey": key, "runId": run_id, "phase": event.data["phase"]}
+            self.broadcast("sessions.changed", about)
+
+    async def _write_notes(self, notes: AsyncIterator[Run]) -> None:
+        async for run in notes:
+            try:
+                if run.result is None:
+                    await self.ledger.start(run.id, run.started_at)
+                else:
+                    result = run.result
+                    await self.ledger.end(run.id, result.ended_at, result.status, result.to_json())
+            except LedgerUnavailable as error:
+                logger.error("run %s: %s", run.id, told(error))
+
+    def _diagnose(self, event: JsonObject) -> None:
+        self.broadcast("diagnostics", event)
+
+    def chat(self, event: JsonObject) -> None:
+        """Tells chat clients what a run says: for `Host`."""
+        key, run_id = str(event["sessionKey"]), str(event["runId"])
+        self.broadcast("chat", event, key, run_id)
