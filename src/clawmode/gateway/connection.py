@@ -74,6 +74,7 @@ class Client:
         self._buffered += len(frame)
         if self._buffered > protocol.MAX_BUFFERED or len(self._frames) > MAX_FRAMES:
             self._frames.clear()
+            self._buffered = 0
             self.finish(protocol.CLOSE_SLOW, "it does not read what it is sent")
         self._news.set()
 

@@ -219,8 +219,9 @@ def check(name: str, schema: JsonObject, params: JsonObject) -> None:
     if problems:
         where, _, reason = problems[0].partition(": ")
         path = where.removeprefix("input").removeprefix(".")
-        missing = reason.split('"')[1] if not path and reason.startswith('"') else ""
-        raise RpcError("INVALID_REQUEST", f"params: {reason}", field=path or missing)
+        if reason.startswith('"'):  # what is missing is named, and not its place
+            path = ".".join(filter(None, (path, reason.split('"')[1])))
+        raise RpcError("INVALID_REQUEST", f"params: {reason}", field=path)
 
 
 def _never(given: JsonObject, context: object) -> None:
