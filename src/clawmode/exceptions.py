@@ -22,6 +22,11 @@
     ├── SessionError                 `agent/session_keys`: no such session, or none can be called so
     ├── SessionBusy                  `agent/session_lock`: somebody else writes to it
     ├── TranscriptError              `agent/history`: something cannot be written down
+    ├── PluginError, InstallRefused  `plugins/`: a plugin that cannot be used, or must not come in
+    ├── ChannelError                 `channels/base`: a message that could not be sent
+    ├── JobError                     `cron/jobs`: a job that cannot be had
+    ├── RpcError                     `gateway/protocol`: a request that is answered with an error
+    ├── TokenError, LedgerUnavailable, GatewayRuns   `gateway/`: it cannot let in, remember, start
     └── ExportError                  `agent/trajectory_export`: a bundle cannot be written
 
 Guest failure is never an exception: it is a `Failed` outcome with a code. Host trouble is one of

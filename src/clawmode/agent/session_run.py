@@ -112,7 +112,7 @@ class Ended:
         return {**told, "usage": self.usage.to_json(), "metadata": self.metadata}
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(eq=False, slots=True, kw_only=True, weakref_slot=True)
 class SessionRun:
     """A run that has its session to itself.
 

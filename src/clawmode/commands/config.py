@@ -1,4 +1,4 @@
-"""`config check`."""
+"""`config check|schema`."""
 
 from dataclasses import asdict
 from typing import Annotated
@@ -37,3 +37,12 @@ def check_config(
         else:
             print_report(out, report)
     raise typer.Exit(FAILED if report.errors else 0)
+
+
+@app.command("schema")
+def print_schema() -> None:
+    """Print the JSON Schema of the configuration file, for editors."""
+    with command() as out:
+        from clawmode.agent.settings import schema
+
+        out.json(schema())
