@@ -128,6 +128,8 @@ class Approvals:
         self._pending: dict[str, _Pending] = {}
         self._inputs: dict[str, _PendingInput] = {}
         self._always: set[tuple[str, str]] = set()
+        self.on_question: Callable[[Question], None] | None = None
+        """Told of every question that begins to wait for a person."""
 
     # ---- Asking ----
 
@@ -194,6 +196,8 @@ class Approvals:
             return self._accept(question, decision)
         pending = _Pending(question, anyio.Event())
         self._pending[question.id] = pending
+        if self.on_question is not None:
+            self.on_question(question)
         try:
             with anyio.move_on_after(max(question.expires - time.time(), 0)):
                 await pending.answered.wait()

@@ -39,6 +39,8 @@ class Host:
 
     setup: Setup
     runtime: AgentRuntime
+    resolver: Configured
+    own: OwnTools
     models: Models
     plugins: Plugins
     operator: OperatorHooks
@@ -81,7 +83,11 @@ async def open_host(
         webhooks = await _open_webhooks(setup, lambda it: inboxes[0].receive(it), opened)
         outbox = Outbox({it.name: it for it in (*webhooks, *channels)}, AgentHooks(hooks))
         models = await opened.enter_async_context(models or Models(configuration))
-        runtime = await _open_runtime(setup, approvals, models, extensions, outbox, opened)
+        own = OwnTools(configuration, setup.state, hooks, outbox)
+        await opened.enter_async_context(own)
+        skills = tuple(extensions.plugins.skill_folders)
+        resolver = Configured(configuration, models, setup.state, setup.narrowed, skills)
+        runtime = await _open_runtime(setup, approvals, resolver, extensions, own, opened)
         await opened.enter_async_context(Delivery(runtime, outbox, on_chat))
         inbox = Inbox(
             runtime=runtime,
@@ -92,9 +98,13 @@ async def open_host(
             operator=operator,
         )
         inboxes.append(await opened.enter_async_context(inbox))
+        if webhooks:  # at a terminal, the question itself stands there
+            approvals.on_question = inbox.tell_question
         yield Host(
             setup=setup,
             runtime=runtime,
+            resolver=resolver,
+            own=own,
             models=models,
             plugins=extensions.plugins,
             operator=operator,
@@ -140,14 +150,12 @@ async def _open_webhooks(
 async def _open_runtime(
     setup: Setup,
     approvals: Approvals,
-    models: Models,
+    resolver: Configured,
     extensions: _Extensions,
-    outbox: Outbox,
+    own: OwnTools,
     opened: AsyncExitStack,
 ) -> AgentRuntime:
     configuration, plugins = setup.configuration, extensions.plugins
-    own = OwnTools(configuration, setup.state, plugins.hooks, outbox)
-    await opened.enter_async_context(own)
     servers = None
     if setup.servers:
         from clawmode.mcp.command import open_servers  # takes a second, and not all need it
@@ -155,9 +163,7 @@ async def _open_runtime(
         asks = approvals.takes_input
         servers = await opened.enter_async_context(open_servers(setup, asks=asks))
     runtime = AgentRuntime(
-        resolver=Configured(
-            configuration, models, setup.state, setup.narrowed, tuple(plugins.skill_folders)
-        ),
+        resolver=resolver,
         sessions=SessionStore(setup.sessions_folder),
         state=setup.state,
         tools=setup.tools,

@@ -195,9 +195,7 @@ async def test_what_a_session_left_running_ends_with_it(tmp_path: Path) -> None:
     async with talking(tmp_path, script, own=True) as talk:
         await talk.say("go")
         await talk.settled()
-        run = talk.runtime.runs()[0]
-        assert run.inside is not None
-        file = run.inside.settings.workspace / "pid"
+        file = tmp_path / "workspace" / "pid"
         await talk.until(lambda: file.exists() and file.read_text().strip())
         pid = int(file.read_text())
         assert is_alive(pid)

@@ -93,7 +93,10 @@ class Talk:
             "sender": "bob",
             "operator": True,
         } | more
-        return await self.inbox.receive(Inbound(text=text, **given))
+        taken = await self.inbox.receive(Inbound(text=text, **given))
+        if taken.how == "command":
+            await anyio.sleep(0.02)  # its answer goes out beside
+        return taken
 
     async def until(self, check: Callable[[], object]) -> None:
         """Waits until something is so."""

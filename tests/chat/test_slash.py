@@ -156,7 +156,8 @@ async def test_approve_decides_what_may_run(tmp_path: Path) -> None:
         await talk.settled()
         said = talk.room.texts()
         assert said[0] == "Nothing waits for approval."
-        assert said[1].startswith(f"{question.id}  openclaw:core:slow")
+        assert said[1].startswith(f"{question.id}  Approval needed")
+        assert "openclaw:core:slow with {}" in said[1]
         assert said[2] == "/approve <id> allow-once|allow-always|deny"
         assert said[3] == "No question 'ap_nothing' is open."
         assert f"/approve {question.id}" in said[4]

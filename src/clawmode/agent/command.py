@@ -1,11 +1,7 @@
 """`clawmode agent`: one turn in the foreground; whoever sits at the terminal answers for it."""
 
-import gc
-import logging
 import os
-import shlex
 import signal
-import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -20,15 +16,16 @@ from clawmode.agent.requests import AgentRequest, RunResult
 from clawmode.agent.resolve import Configured
 from clawmode.agent.runtime import AgentRuntime, Run
 from clawmode.agent.sessions import Session, SessionStore, UnknownSession
+from clawmode.agent.shown import Left, ShownTurn
+from clawmode.agent.shown import told_logs as told_logs
 from clawmode.agent.view import AgentView
 from clawmode.approvals import Approvals
-from clawmode.command_setup import Options, Setup
+from clawmode.command_setup import Setup
 from clawmode.exceptions import ConfigurationError
 from clawmode.host import open_host
-from clawmode.interrupts import interruptible, outlast_tools
-from clawmode.questions import Desk, Mode, Terminal, make_approvals
-from clawmode.terminal import RED, YELLOW, ProgramOutput, complain, tell
-from clawmode.tools import JsonObject
+from clawmode.interrupts import interruptible
+from clawmode.questions import Desk, Terminal, make_approvals
+from clawmode.terminal import tell
 
 STOPPED = 130
 
@@ -46,64 +43,14 @@ async def open_runtime(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AgentCommand:
-    """How people take part in a turn.
+class AgentCommand(ShownTurn):
+    """A turn that runs in this process.
 
     Attributes:
-        options: As they were given, to be given again.
         setup: What it can call, and what the configuration says.
-        out: Where the model's words go.
-        approve: Who decides about calls.
-        as_json: A program reads the result.
-        quiet: Show the words alone.
-        stdin_is_taken: The message was read from there, so a person's answers are not.
     """
 
-    options: Options
     setup: Setup
-    out: ProgramOutput
-    approve: Mode = "ask"
-    as_json: bool = False
-    quiet: bool = False
-    stdin_is_taken: bool = False
-
-    def run(self, request: AgentRequest) -> RunResult | None:
-        """Runs a turn and shows it. None: a person wants to decide later, and it is left waiting.
-
-        Raises:
-            ConfigurationError: The request or the configuration cannot be meant; nothing ran.
-            KeyboardInterrupt: The run was stopped.
-        """
-        watched = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
-        shown = not self.quiet
-        view = AgentView(
-            None if self.as_json else self.out,
-            live=watched and shown,
-            summary=shown and (watched or not self.as_json),
-        )
-        result: RunResult | None = None
-        with told_logs(view):
-            try:
-                models = load_models(self.setup, request, view)
-                ended = anyio.run(self._drive, request, view, models)
-                result = ended if isinstance(ended, RunResult) else None
-            finally:
-                view.close(result)
-        if isinstance(ended, Run):
-            if self.as_json:
-                self.out.json(_waiting(ended))
-            complain("waiting (approval); go on with:", YELLOW)
-            complain(f"  {self._continuing(ended, request)}")
-            return None
-        if self.as_json:
-            self.out.json(ended.to_json())
-        if ended.status == "aborted":
-            raise KeyboardInterrupt
-        if ended.error is not None and not self.as_json:
-            complain(f"{ended.status}: {ended.error}", RED)
-        outlast_tools()
-        gc.freeze()  # else the interpreter looks at all of the libraries before it ends
-        return ended
 
     def show_prompt(self, request: AgentRequest) -> None:
         """Shows what the model would be told, and how many tokens that takes; nothing is run.
@@ -123,6 +70,14 @@ class AgentCommand:
             show_preview(self.out, made)
 
     # ---- The turn ----
+
+    def _turn(self, request: AgentRequest, view: AgentView) -> RunResult | Left:
+        models = load_models(self.setup, request, view)
+        ended = anyio.run(self._drive, request, view, models)
+        if isinstance(ended, RunResult):
+            return ended
+        session = ended.session
+        return Left(run_id=ended.id, session_key=session.key, session_id=session.id)
 
     async def _drive(
         self, request: AgentRequest, view: AgentView, models: Models
@@ -149,25 +104,6 @@ class AgentCommand:
             # What is cancelled when all is closed is to be seen as it was: open.
             unsubscribe()
         return ended
-
-    def _continuing(self, run: Run, request: AgentRequest) -> str:
-        """The command that goes on with a run, for a shell in the same folder."""
-        words = shlex.split(self.options.resuming(run.id))
-        at = words.index("wait")
-        given = {"--model": request.model, "--thinking": request.thinking}
-        words[at : at + 2] = ["agent", "--continue", run.id, "--session", run.session.key]
-        words += [word for option, value in given.items() if value for word in (option, value)]
-        return shlex.join(words)
-
-
-def _waiting(run: Run) -> JsonObject:
-    session = run.session
-    return {
-        "runId": run.id,
-        "sessionKey": session.key,
-        "sessionId": session.id,
-        "status": "waiting",
-    }
 
 
 async def _abort_when_stopped(runtime: AgentRuntime, run_id: str) -> None:
@@ -244,32 +180,3 @@ def _left_at_once(view: AgentView) -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-class _Told(logging.Handler):
-    """What is logged, in a line for people: harmless, and without tracebacks."""
-
-    def __init__(self, view: AgentView) -> None:
-        super().__init__()
-        self._view = view
-
-    def emit(self, record: logging.LogRecord) -> None:
-        if record.name == "clawmode.mcp" and record.levelno == logging.WARNING:
-            return  # a server that is not there: `open_servers` has told, and so do calls
-        text = record.getMessage()
-        if record.exc_info and record.exc_info[1] is not None:
-            text += f": {type(record.exc_info[1]).__name__}: {record.exc_info[1]}"
-        with self._view.paused():
-            complain(f"{record.name}: {text}")
-
-
-@contextmanager
-def told_logs(view: AgentView) -> Iterator[None]:
-    """Tells whoever sits at the terminal what is logged."""
-    logger = logging.getLogger("clawmode")
-    handler = _Told(view)
-    logger.addHandler(handler)
-    try:
-        yield
-    finally:
-        logger.removeHandler(handler)

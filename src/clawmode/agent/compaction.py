@@ -4,6 +4,7 @@ What is kept word for word begins with something that a person or the model said
 loses its result. Plain planning here; the session's lock is held by whoever calls.
 """
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -15,6 +16,7 @@ from clawmode.agent.hooks import CompactionEvent
 from clawmode.agent.loop import Turn
 from clawmode.agent.transcript import Transcript
 from clawmode.context import RunContext
+from clawmode.foreign import is_ours
 from clawmode.hooks import Hooks
 from clawmode.messages import (
     AssistantMessage,
@@ -28,6 +30,8 @@ from clawmode.messages import (
 )
 from clawmode.models.base import Finished, Model, ModelError, ModelRequest
 from clawmode.tools import JsonObject
+
+logger = logging.getLogger("clawmode.agent")
 
 CHARS_PER_TOKEN = 4
 IMAGE_TOKENS = 1_600
@@ -146,13 +150,26 @@ async def summarize(model: Model, messages: Sequence[Message], wishes: str = "")
         messages=(UserMessage.of(ASK + transcript_of(messages)),),
     )
     with anyio.move_on_after(SUMMARY_SECONDS):
-        async with model.stream(request) as events:
-            async for event in events:
-                if isinstance(event, Finished):
-                    if summary := event.message.text.strip():
-                        return summary[:MAX_SUMMARY_CHARS]
-                    raise ModelError("garbage", "the summary is empty")
+        try:
+            return await _hear(model, request)
+        except ModelError:
+            raise
+        except BaseException as error:
+            if is_ours(error):
+                raise
+            logger.exception("%s/%s: %s", model.provider, model.name, type(error).__name__)
+            raise ModelError("server", f"the summary failed: {type(error).__name__}") from None
     raise ModelError("timeout", f"the summary took longer than {SUMMARY_SECONDS:g} s")
+
+
+async def _hear(model: Model, request: ModelRequest) -> str:
+    async with model.stream(request) as events:
+        async for event in events:
+            if isinstance(event, Finished):
+                if summary := event.message.text.strip():
+                    return summary[:MAX_SUMMARY_CHARS]
+                raise ModelError("garbage", "the summary is empty")
+    raise ModelError("garbage", "the summary stopped in the middle")
 
 
 def transcript_of(messages: Sequence[Message]) -> str:

@@ -125,8 +125,8 @@ class Monitor:
         abort: Abort,
         gate: Callable[[str], bool] = lambda key: True,
     ) -> None:
-        self._warn = warn_seconds
-        self._abort_after = abort_seconds
+        self.warn_seconds = warn_seconds
+        self.abort_seconds = abort_seconds
         self._clock = clock
         self._report = report
         self._abort = abort
@@ -214,25 +214,25 @@ class Monitor:
         owned = [it for it in session.activities.values() if it.owned]
         stale = [it for it in session.activities.values() if not it.owned]
         if session.idle:
-            if session.queued and stale and silent >= self._warn:
+            if session.queued and stale and silent >= self.warn_seconds:
                 return self._finding("session.stuck", session, silent, stale[0].work, act=True)
             return None
         assert session.processing is not None
-        if now - session.processing < self._warn:
+        if now - session.processing < self.warn_seconds:
             return None
         if not owned:
-            if silent < self._warn:
+            if silent < self.warn_seconds:
                 return None
             work = stale[0].work if stale else "nothing"
             return self._finding("session.stuck", session, silent, work, act=True)
         works = {it.work for it in owned}
         work = "model" if "model" in works else "tool" if "tool" in works else "run"
-        if silent < self._warn:
+        if silent < self.warn_seconds:
             return self._finding("session.long_running", session, silent, work)
         # A model that is slow, or does not stream, is silent and well.
-        if work == "model" and silent < self._abort_after:
+        if work == "model" and silent < self.abort_seconds:
             return self._finding("session.long_running", session, silent, work)
-        act = silent >= self._abort_after
+        act = silent >= self.abort_seconds
         return self._finding("session.stalled", session, silent, work, act=act)
 
     @staticmethod
@@ -253,7 +253,7 @@ class Monitor:
         if told is not None and same and now < told.again:
             return False
         factor = min(told.factor * 2, MAX_BACK_OFF) if told is not None and same else 1
-        again = now + self._warn * factor
+        again = now + self.warn_seconds * factor
         session.told = Told(
             finding.kind, finding.act, session.generation, session.progress, again, factor
         )

@@ -269,9 +269,17 @@ class AgentHooks:
         return None
 
     async def send(self, event: MessageEvent) -> MessageEvent | None:
-        """A message as it is to be sent; None if a hook cancelled it, which is final."""
+        """A message as it is to be sent; None if a hook cancelled it, which is final.
+
+        A hook that breaks down has not let it pass.
+        """
         for registered in self.hooks.of("message_sending"):
-            answer = await _ask(registered, event, SendDecision)
+            answered = await registered.ask(event)
+            answer = None if answered.failed else _read(answered.answer, SendDecision)
+            broken = answered.failed or (answer is None and answered.answer is not None)
+            if broken:
+                logger.error("hook %s of message_sending: the message is not sent", answered.name)
+                return None
             if answer is not None and answer.cancel:
                 return None
             if answer is not None and answer.text is not None:
@@ -302,18 +310,20 @@ async def _ask(registered: Registered, event: object, kind: type[T]) -> T | None
 
 def _read(answer: object, kind: "type[T]") -> "T | None":
     """An answer, as the dataclass or as JSON; None if it is neither."""
+    known = {_camel(each.name): each for each in fields(kind)}  # pyrefly: ignore
     if isinstance(answer, kind):
-        return answer
+        given = {each.name: getattr(answer, each.name) for each in known.values()}
+        fit = (_fits(each, given[each.name]) or given[each.name] is None for each in known.values())
+        return answer if all(fit) else None
     if not isinstance(answer, Mapping):
         return None
-    known = {_camel(each.name): each for each in fields(kind)}  # pyrefly: ignore
-    given: dict[str, Any] = {}
+    read: dict[str, Any] = {}
     for key, value in answer.items():
         each = known.get(str(key))
         if each is None or not _fits(each, value):
             return None
-        given[each.name] = value
-    return kind(**given)
+        read[each.name] = value
+    return kind(**read)
 
 
 def _fits(each: "dataclasses.Field[Any]", value: JsonValue) -> bool:

@@ -1,28 +1,71 @@
 """What must not be seen in what is written about runs: the secrets that a setup knows."""
 
 import os
+from collections.abc import Iterator
+from types import NoneType
 
+from clawmode.agent.sections import KeySource, ProviderEntry
 from clawmode.command_setup import Setup
+from clawmode.config_schema import Section, members
 from clawmode.models.settings import KNOWN
+from clawmode.types import JsonValue
 from clawmode.variables import names_in
 
 MIN_SECRET = 6
 
+ELSEWHERE = ("mcp", "mcp_servers")
+"""Of these, each server knows its own."""
+
 
 def known_secrets(setup: Setup) -> list[str]:
     """What must not be seen in what is written about runs."""
-    configuration = setup.configuration
-    providers = configuration.models.providers.values()
-    profiles = configuration.auth.profiles.values()
-    said = [provider.api_key or "" for provider in providers]
-    said += [value for provider in providers for value in provider.headers.values()]
-    said += [profile.key or "" for profile in profiles]
-    said += [channel.secret or "" for channel in configuration.channels.values()]
-    said.append(configuration.gateway.auth.token or "")
-    sources = [*profiles, *(provider.auth for provider in providers if provider.auth)]
-    names = [source.env for source in sources if source.env]
-    names += [known.key.env for known in KNOWN.values() if known.key]
+    said = list(_secrets(setup.configuration))
+    names = [known.key.env for known in KNOWN.values() if known.key]
     names += [name for text in said for name in names_in(text)]
+    names += [source.env for source in _sources(setup.configuration) if source.env]
     found = [secret for server in setup.servers for secret in server.secrets]
     found += [*said, *(os.environ.get(name, "") for name in names)]
     return [it for it in dict.fromkeys(found) if len(it) >= MIN_SECRET and "${" not in it]
+
+
+def _secrets(section: Section) -> Iterator[str]:
+    """Every text that stands where the schema says that a secret may."""
+    for member in members(type(section)).values():
+        value = getattr(section, member.name)
+        if member.name in ELSEWHERE or (isinstance(section, KeySource) and member.name != "key"):
+            continue
+        if isinstance(section, ProviderEntry) and member.name == "base_url":
+            value = value if value and ("@" in value or "?" in value) else None
+        yield from _texts(value) if member.option.secret else _below(value)
+
+
+def _below(value: object) -> Iterator[str]:
+    for section in _sections(value):
+        yield from _secrets(section)
+
+
+def _sections(value: object) -> Iterator[Section]:
+    if isinstance(value, Section):
+        yield value
+    elif isinstance(value, dict):
+        yield from (each for each in value.values() if isinstance(each, Section))
+    elif isinstance(value, tuple):
+        yield from (each for each in value if isinstance(each, Section))
+
+
+def _sources(section: Section) -> Iterator[KeySource]:
+    """Where keys come from that do not stand in the file."""
+    if isinstance(section, KeySource):
+        yield section
+    for member in members(type(section)).values():
+        for below in _sections(getattr(section, member.name)):
+            yield from _sources(below)
+
+
+def _texts(value: "JsonValue | tuple[str, ...]") -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+        return
+    inside = value.values() if isinstance(value, dict) else value
+    for each in () if isinstance(inside, (bool, int, float, NoneType)) else inside:
+        yield from _texts(each)

@@ -36,13 +36,19 @@ class Lanes:
         return 0 if lane is None else lane.users
 
     @contextlib.asynccontextmanager
-    async def enter(self, key: str) -> AsyncIterator[None]:
-        """Waits until it is this one's turn, and keeps its place."""
+    async def enter(self, key: str, *, shared: bool = True) -> AsyncIterator[None]:
+        """Waits until it is this one's turn, and keeps its place.
+
+        Args:
+            key: In which session.
+            shared: Whether it takes one of the places that all sessions share: who does no work
+                does not wait for them.
+        """
         lane = self._lanes.setdefault(key, _Lane())
         lane.users += 1
         try:
             # The session's first: who waits for their own session takes no place of the others.
-            async with lane.lock, self._shared:
+            async with lane.lock, self._shared if shared else contextlib.nullcontext():
                 yield
         finally:
             lane.users -= 1

@@ -123,6 +123,7 @@ class Turn:
         messages: The conversation; grows.
         intake: What people say meanwhile, read before each request.
         shorten: Makes a conversation shorter that is too long for a model.
+        heard: Whether something of the present answer was passed on.
     """
 
     models: Sequence[Model]
@@ -140,6 +141,7 @@ class Turn:
     turns: int = 0
     tool_calls: int = 0
     model: Model | None = None
+    heard: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,17 +252,19 @@ async def _try_often(turn: Turn, model: Model) -> AssistantMessage:
     )
     attempt = 0
     while True:
-        listener = _Listener(turn)
+        if turn.heard:  # of an answer that came to nothing, whoever gave it
+            turn.sink.emit("assistant", {"reset": True})
+        turn.heard = False
         try:
-            return await listener.hear(model, request)
+            answer = await _Listener(turn).hear(model, request)
+            turn.heard = False
+            return answer
         except ModelError as error:
             attempt += 1
             note: JsonObject = {"error": error.kind, "text": str(error)[:500], "attempt": attempt}
             turn.sink.trace("model.failed", note)
             if error.kind not in RETRYABLE or attempt > turn.limits.retries:
                 raise
-            if listener.heard:
-                turn.sink.emit("assistant", {"reset": True})
             await anyio.sleep(_pause(error, attempt, turn.limits.retry_seconds))
 
 
@@ -279,7 +283,6 @@ class _Listener:
         self._turn = turn
         self._text: list[str] = []
         self._chars = 0
-        self.heard = False
 
     async def hear(self, model: Model, request: ModelRequest) -> AssistantMessage:
         idle = self._turn.limits.idle_seconds(model)
@@ -317,7 +320,7 @@ class _Listener:
 
     def _pass_on(self, event: ModelEvent) -> None:
         sink = self._turn.sink
-        self.heard = True
+        self._turn.heard = True
         match event:
             case TextDelta(text):
                 self._text.append(text)

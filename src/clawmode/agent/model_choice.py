@@ -30,6 +30,7 @@ class Models:
         self._configuration = configuration
         self._given = dict(given or {})
         self._providers: dict[str, Provider] = {}
+        self._retired: list[Provider] = []
 
     async def __aenter__(self) -> "Models":
         return self
@@ -40,9 +41,20 @@ class Models:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        while self._providers:
-            _, provider = self._providers.popitem()
-            await provider.aclose()
+        self._retire()
+        while self._retired:
+            await self._retired.pop().aclose()
+
+    def change(self, configuration: Configuration) -> None:
+        """Looks models up in another configuration from now on; those that were found stay."""
+        before, self._configuration = self._configuration, configuration
+        if (before.models, before.auth) != (configuration.models, configuration.auth):
+            self._retire()
+
+    def _retire(self) -> None:
+        """Open providers are not used any more, but by runs that have them."""
+        self._retired += self._providers.values()
+        self._providers.clear()
 
     def find(self, text: str) -> Model:
         """A model by its name.

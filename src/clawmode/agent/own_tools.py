@@ -65,6 +65,10 @@ class OwnTools:
         self._talking = self._make_talking()
         self._made: OrderedDict[_Wanted, tuple[Tool, ...]] = OrderedDict()
 
+    def change(self, configuration: Configuration) -> None:
+        """Another configuration holds from now on; for commands that are under way, too."""
+        self._configuration = configuration
+
     async def __aenter__(self) -> "OwnTools":
         await self._commands.__aenter__()
         return self

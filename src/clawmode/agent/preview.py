@@ -8,6 +8,8 @@ import shutil
 import tempfile
 import time
 import uuid
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -23,6 +25,9 @@ from clawmode.agent.sessions import Session, SessionStore, UnknownSession
 from clawmode.models.base import ToolDefinition
 from clawmode.tools import JsonObject
 from clawmode.types import JsonValue
+
+NOWHERE = Path("nowhere")
+"""The transcript of a session that there is not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,26 +92,12 @@ async def preview(
     Raises:
         ClawmodeError: Something of it cannot be had.
     """
-    session = await _find(resolver, sessions, request)
-    settings = await resolver.settings(request, session)
-    model = settings.models[0]
-    with tempfile.TemporaryDirectory(prefix="clawmode-") as folder:
-        copy = await anyio.to_thread.run_sync(_copy, session, Path(folder))
-        async with copy.open(workspace=settings.workspace) as transcript:
-            run = SessionRun(
-                shared=shared,
-                request=request,
-                session=copy,
-                context=context_of(session, uuid.uuid4().hex),
-                settings=settings,
-                transcript=transcript,
-                emit=lambda stream, data: None,
-                closing=lambda: True,
-            )
-            prompt, tools = await run.preview()
-            conversation = estimate(transcript.messages())
+    async with looking(shared, resolver, sessions, request) as run:
+        prompt, tools = await run.preview()
+        conversation = estimate(run.transcript.messages())
+    settings, model = run.settings, run.settings.models[0]
     return Preview(
-        session_key=session.key,
+        session_key=run.session.key,
         model=f"{model.provider}/{model.name}",
         prompt=prompt,
         tools=tools,
@@ -116,12 +107,56 @@ async def preview(
     )
 
 
-async def _find(resolver: Resolver, sessions: SessionStore, request: AgentRequest) -> Session:
+@asynccontextmanager
+async def looking(
+    shared: Resources,
+    resolver: Resolver,
+    sessions: SessionStore,
+    request: AgentRequest,
+    *,
+    create: bool = False,
+) -> AsyncIterator[SessionRun]:
+    """A run that is not carried out, of a session that others may use meanwhile.
+
+    Raises:
+        ClawmodeError: Something of it cannot be had.
+    """
+    session = await _find(resolver, sessions, request, create)
+    settings = await resolver.settings(request, session)
+    context = context_of(session, uuid.uuid4().hex)
+    with _left_as_it_was(resolver, session), tempfile.TemporaryDirectory() as folder:
+        copy = await anyio.to_thread.run_sync(_copy, session, Path(folder))
+        async with copy.open(workspace=settings.workspace) as transcript:
+            yield SessionRun(
+                shared=shared,
+                request=request,
+                session=copy,
+                context=replace(context, sender=request.sender, channel=request.channel),
+                settings=settings,
+                transcript=transcript,
+                emit=lambda stream, data: None,
+                closing=lambda: True,
+            )
+
+
+@contextmanager
+def _left_as_it_was(resolver: Resolver, session: Session) -> Iterator[None]:
+    """Takes away what was made for a session that there is not."""
+    try:
+        yield
+    finally:
+        if session.transcript == NOWHERE:
+            resolver.forget(session)
+
+
+async def _find(
+    resolver: Resolver, sessions: SessionStore, request: AgentRequest, create: bool
+) -> Session:
     """The session that is meant; or one that there might be."""
     agent_id = resolver.agent_of(request)
     key = request.session_key or None
     try:
-        return await sessions.resolve(key, request.session_id or None, agent_id, create=False)
+        return await sessions.resolve(key, request.session_id or None, agent_id, create=create)
     except UnknownSession:
         if request.session_id:
             raise
@@ -130,7 +165,7 @@ async def _find(resolver: Resolver, sessions: SessionStore, request: AgentReques
         key=session_key(key, agent_id),
         id=uuid.uuid4().hex,
         agent_id=agent_id,
-        transcript=Path("none"),
+        transcript=NOWHERE,
         created_at=now,
         updated_at=now,
     )

@@ -40,13 +40,19 @@ class Sent:
     visible: bool = False
 
     def add(self, text: str, *, visible: bool = True) -> None:
-        """One more message."""
-        self.texts.add(_plain(text))
-        self.visible |= visible
+        """One more message. What others have read is no repetition for whoever asked."""
+        if visible:
+            self.texts.add(_plain(text))
+            self.visible = True
 
     def has(self, text: str) -> bool:
         """Whether this was sent already; spaces and case aside."""
         return _plain(text) in self.texts
+
+    def may_become(self, text: str) -> bool:
+        """Whether a text is the beginning of one that was sent already."""
+        plain = _plain(text)
+        return any(sent.startswith(plain) for sent in self.texts)
 
 
 def _plain(text: str) -> str:

@@ -121,6 +121,10 @@ class Resolver(Protocol):
         """
         ...
 
+    def forget(self, session: Session) -> None:
+        """Takes away what was made for a session that is gone. Deletes files: a thread's work."""
+        ...
+
     async def settings(self, request: AgentRequest, session: Session) -> RunSettings:
         """Everything that a run has to know.
 

@@ -15,9 +15,9 @@ from clawmode.agent.requests import AgentRequest, RunSettings, Streaming
 from clawmode.agent.session_keys import session_key
 from clawmode.agent.sessions import Session
 from clawmode.agent.settings import AgentSettings, Configuration
-from clawmode.agent.skills import SkillLoader
+from clawmode.agent.skills import SkillLoader, Skills
 from clawmode.agent.timeouts import RunClock, idle_window
-from clawmode.agent.workspaces import sandbox_root, workspace_of
+from clawmode.agent.workspaces import forget_sandbox, sandbox_root, workspace_of
 from clawmode.exceptions import ConfigurationError
 from clawmode.models.base import Model
 from clawmode.policy import Policy
@@ -51,6 +51,21 @@ class Configured:
         self._narrowed = narrowed or Policy()
         self._skill_folders = skill_folders
         self._loaders: dict[Path, SkillLoader] = {}
+
+    def change(self, configuration: Configuration) -> None:
+        """Another configuration holds for requests from now on; read without errors."""
+        self._configuration = configuration
+        self._loaders.clear()
+
+    async def skills(self, agent_id: str) -> Skills:
+        """What an agent can be told how to do, in its own workspace.
+
+        Raises:
+            ConfigurationError: There is no such agent.
+        """
+        agent = settings.agent(self._configuration, agent_id)
+        workspace = workspace_of(self._state, agent.id, agent.workspace or None)
+        return await anyio.to_thread.run_sync(self._loader(workspace).load)
 
     def agent_of(self, request: AgentRequest) -> str:
         """The id of the agent that is meant: named, or that of the session's key."""
@@ -105,6 +120,15 @@ class Configured:
             lock_seconds=self._configuration.session.write_lock.acquire_timeout_ms / 1000,
             limits=LoopLimits(max_turns=agent.max_turns, idle_seconds=idle),
         )
+
+    def forget(self, session: Session) -> None:
+        """Takes away what was made for a session that is deleted."""
+        try:
+            agent = settings.agent(self._configuration, session.agent_id)
+        except ConfigurationError:
+            return  # it was made for an agent that there is not any more
+        root = agent.sandbox_workspace_root or None
+        forget_sandbox(self._state, session.id, root)
 
     def _choose(
         self, request: AgentRequest, session: Session, agent: AgentSettings
@@ -162,6 +186,7 @@ class Configured:
                 (workspace / SKILLS, self._state / SKILLS, *extra, *self._skill_folders),
                 frozenset(name for name, each in entries.items() if not each.enabled),
                 {name: each.env for name, each in entries.items()},
+                frozenset({workspace / SKILLS}),
             )
         return self._loaders[workspace]
 
@@ -182,6 +207,8 @@ class Configured:
 def _sender_keys(request: AgentRequest) -> tuple[str, ...]:
     """What `toolsBySender` may call whoever asked, the most telling first."""
     sender = request.sender
-    by_name = [sender, *(f"{kind}:{sender}" for kind in ("id", "e164", "username", "name"))]
+    by_name = [f"{kind}:{sender}" for kind in ("id", "e164", "username", "name")]
+    if ":" not in sender and sender != "*":
+        by_name.insert(0, sender)  # else whoever chooses their name would choose their rights
     channel = [f"channel:{request.channel}"] if request.channel else []
     return (*(by_name if sender else ()), *channel)

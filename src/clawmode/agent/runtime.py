@@ -23,18 +23,20 @@ from clawmode.agent.intake import Said
 from clawmode.agent.lanes import Lanes
 from clawmode.agent.loop import Outcome, Status
 from clawmode.agent.operator_hooks import OperatorHooks
-from clawmode.agent.preview import Preview, preview
-from clawmode.agent.replies import shape
-from clawmode.agent.requests import AgentRequest, Resolver, RunResult, RunSettings
+from clawmode.agent.preview import Preview, looking, preview
+from clawmode.agent.replies import Sent, shape
+from clawmode.agent.requests import AgentRequest, Resolver, RunResult, RunSettings, Streaming
 from clawmode.agent.session_care import Forget, SessionCare
 from clawmode.agent.session_run import STOPPED, Ended, Resources, SessionRun
 from clawmode.agent.sessions import Session, SessionStore
 from clawmode.approvals import Approvals
+from clawmode.code_mode import CodeMode
 from clawmode.context import RunContext
 from clawmode.exceptions import ClawmodeError, ConfigurationError
 from clawmode.foreign import told
 from clawmode.hooks import Hooks
 from clawmode.namespaces import NamespaceRegistry
+from clawmode.redaction import Redactor
 from clawmode.sandbox.pool import Pool
 from clawmode.sqlite_store import SqliteStore
 from clawmode.tools import JsonObject, Tool
@@ -60,7 +62,14 @@ async def _nothing(run: RunContext) -> None:
 
 @dataclass(eq=False, slots=True)
 class Run:
-    """A run that was accepted."""
+    """A run that was accepted.
+
+    Attributes:
+        stopped: Why it was aborted, if whoever asked has to be told.
+        sent: What messaging tools have sent.
+        streaming: How its reply goes out.
+        inside: The run in its session, as long as it goes on.
+    """
 
     id: str
     request: AgentRequest
@@ -72,6 +81,9 @@ class Run:
     scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
     ended: anyio.Event = field(default_factory=anyio.Event)
     seq: int = 0
+    stopped: str = ""
+    sent: Sent = field(default_factory=Sent)
+    streaming: Streaming = field(default_factory=Streaming)
     inside: SessionRun | None = field(default=None, repr=False)
 
 
@@ -123,6 +135,7 @@ class AgentRuntime:
         self._agent_hooks = AgentHooks(self.hooks)
         self._resolver = resolver
         self._owns_pool = pool is None
+        self.store = SqliteStore(state)
         self._shared = Resources(
             tools=tuple(tools),
             own=own,
@@ -132,10 +145,11 @@ class AgentRuntime:
             operator=operator,
             approvals=self.approvals,
             namespaces=namespaces,
-            store=SqliteStore(state),
+            store=self.store,
             pool=pool or Pool(),
             secrets=tuple(secrets),
         )
+        self._redactor = Redactor(self._shared.secrets)
         self._lanes = Lanes(max_concurrent)
         self.care = SessionCare(
             sessions=sessions,
@@ -171,6 +185,7 @@ class AgentRuntime:
         if self._tasks is not None:
             self._tasks.cancel_scope.cancel()
         await self._opened.__aexit__(None, None, None)
+        self.store.close()
 
     # ---- For callers ----
 
@@ -240,22 +255,29 @@ class AgentRuntime:
         assert run.result is not None
         return run.result
 
-    def abort(self, run_id: str) -> bool:
-        """Stops a run, queued or running. False: there is none, or it has ended."""
+    def abort(self, run_id: str, reason: str = "") -> bool:
+        """Stops a run, queued or running. False: there is none, or it has ended.
+
+        Args:
+            run_id: Which.
+            reason: Why, for whoever asked; nothing, if they know: they wanted it.
+        """
         run = self._runs.get(run_id)
         if run is None or run.ended.is_set():
             return False
+        run.stopped = run.stopped or reason
         run.scope.cancel()
         return True
 
     def stop(self, session_key: str) -> int:
         """Stops what runs and waits in a session; how many that were."""
+        self.care.cancel(session_key)
         return sum(self.abort(run.id) for run in self.under_way(session_key))
 
-    def abort_running(self, session_key: str) -> bool:
+    def abort_running(self, session_key: str, reason: str = "") -> bool:
         """Stops what runs in a session, and not what waits for it. False: nothing does."""
         runs = self.under_way(session_key)
-        return any(self.abort(run.id) for run in runs if run.state == "running")
+        return any(self.abort(run.id, reason) for run in runs if run.state == "running")
 
     def is_running(self, session_key: str) -> bool:
         """Whether a run of a session is at work."""
@@ -299,6 +321,22 @@ class AgentRuntime:
         """
         return await preview(self._shared, self._resolver, self.sessions, request)
 
+    def look(
+        self, request: AgentRequest, *, create: bool = False
+    ) -> contextlib.AbstractAsyncContextManager[SessionRun]:
+        """A run that is not carried out: its settings, and its tools. See `preview.looking`."""
+        return looking(self._shared, self._resolver, self.sessions, request, create=create)
+
+    def programs(self) -> list[CodeMode]:
+        """The code modes of runs that are under way."""
+        inside = (run.inside for run in self._runs.values())
+        return [it.programs for it in inside if it is not None and it.programs is not None]
+
+    def learn(self, secrets: Iterable[str]) -> None:
+        """Adds to what is struck out of the trajectories of runs that begin from now on."""
+        known = dict.fromkeys((*self._shared.secrets, *secrets))
+        self._shared = replace(self._shared, secrets=tuple(known))
+
     def find(self, run_id: str) -> Run | None:
         """A run that is known."""
         return self._runs.get(run_id)
@@ -330,6 +368,8 @@ class AgentRuntime:
             return
         kept = None if run.inside is None else run.inside.ended
         outcome = outcome or kept or Ended(Outcome("aborted", None, STOPPED))
+        if run.stopped and outcome.outcome.status == "aborted":
+            outcome.outcome = replace(outcome.outcome, error=run.stopped)
         with anyio.CancelScope(shield=True):
             await self._conclude(run, outcome)
 
@@ -338,7 +378,9 @@ class AgentRuntime:
         self._emit(run, "lifecycle", {"phase": "start", "startedAt": int(run.started_at * 1000)})
         try:
             await self._let_hooks_choose(run)
+            run.session = await self._session_now(run)
             settings = await self._resolver.settings(run.request, run.session)
+            run.streaming = settings.streaming
             async with run.session.open(
                 settings.lock_seconds, workspace=settings.workspace
             ) as transcript:
@@ -353,10 +395,21 @@ class AgentRuntime:
                     transcript=transcript,
                     emit=lambda stream, data: self._emit(run, stream, data),
                     closing=lambda: self._closing,
+                    sent=run.sent,
                 )
                 return await run.inside.carry_out()
         except ClawmodeError as error:
             return Ended.badly(str(error))
+
+    async def _session_now(self, run: Run) -> Session:
+        """The session that is meant by now: it may have been reset, or deleted, since it was asked.
+
+        Raises:
+            UnknownSession: It was asked for by its id, and is gone.
+        """
+        if run.request.session_id or run.request.resume:
+            return await self.sessions.get(run.session.id)
+        return await self.sessions.resolve(run.session.key)
 
     async def _let_hooks_choose(self, run: Run) -> None:
         """Hooks may say which model, before anything is looked up."""
@@ -370,6 +423,8 @@ class AgentRuntime:
 
     async def _conclude(self, run: Run, ended: Ended) -> None:
         outcome = ended.outcome
+        if outcome.error is not None:
+            outcome = replace(outcome, error=self._redactor.text(outcome.error))
         now = time.time()
         run.result = RunResult(
             run_id=run.id,
@@ -395,6 +450,7 @@ class AgentRuntime:
             await self.sessions.touch(run.session.id, status=outcome.status, usage=ended.usage)
         except ClawmodeError as error:
             logger.error("session %s: %s", run.session.key, error)
+        run.inside = None  # and with it the conversation, of which it has a copy
         run.ended.set()
         if self.hooks.has("agent_end"):
             end = AgentEnd(

@@ -6,9 +6,12 @@ Each of it waits for the session's run to end, and keeps others out meanwhile.
 import logging
 import uuid
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+import anyio
 
 from clawmode.agent.compaction import Compactor, Shortened
+from clawmode.agent.history import TranscriptError
 from clawmode.agent.hooks import SessionEvent
 from clawmode.agent.lanes import Lanes
 from clawmode.agent.operator_hooks import OperatorHooks
@@ -40,6 +43,9 @@ class SessionCare:
     operator: OperatorHooks | None
     stop: Callable[[str], int]
     forget: Forget
+    _compacting: dict[str, anyio.CancelScope] = field(
+        default_factory=dict[str, anyio.CancelScope], repr=False
+    )
 
     async def begin(self, session: Session) -> None:
         """A session has its first run."""
@@ -54,7 +60,7 @@ class SessionCare:
             UnknownSession: There is none.
         """
         self.stop(session.key)
-        async with self.lanes.enter(session.key):
+        async with self.lanes.enter(session.key, shared=False):
             made = await self.sessions.reset(session.key)
             await self._end(session, reason)
         return made
@@ -67,8 +73,9 @@ class SessionCare:
             SessionBusy: Another process has it.
         """
         self.stop(session.key)
-        async with self.lanes.enter(session.key):
+        async with self.lanes.enter(session.key, shared=False):
             count = await self.sessions.delete(session.key)
+            await anyio.to_thread.run_sync(self.resolver.forget, session)
             await self._end(session, "deleted")
         return count
 
@@ -78,6 +85,21 @@ class SessionCare:
         Raises:
             ClawmodeError: It cannot be had, summed up, or written.
         """
+        with anyio.CancelScope() as scope:
+            self._compacting[session.key] = scope
+            try:
+                return await self._compact(session, wishes)
+            finally:
+                if self._compacting.get(session.key) is scope:
+                    del self._compacting[session.key]
+        raise TranscriptError("It was stopped.")
+
+    def cancel(self, session_key: str) -> None:
+        """Stops a conversation's being shortened."""
+        if (scope := self._compacting.get(session_key)) is not None:
+            scope.cancel()
+
+    async def _compact(self, session: Session, wishes: str) -> Shortened | None:
         request = AgentRequest(session_id=session.id)
         async with self.lanes.enter(session.key):
             settings = await self.resolver.settings(request, session)

@@ -6,7 +6,7 @@ whatever ended it.
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,7 +19,7 @@ from clawmode.agent.compaction import Compactor, estimate
 from clawmode.agent.events import Stream
 from clawmode.agent.hooks import AgentHooks, ClaimedReply, PromptBuild
 from clawmode.agent.intake import Intake, Said
-from clawmode.agent.loop import Outcome, Turn, run_loop
+from clawmode.agent.loop import Outcome, Shorten, Turn, run_loop
 from clawmode.agent.operator_hooks import OperatorHooks
 from clawmode.agent.prompt import Ingredients, Prompt, build
 from clawmode.agent.recorder import Recorder
@@ -36,7 +36,7 @@ from clawmode.exceptions import ClawmodeError
 from clawmode.executor import Executor
 from clawmode.hooks import Hooks
 from clawmode.messages import AssistantMessage, Message, Text, Usage, UserMessage
-from clawmode.models.base import ToolDefinition
+from clawmode.models.base import Model, ToolDefinition
 from clawmode.models.debug import debug_flags, log
 from clawmode.namespaces import NamespaceRegistry
 from clawmode.redaction import Redactor
@@ -123,6 +123,7 @@ class SessionRun:
         closing: Whether the process is about to end: then the run is left unfinished.
         intake: What people say to it while it goes on.
         sent: What messaging tools have sent.
+        programs: Its code mode, as long as that is open.
         ended: How it ended; also if it was cancelled, and `carry_out` could not say.
     """
 
@@ -136,6 +137,7 @@ class SessionRun:
     closing: Callable[[], bool]
     intake: Intake = field(default_factory=Intake)
     sent: Sent = field(default_factory=Sent)
+    programs: CodeMode | None = None
     ended: Ended | None = None
     _turn: Turn | None = None
     _own: tuple[Tool, ...] = ()
@@ -215,7 +217,8 @@ class SessionRun:
 
     # ---- Tools ----
 
-    def _activate(self) -> ToolSurface:
+    def activate(self) -> ToolSurface:
+        """Makes the run's own tools; what the model sees, and what it can call."""
         shared, settings, request = self.shared, self.settings, self.request
         self._own = shared.own(self)
         return activate(
@@ -229,9 +232,16 @@ class SessionRun:
             raw_model_call=request.raw_model_call,
         )
 
+    def offered(self) -> tuple[Tool, ...]:
+        """All tools that it was made with, before any policy."""
+        servers = self.shared.servers
+        mcp = () if servers is None else servers.tools()
+        own, others = (*self.shared.tools, *self._own), self.shared.plugin_tools
+        return (*own, *others, *mcp, *self.request.client_tools)
+
     async def _with_tools(self, recorder: Recorder) -> Outcome:
         shared, settings = self.shared, self.settings
-        surface = self._activate()
+        surface = self.activate()
         _log_surface(self.context.run_id, surface, settings)
         model = settings.models[0]
         self.transcript.start_run(
@@ -266,9 +276,11 @@ class SessionRun:
     async def _with_programs(self, recorder: Recorder) -> Outcome:
         async with self._code_mode() as code_mode:
             code_mode.watch(recorder.watch)
+            self.programs = code_mode
             try:
                 return await self._converse(recorder, CodeModeTools(code_mode))
             finally:
+                self.programs = None
                 self._surface = _engaged(code_mode)
                 if not self.closing():
                     with anyio.CancelScope(shield=True):
@@ -276,7 +288,7 @@ class SessionRun:
 
     async def preview(self) -> tuple[Prompt, tuple[ToolDefinition, ...]]:
         """What the model would be told before the conversation, and which tools it would see."""
-        surface = self._activate()
+        surface = self.activate()
         messages = tuple(self.transcript.messages())
         shown = PromptBuild(prompt=self.request.message, run=self.context, messages=messages)
         added = await AgentHooks(self.shared.hooks).build_prompt(shown)
@@ -322,7 +334,7 @@ class SessionRun:
             run_id=self.context.run_id,
             cache_key=self.session.id,
             intake=self.intake,
-            shorten=None if request.raw_model_call else self._compactor(),
+            shorten=None if request.raw_model_call else self._shortening(prompt.context),
         )
         self.intake.open()
         return await run_loop(self._turn)
@@ -340,14 +352,21 @@ class SessionRun:
         files = await operator.bootstrap(given.files, about, self.settings.workspace)
         return replace(given, files=files)
 
-    def _compactor(self) -> Compactor:
-        return Compactor(
+    def _shortening(self, context: str) -> Shorten:
+        """Shortens the conversation; what hooks put before what was said last stays there."""
+        compactor = Compactor(
             self.settings.compaction,
             self.transcript,
             self.context,
             self.shared.hooks,
             self.emit,
         )
+
+        async def shorten(turn: Turn, model: Model, *, overflow: bool) -> Sequence[Message] | None:
+            shorter = await compactor(turn, model, overflow=overflow)
+            return None if shorter is None else _with_context(list(shorter), context)
+
+        return shorten
 
     # ---- The end ----
 
@@ -421,11 +440,14 @@ def _answer_instead(claimed: ClaimedReply, recorder: Recorder) -> Outcome:
 
 
 def _with_context(messages: list[Message], context: str) -> list[Message]:
-    """The conversation with something before what was said last; it is not kept."""
-    last = messages[-1] if messages else None
-    if not context or not isinstance(last, UserMessage):
+    """The conversation with something before what a person said last; it is not kept."""
+    spoken = [n for n, message in enumerate(messages) if isinstance(message, UserMessage)]
+    if not context or not spoken:
         return messages
-    return [*messages[:-1], replace(last, content=(Text(f"{context}\n\n"), *last.content))]
+    last = messages[spoken[-1]]
+    assert isinstance(last, UserMessage)
+    told = replace(last, content=(Text(f"{context}\n\n"), *last.content))
+    return [*messages[: spoken[-1]], told, *messages[spoken[-1] + 1 :]]
 
 
 def _log_surface(run_id: str, surface: ToolSurface, settings: RunSettings) -> None:

@@ -76,11 +76,13 @@ class SkillLoader:
         folders: Where to look; of two skills of one name, that of the earlier folder counts.
         disabled: Names of those that are switched off.
         env: Variables by the name of a skill.
+        written: Folders that models can write to: no skill there gets variables by its name.
     """
 
     folders: tuple[Path, ...]
     disabled: frozenset[str] = frozenset()
     env: Mapping[str, Mapping[str, str]] = field(default_factory=dict, repr=False)
+    written: frozenset[Path] = frozenset()
     _snapshot: Skills | None = None
 
     def load(self) -> Skills:
@@ -106,7 +108,8 @@ class SkillLoader:
             if skill.name in found:
                 notes.append(f"{file}: there is a skill {skill.name!r} already")
             elif len(found) < MAX_SKILLS:
-                env = self.env.get(skill.name, {})
+                own = file.parent.parent in self.written
+                env = {} if own else self.env.get(skill.name, {})
                 found[skill.name] = Skill(skill.name, skill.description, file, env)
         ordered = tuple(found[name] for name in sorted(found))
         return Skills(ordered, version, tuple(notes[:MAX_NOTES]))

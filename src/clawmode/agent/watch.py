@@ -18,6 +18,7 @@ LOOKS = 4
 """How often it looks in the time after which silence is worth a line."""
 
 MAX_PAUSE = 30.0
+GIVEN_UP = "The run was given up: nothing has come of it for too long."
 
 
 class Watch:
@@ -48,9 +49,15 @@ class Watch:
             abort_seconds=settings.abort_ms() / 1000,
             clock=clock,
             report=self._report,
-            abort=runtime.abort_running,
+            abort=lambda key: runtime.abort_running(key, GIVEN_UP),
             gate=lambda key: not runtime.is_running(key),
         )
+
+    def change(self, settings: Diagnostics) -> None:
+        """Other limits hold from now on."""
+        self._pause = min(settings.stuck_session_warn_ms / 1000 / LOOKS, MAX_PAUSE)
+        self.monitor.warn_seconds = settings.stuck_session_warn_ms / 1000
+        self.monitor.abort_seconds = settings.abort_ms() / 1000
 
     async def serve(self) -> None:
         """Watches until it is cancelled."""
@@ -117,8 +124,10 @@ class Watch:
             self.monitor.start_work(key, _model(event), "model")
 
     def _end(self, event: AgentEvent) -> None:
+        if event.run_id not in self._keys:
+            return  # it was aborted while it waited
         key = event.session_key
-        self._keys.pop(event.run_id, None)
+        del self._keys[event.run_id]
         for name in self._calls.pop(event.run_id, set[str]()):
             self.monitor.end_work(key, name)
         self.monitor.end_work(key, _model(event))

@@ -1,6 +1,7 @@
 """The folders that agents work in: their workspace, or the root of a sandbox instead of it."""
 
 import os
+import shutil
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -25,7 +26,15 @@ def workspace_of(state: Path, agent_id: str = "main", configured: str | None = N
     """
     agent_id = check_agent_id(agent_id)
     if configured:
-        return _made(_absolute(configured))
+        made = _made(_absolute(configured))
+        if state.resolve().is_relative_to(made):
+            # Its tools could change who may do what, and what is remembered.
+            raise ConfigurationError(
+                f"{str(made)[:200]!r} cannot be used to work in: the state folder is in it",
+                path="workspace",
+                expected="a folder without the state folder",
+            )
+        return made
     return _made(state / ("workspace" if agent_id == "main" else f"workspace-{agent_id}"))
 
 
@@ -59,6 +68,14 @@ def sandbox_root(
         name = f"session-{check_session_id(session_id)}"
     # A link would lead those who work in it out of the sandbox.
     return _made(base / name, follow=False)
+
+
+def forget_sandbox(state: Path, session_id: str, configured: str | None = None) -> None:
+    """Deletes the sandbox of a session that is deleted, if it had one."""
+    base = _absolute(configured) if configured else state / "sandboxes"
+    folder = base / f"session-{check_session_id(session_id)}"
+    if folder.is_dir() and not folder.is_symlink():
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _absolute(configured: str) -> Path:

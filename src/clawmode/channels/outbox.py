@@ -16,6 +16,9 @@ logger = logging.getLogger("clawmode.channels")
 MAX_CHARS = 4_000
 """Of one message."""
 
+SEND_SECONDS = 120.0
+"""How long a channel may take for one, tries included."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Receipt:
@@ -171,10 +174,13 @@ class _Job:
         return Receipt(status=status, message_ids=tuple(ids), text=self.event.text, error=error)
 
     async def _send(self, text: str, *, first: bool) -> str:
-        if first and self.edited:
-            await self.channel.edit(self.event.target, self.edited, text)
-            return self.edited
-        return await self.channel.send(self.event.target, text)
+        # Else one that hangs would hold up all that is sent to its target, for ever.
+        with anyio.move_on_after(SEND_SECONDS):
+            if first and self.edited:
+                await self.channel.edit(self.event.target, self.edited, text)
+                return self.edited
+            return await self.channel.send(self.event.target, text)
+        raise ChannelError(f"the channel took longer than {SEND_SECONDS:g} s")
 
 
 # ---- Long texts ----

@@ -15,6 +15,7 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from clawmode.agent.operation_sections import ChannelEntry
+from clawmode.agent.session_keys import InvalidSession
 from clawmode.channels.base import ChannelError, Inbound, Receive
 from clawmode.channels.delivery import Delivery, Retry, parse_address
 from clawmode.channels.signing import Seen, Signer
@@ -182,6 +183,8 @@ class WebhookChannel:
         )
         try:
             await self._receive(message)
+        except InvalidSession as error:
+            raise Refused(400, "invalid_session", str(error)) from None
         except Exception as error:
             kind = type(error).__name__
             logger.error(

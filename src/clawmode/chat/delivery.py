@@ -6,7 +6,7 @@ sent twice, whatever is retried, and `NO_REPLY` is not sent at all.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TypeAlias
@@ -18,8 +18,8 @@ from clawmode.agent.events import AgentEvent
 from clawmode.agent.replies import SILENT, Sent, is_silent
 from clawmode.agent.requests import RunResult, Streaming
 from clawmode.agent.runtime import AgentRuntime, Run
-from clawmode.channels.base import Channel, ChannelError
-from clawmode.channels.outbox import Outbox
+from clawmode.channels.base import Channel
+from clawmode.channels.outbox import MAX_CHARS, Outbox
 from clawmode.tools import JsonObject
 
 logger = logging.getLogger("clawmode.chat")
@@ -30,12 +30,17 @@ DELTA_SECONDS = 0.15
 EDIT_SECONDS = 1.0
 """How often a message that grows is changed."""
 
+CLOSE_SECONDS = 5.0
+"""How long replies may take that are on their way when all is closed."""
+
 OnChat: TypeAlias = Callable[[JsonObject], None]
 """Told `{runId, sessionKey, seq, state: "delta" | "final" | "error" | "aborted", text, …}`."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Block:
+    """What is finished. Of kind `covered`, it was sent already, in parts."""
+
     text: str
     kind: str = ""
 
@@ -48,22 +53,29 @@ class _Reply:
         text: The words of the answer so far.
         thoughts: The same of the model's thoughts.
         told: What chat clients were told last.
+        parts: Of the answer, which wait because it may come to nothing that is to be seen.
         blocks: What is finished and to be sent, in this order.
-        sent: What was sent already.
+        sent: What was sent already; `other` is what is no reply: thoughts, calls.
         growing: The id of the message that grows, and what it shows.
+        before: Set when the reply before it has been sent.
+        done: Set when this one has.
     """
 
     run: Run
     channel: Channel | None
+    before: anyio.Event | None = None
     text: str = ""
     thoughts: str = ""
     seq: int = 0
     told: tuple[str, str] = ("", "")
+    parts: list[str] = field(default_factory=list[str])
     blocks: list[_Block] = field(default_factory=list[_Block])
     sent: Sent = field(default_factory=Sent)
+    other: Sent = field(default_factory=Sent)
     growing: str = ""
     shown: str = ""
     ended: bool = False
+    done: anyio.Event = field(default_factory=anyio.Event)
     changes: int = 0
     _news: anyio.Event = field(default_factory=anyio.Event)
 
@@ -82,13 +94,17 @@ class _Reply:
     @property
     def streaming(self) -> Streaming:
         """How it goes out."""
-        inside = self.run.inside
-        return Streaming() if inside is None else inside.settings.streaming
+        return self.run.streaming
 
     @property
     def in_blocks(self) -> bool:
         """Whether it goes out in parts."""
         return self.streaming.blocks or (self.channel is not None and self.channel.block_streaming)
+
+    @property
+    def to(self) -> tuple[str, str]:
+        """Channel and target."""
+        return self.run.request.channel, self.run.request.target
 
     @property
     def result(self) -> RunResult:
@@ -113,6 +129,7 @@ class Delivery:
         self._outbox = outbox
         self._on_chat = on_chat
         self._replies: dict[str, _Reply] = {}
+        self._last: dict[tuple[str, str], _Reply] = {}
         self._tasks: TaskGroup | None = None
         self._unsubscribe: Callable[[], None] = lambda: None
 
@@ -129,6 +146,9 @@ class Delivery:
     ) -> None:
         assert self._tasks is not None
         self._unsubscribe()
+        with anyio.move_on_after(CLOSE_SECONDS, shield=True):
+            for reply in [it for it in self._last.values() if it.ended]:
+                await reply.done.wait()
         self._tasks.cancel_scope.cancel()
         await self._tasks.__aexit__(None, None, None)
 
@@ -136,8 +156,8 @@ class Delivery:
 
     def _take(self, event: AgentEvent) -> None:
         phase = event.data.get("phase") if event.stream == "lifecycle" else None
-        if phase == "start":
-            self._begin(event.run_id)
+        if phase == "start" or (phase is not None and event.run_id not in self._replies):
+            self._begin(event.run_id)  # one that was aborted in the queue ends without a start
         reply = self._replies.get(event.run_id)
         if reply is None:
             return
@@ -153,13 +173,28 @@ class Delivery:
     def _begin(self, run_id: str) -> None:
         run = self._runtime.find(run_id)
         assert run is not None
-        assert self._tasks is not None
         request = run.request
         channel = self._outbox.find(request.channel) if request.target else None
         reply = self._replies[run_id] = _Reply(run, channel)
-        self._tasks.start_soon(self._chat, reply)
+        self._start(self._chat, reply)
         if channel is not None:
-            self._tasks.start_soon(self._send, reply, channel)
+            key = (run.session.key, request.channel + "\0" + request.target)
+            before = self._last.get(key)
+            reply.before = None if before is None else before.done
+            self._last[key] = reply
+            self._start(self._send, reply, channel, key)
+
+    def _start(self, do: Callable[..., Awaitable[None]], *given: object) -> None:
+        """Does something beside; what goes wrong with it is logged, and is nobody else's."""
+        assert self._tasks is not None
+
+        async def guarded() -> None:
+            try:
+                await do(*given)
+            except Exception:
+                logger.exception("a reply")
+
+        self._tasks.start_soon(guarded)
 
     # ---- Chat clients ----
 
@@ -187,86 +222,118 @@ class Delivery:
             "state": state,
             "text": text,
         }
-        try:
-            self._on_chat(event | {key: value for key, value in more.items() if value})
-        except Exception:
-            logger.exception("a chat client")
+        self._on_chat(event | {key: value for key, value in more.items() if value})
 
     # ---- Channels ----
 
-    async def _send(self, reply: _Reply, channel: Channel) -> None:
+    async def _send(self, reply: _Reply, channel: Channel, key: tuple[str, str]) -> None:
         """Sends what a channel can take while the run goes on, and the rest at its end."""
         seen = 0
         try:
+            if reply.before is not None:
+                await reply.before.wait()
             while not reply.ended:
                 seen = await reply.changed(seen)
                 if reply.in_blocks or channel.can_edit:
                     await self._send_blocks(reply)
                 if not reply.in_blocks and channel.can_edit and not reply.ended:
                     await self._grow(reply)
-            if reply.result.status != "aborted":  # whoever stopped it knows
+            await self._send_blocks(reply)
+            if reply.result.status != "aborted" or reply.run.stopped:
                 for payload in reply.result.payloads:
-                    kind = str(payload.get("kind", ""))
-                    await self._say(reply, str(payload.get("text", "")), kind)
-        except ChannelError as error:
-            logger.error("run %s: %s", reply.run.id, error)
+                    await self._say(reply, str(payload.get("text", "")), _kind(payload))
+        finally:
+            reply.done.set()
+            if self._last.get(key) is reply:
+                del self._last[key]
 
     async def _send_blocks(self, reply: _Reply) -> None:
-        while reply.blocks:
+        while reply.blocks and (reply.in_blocks or not reply.ended):
             block = reply.blocks.pop(0)
             await self._say(reply, block.text, block.kind)
 
     async def _grow(self, reply: _Reply) -> None:
-        """One message, which has the words so far."""
+        """One message, which has the words so far; until they are too many for one."""
         text = reply.text.strip()
-        if text and not may_be_silent(text) and not reply.sent.has(text):
+        by_tools = reply.run.sent
+        if not text or len(text) > MAX_CHARS or may_be_silent(text):
+            return
+        if not reply.sent.has(text) and not by_tools.may_become(text):
             await self._put(reply, text)
             await anyio.sleep(EDIT_SECONDS)
 
     async def _say(self, reply: _Reply, text: str, kind: str = "") -> None:
         """Sends a text that is complete, unless it was sent; or makes the one that grew so."""
-        by_tools = Sent() if reply.run.inside is None else reply.run.inside.sent
-        if not text.strip() or is_silent(text) or reply.sent.has(text) or by_tools.has(text):
+        known = reply.other if kind not in ("", "covered") else reply.sent
+        if not text.strip() or is_silent(text) or known.has(text):
             return
-        reply.sent.add(text)
-        if kind:
+        if known is reply.sent and reply.run.sent.has(text):
+            return
+        known.add(text)
+        if kind == "":
+            await self._put(reply, text, final=True)
+            reply.growing = reply.shown = ""
+        elif kind != "covered":
             words = f"Reasoning:\n{text.strip()}" if kind == "reasoning" else text
             await self._post(reply, words)
-        else:
-            await self._put(reply, text)
-            reply.growing = reply.shown = ""
 
-    async def _put(self, reply: _Reply, text: str) -> None:
+    async def _put(self, reply: _Reply, text: str, *, final: bool = False) -> None:
         """Changes the message that grows, or begins one."""
         if not reply.growing:
             reply.growing = await self._post(reply, text)
         elif text != reply.shown:
-            request = reply.run.request
-            to = (request.channel, request.target, reply.growing)
-            await self._outbox.edit(*to, text, session_key=reply.run.session.key)
+            key = reply.run.session.key
+            changed = await self._outbox.edit(*reply.to, reply.growing, text, session_key=key)
+            if changed.status == "failed":
+                logger.error("run %s: a message was not changed: %s", reply.run.id, changed.error)
+                if not final:
+                    return
+                reply.growing = await self._post(reply, text)
         reply.shown = text
 
     async def _post(self, reply: _Reply, text: str) -> str:
-        request = reply.run.request
-        to = (request.channel, request.target)
-        receipt = await self._outbox.send(*to, text, session_key=reply.run.session.key)
+        key = reply.run.session.key
+        receipt = await self._outbox.send(*reply.to, text, session_key=key)
+        if receipt.status == "failed":
+            logger.error("run %s: its reply was not sent: %s", reply.run.id, receipt.error)
         return receipt.message_id
+
+
+def _kind(payload: JsonObject) -> str:
+    return str(payload.get("kind", ""))
 
 
 def _hear(reply: _Reply, data: JsonObject) -> None:
     """Takes in what the model says. A message that grows ends with the answer."""
     if data.get("reset"):
         reply.text = reply.thoughts = ""
+        reply.parts.clear()
     reply.text += str(data.get("delta", ""))
     by_text = reply.in_blocks and reply.streaming.at == "text_end"
-    words = str(data.get("text" if by_text else "message") or "").strip()
-    if words:
-        if reply.streaming.reasoning == "on" and reply.thoughts.strip():
-            reply.blocks.append(_Block(reply.thoughts, "reasoning"))
-            reply.thoughts = ""
-        reply.blocks.append(_Block(words))
-    if "message" in data:
-        reply.text = reply.thoughts = ""
+    if by_text and (part := str(data.get("text") or "").strip()):
+        reply.parts.append(part)
+        if not may_be_silent("".join(reply.parts)):
+            _finish_parts(reply)
+    if "message" not in data:
+        return
+    whole = str(data["message"] or "").strip()
+    if whole and not is_silent(whole):
+        if by_text:
+            _finish_parts(reply)
+            reply.blocks.append(_Block(whole, "covered"))
+        else:
+            reply.parts[:] = [whole]
+            _finish_parts(reply)
+    reply.parts.clear()
+    reply.text = reply.thoughts = ""
+
+
+def _finish_parts(reply: _Reply) -> None:
+    if reply.parts and reply.streaming.reasoning == "on" and reply.thoughts.strip():
+        reply.blocks.append(_Block(reply.thoughts, "reasoning"))
+        reply.thoughts = ""
+    reply.blocks += [_Block(part) for part in reply.parts]
+    reply.parts.clear()
 
 
 def may_be_silent(text: str) -> bool:

@@ -9,7 +9,8 @@ import logging
 import re
 import uuid
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Literal, TypeAlias
@@ -26,16 +27,20 @@ from clawmode.agent.requests import AgentRequest
 from clawmode.agent.runtime import AgentRuntime
 from clawmode.agent.session_keys import InvalidSession, check_agent_id, session_key
 from clawmode.agent.sessions import Session
+from clawmode.approvals import Question
 from clawmode.channels.base import Inbound
 from clawmode.channels.outbox import Outbox
 from clawmode.chat.queue import Batch, Line, Queued, settings_for
-from clawmode.chat.slash import Slash, SlashCommands
+from clawmode.chat.slash import DECISIONS, Slash, SlashCommands, describe
 from clawmode.exceptions import ClawmodeError
 from clawmode.messages import Text, UserMessage
 
 logger = logging.getLogger("clawmode.chat")
 
 How: TypeAlias = Literal["started", "steered", "queued", "dropped", "command", "repeated"]
+
+MAX_DEBOUNCES = 5
+"""How often in a row more may be waited for: who keeps talking is heard all the same."""
 
 MAX_KNOWN = 10_000
 """Messages that are known by their ids, so that none is taken twice."""
@@ -90,8 +95,9 @@ class Inbox:
             operator=operator,
         )
         self._lines: dict[str, Line] = {}
-        self._steered: dict[str, Queued] = {}
+        self._steered: dict[str, tuple[str, Queued]] = {}
         self._known: OrderedDict[tuple[str, str], None] = OrderedDict()
+        self._arriving: dict[str, list[object]] = {}
         self._locks: dict[str, _Lock] = {}
         self._tasks: TaskGroup | None = None
         self._unsubscribe: Callable[[], None] = lambda: None
@@ -112,6 +118,11 @@ class Inbox:
         self._tasks.cancel_scope.cancel()
         await self._tasks.__aexit__(None, None, None)
 
+    def change(self, queue: Queue, default_agent: str) -> None:
+        """What holds for messages from now on."""
+        self._queue = self._slash.queue = queue
+        self._default_agent = default_agent
+
     # ---- For channels ----
 
     async def receive(self, message: Inbound) -> Taken:
@@ -124,15 +135,36 @@ class Inbox:
             return Taken("repeated")
         try:
             session = await self._session(message)
-            async with self._in_order(session.key):
-                await self._announce(message, session)
-                found = self._slash.parse(message.text)
-                if found is not None:
-                    return await self._obey(found, message, session)
-                return self._take(message, await self._runtime.sessions.get(session.key))
+            found = self._slash.parse(message.text)
+            if found is not None and found.at_once:
+                # Whatever holds others up must not hold up who wants it to stop.
+                self._start(self._announce, message, session)
+                self._arriving.pop(session.key, None)
+                return await self._obey(found, message, session)
+            return await self._receive(message, session, found)
         except BaseException:
             self._known.pop((message.channel, message.id), None)  # it may be sent again
             raise
+
+    async def _receive(self, message: Inbound, session: Session, found: Slash | None) -> Taken:
+        """Takes a message in, after those before it; unless all is stopped meanwhile."""
+        arrival = object()
+        self._arriving.setdefault(session.key, []).append(arrival)
+        try:
+            async with self._in_order(session.key):
+                await self._announce(message, session)
+                if found is not None:
+                    return await self._obey(found, message, session)
+                now = await self._runtime.sessions.get(session.key)
+                if arrival not in self._arriving.get(session.key, ()):
+                    return Taken("dropped", session_key=session.key)
+                return self._take(message, now)
+        finally:
+            arriving = self._arriving.get(session.key, [])
+            if arrival in arriving:
+                arriving.remove(arrival)
+            if not arriving:
+                self._arriving.pop(session.key, None)
 
     def cancel(self, message_id: str) -> bool:
         """Takes a message back: one that waits, one that a run has not read yet, or its run."""
@@ -201,6 +233,8 @@ class Inbox:
             return Taken("steered", queued.id, session.key)
         # The first one is not waited with: nothing is under way that more could be said about.
         line.last = anyio.current_time() if busy else 0.0
+        if not line.waiting:
+            line.first = line.last
         gone = line.add(queued)
         self._serve(session.key, line)
         if queued in gone:
@@ -217,17 +251,28 @@ class Inbox:
             asked = (run.request.channel, run.request.target, run.request.sender)
             own = asked == (message.channel, message.target, message.sender)
             if own and self._runtime.steer(run.id, said):
-                self._steered[queued.id] = queued
+                self._steered[queued.id] = (run.id, queued)
                 return True
         return False
 
     # ---- Turns ----
 
-    def _serve(self, key: str, line: Line) -> None:
+    def _start(self, do: Callable[..., Awaitable[None]], *given: object) -> None:
+        """Does something beside; what goes wrong with it is logged, and is nobody else's."""
         assert self._tasks is not None, "an Inbox is used inside of `async with`"
+
+        async def guarded() -> None:
+            try:
+                await do(*given)
+            except Exception:
+                logger.exception("the inbox")
+
+        self._tasks.start_soon(guarded)
+
+    def _serve(self, key: str, line: Line) -> None:
         if not line.served:
             line.served = True
-            self._tasks.start_soon(self._drain, key, line)
+            self._start(self._drain, key, line)
 
     async def _drain(self, key: str, line: Line) -> None:
         """Makes turns of what waits in a session, until nothing does."""
@@ -235,8 +280,9 @@ class Inbox:
             while line.waiting:
                 await self._until_free(key)
                 await self._until_quiet(line)
-                if (batch := line.next()) is not None:
-                    await self._turn(key, batch)
+                line.starting = line.next()
+                if line.starting is not None:
+                    await self._turn(key, line, line.starting)
         finally:
             line.served = False
             if not line.waiting and self._lines.get(key) is line:
@@ -248,12 +294,13 @@ class Inbox:
 
     async def _until_quiet(self, line: Line) -> None:
         while line.waiting and line.last:
-            rest = line.last + line.waiting[0].settings.debounce_seconds - anyio.current_time()
-            if rest <= 0:
+            wait = line.waiting[0].settings.debounce_seconds
+            until = min(line.last + wait, line.first + wait * MAX_DEBOUNCES)
+            if (rest := until - anyio.current_time()) <= 0:
                 return
             await anyio.sleep(rest)
 
-    async def _turn(self, key: str, batch: Batch) -> None:
+    async def _turn(self, key: str, line: Line, batch: Batch) -> None:
         message = batch.message
         request = AgentRequest(
             message=batch.text,
@@ -268,9 +315,13 @@ class Inbox:
             run = await self._runtime.start(request)
         except ClawmodeError as error:
             logger.error("session %s: %s", key, error)
-            await self._answer(message, key, f"It could not be started: {error}")
-        else:
-            await run.ended.wait()
+            self._answer(message, key, f"It could not be started: {error}")
+            return
+        finally:
+            line.starting = None
+        if batch.void:
+            self._runtime.abort(run.id)
+        await run.ended.wait()
 
     def _watch(self, event: AgentEvent) -> None:
         """What a run has not read is the next turn's."""
@@ -279,7 +330,11 @@ class Inbox:
         run = self._runtime.find(event.run_id)
         unread = () if run is None or run.result is None else run.result.unread
         found = [self._steered.pop(said.id, None) for said in unread]
-        if left := [queued for queued in found if queued is not None]:
+        for said_id in [
+            key for key, (run_id, _) in self._steered.items() if run_id == event.run_id
+        ]:
+            del self._steered[said_id]
+        if left := [it[1] for it in found if it is not None]:
             line = self._lines.setdefault(event.session_key, Line())
             line.put_back(left)
             self._serve(event.session_key, line)
@@ -287,9 +342,8 @@ class Inbox:
     # ---- Commands ----
 
     async def _obey(self, found: Slash, message: Inbound, session: Session) -> Taken:
-        assert self._tasks is not None
         if found.takes_long:
-            self._tasks.start_soon(self._carry_out, found, message, session)
+            self._start(self._carry_out, found, message, session)
         else:
             await self._carry_out(found, message, session)
         if found.begins and found.arguments:
@@ -299,11 +353,25 @@ class Inbox:
 
     async def _carry_out(self, found: Slash, message: Inbound, session: Session) -> None:
         reply = await self._slash.run(found, message, session)
-        await self._answer(message, session.key, reply)
+        self._answer(message, session.key, reply)
 
-    async def _answer(self, message: Inbound, key: str, text: str) -> None:
+    def _answer(self, message: Inbound, key: str, text: str) -> None:
+        """Has something said where a message came from; nobody waits for that."""
         if text and self._outbox.has(message.channel):
-            await self._outbox.send(message.channel, message.target, text, session_key=key)
+            self._start(self._send, message.channel, message.target, text, key)
+
+    async def _send(self, channel: str, target: str, text: str, key: str) -> None:
+        receipt = await self._outbox.send(channel, target, text, session_key=key)
+        if receipt.status == "failed":
+            logger.error("channel %s: %s", channel, receipt.error)
+
+    def tell_question(self, question: Question) -> None:
+        """Says in the room of a run that it waits for somebody to decide: for `Approvals`."""
+        run = self._runtime.find(question.run.run_id)
+        if run is not None and run.request.target and self._outbox.has(run.request.channel):
+            text = f"{describe(question)}\n/approve {question.id} {'|'.join(DECISIONS)}"
+            to = (run.request.channel, run.request.target)
+            self._start(self._send, *to, text, run.session.key)
 
 
 class _Lock:
@@ -339,11 +407,10 @@ def conversation_key(agent_id: str, channel: str, target: str) -> str:
         InvalidSession: There can be no such agent.
     """
     owner = check_agent_id(agent_id)
-    try:
-        if channel == channel.lower() and target == target.lower() and ":" not in channel:
-            return session_key(f"{channel}:{target}", owner)
-    except InvalidSession:
-        pass
+    plain = channel == channel.lower() and target == target.lower() and ":" not in channel
+    if plain and not target.startswith("~"):
+        with suppress(InvalidSession):
+            return session_key(f"agent:{owner}:{channel}:{target}")
     name = re.sub(r"[^a-z0-9]+", "-", channel.lower()).strip("-") or "channel"
     digest = hashlib.sha256(f"{channel}\0{target}".encode()).hexdigest()[:24]
-    return session_key(f"{name[:40]}:~{digest}", owner)
+    return session_key(f"agent:{owner}:{name[:40]}:~{digest}")

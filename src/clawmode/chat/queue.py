@@ -7,7 +7,7 @@ import re
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, get_args
+from typing import Any, TypeAlias, get_args
 
 from clawmode.agent.operation_sections import Drop, Queue, QueueMode
 from clawmode.channels.base import Inbound
@@ -20,7 +20,11 @@ DROPS: tuple[Drop, ...] = get_args(Drop)
 MAX_CAP = 1_000
 MAX_DEBOUNCE = 60.0
 MAX_SUMMARIES = 20
+MAX_TURN_CHARS = 500_000
+"""Of messages that become one turn: a run takes a mebibyte."""
 SUMMARY_CHARS = 140
+
+Party: TypeAlias = tuple[str, str, str, bool]
 
 _SECONDS = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m)?")
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, None: 0.001}
@@ -124,27 +128,25 @@ class Queued:
     message: Inbound
     settings: QueueSettings
 
-    def goes_with(self, other: "Queued") -> bool:
-        """Whether both can be one turn: it acts for one person, and answers at one place."""
-        mine, theirs = self.message, other.message
-        return (mine.channel, mine.target, mine.sender, mine.operator) == (
-            theirs.channel,
-            theirs.target,
-            theirs.sender,
-            theirs.operator,
-        )
+    @property
+    def party(self) -> Party:
+        """For whom it acts, and where it is answered: those of one party can be one turn."""
+        message = self.message
+        return (message.channel, message.target, message.sender, message.operator)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Batch:
     """What becomes one turn.
 
     Attributes:
-        dropped: Lines about messages that were given up.
+        dropped: Lines about messages of the same party that were given up.
+        void: It was taken back: whatever it has become by then is stopped.
     """
 
     messages: tuple[Queued, ...]
     dropped: tuple[str, ...] = ()
+    void: bool = False
 
     @property
     def id(self) -> str:
@@ -178,14 +180,18 @@ class Line:
     """The messages that wait for one session, oldest first.
 
     Attributes:
-        last: When one came last, by the inbox's clock.
+        first, last: When the oldest of them came, and the newest, by the inbox's clock; 0: they are
+            not waited with.
         served: Whether somebody makes turns of them.
+        starting: What is about to be a run, and is none yet.
     """
 
     waiting: deque[Queued] = field(default_factory=deque[Queued])
+    first: float = 0.0
     last: float = 0.0
     served: bool = False
-    _dropped: list[str] = field(default_factory=list[str])
+    starting: "Batch | None" = None
+    _dropped: dict[Party, list[str]] = field(default_factory=dict[Party, list[str]])
 
     def add(self, queued: Queued) -> Sequence[Queued]:
         """One more; those that have to go for it, which may be itself."""
@@ -195,8 +201,10 @@ class Line:
             newest = queued.settings.drop == "new"
             gone.append(self.waiting.pop() if newest else self.waiting.popleft())
         if queued.settings.drop == "summarize":
-            self._dropped += [_line(each.message.text) for each in gone]
-            del self._dropped[:-MAX_SUMMARIES]
+            for each in gone:
+                lines = self._dropped.setdefault(each.party, [])
+                lines.append(_line(each.message.text))
+                del lines[:-MAX_SUMMARIES]
         return gone
 
     def put_back(self, queued: Iterable[Queued]) -> None:
@@ -208,22 +216,33 @@ class Line:
         if not self.waiting:
             return None
         taken = [self.waiting.popleft()]
+        party = taken[0].party
         if taken[0].settings.mode == "collect":
-            same = [each for each in self.waiting if each.goes_with(taken[0])]
-            taken += same
-            self.waiting = deque(each for each in self.waiting if each not in same)
-        dropped, self._dropped = tuple(self._dropped), list[str]()
-        return Batch(tuple(taken), dropped)
+            room = MAX_TURN_CHARS - len(taken[0].message.text)
+            for each in [it for it in self.waiting if it.party == party]:
+                room -= len(each.message.text)
+                if room < 0:
+                    break
+                self.waiting.remove(each)
+                taken.append(each)
+        return Batch(tuple(taken), tuple(self._dropped.pop(party, ())))
 
     def remove(self, queued_id: str) -> bool:
         """Takes one back; False if it does not wait."""
+        starting = self.starting
+        if starting is not None and starting.id == queued_id and not starting.void:
+            starting.void = True
+            return True
         before = len(self.waiting)
         self.waiting = deque(each for each in self.waiting if each.id != queued_id)
         return len(self.waiting) < before
 
     def clear(self) -> int:
-        """Takes all back; how many that were."""
+        """Takes all back, what is about to be a run too; how many that were."""
         count = len(self.waiting)
+        if self.starting is not None and not self.starting.void:
+            self.starting.void = True
+            count += 1
         self.waiting.clear()
         self._dropped.clear()
         return count

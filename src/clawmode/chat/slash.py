@@ -3,6 +3,7 @@
 A text that begins with the name of no command is for the model: paths begin like that too.
 """
 
+import json
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import get_args
@@ -12,14 +13,17 @@ from clawmode.agent.operator_hooks import OperatorHooks
 from clawmode.agent.requests import AgentRequest
 from clawmode.agent.runtime import AgentRuntime
 from clawmode.agent.sessions import Session
-from clawmode.approvals import Decision
+from clawmode.approvals import Decision, Question
 from clawmode.channels.base import Inbound
 from clawmode.chat.queue import QueueSettings, parse_override, settings_for
 from clawmode.exceptions import ClawmodeError
+from clawmode.terminal import harmless, one_line
 from clawmode.tools import JsonObject
 
 DECISIONS: tuple[Decision, ...] = get_args(Decision)
 MAX_LISTED = 10
+MAX_INPUT_CHARS = 2_000
+MAX_TITLE_CHARS = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +32,14 @@ class Slash:
 
     Attributes:
         begins: Whether what stands behind it is said in the conversation that it begins.
+        at_once: Whether it does not wait for messages before it.
     """
 
     name: str
     arguments: str
     takes_long: bool = False
     begins: bool = False
+    at_once: bool = False
 
 
 Handler = Callable[["SlashCommands", str, Inbound, Session], Awaitable[str]]
@@ -77,7 +83,7 @@ class SlashCommands:
         operator: OperatorHooks | None = None,
     ) -> None:
         self._runtime = runtime
-        self._queue = queue
+        self.queue = queue
         self._find_model = find_model
         self._operator = operator
         self._stop_all = stop
@@ -85,11 +91,13 @@ class SlashCommands:
 
     def parse(self, text: str) -> Slash | None:
         """The command that a text is, if it is one."""
-        word, _, rest = text.strip().partition(" ")
+        word, *rest = text.split(maxsplit=1) or [""]
         name = word[1:].lower()
         if not word.startswith("/") or name not in COMMANDS:
             return None
-        return Slash(name, rest.strip(), COMMANDS[name].takes_long, name in ("new", "reset"))
+        entry = COMMANDS[name]
+        begins = name in ("new", "reset")
+        return Slash(name, "".join(rest).strip(), entry.takes_long, begins, name == "stop")
 
     async def run(self, given: Slash, message: Inbound, session: Session) -> str:
         """Carries a command out; what whoever gave it is to read."""
@@ -136,7 +144,9 @@ class SlashCommands:
         return f"Stopped: {count}." if count else "Nothing runs."
 
     async def _compact(self, arguments: str, message: Inbound, session: Session) -> str:
-        done = await self._runtime.care.compact(session, arguments)
+        # What a guest wishes would stand among what the model is told of everyone.
+        wishes = arguments if message.operator else ""
+        done = await self._runtime.care.compact(session, wishes)
         if done is None:
             return "There is nothing to shorten."
         return (
@@ -156,7 +166,7 @@ class SlashCommands:
             f"tokens {usage.input:,} in, {usage.output:,} out",
             f"runs {len(runs)}, messages that wait {self._waiting(session.key)}",
             f"queue {_words(self._settings(message, session))}",
-            *(f"needs approval: {it.title} (/approve {it.id} …)" for it in questions[:MAX_LISTED]),
+            *(f"{describe(it)}\n/approve {it.id} …" for it in questions[:MAX_LISTED]),
         ]
         return "\n".join(lines)
 
@@ -189,8 +199,8 @@ class SlashCommands:
         words = arguments.split()
         if not words:
             waiting = approvals.pending()[:MAX_LISTED]
-            lines = (f"{it.id}  {it.tool_id}: {it.title}" for it in waiting)
-            return "\n".join(lines) if waiting else "Nothing waits for approval."
+            lines = (f"{it.id}  {describe(it)}" for it in waiting)
+            return "\n\n".join(lines) if waiting else "Nothing waits for approval."
         decision = next((it for it in DECISIONS if it == words[-1].lower()), None)
         if len(words) != 2 or decision is None:
             return f"/approve <id> {'|'.join(DECISIONS)}"
@@ -199,7 +209,20 @@ class SlashCommands:
         return f"{words[0]}: {decision}."
 
     def _settings(self, message: Inbound, session: Session) -> QueueSettings:
-        return settings_for(self._queue, message.channel, session.data.get("queue"))
+        return settings_for(self.queue, message.channel, session.data.get("queue"))
+
+
+def describe(question: Question) -> str:
+    """All that somebody decides about, in words: what was not seen is not to be allowed."""
+    given = json.dumps(question.input, ensure_ascii=False, indent=1)
+    if len(given) > MAX_INPUT_CHARS:
+        rest = len(given) - MAX_INPUT_CHARS
+        given = f"{given[:MAX_INPUT_CHARS]}… ({rest} more characters: decide where all is shown)"
+    about = f"{question.tool_id} with {harmless(given, chr(10))}"
+    asker = f"agent {question.run.agent_id}, session {question.run.session_key}"
+    always = f"allow-always remembers: {question.always}"
+    title = one_line(question.title, MAX_TITLE_CHARS)
+    return f"Approval needed ({question.severity}): {title}\n{about}\n{asker}\n{always}"
 
 
 def _words(settings: QueueSettings) -> str:

@@ -1,13 +1,11 @@
 """What is seen of the runs of a chat: words line by line, calls as trees, and what goes on now."""
 
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 from clawmode.agent.events import AgentEvent
 from clawmode.agent.replies import is_silent
-from clawmode.agent.requests import RunResult
 from clawmode.agent.view import AgentView
 from clawmode.channels.outbox import split_text
 from clawmode.chat.delivery import may_be_silent
@@ -94,6 +92,9 @@ class _RunView:
 
     def take(self, event: AgentEvent) -> None:
         data: dict[str, Any] = dict(event.data)
+        if event.stream == "assistant" and "delta" not in data:
+            self.words.end()
+        self.calls.take(event)  # before more words: a tree ends there
         if event.stream == "assistant":
             self._hear(data)
         elif event.stream == "thinking":
@@ -102,14 +103,11 @@ class _RunView:
             self.doing = "the conversation is summed up"
         elif event.stream == "tool":
             self._count(data)
-        self.calls.take(event)
 
     def _hear(self, data: dict[str, Any]) -> None:
         if delta := data.get("delta"):
             self.doing = "the model writes"
             self.words.add(str(delta))
-        else:
-            self.words.end()
         if "call" in data:
             self.doing = f"the model writes a call of {one_line(str(data['call']), MAX_NAME_CHARS)}"
         if text := str(data.get("message") or "").strip():
@@ -131,94 +129,44 @@ class ChatView:
     Args:
         say: Shows lines.
         width: Columns that there are.
-        redraw: Called when something of `status` has changed.
     """
 
-    def __init__(
-        self,
-        say: Callable[[str], None],
-        width: Callable[[], int],
-        redraw: Callable[[], None] = lambda: None,
-    ) -> None:
-        self.say = say
-        self.redraw = redraw
+    def __init__(self, say: Callable[[str], None], width: Callable[[], int]) -> None:
+        self._say = say
         self._width = width
         self._runs: dict[str, _RunView] = {}
         self._streamed: deque[set[str]] = deque(maxlen=2)
-        self._held = 0
-        self._kept: list[Callable[[], None]] = []
-        self._obeys = 0
 
-    # ---- Runs ----
-
-    def take(self, event: AgentEvent, result: RunResult | None = None) -> None:
-        """Takes in what happened, and what came of it if that was the end."""
-        self._do(lambda: self._show(event, result))
-        self.redraw()
-
-    def _show(self, event: AgentEvent, result: RunResult | None) -> None:
+    def take(self, event: AgentEvent) -> None:
+        """Takes in what happened."""
         phase = event.data.get("phase") if event.stream == "lifecycle" else None
         run = self._runs.get(event.run_id)
         if phase == "start":
-            run = self._runs[event.run_id] = _RunView(self.say, self._width)
+            run = self._runs[event.run_id] = _RunView(self._say, self._width)
+            # The words of the run before may still be on their way, to be shown no second time.
             self._streamed.append(run.streamed)
         elif run is not None and phase is not None:
             run.words.end()
-            run.calls.close(result)
+            run.calls.close(None)
             del self._runs[event.run_id]
         elif run is not None:
             run.take(event)
 
-    def status(self) -> tuple[str, str]:
-        """What goes on, and the line that the model writes."""
-        if self._held:
-            return "your answer is waited for", ""
-        for run in self._runs.values():
-            tail = harmless(run.words.seen)[-max(self._width() - 4, 10) :]
-            return run.doing, tail
-        return "", ""
-
-    # ---- Messages ----
-
-    def tell(self, text: str) -> None:
-        """Shows a message that was sent, unless it was seen as it came."""
-        if self._obeys:
-            self.say(text)
-        else:
-            self._do(lambda: self._tell(text))
-
-    def _tell(self, text: str) -> None:
+    def is_new(self, text: str) -> bool:
+        """Whether a message that is sent was not seen already, as it came; asked once for each."""
         for streamed in self._streamed:
             if text in streamed:
                 streamed.discard(text)
-                return
-        self.say(text)
+                return False
+        return True
 
-    @contextmanager
-    def obeying(self) -> Iterator[None]:
-        """What is sent in the block answers a command: it is shown whatever else is held back."""
-        self._obeys += 1
-        try:
-            yield
-        finally:
-            self._obeys -= 1
+    @property
+    def doing(self) -> str:
+        """What goes on; nothing if nothing does."""
+        return next((run.doing for run in self._runs.values()), "")
 
-    # ---- Questions ----
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """A question stands there: nothing may come after it that could pass for its words."""
-        self._held += 1
-        try:
-            yield
-        finally:
-            self._held -= 1
-            while self._kept and not self._held:
-                self._kept.pop(0)()
-            self.redraw()
-
-    def _do(self, show: Callable[[], None]) -> None:
-        if self._held:
-            self._kept.append(show)
-        else:
-            show()
+    @property
+    def part(self) -> str:
+        """The end of the line that the model writes."""
+        part = next((run.words.seen for run in self._runs.values()), "")
+        return harmless(part)[-max(self._width() - 4, 10) :]

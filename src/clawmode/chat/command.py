@@ -1,0 +1,118 @@
+"""`clawmode chat`: a conversation at the terminal; whoever sits there answers for its calls."""
+
+import gc
+import os
+import sys
+from dataclasses import dataclass
+
+import anyio
+
+from clawmode.agent.command import CONNECTS, load_models, told_logs
+from clawmode.agent.model_choice import Models
+from clawmode.agent.requests import AgentRequest
+from clawmode.agent.resolve import Configured
+from clawmode.agent.session_keys import is_session_id
+from clawmode.agent.sessions import Session, SessionStore
+from clawmode.agent.view import AgentView
+from clawmode.approvals import Approvals
+from clawmode.chat.conversation import Chat
+from clawmode.chat.screen import Screen
+from clawmode.chat.terminal import ChatDesk
+from clawmode.command_setup import Setup
+from clawmode.exceptions import ConfigurationError
+from clawmode.host import open_host
+from clawmode.interrupts import interruptible, outlast_tools
+from clawmode.questions import Mode, make_approvals
+
+HISTORY = "chat_history"
+"""What was typed, in the folder of the state."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatCommand:
+    """How a chat is set up.
+
+    Attributes:
+        setup: What the model can call, and what the configuration says.
+        session: The conversation: a key, an id, or nothing for the main one.
+        agent_id: Who answers; empty for the default agent.
+        model: Who answers from now on, instead of the agent's model.
+        approve: Who decides about calls.
+    """
+
+    setup: Setup
+    session: str = ""
+    agent_id: str = ""
+    model: str = ""
+    approve: Mode = "ask"
+
+    def run(self) -> None:
+        """Runs the chat to its end.
+
+        Raises:
+            ConfigurationError: There is no terminal, or what was given cannot be meant.
+            KeyboardInterrupt: It was stopped before it had begun.
+        """
+        check_terminal()
+        view = AgentView(None, live=True, summary=False)
+        with told_logs(view):
+            try:
+                models = load_models(self.setup, self._request(), view)
+            finally:
+                view.close(None)
+            anyio.run(self._drive, models)
+        outlast_tools()
+        gc.freeze()  # else the interpreter looks at all of the libraries before it ends
+
+    async def _drive(self, models: Models) -> None:
+        async with interruptible():
+            with Screen() as screen:
+                screen.note(CONNECTS)
+                session = await self._choose(models)
+                chat = Chat(screen, self.setup.state / HISTORY, session.key)
+                approvals = self._approvals(screen, chat)
+                channels = [chat.channel]
+                async with open_host(self.setup, approvals, models, channels=channels) as host:
+                    await chat.run(host, approvals if isinstance(approvals, ChatDesk) else None)
+
+    def _approvals(self, screen: Screen, chat: Chat) -> Approvals:
+        if self.approve == "ask":
+            return ChatDesk(chat.seat, screen.paused)
+        return make_approvals(
+            self.approve, later=False, terminal=None, paused=screen.paused, tell=screen.say
+        )
+
+    # ---- The conversation ----
+
+    def _request(self) -> AgentRequest:
+        by_id = is_session_id(self.session)
+        return AgentRequest(
+            session_key="" if by_id else self.session,
+            session_id=self.session if by_id else "",
+            agent_id=self.agent_id,
+            model=self.model,
+        )
+
+    async def _choose(self, models: Models) -> Session:
+        """The conversation that is meant, with the model that was named."""
+        request, store = self._request(), SessionStore(self.setup.sessions_folder)
+        owner = Configured(self.setup.configuration, models, self.setup.state).agent_of(request)
+        key, session_id = request.session_key or None, request.session_id or None
+        session = await store.resolve(key, session_id, owner)
+        if (await store.get(session.key)).id != session.id:
+            raise ConfigurationError(
+                f"the conversation {session.id} was reset: {session.key} goes on with another one"
+            )
+        return await store.touch(session.id, model=self.model) if self.model else session
+
+
+def check_terminal() -> None:
+    """Looks whether there is a terminal that a chat can be shown on.
+
+    Raises:
+        ConfigurationError: There is none.
+    """
+    if not (sys.stdin.isatty() and sys.stdout.isatty()) or os.environ.get("TERM") == "dumb":
+        raise ConfigurationError(
+            "chat needs a terminal on stdin and stdout; for one turn: clawmode agent -m TEXT"
+        )

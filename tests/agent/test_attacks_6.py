@@ -1,0 +1,337 @@
+"""Attacks on runs, sessions and what stands around them. Each failed when it was written."""
+
+import gc
+import json
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from tests.agent.driver import configured, opened
+from tests.agent.test_watch import Watching, until
+from tests.chat.driver import ANY, Gate, talking
+
+from clawmode.agent.hooks import SendDecision
+from clawmode.agent.known_secrets import known_secrets
+from clawmode.agent.requests import AgentRequest
+from clawmode.agent.session_run import SessionRun
+from clawmode.agent.sessions import SessionStore
+from clawmode.hooks import Hooks
+from clawmode.testing import ScriptedModel, Turn, call, pause
+from clawmode.tools import JsonObject, Tool, ToolContext
+
+pytestmark = pytest.mark.anyio
+
+SLOW = Turn(call("slow", id="c1"))
+KEY = "agent:main:main"
+DIRECT = configured(tools={})
+
+
+class Lingering(Gate):
+    """A tool that needs a moment to end when it is cancelled, as real ones do."""
+
+    async def _call(self, given: JsonObject, context: ToolContext) -> str:
+        self.entered.set()
+        try:
+            await self.open.wait()
+        finally:
+            with anyio.CancelScope(shield=True):
+                await anyio.sleep(0.2)
+        return "done"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tool = Tool("slow", "Slow.", ANY, self._call)
+
+
+# ---- Sessions that change under a run that waits ----
+
+
+async def test_what_is_asked_while_a_session_is_reset_is_in_the_new_one(tmp_path: Path) -> None:
+    """D1: a run is bound to a session when it is accepted; by its turn that may be the old one."""
+    gate = Lingering()
+    async with opened(tmp_path, [SLOW, "New."], tools=[gate.tool], configuration=DIRECT) as agent:
+        first = await agent.runtime.start(AgentRequest(message="one"))
+        await gate.entered.wait()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(agent.runtime.care.reset, first.session)
+            await anyio.sleep(0.05)
+            second = await agent.runtime.start(AgentRequest(message="two"))
+        with anyio.fail_after(5):
+            await second.ended.wait()
+        current = await agent.runtime.sessions.get(KEY)
+        assert current.id != first.session.id
+        assert second.session.id == current.id
+
+
+async def test_a_run_does_not_write_to_a_session_that_was_deleted(tmp_path: Path) -> None:
+    """D2: the same with a deletion: its transcript is a file that no session has."""
+    gate = Lingering()
+    async with opened(tmp_path, [SLOW, "New."], tools=[gate.tool], configuration=DIRECT) as agent:
+        first = await agent.runtime.start(AgentRequest(message="one"))
+        await gate.entered.wait()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(agent.runtime.care.delete, first.session)
+            await anyio.sleep(0.05)
+            second = await agent.runtime.start(AgentRequest(message="two"))
+        with anyio.fail_after(5):
+            await second.ended.wait()
+        listed = {session.id for session in await agent.runtime.sessions.list()}
+        kept = {path.stem for path in first.session.transcript.parent.glob("*.jsonl")}
+        kept = {name for name in kept if not name.endswith(".trajectory")}
+        assert kept <= listed, "a transcript that nobody can find or delete"
+
+
+async def test_a_queued_run_sees_that_another_process_deleted_its_session(tmp_path: Path) -> None:
+    """D2: the same if it was deleted by a command, while the run waited."""
+    gate = Gate()
+    async with opened(
+        tmp_path, [SLOW, "Two."], tools=[gate.tool], max_concurrent=1, configuration=DIRECT
+    ) as agent:
+        first = await agent.runtime.start(AgentRequest(message="one"))
+        await gate.entered.wait()
+        second = await agent.runtime.start(AgentRequest(message="two", session_key="other"))
+        await SessionStore(tmp_path / "sessions").delete("agent:main:other")
+        gate.open.set()
+        with anyio.fail_after(5):
+            await second.ended.wait()
+            await first.ended.wait()
+        listed = {session.id for session in await agent.runtime.sessions.list()}
+        assert not second.session.transcript.exists() or second.session.id in listed
+
+
+# ---- Sessions that wait for others ----
+
+
+async def test_a_session_is_reset_while_all_places_are_taken(tmp_path: Path) -> None:
+    """D3: /new in one conversation waits for the runs of all others."""
+    gate = Gate()
+    async with opened(
+        tmp_path, [SLOW, "Done."], tools=[gate.tool], max_concurrent=1, configuration=DIRECT
+    ) as agent:
+        await agent.runtime.start(AgentRequest(message="one"))
+        await gate.entered.wait()
+        idle = await agent.runtime.sessions.resolve("idle")
+        try:
+            with anyio.fail_after(1):
+                await agent.runtime.care.reset(idle)
+        finally:
+            gate.open.set()
+
+
+async def test_new_does_not_wait_for_a_summary(tmp_path: Path) -> None:
+    """D4: neither /stop nor /new stops a /compact: for up to three minutes, nothing goes on."""
+    stuck = anyio.Event()
+    script = ["One.", "Two.", "Three.", Turn(pause(stuck), "Summary.")]
+    async with talking(tmp_path, script) as talk:
+        for text in ("a " * 400, "b " * 400, "c " * 400):
+            await talk.say(text)
+            await talk.settled()
+        await talk.say("/compact")
+        await talk.until(lambda: len(talk.model.requests) == 4)
+        await talk.say("/stop")
+        try:
+            with anyio.fail_after(1):
+                await talk.say("/new")
+        finally:
+            stuck.set()
+
+
+async def test_stop_does_not_wait_for_hooks(tmp_path: Path) -> None:
+    """D5: a hook that hangs on one message keeps /stop out of the session until it times out."""
+    gate = Gate()
+    async with talking(tmp_path, [SLOW, "Done."], tools=[gate.tool]) as talk:
+        await talk.say("wipe the disk")
+        await gate.entered.wait()
+
+        async def hang(event: Any) -> None:
+            if not event.text.startswith("/"):
+                await anyio.sleep(60)
+
+        talk.hooks.on("message_received", hang)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(talk.say, "hello?")
+            await anyio.sleep(0.1)
+            with anyio.move_on_after(1) as scope:
+                await talk.say("/stop")
+            tasks.cancel_scope.cancel()
+        assert not scope.cancelled_caught
+
+
+# ---- Runs that nobody hears of ----
+
+
+async def test_who_asked_hears_that_their_run_was_given_up(tmp_path: Path) -> None:
+    """E1: diagnostics abort a run, and whoever waits for an answer is never told."""
+    async with talking(tmp_path, [Turn(pause(60), "Late.")]) as talk:
+        watching = Watching(talk.runtime)
+        taken = await talk.say("go")
+        await talk.until(lambda: (run := talk.runtime.find(taken.id)) and run.inside)
+        watching.after(130)
+        assert "session.stalled" in watching.after(240)
+        await talk.settled()
+        assert talk.room.texts() != []
+
+
+async def test_a_hook_of_the_wrong_type_does_not_end_the_host(tmp_path: Path) -> None:
+    """E2: `SendDecision(text=5)` is not looked at; the exception ends delivery, and the host."""
+    async with talking(tmp_path, ["One.", "Two."]) as talk:
+        answers: Any = SendDecision(text=5)  # pyrefly: ignore[bad-argument-type]
+        remove = talk.hooks.on("message_sending", lambda event: answers)
+        await talk.say("one")
+        await talk.settled()
+        remove()
+        await talk.say("two")
+        await talk.settled()
+        assert "Two." in talk.room.texts()
+
+
+async def test_work_that_never_began_is_no_progress(tmp_path: Path) -> None:
+    """E3: who starts and aborts runs that wait keeps a stalled one alive forever."""
+    async with opened(tmp_path, [Turn(pause(60), "Late.")]) as agent:
+        watching = Watching(agent.runtime)
+        run = await agent.runtime.start(AgentRequest(message="go"))
+        await until(lambda: run.inside)
+        found: list[str] = []
+        for _ in range(5):
+            found += watching.after(100)
+            waits = await agent.runtime.start(AgentRequest(message="more"))
+            await anyio.sleep(0.02)
+            agent.runtime.abort(waits.id)
+            await waits.ended.wait()
+        assert "session.stalled" in found
+
+
+# ---- Secrets ----
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"skills": {"entries": {"github": {"env": {"X": "hunter2-hunter2"}}}}},
+        {"tools": {"exec": {"env": {"X": "hunter2-hunter2"}}}},
+        {
+            "hooks": {
+                "internal": {
+                    "entries": {
+                        "a": {
+                            "events": ["command"],
+                            "command": ["true"],
+                            "env": {"X": "hunter2-hunter2"},
+                        }
+                    }
+                }
+            }
+        },
+        {"plugins": {"entries": {"p": {"config": {"apiKey": "hunter2-hunter2"}}}}},
+        {"channels": {"c": {"secret": "abcdefgh", "url": "https://x.test/hunter2-hunter2"}}},
+    ],
+    ids=["skill env", "exec env", "hook env", "plugin config", "channel url"],
+)
+def test_all_secrets_of_a_configuration_are_known(sections: dict[str, Any]) -> None:
+    """F1: settings that are marked secret are not struck out of trajectories."""
+
+    class _Setup:
+        configuration = configured(**sections)
+        servers: tuple[Any, ...] = ()
+
+    setup: Any = _Setup()
+    assert any("hunter2-hunter2" in each for each in known_secrets(setup))
+
+
+# ---- Looking without touching ----
+
+
+async def test_to_look_at_a_prompt_makes_no_folders(tmp_path: Path) -> None:
+    """G1: each preview of a sandboxed agent leaves a folder for a session that there is not."""
+    configuration = configured(
+        agents={"defaults": {"model": "scripted/a", "sandbox": {"mode": "all"}}}
+    )
+    async with opened(tmp_path, ["Hi."], configuration=configuration) as agent:
+        for _ in range(3):
+            await agent.runtime.preview(AgentRequest(message="x", session_key="new"))
+        made = tmp_path / "sandboxes"
+        assert not made.exists() or list(made.iterdir()) == []
+
+
+# ---- What is kept ----
+
+
+async def test_a_run_that_has_ended_does_not_keep_its_conversation(tmp_path: Path) -> None:
+    """J1: the last 1000 runs each keep a copy of all that was said in their session."""
+    async with opened(tmp_path, ["One.", "Two."]) as agent:
+        await agent.ask("a")
+        await agent.ask("b")
+        gc.collect()
+        kept = [it for it in gc.get_objects() if type(it) is SessionRun]
+        mine = [it for it in kept if it.session.transcript.is_relative_to(tmp_path)]
+        assert not [it for it in mine if it.transcript.entries]
+
+
+async def test_a_deleted_session_leaves_no_sandbox(tmp_path: Path) -> None:
+    """J2: what a sandboxed session worked with stays when it is deleted."""
+    configuration = configured(
+        agents={"defaults": {"model": "scripted/a", "sandbox": {"mode": "all"}}}
+    )
+    async with opened(tmp_path, ["Hi."], configuration=configuration) as agent:
+        await agent.ask("a")
+        session = await agent.runtime.sessions.get(KEY)
+        await agent.runtime.care.delete(session)
+        assert list((tmp_path / "sandboxes").iterdir()) == []
+
+
+# ---- What the model can reach ----
+
+
+async def test_a_workspace_around_the_state_does_not_let_a_model_rule(tmp_path: Path) -> None:
+    """K1: in a workspace that holds the state, `write` changes what the host forbids."""
+    (tmp_path / "exec-approvals.json").write_text(
+        json.dumps({"version": 1, "defaults": {"security": "deny"}})
+    )
+    rules: JsonObject = {"path": "exec-approvals.json", "content": '{"version": 1}'}
+    script = [
+        Turn(call("write", rules, id="c1")),
+        Turn(call("exec", {"command": "echo out > proof"}, id="c2")),
+        "Done.",
+    ]
+    agents = {"defaults": {"model": "scripted/a", "workspace": str(tmp_path)}}
+    async with talking(tmp_path, script, own=True, agents=agents) as talk:
+        await talk.say("go")
+        await talk.settled()
+        assert not (tmp_path / "proof").exists()
+
+
+async def test_a_model_cannot_write_itself_a_skill_to_have_its_secrets(tmp_path: Path) -> None:
+    """K2: a `SKILL.md` of the right name in the workspace brings the variables of that skill."""
+    skill: JsonObject = {"path": "skills/deploy/SKILL.md", "content": "---\ndescription: x\n---\nx"}
+    script = [
+        Turn(call("write", skill, id="c1")),
+        "Made.",
+        Turn(call("exec", {"command": "echo $DEPLOY_TOKEN > proof"}, id="c2")),
+        "Done.",
+    ]
+    skills = {"entries": {"deploy": {"env": {"DEPLOY_TOKEN": "hunter2"}}}}
+    async with talking(tmp_path, script, own=True, skills=skills) as talk:
+        for _ in range(2):
+            await talk.say("go")
+            await talk.settled()
+        assert (tmp_path / "workspace" / "proof").read_text().strip() == ""
+
+
+# ---- What a model is told ----
+
+
+async def test_what_hooks_put_before_a_message_is_still_there_when_it_is_shortened(
+    tmp_path: Path,
+) -> None:
+    """L1: after a compaction inside of a run, `prependContext` is gone."""
+    hooks = Hooks()
+    hooks.on("before_prompt_build", lambda event: {"prependContext": "Never delete anything."})
+    small = {"contextTokens": 4_000, "compaction": {"reserveTokens": 1_000, "keepRecentTokens": 99}}
+    configuration = configured(agents={"defaults": {"model": "scripted/a", **small}})
+    model = ScriptedModel(["x " * 3_000, "y " * 3_000, "In short: letters.", "Done."])
+    async with opened(tmp_path, model, configuration=configuration, hooks=hooks) as agent:
+        for _ in range(3):
+            await agent.ask("go")
+    assert len(model.requests) == 4
+    assert "Never delete anything." in str(model.requests[-1].messages)
