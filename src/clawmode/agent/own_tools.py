@@ -5,8 +5,7 @@ import os
 from collections import OrderedDict
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 from weakref import WeakValueDictionary
 
 from clawmode.agent import settings
@@ -73,13 +72,8 @@ class OwnTools:
         await self._commands.__aenter__()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self._commands.__aexit__(kind, error, trace)
+    async def __aexit__(self, *about: Any) -> None:
+        await self._commands.__aexit__(*about)
 
     def for_run(self, run: SessionRun) -> tuple[Tool, ...]:
         """The tools of a run, before any policy."""

@@ -6,13 +6,11 @@ sent twice, whatever is retried, and `NO_REPLY` is not sent at all.
 """
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import TypeAlias
 
 import anyio
-from anyio.abc import TaskGroup
 
 from clawmode.agent.events import AgentEvent
 from clawmode.agent.replies import SILENT, Sent, is_silent
@@ -20,6 +18,7 @@ from clawmode.agent.requests import RunResult, Streaming
 from clawmode.agent.runtime import AgentRuntime, Run
 from clawmode.channels.base import Channel
 from clawmode.channels.outbox import MAX_CHARS, Outbox
+from clawmode.chat.beside import Beside
 from clawmode.tools import JsonObject
 
 logger = logging.getLogger("clawmode.chat")
@@ -130,27 +129,20 @@ class Delivery:
         self._on_chat = on_chat
         self._replies: dict[str, _Reply] = {}
         self._last: dict[tuple[str, str], _Reply] = {}
-        self._tasks: TaskGroup | None = None
+        self._beside = Beside("the delivery")
         self._unsubscribe: Callable[[], None] = lambda: None
 
     async def __aenter__(self) -> "Delivery":
-        self._tasks = await anyio.create_task_group().__aenter__()
+        await self._beside.__aenter__()
         self._unsubscribe = self._runtime.subscribe(self._take)
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        assert self._tasks is not None
+    async def __aexit__(self, *_: object) -> None:
         self._unsubscribe()
         with anyio.move_on_after(CLOSE_SECONDS, shield=True):
             for reply in [it for it in self._last.values() if it.ended]:
                 await reply.done.wait()
-        self._tasks.cancel_scope.cancel()
-        await self._tasks.__aexit__(None, None, None)
+        await self._beside.__aexit__()
 
     # ---- What happens ----
 
@@ -176,25 +168,13 @@ class Delivery:
         request = run.request
         channel = self._outbox.find(request.channel) if request.target else None
         reply = self._replies[run_id] = _Reply(run, channel)
-        self._start(self._chat, reply)
+        self._beside.start(self._chat, reply)
         if channel is not None:
             key = (run.session.key, request.channel + "\0" + request.target)
             before = self._last.get(key)
             reply.before = None if before is None else before.done
             self._last[key] = reply
-            self._start(self._send, reply, channel, key)
-
-    def _start(self, do: Callable[..., Awaitable[None]], *given: object) -> None:
-        """Does something beside; what goes wrong with it is logged, and is nobody else's."""
-        assert self._tasks is not None
-
-        async def guarded() -> None:
-            try:
-                await do(*given)
-            except Exception:
-                logger.exception("a reply")
-
-        self._tasks.start_soon(guarded)
+            self._beside.start(self._send, reply, channel, key)
 
     # ---- Chat clients ----
 

@@ -9,14 +9,12 @@ import logging
 import re
 import uuid
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from types import TracebackType
 from typing import Literal, TypeAlias
 
 import anyio
-from anyio.abc import TaskGroup
 
 from clawmode.agent.events import AgentEvent
 from clawmode.agent.hooks import MessageEvent
@@ -30,6 +28,7 @@ from clawmode.agent.sessions import Session
 from clawmode.approvals import Question
 from clawmode.channels.base import Inbound
 from clawmode.channels.outbox import Outbox
+from clawmode.chat.beside import Beside
 from clawmode.chat.queue import Batch, Line, Queued, settings_for
 from clawmode.chat.slash import DECISIONS, Slash, SlashCommands, describe
 from clawmode.exceptions import ClawmodeError
@@ -99,29 +98,17 @@ class Inbox:
         self._known: OrderedDict[tuple[str, str], None] = OrderedDict()
         self._arriving: dict[str, list[object]] = {}
         self._locks: dict[str, _Lock] = {}
-        self._tasks: TaskGroup | None = None
+        self._beside = Beside("the inbox")
         self._unsubscribe: Callable[[], None] = lambda: None
 
     async def __aenter__(self) -> "Inbox":
-        self._tasks = await anyio.create_task_group().__aenter__()
+        await self._beside.__aenter__()
         self._unsubscribe = self._runtime.subscribe(self._watch)
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        assert self._tasks is not None
+    async def __aexit__(self, *_: object) -> None:
         self._unsubscribe()
-        self._tasks.cancel_scope.cancel()
-        await self._tasks.__aexit__(None, None, None)
-
-    def change(self, queue: Queue, default_agent: str) -> None:
-        """What holds for messages from now on."""
-        self._queue = self._slash.queue = queue
-        self._default_agent = default_agent
+        await self._beside.__aexit__()
 
     # ---- For channels ----
 
@@ -138,7 +125,7 @@ class Inbox:
             found = self._slash.parse(message.text)
             if found is not None and found.at_once:
                 # Whatever holds others up must not hold up who wants it to stop.
-                self._start(self._announce, message, session)
+                self._beside.start(self._announce, message, session)
                 self._arriving.pop(session.key, None)
                 return await self._obey(found, message, session)
             return await self._receive(message, session, found)
@@ -257,22 +244,10 @@ class Inbox:
 
     # ---- Turns ----
 
-    def _start(self, do: Callable[..., Awaitable[None]], *given: object) -> None:
-        """Does something beside; what goes wrong with it is logged, and is nobody else's."""
-        assert self._tasks is not None, "an Inbox is used inside of `async with`"
-
-        async def guarded() -> None:
-            try:
-                await do(*given)
-            except Exception:
-                logger.exception("the inbox")
-
-        self._tasks.start_soon(guarded)
-
     def _serve(self, key: str, line: Line) -> None:
         if not line.served:
             line.served = True
-            self._start(self._drain, key, line)
+            self._beside.start(self._drain, key, line)
 
     async def _drain(self, key: str, line: Line) -> None:
         """Makes turns of what waits in a session, until nothing does."""
@@ -343,7 +318,7 @@ class Inbox:
 
     async def _obey(self, found: Slash, message: Inbound, session: Session) -> Taken:
         if found.takes_long:
-            self._start(self._carry_out, found, message, session)
+            self._beside.start(self._carry_out, found, message, session)
         else:
             await self._carry_out(found, message, session)
         if found.begins and found.arguments:
@@ -358,7 +333,7 @@ class Inbox:
     def _answer(self, message: Inbound, key: str, text: str) -> None:
         """Has something said where a message came from; nobody waits for that."""
         if text and self._outbox.has(message.channel):
-            self._start(self._send, message.channel, message.target, text, key)
+            self._beside.start(self._send, message.channel, message.target, text, key)
 
     async def _send(self, channel: str, target: str, text: str, key: str) -> None:
         receipt = await self._outbox.send(channel, target, text, session_key=key)
@@ -371,7 +346,7 @@ class Inbox:
         if run is not None and run.request.target and self._outbox.has(run.request.channel):
             text = f"{describe(question)}\n/approve {question.id} {'|'.join(DECISIONS)}"
             to = (run.request.channel, run.request.target)
-            self._start(self._send, *to, text, run.session.key)
+            self._beside.start(self._send, *to, text, run.session.key)
 
 
 class _Lock:
