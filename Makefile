@@ -42,9 +42,11 @@ fix: setup ## format, and mend what the linter can mend
 
 bench: setup ## measure
 	@$(BIN)/python -m bench
+	@$(BIN)/python -m bench.gateway
 
 soak: setup ## run for long, looking for leaks
 	@$(BIN)/python -m bench.soak
+	@$(BIN)/python -m bench.gateway --seconds 60 --clients 500 --runs 50
 
 clean: ## remove everything that was made: .venv, guest files, builds, caches
 	rm -rf $(VENV) dist build src/clawmode/sandbox/guest/vendor

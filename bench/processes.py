@@ -6,9 +6,9 @@ from pathlib import Path
 PROC = Path("/proc")
 
 
-def children() -> list[int]:
-    """The processes that this one started and has not waited for, ended ones included."""
-    mine = str(os.getpid())
+def children(pid: int = 0) -> list[int]:
+    """The processes that one started and has not waited for, ended ones included; else ours."""
+    mine = str(pid or os.getpid())
     found: list[int] = []
     for entry in PROC.iterdir():
         if entry.name.isdigit():
@@ -49,9 +49,9 @@ def descriptors(pid: int) -> tuple[int, int]:
     return pipes, others
 
 
-def family_pss() -> int:
-    """Bytes in memory of this process and all its children."""
-    return sum(map(pss, [os.getpid(), *children()]))
+def family_pss(pid: int = 0) -> int:
+    """Bytes in memory of a process, or of this one, and all its children."""
+    return sum(map(pss, [pid or os.getpid(), *children(pid)]))
 
 
 def _kilobytes(pid: int, file: str, field: str) -> int:
