@@ -4,6 +4,7 @@
 2. A program that waits for a person, and outlives its process.
 3. An agent: `clawmode agent` at a terminal of its own, with Python tools and an MCP server. A
    script plays the model, over the real wire of a provider; the person's part is played here.
+4. A gateway, a plugin, core tools and a client that brings a tool along: `gateway_turn`.
 
 `make demo` runs this. It exits with 1 if anything is not as it says.
 """
@@ -24,6 +25,7 @@ from pathlib import Path
 
 import anyio
 import anyio.to_thread
+import gateway_turn
 from rich.console import Console
 from rich.panel import Panel
 from rich.syntax import Syntax
@@ -336,6 +338,8 @@ async def main() -> None:
     console.rule("an agent")
     with tempfile.TemporaryDirectory() as folder:
         await run_agent(Path(folder))
+    console.rule("a gateway")
+    await gateway_turn.main()
     console.print("All of it was as it should be.")
 
 
