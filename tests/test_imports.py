@@ -61,6 +61,7 @@ ONLY_HERE = {
     "opentelemetry": {"spans.py"},
     "rich": {"terminal.py"},
     "prompt_toolkit": {"chat/screen.py", "chat/terminal.py"},
+    "websockets": {"gateway/link.py", "gateway/server.py"},
     "typer": {
         "cli.py",
         *(f"commands/{path.name}" for path in (ROOT / "commands").glob("[a-z]*.py")),

@@ -218,6 +218,32 @@ async def test_the_end_of_a_run_or_session_ends_its_cells(store: SnapshotStore) 
     assert await store.settle("cm_1", 1, b"late", 99) == "gone"
 
 
+async def test_operators_see_who_has_which_cell_and_for_how_long(making: Making) -> None:
+    now = 1000.0
+    store = making(lambda: now)
+    me, gone = await store.join(), await store.join()
+    for name, owner in (("cm_1", ""), ("cm_2", me), ("cm_3", me), ("cm_4", gone), ("cm_5", gone)):
+        await store.park(cell(name), me, 9, again=False)
+        if owner:
+            await store.claim(name, MINE, owner)
+    await store.take("cm_3", me)
+    await store.take("cm_4", gone)
+    await store.leave(gone)
+    now = 1010.0
+    found = {known.id: known for known in await store.cells()}
+    states = {name: known.state for name, known in found.items()}
+    assert states == {
+        "cm_1": "parked",
+        "cm_2": "waiting",
+        "cm_3": "running",
+        "cm_4": "lost",
+        "cm_5": "parked",
+    }
+    assert (found["cm_1"].scope, found["cm_1"].age, found["cm_1"].left) == (MINE, 10, 50)
+    now = 1061.0
+    assert "cm_1" not in {known.id for known in await store.cells()}
+
+
 async def test_a_cell_that_was_ended_while_it_ran_cannot_be_parked_again(
     store: SnapshotStore,
 ) -> None:

@@ -284,6 +284,10 @@ class CodeMode:
         """
         return await self._driver.abort(run_id)
 
+    def cells(self) -> dict[str, float]:
+        """The cells that are not parked, and since when; by `time.time`."""
+        return {run.id: run.since for run in self._driver.active.values()}
+
     def watch(self, watcher: Watcher) -> Callable[[], None]:
         """Shows `watcher` every nested call from now on: its start, its updates and its end.
 

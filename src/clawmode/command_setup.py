@@ -73,6 +73,7 @@ class Setup:
         notes: What was not taken as it was given, for people.
         state: The folder in which cells wait.
         folder: What relative paths in the configuration begin at.
+        file: The configuration file; None if there is none.
     """
 
     tools: list[Tool]
@@ -84,6 +85,7 @@ class Setup:
     state: Path
     folder: Path
     notes: list[str]
+    file: Path | None = None
 
     @property
     def sessions_folder(self) -> Path:
@@ -129,6 +131,7 @@ def set_up(options: Options) -> Setup:
         state=state_folder(options.state),
         folder=Path.cwd() if file.path is None else file.path.absolute().parent,
         notes=notes,
+        file=None if file.path is None else file.path.absolute(),
     )
 
 
@@ -153,11 +156,20 @@ def _read_configuration(file: config_file.ConfigFile) -> _Configured:
 
 def check(path: str | None) -> config_file.Report:
     """Looks at a whole configuration file and says all that is to say; does not raise."""
+    return read(path)[1]
+
+
+def read(path: str | Path | None) -> tuple[Configuration, config_file.Report]:
+    """A whole configuration file, and all that is to say about it; does not raise.
+
+    With errors the configuration is not to be used.
+    """
     try:
         file = config_file.load(path)
     except ConfigurationError as error:
-        return config_file.unreadable(path, error)
-    return _read_configuration(file).report
+        return Configuration(), config_file.unreadable(path, error)
+    found = _read_configuration(file)
+    return found.configuration, found.report
 
 
 def _failure(errors: Sequence[config_file.Problem]) -> ConfigurationError:

@@ -93,8 +93,20 @@ class Terminal:
 # ---- The question ----
 
 
-def describe(question: Question, width: int, max_lines: int | None = MAX_LINES) -> tuple[str, bool]:
-    """The question in words, and whether all of its arguments are in it."""
+def describe(
+    question: Question,
+    width: int,
+    max_lines: int | None = MAX_LINES,
+    until: str = "this command ends",
+) -> tuple[str, bool]:
+    """The question in words, and whether all of its arguments are in it.
+
+    Args:
+        question: With arguments that others wrote.
+        width: In columns.
+        max_lines: How many of the arguments are shown.
+        until: How long an `always` is remembered.
+    """
     given = harmless(json.dumps(question.input, indent=2, ensure_ascii=False), "\n")
     arguments = [part for line in given.split("\n") for part in fold(line, width - RULE)]
     shown = arguments[:max_lines]
@@ -110,7 +122,7 @@ def describe(question: Question, width: int, max_lines: int | None = MAX_LINES) 
         *(f"  │ {line}" for line in shown),
         *([f"  └ {left_out} more lines: answer `show` to see them"] if left_out else ()),
         *_words("  asked by: ", _asker(question), width),
-        *_words("  always would remember, until this command ends: ", question.always, width),
+        *_words(f"  always would remember, until {until}: ", question.always, width),
         f"  expires in {left}, at {at}; no answer is a no",
     ]
     return "".join(f"{line}\n" for line in lines), not left_out
@@ -145,8 +157,11 @@ class Desk(Approvals):
         paused: Keeps others off the terminal while a question stands there.
 
     Attributes:
+        until: How long an `always` is remembered, for people.
         put_off: The person wants to decide later: nothing more is asked.
     """
+
+    until = "this command ends"
 
     def __init__(
         self,
@@ -230,7 +245,7 @@ class Desk(Approvals):
         return self.resolve(question.id, decision)
 
     async def _decide(self, question: Question) -> Decision | None:
-        text, complete = describe(question, self._terminal.width)
+        text, complete = describe(question, self._terminal.width, until=self.until)
         self._terminal.show(text)
         while True:
             allowed = "once, always or deny" if complete else "show or deny"
@@ -239,7 +254,7 @@ class Desk(Approvals):
             if line is None:
                 return None
             if answer == "show":
-                text, complete = describe(question, self._terminal.width, None)
+                text, complete = describe(question, self._terminal.width, None, self.until)
                 self._terminal.show(text)
             elif answer in ANSWERS and (complete or ANSWERS[answer] == "deny"):
                 return ANSWERS[answer]

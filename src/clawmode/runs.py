@@ -6,6 +6,7 @@ Plain state, no clock and no process. `code_mode` moves it along, `calls` makes 
 
 import json
 import secrets
+import time
 from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
@@ -171,6 +172,7 @@ class Run:
     Attributes:
         start: What it starts with, until it has started.
         stored: Whether the store knows it: then its id has been handed out.
+        since: When it was started, or taken up again, by `time.time`.
         due: When its next timer is due, by the guest's clock, in milliseconds.
         due_at: The same by `time.monotonic`, in seconds.
     """
@@ -190,6 +192,7 @@ class Run:
     due_at: float = float("inf")
     stored: bool = False
     ended: bool = False
+    since: float = field(default_factory=time.time)
 
     def take_output(self, items: tuple[Output, ...]) -> None:
         """Adds what a step emitted, and takes it off the budget."""

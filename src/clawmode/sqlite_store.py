@@ -29,10 +29,12 @@ from clawmode.stores import (
     FULL,
     CallState,
     End,
+    KnownCell,
     Progress,
     Refusal,
     StoredCall,
     StoredCell,
+    state_of,
 )
 
 logger = logging.getLogger("clawmode.store")
@@ -382,6 +384,28 @@ class SqliteStore(SqliteFile):
             for (cell_id,) in rows:
                 self._bury(database, cell_id, "aborted")
             return [cell_id for (cell_id,) in rows]
+
+    async def cells(self) -> list[KnownCell]:
+        return await self._run(self._list)
+
+    def _list(self) -> list[KnownCell]:
+        with self._transaction() as database:
+            self._purge(database)
+            now = self._clock()
+            rows = database.execute(
+                "select id, agent, session, session_key, run, running, holder, ttl, expires"
+                " from cells order by expires"
+            ).fetchall()
+            return [
+                KnownCell(
+                    id=cell_id,
+                    scope=Scope(*scope),
+                    state=state_of(bool(running), bool(holder) and self._alive(holder)),
+                    age=now - expires + ttl,
+                    left=expires - now,
+                )
+                for cell_id, *scope, running, holder, ttl, expires in rows
+            ]
 
     def _purge(self, database: sqlite3.Connection) -> None:
         now = self._clock()

@@ -19,6 +19,7 @@ from clawmode.snapshots import KeyRing
 
 CallState: TypeAlias = Literal["queued", "running", "approval"]
 End: TypeAlias = Literal["finished", "expired", "aborted", "lost"]
+KnownState: TypeAlias = Literal["parked", "waiting", "running", "lost"]
 Refusal: TypeAlias = Literal["unknown", "busy", "finished", "expired", "aborted", "lost"]
 """Why a cell cannot be claimed. `lost`: the process that ran it died."""
 
@@ -48,6 +49,30 @@ class StoredCell:
     snapshot: bytes
     calls: tuple[StoredCall, ...] = ()
     replies: tuple[bytes, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownCell:
+    """A cell in the store, for operators.
+
+    Attributes:
+        state: `waiting`: somebody waits for it. `lost`: the process that ran it died.
+        age: Seconds since it was parked, or last waited for.
+        left: Seconds until it expires.
+    """
+
+    id: str
+    scope: Scope
+    state: KnownState
+    age: float
+    left: float
+
+
+def state_of(running: bool, held: bool) -> KnownState:
+    """The state of a cell; held, if whoever has it lives."""
+    if running:
+        return "running" if held else "lost"
+    return "waiting" if held else "parked"
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +176,10 @@ class SnapshotStore(Protocol):
 
     async def end_all(self, scope: Scope, *, session: bool = False) -> list[str]:
         """Aborts the cells of a run, or of all runs of its session; their ids."""
+        ...
+
+    async def cells(self) -> list[KnownCell]:
+        """All cells that have not ended, for operators."""
         ...
 
 
@@ -326,6 +355,21 @@ class MemoryStore:
             for cell_id in ids:
                 self._bury(cell_id, "aborted")
             return ids
+
+    async def cells(self) -> list[KnownCell]:
+        with self._lock:
+            self._purge()
+            now = self._clock()
+            return [
+                KnownCell(
+                    id=cell_id,
+                    scope=kept.scope,
+                    state=state_of(kept.running, kept.holder in self._owners),
+                    age=now - kept.expires + kept.ttl,
+                    left=kept.expires - now,
+                )
+                for cell_id, kept in self._cells.items()
+            ]
 
     # ---- Inside of the lock ----
 

@@ -177,7 +177,9 @@ async def test_a_block_of_an_install_is_final(answers: Any, why: str | None) -> 
         ([{"text": "HI"}, {"cancel": False}], "HI"),
         ([{"cancel": True}, {"cancel": False, "text": "again"}], None),
         ([{"cancel": False}, SendDecision(cancel=True)], None),
-        ([ValueError("x"), {"text": "next"}], "next"),
+        ([ValueError("x"), {"text": "next"}], None),
+        ([SendDecision(text=5), {"text": "next"}], None),  # pyrefly: ignore[bad-argument-type]
+        ([{"cancel": True, "reason": "unknown"}], None),
     ],
 )
 async def test_a_cancelled_message_stays_cancelled(answers: Any, sent: str | None) -> None:

@@ -41,7 +41,7 @@ def clerk(request: ScriptRequest) -> Turn:
     call_id = f"call-{number}"
     if call_id not in request.results:
         return Turn(call("exec", {"code": f"return tools.buy({{ n: {number} }})"}, id=call_id))
-    return Turn(f"Order {number}: {request.results[call_id][:40]}")
+    return Turn(f"Order {number}: {str(request.results[call_id])[:40]}")
 
 
 async def order(client: GatewayClient, number: int) -> str:

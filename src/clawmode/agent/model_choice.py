@@ -1,8 +1,14 @@
 """The models that a configuration names, each provider opened once."""
 
+import importlib
+import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
+
+import anyio
+import anyio.to_thread
 
 from clawmode.agent.settings import AuthProfile, Configuration, ProviderEntry
 from clawmode.agent.settings import KeySource as KeyEntry
@@ -14,6 +20,9 @@ from clawmode.variables import variable
 
 if TYPE_CHECKING:
     from clawmode.models.direct import Provider
+
+
+LIBRARY = "clawmode.models.direct"
 
 
 class Models:
@@ -55,6 +64,12 @@ class Models:
         """Open providers are not used any more, but by runs that have them."""
         self._retired += self._providers.values()
         self._providers.clear()
+
+    async def prepare(self) -> None:
+        """Loads what `find` needs, off the event loop: for seconds nobody would be served."""
+        if not self._given and LIBRARY not in sys.modules:
+            with suppress(ImportError):  # `find` says what is missing
+                await anyio.to_thread.run_sync(importlib.import_module, LIBRARY)
 
     def find(self, text: str) -> Model:
         """A model by its name.

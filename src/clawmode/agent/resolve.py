@@ -79,6 +79,7 @@ class Configured:
     async def settings(self, request: AgentRequest, session: Session) -> RunSettings:
         """Everything that a run has to know."""
         agent = settings.agent(self._configuration, session.agent_id)
+        await self._models.prepare()
         models = self._choose(request, session, agent)
         main = session.key == session_key(None, agent.id)
         sandboxed = agent.is_sandboxed(main_session=main)

@@ -110,6 +110,11 @@ class Inbox:
         self._unsubscribe()
         await self._beside.__aexit__()
 
+    def change(self, queue: Queue, default_agent: str) -> None:
+        """What holds for messages from now on."""
+        self._queue = self._slash.queue = queue
+        self._default_agent = default_agent
+
     # ---- For channels ----
 
     async def receive(self, message: Inbound) -> Taken:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -19,6 +19,7 @@ from clawmode.commands.common import (
     ToolsOption,
     command,
     fail,
+    find_gateway,
     gather,
     load_setup,
     new_app,
@@ -26,7 +27,10 @@ from clawmode.commands.common import (
 )
 
 if TYPE_CHECKING:
+    from clawmode.agent.requests import AgentRequest
+    from clawmode.agent.shown import ShownTurn
     from clawmode.command_setup import Setup
+    from clawmode.gateway.place import Place
     from clawmode.terminal import ProgramOutput
 
 EXIT = {"ok": 0, "error": FAILED, "timeout": FAILED, "aborted": STOPPED}
@@ -66,6 +70,9 @@ def agent(
         bool,
         typer.Option("--show-prompt", help="Show what the model would be told; run nothing."),
     ] = False,
+    local: Annotated[
+        bool, typer.Option("--local", help="Run it in this process, even if a gateway runs.")
+    ] = False,
     tools: ToolsOption = None,
     config: ConfigOption = None,
     mcp_config: McpConfigOption = None,
@@ -80,46 +87,63 @@ def agent(
     Exit status: 0 done, 1 failed, 2 usage, 3 waiting, 130 stopped.
     """
     with session_command() as out:
-        from clawmode.agent.command import AgentCommand
-        from clawmode.agent.requests import AgentRequest
-        from clawmode.agent.session_keys import is_session_id
-        from clawmode.models.base import THINKING_LEVELS
-
-        level = next((it for it in THINKING_LEVELS if it == thinking), None)
-        if thinking and level is None:
-            fail(f"--thinking is one of {', '.join(THINKING_LEVELS)}, not {thinking!r}", USAGE)
         if bool(message) is bool(resume) and not show_prompt:
             fail("give a --message (- reads it from stdin), or a run to --continue", USAGE)
         if timeout is not None and not timeout > 0:
             fail(f"--timeout takes seconds, more than none, not {timeout:g}", USAGE)
-        by_id = is_session_id(session)
-        request = AgentRequest(
+        request = _request(
+            session,
+            thinking,
             message=read_source("-") if message == "-" else message,
-            session_key="" if by_id else session,
-            session_id=session if by_id else "",
             agent_id=agent_id,
             run_id=resume,
             resume=bool(resume),
             model=model,
-            thinking=level,
             timeout_seconds=timeout,
-            channel="cli",
         )
         options = gather(tools, config, mcp_config, policy, approve, state)
-        turn = AgentCommand(
-            options=options,
-            setup=load_setup(options),
-            out=out,
-            approve=approve,
-            as_json=as_json,
-            quiet=quiet,
-            stdin_is_taken=message == "-",
-        )
+        shown: dict[str, Any] = {"options": options, "out": out, "approve": approve}
+        shown |= {"as_json": as_json, "quiet": quiet, "stdin_is_taken": message == "-"}
+        place = None if local or show_prompt else find_gateway(options)
+        turn = _embedded_turn(shown) if place is None else _remote_turn(place, shown)
         if show_prompt:
             turn.show_prompt(request)
             raise typer.Exit
         result = turn.run(request)
     raise typer.Exit(WAITING if result is None else EXIT[result.status])
+
+
+def _request(session: str, thinking: str, **given: Any) -> "AgentRequest":
+    from clawmode.agent.requests import AgentRequest
+    from clawmode.agent.session_keys import is_session_id
+    from clawmode.models.base import THINKING_LEVELS
+
+    level = next((it for it in THINKING_LEVELS if it == thinking), None)
+    if thinking and level is None:
+        fail(f"--thinking is one of {', '.join(THINKING_LEVELS)}, not {thinking!r}", USAGE)
+    by_id = is_session_id(session)
+    return AgentRequest(
+        session_key="" if by_id else session,
+        session_id=session if by_id else "",
+        thinking=level,
+        channel="cli",
+        **given,
+    )
+
+
+def _embedded_turn(shown: dict[str, Any]) -> "ShownTurn":
+    from clawmode.agent.command import AgentCommand
+
+    return AgentCommand(setup=load_setup(shown["options"]), **shown)
+
+
+def _remote_turn(place: "Place", shown: dict[str, Any]) -> "ShownTurn":
+    from clawmode.command_setup import state_folder
+    from clawmode.gateway.remote_turn import RemoteTurn, check_options
+
+    options = shown["options"]
+    check_options(options, place)
+    return RemoteTurn(state=state_folder(options.state), **shown)
 
 
 # ---- Sessions ----

@@ -12,11 +12,13 @@ import typer
 
 if TYPE_CHECKING:
     from clawmode.command_setup import Options, Setup
+    from clawmode.gateway.place import Place
     from clawmode.terminal import ProgramOutput
 
 FAILED = 1
 USAGE = 2
 STOPPED = 130
+GATEWAY_LOCK = "gateway.lock"
 
 
 def new_app(about: str) -> typer.Typer:
@@ -127,6 +129,18 @@ def load_setup(options: "Options") -> "Setup":
     for note in setup.notes:
         say(note)
     return setup
+
+
+def find_gateway(options: "Options") -> "Place | None":
+    """The gateway that runs on the state folder. Where none ever did, nothing of it is imported."""
+    from clawmode.command_setup import state_folder
+
+    state = state_folder(options.state)
+    if not (state / GATEWAY_LOCK).exists():
+        return None
+    from clawmode.gateway import place
+
+    return place.find(state) if place.is_held(state) else None
 
 
 def connected(setup: "Setup") -> "Setup":

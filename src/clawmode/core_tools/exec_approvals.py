@@ -10,6 +10,7 @@ fail open. What it holds beyond this is kept.
 
 import contextlib
 import fcntl
+import hashlib
 import json
 import os
 import re
@@ -105,13 +106,8 @@ class HostFile:
         """What holds for an agent; blocks for as long as reading a small file takes."""
         try:
             data = self._load()
-            defaults, agent = _object(data, "defaults"), _object(_object(data, "agents"), agent_id)
-            rules = ExecRules(
-                security=_choice(agent, defaults, "security", SECURITIES, "full"),
-                ask=_choice(agent, defaults, "ask", ASKS, "off"),
-                ask_fallback=_choice(agent, defaults, "askFallback", SECURITIES, "full"),
-            )
-            return HostRules(rules, tuple(_entries(agent)))
+            agent = _object(_object(data, "agents"), agent_id)
+            return HostRules(_rules(data, agent_id), tuple(_entries(agent)))
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or str(error)
             return HostRules(DENIED, (), f"{self.path.name} cannot be used: {reason}")
@@ -150,6 +146,31 @@ class HostFile:
                     it.update(_usage(command, used[identity]))
 
         self._change(agent_id, mark)
+
+    def read(self) -> JsonObject:
+        """All of it; blocks for as long as reading a small file takes.
+
+        Raises:
+            OSError, ValueError: The file cannot be read.
+        """
+        return self._load()
+
+    def replace(self, data: JsonObject, base: str = "") -> None:
+        """Puts other rules in the place of all of them.
+
+        Args:
+            data: The rules.
+            base: The digest of what they were made from; empty: of whatever.
+
+        Raises:
+            Changed: The file is another one by now.
+            OSError, ValueError: It cannot be meant, or not be written.
+        """
+        _check(data)
+        with self._locked():
+            if base and base != digest(self._load()):
+                raise Changed("the file has changed meanwhile: read it again")
+            self._store(data)
 
     # ---- The file ----
 
@@ -207,12 +228,41 @@ class HostFile:
             raise
 
 
+class Changed(ValueError):
+    """Somebody else was faster."""
+
+
+def digest(data: JsonObject) -> str:
+    """Names what the file says."""
+    return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
+
+
+def _check(data: JsonObject) -> None:
+    if len(json.dumps(data, indent=2)) > MAX_BYTES:
+        raise ValueError(f"it has over {MAX_BYTES} bytes")
+    if data.get("version") != VERSION:
+        raise ValueError(f"it is not of version {VERSION}")
+    agents = _object(data, "agents")
+    for agent_id in ("", *agents):
+        _rules(data, agent_id)
+        list(_entries(_object(agents, agent_id)))
+
+
 def _usage(command: str, program: str) -> JsonObject:
     return {
         "lastUsedAt": int(time.time() * 1000),
         "lastUsedCommand": command[:MAX_COMMAND],
         "lastResolvedPath": program,
     }
+
+
+def _rules(data: JsonObject, agent_id: str) -> ExecRules:
+    defaults, agent = _object(data, "defaults"), _object(_object(data, "agents"), agent_id)
+    return ExecRules(
+        security=_choice(agent, defaults, "security", SECURITIES, "full"),
+        ask=_choice(agent, defaults, "ask", ASKS, "off"),
+        ask_fallback=_choice(agent, defaults, "askFallback", SECURITIES, "full"),
+    )
 
 
 def _object(data: JsonObject, key: str) -> JsonObject:

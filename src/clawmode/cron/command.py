@@ -59,14 +59,7 @@ def print_jobs(out: ProgramOutput, setup: Setup) -> None:
 
 def describe(standing: Standing) -> JsonObject:
     """A job, and how it stands."""
-    due, last = standing.due, standing.last
-    return standing.job.described() | {
-        "schedule": in_words(standing.job.schedule()),
-        "nextAt": None if due is None else int(due * 1000),
-        "running": standing.running,
-        "lastRun": None if last is None else last.to_json(),
-        "runs": [run.to_json() for run in standing.runs],
-    }
+    return standing.described()
 
 
 def _row(standing: Standing) -> list[str]:

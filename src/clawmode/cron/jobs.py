@@ -18,9 +18,11 @@ from clawmode.cron import ledger
 from clawmode.cron.expressions import BadSchedule
 from clawmode.cron.job import Job, check, check_id, kept_job
 from clawmode.cron.ledger import LEASE_SECONDS, RunRecord, RunStatus, State
+from clawmode.cron.words import in_words
 from clawmode.exceptions import ClawmodeError, ConfigurationError
 from clawmode.search import NearNames
 from clawmode.sqlite_file import Layout, SqliteFile
+from clawmode.tools import JsonObject
 
 logger = logging.getLogger("clawmode.cron")
 
@@ -67,6 +69,17 @@ class Standing:
     def last(self) -> RunRecord | None:
         """The last run, skipped times aside."""
         return next((run for run in self.runs if run.status != "skipped"), None)
+
+    def described(self) -> JsonObject:
+        """As programs see it."""
+        due, last = self.due, self.last
+        return self.job.described() | {
+            "schedule": in_words(self.job.schedule()),
+            "nextAt": None if due is None else int(due * 1000),
+            "running": self.running,
+            "lastRun": None if last is None else last.to_json(),
+            "runs": [run.to_json() for run in self.runs],
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

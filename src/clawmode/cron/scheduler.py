@@ -98,11 +98,20 @@ class Scheduler:
             UnknownJob: There is none.
             JobBusy: A run of it is under way.
         """
+        return await self.carry_out(await self.claim_now(job_id))
+
+    async def claim_now(self, job_id: str) -> Claim:
+        """The right to run a job whatever its times are, for `carry_out`; raises as `run_now`."""
         job = (await self._jobs.get(job_id)).job
         claim = await self._jobs.claim(job, self._owner, forced=True)
         if not isinstance(claim, Claim):
             raise UnknownJob(f"there is no job {job.id!r} any more")
-        return await self._carry_out(claim)
+        return claim
+
+    def change(self, *, max_concurrent: int, cleanup_seconds: float) -> None:
+        """Other limits hold from now on, and jobs may have changed."""
+        self._max, self._cleanup = max_concurrent, cleanup_seconds
+        self.wake()
 
     def wake(self) -> None:
         """Has it look again at once: jobs have changed."""
@@ -147,14 +156,15 @@ class Scheduler:
 
     async def _live(self, claim: Claim) -> None:
         try:
-            await self._carry_out(claim)
+            await self.carry_out(claim)
         except Exception:
             logger.exception("job %s", claim.job.id)
         finally:
             self._under_way -= 1
             self._news.set()
 
-    async def _carry_out(self, claim: Claim) -> RunResult:
+    async def carry_out(self, claim: Claim) -> RunResult:
+        """Runs a job once; what goes wrong in the turn is its result."""
         self._tell(claim.job, "started", {"runId": claim.run_id})
         ours = True
         try:

@@ -48,7 +48,7 @@ class ClientTools:
         parameters = given.get("parameters")
         principal, client_id = client.principal, client.hello.client_id
 
-        async def execute(params: JsonObject, context: ToolContext) -> ToolResult:
+        async def execute(params: JsonObject, context: ToolContext) -> ToolResult | str:
             request: JsonObject = {
                 "callId": f"ct_{uuid.uuid4().hex}",
                 "runId": context.run.run_id,
@@ -57,7 +57,8 @@ class ClientTools:
                 "input": params,
             }
             call = _Call(str(request["callId"]), principal, client_id, request)
-            return ToolResult(details=await self._ask(call))
+            answer = await self._ask(call)
+            return answer if isinstance(answer, str) else ToolResult(details=answer)
 
         return Tool(
             str(given["name"]),

@@ -25,6 +25,7 @@ from clawmode.gateway.dispatch import Dispatcher
 from clawmode.gateway.ledger import Ledger
 from clawmode.gateway.place import Place
 from clawmode.gateway.questions import SharedApprovals
+from clawmode.gateway.reload import reload_at_signal
 from clawmode.gateway.server import Listen, Wire, is_loopback, serve
 from clawmode.gateway.service import Gateway
 from clawmode.gateway.tokens import Token, Tokens, digest, new_token
@@ -82,6 +83,8 @@ class GatewayCommand:
                 version=__version__,
                 started_at=time.time(),
                 token=secret,
+                cert=listen.cert,
+                config=str(self.setup.file or ""),
             )
             async with self._open(tokens) as gateway:
                 section = self.setup.configuration.gateway
@@ -108,8 +111,8 @@ class GatewayCommand:
         return Listen(
             host=self.host or section.bind,
             port=section.port if self.port is None else self.port,
-            cert=os.path.expanduser((tls.cert if tls else None) or ""),
-            key=os.path.expanduser((tls.key if tls else None) or ""),
+            cert=_file(tls.cert if tls else None),
+            key=_file(tls.key if tls else None),
         )
 
     @asynccontextmanager
@@ -145,6 +148,7 @@ class GatewayCommand:
 
             tasks.start_soon(listening)
             tasks.start_soon(_until_signal, stop)
+            tasks.start_soon(reload_at_signal, gateway)
             async with gateway.open(here.url):
                 self.on_ready(here)
                 await stop.wait()
@@ -152,6 +156,10 @@ class GatewayCommand:
                 client.finish(protocol.CLOSE_RESTART, "the gateway stops")
             closed.set()
             tasks.cancel_scope.deadline = anyio.current_time() + CLOSE_SECONDS
+
+
+def _file(path: str | None) -> str:
+    return os.path.abspath(os.path.expanduser(path)) if path else ""
 
 
 async def _until_signal(stop: anyio.Event) -> None:

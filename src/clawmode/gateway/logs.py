@@ -8,6 +8,7 @@ import logging
 import sys
 import time
 from collections import deque
+from collections.abc import Iterable
 
 from clawmode.agent.known_secrets import known_secrets
 from clawmode.command_setup import Setup
@@ -24,7 +25,7 @@ RECENT: deque[JsonObject] = deque(maxlen=MAX_LINES)
 class _Lines(logging.Handler):
     def __init__(self, redactor: Redactor) -> None:
         super().__init__()
-        self._redactor = redactor
+        self.redactor = redactor
         self._json = not sys.stderr.isatty()
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -36,7 +37,7 @@ class _Lines(logging.Handler):
                 "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(record.created)),
                 "level": record.levelname.lower(),
                 "logger": record.name,
-                "message": self._redactor.text(text[:MAX_CHARS]),
+                "message": self.redactor.text(text[:MAX_CHARS]),
             }
             RECENT.append(line)
             shown = json.dumps(line) if self._json else f"{line['level']}: {line['message']}"
@@ -51,3 +52,11 @@ def log_to_stderr(setup: Setup) -> None:
     logger.setLevel(logging.INFO)
     logger.addHandler(_Lines(Redactor(known_secrets(setup))))
     logger.propagate = False
+
+
+def learn(secrets: Iterable[str]) -> None:
+    """Strikes these out from now on, and no others."""
+    redactor = Redactor(secrets)
+    for handler in logging.getLogger("clawmode").handlers:
+        if isinstance(handler, _Lines):
+            handler.redactor = redactor

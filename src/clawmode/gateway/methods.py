@@ -4,8 +4,11 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from clawmode.agent.requests import AgentRequest
+from clawmode.exceptions import ConfigurationError
 from clawmode.gateway import protocol
 from clawmode.gateway.connection import Client
+from clawmode.gateway.protocol import RpcError
 from clawmode.gateway.scopes import Scope
 from clawmode.gateway.service import Gateway
 from clawmode.tools import JsonObject
@@ -75,6 +78,20 @@ class Method:
         """
         protocol.check(self.name, self.schema, params)
         return Params(params)
+
+
+def agent_of(gateway: Gateway, given: Params) -> str:
+    """The agent that `agentId` or `sessionKey` names, else the default one.
+
+    Raises:
+        RpcError: There is no such agent.
+    """
+    agent_id, key = given.text("agentId"), given.text("sessionKey")
+    try:
+        return gateway.host.resolver.agent_of(AgentRequest(agent_id=agent_id, session_key=key))
+    except ConfigurationError as error:
+        field = "agentId" if agent_id else "sessionKey"
+        raise RpcError("INVALID_REQUEST", str(error), field=field) from None
 
 
 # ---- Schemas ----

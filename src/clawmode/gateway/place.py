@@ -26,6 +26,8 @@ class Place:
 
     Attributes:
         token: Of this process alone, for clients of the same user on the same machine.
+        cert: The file with the certificate that it shows; empty without TLS.
+        config: The configuration that it read; empty if there was none.
     """
 
     pid: int
@@ -33,6 +35,8 @@ class Place:
     version: str
     started_at: float
     token: str = field(repr=False)
+    cert: str = ""
+    config: str = ""
 
 
 @contextmanager
@@ -96,6 +100,8 @@ def find(state: Path) -> Place | None:
             version=str(data["version"]),
             started_at=float(data["started_at"]),
             token=str(data["token"]),
+            cert=str(data.get("cert", "")),
+            config=str(data.get("config", "")),
         )
     except (OSError, ValueError, TypeError, KeyError):
         return None

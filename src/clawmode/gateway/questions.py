@@ -3,6 +3,7 @@
 import time
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import anyio
@@ -19,6 +20,26 @@ OnQuestion: TypeAlias = Callable[[str, JsonObject], None]
 """Told `exec.approval.requested` and the like, and the question."""
 
 
+@dataclass(eq=False, slots=True)
+class Asked:
+    """A question that was put.
+
+    Attributes:
+        resolution: What came of it; None: nothing yet, or nobody wanted to know any more.
+        settled: Whether it is over.
+    """
+
+    question: Question
+    at: float = field(default_factory=time.time)
+    resolution: Resolution | None = None
+    settled: anyio.Event = field(default_factory=anyio.Event)
+
+    @property
+    def family(self) -> str:
+        """`exec` for commands of the shell, `plugin` for all others."""
+        return "exec" if self.question.tool_id in (EXEC_ID, PROCESS_ID) else "plugin"
+
+
 class SharedApprovals(Approvals):
     """Approvals whose questions are told to whoever listens.
 
@@ -29,25 +50,38 @@ class SharedApprovals(Approvals):
     def __init__(self) -> None:
         super().__init__(inputs="ask")
         self.tell: OnQuestion = lambda name, payload: None
-        self._known: OrderedDict[str, Resolution | None] = OrderedDict()
-        self._settled: dict[str, anyio.Event] = {}
+        self._known: OrderedDict[str, Asked] = OrderedDict()
 
     async def ask(self, question: Question) -> Resolution:
         """Waits for the answer, no longer than the question lives."""
-        family = family_of(question)
-        settled = self._settled[question.id] = anyio.Event()
-        self._remember(question.id, None)
-        self.tell(f"{family}.approval.requested", describe(question))
-        decision: Resolution | str = "cancelled"
+        asked = self._remember(Asked(question))
+        self.tell(f"{asked.family}.approval.requested", describe(asked))
         try:
-            decision = resolution = await super().ask(question)
-            self._remember(question.id, resolution)
-            return resolution
+            asked.resolution = await super().ask(question)
+            return asked.resolution
         finally:
-            settled.set()
-            del self._settled[question.id]
+            asked.settled.set()
+            decision = asked.resolution or "cancelled"
             told: JsonObject = {"id": question.id, "decision": decision}
-            self.tell(f"{family}.approval.resolved", told)
+            self.tell(f"{asked.family}.approval.resolved", told)
+
+    async def ask_input(self, question: InputQuestion) -> JsonObject | None:
+        """The same for what a tool wants to know. What it is told is nobody else's business."""
+        answer: JsonObject | None = None
+        self.tell("input.requested", describe_input(question))
+        try:
+            answer = await super().ask_input(question)
+            return answer
+        finally:
+            self.tell("input.resolved", {"id": question.id, "answered": answer is not None})
+
+    def find(self, question_id: str) -> Asked | None:
+        """A question that waits, or of which it is known what came of it."""
+        return self._known.get(question_id)
+
+    def waiting(self) -> list[Asked]:
+        """Those that wait for an answer, oldest first."""
+        return [asked for asked in self._known.values() if not asked.settled.is_set()]
 
     async def decision(self, question_id: str, seconds: float) -> Resolution | None:
         """What was decided; None if that is nothing yet, or nobody will.
@@ -55,27 +89,23 @@ class SharedApprovals(Approvals):
         Raises:
             KeyError: There is no such question, or not any more.
         """
-        if question_id not in self._known:
-            raise KeyError(question_id)
-        if (settled := self._settled.get(question_id)) is not None:
-            with anyio.move_on_after(seconds):
-                await settled.wait()
-        found = self._known[question_id]
-        return None if found == "timeout" else found
+        asked = self._known[question_id]
+        with anyio.move_on_after(seconds):
+            await asked.settled.wait()
+        return None if asked.resolution == "timeout" else asked.resolution
 
-    def _remember(self, question_id: str, resolution: Resolution | None) -> None:
-        self._known[question_id] = resolution
-        while len(self._known) > MAX_KNOWN:
-            self._known.popitem(last=False)
-
-
-def family_of(question: Question) -> str:
-    """`exec` for commands of the shell, `plugin` for all others."""
-    return "exec" if question.tool_id in (EXEC_ID, PROCESS_ID) else "plugin"
+    def _remember(self, asked: Asked) -> Asked:
+        self._known[asked.question.id] = asked
+        over = len(self._known) - MAX_KNOWN
+        old = [key for key, it in self._known.items() if over > 0 and it.settled.is_set()]
+        for key in old[: max(over, 0)]:
+            del self._known[key]
+        return asked
 
 
-def describe(question: Question) -> JsonObject:
+def describe(asked: Asked) -> JsonObject:
     """A question as clients see it: all that would run."""
+    question = asked.question
     return {
         "id": question.id,
         "title": question.title,
@@ -90,7 +120,7 @@ def describe(question: Question) -> JsonObject:
         "runId": question.run.run_id,
         "sender": question.run.sender,
         "expiresAtMs": int(question.expires * 1000),
-        "askedAtMs": int(time.time() * 1000),
+        "askedAtMs": int(asked.at * 1000),
     }
 
 

@@ -31,6 +31,8 @@ EVENTS: dict[str, Scope | None] = {
     "exec.approval.resolved": "operator.approvals",
     "plugin.approval.requested": "operator.approvals",
     "plugin.approval.resolved": "operator.approvals",
+    "input.requested": "operator.approvals",
+    "input.resolved": "operator.approvals",
 }
 """Which scope an event needs; None: every client that is connected. Others are seen by nobody."""
 

@@ -3,9 +3,10 @@
 import logging
 import time
 import uuid
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from typing import Any
 
 import anyio
 from anyio.abc import TaskGroup
@@ -44,6 +45,7 @@ class Gateway:
         approvals: The host's, which clients answer.
         process: The name of this process in the ledger.
         stopping: Whether it takes no new work.
+        watch: Looks after sessions that are stuck, if that is wanted.
     """
 
     host: Host
@@ -60,7 +62,9 @@ class Gateway:
     scheduler: Scheduler = field(init=False)
     client_tools: ClientTools = field(init=False)
     counters: dict[str, int] = field(default_factory=dict[str, int])
+    watch: Watch | None = None
     _notes: "MemoryObjectSendStream[Run] | None" = None
+    _tasks: TaskGroup | None = None
 
     def __post_init__(self) -> None:
         cron = self.host.setup.configuration.cron
@@ -87,11 +91,12 @@ class Gateway:
         self._notes = send
         try:
             async with anyio.create_task_group() as tasks:
+                self._tasks = tasks
                 tasks.start_soon(self._write_notes, receive)
                 tasks.start_soon(self._tick)
                 if configuration.diagnostics.enabled:
-                    watch = Watch(runtime, configuration.diagnostics, self._diagnose)
-                    tasks.start_soon(watch.serve)
+                    self.watch = Watch(runtime, configuration.diagnostics, self._diagnose)
+                    tasks.start_soon(self.watch.serve)
                 await restart.continue_runs(runtime, self.ledger)
                 if configuration.cron.enabled:
                     tasks.start_soon(self.scheduler.serve)
@@ -100,7 +105,7 @@ class Gateway:
                 yield
                 await self._stop(tasks, address)
         finally:
-            self.ready = False
+            self.ready, self._tasks = False, None
             unsubscribe()
             send.close()
             receive.close()
@@ -126,6 +131,23 @@ class Gateway:
         while True:
             await anyio.sleep(protocol.TICK_MS / 1000)
             self.broadcast("tick", {"ts": int(time.time() * 1000)})
+
+    def begin(self, work: Callable[..., Coroutine[Any, Any, Any]], *given: Any) -> None:
+        """Does something beside all else, until it is done or the gateway stops.
+
+        Raises:
+            RpcError: The gateway is not open yet, or not any more.
+        """
+        if self._tasks is None or self.stopping:
+            text = "the gateway stops" if self.stopping else "the gateway is not ready yet"
+            raise RpcError("UNAVAILABLE", text, retry_after_ms=1_000)
+        self._tasks.start_soon(self._beside, work, *given)
+
+    async def _beside(self, work: Callable[..., Coroutine[Any, Any, Any]], *given: Any) -> None:
+        try:
+            await work(*given)
+        except Exception as error:  # nothing of it is worth the gateway
+            logger.error("%s: %s: %s", work.__name__, type(error).__name__, told(error))
 
     # ---- Clients ----
 

@@ -1,0 +1,158 @@
+"""Another configuration, without a restart: read, checked, and put in the place of the old one.
+
+Runs that are under way keep what they began with. What has an address, a process or a plugin's code
+behind it needs a restart, and stays as it was until then.
+"""
+
+import logging
+import signal
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import anyio
+
+from clawmode import command_setup
+from clawmode.agent import settings
+from clawmode.agent.known_secrets import known_secrets
+from clawmode.agent.settings import Configuration
+from clawmode.config_file import Problem, Report
+from clawmode.config_schema import members
+from clawmode.cron.job import Job, configured_jobs
+from clawmode.exceptions import ConfigurationError
+from clawmode.gateway import logs
+from clawmode.gateway.protocol import RpcError
+from clawmode.gateway.service import Gateway
+from clawmode.tools import JsonObject
+from clawmode.types import JsonValue
+
+logger = logging.getLogger("clawmode.gateway")
+
+NEEDS_RESTART = ("gateway", "channels", "plugins", "mcp", "mcpServers", "hooks")
+"""Sections that hold from the next start on."""
+
+FIXED = ("agents.defaults.maxConcurrent", "cron.enabled", "diagnostics.enabled")
+"""The same of single settings, in sections that are applied."""
+
+
+@dataclass(frozen=True, slots=True)
+class Examined:
+    """A configuration, and what is wrong with it; then it is not to be used."""
+
+    configuration: Configuration
+    jobs: tuple[Job, ...]
+    report: Report
+
+    @property
+    def issues(self) -> list[JsonValue]:
+        """The errors, for clients."""
+        return [self._told(problem) for problem in self.report.errors]
+
+    @property
+    def warnings(self) -> list[JsonValue]:
+        """What is worth a look, for clients."""
+        return [self._told(problem) for problem in self.report.warnings]
+
+    def _told(self, problem: Problem) -> JsonObject:
+        what = (problem.what or problem.text).removeprefix(f"{self.report.path}: ")
+        return {
+            "path": problem.path,
+            "line": problem.line,
+            "column": problem.column,
+            "message": what,
+            "expected": problem.expected,
+        }
+
+
+def examine(path: Path | None) -> Examined:
+    """Looks at a configuration file as `config check` does, and at its jobs. Does not raise."""
+    configuration, report = command_setup.read(path)
+    try:
+        jobs = () if report.errors else configured_jobs(configuration.cron)
+    except ConfigurationError as error:
+        problem = Problem(error.path, error.line, str(error), error.column, str(error))
+        return Examined(configuration, (), replace(report, errors=[problem]))
+    return Examined(configuration, jobs, report)
+
+
+def refuse(found: Examined, field: str = "") -> RpcError:
+    """What is said of a configuration with errors."""
+    text = f"the configuration has {len(found.report.errors)} errors, and nothing was changed"
+    return RpcError("INVALID_REQUEST", text, field=field, details={"issues": found.issues})
+
+
+async def reload(gateway: Gateway) -> JsonObject:
+    """Reads the configuration file again, and applies what can be applied.
+
+    Raises:
+        RpcError: It has errors; nothing was changed.
+    """
+    found = await anyio.to_thread.run_sync(examine, gateway.host.setup.file)
+    if found.report.errors:
+        raise refuse(found)
+    before, wanted = gateway.host.setup.configuration, found.configuration
+    used = _usable(before, wanted)
+    keys = [key for key in members(Configuration) if key != "$schema"]
+    applied = [key for key in keys if _of(before, key) != _of(used, key)]
+    waiting = [key for key in (*NEEDS_RESTART, *FIXED) if _of(used, key) != _of(wanted, key)]
+    _apply(gateway, used, found.jobs)
+    logger.info("the configuration was read again: %s", ", ".join(applied) or "nothing is new")
+    return {
+        "applied": list[JsonValue](applied),
+        "needsRestart": list[JsonValue](waiting),
+        "warnings": found.warnings,
+    }
+
+
+def _usable(before: Configuration, wanted: Configuration) -> Configuration:
+    """What is wanted, but for what cannot be had without a restart."""
+    names = [members(Configuration)[key].name for key in NEEDS_RESTART]
+    kept: dict[str, Any] = {name: getattr(before, name) for name in names}
+    runs = before.agents.defaults.max_concurrent
+    defaults = replace(wanted.agents.defaults, max_concurrent=runs)
+    return replace(
+        wanted,
+        **kept,
+        agents=replace(wanted.agents, defaults=defaults),
+        cron=replace(wanted.cron, enabled=before.cron.enabled),
+        diagnostics=replace(wanted.diagnostics, enabled=before.diagnostics.enabled),
+    )
+
+
+def _apply(gateway: Gateway, used: Configuration, jobs: tuple[Job, ...]) -> None:
+    """All at once: nobody sees a half of it."""
+    host = gateway.host
+    setup = replace(host.setup, configuration=used)
+    secrets = dict.fromkeys((*known_secrets(host.setup), *known_secrets(setup)))
+    logs.learn(secrets)
+    host.runtime.learn(secrets)
+    host.models.change(used)
+    host.resolver.change(used)
+    host.own.change(used)
+    host.inbox.change(used.messages.queue, settings.default_agent(used))
+    gateway.jobs.configured = {job.id: job for job in jobs}
+    cron = used.cron
+    gateway.scheduler.change(
+        max_concurrent=cron.max_concurrent_runs, cleanup_seconds=cron.cleanup_seconds
+    )
+    if gateway.watch is not None:
+        gateway.watch.change(used.diagnostics)
+    gateway.host = replace(host, setup=setup)
+
+
+def _of(configuration: Configuration, path: str) -> Any:
+    """What stands at a path of the file, as it was read."""
+    found: Any = configuration
+    for key in path.split("."):
+        found = getattr(found, members(type(found))[key].name)
+    return found
+
+
+async def reload_at_signal(gateway: Gateway) -> None:
+    """Reloads at every SIGHUP, until it is cancelled."""
+    with anyio.open_signal_receiver(signal.SIGHUP) as signals:
+        async for _ in signals:
+            try:
+                await reload(gateway)
+            except RpcError as error:
+                logger.error("SIGHUP: %s: %s", error, error.details.get("issues"))

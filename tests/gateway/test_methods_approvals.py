@@ -1,0 +1,254 @@
+"""Questions that clients put and answer; what tools want to know; the host's rules for commands."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from tests.gateway.inside import ANY, Refused, events, inside, until
+
+from clawmode.core_tools.exec_policy import EXEC_ID
+from clawmode.gateway import approval_methods
+from clawmode.tools import InputRequest, JsonObject, Tool, ToolContext
+
+pytestmark = pytest.mark.anyio
+
+ASKS = {"exec": {"command": "true --x"}, "plugin": {"title": "May I?"}}
+
+
+# ---- From the question to the decision ----
+
+
+@pytest.mark.parametrize("family", ["exec", "plugin"])
+@pytest.mark.parametrize("decision", ["allow-once", "deny"])
+async def test_a_client_asks_another_decides_and_the_first_learns_it(
+    tmp_path: Path, family: str, decision: str
+) -> None:
+    async with inside(tmp_path) as it:
+        asker = it.client("operator.write", name="asker")
+        approver = it.client("operator.approvals", name="approver")
+        reader = it.client("operator.read")
+        put = await it.call(f"{family}.approval.request", asker, **ASKS[family], sessionKey="tea")
+        (told,) = events(approver, f"{family}.approval.requested")
+        (listed,) = (await it.call(f"{family}.approval.list", approver))["approvals"]
+        assert told == listed
+        assert told["id"] == put["id"]
+        assert (told["sender"], told["sessionKey"]) == ("asker", "agent:main:tea")
+        wait = f"{family}.approval.waitDecision"
+        assert (await it.call(wait, asker, id=put["id"], timeoutMs=0))["decision"] is None
+        resolve = f"{family}.approval.resolve"
+        await it.call(resolve, approver, id=put["id"], decision=decision)
+        decided = await it.call(wait, asker, id=put["id"], timeoutMs=5_000)
+        assert decided == {"id": put["id"], "decision": decision}
+        await until(lambda: events(approver, f"{family}.approval.resolved"))
+        known = await it.call(f"{family}.approval.get", approver, id=put["id"])
+        assert (known["decision"], known["settled"]) == (decision, True)
+        assert (await it.call(f"{family}.approval.list", approver))["approvals"] == []
+        assert events(asker, f"{family}.approval.requested") == []
+        assert events(reader, f"{family}.approval.requested") == []
+
+
+async def test_a_decision_stands_and_may_be_repeated(tmp_path: Path) -> None:
+    async with inside(tmp_path) as it:
+        put = await it.call("plugin.approval.request", title="May I?")
+        await it.call("exec.approval.resolve", id=put["id"], decision="deny")
+        await it.call("plugin.approval.waitDecision", id=put["id"])
+        again = await it.call("exec.approval.resolve", id=put["id"], decision="deny")
+        assert again["decision"] == "deny"
+        late = await it.code("exec.approval.resolve", id=put["id"], decision="allow-once")
+        assert late == "NOT_FOUND id"
+
+
+async def test_the_families_are_kept_apart(tmp_path: Path) -> None:
+    async with inside(tmp_path) as it:
+        put = await it.call("exec.approval.request", command="true")
+        for name in ("get", "resolve", "waitDecision"):
+            given = {"decision": "deny"} if name == "resolve" else {}
+            code = await it.code(f"plugin.approval.{name}", id=put["id"], **given)
+            assert code == "NOT_FOUND id"
+        assert await it.code("exec.approval.get", id="ap_none") == "NOT_FOUND id"
+
+
+async def test_a_question_that_nobody_answers_is_over_in_time(tmp_path: Path) -> None:
+    async with inside(tmp_path) as it:
+        put = await it.call("plugin.approval.request", title="May I?", timeoutMs=1)
+        decided = await it.call("plugin.approval.waitDecision", id=put["id"], timeoutMs=5_000)
+        assert decided["decision"] is None
+        (told,) = events(it.admin, "plugin.approval.resolved")
+        assert told == {"id": put["id"], "decision": "timeout"}
+
+
+async def test_the_same_request_is_put_once(tmp_path: Path) -> None:
+    async with inside(tmp_path) as it:
+        keyed = {"command": "true", "idempotencyKey": "k"}
+        first = await it.call("exec.approval.request", **keyed)
+        assert await it.call("exec.approval.request", **keyed) == first
+        assert len(it.gateway.approvals.pending()) == 1
+
+
+async def test_there_is_an_end_to_questions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(approval_methods, "MAX_WAITING", 1)
+    async with inside(tmp_path) as it:
+        await it.call("exec.approval.request", command="true")
+        assert await it.code("exec.approval.request", command="true") == "RATE_LIMITED"
+
+
+@pytest.mark.parametrize(
+    ("method", "given", "code"),
+    [
+        ("exec.approval.request", {}, "INVALID_REQUEST command"),
+        ("exec.approval.request", {"command": ""}, "INVALID_REQUEST command"),
+        (
+            "exec.approval.request",
+            {"command": "x", "timeoutMs": 1_800_001},
+            "INVALID_REQUEST timeoutMs",
+        ),
+        ("exec.approval.request", {"command": "x", "agentId": "no"}, "INVALID_REQUEST agentId"),
+        (
+            "exec.approval.request",
+            {"command": "x", "sessionKey": "a b"},
+            "INVALID_REQUEST sessionKey",
+        ),
+        ("exec.approval.resolve", {"id": "x", "decision": "yes"}, "INVALID_REQUEST decision"),
+        ("plugin.approval.request", {"title": "x", "severity": "y"}, "INVALID_REQUEST severity"),
+        ("input.answer", {"id": "x", "content": 1}, "INVALID_REQUEST content"),
+        ("input.answer", {"id": "x"}, "INVALID_REQUEST content"),
+    ],
+)
+async def test_what_cannot_be_meant_is_refused(
+    tmp_path: Path, method: str, given: dict[str, Any], code: str
+) -> None:
+    async with inside(tmp_path) as it:
+        assert await it.code(method, **given) == code
+
+
+# ---- For always ----
+
+
+async def test_allow_always_puts_the_programs_of_a_command_on_the_allowlist(
+    tmp_path: Path,
+) -> None:
+    async with inside(tmp_path) as it:
+        put = await it.call("exec.approval.request", command="ls -l | wc -l")
+        (asked,) = (await it.call("exec.approval.list"))["approvals"]
+        assert asked["always"].endswith("/ls for the agent main")
+        await it.call("exec.approval.resolve", id=put["id"], decision="allow-always")
+        await it.call("exec.approval.waitDecision", id=put["id"])
+        file = (await it.call("exec.approvals.get"))["file"]
+        (entry,) = file["agents"]["main"]["allowlist"]
+        assert entry["pattern"].endswith("/ls")
+        assert it.gateway.approvals.remembered() == []
+
+
+async def test_allow_always_of_a_clients_question_allows_no_tool(tmp_path: Path) -> None:
+    async with inside(tmp_path) as it:
+        put = await it.call("plugin.approval.request", title="All of it?")
+        await it.call("plugin.approval.resolve", id=put["id"], decision="allow-always")
+        await it.call("plugin.approval.waitDecision", id=put["id"])
+        assert it.gateway.approvals.remembered() == []
+
+
+async def test_a_command_of_the_shell_is_asked_about_as_exec(tmp_path: Path) -> None:
+    rules = {"exec": {"ask": "always"}}
+    async with inside(tmp_path, rules=rules) as it, anyio.create_task_group() as tasks:
+        answers: list[Any] = []
+
+        async def invoke() -> None:
+            given = {"name": "exec", "args": {"command": "echo tea"}}
+            answers.append(await it.call("tools.invoke", **given))
+
+        tasks.start_soon(invoke)
+        await until(lambda: events(it.admin, "exec.approval.requested"))
+        (asked,) = events(it.admin, "exec.approval.requested")
+        assert asked["toolId"] == EXEC_ID
+        assert asked["input"]["command"] == "echo tea"
+        await it.call("exec.approval.resolve", id=asked["id"], decision="allow-once")
+        await until(lambda: answers)
+        assert "tea" in json.dumps(answers[0]["output"])
+
+
+# ---- What tools want to know ----
+
+FORM: JsonObject = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}},
+    "required": ["name"],
+}
+
+
+def asking() -> Tool:
+    async def run(given: JsonObject, context: ToolContext) -> JsonObject:
+        answer = await context.ask(InputRequest(message="Who are you?", schema=FORM))
+        return {"told": answer}
+
+    return Tool("who", "Asks.", ANY, run)
+
+
+@pytest.mark.parametrize("content", [{"name": "a secret name"}, None])
+async def test_a_tool_is_told_what_it_asks_for(tmp_path: Path, content: Any) -> None:
+    async with inside(tmp_path, tools=[asking()]) as it, anyio.create_task_group() as tasks:
+        answers: list[Any] = []
+
+        async def invoke() -> None:
+            answers.append(await it.call("tools.invoke", name="who"))
+
+        tasks.start_soon(invoke)
+        await until(lambda: events(it.admin, "input.requested"))
+        (asked,) = (await it.call("input.list"))["inputs"]
+        assert [asked] == events(it.admin, "input.requested")
+        bad = await it.code("input.answer", id=asked["id"], content={"name": 1})
+        assert bad == "INVALID_REQUEST content"
+        await it.call("input.answer", id=asked["id"], content=content)
+        await until(lambda: answers)
+        assert answers[0]["output"] == {"told": content}
+        assert await it.code("input.answer", id=asked["id"], content=content) == "NOT_FOUND id"
+        resolved = {"id": asked["id"], "answered": content is not None}
+        assert events(it.admin, "input.resolved") == [resolved]
+
+
+# ---- The host's rules ----
+
+
+async def test_the_hosts_rules_are_read_and_replaced(tmp_path: Path) -> None:
+    async with inside(tmp_path) as it:
+        before = await it.call("exec.approvals.get")
+        assert (before["exists"], before["file"]) == (False, {"version": 1})
+        file = {"version": 1, "defaults": {"security": "deny"}}
+        await it.call("exec.approvals.set", file=file, baseHash=before["hash"])
+        now = await it.call("exec.approvals.get")
+        assert (now["exists"], now["file"]) == (True, file)
+        late = await it.code("exec.approvals.set", file=file, baseHash=before["hash"])
+        assert late == "CONFLICT baseHash"
+        refused = await it.call("tools.invoke", name="exec", args={"command": "true"})
+        assert refused["error"]["code"] == "blocked"
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        {},
+        {"version": 2},
+        {"version": 1, "defaults": {"security": "maybe"}},
+        {"version": 1, "agents": {"main": {"allowlist": [{}]}}},
+        {"version": 1, "agents": {"main": {"ask": 1}}},
+        {"version": 1, "agents": []},
+        {"version": 1, "more": "x" * (1 << 20)},
+    ],
+)
+async def test_rules_that_cannot_be_meant_are_not_written(
+    tmp_path: Path, file: dict[str, Any]
+) -> None:
+    async with inside(tmp_path) as it:
+        assert await it.code("exec.approvals.set", file=file) == "INVALID_REQUEST file"
+        assert not (await it.call("exec.approvals.get"))["exists"]
+
+
+async def test_rules_that_cannot_be_read_are_told(tmp_path: Path) -> None:
+    async with inside(tmp_path) as it:
+        (it.gateway.host.setup.state / "exec-approvals.json").write_text("{")
+        with pytest.raises(Refused) as refused:
+            await it.call("exec.approvals.get")
+        assert refused.value.code == "UNAVAILABLE"

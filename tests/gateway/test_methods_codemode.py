@@ -1,0 +1,107 @@
+"""`codemode.*`: programs that run and wait are seen and ended, whoever began them."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from tests.chat.driver import Gate
+from tests.gateway.inside import Inside, inside
+
+from clawmode.context import Scope
+from clawmode.stores import StoredCell
+from clawmode.testing import Turn, call
+
+pytestmark = pytest.mark.anyio
+
+ENDLESS = "for (;;) {}"
+
+
+def program(source: str) -> Turn:
+    return Turn(call("exec", {"code": source}))
+
+
+@asynccontextmanager
+async def running(folder: Path, source: str, gate: Gate | None = None) -> AsyncIterator[Inside]:
+    tools = [] if gate is None else [gate.tool]
+    script: list[Any] = [program(source), Turn("done")]
+    async with inside(folder, script, tools=tools, rules={"codeMode": True}) as it:
+        yield it
+
+
+async def cells(it: Inside, count: int, **given: Any) -> list[dict[str, Any]]:
+    """The programs, when there are so many."""
+    with anyio.fail_after(10):
+        while True:
+            found = (await it.call("codemode.runs", **given))["cells"]
+            if len(found) == count:
+                return found
+            await anyio.sleep(0.01)
+
+
+async def test_a_program_that_runs_is_seen_and_ended_and_the_run_goes_on(tmp_path: Path) -> None:
+    async with running(tmp_path, ENDLESS) as it:
+        run = await it.call("agent", message="go", sessionKey="tea")
+        (cell,) = await cells(it, 1)
+        assert (cell["sessionKey"], cell["runId"]) == ("agent:main:tea", run["runId"])
+        assert (cell["state"], cell["expiresAtMs"]) == ("running", None)
+        assert cell["sinceMs"] > 0
+        assert await cells(it, 1, sessionKey="tea", runId=run["runId"]) == [cell]
+        assert await cells(it, 0, sessionKey="coffee") == []
+        assert await it.call("codemode.abort", cellId=cell["cellId"]) == {"aborted": 1}
+        waited = await it.call("agent.wait", runId=run["runId"], timeoutMs=10_000)
+        assert waited["status"] == "ok"
+        assert await it.code("codemode.abort", cellId=cell["cellId"]) == "NOT_FOUND cellId"
+        assert "aborted" in it.read_last()
+
+
+async def test_a_program_that_waits_is_seen_and_ended_with_its_calls(tmp_path: Path) -> None:
+    gate = Gate()
+    source = "const p = tools.slow({}); await yield_control('later'); return p"
+    async with running(tmp_path, source, gate) as it:
+        run = await it.call("agent", message="go")
+        await gate.entered.wait()
+        (cell,) = await cells(it, 1)
+        assert await it.call("codemode.abort", runId=run["runId"]) == {"aborted": 1}
+        assert await cells(it, 0) == []
+        assert cell["runId"] == run["runId"]
+        gate.open.set()
+        await it.call("agent.wait", runId=run["runId"], timeoutMs=10_000)
+
+
+def parked(cell_id: str, run_id: str) -> StoredCell:
+    scope = Scope("main", "s", "agent:main:tea", run_id)
+    return StoredCell(id=cell_id, scope=scope, ttl=60, record=b"x", snapshot=b"x")
+
+
+async def test_programs_that_an_earlier_process_left_are_seen_and_ended(tmp_path: Path) -> None:
+    async with inside(tmp_path) as it:
+        store = it.gateway.host.runtime.store
+        for number in range(3):
+            await store.park(parked(f"cm_{number}", f"run{number // 2}"), "x", 10, again=False)
+        found = await cells(it, 3)
+        assert {cell["state"] for cell in found} == {"parked"}
+        assert all(59_000 < cell["expiresAtMs"] - cell["sinceMs"] < 61_000 for cell in found)
+        assert await it.call("codemode.abort", runId="run0") == {"aborted": 2}
+        assert await it.call("codemode.abort", runId="run0") == {"aborted": 0}
+        assert await it.call("codemode.abort", cellId="cm_2") == {"aborted": 1}
+        assert await cells(it, 0) == []
+
+
+@pytest.mark.parametrize(
+    ("given", "code"),
+    [
+        ({}, "INVALID_REQUEST cellId"),
+        ({"cellId": "a", "runId": "b"}, "INVALID_REQUEST cellId"),
+        ({"cellId": "cm_x"}, "NOT_FOUND cellId"),
+        ({"cellId": 1}, "INVALID_REQUEST cellId"),
+    ],
+)
+async def test_what_cannot_be_meant_is_refused(
+    tmp_path: Path, given: dict[str, Any], code: str
+) -> None:
+    async with inside(tmp_path) as it:
+        assert await it.code("codemode.abort", **given) == code
+        assert await it.code("codemode.runs", sessionKey="a b") == "INVALID_REQUEST sessionKey"
