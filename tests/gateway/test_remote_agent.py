@@ -6,6 +6,8 @@ import re
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -218,6 +220,35 @@ async def test_ctrl_c_aborts_the_run_in_the_gateway(tmp_path: Path, zygote: Zygo
     async with office(tmp_path, zygote, script) as at:
         status, _ = await at.sit(talk, "-m", "Hi")
         (run,) = at.it.gateway.host.runtime.runs()
+        await until(run.ended.is_set)
+    assert (status, run.state) == (130, "aborted")
+
+
+async def test_ctrl_c_before_the_run_is_known_aborts_it_too(
+    tmp_path: Path, zygote: Zygote, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with office(tmp_path, zygote, [Turn(pause(30), "Never.")]) as at:
+        answer_at_once, runtime = at.it.dispatcher.answer, at.it.gateway.host.runtime
+        stopped = threading.Event()
+
+        async def answer_late(client: Any, request: Any) -> str:
+            frame = await answer_at_once(client, request)
+            if request.method == "agent" and not stopped.is_set():
+                await anyio.to_thread.run_sync(stopped.wait, 10)
+                await anyio.sleep(0.2)
+            return frame
+
+        def talk(seat: Seat) -> tuple[int, str]:
+            while not runtime.runs():
+                time.sleep(0.01)
+            os.kill(seat.pid, signal.SIGINT)
+            time.sleep(0.2)
+            stopped.set()
+            return seat.leaves()
+
+        monkeypatch.setattr(at.it.dispatcher, "answer", answer_late)
+        status, _ = await at.sit(talk, "-m", "Hi")
+        (run,) = runtime.runs()
         await until(run.ended.is_set)
     assert (status, run.state) == (130, "aborted")
 

@@ -1,5 +1,6 @@
 """What people say to a run while it goes on: kept until the model is asked again."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from clawmode.messages import UserMessage
@@ -19,8 +20,13 @@ class Said:
 
 @dataclass(slots=True)
 class Intake:
-    """The messages that wait for one run. Closed, it takes no more: they are another run's."""
+    """The messages that wait for one run. Closed, it takes no more: they are another run's.
 
+    Attributes:
+        on_read: Told which were read.
+    """
+
+    on_read: Callable[[list[str]], None] = lambda ids: None
     _waiting: list[Said] = field(default_factory=list[Said])
     _closed: bool = True
 
@@ -51,7 +57,10 @@ class Intake:
 
     def read(self) -> list[UserMessage]:
         """What was said since it was last read."""
-        return [said.message for said in self._taken()]
+        taken = self._taken()
+        if taken:
+            self.on_read([said.id for said in taken])
+        return [said.message for said in taken]
 
     def finish(self) -> bool:
         """Closes it, unless there is something to read; whether it is closed."""

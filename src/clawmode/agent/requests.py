@@ -15,6 +15,7 @@ from clawmode.config import CodeModeConfig
 from clawmode.messages import Image
 from clawmode.models.base import Model, ThinkingLevel
 from clawmode.policy import Policy
+from clawmode.tool_search_config import ToolSearchConfig
 from clawmode.tools import JsonObject, Tool
 from clawmode.types import JsonValue
 
@@ -38,6 +39,7 @@ class AgentRequest:
         resume: Goes on with the run of this id, which its process left unfinished.
         channel: The way by which it came, and by which the answer goes.
         target: To whom, on that channel.
+        message_ids: The messages that it is made of, as they are kept until a run has them.
         trigger: What started it, if that is no channel: `cron`.
         cron_seconds: What the schedule says that it may take.
     """
@@ -61,6 +63,7 @@ class AgentRequest:
     sender: str = ""
     channel: str = ""
     target: str = ""
+    message_ids: tuple[str, ...] = ()
     trigger: str = ""
     cron_seconds: float | None = None
 
@@ -88,6 +91,7 @@ class RunSettings:
         models: The one to ask, and those to fall back to.
         policy: All of its layers, for this agent, model, channel and sender.
         ingredients: What the system prompt is made of.
+        tool_search: Whether the model gets to its tools by search; code mode comes before.
         shape: What of a run is shown to whoever asked.
         streaming: How that goes out.
         compaction: When and how a long conversation is shortened.
@@ -100,6 +104,7 @@ class RunSettings:
     code_mode: CodeModeConfig
     workspace: Path
     ingredients: Ingredients
+    tool_search: ToolSearchConfig = field(default_factory=ToolSearchConfig)
     shape: Shape = field(default_factory=Shape)
     streaming: Streaming = field(default_factory=Streaming)
     compaction: CompactionSettings = field(default_factory=CompactionSettings)

@@ -102,6 +102,7 @@ class Configured:
             models=models,
             policy=self._policy(request, agent, models[0], sandboxed),
             code_mode=agent.code_mode,
+            tool_search=agent.tool_search,
             workspace=workspace,
             ingredients=await anyio.to_thread.run_sync(
                 self._ingredients, request, agent, workspace

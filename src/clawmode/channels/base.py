@@ -1,11 +1,13 @@
 """What a channel is: where messages come from, and where they can be sent, changed and read."""
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from dataclasses import dataclass, fields
+from typing import Any, Protocol, TypeAlias
 
 from clawmode.exceptions import ClawmodeError
 from clawmode.messages import Image
+from clawmode.tools import JsonObject
+from clawmode.types import JsonValue
 
 
 class ChannelError(ClawmodeError):
@@ -35,6 +37,23 @@ class Inbound:
     agent_id: str = ""
     session_key: str = ""
     operator: bool = False
+
+    def to_json(self) -> JsonObject:
+        """As it is kept."""
+        pictures: list[JsonValue] = [[image.data, image.media_type] for image in self.images]
+        plain = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {**plain, "images": pictures}
+
+    @classmethod
+    def from_json(cls, kept: JsonObject) -> "Inbound":
+        """What `to_json` made.
+
+        Raises:
+            TypeError, ValueError, KeyError: It did not.
+        """
+        given: dict[str, Any] = dict(kept)
+        images = tuple(Image(str(data), str(kind)) for data, kind in given.pop("images"))
+        return cls(**given, images=images)
 
 
 Receive: TypeAlias = Callable[[Inbound], Awaitable[object]]

@@ -29,7 +29,7 @@ class Beside:
         self._tasks.cancel_scope.cancel()
         await self._tasks.__aexit__(None, None, None)
 
-    def start(self, do: Callable[..., Awaitable[None]], *given: object) -> None:
+    def start(self, do: Callable[..., Awaitable[object]], *given: object) -> None:
         """Begins a piece of work."""
         assert self._tasks is not None, f"{self._what} is used inside of `async with`"
 

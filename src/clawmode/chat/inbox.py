@@ -9,10 +9,10 @@ import logging
 import re
 import uuid
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias
+from typing import Literal, Protocol, TypeAlias
 
 import anyio
 
@@ -51,11 +51,25 @@ class Taken:
 
     Attributes:
         id: By which it can be cancelled: that of its run, if it is not joined with others.
+        text: What a command was answered with, where there is no channel to say it.
     """
 
     how: How
     id: str = ""
     session_key: str = ""
+    text: str = ""
+
+
+class Keeper(Protocol):
+    """Keeps messages until a run has them, beyond the life of a process."""
+
+    async def keep(self, message_id: str, session_key: str, message: Inbound) -> None:
+        """Keeps a message."""
+        ...
+
+    async def release(self, ids: list[str]) -> None:
+        """These need not be kept any more."""
+        ...
 
 
 class Inbox:
@@ -68,6 +82,9 @@ class Inbox:
         find_model: Looks a model up by its name, for `/model`.
         default_agent: Who answers where nobody is named.
         operator: Scripts of the operator's.
+
+    Attributes:
+        keeper: Who keeps messages beyond the life of the process, if anybody does.
     """
 
     def __init__(
@@ -98,6 +115,7 @@ class Inbox:
         self._known: OrderedDict[tuple[str, str], None] = OrderedDict()
         self._arriving: dict[str, list[object]] = {}
         self._locks: dict[str, _Lock] = {}
+        self.keeper: Keeper | None = None
         self._beside = Beside("the inbox")
         self._unsubscribe: Callable[[], None] = lambda: None
 
@@ -150,7 +168,10 @@ class Inbox:
                 now = await self._runtime.sessions.get(session.key)
                 if arrival not in self._arriving.get(session.key, ()):
                     return Taken("dropped", session_key=session.key)
-                return self._take(message, now)
+                message_id = uuid.uuid4().hex
+                if self.keeper is not None:
+                    await self.keeper.keep(message_id, session.key, message)
+                return self._take(message_id, message, now)
         finally:
             arriving = self._arriving.get(session.key, [])
             if arrival in arriving:
@@ -158,19 +179,36 @@ class Inbox:
             if not arriving:
                 self._arriving.pop(session.key, None)
 
+    async def restore(self, message_id: str, session_key: str, message: Inbound) -> None:
+        """Takes a message that was kept by a process before this one.
+
+        Raises:
+            ClawmodeError: It cannot be taken.
+        """
+        session = await self._runtime.sessions.get(session_key)
+        self._take(message_id, message, session)
+
+    def _release(self, ids: Iterable[str]) -> None:
+        """These need not be kept any more: they were read, or given up."""
+        if self.keeper is not None and (gone := list(ids)):
+            self._beside.start(self.keeper.release, gone)
+
     def cancel(self, message_id: str) -> bool:
         """Takes a message back: one that waits, one that a run has not read yet, or its run."""
         self._steered.pop(message_id, None)
+        self._release([message_id])
         if any(line.remove(message_id) for line in self._lines.values()):
             return True
         return self._runtime.withdraw(message_id) or self._runtime.abort(message_id)
 
     def stop(self, session_key: str) -> int:
         """Takes back all that waits in a session, and stops what runs; how many that were."""
+        self._release(each.id for each in self.waiting(session_key))
         line = self._lines.get(session_key)
         count = 0 if line is None else line.clear()
         for run in self._runtime.under_way(session_key):
-            unread = () if run.inside is None else run.inside.intake.close()
+            unread = list[Said]() if run.inside is None else run.inside.intake.close()
+            self._release(said.id for said in unread)
             for said in unread:
                 self._steered.pop(said.id, None)
         return count + self._runtime.stop(session_key)
@@ -214,9 +252,9 @@ class Inbox:
         if self._operator is not None and self._operator.has("message:received"):
             await self._operator.run("message:received", event.to_json())
 
-    def _take(self, message: Inbound, session: Session) -> Taken:
+    def _take(self, message_id: str, message: Inbound, session: Session) -> Taken:
         settings = settings_for(self._queue, message.channel, session.data.get("queue"))
-        queued = Queued(uuid.uuid4().hex, message, settings)
+        queued = Queued(message_id, message, settings)
         line = self._lines.setdefault(session.key, Line())
         busy = bool(self._runtime.under_way(session.key)) or line.served
         if busy and settings.mode == "interrupt":
@@ -228,6 +266,7 @@ class Inbox:
         if not line.waiting:
             line.first = line.last
         gone = line.add(queued)
+        self._release(each.id for each in gone)
         self._serve(session.key, line)
         if queued in gone:
             return Taken("dropped", queued.id, session.key)
@@ -243,6 +282,8 @@ class Inbox:
             asked = (run.request.channel, run.request.target, run.request.sender)
             own = asked == (message.channel, message.target, message.sender)
             if own and self._runtime.steer(run.id, said):
+                assert run.inside is not None
+                run.inside.intake.on_read = self._release
                 self._steered[queued.id] = (run.id, queued)
                 return True
         return False
@@ -290,12 +331,15 @@ class Inbox:
             sender=message.sender,
             channel=message.channel,
             target=message.target,
+            message_ids=tuple(each.id for each in batch.messages),
         )
         try:
             run = await self._runtime.start(request)
-        except ClawmodeError as error:
-            logger.error("session %s: %s", key, error)
-            self._answer(message, key, f"It could not be started: {error}")
+        except Exception as error:
+            logger.error("session %s: %s: %s", key, type(error).__name__, error)
+            reason = str(error) if isinstance(error, ClawmodeError) else type(error).__name__
+            self._answer(message, key, f"It could not be started: {reason}")
+            self._release(request.message_ids)
             return
         finally:
             line.starting = None
@@ -322,18 +366,22 @@ class Inbox:
     # ---- Commands ----
 
     async def _obey(self, found: Slash, message: Inbound, session: Session) -> Taken:
-        if found.takes_long:
+        heard = self._outbox.has(message.channel)
+        reply = ""
+        if found.takes_long and heard:
             self._beside.start(self._carry_out, found, message, session)
         else:
-            await self._carry_out(found, message, session)
+            reply = await self._carry_out(found, message, session)
         if found.begins and found.arguments:
             begun = await self._runtime.sessions.get(session.key)
-            return self._take(replace(message, text=found.arguments), begun)
-        return Taken("command", session_key=session.key)
+            said = replace(message, text=found.arguments)
+            return self._take(uuid.uuid4().hex, said, begun)
+        return Taken("command", session_key=session.key, text="" if heard else reply)
 
-    async def _carry_out(self, found: Slash, message: Inbound, session: Session) -> None:
+    async def _carry_out(self, found: Slash, message: Inbound, session: Session) -> str:
         reply = await self._slash.run(found, message, session)
         self._answer(message, session.key, reply)
+        return reply
 
     def _answer(self, message: Inbound, key: str, text: str) -> None:
         """Has something said where a message came from; nobody waits for that."""

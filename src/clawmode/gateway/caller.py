@@ -34,6 +34,9 @@ CALL_SECONDS = 30.0
 FIRST_DELAY = 1.0
 LAST_DELAY = 30.0
 MAX_EVENTS = 10_000
+MAX_FOLLOWED = 1_000
+"""Sessions, in one request."""
+
 PASSING = ("UNAVAILABLE", "RATE_LIMITED", "TIMEOUT", "INTERNAL")
 """Refusals to be let in that may be none the next time."""
 
@@ -125,6 +128,11 @@ class Caller:
         await self._tasks.__aexit__(None, None, None)
 
     # ---- For callers ----
+
+    @property
+    def connected(self) -> bool:
+        """Whether there is a connection at this moment."""
+        return self._link is not None
 
     async def call(
         self,
@@ -219,8 +227,9 @@ class Caller:
         waiting = tuple(self._calls.values())
         if again:
             self._tell(Event(GAP, {"reason": "reconnect"}))
-        if self._following:
-            keys: JsonObject = {"sessionKeys": list[JsonValue](sorted(self._following))}
+        following = sorted(self._following)
+        for at in range(0, len(following), MAX_FOLLOWED):
+            keys: JsonObject = {"sessionKeys": list[JsonValue](following[at : at + MAX_FOLLOWED])}
             await link.send(request_frame("follow", "sessions.subscribe", keys))
         for call in waiting:
             await link.send(call.frame)

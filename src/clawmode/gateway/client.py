@@ -172,8 +172,6 @@ class GatewayClient(Caller):
             accepted = await self.call("agent", given, timeout=ACCEPT_SECONDS)
             run_id = str(accepted["runId"])
             self._served.claim(offer, run_id)
-            if key := accepted.get("sessionKey"):
-                await self.follow(str(key))
             return await self.wait(run_id, timeout)
 
     async def wait(

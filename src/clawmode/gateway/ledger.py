@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
+from clawmode.channels.base import Inbound
 from clawmode.exceptions import ClawmodeError
 from clawmode.sqlite_file import Layout, SqliteFile
 from clawmode.tools import JsonObject
@@ -40,6 +41,9 @@ create table runs (
 ) without rowid;
 create index runs_by_age on runs (accepted);
 create index runs_open on runs (accepted) where ended = 0;
+create table messages (
+    id text primary key, session_key text not null, message text not null, at real not null
+) without rowid;
 """
 
 State: TypeAlias = Literal["new", "begun", "lost", "done", "other"]
@@ -145,10 +149,31 @@ class Ledger(SqliteFile):
                 (principal, method, key),
             )
 
+    # ---- Messages ----
+
+    async def keep(self, message_id: str, session_key: str, message: Inbound) -> None:
+        """Keeps a message until a run has it."""
+        row = (message_id, session_key, json.dumps(message.to_json()), self._clock())
+        await self._run(self._change, "insert or ignore into messages values (?, ?, ?, ?)", row)
+
+    async def release(self, ids: list[str]) -> None:
+        """These were read, or given up."""
+        for message_id in ids:
+            await self._run(self._change, "delete from messages where id = ?", (message_id,))
+
+    async def messages(self) -> list[tuple[str, str, str]]:
+        """Those that no run has: id, session and message, as they came."""
+        return await self._run(self._messages)
+
+    def _messages(self) -> list[tuple[str, str, str]]:
+        query = "select id, session_key, message from messages order by at"
+        with self._transaction("deferred") as database:
+            return database.execute(query).fetchall()
+
     # ---- Runs ----
 
     async def accept(self, run: RunRow) -> None:
-        """Notes a run that is about to be started."""
+        """Notes a run that is about to be started; its messages are its own from now on."""
         await self._run(self._accept, run)
 
     async def start(self, run_id: str, at: float) -> None:
@@ -195,6 +220,9 @@ class Ledger(SqliteFile):
                     run.accepted_at,
                 ),
             )
+            ids: Any = run.request.get("message_ids") or []
+            for message_id in ids:
+                database.execute("delete from messages where id = ?", (message_id,))
 
     def _change(self, statement: str, values: tuple[Any, ...]) -> None:
         with self._transaction() as database:

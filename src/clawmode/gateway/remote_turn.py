@@ -1,6 +1,8 @@
 """`clawmode agent` as a client: a turn that the gateway runs, shown as if it ran here."""
 
 import signal
+import uuid
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args
@@ -16,7 +18,14 @@ from clawmode.agent.shown import Left, ShownTurn
 from clawmode.agent.view import AgentView
 from clawmode.command_setup import Options, option_of
 from clawmode.exceptions import ClawmodeError, ConfigurationError
-from clawmode.gateway.client import GAP, Events, GatewayClient, RpcError, TurnResult
+from clawmode.gateway.client import (
+    GAP,
+    Events,
+    GatewayClient,
+    GatewayUnreachable,
+    RpcError,
+    TurnResult,
+)
 from clawmode.gateway.place import Place
 from clawmode.gateway.remote_questions import RemoteDesk, RemoteQuestions, remote_approvals
 from clawmode.interrupts import interruptible
@@ -27,6 +36,10 @@ from clawmode.types import JsonValue
 
 CLIENT = "clawmode-agent"
 ABORT_SECONDS = 10.0
+GONE_SECONDS = 120.0
+"""How long a gateway may be away."""
+
+LOOK_SECONDS = 1.0
 LAST_SECONDS = 2.0
 """How long what a run said last may take to be shown, when its end is known."""
 
@@ -72,16 +85,26 @@ class RemoteTurn(ShownTurn):
 
     async def _drive(self, request: AgentRequest, view: AgentView) -> RunResult | Left:
         client = GatewayClient.local(self.state, client_id=CLIENT, mode="cli")
+        ended: RunResult | Left | None = None
         async with interruptible(), client:
             with client.events() as events:
-                begun = await _begin(client, request)
-                asks = self.approve == "ask"
-                terminal = Terminal.find(stdin_is_taken=self.stdin_is_taken) if asks else None
-                approvals = remote_approvals(self.approve, terminal, view.paused)
-                questions = RemoteQuestions(client, approvals, begun.run_id)
-                watched = _Watched(client, begun, view, questions)
-                desk = approvals if isinstance(approvals, RemoteDesk) else None
-                ended = await watched.to_its_end(events, desk)
+                begun = await _begin_or_abort(client, request)
+                if begun is not None:
+                    ended = await self._watch(client, events, begun, view)
+        if ended is None:
+            raise KeyboardInterrupt
+        return ended
+
+    async def _watch(
+        self, client: GatewayClient, events: Events, begun: Left, view: AgentView
+    ) -> RunResult | Left:
+        asks = self.approve == "ask"
+        terminal = Terminal.find(stdin_is_taken=self.stdin_is_taken) if asks else None
+        approvals = remote_approvals(self.approve, terminal, view.paused)
+        questions = RemoteQuestions(client, approvals, begun.run_id)
+        watched = _Watched(client, begun, view, questions)
+        desk = approvals if isinstance(approvals, RemoteDesk) else None
+        ended = await watched.to_its_end(events, desk)
         if ended is None:
             return begun
         result = read_result(begun, ended)
@@ -100,14 +123,32 @@ class RemoteTurn(ShownTurn):
 # ---- The run ----
 
 
-async def _begin(client: GatewayClient, request: AgentRequest) -> Left:
+async def _begin_or_abort(client: GatewayClient, request: AgentRequest) -> Left | None:
+    """As `_begin`. None: Ctrl-C came first, and a run that was begun is not left to itself."""
+    key = uuid.uuid4().hex
+    try:
+        async with interruptible():
+            try:
+                return await _begin(client, request, key)
+            except anyio.get_cancelled_exc_class():
+                with anyio.move_on_after(ABORT_SECONDS, shield=True), suppress(ClawmodeError):
+                    if not request.resume:
+                        begun = await _begin(client, request, key)  # it is the same one
+                        await client.call("sessions.abort", {"runId": begun.run_id})
+                raise
+    except KeyboardInterrupt:  # inside of another one it would come out in a group
+        return None
+
+
+async def _begin(client: GatewayClient, request: AgentRequest, key: str) -> Left:
     """Has a run begun, or finds the one to go on with.
 
     Raises:
         ConfigurationError: It cannot be meant.
     """
     try:
-        found = await (_find(client, request) if request.resume else _start(client, request))
+        begun = _find(client, request) if request.resume else _start(client, request, key)
+        found = await begun
         await client.follow(found.session_key)
         return found
     except RpcError as error:
@@ -116,7 +157,7 @@ async def _begin(client: GatewayClient, request: AgentRequest) -> Left:
         raise
 
 
-async def _start(client: GatewayClient, request: AgentRequest) -> Left:
+async def _start(client: GatewayClient, request: AgentRequest, key: str) -> Left:
     seconds = request.timeout_seconds
     optional: JsonObject = {
         **_session_of(request),
@@ -125,12 +166,16 @@ async def _start(client: GatewayClient, request: AgentRequest) -> Left:
         "timeoutMs": None if seconds is None else max(int(seconds * 1000), 1),
         "channel": request.channel,
     }
-    given = {key: value for key, value in optional.items() if value}
-    accepted: dict[str, Any] = await client.call("agent", {"message": request.message, **given})
-    key, session_id = accepted.get("sessionKey"), accepted.get("sessionId")
-    if key is None:  # the gateway was started again meanwhile
+    given: JsonObject = {name: value for name, value in optional.items() if value}
+    given |= {"message": request.message, "idempotencyKey": key}
+    accepted: dict[str, Any] = await client.call("agent", given)
+    if "sessionKey" not in accepted:  # the gateway was started again meanwhile
         return await _find_session(client, request, accepted["runId"])
-    return Left(run_id=accepted["runId"], session_key=key, session_id=session_id or "")
+    return Left(
+        run_id=accepted["runId"],
+        session_key=accepted["sessionKey"],
+        session_id=accepted["sessionId"],
+    )
 
 
 async def _find(client: GatewayClient, request: AgentRequest) -> Left:
@@ -165,6 +210,7 @@ class _Watched:
 
     Attributes:
         gap: Whether something of what was told is missing.
+        gone: Whether the gateway was away for too long.
     """
 
     client: GatewayClient
@@ -172,6 +218,7 @@ class _Watched:
     view: AgentView
     questions: RemoteQuestions
     gap: bool = False
+    gone: bool = False
     _seen: anyio.Event = field(default_factory=anyio.Event)
 
     async def to_its_end(self, events: Events, desk: RemoteDesk | None) -> TurnResult | None:
@@ -182,6 +229,7 @@ class _Watched:
             tasks.start_soon(self._abort_when_stopped)
             tasks.start_soon(self._watch, events, tasks)
             tasks.start_soon(self._catch_up, tasks)
+            tasks.start_soon(self._give_up, tasks.cancel_scope)
             if desk is not None:
                 tasks.start_soon(_put_questions, desk, tasks.cancel_scope)
             try:
@@ -191,8 +239,10 @@ class _Watched:
             except ClawmodeError as error:  # else it would come out in a group
                 failure = error
             tasks.cancel_scope.cancel()
-        if failure is not None:
-            raise failure
+        if failure is not None or self.gone:
+            raise failure or GatewayUnreachable(
+                f"the gateway is gone; it goes on with run {self.begun.run_id} when it is back"
+            )
         return ended
 
     async def _watch(self, events: Events, tasks: TaskGroup) -> None:
@@ -225,6 +275,16 @@ class _Watched:
                     tasks.start_soon(self.questions.answer, event)
         except ClawmodeError as error:
             complain(f"questions of the run cannot be seen: {error}")
+
+    async def _give_up(self, scope: anyio.CancelScope) -> None:
+        """Does not wait for ever for a gateway that does not come back."""
+        since = anyio.current_time()
+        while anyio.current_time() - since < GONE_SECONDS:
+            await anyio.sleep(min(LOOK_SECONDS, GONE_SECONDS))
+            if self.client.connected:
+                since = anyio.current_time()
+        self.gone = True
+        scope.cancel()
 
     async def _abort_when_stopped(self) -> None:
         """Ctrl-C stops the run, which is written down; a second one stops the command."""

@@ -1,5 +1,6 @@
 """What the gateway knows of runs beyond its own life: written as it starts them, and taken up."""
 
+import json
 import logging
 from dataclasses import fields
 from typing import Any
@@ -12,6 +13,8 @@ from clawmode.agent.runtime import AgentRuntime, Run
 from clawmode.agent.session_keys import InvalidSession, SessionError
 from clawmode.agent.session_lock import SessionBusy
 from clawmode.agent.sessions import Session, UnknownSession
+from clawmode.channels.base import Inbound
+from clawmode.chat.inbox import Inbox
 from clawmode.exceptions import ClawmodeError
 from clawmode.gateway.ledger import Ledger, RunRow
 from clawmode.gateway.protocol import RpcError
@@ -21,8 +24,18 @@ from clawmode.types import JsonValue
 
 logger = logging.getLogger("clawmode.gateway")
 
-LEFT_OUT = ("client_tools", "images", "run_id", "resume")
+LEFT_OUT = ("client_tools", "images", "message_ids", "run_id", "resume")
 """Of a request: what cannot be kept, or is kept otherwise."""
+
+
+async def take_messages(inbox: Inbox, ledger: Ledger) -> None:
+    """Takes up the messages that no run had when the process before ended."""
+    for message_id, session_key, text in await ledger.messages():
+        try:
+            await inbox.restore(message_id, session_key, Inbound.from_json(json.loads(text)))
+        except (ClawmodeError, ValueError, TypeError, KeyError) as error:
+            logger.error("a message of %s is lost: %s", session_key, error)
+            await ledger.release([message_id])
 
 
 def row_of(run: Run) -> RunRow:
@@ -33,6 +46,7 @@ def row_of(run: Run) -> RunRow:
         for each in fields(AgentRequest)
         if each.name not in LEFT_OUT
     }
+    kept["message_ids"] = list[JsonValue](request.message_ids)
     pictures: list[JsonValue] = [
         {"data": image.data, "mediaType": image.media_type} for image in request.images
     ]

@@ -38,6 +38,10 @@ MAX_STRANGERS = 256
 MAX_IN_FLIGHT = 64
 """Requests of one client that are carried out at the same time; more are read later."""
 
+MAX_WAITS = 1_000
+WAITING = ("agent.wait", "exec.approval.waitDecision", "plugin.approval.waitDecision")
+"""Requests that only wait, and how many of them there may be."""
+
 TRUST = "clawmode.trust"
 
 
@@ -168,14 +172,13 @@ class Wire:
 
     async def _read(self, socket: WebSocket, client: Client) -> None:
         """Carries out what the client asks for, until it has gone or sends what is no frame."""
-        limit = anyio.Semaphore(MAX_IN_FLIGHT)
+        # Whoever waits for something must still be able to bring it about.
+        work, waits = anyio.Semaphore(MAX_IN_FLIGHT), anyio.Semaphore(MAX_WAITS)
         async with anyio.create_task_group() as tasks:
             while client.closing is None:
-                await limit.acquire()
                 try:
                     request = protocol.parse(await _receive(socket), connected=True)
                 except BadFrame as error:
-                    limit.release()
                     client.send(protocol.failure(error.id, error))
                     if error.fatal:
                         client.finish(protocol.CLOSE_POLICY, error.code)
@@ -183,6 +186,8 @@ class Wire:
                     client.finish(1000, "")
                     tasks.cancel_scope.cancel()
                 else:
+                    limit = waits if request.method in WAITING else work
+                    await limit.acquire()
                     tasks.start_soon(self._answer, client, request, limit)
 
     async def _answer(self, client: Client, request: Request, limit: anyio.Semaphore) -> None:

@@ -98,6 +98,8 @@ class Gateway:
                     self.watch = Watch(runtime, configuration.diagnostics, self._diagnose)
                     tasks.start_soon(self.watch.serve)
                 await restart.continue_runs(runtime, self.ledger)
+                await restart.take_messages(self.host.inbox, self.ledger)
+                self.host.inbox.keeper = self.ledger
                 if configuration.cron.enabled:
                     tasks.start_soon(self.scheduler.serve)
                 await self._announce("gateway_start", "gateway:startup", address)

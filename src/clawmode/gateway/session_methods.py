@@ -206,7 +206,7 @@ async def _send(gateway: Gateway, client: Client, given: Params) -> JsonObject:
         target=session.key,
         sender=client.principal,
         text=given.text("message"),
-        id=given.text(IDEMPOTENCY),
+        id=f"{client.principal}:{given.text(IDEMPOTENCY)}",
         images=tuple(Image(it["data"], it["mediaType"]) for it in images),
         session_key=session.key,
         operator="operator.admin" in client.scopes,
@@ -214,7 +214,8 @@ async def _send(gateway: Gateway, client: Client, given: Params) -> JsonObject:
     taken = await gateway.host.inbox.receive(message)
     client.runs.add(taken.id)
     client.following.add(session.key)
-    return {"runId": taken.id, "status": taken.how, "sessionKey": session.key}
+    told: JsonObject = {"runId": taken.id, "status": taken.how, "sessionKey": session.key}
+    return {**told, "text": taken.text} if taken.text else told
 
 
 async def _history(gateway: Gateway, client: Client, given: Params) -> JsonObject:
