@@ -9,7 +9,7 @@ INPUTS := pyproject.toml hatch_build.py scripts/guest_files.py \
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
 
-.PHONY: help setup demo test test-model check fix bench soak clean
+.PHONY: bench-surfaces help setup demo test test-model check fix bench bench-search soak clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -43,6 +43,12 @@ fix: setup ## format, and mend what the linter can mend
 bench: setup ## measure
 	@$(BIN)/python -m bench
 	@$(BIN)/python -m bench.gateway
+
+bench-search: setup ## measure what search finds, beside FastMCP and what was recorded
+	@$(BIN)/python -m bench.search
+
+bench-surfaces: setup ## compare what models are sent, and draw docs/images/surfaces.svg
+	@$(BIN)/python -m bench.surfaces
 
 soak: setup ## run for long, looking for leaks
 	@$(BIN)/python -m bench.soak

@@ -34,8 +34,7 @@ def find(query: str, limit: int = 8, among: list[Document] = TOOLS) -> list[str]
 def scores_in_full(index: SearchIndex, query: str) -> dict[int, float]:
     """Every score, added up the plain way."""
     made: dict[int, float] = {}
-    words = search.split_words(query)
-    for term in dict.fromkeys(term for word in words for term in terms_of(word)):
+    for term in search.query_terms(query):
         if index._has(term):
             for position, score in index._posting(term).scores.items():
                 made[position] = made.get(position, 0.0) + score
@@ -104,7 +103,20 @@ def test_a_limit_keeps_the_best() -> None:
     assert find("read file", 1) == ["read_file"]
 
 
+def test_two_words_find_what_is_written_as_one() -> None:
+    among = [Document("GOOGLECALENDAR_LIST"), Document("list_timezones"), Document("list_other")]
+    assert find("Google Calendar", among=among) == ["GOOGLECALENDAR_LIST"]
+    assert find("time zone", among=among) == ["list_timezones"]
+    assert SearchIndex(among).unmatched("google calendar, List Zorkmids") == ["zorkmids"]
+
+
 # In which order
+
+
+def test_the_form_that_was_asked_for_comes_first() -> None:
+    among = [Document("get_team"), Document("get_teams")]
+    assert find("team", among=among) == ["get_team", "get_teams"]
+    assert find("teams", among=among) == ["get_teams", "get_team"]
 
 
 def test_a_word_in_the_name_outweighs_the_same_word_in_prose() -> None:

@@ -82,6 +82,18 @@ def test_other_words_of_the_same_meaning_find_their_document(query: str, best: s
     assert find(query)[0] == best
 
 
+def test_who_asks_for_several_things_finds_each_of_them() -> None:
+    asked = "Shrink a photograph. Then pay back a buyer! Hear audio tracks; erase a directory."
+    wanted = {"resize_image", "issue_refund", "play_music", "delete_path"}
+    assert set(find(asked, 4)) == wanted
+
+
+def test_a_query_of_too_many_sentences_costs_no_more_than_a_few() -> None:
+    asked = "Shrink a photograph. " * 50
+    assert len(vectors._sentences(asked + "Go. " * 50)) <= vectors.MAX_SENTENCES + 1
+    assert find(asked)[0] == "resize_image"
+
+
 @pytest.mark.parametrize("query", ["weather", "send message", "recipient", "remove file"])
 def test_what_words_find_is_found_still(query: str) -> None:
     by_words = [NAMES[position] for position, _ in SearchIndex(TOOLS).search(query, 8)]

@@ -48,6 +48,7 @@ class Catalog:
     Args:
         tools: The effective tools, in any order. Control tools are left out.
         ranker: How searches rank, once there is one: by words, or as `vectors.choose_ranker` says.
+        mcp: Whether MCP entries are found and called like all others, without being asked for.
 
     Attributes:
         entries: The tools, MCP included, sorted by id.
@@ -56,10 +57,12 @@ class Catalog:
         DuplicateTool: Two tools have the same id.
     """
 
-    def __init__(self, tools: Iterable[Tool], *, ranker: RankerMaker = go_by_words) -> None:
+    def __init__(
+        self, tools: Iterable[Tool], *, ranker: RankerMaker = go_by_words, mcp: bool = False
+    ) -> None:
         by_id = _sort_by_id(tools)
         self.entries = tuple(by_id.values())
-        visible = {id_: tool for id_, tool in by_id.items() if tool.source != "mcp"}
+        visible = {id_: tool for id_, tool in by_id.items() if mcp or tool.source != "mcp"}
         self._visible = _View(visible, ranker, hidden=len(by_id) - len(visible))
         self._all = _View(by_id, ranker) if len(visible) < len(by_id) else self._visible
 

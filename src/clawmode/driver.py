@@ -54,6 +54,8 @@ SWEEP = 30.0
 
 MAX_LEDGERS = 256
 
+UNANSWERED = "The time ran out while the program waited for an answer."
+
 
 @dataclass(frozen=True, slots=True)
 class Installed:
@@ -74,6 +76,8 @@ class Driver:
         active: The cells that are driven now.
         parked: Cells that this object has parked, and that have not ended as far as it knows.
         ledgers: What the cells that it parked have done, for whoever asks after their end. Bounded.
+        parks: Whether a cell that has to wait is parked. Else people are waited for too, and at the
+            deadline it ends.
     """
 
     pool: Pool
@@ -87,6 +91,7 @@ class Driver:
     parked: set[str] = field(default_factory=set[str])
     ledgers: OrderedDict[str, Ledger] = field(default_factory=OrderedDict[str, Ledger])
     sweeping: bool = False
+    parks: bool = True
 
     # ---- Ways in ----
 
@@ -187,6 +192,8 @@ class Driver:
             while isinstance(outcome, Suspended):
                 await self._accept(run, group, outcome)
                 if not await self._replies(run, group, deadline):
+                    if not self.parks:
+                        raise DeadlineExceeded(UNANSWERED)
                     outcome = None
                     break
                 outcome = await self._step(run, deadline)
@@ -299,6 +306,8 @@ class Driver:
 
     async def _check_parking(self, run: Run, idle: Suspended) -> None:
         """Whether the cell could be parked: looked at before anything of a batch has an effect."""
+        if not self.parks:
+            return
         assert run.cell is not None
         methods = {request.method for request in idle.requests}
         if "yield" in methods:
@@ -320,7 +329,7 @@ class Driver:
             if now < last and (run.inbox or run.due_at <= now):
                 return True
             # A person holds no `exec` open, and neither does a timer that is due too late.
-            hopeless = run.waits_for_people() and run.due_at >= last
+            hopeless = self.parks and run.waits_for_people() and run.due_at >= last
             if run.yields or now >= last or hopeless:
                 return False
             until = min(run.due_at, last, now + POLL if foreign else last)

@@ -10,17 +10,20 @@ import re
 import unicodedata
 from array import array
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from difflib import SequenceMatcher
 from functools import lru_cache
 from heapq import nsmallest
 from itertools import chain, pairwise
 from typing import NamedTuple, Protocol, TypeAlias
 
-# The usual constants of BM25F; a word in a name says more than the same word in prose.
-K1 = 1.2
-B = 0.75
+# A word in a name says more than the same word in prose. Chosen on every other request of three
+# public sets (Seal-Tools, Bifrost, MetaTool), within the usual range of BM25F; `bench/search.py`
+# measures all of them.
+K1 = 2.0
 WEIGHTS = (3.0, 2.0, 1.0, 1.0)  # the fields of a Document
+B = (0.75, 0.75, 0.5, 0.75)  # how much a long field takes from its words
+FORM = 1 / 3  # of what a word says: who asks for `teams` wants `get_teams` before `get_team`
 
 # Below this share of the best score a match is filler. On three public sets of tools and requests
 # (Seal-Tools, Bifrost, MetaTool) 0.35 costs at most 0.4 points of recall at 8 and drops up to a
@@ -32,7 +35,7 @@ MIN_RARITY_BASE = 20  # among fewer documents, how many have a word says little 
 # What a stranger's text can cost.
 MAX_FIELD_CHARS = 4_000
 MAX_QUERY_CHARS = 1_000
-MAX_QUERY_TERMS = 64
+MAX_QUERY_TERMS = 128
 MAX_WORD_CHARS = 64
 MAX_NAME_CHARS = 64
 
@@ -47,6 +50,7 @@ STOP_WORDS = frozenset(
 
 _WORD = re.compile(r"[^\W_]+")
 _ASCII_WORD = re.compile(r"[A-Za-z0-9]+")  # the same for plain text, twice as fast
+_FORM_MARK = "="  # in no word
 _PART = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+|[^A-Za-z0-9]+")
 
 
@@ -96,15 +100,14 @@ class SearchIndex:
     def __init__(self, documents: Sequence[Document]) -> None:
         self._base = max(len(documents), MIN_RARITY_BASE)
         self._fields = [
-            _read_field(texts, weight)
-            for texts, weight in zip(zip(*documents, strict=True), WEIGHTS, strict=False)
+            _read_field(texts, weight, b)
+            for texts, weight, b in zip(zip(*documents, strict=True), WEIGHTS, B, strict=False)
         ]
         self._postings: dict[str, _Posting] = {}
 
     def search(self, query: str, limit: int) -> list[tuple[int, float]]:
         """Positions and scores of at most `limit` documents, the best first, without poor ones."""
-        terms = dict.fromkeys(chain.from_iterable(map(terms_of, _query_words(query))))
-        postings = [self._posting(term) for term in terms if self._has(term)]
+        postings = [self._posting(term) for term in query_terms(query) if self._has(term)]
         if not postings or limit < 1:
             return []
         # A word that occurs nowhere stands for a document that we do not have, and what we do have
@@ -116,8 +119,18 @@ class SearchIndex:
 
     def unmatched(self, query: str) -> list[str]:
         """The words of the query that occur in no document, stop words aside."""
-        terms = {word.casefold(): terms_of(word) for word in _query_words(query)}
-        return [word for word, of in terms.items() if of and not any(map(self._has, of))]
+        words = _query_words(query)
+        pairs = (pair for pair in _neighbours(words) if self._knows("".join(pair)))
+        known = set(chain.from_iterable(pairs))
+        terms = {word.casefold(): terms_of(word) for word in words}
+        return [
+            word
+            for word, of in terms.items()
+            if of and word not in known and not any(map(self._has, of))
+        ]
+
+    def _knows(self, word: str) -> bool:
+        return any(map(self._has, terms_of(word)))
 
     def _has(self, term: str) -> bool:
         return any(term in field.places for field in self._fields)
@@ -128,8 +141,19 @@ class SearchIndex:
         return self._postings[term]
 
 
+def query_terms(query: str) -> list[str]:
+    """What a query asks for: its words, and any two neighbours as one (`time zone`)."""
+    words = _query_words(query)
+    wanted = chain(words, map("".join, _neighbours(words)))
+    return list(dict.fromkeys(chain.from_iterable(map(_terms_and_forms, wanted))))
+
+
 def _query_words(query: str) -> list[str]:
     return split_words(query[:MAX_QUERY_CHARS])
+
+
+def _neighbours(words: list[str]) -> Iterator[tuple[str, str]]:
+    return ((a.casefold(), b.casefold()) for a, b in pairwise(words) if len(a) > 1 < len(b))
 
 
 def _rarity(base: int, count: int) -> float:
@@ -179,7 +203,7 @@ class _Field(NamedTuple):
     worth: list[float]
 
 
-def _read_field(texts: Sequence[str], weight: float) -> _Field:
+def _read_field(texts: Sequence[str], weight: float, b: float) -> _Field:
     # By word first: there are many occurrences and few words, and only words need terms.
     words: defaultdict[str, array[int]] = defaultdict(lambda: array("I"))
     lengths: list[int] = []
@@ -188,21 +212,21 @@ def _read_field(texts: Sequence[str], weight: float) -> _Field:
         lengths.append(len(found))
         for word in found:
             words[word].append(position)
-    return _Field(_by_term(words), _worth(weight, lengths))
+    return _Field(_by_term(words), _worth(weight, b, lengths))
 
 
 def _by_term(words: "dict[str, array[int]]") -> "dict[str, array[int]]":
     made: dict[str, array[int]] = {}
     for word, positions in words.items():
-        for term in terms_of(word):
+        for term in _terms_and_forms(word):
             made[term] = made[term] + positions if term in made else positions
     return made
 
 
-def _worth(weight: float, lengths: list[int]) -> list[float]:
+def _worth(weight: float, b: float, lengths: list[int]) -> list[float]:
     """Less in a longer text."""
     average = sum(lengths) / len(lengths) or 1.0
-    return [weight / (1 - B + B * length / average) for length in lengths]
+    return [weight / (1 - b + b * length / average) for length in lengths]
 
 
 def _weigh(term: str, fields: list[_Field], base: int) -> _Posting:
@@ -210,7 +234,8 @@ def _weigh(term: str, fields: list[_Field], base: int) -> _Posting:
     for places, worth in fields:
         for position in places.get(term, ()):
             frequencies[position] = frequencies.get(position, 0.0) + worth[position]
-    most = _rarity(base, len(frequencies)) * (K1 + 1)
+    share = FORM if term.startswith(_FORM_MARK) else 1 - FORM
+    most = share * _rarity(base, len(frequencies)) * (K1 + 1)
     scores = {at: most * frequency / (frequency + K1) for at, frequency in frequencies.items()}
     return _Posting(scores, max(scores.values()))
 
@@ -288,6 +313,15 @@ def terms_of(word: str) -> tuple[str, ...]:
     parts: list[str] = _PART.findall(word)
     wanted = parts if len(parts) == 1 else [*parts, word]
     return tuple(dict.fromkeys(chain.from_iterable(_stem_part(p.casefold()) for p in wanted)))
+
+
+def _terms_and_forms(word: str) -> list[str]:
+    """What a word is found by, and the same unstemmed: being asked for in its own form counts."""
+    terms = terms_of(word)
+    forms = [word.casefold()] if terms else []
+    if len(terms) > 1:
+        forms += split_identifier(word)
+    return [*terms, *(_FORM_MARK + form[:MAX_WORD_CHARS] for form in forms)]
 
 
 def _stem_part(part: str) -> tuple[str, ...]:

@@ -11,9 +11,10 @@ A text is the sum of the vectors of its words. That knows English, and no word o
 import importlib.util
 import json
 import logging
+import re
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cache, cached_property
-from itertools import islice
+from functools import cache, cached_property, reduce
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
@@ -44,10 +45,11 @@ PACKAGES = ("numpy", "tokenizers", "wordllama")
 TOKENIZER = "tokenizers/l2_supercat_tokenizer_config.json"
 WEIGHTS = "weights/l2_supercat_256.safetensors"
 
-# Chosen on three public sets of tools and requests (Seal-Tools, Bifrost, MetaTool) and on
-# `bench/search_quality.py`, which measures them. Adding up shares of the best score is 1 to 3
-# points of MRR better than fusing ranks on nearly all: how much better the best is says something.
-MEANING = 0.7
+# Chosen on three public sets of tools and requests (Seal-Tools, Bifrost, MetaTool), of which
+# `bench/search.py` measures all; `MEANING` on every other request. Adding up shares of the best
+# score is 1 to 3 points of MRR better than fusing ranks on nearly all: how much better the best is
+# says something.
+MEANING = 0.6
 FIELD_WEIGHTS = (2.0, 1.0, 1.0, 0.5)  # the fields of a Document
 MIN_SHARE = 0.5  # of the best cosine
 
@@ -62,7 +64,10 @@ FIRST_PIECE = 259  # below are control marks and single bytes
 
 MAX_FIELD_WORDS = 64  # a description says first what its tool does
 MAX_FUSED = 100  # of either kind
+MAX_SENTENCES = 8  # of a query that are compared on their own
 MAX_HEADER = 100_000
+
+_SENTENCE_END = re.compile(r"[.!?;]+\s|\n")
 
 # The same on every machine, in whatever order its library adds up: float64 adds float16 without
 # rounding, and of vectors in whole numbers of such parts, float32 holds every sum of products.
@@ -121,14 +126,18 @@ class VectorRanker:
         return [(position, -score) for score, position in sorted(scores)[:limit]]
 
     def _cosines(self, query: str) -> "Doubles | None":
-        """Of every document with the query; None if nothing is known of what its words mean."""
-        words = split_words(query[:MAX_QUERY_CHARS])
-        parts = dict.fromkeys(part for word in words for part in split_identifier(word))
-        if not parts or self._space is None:
+        """Of every document with the query; None if nothing is known of what its words mean.
+
+        Or with one of its sentences, if that is nearer. What asks for several things is near to
+        none of them as a whole: with this, recall at 5 on Seal-Tools is 91 % and not 85 %.
+        """
+        asked = [parts for text in _sentences(query) if (parts := _parts(text))]
+        if not asked or self._space is None:
             return None
-        vector = self._space.model.add_up(parts)
-        products = (self._space.matrix @ vector).astype("f8")
-        return products / PARTS**2 if vector.any() else None
+        vectors = [self._space.model.add_up(parts) for parts in asked]
+        known = [vector for vector in vectors if vector.any()]
+        products = [(self._space.matrix @ vector).astype("f8") for vector in known]
+        return reduce(_larger, products) / PARTS**2 if products else None
 
     @cached_property
     def _space(self) -> "_Space | None":
@@ -138,6 +147,22 @@ class VectorRanker:
             logger.error("searching by words only: %s: %s", type(error).__name__, error)
             return None
         return _Space(model, _embed(self._documents, model)) if self._documents else None
+
+
+def _sentences(query: str) -> list[str]:
+    """The query, and its sentences."""
+    asked = query[:MAX_QUERY_CHARS]
+    return list(dict.fromkeys([asked, *_SENTENCE_END.split(asked)[:MAX_SENTENCES]]))
+
+
+def _parts(text: str) -> list[str]:
+    return list(dict.fromkeys(chain.from_iterable(map(split_identifier, split_words(text)))))
+
+
+def _larger(one: "Doubles", other: "Doubles") -> "Doubles":
+    import numpy as np
+
+    return np.maximum(one, other)
 
 
 class _Space(NamedTuple):

@@ -72,11 +72,13 @@ class Ingredients:
 
     Attributes:
         base: Said first.
+        directory: Tools by name, where the model is not shown all of them.
         extra: Added by whoever asked.
     """
 
     workspace: Path
     base: str = BASE
+    directory: str = ""
     skills: Skills = field(default_factory=Skills)
     files: Sequence[BootstrapFile] = ()
     extra: str = ""
@@ -89,11 +91,13 @@ def build(given: Ingredients, additions: PromptAdditions | None = None) -> Promp
         Part("hooks: before", added.prepend_system_context),
         Part("base", given.base),
         Part("workspace", f"Your workspace is {given.workspace}."),
+        directory := Part("tools", given.directory),
         Part("skills", given.skills.prompt()),
         *(Part(file.name, bootstrap.prompt([file])) for file in given.files),
         Part("run", given.extra.strip()),
         Part("hooks: after", added.append_system_context),
     ]
     if added.system_prompt:
-        parts = [parts[0], Part("hooks: instead", added.system_prompt), parts[-1]]
+        # What can be called is no matter of style: a hook that has its own prompt keeps it.
+        parts = [parts[0], Part("hooks: instead", added.system_prompt), directory, parts[-1]]
     return Prompt(tuple(part for part in parts if part.text), added.prepend_context)

@@ -4,9 +4,11 @@ From the tools that the run may use over the prompt to the loop; and how it ende
 whatever ended it.
 """
 
+import json
 import logging
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,6 +27,7 @@ from clawmode.agent.prompt import Ingredients, Prompt, build
 from clawmode.agent.recorder import Recorder
 from clawmode.agent.replies import SILENT, Sent, Shape
 from clawmode.agent.requests import AgentRequest, RunSettings
+from clawmode.agent.search_surface import SearchSurface, open_search
 from clawmode.agent.sessions import Session
 from clawmode.agent.toolbox import CodeModeTools, DirectTools, Toolbox
 from clawmode.agent.trajectory import Trajectory, sidecar_path
@@ -32,6 +35,7 @@ from clawmode.agent.transcript import Transcript
 from clawmode.approvals import Approvals
 from clawmode.code_mode import CodeMode
 from clawmode.context import RunContext
+from clawmode.control import is_control
 from clawmode.exceptions import ClawmodeError
 from clawmode.executor import Executor
 from clawmode.hooks import Hooks
@@ -142,6 +146,7 @@ class SessionRun:
     _turn: Turn | None = None
     _own: tuple[Tool, ...] = ()
     _surface: JsonObject = field(default_factory=dict[str, JsonValue])
+    _sent: JsonObject = field(default_factory=dict[str, JsonValue])
 
     async def carry_out(self) -> Ended:
         """Runs it under its clock."""
@@ -230,6 +235,7 @@ class SessionRun:
             client=request.client_tools,
             disable_tools=request.disable_tools,
             raw_model_call=request.raw_model_call,
+            tool_search=settings.tool_search,
         )
 
     def offered(self) -> tuple[Tool, ...]:
@@ -252,10 +258,36 @@ class SessionRun:
         )
         if surface.code_mode:
             return await self._with_programs(recorder)
-        self._surface = {"codeModeEngaged": False, "visibleTools": len(surface.tools)}
         executor = Executor(settings.policy, shared.hooks, shared.approvals)
         executor.watchers.append(recorder.watch)
+        if surface.search is not None:
+            return await self._with_search(recorder, executor)
+        self._surface = {"codeModeEngaged": False, "visibleTools": len(surface.tools)}
         return await self._converse(recorder, DirectTools(surface.tools, executor, self.context))
+
+    async def _with_search(self, recorder: Recorder, executor: Executor) -> Outcome:
+        async with self._search(executor) as search:
+            try:
+                return await self._converse(recorder, search.toolbox, search.directory)
+            finally:
+                self._surface = search.report()
+
+    def _search(self, executor: Executor) -> AbstractAsyncContextManager[SearchSurface]:
+        settings, shared = self.settings, self.shared
+
+        def tools() -> tuple[Tool, ...]:
+            found = settings.policy.effective(self.offered())
+            return tuple(tool for tool in found if not is_control(tool))
+
+        return open_search(
+            settings.tool_search,
+            tools,
+            executor=executor,
+            context=self.context,
+            pool=shared.pool,
+            servers=shared.servers,
+            message=self.request.message,
+        )
 
     def _code_mode(self) -> CodeMode:
         shared, settings = self.shared, self.settings
@@ -292,16 +324,21 @@ class SessionRun:
         messages = tuple(self.transcript.messages())
         shown = PromptBuild(prompt=self.request.message, run=self.context, messages=messages)
         added = await AgentHooks(self.shared.hooks).build_prompt(shown)
-        prompt = build(await self._ingredients(), added)
+        given = await self._ingredients()
+        prompt = build(given, added)
         if not surface.code_mode:
             executor = Executor(self.settings.policy, self.shared.hooks, self.shared.approvals)
+            if surface.search is not None:
+                async with self._search(executor) as search:
+                    prompt = build(replace(given, directory=search.directory), added)
+                    return prompt, search.toolbox.definitions()
             return prompt, DirectTools(surface.tools, executor, self.context).definitions()
         async with self._code_mode() as code_mode:
             return prompt, CodeModeTools(code_mode).definitions()
 
     # ---- The conversation ----
 
-    async def _converse(self, recorder: Recorder, toolbox: Toolbox) -> Outcome:
+    async def _converse(self, recorder: Recorder, toolbox: Toolbox, directory: str = "") -> Outcome:
         request, settings = self.request, self.settings
         if not request.resume:
             recorder.record(UserMessage(content=(Text(request.message), *request.images)))
@@ -318,11 +355,10 @@ class SessionRun:
             claimed = await hooks.claim_reply(shown)
             if claimed is not None:
                 return _answer_instead(claimed, recorder)
-            prompt = build(await self._ingredients(), await hooks.build_prompt(shown))
+            given = replace(await self._ingredients(), directory=directory)
+            prompt = build(given, await hooks.build_prompt(shown))
             messages = _with_context(messages, prompt.context)
-        recorder.trace("trace.metadata", _about(request, settings))
-        recorder.trace("context.compiled", _compiled(prompt, toolbox, len(messages)))
-        recorder.trace("prompt.submitted", {"prompt": request.message, "resumed": request.resume})
+        self._trace_start(recorder, _compiled(prompt, toolbox, len(messages)))
         self._turn = Turn(
             models=settings.models,
             toolbox=toolbox,
@@ -338,6 +374,13 @@ class SessionRun:
         )
         self.intake.open()
         return await run_loop(self._turn)
+
+    def _trace_start(self, recorder: Recorder, compiled: JsonObject) -> None:
+        request = self.request
+        self._sent = {key: compiled[key] for key in ("toolSchemaBytes", "promptBytes")}
+        recorder.trace("trace.metadata", _about(request, self.settings))
+        recorder.trace("context.compiled", compiled)
+        recorder.trace("prompt.submitted", {"prompt": request.message, "resumed": request.resume})
 
     async def _ingredients(self) -> Ingredients:
         """What the prompt is made of, after the operator's scripts have seen the files."""
@@ -387,7 +430,7 @@ class SessionRun:
             ended.metadata |= counts
             if turn.model is not None:
                 ended.metadata |= {"provider": turn.model.provider, "model": turn.model.name}
-        ended.metadata |= self._surface
+        ended.metadata |= self._surface | self._sent
         if not self.closing() and run_id in self.transcript.open_runs():
             self._write(ended)
         return ended
@@ -458,7 +501,7 @@ def _log_surface(run_id: str, surface: ToolSurface, settings: RunSettings) -> No
             "enabled" if settings.code_mode.enabled else "not enabled",
             "engaged" if surface.code_mode else "not engaged",
             ", ".join(tool.name for tool in surface.visible[:50]) or "no tools",
-            len(surface.tools) if surface.code_mode else 0,
+            len(surface.tools) if surface.code_mode or surface.search else 0,
         )
 
 
@@ -481,6 +524,8 @@ def _compiled(prompt: Prompt, toolbox: Toolbox, messages: int) -> JsonObject:
         "systemPrompt": prompt.text,
         "promptReport": prompt.report(),
         "tools": tools,
+        "toolSchemaBytes": len(json.dumps(tools, separators=(",", ":")).encode()),
+        "promptBytes": len(prompt.text.encode("utf-8", "replace")),
         "messageCount": messages,
     }
 

@@ -32,6 +32,7 @@ from clawmode.agent.tool_sections import (
     FileSection,
     MessageSection,
     ToolRules,
+    ToolSearchSection,
     ToolSettings,
     WebSection,
 )
@@ -40,6 +41,7 @@ from clawmode.config_schema import Found, Reader, schema_of
 from clawmode.exceptions import ConfigurationError
 from clawmode.models.base import ThinkingLevel
 from clawmode.policy import Policy
+from clawmode.tool_search_config import DEFAULTS, ToolSearchConfig
 from clawmode.tools import JsonObject
 from clawmode.types import JsonValue
 
@@ -109,6 +111,7 @@ class AgentSettings:
     sandbox_mode: SandboxMode
     sandbox_workspace_root: str
     code_mode: CodeModeConfig
+    tool_search: ToolSearchConfig
 
     def is_sandboxed(self, *, main_session: bool = True) -> bool:
         """Whether a run of it is sandboxed."""
@@ -163,6 +166,7 @@ def agent(configuration: Configuration, agent_id: str | None = None) -> AgentSet
         sandbox_mode=sandbox.mode or "off",
         sandbox_workspace_root=os.path.expanduser(sandbox.workspace_root or ""),
         code_mode=code_mode(configuration, agent_id),
+        tool_search=tool_search(configuration, agent_id),
     )
 
 
@@ -232,6 +236,27 @@ def code_mode(configuration: Configuration, agent_id: str | None = None) -> Code
     own = entry.tools.code_mode if entry else None
     base = configuration.tools.code_mode or Setting(PATH, {})
     return resolve(base, *([own] if own else [])).unwrap()[0]
+
+
+def tool_search(configuration: Configuration, agent_id: str | None = None) -> ToolSearchConfig:
+    """Tool Search for an agent: its own settings over the global ones, field by field.
+
+    On if that is said, or if anything else is set and it is not switched off.
+    """
+    entry = _entry(configuration, agent_id)
+    own = entry.tools.tool_search if entry else None
+    used: ToolSearchSection = _merged(own, configuration.tools.tool_search) or ToolSearchSection()
+    touched = any(getattr(used, each.name) is not None for each in fields(used))
+    most = _given(used.max_search_limit, DEFAULTS.max_search_limit)
+    return ToolSearchConfig(
+        enabled=touched if used.enabled is None else used.enabled,
+        mode=used.mode or DEFAULTS.mode,
+        code_timeout_ms=_given(used.code_timeout_ms, DEFAULTS.code_timeout_ms),
+        search_default_limit=min(
+            _given(used.search_default_limit, DEFAULTS.search_default_limit), most
+        ),
+        max_search_limit=most,
+    )
 
 
 def policy(

@@ -6,13 +6,23 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import ClassVar
 
-from clawmode.config import KEYS, RANGES, SUSPENDED_RUNS, CodeModeConfig, Setting, join
-from clawmode.config_schema import Option, Reader, Section, Told, option, type_schema, unused
+from clawmode.config import KEYS, RANGES, SUSPENDED_RUNS, CodeModeConfig, Setting, join, wrong
+from clawmode.config_schema import (
+    ABSENT,
+    Option,
+    Reader,
+    Section,
+    Told,
+    option,
+    schema_of,
+    type_schema,
+    unused,
+)
 from clawmode.core_tools.exec_approvals import Ask, Security
 from clawmode.exceptions import ConfigurationError
 from clawmode.policy import PolicyLayer, Rule
+from clawmode.tool_search_config import DEFAULTS, MAX_LIMITS, TIMEOUTS, SearchMode
 from clawmode.tools import JsonObject
-from clawmode.types import JsonValue
 
 DAY_SECONDS = 86_400
 
@@ -85,6 +95,42 @@ def _code_mode_schema() -> JsonObject:
         "additionalProperties": False,
     }
     return {"anyOf": [{"type": "boolean"}, whole]}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolSearchSection(Section):
+    """Tool Search; None is not set."""
+
+    enabled: bool | None = option("Whether runs without code mode have it.", unset=False)
+    mode: SearchMode | None = option("What the model sees.", unset=DEFAULTS.mode)
+    code_timeout_ms: int | None = option(
+        "Wall-clock time of one body of `tool_search_code`.",
+        low=TIMEOUTS[0],
+        high=TIMEOUTS[1],
+        unset=DEFAULTS.code_timeout_ms,
+    )
+    search_default_limit: int | None = option(
+        "Results of a search that asks for no number.",
+        low=MAX_LIMITS[0],
+        high=MAX_LIMITS[1],
+        unset=DEFAULTS.search_default_limit,
+    )
+    max_search_limit: int | None = option(
+        "Results of any search.",
+        low=MAX_LIMITS[0],
+        high=MAX_LIMITS[1],
+        unset=DEFAULTS.max_search_limit,
+    )
+
+
+def _read_tool_search(reader: Reader, setting: Setting) -> object:
+    """`toolSearch`: true and false are short for an object with `enabled` alone."""
+    if isinstance(setting.value, bool):
+        return ToolSearchSection(enabled=setting.value)
+    if isinstance(setting.value, dict):
+        return reader.section(ToolSearchSection, setting)
+    reader.tell([wrong(setting, "true, false or an object")])
+    return ABSENT
 
 
 # ---- What our own tools may do ----
@@ -184,7 +230,11 @@ class ToolSettings(ToolRules):
     code_mode: Setting | None = option(
         "Code mode: true, false or its settings.", hook=_keep_code_mode, schema=_code_mode_schema()
     )
-    tool_search: JsonValue = option("Tool search; for later.")
+    tool_search: ToolSearchSection | None = option(
+        "Tool Search: true, false or its settings.",
+        hook=_read_tool_search,
+        schema={"anyOf": [{"type": "boolean"}, schema_of(ToolSearchSection)]},
+    )
     exec: ExecSettings | None = option("Commands of the shell.")
     web: WebSection | None = option("The web.")
     fs: FileSection | None = option("Files of the workspace.")

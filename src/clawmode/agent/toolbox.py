@@ -1,4 +1,4 @@
-"""What the model of a run can call: its tools themselves, or `exec` and `wait` for all of them.
+"""What the model of a run can call: its tools themselves, or what stands for all of them.
 
 A call goes through three stages: it is prepared (found, its arguments read), executed, and
 finalized into what the model reads. Trouble in any of them is a result with an error, never an
@@ -7,7 +7,6 @@ exception.
 
 import difflib
 import json
-import re
 from collections.abc import Iterable
 from typing import Protocol
 
@@ -17,15 +16,15 @@ from clawmode.exceptions import DuplicateTool
 from clawmode.executor import Call, Executor, ToolFailure
 from clawmode.messages import Image, Text, ToolCall, ToolMessage
 from clawmode.models.base import ToolDefinition
-from clawmode.policy import safe_server_name
 from clawmode.results import compact
+from clawmode.tool_search import MAX_NAME
+from clawmode.tool_search import exposed_name as exposed_name
 from clawmode.tools import JsonObject, Tool, ToolResult
 from clawmode.types import JsonValue
 
 MAX_RESULT_CHARS = 200_000
 """Of one result that the model reads. Code mode has its own, smaller limit."""
 
-MAX_NAME = 64
 MAX_IMAGES = 8
 MAX_IMAGE_CHARS = 8 << 20
 
@@ -176,19 +175,16 @@ class DirectTools:
         if isinstance(given, str):
             text = f"The arguments of {call.name} are not a JSON object: {given[:200]!r}"
             return fail(call, text)
-        try:
-            made = Call(id=call.id, tool=tool, input=given, run=self._run)
-            return _finalize(call, tool, await self._executor.call(made))
-        except ToolFailure as failure:
-            return fail(call, str(failure), {"code": failure.code})
+        made = Call(id=call.id, tool=tool, input=given, run=self._run)
+        return await execute(self._executor, call, made)
 
 
-def exposed_name(tool: Tool) -> str:
-    """What the model calls a tool: a name that every provider takes."""
-    name = tool.name
-    if tool.source == "mcp":
-        name = f"{safe_server_name(tool.owner)}__{tool.name}"
-    return re.sub(r"[^A-Za-z0-9_-]", "_", name)[:MAX_NAME]
+async def execute(executor: Executor, call: ToolCall, made: Call) -> ToolMessage:
+    """Answers a model's call with what comes of another, or of the same."""
+    try:
+        return _finalize(call, made.tool, await executor.call(made))
+    except ToolFailure as failure:
+        return fail(call, str(failure), {"code": failure.code})
 
 
 def _finalize(call: ToolCall, tool: Tool, result: ToolResult) -> ToolMessage:

@@ -65,6 +65,11 @@
   ];
   const monotonic = uncurry(performance.now).bind(undefined, performance);
 
+  // What a body of Tool Search keeps of the globals: the language, nothing that a platform adds.
+  const language = create(null);
+  for (const name of ownKeys(globalThis)) language[name] = true;
+  for (const name of ["performance", "queueMicrotask", "DOMException", "btoa", "atob"]) delete language[name];
+
   // A guest can reach functions on the stack through the call sites that `prepareStackTrace` gets,
   // ours included. And only the engine may say "out of memory": see `describeFailure`.
   defineProperty(Error, "prepareStackTrace", { value: undefined, writable: false, configurable: false });
@@ -918,10 +923,24 @@
     if (names.length) defineProperty(MCP, "$api", { __proto__: null, value: apiOf(null) });
   }
 
+  // What a body of Tool Search finds: the language, three functions, and three ways to log.
+  function installSearch() {
+    const names = ownKeys(globalThis);
+    for (let i = 0; i < names.length; i++) {
+      if (language[names[i]] !== true) delete globalThis[names[i]];
+    }
+    const { search, describe, call } = tools;
+    expose(globalThis, {
+      openclaw: { tools: { __proto__: null, search, describe, call } },
+      console: { log, warn: log, error: log },
+    });
+  }
+
   // What a run adds to the image, before any of its cells: its catalog and its namespaces. Costs
   // once per catalog: the memory afterwards is an image too.
   function install(text) {
     const setup = parse(text);
+    if (setup.search) return installSearch();
     expose(globalThis, { ALL_TOOLS: setup.tools });
     const names = objectKeys(setup.names);
     for (let i = 0; i < names.length; i++) {
