@@ -282,7 +282,7 @@ def test_calls_are_decided_about_in_the_place_of_the_prompt(shop: Path, zygote: 
             person.says("Order.", "Approval needed (warning): Run Order an item?", PROMPT)
             assert '│   "item": "tea"' in person.transcript
             person.says("yes", PROMPT)
-            person.says("/status", "needs approval: Run Order an item?")
+            person.says("/status", "Approval needed (warning): Run Order an item?")
             person.says("once", "It returned 1 tea.")
             person.types("Order again.\ronce")  # a line that was begun before the question
             person.reads(PROMPT)
@@ -291,8 +291,7 @@ def test_calls_are_decided_about_in_the_place_of_the_prompt(shop: Path, zygote: 
             person.reads("> once")
             person.reads("Once what?")
             person.says("Order.", PROMPT)
-            person.says("/stop", "Stopped: 1.")
-            person.reads("The question is not open any more.")
+            person.says("/stop", "The question is not open any more.", "Stopped: 1.")
             person.says("Well?", "Well.")
             person.types("\x04")
             assert person.leaves()[0] == 0
@@ -316,7 +315,7 @@ def test_a_question_can_be_put_off_and_decided_about_by_a_command(
             assert found is not None
             person.says(f"/approve {found[1]} deny", "it was denied")
             person.says("Order.", PROMPT)
-            person.says("/approve", "openclaw:core:order: Run Order an item?")
+            person.says("/approve", "Run Order an item?", "openclaw:core:order with")
             (other,) = set(re.findall(r"ap_\w+", person.transcript)) - {found[1]}
             person.says(f"/approve {other} allow-always", f"{other}: allow-always.")
             person.reads("It returned 1 tea.")

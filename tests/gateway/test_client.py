@@ -571,9 +571,6 @@ async def test_a_run_whose_client_left_with_its_tools_ends_cleanly(
     thermometer = Thermometer()
     async with wired(tmp_path, [program(code), says_value], rules=CODE_MODE) as it:
         async with it.connect() as client, anyio.create_task_group() as tasks:
-            tasks.start_soon(client.agent, "How warm?")
-            tasks.cancel_scope.cancel()
-        async with it.connect() as client, anyio.create_task_group() as tasks:
 
             async def ask() -> None:
                 await client.agent("How warm?", tools=[thermometer.tool])

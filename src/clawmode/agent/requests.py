@@ -38,6 +38,7 @@ class AgentRequest:
         raw_model_call: The model gets the message, and nothing around it.
         resume: Goes on with the run of this id, which its process left unfinished.
         channel: The way by which it came, and by which the answer goes.
+        origin: The way by which it came, if that is another one: it counts for policy.
         target: To whom, on that channel.
         message_ids: The messages that it is made of, as they are kept until a run has them.
         trigger: What started it, if that is no channel: `cron`.
@@ -62,6 +63,7 @@ class AgentRequest:
     resume: bool = False
     sender: str = ""
     channel: str = ""
+    origin: str = ""
     target: str = ""
     message_ids: tuple[str, ...] = ()
     trigger: str = ""

@@ -212,5 +212,6 @@ def _sender_keys(request: AgentRequest) -> tuple[str, ...]:
     by_name = [f"{kind}:{sender}" for kind in ("id", "e164", "username", "name")]
     if ":" not in sender and sender != "*":
         by_name.insert(0, sender)  # else whoever chooses their name would choose their rights
-    channel = [f"channel:{request.channel}"] if request.channel else []
+    came_by = request.origin or request.channel
+    channel = [f"channel:{came_by}"] if came_by else []
     return (*(by_name if sender else ()), *channel)

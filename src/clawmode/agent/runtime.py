@@ -481,7 +481,7 @@ def _context_of(run: Run) -> RunContext:
         session_key=run.session.key,
         run_id=run.id,
         sender=run.request.sender,
-        channel=run.request.channel,
+        channel=run.request.origin or run.request.channel,
     )
 
 

@@ -1,8 +1,6 @@
 """`clawmode chat`: a conversation at the terminal; whoever sits there answers for its calls."""
 
 import gc
-import os
-import sys
 from dataclasses import dataclass
 
 import anyio
@@ -15,17 +13,15 @@ from clawmode.agent.session_keys import is_session_id
 from clawmode.agent.sessions import Session, SessionStore
 from clawmode.agent.view import AgentView
 from clawmode.approvals import Approvals
-from clawmode.chat.conversation import Chat
-from clawmode.chat.screen import Screen
+from clawmode.chat.conversation import HISTORY, Chat
+from clawmode.chat.embedded import HostPartner
+from clawmode.chat.screen import Screen, check_terminal
 from clawmode.chat.terminal import ChatDesk
 from clawmode.command_setup import Setup
 from clawmode.exceptions import ConfigurationError
 from clawmode.host import open_host
 from clawmode.interrupts import interruptible, outlast_tools
 from clawmode.questions import Mode, make_approvals
-
-HISTORY = "chat_history"
-"""What was typed, in the folder of the state."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +69,9 @@ class ChatCommand:
                 approvals = self._approvals(screen, chat)
                 channels = [chat.channel]
                 async with open_host(self.setup, approvals, models, channels=channels) as host:
-                    await chat.run(host, approvals if isinstance(approvals, ChatDesk) else None)
+                    desk = approvals if isinstance(approvals, ChatDesk) else None
+                    partner = HostPartner(host, session.key, chat.channel.answers)
+                    await chat.run(partner, desk)
 
     def _approvals(self, screen: Screen, chat: Chat) -> Approvals:
         if self.approve == "ask":
@@ -104,15 +102,3 @@ class ChatCommand:
                 f"the conversation {session.id} was reset: {session.key} goes on with another one"
             )
         return await store.touch(session.id, model=self.model) if self.model else session
-
-
-def check_terminal() -> None:
-    """Looks whether there is a terminal that a chat can be shown on.
-
-    Raises:
-        ConfigurationError: There is none.
-    """
-    if not (sys.stdin.isatty() and sys.stdout.isatty()) or os.environ.get("TERM") == "dumb":
-        raise ConfigurationError(
-            "chat needs a terminal on stdin and stdout; for one turn: clawmode agent -m TEXT"
-        )

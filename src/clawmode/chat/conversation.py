@@ -1,38 +1,37 @@
 """A conversation at the terminal: what becomes of lines and keys, and how it ends."""
 
 import difflib
-import getpass
 import math
 import os
 import signal
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import anyio
+from anyio.abc import TaskGroup
 from anyio.streams.memory import MemoryObjectReceiveStream
 
-from clawmode.agent.events import AgentEvent
-from clawmode.agent.requests import AgentRequest
-from clawmode.channels.base import Inbound
+from clawmode.agent.events import AgentEvent, Listener
 from clawmode.chat.inbox import How
 from clawmode.chat.screen import Screen
 from clawmode.chat.slash import COMMANDS
-from clawmode.chat.terminal import CHANNEL, ChatDesk, Prompt, Seat, TerminalChannel
+from clawmode.chat.terminal import ChatDesk, Prompt, Seat, TerminalChannel
 from clawmode.chat.view import ChatView
 from clawmode.exceptions import ClawmodeError
-from clawmode.host import Host
 from clawmode.terminal import one_line
 
-TARGET = "you"
+HISTORY = "chat_history"
+"""What was typed, in the folder of the state."""
+
 ENDS = ("/exit", "/quit")
 NAMES = (*(f"/{name}" for name in COMMANDS), *ENDS)
 HELP = "/exit, /quit  end the chat, as Ctrl-D does; Ctrl-C stops what runs; Alt-Enter: a new line"
 
 AGAIN_SECONDS = 2.0
 """Within which a second Ctrl-C ends the chat."""
-
-LEAVE_SECONDS = 10.0
-"""How long a run may take to be stopped."""
 
 MAX_NAME = 60
 
@@ -41,6 +40,61 @@ NOTES: dict[How, str] = {
     "queued": "(waits for the run that goes on)",
     "dropped": "(dropped: too many messages wait)",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """What became of a line.
+
+    Attributes:
+        text: What it is answered with, if that does not come by itself.
+    """
+
+    how: How
+    text: str = ""
+
+
+class Partner(Protocol):
+    """Whom a chat talks with: an agent of this process, or of a gateway.
+
+    What is asked of it may raise `ClawmodeError`, which is shown; from `serve` it ends the chat.
+    """
+
+    @property
+    def trouble(self) -> str:
+        """Why it cannot be talked with now; empty if it can."""
+        ...
+
+    @property
+    def waiting(self) -> int:
+        """How many messages wait."""
+        ...
+
+    def subscribe(
+        self, watch: Listener, tell: Callable[[str], None], changed: Callable[[], None]
+    ) -> Callable[[], None]:
+        """Wants to see what runs do, to be told what is said beside, and when the rest changes."""
+        ...
+
+    async def serve(self) -> None:
+        """Does what is to be done while the chat goes on. It is cancelled at its end."""
+        ...
+
+    async def model(self) -> str:
+        """Who answers."""
+        ...
+
+    async def receive(self, text: str) -> Heard:
+        """Says something, or gives a command."""
+        ...
+
+    async def stop(self) -> int:
+        """Stops what runs, and drops what waits; how many that were."""
+        ...
+
+    async def leave(self, say: Callable[[str], None]) -> None:
+        """Does what is to be done at the end, and says what becomes of what runs."""
+        ...
 
 
 class Chat:
@@ -58,35 +112,51 @@ class Chat:
         self._view = ChatView(screen.say, lambda: screen.width)
         self._prompt = Prompt(screen, history, NAMES, self._status)
         self.seat = Seat(screen, self._prompt)
-        self.channel = TerminalChannel(self._tell)
-        self._sender = _login()
-        self._host: Host | None = None
+        self.channel = TerminalChannel(self._tell, screen.say_now)
+        self._partner: Partner | None = None
+        self._tasks: TaskGroup | None = None
         self._model = ""
-        self._obeys = False
+        self._stopping = False
         self._stopped_at = -math.inf
+        self._failure: ClawmodeError | None = None
         self._ending = anyio.Event()
 
-    async def run(self, host: Host, desk: ChatDesk | None) -> None:
-        """Talks, until the person has had enough; what runs then is stopped."""
-        self._host = host
+    async def run(self, partner: Partner, desk: ChatDesk | None) -> None:
+        """Talks, until the person has had enough.
+
+        Raises:
+            ClawmodeError: It cannot go on.
+        """
+        self._partner = partner
         await self._look_up_model()
-        unsubscribe = host.runtime.subscribe(self._watch)
+        unsubscribe = partner.subscribe(self._watch, self._tell, self._prompt.redraw)
         typed, lines = anyio.create_memory_object_stream[str](math.inf)
         self._prompt.listen(line=typed.send_nowait, interrupt=self._interrupt, end=self._end)
         self._screen.say(f"{self._key} · {self._model}  (/help, Ctrl-D ends)")
         await self._screen.shown()
         with typed, lines:
             async with anyio.create_task_group() as tasks:
+                self._tasks = tasks
                 tasks.start_soon(self._screen.serve)
+                tasks.start_soon(self._serve)
                 tasks.start_soon(self._heed_signals)
                 tasks.start_soon(self._take_lines, lines)
-                tasks.start_soon(self._leave)
+                tasks.start_soon(self._leave, lines)
                 if desk is not None:
                     tasks.start_soon(desk.serve)
                 if not await self._prompt.run():
-                    await self._stop()
+                    await partner.leave(self._screen.say_now)
                 tasks.cancel_scope.cancel()
         unsubscribe()
+        if self._failure is not None:
+            raise self._failure
+
+    async def _serve(self) -> None:
+        try:
+            await self._talks_with.serve()
+        except ClawmodeError as error:  # else it would come out in a group
+            self._failure = error
+            self._prompt.close()
 
     # ---- What is shown ----
 
@@ -96,14 +166,15 @@ class Chat:
             self._prompt.redraw()
 
     def _tell(self, text: str) -> None:
-        """What was sent. The answer to a command is shown whatever is held back."""
         if self._view.is_new(text):
-            (self._screen.say_now if self._obeys else self._screen.say)(text)
+            self._screen.say(text)
 
     def _status(self) -> str:
         """What stands below the prompt."""
-        waiting = 0 if self._host is None else len(self._host.inbox.waiting(self._key))
-        doing = "your answer is waited for" if self._prompt.asks else self._view.doing
+        waiting = 0 if self._partner is None else self._partner.waiting
+        trouble = "" if self._partner is None else self._partner.trouble
+        asked = "your answer is waited for" if self._prompt.asks else ""
+        doing = trouble or asked or self._view.doing
         wait = f"{waiting} message{'s' * (waiting != 1)} wait{'s' * (waiting == 1)}"
         parts = (self._key, self._model, doing or "ready", wait if waiting else "")
         first = " · ".join(part for part in parts if part)
@@ -111,12 +182,8 @@ class Chat:
         return f" {first}\n {part}" if part else f" {first}"
 
     async def _look_up_model(self) -> None:
-        runtime = self._running.runtime
         try:
-            session = await runtime.sessions.get(self._key)
-            request = AgentRequest(session_key=self._key)
-            model = (await runtime.settings(request, session)).models[0]
-            self._model = one_line(f"{model.provider}/{model.name}", MAX_NAME)
+            self._model = one_line(await self._talks_with.model(), MAX_NAME)
         except ClawmodeError as error:
             self._model = "no model"
             self._screen.say_now(str(error))
@@ -125,9 +192,9 @@ class Chat:
     # ---- What is typed ----
 
     @property
-    def _running(self) -> Host:
-        assert self._host is not None, "a chat runs in a host"
-        return self._host
+    def _talks_with(self) -> Partner:
+        assert self._partner is not None, "a chat is run with a partner"
+        return self._partner
 
     async def _take_lines(self, lines: MemoryObjectReceiveStream[str]) -> None:
         async for line in lines:
@@ -142,24 +209,14 @@ class Chat:
                 self._screen.say_now(HELP)
 
     async def _receive(self, line: str, *, is_command: bool) -> None:
-        message = Inbound(
-            channel=CHANNEL,
-            target=TARGET,
-            sender=self._sender,
-            session_key=self._key,
-            operator=True,
-            text=line.strip(),
-        )
-        self._obeys = is_command
         try:
-            taken = await self._running.inbox.receive(message)
+            heard = await self._talks_with.receive(line.strip())
         except ClawmodeError as error:
             self._screen.say_now(str(error))
         else:
-            if note := NOTES.get(taken.how):
-                self._screen.say_now(note)
-        finally:
-            self._obeys = False
+            for note in (heard.text, NOTES.get(heard.how, "")):
+                if note:
+                    self._screen.say_now(note)
         if is_command:
             await self._look_up_model()
 
@@ -167,10 +224,13 @@ class Chat:
 
     def _interrupt(self, was_empty: bool) -> None:
         """Ctrl-C: stops what runs; else a second one ends the chat."""
-        now = time.monotonic()
         if self._ending.is_set():
             self._prompt.close()
-        elif count := self._running.inbox.stop(self._key):
+        elif self._tasks is not None:
+            self._tasks.start_soon(self._stop, was_empty, time.monotonic())
+
+    async def _stop(self, was_empty: bool, now: float) -> None:
+        if count := await self._stop_all():
             self._screen.say_now(f"Stopped: {count}.")
         elif now - self._stopped_at < AGAIN_SECONDS:
             self._end()
@@ -179,26 +239,31 @@ class Chat:
             if was_empty:
                 self._screen.say_now("(Ctrl-C again ends the chat)")
 
+    async def _stop_all(self) -> int:
+        """Stops what runs. While that is waited for, there is nothing else to be stopped."""
+        if self._stopping:
+            return 0
+        self._stopping = True
+        try:
+            return await self._talks_with.stop()
+        except ClawmodeError as error:
+            self._screen.say_now(str(error))
+            return 0
+        finally:
+            self._stopping = False
+
     def _end(self) -> None:
         if self._ending.is_set():  # asked for twice: not even what runs is waited for
             self._prompt.close()
         self._ending.set()
 
-    async def _leave(self) -> None:
+    async def _leave(self, lines: MemoryObjectReceiveStream[str]) -> None:
         await self._ending.wait()
-        await self._stop()
+        await self._talks_with.leave(self._screen.say_now)
+        while lines.statistics().current_buffer_used:
+            self._screen.say_now(f"Not sent: {lines.receive_nowait()}")
         await self._screen.shown()
         self._prompt.close()
-
-    async def _stop(self) -> None:
-        """Stops what runs here, and waits until that is written down."""
-        runs = self._running.runtime.under_way(self._key)
-        if runs:
-            self._screen.say_now("The run that goes on is stopped.")
-        self._running.inbox.stop(self._key)
-        with anyio.move_on_after(LEAVE_SECONDS):
-            for run in runs:
-                await run.ended.wait()
 
     async def _heed_signals(self) -> None:
         with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
@@ -219,10 +284,3 @@ def hint(text: str) -> str:
     near = difflib.get_close_matches(word, NAMES, 1)
     meant = f"did you mean {near[0]}?" if near else "/help lists them."
     return f"There is no command {word[:MAX_NAME]}: {meant}"
-
-
-def _login() -> str:
-    try:
-        return getpass.getuser()
-    except (ImportError, KeyError, OSError):
-        return "operator"

@@ -142,7 +142,7 @@ class Inbox:
             ClawmodeError: It cannot be taken: there is no such agent, or the state cannot be used.
         """
         if self._is_known(message):
-            return Taken("repeated")
+            return Taken("repeated", message_id(message))
         try:
             session = await self._session(message)
             found = self._slash.parse(message.text)
@@ -168,10 +168,7 @@ class Inbox:
                 now = await self._runtime.sessions.get(session.key)
                 if arrival not in self._arriving.get(session.key, ()):
                     return Taken("dropped", session_key=session.key)
-                message_id = uuid.uuid4().hex
-                if self.keeper is not None:
-                    await self.keeper.keep(message_id, session.key, message)
-                return self._take(message_id, message, now)
+                return await self._keep(message, now)
         finally:
             arriving = self._arriving.get(session.key, [])
             if arrival in arriving:
@@ -179,14 +176,21 @@ class Inbox:
             if not arriving:
                 self._arriving.pop(session.key, None)
 
-    async def restore(self, message_id: str, session_key: str, message: Inbound) -> None:
+    async def _keep(self, message: Inbound, session: Session) -> Taken:
+        """Takes a message that is kept from now on."""
+        kept = message_id(message)
+        if self.keeper is not None:
+            await self.keeper.keep(kept, session.key, message)
+        return self._take(kept, message, session)
+
+    async def restore(self, kept: str, session_key: str, message: Inbound) -> None:
         """Takes a message that was kept by a process before this one.
 
         Raises:
             ClawmodeError: It cannot be taken.
         """
         session = await self._runtime.sessions.get(session_key)
-        self._take(message_id, message, session)
+        self._take(kept, message, session)
 
     def _release(self, ids: Iterable[str]) -> None:
         """These need not be kept any more: they were read, or given up."""
@@ -252,9 +256,9 @@ class Inbox:
         if self._operator is not None and self._operator.has("message:received"):
             await self._operator.run("message:received", event.to_json())
 
-    def _take(self, message_id: str, message: Inbound, session: Session) -> Taken:
+    def _take(self, kept: str, message: Inbound, session: Session) -> Taken:
         settings = settings_for(self._queue, message.channel, session.data.get("queue"))
-        queued = Queued(message_id, message, settings)
+        queued = Queued(kept, message, settings)
         line = self._lines.setdefault(session.key, Line())
         busy = bool(self._runtime.under_way(session.key)) or line.served
         if busy and settings.mode == "interrupt":
@@ -374,8 +378,7 @@ class Inbox:
             reply = await self._carry_out(found, message, session)
         if found.begins and found.arguments:
             begun = await self._runtime.sessions.get(session.key)
-            said = replace(message, text=found.arguments)
-            return self._take(uuid.uuid4().hex, said, begun)
+            return await self._keep(replace(message, text=found.arguments), begun)
         return Taken("command", session_key=session.key, text="" if heard else reply)
 
     async def _carry_out(self, found: Slash, message: Inbound, session: Session) -> str:
@@ -426,6 +429,13 @@ class _Lock:
         self._users -= 1
         if not self._users:
             self._forget()
+
+
+def message_id(message: Inbound) -> str:
+    """What a message is called here: the same for the same, so that it is not taken twice."""
+    if not message.id:
+        return uuid.uuid4().hex
+    return hashlib.sha256(f"{message.channel}\0{message.id}".encode()).hexdigest()[:32]
 
 
 def conversation_key(agent_id: str, channel: str, target: str) -> str:

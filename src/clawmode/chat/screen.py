@@ -26,6 +26,7 @@ from prompt_toolkit.input.vt100 import Vt100Input
 from prompt_toolkit.output.defaults import create_output
 from prompt_toolkit.utils import get_cwidth
 
+from clawmode.exceptions import ConfigurationError
 from clawmode.terminal import IN_TEXT, harmless
 
 PAUSE_SECONDS = 0.03
@@ -235,3 +236,15 @@ def break_line(text: str, width: int) -> tuple[list[str], str]:
             used = get_cwidth(text[start : at + 1])
             space = -1
     return lines, text[start:]
+
+
+def check_terminal() -> None:
+    """Looks whether there is a terminal that a chat can be shown on.
+
+    Raises:
+        ConfigurationError: There is none.
+    """
+    if not (sys.stdin.isatty() and sys.stdout.isatty()) or os.environ.get("TERM") == "dumb":
+        raise ConfigurationError(
+            "chat needs a terminal on stdin and stdout; for one turn: clawmode agent -m TEXT"
+        )

@@ -159,6 +159,7 @@ class SlashCommands:
         model = settings.models[0]
         runs = runtime.under_way(session.key)
         questions = [it for it in runtime.approvals.pending() if it.run.session_key == session.key]
+        shown = questions if message.operator else []
         usage = session.usage
         lines = [
             f"session {session.key} ({session.id[:8]})",
@@ -166,7 +167,8 @@ class SlashCommands:
             f"tokens {usage.input:,} in, {usage.output:,} out",
             f"runs {len(runs)}, messages that wait {self._waiting(session.key)}",
             f"queue {_words(self._settings(message, session))}",
-            *(f"{describe(it)}\n/approve {it.id} …" for it in questions[:MAX_LISTED]),
+            *([f"questions that wait {len(questions)}"] if questions else []),
+            *(f"{describe(it)}\n/approve {it.id} …" for it in shown[:MAX_LISTED]),
         ]
         return "\n".join(lines)
 

@@ -1,6 +1,7 @@
 """The person at the terminal: what they type, what they are asked, and what they are sent."""
 
 import os
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
@@ -301,19 +302,25 @@ class TerminalChannel:
 
     Args:
         tell: Shows a message.
+        answer: Shows the answer to a command.
+
+    Attributes:
+        answers: Where answers to commands go. No run knows it: what it sends cannot pass for one.
     """
 
     name = CHANNEL
     can_edit = False
     block_streaming = False
 
-    def __init__(self, tell: Callable[[str], None]) -> None:
+    def __init__(self, tell: Callable[[str], None], answer: Callable[[str], None]) -> None:
         self._tell = tell
+        self._answer = answer
         self._count = 0
+        self.answers = f"answers-{uuid.uuid4().hex}"
 
     async def send(self, target: str, text: str) -> str:
         """Shows a message; whoever is meant sits here."""
-        self._tell(text)
+        (self._answer if target == self.answers else self._tell)(text)
         self._count += 1
         return str(self._count)
 

@@ -1,6 +1,6 @@
 """`chat`: a conversation at the terminal."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -11,10 +11,17 @@ from clawmode.commands.common import (
     PolicyOption,
     StateOption,
     ToolsOption,
+    find_gateway,
     gather,
     load_setup,
     told_errors,
 )
+
+if TYPE_CHECKING:
+    from clawmode.chat.command import ChatCommand
+    from clawmode.chat.remote_command import RemoteChatCommand
+    from clawmode.command_setup import Options
+    from clawmode.gateway.place import Place
 
 
 def chat(
@@ -27,6 +34,9 @@ def chat(
     model: Annotated[
         str, typer.Option(help="provider/model, from now on, as /model in the chat.")
     ] = "",
+    local: Annotated[
+        bool, typer.Option("--local", help="Run it in this process, even if a gateway runs.")
+    ] = False,
     tools: ToolsOption = None,
     config: ConfigOption = None,
     mcp_config: McpConfigOption = None,
@@ -40,19 +50,30 @@ def chat(
     """
     with told_errors():
         from clawmode.agent.session_keys import InvalidSession
-        from clawmode.chat.command import ChatCommand, check_terminal
+        from clawmode.chat.screen import check_terminal
         from clawmode.exceptions import ConfigurationError
 
         check_terminal()
         options = gather(tools, config, mcp_config, policy, approve, state)
-        command = ChatCommand(
-            setup=load_setup(options),
-            session=session,
-            agent_id=agent_id,
-            model=model,
-            approve=approve,
-        )
+        given = {"session": session, "agent_id": agent_id, "model": model, "approve": approve}
+        place = None if local else find_gateway(options)
+        command = _embedded(options, given) if place is None else _remote(place, options, given)
         try:
             command.run()
         except InvalidSession as error:
             raise ConfigurationError(str(error)) from None
+
+
+def _embedded(options: "Options", given: dict[str, Any]) -> "ChatCommand":
+    from clawmode.chat.command import ChatCommand
+
+    return ChatCommand(setup=load_setup(options), **given)
+
+
+def _remote(place: "Place", options: "Options", given: dict[str, Any]) -> "RemoteChatCommand":
+    from clawmode.chat.remote_command import RemoteChatCommand
+    from clawmode.command_setup import state_folder
+    from clawmode.gateway.remote_turn import check_options
+
+    check_options(options, place)
+    return RemoteChatCommand(state=state_folder(options.state), **given)

@@ -91,6 +91,7 @@ class ClientTools:
             client
             for client in self._connected()
             if (client.principal, client.hello.client_id) == (call.principal, call.client_id)
+            and client.closing is None
         ]
 
     def _tell(self, call: _Call) -> None:
@@ -106,6 +107,12 @@ class ClientTools:
         call.result, call.error = result, error
         call.answered.set()
         return True
+
+    def hand_over(self, gone: Client) -> None:
+        """Tells another connection of a client that has gone of the calls that wait for it."""
+        for call in self._calls.values():
+            if (gone.principal, gone.hello.client_id) == (call.principal, call.client_id):
+                self._tell(call)
 
     def repeat(self, client: Client) -> None:
         """Tells a client that has come back of the calls that wait for it."""

@@ -18,7 +18,7 @@ from clawmode import __version__
 from clawmode.command_setup import Setup
 from clawmode.cron.job import configured_jobs
 from clawmode.cron.jobs import Jobs
-from clawmode.exceptions import ConfigurationError
+from clawmode.exceptions import ClawmodeError, ConfigurationError
 from clawmode.gateway import place, protocol
 from clawmode.gateway.catalog import METHODS
 from clawmode.gateway.dispatch import Dispatcher
@@ -28,14 +28,12 @@ from clawmode.gateway.questions import SharedApprovals
 from clawmode.gateway.reload import reload_at_signal
 from clawmode.gateway.server import Listen, Wire, is_loopback, serve
 from clawmode.gateway.service import Gateway
-from clawmode.gateway.tokens import Token, Tokens, digest, new_token
+from clawmode.gateway.tokens import CONFIGURED, LOCAL, Token, Tokens, digest, new_token
 from clawmode.host import open_host
 from clawmode.variables import read_secret
 
 logger = logging.getLogger("clawmode.gateway")
 
-LOCAL = "local"
-CONFIGURED = "configured"
 MIN_TOKEN = 16
 STOP_SECONDS = 60.0
 CLOSE_SECONDS = 8.0
@@ -64,11 +62,15 @@ class GatewayCommand:
             GatewayRuns: There is one already.
         """
         with place.hold(self.setup.state):
-            anyio.run(self._run)
+            try:
+                anyio.run(self._run)
+            except BaseExceptionGroup as group:
+                raise _told(group) from None
 
     async def _run(self) -> None:
         secret = new_token()
         tokens, listen = self._tokens(secret), self._listen()
+        listen.check()
         _check_reach(listen, tokens)
         try:
             bound = listen.bind()
@@ -162,6 +164,17 @@ def _file(path: str | None) -> str:
     return os.path.abspath(os.path.expanduser(path)) if path else ""
 
 
+def _told(group: "BaseExceptionGroup[BaseException]") -> BaseException:
+    """What an operator can mend, in words; all else as it is."""
+    for error in group.exceptions:
+        found = _told(error) if isinstance(error, BaseExceptionGroup) else error
+        if isinstance(found, ClawmodeError):
+            return ConfigurationError(str(found))
+        if isinstance(found, OSError):
+            return ConfigurationError(found.strerror or str(found))
+    return group
+
+
 async def _until_signal(stop: anyio.Event) -> None:
     with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async for number in signals:
@@ -192,7 +205,7 @@ def stop_gateway(state: Path, seconds: float = STOP_SECONDS) -> Place | None:
         ConfigurationError: It does not stop.
     """
     known = place.find(state)
-    if known is None or not place.is_held(state):
+    if known is None or not place.is_held(state) or place.holder(state) != known.pid:
         return None
     os.kill(known.pid, signal.SIGTERM)
     deadline = time.monotonic() + seconds

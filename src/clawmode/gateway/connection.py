@@ -51,6 +51,7 @@ class Client:
         following: Keys of the sessions whose events it wants; `*` is all.
         runs: Those that it began: it is told of them in any case.
         closing: With which code, and why, the connection is to end when all is sent.
+        dropped: Set when it does not read: then nothing is sent any more.
     """
 
     hello: Hello
@@ -62,6 +63,7 @@ class Client:
     runs: set[str] = field(default_factory=set[str])
     seq: int = 0
     closing: tuple[int, str] | None = None
+    dropped: anyio.Event = field(default_factory=anyio.Event)
     _frames: deque[str] = field(default_factory=deque[str])
     _buffered: int = 0
     _news: anyio.Event = field(default_factory=anyio.Event)
@@ -75,6 +77,7 @@ class Client:
         if self._buffered > protocol.MAX_BUFFERED or len(self._frames) > MAX_FRAMES:
             self._frames.clear()
             self._buffered = 0
+            self.dropped.set()
             self.finish(protocol.CLOSE_SLOW, "it does not read what it is sent")
         self._news.set()
 
@@ -95,7 +98,7 @@ class Client:
             return True
         if EVERYTHING in self.following or told.session_key in self.following:
             return True
-        return told.run_id in self.runs
+        return bool(told.run_id) and told.run_id in self.runs
 
     async def frames(self) -> AsyncIterator[str]:
         """What is to be sent, as it comes; ends when all was sent and it is to end."""

@@ -6,8 +6,6 @@ import logging
 from collections.abc import Mapping
 from contextlib import suppress
 
-import anyio
-
 from clawmode.exceptions import ClawmodeError, ConfigurationError
 from clawmode.foreign import is_ours
 from clawmode.gateway import protocol, restart
@@ -15,7 +13,7 @@ from clawmode.gateway.connection import Client
 from clawmode.gateway.ledger import LedgerUnavailable
 from clawmode.gateway.methods import IDEMPOTENCY, Method, Params
 from clawmode.gateway.protocol import Request, RpcError
-from clawmode.gateway.service import Gateway
+from clawmode.gateway.service import Effect, Gateway
 from clawmode.tools import JsonObject
 
 logger = logging.getLogger("clawmode.gateway")
@@ -32,7 +30,6 @@ class Dispatcher:
     def __init__(self, gateway: Gateway, methods: Mapping[str, Method]) -> None:
         self.gateway = gateway
         self.methods = methods
-        self._begun: dict[tuple[str, str, str], anyio.Event] = {}
 
     def allowed(self, client: Client) -> list[str]:
         """The methods that a client may call."""
@@ -79,10 +76,47 @@ class Dispatcher:
         return await self._once(client, method, params)
 
     async def _once(self, client: Client, method: Method, params: Params) -> JsonObject:
-        """Carries out what has an effect, unless it was: then the answer is the same."""
+        """Carries out what has an effect, unless it was: then the answer is the same.
+
+        In a task of the gateway's: what was begun is ended, whoever waits for it or does not.
+        """
         key = (client.principal, method.name, params.text(IDEMPOTENCY))
-        while (begun := self._begun.get(key)) is not None:
-            await begun.wait()
+        while (begun := self.gateway.effects.get(key)) is not None:
+            await begun.done.wait()
+        effect = self.gateway.effects[key] = Effect()
+        try:
+            self.gateway.begin(self._work, effect, client, method, params, key)
+        except RpcError:
+            self.gateway.effects.pop(key).done.set()
+            raise
+        await effect.done.wait()
+        if effect.error is not None:
+            raise effect.error
+        assert effect.answer is not None
+        return effect.answer
+
+    async def _work(
+        self,
+        effect: Effect,
+        client: Client,
+        method: Method,
+        params: Params,
+        key: tuple[str, str, str],
+    ) -> None:
+        try:
+            effect.answer = await self._answer_once(client, method, params, key)
+        except Exception as error:
+            effect.error = error
+        except BaseException:
+            effect.error = RpcError("UNAVAILABLE", "the gateway stops", retry_after_ms=5_000)
+            raise
+        finally:
+            self.gateway.effects.pop(key, None)
+            effect.done.set()
+
+    async def _answer_once(
+        self, client: Client, method: Method, params: Params, key: tuple[str, str, str]
+    ) -> JsonObject:
         noted = await self.gateway.ledger.begin(*key, _digest(params))
         if noted.state == "other":
             text = "another request was made under this key"
@@ -92,11 +126,7 @@ class Dispatcher:
         if noted.state != "new" and not method.repeatable:
             text = "this request was begun, and it is not known what came of it"
             raise RpcError("CONFLICT", text, field=IDEMPOTENCY)
-        self._begun[key] = anyio.Event()
-        try:
-            return await self._carry_out(client, method, params, key)
-        finally:
-            self._begun.pop(key).set()
+        return await self._carry_out(client, method, params, key)
 
     async def _carry_out(
         self, client: Client, method: Method, params: Params, key: tuple[str, str, str]

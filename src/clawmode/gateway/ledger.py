@@ -41,10 +41,15 @@ create table runs (
 ) without rowid;
 create index runs_by_age on runs (accepted);
 create index runs_open on runs (accepted) where ended = 0;
+create table said (
+    id text primary key, run_id text not null, at real not null
+) without rowid;
 create table messages (
     id text primary key, session_key text not null, message text not null, at real not null
 ) without rowid;
 """
+
+TIDY_SECONDS = 3_600.0
 
 State: TypeAlias = Literal["new", "begun", "lost", "done", "other"]
 
@@ -100,6 +105,7 @@ class Ledger(SqliteFile):
         super().__init__(state / FILE, LAYOUT, lock_seconds=LOCK_SECONDS)
         self._process = process
         self._clock = clock
+        self._tidied = 0.0
 
     # ---- Requests ----
 
@@ -161,6 +167,19 @@ class Ledger(SqliteFile):
         for message_id in ids:
             await self._run(self._change, "delete from messages where id = ?", (message_id,))
 
+    async def run_of(self, message_id: str) -> str | None:
+        """The run that a message was read by, or will be; None if it is not known."""
+        return await self._run(self._run_of, message_id)
+
+    def _run_of(self, message_id: str) -> str | None:
+        query = (
+            "select run_id from said where id = :id"
+            " union all select id from messages where id = :id limit 1"
+        )
+        with self._transaction("deferred") as database:
+            row = database.execute(query, {"id": message_id}).fetchone()
+        return None if row is None else row[0]
+
     async def messages(self) -> list[tuple[str, str, str]]:
         """Those that no run has: id, session and message, as they came."""
         return await self._run(self._messages)
@@ -196,11 +215,18 @@ class Ledger(SqliteFile):
             self._rows, "select * from runs where ended = 0 order by accepted", ()
         )
 
+    async def tidy_now_and_then(self) -> None:
+        """Forgets what is too old, if it has not for a while."""
+        if abs(self._clock() - self._tidied) > TIDY_SECONDS:
+            await self.tidy()
+
     async def tidy(self) -> None:
         """Forgets what is too old to be asked about."""
+        self._tidied = self._clock()
         before = self._clock() - KEEP_SECONDS
         for statement in (
             "delete from requests where at < ?",
+            "delete from said where at < ?",
             "delete from runs where ended > 0 and ended < ?",
         ):
             await self._run(self._change, statement, (before,))
@@ -223,6 +249,8 @@ class Ledger(SqliteFile):
             ids: Any = run.request.get("message_ids") or []
             for message_id in ids:
                 database.execute("delete from messages where id = ?", (message_id,))
+                said = (message_id, run.id, self._clock())
+                database.execute("insert or ignore into said values (?, ?, ?)", said)
 
     def _change(self, statement: str, values: tuple[Any, ...]) -> None:
         with self._transaction() as database:
@@ -230,7 +258,8 @@ class Ledger(SqliteFile):
 
     def _rows(self, query: str, values: tuple[Any, ...]) -> list[RunRow]:
         with self._transaction("deferred") as database:
-            return [_row(each) for each in database.execute(query, values).fetchall()]
+            rows = database.execute(query, values).fetchall()
+        return [_row(each) for each in rows]
 
 
 def _row(row: sqlite3.Row | tuple[Any, ...]) -> RunRow:
@@ -240,10 +269,19 @@ def _row(row: sqlite3.Row | tuple[Any, ...]) -> RunRow:
         session_key=key,
         session_id=session_id,
         agent_id=agent,
-        request=json.loads(request),
+        request=_loaded(request) or {},
         accepted_at=accepted,
         started_at=started,
         ended_at=ended,
         status=status,
-        result=None if result is None else json.loads(result),
+        result=None if result is None else _loaded(result),
     )
+
+
+def _loaded(text: str) -> JsonObject | None:
+    """What was written; nothing, if the file was damaged: one row must not hold up the others."""
+    try:
+        found = json.loads(text)
+    except (ValueError, TypeError):
+        return None
+    return found if isinstance(found, dict) else None

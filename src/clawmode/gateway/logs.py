@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from clawmode.agent.known_secrets import known_secrets
 from clawmode.command_setup import Setup
 from clawmode.redaction import Redactor
+from clawmode.terminal import one_line
 from clawmode.tools import JsonObject
 
 MAX_LINES = 2_000
@@ -37,10 +38,11 @@ class _Lines(logging.Handler):
                 "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(record.created)),
                 "level": record.levelname.lower(),
                 "logger": record.name,
-                "message": self.redactor.text(text[:MAX_CHARS]),
+                "message": self.redactor.text(text)[:MAX_CHARS],
             }
             RECENT.append(line)
-            shown = json.dumps(line) if self._json else f"{line['level']}: {line['message']}"
+            words = f"{line['level']}: {line['message']}"
+            shown = json.dumps(line) if self._json else one_line(words, MAX_CHARS)
             sys.stderr.write(f"{shown}\n")
         except Exception:
             self.handleError(record)
@@ -48,10 +50,12 @@ class _Lines(logging.Handler):
 
 def log_to_stderr(setup: Setup) -> None:
     """Writes what `clawmode` logs."""
-    logger = logging.getLogger("clawmode")
-    logger.setLevel(logging.INFO)
-    logger.addHandler(_Lines(Redactor(known_secrets(setup))))
-    logger.propagate = False
+    lines = _Lines(Redactor(known_secrets(setup)))
+    for name in ("clawmode", "uvicorn"):
+        logger = logging.getLogger(name)
+        logger.setLevel(logging.INFO if name == "clawmode" else logging.WARNING)
+        logger.addHandler(lines)
+        logger.propagate = False
 
 
 def learn(secrets: Iterable[str]) -> None:

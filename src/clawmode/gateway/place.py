@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from clawmode.exceptions import ClawmodeError
+from clawmode.exceptions import ClawmodeError, ConfigurationError
 
 LOCK = "gateway.lock"
 FILE = "gateway.json"
@@ -46,8 +46,12 @@ def hold(state: Path) -> Iterator[None]:
     Raises:
         GatewayRuns: There is one already.
     """
-    state.mkdir(parents=True, exist_ok=True, mode=0o700)
-    descriptor = os.open(state / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        state.mkdir(parents=True, exist_ok=True, mode=0o700)
+        descriptor = os.open(state / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        text = f"the state folder cannot be used: {error.strerror or error}"
+        raise ConfigurationError(text) from None
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -55,9 +59,20 @@ def hold(state: Path) -> Iterator[None]:
             known = find(state)
             where = f" (process {known.pid}, {known.url})" if known else ""
             raise GatewayRuns(f"a gateway runs on this state folder already{where}") from None
+        with suppress(OSError):  # of one that was killed: it is not there any more
+            (state / FILE).unlink()
+        os.ftruncate(descriptor, 0)
+        os.write(descriptor, str(os.getpid()).encode())
         yield
     finally:
         os.close(descriptor)
+
+
+def holder(state: Path) -> int:
+    """The process that holds a state folder; 0 if it is not known."""
+    with suppress(OSError, ValueError):
+        return int((state / LOCK).read_text()[:20])
+    return 0
 
 
 def is_held(state: Path) -> bool:

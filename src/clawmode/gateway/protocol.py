@@ -10,6 +10,7 @@ JSON objects, one to a WebSocket text message. The gateway begins with the event
 """
 
 import json
+import math
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
@@ -31,6 +32,8 @@ TICK_MS = 15_000
 
 MAX_ID = 128
 MAX_DEPTH = 64
+MAX_PARTS = 200_000
+"""Values in a frame, about: nobody else is served while they are read."""
 
 CHALLENGE = "connect.challenge"
 CONNECT = "connect"
@@ -133,6 +136,8 @@ def parse(text: str | bytes, *, connected: bool) -> Request:
         raise BadFrame("frames are text, not bytes", fatal=True)
     if len(text) > limit or len(text.encode("utf-8", "surrogatepass")) > limit:
         raise BadFrame(f"a frame has up to {limit} bytes", code="TOO_LARGE", fatal=True)
+    if sum(map(text.count, "[{,")) > MAX_PARTS:
+        raise BadFrame(f"a frame has up to {MAX_PARTS} values", code="TOO_LARGE", fatal=True)
     frame = _load(text)
     frame_id = frame.get("id")
     if not isinstance(frame_id, str) or not 0 < len(frame_id) <= MAX_ID:
@@ -151,7 +156,7 @@ def parse(text: str | bytes, *, connected: bool) -> Request:
 
 def _load(text: str) -> dict[str, Any]:
     try:
-        frame = json.loads(text, parse_constant=_refuse)
+        frame = json.loads(text, parse_constant=_refuse, parse_float=_number)
         _check_depth(frame)
         if "\\u" in text:
             frame = _without_halves(frame)
@@ -174,6 +179,13 @@ def _without_halves(frame: Any) -> Any:
 
 def _reason(error: Exception) -> str:
     return "it is nested too deep" if isinstance(error, RecursionError) else str(error)[:200]
+
+
+def _number(text: str) -> float:
+    number = float(text)
+    if math.isinf(number):
+        raise ValueError(f"{text[:20]} is too large a number")
+    return number
 
 
 def _refuse(name: str) -> None:

@@ -1,6 +1,7 @@
 """`health`, `status`, `agent`, `agent.wait`, `agents.list`, `models.list`."""
 
 import hashlib
+import json
 import os
 import time
 from typing import Any
@@ -33,6 +34,7 @@ from clawmode.types import JsonValue
 WAIT_MS = 30_000
 DAY_MS = 86_400_000
 MAX_CLIENT_TOOLS = 256
+MAX_CLIENT_TOOL_CHARS = 256 << 10
 
 IMAGE: JsonObject = {
     "type": "object",
@@ -120,9 +122,13 @@ async def _agent(gateway: Gateway, client: Client, given: Params) -> JsonObject:
         raw_model_call=given.flag("rawModelCall"),
         sender=client.principal,
         channel=given.text("channel"),
+        origin="gateway",
         target=given.text("to") if given.flag("deliver") else "",
     )
     _check_delivery(gateway, request, given)
+    if len(json.dumps(given.list("clientTools"))) > MAX_CLIENT_TOOL_CHARS:
+        text = f"tools of clients have up to {MAX_CLIENT_TOOL_CHARS} characters together"
+        raise RpcError("INVALID_REQUEST", text, field="clientTools")
     client.runs.add(request.run_id)
     known = await gateway.ledger.run(request.run_id)
     if known is not None and gateway.host.runtime.find(request.run_id) is None:

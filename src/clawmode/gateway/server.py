@@ -4,10 +4,12 @@ import ipaddress
 import logging
 import secrets
 import socket
+import ssl
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from typing import Any
 from urllib.parse import urlsplit
 
 import anyio
@@ -17,9 +19,11 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
+from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.http11 import Request as Upgrade
 
+from clawmode.exceptions import ConfigurationError
 from clawmode.gateway import metrics, protocol
 from clawmode.gateway.connection import Client
 from clawmode.gateway.dispatch import Dispatcher
@@ -42,18 +46,54 @@ MAX_WAITS = 1_000
 WAITING = ("agent.wait", "exec.approval.waitDecision", "plugin.approval.waitDecision")
 """Requests that only wait, and how many of them there may be."""
 
-TRUST = "clawmode.trust"
+MAX_UNREAD = 64 << 10
+"""Bytes of answers to pings that a client may leave unread."""
+
+CLOSE_SECONDS = 2.0
+"""How long a client may take to read the end of its connection."""
+
+TRUST, ABORT = "clawmode.trust", "clawmode.abort"
+
+
+def _plain(record: logging.LogRecord) -> bool:
+    """Leaves tracebacks out: what strangers send is no news for whoever reads the log."""
+    record.exc_info = None
+    return True
+
+
+logging.getLogger("uvicorn.error").addFilter(_plain)
+
+
+class LimitedHttp(H11Protocol):
+    """uvicorn's; who does not make a request in time is sent away."""
+
+    def connection_made(self, transport: Any) -> None:
+        """As uvicorn's; a clock starts."""
+        super().connection_made(transport)
+        self.loop.call_later(CONNECT_SECONDS, self._give_up)
+
+    def _give_up(self) -> None:
+        if self.cycle is None and self.transport.get_protocol() is self:
+            self.transport.abort()
 
 
 class LimitedProtocol(WebSocketsSansIOProtocol):
     """uvicorn's, with a small limit on messages until the client is known."""
 
     def handle_connect(self, event: Upgrade) -> None:
-        """As uvicorn's; what lifts the limit goes with the connection."""
+        """As uvicorn's; what lifts the limit, and what ends it at once, go with the connection."""
         self.conn.max_message_size = protocol.MAX_FIRST_BYTES
         super().handle_connect(event)
         if hasattr(self, "scope"):
             self.scope["state"][TRUST] = self.trust
+            self.scope["state"][ABORT] = self.transport.abort
+
+    def handle_ping(self) -> None:
+        """As uvicorn's, unless its answers pile up: then nobody reads them."""
+        if self.transport.get_write_buffer_size() > MAX_UNREAD:
+            self.transport.abort()
+        else:
+            super().handle_ping()
 
     def trust(self) -> None:
         """The client is known: it may send what the protocol allows."""
@@ -77,6 +117,8 @@ class Wire:
     ) -> None:
         self._dispatcher = dispatcher
         self._gateway = dispatcher.gateway
+        section = self._gateway.host.setup.configuration.gateway
+        self.most = section.max_clients + MAX_STRANGERS + MAX_IN_FLIGHT
         self._origins = frozenset(origins)
         self._strangers = 0
         self.app = Starlette(
@@ -120,14 +162,15 @@ class Wire:
         if origin is None or origin in self._origins:
             return ""
         own = socket.headers.get("host", "")
-        if urlsplit(origin).netloc == own and is_loopback(urlsplit(f"//{own}").hostname or ""):
-            return ""
+        with suppress(ValueError):  # what is no address
+            if urlsplit(origin).netloc == own and is_loopback(urlsplit(f"//{own}").hostname or ""):
+                return ""
         return "this origin may not connect"
 
     async def _greet(self, socket: WebSocket) -> Client | None:
         """Has a client say who it is; None: it is not let in."""
         challenge: JsonObject = {"nonce": secrets.token_hex(16), "ts": int(time.time() * 1000)}
-        await socket.send_text(protocol.event(protocol.CHALLENGE, challenge))
+        await _send(socket, protocol.event(protocol.CHALLENGE, challenge))
         request: Request | None = None
         try:
             with anyio.fail_after(CONNECT_SECONDS):
@@ -166,6 +209,13 @@ class Wire:
                         await socket.send_text(frame)
                     await _close(socket, *(client.closing or (1000, "")))
                 tasks.cancel_scope.cancel()
+
+            async def drop() -> None:
+                await client.dropped.wait()
+                socket.scope["state"][ABORT]()
+                tasks.cancel_scope.cancel()
+
+            tasks.start_soon(drop)
 
             tasks.start_soon(write)
             await self._read(socket, client)
@@ -238,14 +288,17 @@ async def _receive(socket: WebSocket) -> str | bytes:
 
 
 async def _send(socket: WebSocket, frame: str) -> None:
-    with suppress(WebSocketDisconnect, RuntimeError):
+    with suppress(WebSocketDisconnect, RuntimeError), anyio.move_on_after(CLOSE_SECONDS):
         await socket.send_text(frame)
 
 
 async def _close(socket: WebSocket, code: int, reason: str) -> None:
     if socket.application_state == WebSocketState.CONNECTED:
         with suppress(WebSocketDisconnect, RuntimeError):
-            await socket.close(code, reason.encode()[:120].decode("utf-8", "ignore"))
+            with anyio.move_on_after(CLOSE_SECONDS, shield=True):
+                await socket.close(code, reason.encode()[:120].decode("utf-8", "ignore"))
+                return
+            socket.scope["state"][ABORT]()  # it does not read
 
 
 def is_loopback(host: str) -> bool:
@@ -274,6 +327,20 @@ class Listen:
     port: int = 0
     cert: str = ""
     key: str = ""
+
+    def check(self) -> None:
+        """Looks at the certificate.
+
+        Raises:
+            ConfigurationError: It cannot be used.
+        """
+        if self.cert:
+            try:
+                ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(self.cert, self.key)
+            except (OSError, ssl.SSLError) as error:
+                reason = error.strerror or str(error)
+                text = f"gateway.tls: the certificate cannot be used: {reason}"
+                raise ConfigurationError(text, path="gateway.tls") from None
 
     def bind(self) -> socket.socket:
         """The socket, which others can connect to from now on.
@@ -314,7 +381,10 @@ async def serve(wire: Wire, listen: Listen, bound: socket.socket, stop: anyio.Ev
         wire.app,
         log_config=None,
         access_log=False,
+        http=LimitedHttp,
         ws=LimitedProtocol,
+        proxy_headers=False,  # else whoever connects would choose their address
+        limit_concurrency=wire.most,
         ws_max_size=protocol.MAX_PAYLOAD,
         ws_per_message_deflate=False,
         ssl_certfile=listen.cert or None,

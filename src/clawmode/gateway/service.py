@@ -36,6 +36,15 @@ SHUTDOWN_NOTICE = 0.2
 """How long clients have to hear that it stops."""
 
 
+@dataclass(eq=False, slots=True)
+class Effect:
+    """A request that is carried out: what came of it, when it is done."""
+
+    done: anyio.Event = field(default_factory=anyio.Event)
+    answer: JsonObject | None = None
+    error: Exception | None = None
+
+
 @dataclass(eq=False, slots=True, kw_only=True)
 class Gateway:
     """Serves agents to clients.
@@ -63,6 +72,9 @@ class Gateway:
     client_tools: ClientTools = field(init=False)
     counters: dict[str, int] = field(default_factory=dict[str, int])
     watch: Watch | None = None
+    effects: dict[tuple[str, str, str], Effect] = field(
+        default_factory=dict[tuple[str, str, str], Effect]
+    )
     _notes: "MemoryObjectSendStream[Run] | None" = None
     _tasks: TaskGroup | None = None
 
@@ -118,6 +130,8 @@ class Gateway:
         self.broadcast("shutdown", {"reason": "stop", "restartExpectedMs": None})
         seconds = self.host.setup.configuration.gateway.shutdown_seconds
         with anyio.move_on_after(seconds):
+            for effect in tuple(self.effects.values()):
+                await effect.done.wait()
             for run in self.host.runtime.runs():
                 await run.ended.wait()
         await self._announce("gateway_stop", "gateway:shutdown", address)
@@ -133,6 +147,8 @@ class Gateway:
         while True:
             await anyio.sleep(protocol.TICK_MS / 1000)
             self.broadcast("tick", {"ts": int(time.time() * 1000)})
+            with suppress(LedgerUnavailable):
+                await self.ledger.tidy_now_and_then()
 
     def begin(self, work: Callable[..., Coroutine[Any, Any, Any]], *given: Any) -> None:
         """Does something beside all else, until it is done or the gateway stops.
@@ -194,6 +210,7 @@ class Gateway:
     def leave(self, client: Client) -> None:
         """A client has gone; what it began goes on."""
         self.clients.pop(client.id, None)
+        self.client_tools.hand_over(client)
 
     def broadcast(
         self, name: str, payload: JsonObject, session_key: str = "", run_id: str = ""

@@ -1,14 +1,15 @@
 """`sessions.*` and `chat.*`: conversations, and what is said in them."""
 
 import time
-import uuid
 from typing import Any
 
 import anyio
 
 from clawmode.agent.history import read_transcript
+from clawmode.agent.session_keys import session_key
 from clawmode.agent.sessions import Session
 from clawmode.channels.base import Inbound
+from clawmode.chat.inbox import message_id
 from clawmode.chat.queue import parse_override
 from clawmode.gateway.connection import EVERYTHING, Client
 from clawmode.gateway.methods import (
@@ -24,7 +25,7 @@ from clawmode.gateway.methods import (
     params,
 )
 from clawmode.gateway.protocol import RpcError
-from clawmode.gateway.run_methods import IMAGE, SESSION
+from clawmode.gateway.run_methods import IMAGE, SESSION, run_id_for
 from clawmode.gateway.service import Gateway
 from clawmode.messages import (
     AssistantMessage,
@@ -39,6 +40,7 @@ from clawmode.tools import JsonObject
 from clawmode.types import JsonValue
 
 MAX_LISTED = 1_000
+MAX_FOLLOWED = 10_000
 MAX_HISTORY = 1_000
 MAX_HISTORY_CHARS = 8 << 20
 CHANNEL = "gateway"
@@ -102,7 +104,8 @@ async def _get(gateway: Gateway, client: Client, given: Params) -> JsonObject:
 
 
 async def _create(gateway: Gateway, client: Client, given: Params) -> JsonObject:
-    key = given.text("sessionKey") or f"session-{uuid.uuid4().hex[:12]}"
+    made = run_id_for(client.principal, given.text(IDEMPOTENCY))[:12]
+    key = given.text("sessionKey") or f"session-{made}"
     session = await gateway.host.runtime.sessions.resolve(
         key, agent_id=given.text("agentId") or None
     )
@@ -171,22 +174,21 @@ async def _abort(gateway: Gateway, client: Client, given: Params) -> JsonObject:
 
 
 async def _subscribe(gateway: Gateway, client: Client, given: Params) -> JsonObject:
-    keys = [str(it) for it in given.list("sessionKeys")]
-    client.following |= {await _key(gateway, it) for it in keys}
+    client.following |= {_key(it) for it in given.list("sessionKeys")}
+    if len(client.following) > MAX_FOLLOWED:
+        client.following.clear()
+        text = f"a client follows up to {MAX_FOLLOWED} sessions, or all: `*`"
+        raise RpcError("INVALID_REQUEST", text, field="sessionKeys")
     return {"following": list[JsonValue](sorted(client.following))}
 
 
 async def _unsubscribe(gateway: Gateway, client: Client, given: Params) -> JsonObject:
-    keys = [str(it) for it in given.list("sessionKeys")]
-    client.following -= {await _key(gateway, it) for it in keys}
+    client.following -= {_key(it) for it in given.list("sessionKeys")}
     return {"following": list[JsonValue](sorted(client.following))}
 
 
-async def _key(gateway: Gateway, reference: str) -> str:
-    if reference == EVERYTHING:
-        return reference
-    session = await gateway.host.runtime.sessions.resolve(reference)
-    return session.key
+def _key(reference: str) -> str:
+    return reference if reference == EVERYTHING else session_key(reference)
 
 
 def _changed(gateway: Gateway, session: Session, reason: str) -> None:
@@ -199,8 +201,10 @@ def _changed(gateway: Gateway, session: Session, reason: str) -> None:
 
 async def _send(gateway: Gateway, client: Client, given: Params) -> JsonObject:
     """Says something in a session, as a person does: commands, steering and the queue included."""
-    session = await find(gateway, given, create=True)
     images: list[Any] = given.list("images")
+    if not given.text("message").strip() and not images:
+        raise RpcError("INVALID_REQUEST", "the message is empty", field="message")
+    session = await find(gateway, given, create=True)
     message = Inbound(
         channel=CHANNEL,
         target=session.key,
@@ -211,9 +215,13 @@ async def _send(gateway: Gateway, client: Client, given: Params) -> JsonObject:
         session_key=session.key,
         operator="operator.admin" in client.scopes,
     )
-    taken = await gateway.host.inbox.receive(message)
-    client.runs.add(taken.id)
     client.following.add(session.key)
+    known = await gateway.ledger.run_of(message_id(message))
+    if known is not None:
+        return {"runId": known, "status": "repeated", "sessionKey": session.key}
+    taken = await gateway.host.inbox.receive(message)
+    if taken.id:
+        client.runs.add(taken.id)
     told: JsonObject = {"runId": taken.id, "status": taken.how, "sessionKey": session.key}
     return {**told, "text": taken.text} if taken.text else told
 

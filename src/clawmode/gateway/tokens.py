@@ -1,14 +1,17 @@
 """Tokens: made once, kept as hashes, compared in constant time; and who has tried too often."""
 
+import fcntl
 import hashlib
 import hmac
 import json
 import os
+import re
 import secrets
 import tempfile
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +25,9 @@ FILE = "gateway-tokens.json"
 MAX_FILE = 1 << 20
 MAX_TOKENS = 1_000
 PREFIX = "cm_"
+LOCAL, CONFIGURED = "local", "configured"
+RESERVED = (LOCAL, CONFIGURED)
+"""What the gateway's own tokens are called."""
 
 
 class TokenError(ClawmodeError):
@@ -121,14 +127,15 @@ class Tokens:
         Raises:
             TokenError: There is one of this name, or the file cannot be used.
         """
-        known = self.list()
-        if any(each.name == name for each in known):
-            raise TokenError(f"there is a token named {name!r} already")
-        if len(known) >= MAX_TOKENS:
-            raise TokenError(f"there are {MAX_TOKENS} tokens already")
         made = new_token()
         token = Token(name=name, digest=digest(made), scopes=scopes, created_at=time.time())
-        self._write([*known, token])
+        with self._alone():
+            known = self.list()
+            if name in RESERVED or any(each.name == name for each in known):
+                raise TokenError(f"there is a token named {name!r} already")
+            if len(known) >= MAX_TOKENS:
+                raise TokenError(f"there are {MAX_TOKENS} tokens already")
+            self._write([*known, token])
         return made
 
     def revoke(self, name: str) -> None:
@@ -137,16 +144,31 @@ class Tokens:
         Raises:
             TokenError: There is none of this name, or the file cannot be used.
         """
-        known = self.list()
-        left = [each for each in known if each.name != name]
-        if len(left) == len(known):
-            raise TokenError(f"there is no token named {name!r}")
-        self._write(left)
+        with self._alone():
+            known = self.list()
+            left = [each for each in known if each.name != name]
+            if len(left) == len(known):
+                raise TokenError(f"there is no token named {name!r}")
+            self._write(left)
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Keeps others from changing the file meanwhile."""
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+            descriptor = os.open(f"{self._path}.lock", flags, 0o600)
+        except OSError as error:
+            raise TokenError(f"{self._path.name}: {error.strerror or error}") from None
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
 
     def _write(self, tokens: Iterable[Token]) -> None:
         data = json.dumps({"version": 1, "tokens": [each.to_json() for each in tokens]}, indent=1)
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             descriptor, name = tempfile.mkstemp(dir=self._path.parent, prefix=".tokens-")
             with os.fdopen(descriptor, "w") as file:
                 file.write(data)
@@ -159,7 +181,7 @@ class Tokens:
 
 def _read(value: Any) -> Token:
     name, found, scopes = value["name"], value["sha256"], value["scopes"]
-    if not isinstance(name, str) or not isinstance(found, str) or len(found) != 64:
+    if not isinstance(name, str) or not re.fullmatch("[0-9a-f]{64}", str(found)):
         raise ValueError("a token has a name and a digest")
     if not isinstance(scopes, list) or not all(it in SCOPES for it in scopes):
         raise ValueError(f"the scopes of {name[:80]!r} are none")
