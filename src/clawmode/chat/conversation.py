@@ -4,6 +4,7 @@ import difflib
 import math
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -34,6 +35,10 @@ AGAIN_SECONDS = 2.0
 """Within which a second Ctrl-C ends the chat."""
 
 MAX_NAME = 60
+SHOWN_SECONDS = 2.0
+LEAVE_SECONDS = 10.0
+"""How long it may take to leave when the terminal is gone, or the process is to end."""
+
 
 NOTES: dict[How, str] = {
     "steered": "(said to the run that goes on)",
@@ -262,7 +267,8 @@ class Chat:
         await self._talks_with.leave(self._screen.say_now)
         while lines.statistics().current_buffer_used:
             self._screen.say_now(f"Not sent: {lines.receive_nowait()}")
-        await self._screen.shown()
+        with anyio.move_on_after(SHOWN_SECONDS):  # the terminal may be gone
+            await self._screen.shown()
         self._prompt.close()
 
     async def _heed_signals(self) -> None:
@@ -272,6 +278,10 @@ class Chat:
                     self._prompt.interrupt()
                 else:
                     self._end()
+                    # A terminal that is gone takes nothing, and lets go of nobody.
+                    late = threading.Timer(LEAVE_SECONDS, os._exit, (128 + number,))
+                    late.daemon = True
+                    late.start()
 
 
 def hint(text: str) -> str:

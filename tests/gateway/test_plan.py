@@ -1,0 +1,203 @@
+"""The page's end-to-end plan over the real wires, against a gateway as a user starts it."""
+
+import json
+import sqlite3
+import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from tests.agent.command_driver import serving
+from tests.agent.test_e2e import READ_ALL, USE_MCP, names_of
+from tests.gateway.driver import Started
+from tests.mcp.driver import HERE as MCP
+
+from clawmode import tool
+from clawmode.gateway.client import GatewayClient, TurnResult
+from clawmode.testing import ScriptRequest, ScriptServer, Turn, call
+
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(90)]
+
+KEY = "sk-secret-of-the-test"
+
+TOOLS = '''
+import anyio
+from clawmode import tool
+
+@tool(effect="read")
+async def greet(name: str) -> str:
+    """Greet somebody."""
+    return f"hello {name}"
+
+@tool(effect="read")
+async def slow(seconds: float) -> str:
+    """Take a while."""
+    await anyio.sleep(seconds)
+    return "slept"
+
+@tool(effect="write")
+async def forbidden() -> str:
+    """Do what must not be done."""
+    return "done"
+
+TOOLS = [greet, slow, forbidden]
+'''
+PLUGIN = '''
+from clawmode import tool
+
+@tool(effect="read")
+async def water(plant: str) -> str:
+    """Water a plant."""
+    return f"{plant} watered"
+
+def register(api):
+    api.tool(water)
+'''
+MANIFEST = {"id": "garden", "version": "1", "entry": "main:register", "tools": ["water"]}
+
+
+@tool(effect="read")
+async def ring(times: int) -> str:
+    """Ring the client's bell."""
+    return f"rang {times} times"
+
+
+PROGRAMS = {
+    "read": READ_ALL,
+    "mcp": USE_MCP,
+    "loop": "for (;;);",
+    "park": "const got = await tools.slow({ seconds: 1.5 }); return `after: ${got}`",
+}
+
+
+def brain(request: ScriptRequest) -> Turn:
+    """Runs the program that is asked for, waits for it, and says what came of it."""
+    name = request.said
+    if name == "direct":
+        if "greet-1" in request.results:
+            return Turn(f"It says {request.results['greet-1']}")
+        return Turn(call("greet", {"name": "Ann"}, id="greet-1"))
+    mine = [key for key in request.results if key.startswith(f"{name}-")]
+    if not mine:
+        return Turn(call("exec", {"code": PROGRAMS[name]}, id=f"{name}-0"))
+    found = request.last_result()
+    if found["status"] == "waiting":
+        return Turn(call("wait", {"runId": found["runId"]}, id=f"{name}-{len(mine)}"))
+    return Turn(json.dumps(found))
+
+
+@contextmanager
+def garden(folder: Path, server: ScriptServer, code_mode: Any) -> Iterator[Started]:
+    """A gateway with tools of all four sources; the client's come with the turn."""
+    raw = ["-I", "-S", str(MCP / "raw_server.py"), "good"]
+    provider = {"baseUrl": server.url, "api": "anthropic-messages", "apiKey": KEY}
+    whole = {
+        "agents": {"defaults": {"model": "wire/small"}},
+        "models": {"providers": {"wire": provider}},
+        "tools": {
+            "deny": [
+                "forbidden",
+                "group:fs",
+                "group:runtime",
+                "group:web",
+                "message",
+                "session_status",
+            ],
+            "codeMode": code_mode,
+        },
+        "plugins": {"load": {"paths": [str(folder / "garden")]}},
+        "mcp": {"servers": {"raw": {"command": sys.executable, "args": raw}}},
+    }
+    (folder / "clawmode.json5").write_text(json.dumps(whole))
+    (folder / "shop.py").write_text(TOOLS)
+    (folder / "garden").mkdir(exist_ok=True)
+    (folder / "garden" / "main.py").write_text(PLUGIN)
+    (folder / "garden" / "clawmode.plugin.json").write_text(json.dumps(MANIFEST))
+    with Started(folder, folder / "state", "--tools", "shop:TOOLS") as started:
+        yield started
+
+
+async def ask(client: GatewayClient, message: str, **more: Any) -> TurnResult:
+    return await client.agent(message, tools=[ring], session_key=message, timeout=40, **more)
+
+
+@pytest.mark.covers(*(f"CM-E{number}" for number in range(1, 17)))
+async def test_the_plan(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    with serving(brain) as server:
+        # 1 to 3: off, and the model sees the tools as before.
+        with garden(tmp_path, server, False):
+            async with GatewayClient.local(state) as client:
+                direct = await ask(client, "direct")
+        assert direct.text == "It says hello Ann"
+        shown = [names_of(it) for it in server.requests]
+        assert all({"greet", "slow", "water", "ring"} <= set(names) for names in shown)
+        assert not any({"exec", "forbidden"} & set(names) for names in shown)
+        asked = len(server.requests)
+        # 4 to 16: on.
+        with garden(tmp_path, server, {"enabled": True, "timeoutMs": 1000}):
+            async with GatewayClient.local(state) as client:
+                await _check_catalog(client)
+                await _check_waiting(client, tmp_path)
+                await _check_leftovers(client, state)
+        assert {tuple(names_of(it)) for it in server.requests[asked:]} == {("exec", "wait")}
+
+
+async def _check_catalog(client: GatewayClient) -> None:
+    read = json.loads((await ask(client, "read")).text)["value"]
+    assert read["ids"] == [
+        "client:client:ring",
+        "openclaw:core:greet",
+        "openclaw:core:slow",
+        "plugin:garden:water",
+    ]
+    assert (read["greeting"], read["watered"], read["rang"]) == (
+        "hello Bob",
+        "rose watered",
+        "rang 3 times",
+    )
+    assert (read["denied"], read["mcpByName"]) == ("unknown_tool", "undefined")
+    used = json.loads((await ask(client, "mcp")).text)["value"]
+    assert used["files"] == ["mcp/index.d.ts", "mcp/raw.d.ts"]
+    assert used["declares"] is True
+    assert "through MCP" in json.dumps(used["echoed"])
+
+
+async def _check_waiting(client: GatewayClient, folder: Path) -> None:
+    parked = await ask(client, "park")
+    assert json.loads(parked.text)["value"] == "after: slept"
+    given = {"sessionKey": "park", "idempotencyKey": "e1"}
+    made: Any = await client.call("trajectory.export", given)
+    files = _files(Path(made["folder"]))
+    events = [json.loads(line) for line in files["events.jsonl"].splitlines()]
+    calls = [event["data"] for event in events if event["type"] == "tool.call"]
+    outer = next(each for each in calls if each.get("name") == "exec")
+    nested = next(each for each in calls if each.get("parentId") == outer["callId"])
+    assert "openclaw:core:slow" in nested.values()
+    assert "wait" in [each.get("name") for each in calls]
+    written = "".join(files.values())
+    assert KEY not in written
+    assert str(folder) not in written
+
+
+def _files(folder: Path) -> dict[str, str]:
+    return {path.name: path.read_text("utf-8") for path in folder.iterdir()}
+
+
+async def _check_leftovers(client: GatewayClient, state: Path) -> None:
+    """A timeout, an abort and the end of a run leave nothing parked."""
+    looped = json.loads((await ask(client, "loop")).text)
+    assert looped["code"] == "timeout"
+    given = {"message": "park", "sessionKey": "aborted", "idempotencyKey": "a1"}
+    run = await client.call("agent", given)
+    await anyio.sleep(0.5)
+    await client.call("sessions.abort", {"runId": run["runId"]})
+    ended = await client.wait(str(run["runId"]), 20)
+    assert ended.status == "aborted"
+    runs: Any = await client.call("codemode.runs", {})
+    assert runs["cells"] == []
+    with closing(sqlite3.connect(state / "cells.sqlite")) as database:
+        assert database.execute("select count(*) from cells").fetchone()[0] == 0
