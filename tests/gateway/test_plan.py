@@ -124,7 +124,24 @@ async def ask(client: GatewayClient, message: str, **more: Any) -> TurnResult:
     return await client.agent(message, tools=[ring], session_key=message, timeout=40, **more)
 
 
-@pytest.mark.covers(*(f"CM-E{number}" for number in range(1, 17)))
+@pytest.mark.covers(
+    "CM-E1",
+    "CM-E2",
+    "CM-E3",
+    "CM-E4",
+    "CM-E5",
+    "CM-E6",
+    "CM-E7",
+    "CM-E8",
+    "CM-E9",
+    "CM-E10",
+    "CM-E11",
+    "CM-E12",
+    "CM-E13",
+    "CM-E14",
+    "CM-E15",
+    "CM-E16",
+)
 async def test_the_plan(tmp_path: Path) -> None:
     state = tmp_path / "state"
     with serving(brain) as server:
