@@ -53,6 +53,7 @@ bench-surfaces: setup ## compare what models are sent, and draw docs/images/surf
 soak: setup ## run for long, looking for leaks
 	@$(BIN)/python -m bench.soak
 	@$(BIN)/python -m bench.gateway --seconds 60 --clients 500 --runs 50
+	@$(BIN)/python -m bench.frames
 
 clean: ## remove everything that was made: .venv, guest files, builds, caches
 	rm -rf $(VENV) dist build src/clawmode/sandbox/guest/vendor
