@@ -66,3 +66,15 @@ def test_a_configuration_or_folder_that_cannot_be_used_is_a_problem(tmp_path: Pa
     (tmp_path / "state").write_text("")
     status, found = examined(tmp_path)
     assert (status, found["store"][0][0]) == (1, "problem")
+
+
+def test_plugins_and_the_gateway_are_told_of(tmp_path: Path) -> None:
+    for name, manifest in (("good", '{"id": "good", "version": "2"}'), ("bad", "nonsense")):
+        folder = tmp_path / "state" / "plugins" / name
+        folder.mkdir(parents=True)
+        (folder / "clawmode.plugin.json").write_text(manifest)
+    status, found = examined(tmp_path)
+    assert status == 1
+    assert found["plugin good"][0][0] == "ok"
+    assert found["plugin bad"][0][0] == "problem"
+    assert found["gateway"] == [("ok", "none runs on this state folder")]

@@ -11,8 +11,10 @@ from clawmode import command_setup
 from clawmode.code_mode import CodeMode
 from clawmode.command_setup import Options, Setup
 from clawmode.exceptions import ClawmodeError, ConfigurationError
+from clawmode.gateway import place
 from clawmode.mcp.client import ServerView
 from clawmode.mcp.command import open_servers
+from clawmode.plugins.setup import describe_plugins
 from clawmode.policy import Policy
 from clawmode.sandbox.pool import Pool
 from clawmode.sqlite_store import SqliteStore
@@ -48,6 +50,8 @@ async def _collect(options: Options) -> list[Finding]:
     found += _configuration(options, setup)
     found.append(await _store(setup))
     found += [finding async for finding in _servers(setup)]
+    found += _plugins(setup)
+    found.append(_gateway(setup))
     return found
 
 
@@ -91,6 +95,24 @@ async def _store(setup: Setup) -> Finding:
     except ClawmodeError as error:
         return Finding("store", "problem", f"{setup.state}: {error}")
     return Finding("store", "ok", str(setup.state))
+
+
+def _plugins(setup: Setup) -> Iterator[Finding]:
+    """Those that there are; none of their code runs."""
+    plugins = describe_plugins(setup.configuration, setup.state)
+    for found in plugins.find():
+        about = f"{found.manifest.version}, at {found.folder}"
+        yield Finding(f"plugin {found.manifest.id}", "ok", about)
+    for view in plugins.views:
+        if view.problem:
+            yield Finding(f"plugin {view.id}", "problem", view.problem)
+
+
+def _gateway(setup: Setup) -> Finding:
+    known = place.find(setup.state)
+    if known is None or not place.is_held(setup.state):
+        return Finding("gateway", "ok", "none runs on this state folder")
+    return Finding("gateway", "ok", f"at {known.url}, process {known.pid}, version {known.version}")
 
 
 async def _servers(setup: Setup) -> AsyncIterator[Finding]:
