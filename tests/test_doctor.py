@@ -69,7 +69,8 @@ def test_a_configuration_or_folder_that_cannot_be_used_is_a_problem(tmp_path: Pa
 
 
 def test_plugins_and_the_gateway_are_told_of(tmp_path: Path) -> None:
-    for name, manifest in (("good", '{"id": "good", "version": "2"}'), ("bad", "nonsense")):
+    good = '{"id": "good", "version": "2", "entry": "main:register"}'
+    for name, manifest in (("good", good), ("bad", "nonsense")):
         folder = tmp_path / "state" / "plugins" / name
         folder.mkdir(parents=True)
         (folder / "clawmode.plugin.json").write_text(manifest)
