@@ -87,10 +87,12 @@ async def test_the_end_of_a_program_takes_its_question_along() -> None:
     approvals = Approvals(inputs="ask")
     async with CodeMode(tools=[TOOL], approvals=approvals) as code_mode:
         result = await code_mode.exec(GREET)
+        assert len(approvals.pending_inputs()) == 1
         await code_mode.abort(result.run_id)
         with anyio.fail_after(5):
             while approvals.pending_inputs():  # noqa: ASYNC110 - nobody is told
                 await anyio.sleep(0.01)
+        assert approvals.pending_inputs() == []
 
 
 # ---- At a terminal ----

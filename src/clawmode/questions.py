@@ -260,6 +260,46 @@ class Desk(Approvals):
                 return ANSWERS[answer]
 
 
+class SharedDesk(Desk):
+    """A desk whose questions may be answered elsewhere: those stand there no more."""
+
+    def __init__(
+        self,
+        *,
+        ask_for: Callable[[Tool], bool],
+        terminal: Terminal,
+        paused: Callable[[], AbstractContextManager[None]],
+    ) -> None:
+        super().__init__(ask_for=ask_for, terminal=terminal, paused=paused)
+        self._standing = ""
+        self._scope = anyio.CancelScope()
+
+    async def ask(self, question: Question) -> Resolution:
+        """Waits for the answer, wherever it is given."""
+        try:
+            return await super().ask(question)
+        finally:
+            self._take_away(question.id)
+
+    async def ask_input(self, question: InputQuestion) -> JsonObject | None:
+        """Waits for what a tool wants to know."""
+        try:
+            return await super().ask_input(question)
+        finally:
+            self._take_away(question.id)
+
+    def _take_away(self, question_id: str) -> None:
+        """A question that was answered elsewhere, or whose run has ended, stands there no more."""
+        if self._standing == question_id:
+            self._scope.cancel()
+
+    async def _put(self, question: Question | InputQuestion) -> None:
+        self._standing = question.id
+        with anyio.CancelScope() as self._scope:
+            await super()._put(question)
+        self._standing = ""
+
+
 @asynccontextmanager
 async def attended(approvals: Approvals) -> AsyncIterator[None]:
     """Lets questions be put while the block runs, if there is somebody to put them to."""

@@ -114,9 +114,10 @@ async def test_a_session_is_reset_while_all_places_are_taken(tmp_path: Path) -> 
         idle = await agent.runtime.sessions.resolve("idle")
         try:
             with anyio.fail_after(1):
-                await agent.runtime.care.reset(idle)
+                made = await agent.runtime.care.reset(idle)
         finally:
             gate.open.set()
+        assert made.id != idle.id
 
 
 async def test_new_does_not_wait_for_a_summary(tmp_path: Path) -> None:
@@ -135,6 +136,7 @@ async def test_new_does_not_wait_for_a_summary(tmp_path: Path) -> None:
                 await talk.say("/new")
         finally:
             stuck.set()
+        assert talk.room.texts()[-1].startswith("A new conversation has begun")
 
 
 async def test_stop_does_not_wait_for_hooks(tmp_path: Path) -> None:

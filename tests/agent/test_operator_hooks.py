@@ -407,8 +407,11 @@ async def test_who_gives_up_leaves_no_program(tmp_path: Path) -> None:
         await eventually((tmp_path / "told").exists)
         tasks.cancel_scope.cancel()
     (tmp_path / "told").rename(tmp_path / "pids")
-    for pid in await pids(tmp_path):
+    left = await pids(tmp_path)
+    assert left
+    for pid in left:
         await eventually(lambda pid=pid: not is_alive(pid))
+    assert not any(map(is_alive, left))
 
 
 async def test_an_async_function_that_hangs_is_given_up(

@@ -383,7 +383,10 @@ async def test_a_slow_answer_to_a_command_does_not_hold_up_the_next_message(
     room = SlowRoom(seconds=3)
     async with talking(tmp_path, ["Done."], room=room) as talk:
         with anyio.fail_after(1):
-            await talk.say("/help")
+            taken = await talk.say("/help")
+            after = await talk.say("go on")
+        assert (taken.how, after.how) == ("command", "started")
+        assert room.texts() == []  # its answer is still on its way
 
 
 async def test_what_a_tool_has_sent_does_not_grow_a_second_time(

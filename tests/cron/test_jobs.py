@@ -290,8 +290,11 @@ async def test_a_claim_that_nobody_renews_is_taken_over_and_not_forever(
 async def test_a_claim_that_is_left_is_taken_over_at_once(jobs: NearJobs, clock: FakeClock) -> None:
     job = (await jobs.add(a_job())).job
     clock.time += 600
-    await jobs.leave(await claimed(jobs, job))
-    await claimed(jobs, job, YOU)
+    left = await claimed(jobs, job)
+    await jobs.leave(left)
+    taken = await claimed(jobs, job, YOU)
+    assert await jobs.renew(taken)
+    assert not await jobs.renew(left)
 
 
 async def test_a_clock_that_is_set_back_does_not_hold_a_claim_of_the_dead(
@@ -299,9 +302,11 @@ async def test_a_clock_that_is_set_back_does_not_hold_a_claim_of_the_dead(
 ) -> None:
     job = (await jobs.add(a_job())).job
     clock.time += 600
-    await claimed(jobs, job)
+    dead = await claimed(jobs, job)
     clock.time -= 500
-    await claimed(jobs, job, YOU, forced=True)
+    taken = await claimed(jobs, job, YOU, forced=True)
+    assert await jobs.renew(taken)
+    assert not await jobs.renew(dead)
 
 
 async def test_what_somebody_wants_now_runs_and_leaves_its_times_alone(

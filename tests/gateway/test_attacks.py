@@ -458,6 +458,8 @@ async def test_a_call_is_told_to_the_connection_that_is_left(tmp_path: Path) -> 
         await until(lambda: events(newer, "tool.call"))
         it.gateway.leave(newer)
         await until(lambda: events(older, "tool.call"))
+        (asked,), (again,) = events(newer, "tool.call"), events(older, "tool.call")
+        assert asked["callId"] == again["callId"]
 
 
 async def test_status_shows_no_questions_to_who_may_not_see_them(tmp_path: Path) -> None:

@@ -17,10 +17,10 @@ from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.shortcuts import CompleteStyle
 
-from clawmode.approvals import InputQuestion, Question, Resolution
+from clawmode.approvals import Question
 from clawmode.chat.screen import Screen
-from clawmode.questions import Desk, Terminal
-from clawmode.tools import JsonObject, Tool
+from clawmode.questions import SharedDesk, Terminal
+from clawmode.tools import Tool
 
 READY = "> "
 REDRAW_SECONDS = 0.05
@@ -248,38 +248,11 @@ class Seat(Terminal):
         return await self._prompt.ask(prompt)
 
 
-class ChatDesk(Desk):
+class ChatDesk(SharedDesk):
     """Approvals whose questions are put in a chat, and can be decided about by commands too."""
 
     def __init__(self, seat: Seat, paused: Callable[[], AbstractContextManager[None]]) -> None:
         super().__init__(ask_for=_may_change, terminal=seat, paused=paused)
-        self._standing = ""
-        self._scope = anyio.CancelScope()
-
-    async def ask(self, question: Question) -> Resolution:
-        """Waits for the answer, wherever it is given."""
-        try:
-            return await super().ask(question)
-        finally:
-            self._take_away(question.id)
-
-    async def ask_input(self, question: InputQuestion) -> JsonObject | None:
-        """Waits for what a tool wants to know."""
-        try:
-            return await super().ask_input(question)
-        finally:
-            self._take_away(question.id)
-
-    def _take_away(self, question_id: str) -> None:
-        """A question that was answered elsewhere, or whose run has ended, stands there no more."""
-        if self._standing == question_id:
-            self._scope.cancel()
-
-    async def _put(self, question: Question | InputQuestion) -> None:
-        self._standing = question.id
-        with anyio.CancelScope() as self._scope:
-            await super()._put(question)
-        self._standing = ""
 
     async def _settle(self, question: Question) -> bool:
         decision = await self._decide(question)

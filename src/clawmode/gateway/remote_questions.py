@@ -7,11 +7,11 @@ from typing import Any
 
 import anyio
 
-from clawmode.approvals import Approvals, InputQuestion, Question, Resolution
+from clawmode.approvals import Approvals, InputQuestion, Question
 from clawmode.context import RunContext
 from clawmode.gateway.client import Event, GatewayClient, RpcError
 from clawmode.hooks import Severity
-from clawmode.questions import Desk, Mode, Terminal, make_approvals
+from clawmode.questions import Mode, SharedDesk, Terminal, make_approvals
 from clawmode.terminal import tell
 from clawmode.tools import InputRequest, JsonObject
 
@@ -20,7 +20,7 @@ logger = logging.getLogger("clawmode.gateway")
 SEVERITIES: tuple[Severity, ...] = ("info", "warning", "critical")
 
 
-class RemoteDesk(Desk):
+class RemoteDesk(SharedDesk):
     """Puts the questions of a gateway. One that was answered elsewhere stands there no more."""
 
     until = "the gateway stops"
@@ -29,32 +29,6 @@ class RemoteDesk(Desk):
         self, terminal: Terminal, paused: Callable[[], AbstractContextManager[None]]
     ) -> None:
         super().__init__(ask_for=lambda tool: True, terminal=terminal, paused=paused)
-        self._standing = ""
-        self._scope = anyio.CancelScope()
-
-    async def ask(self, question: Question) -> Resolution:
-        """Waits for the answer, wherever it is given."""
-        try:
-            return await super().ask(question)
-        finally:
-            self._take_away(question.id)
-
-    async def ask_input(self, question: InputQuestion) -> JsonObject | None:
-        """Waits for what a tool wants to know."""
-        try:
-            return await super().ask_input(question)
-        finally:
-            self._take_away(question.id)
-
-    def _take_away(self, question_id: str) -> None:
-        if self._standing == question_id:
-            self._scope.cancel()
-
-    async def _put(self, question: Question | InputQuestion) -> None:
-        self._standing = question.id
-        with anyio.CancelScope() as self._scope:
-            await super()._put(question)
-        self._standing = ""
 
 
 def remote_approvals(
