@@ -1,5 +1,6 @@
 """Input against JSON Schema: what fits, what is said if it does not, and hostile schemas."""
 
+import contextlib
 import socket
 import subprocess
 import sys
@@ -381,11 +382,10 @@ def test_a_part_with_an_address_of_its_own_does_not_hide_its_cost(
     schema: Schema = {"$defs": harmless, "properties": {"a": {**inner, **hidden}}}
     if draft:
         schema["$schema"] = draft
-    with at_most(3):
-        try:
-            problems(schema, {"a": {}})
-        except InvalidSchema:
-            pass
+    began = time.monotonic()
+    with contextlib.suppress(InvalidSchema):
+        problems(schema, {"a": {}})
+    assert time.monotonic() - began < 3
 
 
 # ---- Hostile patterns ----
@@ -490,8 +490,10 @@ def test_recursion_that_branches_is_bounded_in_time(keyword: str, depth: int) ->
         },
     ]
     for schema in schemas:
-        with at_most(3):
-            problems(schema, chain(depth))
+        began = time.monotonic()
+        told = problems(schema, chain(depth))
+        assert time.monotonic() - began < 3
+        assert all(isinstance(text, str) for text in told)
 
 
 @pytest.mark.parametrize(
