@@ -7,10 +7,13 @@ covers yet. The sentences say what to look for; the page or behaviours.md decide
 Ids are stable. CF to ER are those of behaviours.md (ER has one per error code); CM is
 code-mode.md, with CM-V its validation checklist, CM-N its namespace checklist and CM-E its
 end-to-end plan; TS is tool-search.md; AL is agent-loop.md. The lists of code-mode.md are here in
-full; otherwise what behaviours.md says already is not repeated for a page.
+full; otherwise what behaviours.md says already is not repeated for a page. N, S, B and P are what
+outsiders ran into: `findings.py`.
 """
 
+import runpy
 from dataclasses import dataclass
+from pathlib import Path
 
 
 @dataclass(frozen=True)
@@ -1330,6 +1333,11 @@ _ALL: tuple[Requirement, ...] = (
             "Losing the gateway, or an RPC that times out, can end a run early, and then ends it "
             "cleanly.",
         ),
+    ),
+    # Run by path, because pytest's importlib mode makes siblings unimportable by name.
+    *_at(
+        "findings.py",
+        *runpy.run_path(str(Path(__file__).with_name("findings.py")))["FINDINGS"].items(),
     ),
 )
 
