@@ -24,6 +24,7 @@ pytestmark = pytest.mark.anyio
 
 SLOW = Turn(call("slow", id="c1"))
 KEY = "agent:main:main"
+SECRET = "hunter2-hunter2"
 DIRECT = configured(tools={})
 
 
@@ -227,9 +228,23 @@ async def test_work_that_never_began_is_no_progress(tmp_path: Path) -> None:
         },
         {"plugins": {"entries": {"p": {"config": {"apiKey": "hunter2-hunter2"}}}}},
         {"channels": {"c": {"secret": "abcdefgh", "url": "https://x.test/hunter2-hunter2"}}},
+        {
+            "hooks": {
+                "internal": {
+                    "entries": {
+                        "h": {"events": ["session:start"], "command": ["n", "--token", SECRET]}
+                    }
+                }
+            }
+        },
+        {"security": {"installPolicy": {"command": ["env", f"API_KEY={SECRET}", "decide"]}}},
     ],
-    ids=["skill env", "exec env", "hook env", "plugin config", "channel url"],
+    ids=[
+        *("skill env", "exec env", "hook env", "plugin config", "channel url"),
+        *("hook argument", "install argument"),
+    ],
 )
+@pytest.mark.covers("S-21")
 def test_all_secrets_of_a_configuration_are_known(sections: dict[str, Any]) -> None:
     """F1: settings that are marked secret are not struck out of trajectories."""
 

@@ -342,14 +342,32 @@ def test_an_agents_rules_stand_before_those_of_all(tmp_path: Path) -> None:
         '{"version": 1, "agents": {"main": 1}}',
         '{"version": 1, "agents": {"main": {"allowlist": ["/bin/ls"]}}}',
         '{"version": 1, "agents": {"main": {"allowlist": {}}}}',
+        '{"version": 1, "default": {"security": "deny"}}',
+        '{"version": 1, "defaults": {"securty": "deny"}}',
+        '{"version": 1, "defaults": {"Security": "deny"}}',
+        '{"version": 1, "agents": {"Main": {"security": "deny"}}}',
+        '{"version": 1, "agents": {"other": {"askfallback": "deny"}}}',
+        '{"version": 1, "agents": {"*": {"security": "deny"}}}',
+        '{"version": 1, "agents": {"\\u043cain": {"security": "deny"}}}',
+        '{"version": 1, "agents": {"main\\n": {"security": "deny"}}}',
+        '{"version": 1, "defaults": {"allowlist": []}}',
         "[" * 100_000,
         " " * (2 << 20),
     ],
 )
+@pytest.mark.covers("S-15")
 def test_a_file_that_cannot_be_used_denies_everything(tmp_path: Path, text: str) -> None:
     (tmp_path / "f.json").write_text(text, "utf-8")
     found = HostFile(tmp_path / "f.json").for_agent("main")
     assert (found.rules, bool(found.problem)) == (DENIED, True)
+
+
+@pytest.mark.covers("S-15")
+def test_an_unknown_key_of_the_file_is_named_with_the_nearest_one(tmp_path: Path) -> None:
+    host = host_file(tmp_path, agents={"other": {"securty": "deny"}})
+    assert host.for_agent("main").problem.endswith(
+        "agents.other has the unknown key 'securty'; did you mean 'security'?"
+    )
 
 
 def test_what_is_remembered_is_added_once_and_the_rest_is_kept(tmp_path: Path) -> None:

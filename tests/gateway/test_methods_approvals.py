@@ -232,6 +232,8 @@ async def test_the_hosts_rules_are_read_and_replaced(tmp_path: Path) -> None:
         {},
         {"version": 2},
         {"version": 1, "defaults": {"security": "maybe"}},
+        {"version": 1, "default": {"security": "deny"}},
+        {"version": 1, "agents": {"Main": {"security": "deny"}}},
         {"version": 1, "agents": {"main": {"allowlist": [{}]}}},
         {"version": 1, "agents": {"main": {"ask": 1}}},
         {"version": 1, "agents": []},

@@ -156,11 +156,24 @@ SECRETS: dict[str, Any] = {
     },
     "skills": {"entries": {"tea": {"env": {"K": "hidden-11"}}}},
     "apiKeyMisspelt": "hidden-12",
-    "hooks": {"token": "hidden-13"},
+    "hooks": {
+        "token": "hidden-13",
+        "internal": {
+            "entries": {
+                "greet": {
+                    "enabled": False,
+                    "events": ["session:start"],
+                    "command": ["notify", "hidden-15", "--as", "hidden-16"],
+                }
+            }
+        },
+    },
+    "security": {"installPolicy": {"command": ["sh", "-c", "decide hidden-17"]}},
     "messages": {"queue": {"cap": 7}},
 }
 
 
+@pytest.mark.covers("S-21")
 async def test_the_configuration_is_shown_without_a_secret(tmp_path: Path) -> None:
     rules = {"exec": {"env": {"K": "hidden-14"}}}
     async with inside(tmp_path, rules=rules, **SECRETS) as it:

@@ -4,9 +4,11 @@ import os
 from collections.abc import Iterator
 from types import NoneType
 
+from clawmode.agent.operation_sections import InstallPolicy, InternalHook
 from clawmode.agent.sections import KeySource, ProviderEntry
 from clawmode.command_setup import Setup
 from clawmode.config_schema import Section, members
+from clawmode.mcp.config import secret_arguments
 from clawmode.models.settings import KNOWN
 from clawmode.types import JsonValue
 from clawmode.variables import names_in
@@ -33,6 +35,10 @@ def _secrets(section: Section) -> Iterator[str]:
     for member in members(type(section)).values():
         value = getattr(section, member.name)
         if member.name in ELSEWHERE or (isinstance(section, KeySource) and member.name != "key"):
+            continue
+        if isinstance(section, (InternalHook, InstallPolicy)) and member.name == "command":
+            # Not every word: the log would be without `python3` and the names of files.
+            yield from secret_arguments(value or ())
             continue
         if isinstance(section, ProviderEntry) and member.name == "base_url":
             value = value if value and ("@" in value or "?" in value) else None

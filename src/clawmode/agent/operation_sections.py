@@ -170,7 +170,9 @@ class InternalHook(Section):
         required=True,
         expected="a list of events",
     )
-    command: tuple[str, ...] | None = option("A program and its arguments: reads and writes JSON.")
+    command: tuple[str, ...] | None = option(
+        "A program and its arguments: reads and writes JSON.", secret=True
+    )
     file: str | None = option("A Python file with a function `handle(event)`, instead of that.")
     env: dict[str, str] = option("Variables for the program.", dict, secret=True)
     timeout_ms: int = option("How long it may take.", 30_000, low=1, high=600_000)
@@ -221,7 +223,8 @@ class InstallPolicy(Section):
     )
     deny: tuple[str, ...] = option("What may not, whatever else is said.", ())
     command: tuple[str, ...] | None = option(
-        "A program that decides: reads JSON about what is staged, writes `{allow, reason}`."
+        "A program that decides: reads JSON about what is staged, writes `{allow, reason}`.",
+        secret=True,
     )
     timeout_ms: int = option("How long the program may take.", 30_000, low=1, high=600_000)
 

@@ -185,7 +185,8 @@ class Configured:
             extra = (Path(os.path.expanduser(each)) for each in configured.load.extra_dirs)
             entries = configured.entries
             self._loaders[workspace] = SkillLoader(
-                (workspace / SKILLS, self._state / SKILLS, *extra, *self._skill_folders),
+                # The operator's first: a model can write into its workspace.
+                (self._state / SKILLS, *extra, *self._skill_folders, workspace / SKILLS),
                 frozenset(name for name, each in entries.items() if not each.enabled),
                 {name: each.env for name, each in entries.items()},
                 frozenset({workspace / SKILLS}),

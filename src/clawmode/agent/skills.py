@@ -74,7 +74,7 @@ class SkillLoader:
 
     Attributes:
         folders: Where to look; of two skills of one name, that of the earlier folder counts.
-        disabled: Names of those that are switched off.
+        disabled: Names of those that are switched off. Names are compared without case.
         env: Variables by the name of a skill.
         written: Folders that models can write to: no skill there gets variables by its name.
     """
@@ -96,6 +96,7 @@ class SkillLoader:
     def _read(self, files: Iterable[Path], version: str) -> Skills:
         found: dict[str, Skill] = {}
         notes: list[str] = []
+        disabled = {name.casefold() for name in self.disabled}
         for file in files:
             try:
                 skill = _skill(file)
@@ -103,14 +104,15 @@ class SkillLoader:
                 reason = getattr(error, "strerror", None) or str(error)
                 notes.append(f"{file}: {reason}")
                 continue
-            if skill.name in self.disabled:
+            name = skill.name.casefold()
+            if name in disabled:
                 continue
-            if skill.name in found:
+            if name in found:
                 notes.append(f"{file}: there is a skill {skill.name!r} already")
             elif len(found) < MAX_SKILLS:
                 own = file.parent.parent in self.written
                 env = {} if own else self.env.get(skill.name, {})
-                found[skill.name] = Skill(skill.name, skill.description, file, env)
+                found[name] = Skill(skill.name, skill.description, file, env)
         ordered = tuple(found[name] for name in sorted(found))
         return Skills(ordered, version, tuple(notes[:MAX_NOTES]))
 

@@ -5,10 +5,12 @@
      "agents": {"main": {"allowlist": [{"id": "…", "pattern": "/usr/bin/git", "lastUsedAt": 0}]}}}
 
 It can only make things stricter. One that cannot be read denies everything: to pass it over would
-fail open. What it holds beyond this is kept.
+fail open. So does one with a key that is not known here or an agent id that no agent can have: a
+misspelt rule would otherwise be no rule. `IGNORED` keys of other products are kept.
 """
 
 import contextlib
+import difflib
 import fcntl
 import hashlib
 import json
@@ -36,6 +38,12 @@ VERSION = 1
 MAX_BYTES = 1 << 20
 MAX_ENTRIES = 1_000
 MAX_COMMAND = 500
+
+_AGENT_ID = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}", re.ASCII)
+
+RULE_KEYS = ("security", "ask", "askFallback")
+IGNORED = ("socket", "autoAllowSkills")
+"""Keys that other programs write into the file. They allow nothing here."""
 
 T = TypeVar("T", bound=str)
 
@@ -106,6 +114,7 @@ class HostFile:
         """What holds for an agent; blocks for as long as reading a small file takes."""
         try:
             data = self._load()
+            _check_keys(data)
             agent = _object(_object(data, "agents"), agent_id)
             return HostRules(_rules(data, agent_id), tuple(_entries(agent)))
         except (OSError, ValueError) as error:
@@ -242,10 +251,30 @@ def _check(data: JsonObject) -> None:
         raise ValueError(f"it has over {MAX_BYTES} bytes")
     if data.get("version") != VERSION:
         raise ValueError(f"it is not of version {VERSION}")
+    _check_keys(data)
     agents = _object(data, "agents")
     for agent_id in ("", *agents):
         _rules(data, agent_id)
         list(_entries(_object(agents, agent_id)))
+
+
+def _check_keys(data: JsonObject) -> None:
+    """Rejects every key and agent id that would have no effect."""
+    _refuse_unknown(data, ("version", "defaults", "agents"), "the file")
+    _refuse_unknown(_object(data, "defaults"), RULE_KEYS, "defaults")
+    agents = _object(data, "agents")
+    for agent_id in agents:
+        if not _AGENT_ID.fullmatch(agent_id):
+            text = "is not the id of an agent: small letters, digits, `_` and `-`"
+            raise ValueError(f"agents: {agent_id[:80]!r} {text}")
+        _refuse_unknown(_object(agents, agent_id), (*RULE_KEYS, "allowlist"), f"agents.{agent_id}")
+
+
+def _refuse_unknown(found: JsonObject, known: tuple[str, ...], where: str) -> None:
+    for key in found:
+        if key not in known and key not in IGNORED:
+            (near,) = difflib.get_close_matches(key.lower()[:80], known, n=1, cutoff=0.0)
+            raise ValueError(f"{where} has the unknown key {key[:80]!r}; did you mean {near!r}?")
 
 
 def _usage(command: str, program: str) -> JsonObject:

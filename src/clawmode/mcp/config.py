@@ -9,7 +9,7 @@ import difflib
 import itertools
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
@@ -350,10 +350,7 @@ class _Entry:
             raise part.wrong("a list of strings")
         parts = [_Part(f"{part.path}[{n}]", item) for n, item in enumerate(part.value)]
         args = tuple(self._string(each) for each in parts)
-        for flag, following in itertools.zip_longest(args, args[1:], fillvalue=""):
-            name, equals, value = flag.partition("=")
-            if name.startswith("-") and _SECRETIVE.search(name):
-                self._hide(value if equals else following)
+        self._hide(*secret_arguments(args))
         return args
 
     def _map(self, key: str, fault: Callable[[str, str], str]) -> dict[str, str]:
@@ -483,6 +480,14 @@ class _Entry:
 
     def _hide(self, *values: str) -> None:
         self._secrets.update(it for it in (v.strip() for v in values) if len(it) >= MIN_SECRET)
+
+
+def secret_arguments(args: Sequence[str]) -> Iterator[str]:
+    """The arguments of a command that look like secrets: what a flag such as `--token` takes."""
+    for flag, following in itertools.zip_longest(args, args[1:], fillvalue=""):
+        name, equals, value = flag.partition("=")
+        if _SECRETIVE.search(name) and (name.startswith("-") or equals):
+            yield value if equals else following
 
 
 def _split(url: str) -> SplitResult | None:
