@@ -12,6 +12,7 @@ from clawmode import approvals as approvals_module
 from clawmode import hooks as hooks_module
 from clawmode.approvals import Approvals, Question
 from clawmode.context import RunContext
+from clawmode.exceptions import ConfigurationError
 from clawmode.executor import Call, CallEvent, CallState, Executor, ToolFailure
 from clawmode.hooks import (
     AfterToolCall,
@@ -255,6 +256,28 @@ async def test_an_approver_that_is_code_answers_inline() -> None:
         RUN,
     )
     assert states == ["running"]
+
+
+@pytest.mark.covers("N-7")
+@pytest.mark.parametrize(
+    "ask_for", ["double", "dou*", ["openclaw:core:double"], ["group:openclaw"], {"x", "DOUBLE"}]
+)
+async def test_a_name_a_pattern_an_id_and_a_group_are_asked_for(ask_for: Any) -> None:
+    desk = Approvals(ask_for=ask_for, approver=lambda question: "deny")
+    assert (await failure(executor(approvals=desk), call(tool(double)))).code == "not_approved"
+
+
+async def test_a_tool_whose_name_has_a_colon_is_asked_for_by_its_name() -> None:
+    desk = Approvals(ask_for=["do:it"], approver=lambda question: "deny")
+    named = Tool("do:it", "Does.", SCHEMA, double)
+    assert (await failure(executor(approvals=desk), call(named))).code == "not_approved"
+
+
+@pytest.mark.covers("N-7", "B-18")
+@pytest.mark.parametrize("ask_for", [["group:all"], [""], [tool(double)], [b"double"]])
+def test_what_no_tool_can_be_asked_for_by_is_refused(ask_for: Any) -> None:
+    with pytest.raises(ConfigurationError, match="ask_for"):
+        Approvals(ask_for=ask_for)
 
 
 @pytest.mark.parametrize("answer", ["deny", "perhaps", None])

@@ -7,7 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clawmode.exceptions import ConfigurationError
-from clawmode.policy import GROUPS, PROFILES, SCOPES, Policy, PolicyLayer, matches
+from clawmode.policy import (
+    GROUPS,
+    PROFILES,
+    SCOPES,
+    Policy,
+    PolicyLayer,
+    Unmatched,
+    find_unmatched,
+    matches,
+)
 from clawmode.tools import Tool, ToolSource
 from clawmode.types import JsonValue
 
@@ -345,3 +354,60 @@ def test_the_error_says_which_scope_it_was() -> None:
     with pytest.raises(ConfigurationError) as caught:
         Policy.from_config({}, sandbox={"alsoAllow": ["group:mcp"]})
     assert caught.value.path == "tools.sandbox.tools"
+
+
+@pytest.mark.covers("N-7")
+def test_a_text_in_the_place_of_a_list_is_refused_in_a_layer_made_by_hand() -> None:
+    with pytest.raises(ConfigurationError, match=r"tools\.deny is not a list"):
+        PolicyLayer("global", deny="exec")  # pyrefly: ignore[bad-argument-type] - the mistake
+
+
+# ---- Rules that match nothing ----
+
+
+@pytest.mark.covers("N-7")
+@pytest.mark.parametrize(
+    ("rule", "nearest"),
+    [
+        ("exce", "exec"),
+        (" Lookup_Ordr ", "lookup_order"),
+        ("create_isue", "mcp:github:create_issue"),
+        ("mcp:github:create_isue", "mcp:github:create_issue"),
+        ("browser_*est_", "browser_request"),
+        ("zzz", ""),
+    ],
+)
+def test_a_rule_that_matches_no_tool_is_found_with_the_nearest_name(
+    rule: str, nearest: str
+) -> None:
+    assert find_unmatched(["read", rule], ALL, "tools.deny") == [
+        Unmatched("tools.deny", rule, nearest)
+    ]
+
+
+@pytest.mark.covers("N-7")
+def test_to_allow_an_mcp_tool_by_its_bare_name_matches_nothing_and_the_id_is_advised() -> None:
+    (found,) = find_unmatched(["create_issue"], ALL, "tools.allow", allowing=True)
+    assert str(found) == (
+        "tools.allow: 'create_issue' matches no tool of this run; "
+        "did you mean 'mcp:github:create_issue'?"
+    )
+
+
+def test_groups_and_known_tools_are_no_typing_mistakes_in_a_run_without_them() -> None:
+    rules = ["*", "group:web", "canvas", "bash", "bundle-mcp", "client:*", "plugin:*"]
+    assert find_unmatched(rules, [OWN], "tools.deny") == []
+    assert find_unmatched(["exce"], [], "tools.deny") == []
+
+
+@pytest.mark.covers("N-7")
+def test_every_layer_tells_which_of_its_rules_match_nothing() -> None:
+    policy = Policy.from_config(
+        {"profile": "coding", "alsoAllow": ["lookup_oder"], "deny": ["exce"]},
+        agent={"allow": ["raed", "exec"]},
+    )
+    assert [(found.path, found.rule) for found in policy.unmatched(ALL)] == [
+        ("tools.alsoAllow", "lookup_oder"),
+        ("tools.deny", "exce"),
+        ("agents.list[].tools.allow", "raed"),
+    ]

@@ -29,6 +29,7 @@ from pydantic import BaseModel, Field
 
 from clawmode.context import RunContext
 from clawmode.docstrings import parse
+from clawmode.exceptions import InvalidTool
 from clawmode.tool_function import tool
 from clawmode.tools import JsonObject, Tool, ToolContext, ToolResult
 from clawmode.types import JsonValue
@@ -617,7 +618,7 @@ async def yields_later() -> Any:
 def test_what_cannot_become_a_tool_says_what_to_do(
     function: Callable[..., object], name: str, advice: str
 ) -> None:
-    with pytest.raises(TypeError) as caught:
+    with pytest.raises(InvalidTool) as caught:
         tool(function)
     assert name in str(caught.value)
     assert advice in str(caught.value)
@@ -747,3 +748,13 @@ def test_the_package_does_not_load_pydantic() -> None:
     program = "import sys, clawmode, clawmode.tools; print('pydantic' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=20)
     assert done.stdout == b"False\n", done.stderr
+
+
+@pytest.mark.covers("N-7", "B-18")
+@pytest.mark.parametrize("options", [{"effect": "raed"}, {"source": "pluggin"}])
+def test_an_unknown_effect_or_source_is_refused_with_the_known_ones(options: Any) -> None:
+    with pytest.raises(InvalidTool, match=r"tool 'greet': .*('read'|'plugin')"):
+
+        @tool(**options)
+        def greet() -> str:
+            return "hello"

@@ -1,5 +1,6 @@
 """Programs that call real tools: through every layer, across parks, and when it goes wrong."""
 
+import logging
 import time
 from collections.abc import AsyncIterator
 from typing import Any
@@ -367,3 +368,33 @@ async def test_one_decision_after_the_other_is_waited_for(pool: Pool) -> None:
             result = await code_mode.wait(result.run_id)
         assert result.value == 3
         assert code_mode._calls.groups == {}
+
+
+# ---- Guards that match nothing ----
+
+
+@pytest.mark.covers("N-7")
+async def test_a_guard_that_matches_no_tool_is_a_warning_with_the_nearest_name_once(
+    pool: Pool, caplog: pytest.LogCaptureFixture
+) -> None:
+    options: dict[str, Any] = {
+        "approvals": Approvals(ask_for=["adde", "sleep"]),
+        "policy": {"allow": ["ad*", "slep", "sleep"], "deny": ["brokn"]},
+    }
+    with caplog.at_level(logging.WARNING, "clawmode.code_mode"):
+        for _ in range(2):  # as a server does: one object for each request
+            async with making(pool, **options):
+                pass
+    assert [record.getMessage() for record in caplog.records] == [
+        "tools.allow: 'slep' matches no tool of this run; did you mean 'sleep'?",
+        "tools.deny: 'brokn' matches no tool of this run; did you mean 'broken'?",
+        "Approvals(ask_for=…): 'adde' matches no tool of this run; did you mean 'add'?",
+    ]
+
+
+@pytest.mark.covers("N-7")
+async def test_one_name_in_the_place_of_a_list_is_asked_for(pool: Pool) -> None:
+    async with making(pool, approvals=Approvals(ask_for="add")) as code_mode:
+        result = await code_mode.exec("return await tools.add({a: 1, b: 2})")
+        assert [question.tool_id for question in code_mode.approvals.pending()] == [add.id]
+        assert result.status == "waiting"

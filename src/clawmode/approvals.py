@@ -6,19 +6,20 @@ expiry, and no answer is a no. `allow-always` is remembered by tool and agent; t
 and revoked.
 """
 
-import fnmatch
 import inspect
 import logging
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, TypeAlias
 
 import anyio
 
 from clawmode.context import RunContext
+from clawmode.exceptions import ConfigurationError
 from clawmode.hooks import RequireApproval, Severity
+from clawmode.policy import Names, Rule, Unmatched, find_unmatched, matches
 from clawmode.tools import InputRequest, JsonObject, Tool
 from clawmode.types import copy_json
 
@@ -28,6 +29,9 @@ Decision: TypeAlias = Literal["allow-once", "allow-always", "deny"]
 Resolution: TypeAlias = Literal["allow-once", "allow-always", "deny", "timeout"]
 
 EXPIRY_SECONDS = 1800.0
+
+ASK_FOR = "Approvals(ask_for=…)"
+"""Where its patterns are set, for people."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,21 +111,26 @@ class Approvals:
     """Decides which calls need approval, and collects the answers.
 
     Args:
-        ask_for: Tools that always need approval: names or ids, with `*`, or what decides it.
+        ask_for: Tools that always need approval: names, ids and groups as in a policy, with `*`;
+            or a function that decides.
         approver: Answers at once, instead of a person.
         inputs: Who tells tools what they ask for: people, code, or nobody.
         expiry_seconds: How long a person has.
+
+    Raises:
+        ConfigurationError: `ask_for` is neither names nor a function, or has an unknown group.
     """
 
     def __init__(
         self,
         *,
-        ask_for: Iterable[str] | Callable[[Tool], bool] = (),
+        ask_for: str | Iterable[str] | Callable[[Tool], bool] = (),
         approver: Approver | None = None,
         inputs: "Literal['ask', 'decline'] | Answerer" = "decline",
         expiry_seconds: float = EXPIRY_SECONDS,
     ) -> None:
-        self._asks = ask_for if callable(ask_for) else _matching(ask_for)
+        self._rules = () if callable(ask_for) else _read_rules(ask_for)
+        self._asks = ask_for if callable(ask_for) else self._is_named
         self._approver = approver
         self._answerer = inputs
         self._expiry = expiry_seconds
@@ -132,6 +141,19 @@ class Approvals:
         """Told of every question that begins to wait for a person."""
 
     # ---- Asking ----
+
+    def _is_named(self, tool: Tool) -> bool:
+        names = Names.of(tool)
+        # A name with a colon is no id to a policy. Here it is better to ask once too often.
+        return any(
+            rule.denies(names) or any(matches(pattern, names.name) for pattern in rule.patterns)
+            for rule in self._rules
+        )
+
+    def unmatched(self, tools: Sequence[Tool]) -> list[Unmatched]:
+        """The patterns of `ask_for` that match none of a run's tools."""
+        texts = [rule.text for rule in self._rules]
+        return find_unmatched(texts, tools, ASK_FOR)
 
     @property
     def inline(self) -> bool:
@@ -280,11 +302,10 @@ class Approvals:
         return known
 
 
-def _matching(patterns: Iterable[str]) -> Callable[[Tool], bool]:
-    wanted = tuple(pattern.lower() for pattern in patterns)
-
-    def asks(tool: Tool) -> bool:
-        names = (tool.name.lower(), tool.id.lower())
-        return any(fnmatch.fnmatchcase(name, item) for item in wanted for name in names)
-
-    return asks
+def _read_rules(patterns: str | Iterable[str]) -> tuple[Rule, ...]:
+    # A string is an iterable too, of letters that match nothing.
+    texts = [patterns] if isinstance(patterns, str) else [*patterns]
+    if not all(isinstance(text, str) for text in texts):
+        expected = 'names such as ["send_mail", "delete_*"], or a function'
+        raise ConfigurationError(f"{ASK_FOR}: expected {expected}", path=ASK_FOR, expected=expected)
+    return tuple(Rule.parse(text, ASK_FOR) for text in texts)

@@ -5,8 +5,10 @@ caller gets a result.
 """
 
 import contextlib
+import functools
 import hashlib
 import json
+import logging
 import re
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -66,6 +68,8 @@ from clawmode.vectors import choose_ranker
 if TYPE_CHECKING:
     from clawmode.mcp.client import McpServers
     from clawmode.mcp.settings import ServerSettings
+
+logger = logging.getLogger("clawmode.code_mode")
 
 RUN_ID = re.compile(r"cm_[0-9a-f]{32}")
 
@@ -224,6 +228,11 @@ class CodeMode:
                 servers = await opened.enter_async_context(self._make_servers())
                 self._use(servers)
                 await servers.connect()
+            for rule in (
+                *self.executor.policy.unmatched(self._offered),
+                *self.approvals.unmatched(self._offered),
+            ):
+                _warn_once(str(rule))
             # So that no deadline has to cover the start of the first worker.
             await self._driver.pool.ready()
             self._opened = opened.pop_all()
@@ -545,6 +554,11 @@ class CodeMode:
 
     def _deadline(self) -> float:
         return time.monotonic() + self.config.timeout_ms / 1000
+
+
+@functools.lru_cache(1024)  # a server makes a new object for each request, out of the same settings
+def _warn_once(text: str) -> None:
+    logger.warning("%s", text)
 
 
 def _read_settings(

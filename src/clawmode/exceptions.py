@@ -11,7 +11,8 @@
     │       ├── SnapshotTooLarge     over the limits, before anything was restored
     │       └── StoreUnavailable     the store cannot be read or written
     ├── ConfigurationError           a setting that cannot be meant: nothing starts with it
-    │   └── DuplicateTool            two tools of one run with one id
+    │   ├── DuplicateTool            two tools of one run with one id
+    │   └── InvalidTool              what no tool can be made of; a TypeError too
     ├── ToolLookupError              a reference that leads to no tool; carries a code for the guest
     │   ├── UnknownTool              no visible tool has that id or name
     │   └── AmbiguousTool            several have that name
@@ -138,6 +139,10 @@ class ConfigurationError(ClawmodeError):
 
 class DuplicateTool(ConfigurationError):
     """Two tools of one run have the same id: neither could be called without doubt."""
+
+
+class InvalidTool(ConfigurationError, TypeError):
+    """No tool can be made of a function, or of what was given in its place."""
 
 
 class ToolLookupError(ClawmodeError):

@@ -8,11 +8,12 @@ Plain decisions about plain data; `executor` asks before every call.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from clawmode.exceptions import ConfigurationError
+from clawmode.search import NearNames
 from clawmode.tools import Tool
 from clawmode.types import JsonValue
 
@@ -101,6 +102,12 @@ PROFILES: dict[str, tuple[str, ...] | None] = {
 SANDBOX_BASE = ("openclaw:*", "client:*")
 """What a sandbox lets through unasked: not what belongs to a plugin or an MCP server."""
 
+KNOWN = frozenset(
+    {"*", "bundle-mcp", "openclaw:*", "plugin:*", "mcp:*", "client:*", *ALIASES}.union(
+        *GROUPS.values()
+    )
+)
+"""Rules that are no typing mistakes, even in a run without such a tool."""
 
 Config: TypeAlias = Mapping[str, JsonValue]
 """`{"profile": "coding", "allow": [...], "alsoAllow": [...], "deny": [...]}`, all optional."""
@@ -194,6 +201,25 @@ class Rule:
 
 
 @dataclass(frozen=True, slots=True)
+class Unmatched:
+    """A rule that matches no tool: a typing mistake, or a guard for a tool that is not there.
+
+    Attributes:
+        path: Where the rule is set, such as `tools.deny`.
+        rule: The rule as it was written.
+        nearest: The rule that was probably meant; empty if no tool has a similar name.
+    """
+
+    path: str
+    rule: str
+    nearest: str = ""
+
+    def __str__(self) -> str:
+        hint = f"; did you mean {self.nearest!r}?" if self.nearest else ""
+        return f"{self.path}: {self.rule!r} matches no tool of this run{hint}"
+
+
+@dataclass(frozen=True, slots=True)
 class PolicyLayer:
     """One layer: a tool passes if nothing in it denies it, and all lists that are set allow it.
 
@@ -218,6 +244,13 @@ class PolicyLayer:
 
     def __post_init__(self) -> None:
         path = SCOPES.get(self.name, self.name)
+        for key, rules in (
+            ("allow", self.allow),
+            ("alsoAllow", self.also_allow),
+            ("deny", self.deny),
+        ):
+            if isinstance(rules, str):  # a sequence too, of letters
+                raise _no_list(f"{path}.{key}")
         if self.allow is not None and self.also_allow:
             raise ConfigurationError(
                 f"{path}: allow and alsoAllow exclude each other; "
@@ -244,6 +277,15 @@ class PolicyLayer:
             if not any(rule.allows(names) for rule in rules):
                 return f"{where} does not name it in {what}"
         return None
+
+    def unmatched(self, tools: Sequence[Tool]) -> list[Unmatched]:
+        """The rules of this layer that match none of these tools."""
+        path = "tools" if self.name == "profile" else SCOPES.get(self.name, self.name)
+        return [
+            *find_unmatched(self.allow or (), tools, f"{path}.allow", allowing=True),
+            *find_unmatched(self.also_allow, tools, f"{path}.alsoAllow", allowing=True),
+            *find_unmatched(self.deny, tools, f"{path}.deny"),
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,6 +349,51 @@ class Policy:
                 return reason
         return None
 
+    def unmatched(self, tools: Sequence[Tool]) -> list[Unmatched]:
+        """The rules that match none of a run's tools, in the order of the layers."""
+        return [found for layer in self.layers for found in layer.unmatched(tools)]
+
+
+def find_unmatched(
+    rules: Iterable[str], tools: Sequence[Tool], path: str, *, allowing: bool = False
+) -> list[Unmatched]:
+    """Finds the rules that match none of these tools, each with the nearest rule that would.
+
+    Groups, and names of tools that this package knows, are left out: they are spelled correctly.
+
+    Args:
+        rules: Names, ids and patterns, as people write them.
+        tools: All tools of the run. Without any, no rule is reported.
+        path: Where the rules are set, such as `tools.deny`.
+        allowing: Whether the rules allow tools: a bare name does not allow an MCP tool.
+
+    Raises:
+        ConfigurationError: A rule is empty, or names a group that does not exist.
+    """
+    known = [Names.of(tool) for tool in tools]
+    missing: list[Rule] = []
+    for rule in _parse(rules, path):
+        folded = rule.text.strip().casefold()
+        if folded in KNOWN or folded.startswith("group:") or not tools:
+            continue
+        matching = rule.allows if allowing else rule.denies
+        if not any(map(matching, known)):
+            missing.append(rule)
+    if not missing:
+        return []
+    # An MCP tool is best named by its id, which is right in every list.
+    spelled = [tool.id if tool.source == "mcp" else tool.name for tool in tools]
+    by_name, by_id = (
+        NearNames([names.name for names in known]),
+        NearNames([each.id for each in tools]),
+    )
+    found: list[Unmatched] = []
+    for rule in missing:
+        near = (by_id if ":" in rule.text else by_name).find(rule.text.strip(), 1)
+        shown = [tools[at].id if ":" in rule.text else spelled[at] for at in near]
+        found.append(Unmatched(path, rule.text, "".join(shown)))
+    return found
+
 
 def matches(pattern: str, name: str) -> bool:
     """Whether a name fits a pattern in which `*` is any text. Takes linear time, unlike `re`."""
@@ -365,11 +452,14 @@ def _rules(settings: Config, key: str, path: str) -> tuple[str, ...] | None:
         return None
     texts = [item for item in value if isinstance(item, str)] if isinstance(value, list) else []
     if not isinstance(value, list) or len(texts) < len(value):
-        where = f"{path}.{key}"
-        raise ConfigurationError(
-            f"{where} is not a list of names", path=where, expected='a list such as ["read"]'
-        )
+        raise _no_list(f"{path}.{key}")
     return tuple(texts)
+
+
+def _no_list(path: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"{path} is not a list of names", path=path, expected='a list such as ["read"]'
+    )
 
 
 def _parse(texts: Iterable[str], path: str) -> tuple[Rule, ...]:

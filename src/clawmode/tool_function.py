@@ -20,6 +20,7 @@ from pydantic_core import to_jsonable_python
 
 from clawmode.annotations import resolve
 from clawmode.docstrings import parse
+from clawmode.exceptions import InvalidTool
 from clawmode.input_problems import MAX_PROBLEMS, shorten, spell
 from clawmode.schema_cost import as_list, as_map, locate
 from clawmode.tools import Effect, Execute, JsonObject, Tool, ToolContext, ToolResult, ToolSource
@@ -83,7 +84,7 @@ def tool(
         owner: The plugin or client that it belongs to.
 
     Raises:
-        TypeError: No tool can be made of this function; the message says what to change.
+        InvalidTool: No tool can be made of this function; the message says what to change.
     """
     # Names that annotations use may be local to where the decorator stands.
     names = sys._getframe(1).f_locals
@@ -144,7 +145,7 @@ class Plan:
         """Reads a function.
 
         Raises:
-            TypeError: No tool can be made of it.
+            InvalidTool: No tool can be made of it.
         """
         name = name or _name_of(function)
         parameters = _parameters_of(function, name)
@@ -240,7 +241,7 @@ class Plan:
 def _name_of(function: Function) -> str:
     name = getattr(function, "__name__", "<unnamed>")
     if name.startswith("<"):
-        raise TypeError(f"{function!r} has no name for a tool; give it one: tool(name=...)")
+        raise InvalidTool(f"{function!r} has no name for a tool; give it one: tool(name=...)")
     return name
 
 
@@ -256,23 +257,25 @@ def _unpeel(function: Function) -> tuple[Function, set[str]]:
 def _parameters_of(function: Function, name: str) -> Mapping[str, Parameter]:
     inner, _ = _unpeel(function)
     if isinstance(inner, type):
-        raise TypeError(
+        raise InvalidTool(
             f"tool {name!r}: a class is not a function; decorate a function or a method"
         )
     if inspect.isgeneratorfunction(inner) or inspect.isasyncgenfunction(inner):
-        raise TypeError(f"tool {name!r} yields; return a list instead")
+        raise InvalidTool(f"tool {name!r} yields; return a list instead")
     try:
         parameters = inspect.signature(function).parameters
     except ValueError:
-        raise TypeError(f"tool {name!r} has no signature; wrap it in a function of yours") from None
+        raise InvalidTool(
+            f"tool {name!r} has no signature; wrap it in a function of yours"
+        ) from None
     for key, parameter in parameters.items():
         if parameter.kind is Parameter.VAR_POSITIONAL:
-            raise TypeError(
+            raise InvalidTool(
                 f"tool {name!r}: input has names, so nothing can reach *{key}; "
                 f"take a list instead, `{key}: list[...]`"
             )
         if key in ("self", "cls") and parameter is next(iter(parameters.values())):
-            raise TypeError(
+            raise InvalidTool(
                 f"tool {name!r} is a method without its object; "
                 "leave it undecorated, and make the tool of the bound method: tool(thing.method)"
             )
@@ -288,7 +291,7 @@ def _hints_of(function: Function, name: str, names: Mapping[str, object]) -> dic
     try:
         return resolve(annotated.__annotations__, namespace, dict(names))
     except (NameError, AttributeError, SyntaxError) as error:
-        raise TypeError(
+        raise InvalidTool(
             f"tool {name!r}: an annotation cannot be resolved ({error}); "
             "import what it names at run time too, not only for the type checker"
         ) from None
@@ -339,7 +342,7 @@ def _adapter_of(
         adapter: TypeAdapter[dict[str, Any]] = TypeAdapter(stand_in)
         schema = _schema_of(adapter, "validation")
     except MISUNDERSTOOD as error:
-        raise TypeError(f"tool {name!r}: {_culprit(parameters, error)}") from None
+        raise InvalidTool(f"tool {name!r}: {_culprit(parameters, error)}") from None
     # Nothing is said about what `**kwargs` may take.
     return adapter, {"type": "object", "properties": {}, "additionalProperties": True} | schema
 

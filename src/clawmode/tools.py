@@ -6,9 +6,10 @@ one is made of a Python function is `tool_function`'s.
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 from clawmode.context import RunContext
+from clawmode.exceptions import InvalidTool
 from clawmode.types import JsonText, JsonValue
 
 ToolSource: TypeAlias = Literal["openclaw", "plugin", "mcp", "client"]
@@ -106,6 +107,9 @@ class Tool:
         source: Where it comes from.
         owner: The plugin, server or client that it belongs to.
         id: `<source>:<owner>:<name>`: exact, and unique in a run.
+
+    Raises:
+        InvalidTool: `effect` or `source` is none of the known ones.
     """
 
     name: str
@@ -122,6 +126,13 @@ class Tool:
     id: str = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
+        # Whoever misspells `effect="read"` has a tool that nobody knows to only read.
+        if self.effect not in (None, *get_args(Effect)):
+            known = f"effect must be 'read' or 'write', not {self.effect!r}"
+            raise InvalidTool(f"tool {self.name!r}: {known}")
+        if self.source not in get_args(ToolSource):
+            known = f"source must be one of {get_args(ToolSource)}, not {self.source!r}"
+            raise InvalidTool(f"tool {self.name!r}: {known}")
         owner = self.owner or DEFAULT_OWNERS.get(self.source, "")
         object.__setattr__(self, "id", f"{self.source}:{owner}:{self.name}")
 
