@@ -123,6 +123,20 @@ def read(result: types.CallToolResult) -> dict[str, Any]:
     return json.loads(content.text)
 
 
+@pytest.mark.covers("S-4")
+@pytest.mark.parametrize("transport", TRANSPORTS)
+async def test_raw_json_of_a_program_is_answered_and_the_server_goes_on(
+    folder: Path, transport: Any
+) -> None:
+    async with transport(folder) as client:
+        for raw in ("""'"\\\\uD800"'""", '"9".repeat(6000)', '"1e999"'):
+            for code in (f"return JSON.rawJSON({raw})", f"json(JSON.rawJSON({raw}))"):
+                told = read(await client.call_tool("exec", {"code": code}))
+                assert (told["status"], told["code"]) == ("failed", "internal_error")
+        told = read(await client.call_tool("exec", {"code": "return 1"}))
+        assert (told["status"], told["value"]) == ("completed", 1)
+
+
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("transport", TRANSPORTS)
 async def test_a_client_sees_two_tools_and_runs_a_fan_out(

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 from clawmode.catalog import Catalog
 from clawmode.config import CodeModeConfig
-from clawmode.exceptions import ClawmodeError, ToolLookupError
+from clawmode.exceptions import ClawmodeError, ProtocolError, ToolLookupError
 from clawmode.executor import ToolFailure
 from clawmode.mcp_namespace import McpNamespace
 from clawmode.namespaces import NamespaceCallRefused, NamespaceRuntime
-from clawmode.sandbox.protocol import MAX_REPLY, MAX_REQUEST, Request, Settled
+from clawmode.sandbox.protocol import MAX_REPLY, MAX_REQUEST, Request, Settled, read_json
 from clawmode.tools import JsonObject, Tool, ToolResult
 from clawmode.types import JsonValue
 
@@ -100,8 +100,8 @@ def _arguments(request: Request) -> list[JsonValue]:
     if len(request.args) > MAX_REQUEST:
         raise BadRequest("invalid_input", "The arguments are over 1 MiB: send less at a time.")
     try:
-        args = json.loads(request.args)
-    except (ValueError, RecursionError):
+        args = read_json(request.args)
+    except ProtocolError:
         raise BadRequest("invalid_input", "The arguments cannot be read.") from None
     if not isinstance(args, list):
         raise BadRequest("invalid_input", "The arguments cannot be read.")

@@ -462,7 +462,7 @@ class CodeMode:
             return self._failed(outcome.code, outcome.error + hint, run)
         return CodeModeResult(
             status="completed",
-            value=json.loads(outcome.value),
+            value=outcome.parsed,
             output=run.output,
             telemetry=self.telemetry.to_json(),
         )

@@ -4,7 +4,6 @@ Plain state, no clock and no process. `code_mode` moves it along, `calls` makes 
 `parking` writes it down and reads it again.
 """
 
-import json
 import secrets
 import time
 from collections import Counter, deque
@@ -199,7 +198,7 @@ class Run:
         for item in items:
             self.output_left = max(0, self.output_left - item.size)
             key = "text" if item.type == "text" else "value"
-            self.output.append({"type": item.type, key: json.loads(item.body)})
+            self.output.append({"type": item.type, key: item.parsed})
 
     def receive(self, reply: Settled, *, unknown: bool = False) -> None:
         """A call has been answered."""

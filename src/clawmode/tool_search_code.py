@@ -6,7 +6,6 @@ its calls.
 """
 
 import hashlib
-import json
 import time
 from types import TracebackType
 
@@ -163,8 +162,8 @@ class SearchCode:
             return self._failed(run, error.code, str(error))
         if isinstance(outcome, Failed):
             return self._failed(run, outcome.code, outcome.error)
-        value = json.loads(outcome.value)
-        return _told(CodeModeResult(status="completed", value=value, output=run.output))
+        made = CodeModeResult(status="completed", value=outcome.parsed, output=run.output)
+        return _told(made)
 
     async def _drive(self, run: Run, seconds: float) -> Done | Failed:
         outcome = await self._driver.start(run, time.monotonic() + seconds)

@@ -62,6 +62,37 @@ async def test_any_value_has_a_json_form(pool: Pool, expression: str, expected: 
     assert await value_of(pool, f"return ({expression})") == expected
 
 
+RAW = {
+    "half of a character": """JSON.rawJSON('"\\\\uD800"')""",
+    "an endless integer": 'JSON.rawJSON("9".repeat(6000))',
+    "infinity": 'JSON.rawJSON("1e999")',
+    "through another function": "Function('return JSON')().rawJSON('1e999')",
+    "through what an iterator finds": (
+        "Reflect.ownKeys(JSON).map((key) => JSON[key]).find((f) => /raw/i.test(f.name))('1e999')"
+    ),
+}
+
+
+@pytest.mark.covers("S-4")
+@pytest.mark.parametrize("raw", RAW.values(), ids=RAW)
+@pytest.mark.parametrize("way", ["return {}", "json({})", "text({})", "tools.call('t', {})"])
+async def test_a_program_cannot_write_its_own_json(pool: Pool, raw: str, way: str) -> None:
+    failed = await failure_of(pool, way.replace("{}", raw))
+    assert failed.code == "internal_error"
+    assert "TypeError: not a function" in failed.error
+    assert failed.requests == failed.output == ()
+
+
+@pytest.mark.covers("S-4")
+async def test_the_source_that_a_reviver_sees_stays_in_the_program(pool: Pool) -> None:
+    source = """const seen = [];
+JSON.parse('[1e999, "\\\\uD800"]', (key, value, context) => { seen.push(context); return value });
+const big = JSON.parse("9".repeat(6000), (key, value) => value);
+return [seen.map((context) => context?.source?.length ?? null), JSON.parse('[1e999]'), big]"""
+    value = await value_of(pool, source)
+    assert value[1:] == [[None], None]
+
+
 @pytest.mark.covers("OU-2")
 async def test_nesting_beyond_a_hundred_levels_is_cut(pool: Pool) -> None:
     source = "let v = 'core'; for (let i = 0; i < 500; i++) v = [v]; return v"

@@ -296,6 +296,26 @@ async def test_a_worker_that_lies_about_what_was_asked_gets_no_further(
     assert not described.ok
 
 
+@pytest.mark.covers("S-7")
+@pytest.mark.parametrize(
+    "args",
+    [
+        b"",
+        b'["add",{"a":NaN,"b":1}]',
+        b'["add",{"a":1e999,"b":1}]',
+        b'["add",{"a":' + b"9" * 400 + b',"b":1}]',
+        b'["add",{"a":"\\uDFFF","b":1}]',
+        b'["add",{"a":"\xff","b":1}]',
+        b'["add",{"a":' + b"[" * 500 + b"]" * 500 + b"}]",
+        '["add",{"a":1,"b":1}]'.encode("utf-16"),
+    ],
+)
+async def test_a_worker_cannot_hand_a_tool_what_is_not_json(args: bytes) -> None:
+    async with bodies() as it:
+        with pytest.raises(BadRequest):
+            it.code._calls.bridge.call_of(Request(1, "call", args))
+
+
 # ---- Bounds ----
 
 

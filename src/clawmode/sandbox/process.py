@@ -12,6 +12,7 @@ import subprocess
 import threading
 import time
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Literal
 
 import anyio
@@ -38,6 +39,7 @@ from clawmode.sandbox.protocol import (
     Freeze,
     Frozen,
     Install,
+    Output,
     Part,
     Provide,
     Question,
@@ -48,6 +50,7 @@ from clawmode.sandbox.protocol import (
     decode_answer,
     encode,
     frame_length,
+    read_json,
 )
 from clawmode.types import JsonText
 
@@ -145,7 +148,7 @@ class WorkerProcess:
             return str(error)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(0.5)
-        return f"{self._last_words()} ({error!r})"
+        return f"{self._ending()} ({type(error).__name__})"
 
     def _shake_hands(self) -> Ready:
         code = artifacts.load("quickjs")
@@ -172,13 +175,16 @@ class WorkerProcess:
             data += chunk
         return data
 
-    def _last_words(self) -> str:
+    def _ending(self) -> str:
+        """How the process ended. Its last line on stderr is only logged: models read errors."""
         os.set_blocking(self._errors, False)
         said = b""
         with contextlib.suppress(BlockingIOError):
             said = os.read(self._errors, 65536)
-        lines = said.decode(errors="replace").strip().splitlines()
-        return lines[-1] if lines else f"it ended with status {self._process.poll()}"
+        if lines := said.decode(errors="replace").strip().splitlines():
+            logger.error("the last line of worker %d: %r", self.pid, lines[-1][:500])
+        status = self._process.poll()
+        return "it ended" if status is None else f"it ended with status {status}"
 
     @property
     def pid(self) -> int:
@@ -256,8 +262,7 @@ class WorkerProcess:
         try:
             with anyio.move_on_after(max(deadline - time.monotonic(), 0) + GRACE):
                 await self._send(encode(question, self._number))
-                answer = await self._receive(*_allowed(question))
-                _verify(question, answer)
+                answer = _verified(question, await self._receive(*_allowed(question)))
                 answered = True
                 return answer
             raise DeadlineExceeded("The program ran longer than it may, and its worker hung.")
@@ -265,7 +270,7 @@ class WorkerProcess:
             if self._abort_wanted:
                 raise Aborted from None
             self.kill()
-            raise RuntimeUnavailable(f"the worker died: {self._last_words()}") from None
+            raise RuntimeUnavailable(f"the worker died: {self._ending()}") from None
         except ProtocolError as error:
             logger.error("worker %d answered nonsense: %s", self.pid, error)
             raise RuntimeUnavailable(f"the worker answered nonsense: {error}") from None
@@ -337,27 +342,46 @@ def _allowed(question: Question) -> tuple[int, int]:
     return (MAX_FRAME if isinstance(question, Freeze) else 1 << 16), 64
 
 
-def _verify(question: Question, answer: Answer) -> None:
-    """Checks that an answer is one to this question, and within what the question allows."""
+def _verified(question: Question, answer: Answer) -> Answer:
+    """Returns the answer with its JSON parsed.
+
+    Raises:
+        ProtocolError: It is no answer to this question, or more than the question allows.
+    """
     match question, answer:
         case (Start() | Resume()) as asked, (Done() | Suspended() | Failed()):
-            size = sum(item.size for item in answer.output)
-            size += len(answer.value) if isinstance(answer, Done) else 0
-            if size > asked.output_left:
-                raise ProtocolError(f"{size} bytes of output, {asked.output_left} allowed")
-            if isinstance(answer, Failed) and len(answer.error) > MAX_ERROR:
-                raise ProtocolError(f"an error of {len(answer.error)} characters")
-            requests = () if isinstance(answer, Done) else answer.requests
-            if len(requests) > asked.limits.max_calls + asked.limits.max_others:
-                raise ProtocolError(f"{len(requests)} requests")
-            if any(len(request.args) > 4 * MAX_REQUEST for request in requests):
-                raise ProtocolError("a request over its limit")
-            ids = [request.id for request in requests]
-            if ids != sorted(set(ids)):
-                raise ProtocolError("requests out of order")
+            _check_limits(asked, answer)
+            output = tuple(_parsed(item) for item in answer.output)
+            if isinstance(answer, Done):
+                return Done(answer.value, output, read_json(answer.value))
+            return replace(answer, output=output) if output else answer
         case ((Boot() | Provide() | Install()), Ready()):
-            pass
+            return answer
         case Freeze(), Frozen() | Failed():
-            pass
+            return answer
         case _:
             raise ProtocolError(f"{answer.kind!r} in answer to {question.kind!r}")
+
+
+def _check_limits(asked: Start | Resume, answer: Done | Suspended | Failed) -> None:
+    size = sum(item.size for item in answer.output)
+    size += len(answer.value) if isinstance(answer, Done) else 0
+    if size > asked.output_left:
+        raise ProtocolError(f"{size} bytes of output, {asked.output_left} allowed")
+    if isinstance(answer, Failed) and len(answer.error) > MAX_ERROR:
+        raise ProtocolError(f"an error of {len(answer.error)} characters")
+    requests = () if isinstance(answer, Done) else answer.requests
+    if len(requests) > asked.limits.max_calls + asked.limits.max_others:
+        raise ProtocolError(f"{len(requests)} requests")
+    if any(len(request.args) > 4 * MAX_REQUEST for request in requests):
+        raise ProtocolError("a request over its limit")
+    ids = [request.id for request in requests]
+    if ids != sorted(set(ids)):
+        raise ProtocolError("requests out of order")
+
+
+def _parsed(item: Output) -> Output:
+    value = read_json(item.body)
+    if item.type == "text" and not isinstance(value, str):
+        raise ProtocolError(f"a text that is {type(value).__name__}")
+    return Output(item.type, item.body, value)

@@ -1,24 +1,25 @@
 """Both sides: what parent and worker say to each other, as data, and how it is framed.
 
 The parent sends one message and the worker answers it with one message; neither says anything in
-between. JSON of the guest (values, arguments, output) travels as text and is not looked into here.
-A frame is a length (u32, big-endian) and msgpack: kind, number, fields. The number counts the
-parent's messages, and the answer repeats it. What the parent reads was written by a process that
-runs hostile code, so decoding checks every field.
+between. JSON of the guest (values, arguments, output) travels as text; the parent parses it with
+`read_json`. A frame is a length (u32, big-endian) and msgpack: kind, number, fields. The number
+counts the parent's messages, and the answer repeats it. What the parent reads was written by a
+process that runs hostile code, so decoding checks every field.
 """
 
+import json
 import math
 import re
 import struct
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from operator import attrgetter
-from typing import Any, ClassVar, Literal, TypeAlias, get_args
+from typing import Any, ClassVar, Literal, NoReturn, TypeAlias, get_args
 
 import msgpack
 
 from clawmode.exceptions import ERROR_CODES, ErrorCode, ProtocolError
-from clawmode.types import JsonText
+from clawmode.types import JsonText, JsonValue
 
 Language: TypeAlias = Literal["javascript", "typescript"]
 LANGUAGES: tuple[Language, ...] = get_args(Language)
@@ -34,12 +35,18 @@ MAX_REQUEST = 1 << 20
 MAX_REPLY = 8 << 20
 MAX_ERROR = 64 << 10
 MAX_SETUPS = 16
+MAX_DEPTH = 128
+"""Levels that a value can have. The prelude cuts values at 100 levels."""
+
 ITEM_BYTES = {"text": 24, "json": 25}
 """What an item of output costs beside its body: braces, keys, the comma."""
 
 PAGE = 4096
 
 HEADER = struct.Struct(">I")
+
+_LOCAL = {"local": True}
+"""Marks a field that is not part of the frame."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +78,14 @@ class Settled:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """One thing the guest emitted; `body` is the JSON of a string or of a value."""
+    """One thing the guest emitted; `body` is the JSON of a string or of a value.
+
+    `parsed` is the value of `body`. Only the parent sets it; it is not part of the frame.
+    """
 
     type: Literal["text", "json"]
     body: JsonText
+    parsed: JsonValue = field(default=None, compare=False, metadata=_LOCAL)
 
     @property
     def size(self) -> int:
@@ -193,11 +204,12 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The cell is complete: nothing is pending."""
+    """The cell is complete: nothing is pending. `parsed` is the value of `value`; see `Output`."""
 
     kind: ClassVar[str] = "done"
     value: JsonText
     output: tuple[Output, ...] = ()
+    parsed: JsonValue = field(default=None, compare=False, metadata=_LOCAL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +251,7 @@ _QUESTIONS = {kind.kind: kind for kind in (Boot, Provide, Install, Freeze)}
 
 def _reader(kind: type) -> Callable[[Any], tuple[Any, ...]]:
     """What gives the fields of a message in order."""
-    names = [item.name for item in fields(kind)]
+    names = [item.name for item in fields(kind) if "local" not in item.metadata]
     if len(names) < 2:
         return lambda message: tuple(getattr(message, name) for name in names)
     return attrgetter(*names)
@@ -404,3 +416,61 @@ _ANSWERS = {
     "suspended": _suspended,
     "failed": _failed,
 }
+
+
+# ---- JSON of the guest, in the parent ----
+
+
+def read_json(text: JsonText) -> JsonValue:
+    """Parses JSON that a worker sent.
+
+    Raises:
+        ProtocolError: The prelude cannot have written this text: it is not UTF-8 or not JSON, or it
+            has a number, half of a surrogate pair or a depth that the prelude never writes.
+    """
+    # Most texts hold nothing suspicious. Only the others pay for the checks in Python.
+    decoder = _CAREFUL if _SUSPICIOUS.search(text) else _QUICK
+    try:
+        value: JsonValue = decoder.decode(text.decode())
+        if decoder is _CAREFUL:
+            json.dumps(value, ensure_ascii=False).encode()
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError(f"text that is not our JSON: {type(error).__name__}") from None
+    if text.count(b"[") + text.count(b"{") > MAX_DEPTH and _levels(value) > MAX_DEPTH:
+        raise ProtocolError(f"a value of more than {MAX_DEPTH} levels")
+    return value
+
+
+_SUSPICIOUS = re.compile(rb"[0-9]{22}|[eE]\+?[0-9]{3}|\\u[dD]")
+
+
+def _refuse_number(text: str) -> NoReturn:
+    raise ValueError(f"{text[:30]} is not a number of JavaScript")
+
+
+def _integer(text: str) -> int:
+    # JavaScript writes larger numbers with an exponent.
+    return int(text) if len(text) <= 22 else _refuse_number(text)
+
+
+def _float(text: str) -> float:
+    value = float(text)
+    return value if math.isfinite(value) else _refuse_number(text)
+
+
+_QUICK = json.JSONDecoder(parse_constant=_refuse_number)
+_CAREFUL = json.JSONDecoder(parse_constant=_refuse_number, parse_int=_integer, parse_float=_float)
+
+
+def _levels(value: JsonValue) -> int:
+    level, levels = [value], 0
+    while level:
+        levels += 1
+        inner: list[JsonValue] = []
+        for item in level:
+            if isinstance(item, dict):
+                inner.extend(item.values())
+            elif isinstance(item, list):
+                inner.extend(item)
+        level = inner
+    return levels

@@ -76,6 +76,10 @@
   delete globalThis.InternalError;
   delete OutOfMemoryPrototype.constructor;
 
+  // The engine's serializer writes the text of a raw value as it is, whatever that text holds.
+  delete JSON.rawJSON;
+  delete JSON.isRawJSON;
+
   // ---- The mailbox: numbers that host and guest share, in linear memory ----
 
   const mailbox = new Float64Array(24);
