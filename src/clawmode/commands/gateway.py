@@ -1,5 +1,7 @@
 """`gateway`, `gateway status|stop`, `gateway token add|list|revoke`."""
 
+import logging
+import sys
 from typing import Annotated
 
 import typer
@@ -20,12 +22,14 @@ from clawmode.commands.common import (
     new_app,
 )
 
+logger = logging.getLogger("clawmode.gateway")
+
 app = new_app("Serve agents to many clients.")
 token_app = new_app("Who is let in.")
 app.add_typer(token_app, name="token")
 
 
-@app.callback(invoke_without_command=True)
+@app.callback(invoke_without_command=True, no_args_is_help=False)
 def gateway(
     context: typer.Context,
     host: Annotated[
@@ -48,25 +52,32 @@ def gateway(
     if context.invoked_subcommand is not None:
         return
     with command() as out:
+        from clawmode.agent.known_secrets import known_secrets
+        from clawmode.command_setup import set_up
+        from clawmode.exceptions import ClawmodeError, ConfigurationError
+        from clawmode.gateway import logs
         from clawmode.gateway.command import GatewayCommand
-        from clawmode.gateway.logs import log_to_stderr
-        from clawmode.gateway.place import GatewayRuns, Place
-        from clawmode.terminal import tell
-
-        options = gather(tools, config, mcp_config, policy, "ask", state)
-        setup = load_setup(options)
-        log_to_stderr(setup)
+        from clawmode.gateway.place import Place
 
         def ready(here: Place) -> None:
+            where = "the gateway is at %s (process %d); Ctrl-C stops it"
+            logger.info(where, here.url, here.pid)
             if as_json:
                 out.json({"url": here.url, "pid": here.pid, "version": here.version})
-            else:
-                tell(f"the gateway is at {here.url} (process {here.pid}); Ctrl-C stops it")
 
+        logs.log_to_stderr()
         try:
+            setup = set_up(gather(tools, config, mcp_config, policy, "ask", state))
+            logs.learn(known_secrets(setup))
+            for note in setup.notes:
+                logger.warning("%s", note)
             GatewayCommand(setup=setup, on_ready=ready, host=host, port=port).run()
-        except GatewayRuns as error:
-            fail(str(error), FAILED)
+        except ClawmodeError as error:
+            if sys.stderr.isatty():
+                raise
+            logger.error("%s", error)  # whoever collects the lines expects JSON
+            code = USAGE if isinstance(error, ConfigurationError) else FAILED
+            raise typer.Exit(code) from None
 
 
 @app.command("status")

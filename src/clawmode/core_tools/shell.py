@@ -4,6 +4,7 @@
 `exec_policy`; here is where it starts, with what it can see of us, and how it ends.
 """
 
+import logging
 import os
 import re
 import signal
@@ -22,6 +23,8 @@ from clawmode.redaction import Redactor, veil
 from clawmode.tool_function import tool
 from clawmode.tools import JsonObject, Tool, ToolContext, ToolResult
 from clawmode.types import JsonValue
+
+logger = logging.getLogger("clawmode.core_tools")
 
 MAX_COMMAND = 100_000
 MAX_WRITE = 1 << 20
@@ -124,6 +127,7 @@ class _Shell:
             )
         finally:
             os.close(folder)
+        logger.info("session %s runs the command %s", context.run.session_key, _program(command))
         patience = _patience(self.settings, background, yieldMs)
         return await _wait_for(running, self.sessions, patience)
 
@@ -179,6 +183,15 @@ class _Shell:
 def _default_shell() -> tuple[str, ...]:
     found = next((path for path in ("/bin/bash", "/usr/bin/bash") if os.path.exists(path)), "")
     return (found, "-c") if found else ("/bin/sh", "-c")
+
+
+_PROGRAM = re.compile(r"\s*+(?:\w++=\S*+\s++)*+(?:\S*/)?([\w.+-]{1,60})(?=[\s;|&]|$)")
+
+
+def _program(command: str) -> str:
+    """The name of the program that a command runs first: its arguments may hold secrets."""
+    found = _PROGRAM.match(command[:1_000])
+    return found[1] if found else "of the shell"
 
 
 # ---- Environment ----

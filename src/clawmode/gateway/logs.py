@@ -10,14 +10,21 @@ import time
 from collections import deque
 from collections.abc import Iterable
 
-from clawmode.agent.known_secrets import known_secrets
-from clawmode.command_setup import Setup
+from clawmode.agent.requests import RunResult
+from clawmode.agent.runtime import Run
 from clawmode.redaction import Redactor
 from clawmode.terminal import one_line
 from clawmode.tools import JsonObject
 
+logger = logging.getLogger("clawmode.gateway")
+
 MAX_LINES = 2_000
 MAX_CHARS = 4_000
+
+ABOUT = "about"
+"""The attribute of a log record that holds its fields: `logger.info(…, extra={ABOUT: {…}})`."""
+
+MODEL = ("provider", "model")
 
 RECENT: deque[JsonObject] = deque(maxlen=MAX_LINES)
 """For `logs.tail`."""
@@ -40,27 +47,68 @@ class _Lines(logging.Handler):
                 "logger": record.name,
                 "message": self.redactor.text(text)[:MAX_CHARS],
             }
+            about: JsonObject | None = getattr(record, ABOUT, None)
+            if about:
+                line[ABOUT] = self.redactor.value(about)
             RECENT.append(line)
-            words = f"{line['level']}: {line['message']}"
+            at = time.strftime("%H:%M:%S", time.localtime(record.created))
+            words = f"{at} {line['level']}: {line['message']}"
             shown = json.dumps(line) if self._json else one_line(words, MAX_CHARS)
             sys.stderr.write(f"{shown}\n")
+            sys.stderr.flush()
         except Exception:
             self.handleError(record)
 
 
-def log_to_stderr(setup: Setup) -> None:
-    """Writes what `clawmode` logs."""
-    lines = _Lines(Redactor(known_secrets(setup)))
-    for name in ("clawmode", "uvicorn"):
-        logger = logging.getLogger(name)
-        logger.setLevel(logging.INFO if name == "clawmode" else logging.WARNING)
-        logger.addHandler(lines)
-        logger.propagate = False
+def log_to_stderr() -> None:
+    """Writes to stderr what `clawmode` logs, and warnings of every other library and of Python."""
+    root = logging.getLogger()
+    root.setLevel(logging.WARNING)
+    root.addHandler(_Lines(Redactor()))
+    logging.getLogger("clawmode").setLevel(logging.INFO)
+    logging.captureWarnings(True)
 
 
 def learn(secrets: Iterable[str]) -> None:
     """Strikes these out from now on, and no others."""
     redactor = Redactor(secrets)
-    for handler in logging.getLogger("clawmode").handlers:
+    for handler in logging.getLogger().handlers:
         if isinstance(handler, _Lines):
             handler.redactor = redactor
+
+
+# ---- Runs ----
+
+
+def run_started(run: Run) -> None:
+    """Writes that a run has started."""
+    request = run.request
+    trigger = request.trigger or request.origin or request.channel or "client"
+    text = "run %s started: session %s, trigger %s"
+    about = {"event": "run.start", **_whose(run), "trigger": trigger}
+    logger.info(text, run.id, run.session.key, trigger, extra={ABOUT: about})
+
+
+def run_ended(run: Run, result: RunResult) -> None:
+    """Writes how a run ended, with its model, its tokens and its error."""
+    seconds = max(result.ended_at - result.started_at, 0.0) if result.started_at else 0.0
+    model = "/".join(str(result.metadata[key]) for key in MODEL if result.metadata.get(key))
+    tokens = {key: result.usage.get(key, 0) for key in ("input", "output")}
+    about = {
+        "event": "run.end",
+        **_whose(run),
+        "status": result.status,
+        "model": model or None,
+        "usage": result.usage,
+        "durationMs": round(seconds * 1000),
+        "error": result.error,
+    }
+    level = logging.INFO if result.status in ("ok", "aborted") else logging.WARNING
+    text = "run %s ended: %s after %.1f s, model %s, %s tokens in, %s out%s"
+    error = f": {result.error}" if result.error else ""
+    values = (result.status, seconds, model or "none", tokens["input"], tokens["output"], error)
+    logger.log(level, text, run.id, *values, extra={ABOUT: about})
+
+
+def _whose(run: Run) -> JsonObject:
+    return {"runId": run.id, "sessionKey": run.session.key, "agentId": run.session.agent_id}

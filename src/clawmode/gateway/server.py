@@ -269,10 +269,12 @@ class Wire:
             return False
         try:
             found = await anyio.to_thread.run_sync(gateway.tokens.find, token)
-        except TokenError:
+        except TokenError as error:
+            logger.error("/metrics: %s", error)
             return False
         if found is None:
             gateway.attempts.fail(address)
+            logger.warning("/metrics: %s showed a token that is not known", address)
         return found is not None
 
 

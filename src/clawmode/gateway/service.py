@@ -19,7 +19,7 @@ from clawmode.agent.watch import Watch
 from clawmode.cron.jobs import Jobs
 from clawmode.cron.scheduler import Scheduler
 from clawmode.foreign import told
-from clawmode.gateway import protocol, restart
+from clawmode.gateway import logs, protocol, restart
 from clawmode.gateway.client_tools import ClientTools
 from clawmode.gateway.connection import Client, Told
 from clawmode.gateway.ledger import Ledger, LedgerUnavailable
@@ -187,6 +187,7 @@ class Gateway:
             raise RpcError("UNAVAILABLE", "tokens cannot be checked now") from None
         if token is None:
             self.attempts.fail(address)
+            logger.warning("a client at %s showed a token that is not known", address)
             raise RpcError("UNAUTHORIZED", "this token is not known", field="auth.token")
         scopes = granted(token.scopes, hello.scopes)
         if not scopes:
@@ -236,11 +237,20 @@ class Gateway:
             self.broadcast("session.message", {"sessionKey": key, "runId": run_id, **said}, key)
         elif event.stream == "lifecycle":
             run = self.host.runtime.find(run_id)
-            if run is not None and self._notes is not None:
-                with suppress(anyio.WouldBlock):
-                    self._notes.send_nowait(run)
+            if run is not None:
+                self._note(run)
             about: JsonObject = {"sessionKey": key, "runId": run_id, "phase": event.data["phase"]}
             self.broadcast("sessions.changed", about)
+
+    def _note(self, run: Run) -> None:
+        """A run has started, or ended."""
+        if run.result is None:
+            logs.run_started(run)
+        else:
+            logs.run_ended(run, run.result)
+        if self._notes is not None:
+            with suppress(anyio.WouldBlock):
+                self._notes.send_nowait(run)
 
     async def _write_notes(self, notes: AsyncIterator[Run]) -> None:
         async for run in notes:
