@@ -1,6 +1,7 @@
 """Which commands may run: what is understood of them, who decides, and what a decision is worth."""
 
 import dataclasses
+import itertools
 import json
 import os
 import subprocess
@@ -31,6 +32,7 @@ from clawmode.core_tools.exec_policy import (
     ExecApproval,
     ExecGuard,
     analyse,
+    is_safe,
 )
 from clawmode.core_tools.problems import ToolProblem
 from clawmode.core_tools.shell import ShellSettings
@@ -289,6 +291,53 @@ def test_programs_are_not_looked_for_in_folders_that_depend_on_where_one_is(
 )
 def test_safe_programs_need_no_entry_as_long_as_they_read_no_file(command: str, safe: bool) -> None:
     assert (analyse({"command": command}, [], "/usr/bin:/bin").pinned is not None) is safe
+
+
+@pytest.mark.covers("S-3")
+@pytest.mark.parametrize(
+    "command",
+    [
+        # As they were found: the last letter was taken for an option that wants a value.
+        "head -99999c secret",
+        "tail -99999c secret",
+        "tail -s0xc secret -n +1",
+        "head -500qc secret",
+        # Variants.
+        "head -n secret",
+        "head -qn secret",
+        "tail -n+1 -qn secret",
+        "tail -5n secret",
+        "uniq -cf secret",
+        "uniq -w1f secret",
+        "cut -sd secret -f1",
+        "cut -zf1 secret",
+        "cut -f secret",
+        "cut -d ab -f1",
+        "tail -c +1secret",
+        "tail -5 secret",
+        "head -n",
+        "wc -lsecret",
+        "tr -d a b secret",
+    ],
+)
+def test_no_cluster_or_value_of_a_safe_program_hides_the_name_of_a_file(command: str) -> None:
+    assert analyse({"command": command}, [], "/usr/bin:/bin").pinned is None
+
+
+@pytest.mark.covers("S-3")
+@pytest.mark.parametrize("program", ["cut", "uniq", "head", "tail", "wc"])
+def test_no_options_of_a_safe_program_let_the_name_of_a_file_pass(program: str) -> None:
+    clusters = [
+        "".join(letters)
+        for length in (1, 2, 3)
+        for letters in itertools.product("cdfnqsw0x9+", repeat=length)
+    ]
+    commands = [
+        [f"{program} -{each} secret", f"{program} -n 1 -{each} secret -c 1"] for each in clusters
+    ]
+    for command in itertools.chain.from_iterable(commands):
+        (segment,) = parse(command)
+        assert not is_safe(segment, f"/usr/bin/{program}"), command
 
 
 def test_a_program_that_only_calls_itself_safe_is_not(programs: Path) -> None:

@@ -8,9 +8,10 @@ refused.
 
 import logging
 import os
+import re
 import shutil
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
@@ -39,15 +40,57 @@ PRIORITY = -1_000_000
 
 MAX_PASSES = 1_000
 
-SAFE_BINS: Mapping[str, str] = {
-    "cut": "bcdf",
-    "uniq": "fsw",
-    "head": "cn",
-    "tail": "cn",
-    "tr": "",
-    "wc": "",
+
+@dataclass(frozen=True, slots=True)
+class StdinOnly:
+    """The arguments with which a program reads stdin and opens no file.
+
+    Attributes:
+        flags: Options without a value; they may be written together, as in `-lw`.
+        values: Options with a value, and what the value may look like.
+        short: Whether `-5` means `-n 5`.
+        operands: How many operands there may be that are not names of files.
+    """
+
+    flags: str
+    values: Mapping[str, re.Pattern[str]] = field(default_factory=dict[str, re.Pattern[str]])
+    short: bool = False
+    operands: int = 0
+
+    def allows(self, arguments: Sequence[str]) -> bool:
+        """Whether every argument is one of these. Anything else may be the name of a file."""
+        left = iter(arguments)
+        operands = 0
+        for text in left:
+            option, value = text[1:2], text[2:]
+            if not text.startswith("-"):
+                operands += 1
+            elif option in self.values:
+                # A cluster such as `-99c` is refused: programs disagree about where a value ends.
+                if not self.values[option].fullmatch(value or next(left, "")):
+                    return False
+            elif not (self._is_flags(text[1:]) or (self.short and _DIGITS.fullmatch(text[1:]))):
+                return False
+        return operands <= self.operands
+
+    def _is_flags(self, letters: str) -> bool:
+        return bool(letters) and all(letter in self.flags for letter in letters)
+
+
+_DIGITS = re.compile(r"[0-9]{1,18}")
+_SIGNED = re.compile(r"[+-]?[0-9]{1,18}")
+_RANGES = re.compile(r"[0-9]{1,18}[0-9,-]{0,200}|-[0-9,-]{1,200}")
+_CHARACTER = re.compile(r"[^\x00]")
+
+SAFE_BINS: Mapping[str, StdinOnly] = {
+    "cut": StdinOnly("sz", {"b": _RANGES, "c": _RANGES, "f": _RANGES, "d": _CHARACTER}),
+    "uniq": StdinOnly("cdDiuz", dict.fromkeys("fsw", _DIGITS)),
+    "head": StdinOnly("qvz", dict.fromkeys("cn", _SIGNED), short=True),
+    "tail": StdinOnly("qvz", dict.fromkeys("cn", _SIGNED), short=True),
+    "tr": StdinOnly("cCdst", operands=2),
+    "wc": StdinOnly("clmLw"),
 }
-"""Programs that need no entry as long as they read stdin alone; their options that take a value."""
+"""Programs that need no entry on the allowlist as long as they only read stdin."""
 
 SYSTEM_FOLDERS = ("/bin", "/usr/bin", "/usr/local/bin", "/opt/homebrew/bin")
 
@@ -307,19 +350,6 @@ def is_safe(segment: Segment, program: str) -> bool:
     folder, _, name = program.rpartition("/")
     if folder not in SYSTEM_FOLDERS or name not in SAFE_BINS:
         return False
-    valued = SAFE_BINS[name]
-    operands = 0
-    expects_value = False
-    for word in segment.arguments:
-        if not word.bare:
-            return False  # it may become the names of files
-        if expects_value:
-            expects_value = False
-        elif word.text.startswith("--") or word.text == "-":
-            return False
-        elif word.text.startswith("-"):
-            taking = next((i for i, char in enumerate(word.text) if char in valued), 0)
-            expects_value = bool(taking) and taking == len(word.text) - 1
-        else:
-            operands += 1
-    return operands == 0 or (name == "tr" and operands <= 2)
+    words = segment.arguments
+    # What a shell would expand may become the names of files.
+    return all(word.bare for word in words) and SAFE_BINS[name].allows([w.text for w in words])
