@@ -246,16 +246,53 @@ def test_tables_fit_the_terminal(shop: Path) -> None:
 # ---- Parts ----
 
 
+# Default_Ignorable_Code_Point of Unicode 16, as far as it is not of category Cf, and blank glyphs.
+NOT_DRAWN = {
+    *(0x034F, 0x115F, 0x1160, 0x17B4, 0x17B5, 0x2065, 0x2800, 0x3164, 0xFFA0, 0x1D159),
+    *range(0x180B, 0x1810),
+    *range(0xFE00, 0xFE10),
+    *range(0xFFF0, 0xFFF9),
+    *range(0xE0000, 0xE1000),
+}
+
+
+@pytest.mark.covers("S-16")
 def test_everything_a_terminal_acts_on_or_hides_is_escaped() -> None:
-    risky = {"Cc", "Cf", "Cs", "Zl", "Zp"}
+    risky = {"Cc", "Cf", "Cs", "Zl", "Zp", "Zs"}
     for code in range(sys.maxunicode + 1):
         char = chr(code)
-        if unicodedata.category(char) in risky:
+        if char != " " and (unicodedata.category(char) in risky or code in NOT_DRAWN):
             assert harmless(char).startswith("\\"), hex(code)
         elif unicodedata.category(char) not in ("Cn", "Mn"):
             assert harmless(char) == char, hex(code)
     assert harmless("a\n\tb\r", IN_TEXT) == "a\n\tb\\u000d"
     assert harmless("\U000e0041") == "\\U000e0041"
+    assert harmless("I \u2764\ufe0f\u3000you", IN_TEXT) == "I \u2764\ufe0f\u3000you"
+
+
+@pytest.mark.covers("S-16")
+@pytest.mark.parametrize(
+    "other",
+    [
+        "rm -r\u3164 build",  # a Hangul filler
+        "rm -r build\ufe01",  # a variation selector
+        "rm -r\u00a0build",  # a space that no shell splits at
+        "rm -r build\u2800",  # a blank Braille pattern
+        "rm -r bu\u034fild",
+    ],
+)
+def test_two_commands_that_differ_do_not_look_alike_in_a_question(other: str) -> None:
+    question = Question(
+        title="Run a command?",
+        tool_id="openclaw:core:exec",
+        input={"command": other},
+        run=RunContext(),
+        always="nothing beyond this command",
+        expires=time.time(),
+    )
+    text, _ = describe(question, 100)
+    assert "\\u" in text
+    assert other not in text
 
 
 def test_a_line_is_one_and_has_its_length() -> None:

@@ -24,15 +24,18 @@ if TYPE_CHECKING:
     from clawmode.executor import CallEvent
     from clawmode.types import JsonValue
 
-# Control, format and surrogate characters, and the two that separate lines: whatever a terminal
-# acts on or does not show, bidirectional overrides and tags included.
+# Whatever a terminal acts on or does not show: control, format and surrogate characters, the two
+# that separate lines, all that Unicode calls Default_Ignorable_Code_Point, blank glyphs, and spaces
+# other than the usual one. Otherwise two commands could look alike in a question.
 _HARMFUL = re.compile(
-    "[\x00-\x1f\x7f-\x9f\xad\u0600-\u0605\u061c\u06dd\u070f\u0890\u0891\u08e2\u180e\u200b-\u200f"
-    "\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff\ufff9-\ufffb\U000110bd\U000110cd"
-    "\U00013430-\U0001345f\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
+    "[\x00-\x1f\x7f-\xa0\xad\u034f\u0600-\u0605\u061c\u06dd\u070f\u0890\u0891\u08e2\u115f\u1160"
+    "\u1680\u17b4\u17b5\u180b-\u180f\u2000-\u200f\u2028-\u202f\u205f-\u206f\u2800\u3000\u3164"
+    "\ud800-\udfff\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb\U000110bd\U000110cd"
+    "\U00013430-\U0001345f\U0001bca0-\U0001bca3\U0001d159\U0001d173-\U0001d17a"
+    "\U000e0000-\U000e0fff]"
 )
-IN_TEXT = "\n\t\u200c\u200d"
-"""What running text may keep: line breaks, and what joins letters and emoji."""
+IN_TEXT = "\n\t\xa0\u2002\u2003\u2007\u2009\u200a\u200c\u200d\u202f\u3000\ufe0e\ufe0f"
+"""What running text may keep: line breaks, spaces, and what joins letters and emoji."""
 
 MAX_CALLS_KEPT = 200
 MAX_ID_CHARS = 120
