@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from clawmode.agent import settings
 from clawmode.agent.hooks import AgentHooks, MessageEvent
-from clawmode.agent.known_secrets import known_secrets
+from clawmode.agent.known_secrets import known_secrets, withheld
 from clawmode.agent.model_choice import Models
 from clawmode.agent.operator_hooks import OperatorHooks
 from clawmode.agent.own_tools import OwnTools
@@ -83,7 +83,7 @@ async def open_host(
         webhooks = await _open_webhooks(setup, lambda it: inboxes[0].receive(it), opened)
         outbox = Outbox({it.name: it for it in (*webhooks, *channels)}, AgentHooks(hooks))
         models = await opened.enter_async_context(models or Models(configuration))
-        own = OwnTools(configuration, setup.state, hooks, outbox)
+        own = OwnTools(configuration, setup.state, hooks, outbox, withheld(setup))
         await opened.enter_async_context(own)
         skills = tuple(extensions.plugins.skill_folders)
         resolver = Configured(configuration, models, setup.state, setup.narrowed, skills)

@@ -163,6 +163,13 @@ def test_what_is_needed_to_work_is_left() -> None:
     assert reduced({**plain, "PWD": "/elsewhere", "IFS": "x"}) == plain
 
 
+@pytest.mark.covers("S-9")
+def test_a_name_and_password_for_http_are_withheld() -> None:
+    secrets = {"PLAIN": "Basic dXNlcjpodW50ZXIy", "OTHER": " basic dXNlcjpodW50ZXI= "}
+    words = {"EDITION": "basic edition", "LEVEL": "Basic"}
+    assert reduced({**secrets, **words}) == words
+
+
 # ---- Time ----
 
 

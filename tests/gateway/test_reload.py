@@ -52,6 +52,39 @@ async def test_agents_and_models_change(tmp_path: Path) -> None:
         assert run["sessionKey"] == "agent:bob:main"
 
 
+async def environment(it: Inside) -> set[str]:
+    """The variables that a command sees."""
+    done = await it.call("tools.invoke", name="exec", args={"command": "env"})
+    return {line.partition("=")[0] for line in done["output"]["output"].splitlines()}
+
+
+@pytest.mark.covers("S-9")
+async def test_keys_that_a_configuration_names_stay_hidden_from_commands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {
+        "PROVIDER_KEY_X": "first-lab-key",
+        "COPY_OF_IT": "Token first-lab-key",  # a variant: the same value under another name
+        "CHANNEL_WORD": "second-word",
+        "LATER_WORD": "third-word",
+        "PLAIN": "tea",
+    }.items():
+        monkeypatch.setenv(name, value)
+    lab = {"baseUrl": "http://localhost:1/", "models": [{"id": "m"}]}
+    providers = {"lab": {**lab, "auth": {"env": "PROVIDER_KEY_X"}}}
+    channels = {"c": {"enabled": False, "url": "http://localhost:1/", "secret": "${CHANNEL_WORD}"}}
+    async with inside(tmp_path, models={"providers": providers}, channels=channels) as it:
+        seen = await environment(it)
+        assert {"PLAIN", "LATER_WORD", "PATH", "HOME"} <= seen
+        assert seen.isdisjoint({"PROVIDER_KEY_X", "COPY_OF_IT", "CHANNEL_WORD"})
+        it.configure(models={"providers": {"lab": {**lab, "auth": {"env": "LATER_WORD"}}}})
+        await it.call("config.reload")
+        seen = await environment(it)
+        assert "PLAIN" in seen
+        # A variant: the key that was in use before the reload is still a secret.
+        assert seen.isdisjoint({"PROVIDER_KEY_X", "COPY_OF_IT", "LATER_WORD"})
+
+
 async def test_the_rules_for_commands_change(tmp_path: Path) -> None:
     async with inside(tmp_path) as it:
         args = {"command": "echo tea"}

@@ -42,6 +42,29 @@ def names_in(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
+# ---- Compiled code ----
+
+
+@pytest.mark.covers("S-18")
+@pytest.mark.parametrize(
+    "name",
+    [
+        "main.cpython-311-x86_64-linux-gnu.so",
+        "main.pyc",
+        "main.abi3.so",
+        "inner/__init__.pyc",
+        "MAIN.PYD",
+    ],
+)
+async def test_compiled_code_is_refused_beside_source_and_alone(tmp_path: Path, name: str) -> None:
+    archive = zipped(tmp_path / "x.zip", {MANIFEST: manifest(), "main.py": "", name: "x"})
+    assert await refusal(archive, tmp_path / "state") == "compiled"
+    folder = plugin(tmp_path / "folder")
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).write_bytes(b"x")
+    assert await refusal(folder, tmp_path / "state") == "compiled"
+
+
 # ---- Archives ----
 
 

@@ -8,6 +8,7 @@ from clawmode.agent.operation_sections import InstallPolicy, InternalHook
 from clawmode.agent.sections import KeySource, ProviderEntry
 from clawmode.command_setup import Setup
 from clawmode.config_schema import Section, members
+from clawmode.core_tools.shell import Withheld
 from clawmode.mcp.config import secret_arguments
 from clawmode.models.settings import KNOWN
 from clawmode.types import JsonValue
@@ -21,13 +22,22 @@ ELSEWHERE = ("mcp", "mcp_servers")
 
 def known_secrets(setup: Setup) -> list[str]:
     """What must not be seen in what is written about runs."""
-    said = list(_secrets(setup.configuration))
-    names = [known.key.env for known in KNOWN.values() if known.key]
-    names += [name for text in said for name in names_in(text)]
-    names += [source.env for source in _sources(setup.configuration) if source.env]
     found = [secret for server in setup.servers for secret in server.secrets]
-    found += [*said, *(os.environ.get(name, "") for name in names)]
+    found += _secrets(setup.configuration)
+    found += (os.environ.get(name, "") for name in secret_variables(setup))
     return [it for it in dict.fromkeys(found) if len(it) >= MIN_SECRET and "${" not in it]
+
+
+def secret_variables(setup: Setup) -> frozenset[str]:
+    """The variables of the environment that the configuration reads secrets from."""
+    names = {known.key.env for known in KNOWN.values() if known.key and known.key.env}
+    names |= {name for text in _secrets(setup.configuration) for name in names_in(text)}
+    return frozenset(names | {it.env for it in _sources(setup.configuration) if it.env})
+
+
+def withheld(setup: Setup) -> Withheld:
+    """What commands do not inherit of our environment."""
+    return Withheld(secret_variables(setup), tuple(known_secrets(setup)))
 
 
 def _secrets(section: Section) -> Iterator[str]:

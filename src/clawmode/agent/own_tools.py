@@ -20,7 +20,7 @@ from clawmode.core_tools.files import FileSettings
 from clawmode.core_tools.places import FileLimits
 from clawmode.core_tools.problems import ToolProblem
 from clawmode.core_tools.processes import ShellSessions
-from clawmode.core_tools.shell import ShellSettings
+from clawmode.core_tools.shell import ShellSettings, Withheld
 from clawmode.core_tools.suite import core_tools
 from clawmode.core_tools.web import WebSettings
 from clawmode.hooks import Hooks
@@ -40,6 +40,7 @@ class OwnTools:
         state: Where the host's rules for commands are.
         hooks: Where whoever decides about commands is heard.
         outbox: Where messages go; without one, there is no `message`.
+        withheld: Secrets that commands do not inherit.
     """
 
     def __init__(
@@ -48,8 +49,10 @@ class OwnTools:
         state: Path,
         hooks: Hooks,
         outbox: Outbox | None = None,
+        withheld: Withheld = Withheld(),  # noqa: B008 - frozen
     ) -> None:
         self._configuration = configuration
+        self._withheld = withheld
         self._outbox = outbox
         self._commands = ShellSessions()
         self._guard = ExecGuard(
@@ -64,9 +67,10 @@ class OwnTools:
         self._talking = self._make_talking()
         self._made: OrderedDict[_Wanted, tuple[Tool, ...]] = OrderedDict()
 
-    def change(self, configuration: Configuration) -> None:
+    def change(self, configuration: Configuration, withheld: Withheld) -> None:
         """Another configuration holds from now on; for commands that are under way, too."""
         self._configuration = configuration
+        self._withheld = withheld
 
     async def __aenter__(self) -> "OwnTools":
         await self._commands.__aenter__()
@@ -86,6 +90,7 @@ class OwnTools:
             options.fetch,
             options.files.hard_links is True,
             tuple(sorted(env.items())),
+            self._withheld,
         )
         made = self._made.get(wanted)
         if made is None:
@@ -178,6 +183,7 @@ class _Wanted(NamedTuple):
     fetch: FetchSettings
     hard_links: bool
     env: tuple[tuple[str, str], ...]
+    withheld: Withheld
 
     def make(self, commands: ShellSessions, guard: ExecGuard) -> tuple[Tool, ...]:
         """Makes them."""
@@ -189,6 +195,7 @@ class _Wanted(NamedTuple):
                 timeout_seconds=shell.timeout_sec or 1_800,
                 yield_ms=10_000 if shell.background_ms is None else shell.background_ms,
                 env=dict(self.env),
+                withheld=self.withheld,
             ),
             web=WebSettings(
                 allow_private=fetch.allow_private or (),

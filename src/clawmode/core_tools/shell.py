@@ -4,6 +4,7 @@
 `exec_policy`; here is where it starts, with what it can see of us, and how it ends.
 """
 
+import base64
 import logging
 import os
 import re
@@ -36,6 +37,23 @@ WRITE_SECONDS = 10.0
 Action: TypeAlias = Literal["list", "poll", "log", "write", "kill", "remove"]
 
 
+@dataclass(frozen=True, slots=True)
+class Withheld:
+    """Secrets that the setup knows of: commands do not inherit variables that hold one.
+
+    Attributes:
+        names: Variables that the configuration reads a secret from.
+        values: The secrets themselves, wherever they stand.
+    """
+
+    names: frozenset[str] = frozenset()
+    values: tuple[str, ...] = field(default=(), repr=False)
+
+    def __or__(self, other: "Withheld") -> "Withheld":
+        values = dict.fromkeys((*self.values, *other.values))
+        return Withheld(self.names | other.names, tuple(values))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShellSettings:
     """How commands run.
@@ -49,6 +67,7 @@ class ShellSettings:
         background: Whether commands may run in the background at all.
         env: Variables that commands get.
         keep_env: Variables of ours that they get though they look like secrets.
+        withheld: Variables of ours that they do not get, whatever they look like.
         limits: How many there may be.
     """
 
@@ -60,11 +79,12 @@ class ShellSettings:
     background: bool = True
     env: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
     keep_env: tuple[str, ...] = ()
+    withheld: Withheld = field(default_factory=Withheld)
     limits: ProcessLimits = field(default_factory=ProcessLimits)
 
     def environment(self) -> dict[str, str]:
         """What a command sees of our environment."""
-        return reduced(os.environ, self.keep_env) | dict(self.env)
+        return reduced(os.environ, self.keep_env, self.withheld) | dict(self.env)
 
 
 def shell_tools(
@@ -201,26 +221,42 @@ _REFUSED = re.compile(r"LD_.*|DYLD_.*|BASH_FUNC_.*|BASH_ENV|ENV|SHELLOPTS|BASHOP
 _OURS = frozenset({"PWD", "OLDPWD", "SHLVL", "_"})
 """What our own shell said about itself."""
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,200}")
-_redactor = Redactor()
+_NEEDED = frozenset({"PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "TERM", "TMPDIR"})
+"""What programs do not work without, whatever a secret may have in common with it."""
 
 
-def reduced(environment: Mapping[str, str], keep: Iterable[str] = ()) -> dict[str, str]:
-    """An environment without what looks like a secret, by name or by value."""
-    kept = set(keep)
+def reduced(
+    environment: Mapping[str, str],
+    keep: Iterable[str] = (),
+    withheld: Withheld = Withheld(),  # noqa: B008 - frozen
+) -> dict[str, str]:
+    """An environment without known secrets, and without what looks like one by name or by value."""
+    kept = _NEEDED.union(keep)
+    redactor = Redactor(withheld.values)
     return {
         name: value
         for name, value in environment.items()
-        if name in kept or name == "PATH" or not _is_withheld(name, value)
+        if name in kept
+        or not (name in withheld.names or _looks_secret(name, value[:10_000], redactor))
     }
 
 
-def _is_withheld(name: str, value: str) -> bool:
+def _looks_secret(name: str, value: str, redactor: Redactor) -> bool:
     if name in _OURS or _REFUSED.fullmatch(name):
         return True
     last = name.upper().rpartition("_")[2]
-    if veil(name) or last in ("KEY", "KEYS", "PAT", "DSN"):
+    if veil(name) or last in ("KEY", "KEYS", "PAT", "DSN") or _is_basic(value):
         return True
-    return _redactor.text(value[:10_000]) != value[:10_000]
+    return redactor.text(value) != value
+
+
+def _is_basic(value: str) -> bool:
+    """Whether it is a header with a name and a password."""
+    scheme, _, encoded = value.strip().partition(" ")
+    try:
+        return scheme.lower() == "basic" and b":" in base64.b64decode(encoded, validate=True)
+    except ValueError:
+        return False
 
 
 def _check(command: str, env: Mapping[str, str]) -> None:

@@ -27,6 +27,7 @@ RefusalCode: TypeAlias = Literal[
     "link",
     "special_file",
     "too_large",  # one of the limits
+    "compiled",  # code that cannot be read before it runs
     "name_clash",  # two names that some systems take for one
     "no_manifest",  # neither a plugin nor a skill
     "invalid_manifest",
@@ -40,6 +41,9 @@ RefusalCode: TypeAlias = Literal[
 
 LEFT_OUT = frozenset({"__pycache__", "__MACOSX", ".DS_Store", ".git"})
 """Never staged. Compiled code may be other code than the source that is looked at."""
+
+COMPILED = (".so", ".pyd", ".dll", ".dylib", ".pyc", ".pyo")
+"""Refused. Python prefers `main.so` to the `main.py` beside it, and imports a `main.pyc` alone."""
 
 _UNSAFE = re.compile(r"[\x00-\x1f\x7f\\]|^[A-Za-z]:")
 
@@ -171,6 +175,12 @@ class Stage:
         parts = self._parts(name)
         if not parts:
             raise InstallRefused("unsafe_name", f"{name[:80]!r} is no name for a file")
+        if parts[-1].lower().endswith(COMPILED):
+            raise InstallRefused(
+                "compiled",
+                f"{name[:80]!r} is compiled code, which cannot be reviewed: remove it, or have a "
+                "package of its own bring it",
+            )
         self.add_folder("/".join(parts[:-1]) or ".")
         path = "/".join(parts)
         self._claim(path, is_folder=False)
