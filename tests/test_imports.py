@@ -36,7 +36,7 @@ LAZY = {("code_mode.py", "mcp")}
 """`CodeMode(mcp_servers=…)` reaches the client, when it is entered with servers."""
 
 ONLY = {
-    "sandbox": {"sandbox", "types", "exceptions"},
+    "sandbox": {"sandbox", "types", "exceptions", "lifetime"},
     "models": {"models", "types", "exceptions", "tools", "messages", "redaction"},
 }
 ONLY_HERE = {
@@ -117,7 +117,7 @@ def test_nothing_imports_a_face_but_a_face() -> None:
     assert wrong == {}
 
 
-def test_the_sandbox_sees_only_types_and_exceptions() -> None:
+def test_the_sandbox_sees_only_types_exceptions_and_lifetimes() -> None:
     wrong = {
         source: ours(names) - ONLY[area(source)]
         for source, names in SOURCES.items()

@@ -27,6 +27,7 @@ from clawmode.context import RunContext
 from clawmode.driver import Driver, Installed
 from clawmode.exceptions import (
     Aborted,
+    ConfigurationError,
     ErrorCode,
     SandboxError,
     SnapshotKeyLost,
@@ -35,6 +36,7 @@ from clawmode.exceptions import (
 from clawmode.executor import Executor, ToolFailure, Watcher
 from clawmode.gate import Gate, gate_input
 from clawmode.hooks import Hooks
+from clawmode.lifetime import Lifetime
 from clawmode.mcp_namespace import McpNamespace
 from clawmode.namespaces import (
     NamespaceContext,
@@ -74,10 +76,13 @@ logger = logging.getLogger("clawmode.code_mode")
 RUN_ID = re.compile(r"cm_[0-9a-f]{32}")
 
 CLOSED = "The run is closed."
+REOPENED = "A CodeMode is opened once: make a new object to open it again."
 
 
 class CodeMode:
-    """Runs cells for one run of an agent. With tools it is used inside of `async with`.
+    """Runs cells for one run of an agent.
+
+    Opened with `async with`, or with `start` and `aclose`, which may be called in different tasks.
 
     Args:
         tools: What programs may call, as far as the policy allows.
@@ -151,7 +156,9 @@ class CodeMode:
             install=self._install,
         )
         self._opened = contextlib.AsyncExitStack()
-        self._tasks: TaskGroup | None = None
+        # Calls continue while their cell is parked.
+        self._life = Lifetime("clawmode-calls", self._leave)
+        self._changing = anyio.Lock()
         self._waits: set[str] = set()
         self._closed = False
 
@@ -217,13 +224,17 @@ class CodeMode:
 
     # ---- Open and close ----
 
-    async def __aenter__(self) -> "CodeMode":
-        async with contextlib.AsyncExitStack() as opened:
+    async def start(self) -> "CodeMode":
+        """Opens it: starts a worker and connects the MCP servers. To be called once.
+
+        Raises:
+            ConfigurationError: It was opened before.
+        """
+        async with self._changing, contextlib.AsyncExitStack() as opened:
+            if self._closed or self._life.tasks is not None:
+                raise ConfigurationError(REOPENED)
             if self._owns_pool:
                 await opened.enter_async_context(self._driver.pool)
-            # Calls go on while their cell is parked.
-            self._tasks = await opened.enter_async_context(anyio.create_task_group())
-            self._calls.tasks = self._tasks
             if self._settings:
                 servers = await opened.enter_async_context(self._make_servers())
                 self._use(servers)
@@ -233,10 +244,27 @@ class CodeMode:
                 *self.approvals.unmatched(self._offered),
             ):
                 _warn_once(str(rule))
+            self._calls.tasks = await self._life.open()
+            opened.push_async_callback(self._life.close)
             # So that no deadline has to cover the start of the first worker.
             await self._driver.pool.ready()
             self._opened = opened.pop_all()
         return self
+
+    async def aclose(self) -> None:
+        """Ends the cells that run, closes what `start` opened, and waits until that is done.
+
+        Cells that are parked in a durable store stay there. Idempotent, from any task.
+        """
+        self._closed = True
+        unwatch, self._unwatch = self._unwatch, lambda: None
+        unwatch()
+        with anyio.CancelScope(shield=True):
+            async with self._changing:
+                await self._opened.aclose()
+
+    async def __aenter__(self) -> "CodeMode":
+        return await self.start()
 
     async def __aexit__(
         self,
@@ -244,24 +272,19 @@ class CodeMode:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._closed = True
-        self._unwatch()
-        try:
-            with anyio.CancelScope(shield=True):
-                await self._leave()
-        finally:
-            if self._tasks is not None:
-                self._tasks.cancel_scope.cancel()
-            # Not told of the caller's error: it would come back in an ExceptionGroup.
-            await self._opened.__aexit__(None, None, None)
+        await self.aclose()
 
-    async def _leave(self) -> None:
+    async def _leave(self, tasks: TaskGroup) -> None:
         """Ends what is active and what was parked in memory; what is durable stays."""
-        await self._driver.abort_all()
-        if not self._parking.store.durable:
-            for run_id in list(self._driver.parked):
-                await self._driver.abort(run_id)
-        await self._parking.close()
+        self._closed = True
+        try:
+            await self._driver.abort_all()
+            if not self._parking.store.durable:
+                for run_id in list(self._driver.parked):
+                    await self._driver.abort(run_id)
+            await self._parking.close()
+        finally:
+            tasks.cancel_scope.cancel()
 
     async def end_run(self) -> None:
         """The run has ended: its cells are gone, and so are their calls.

@@ -1,5 +1,6 @@
 """Runs from outside: accepted, queued, run, watched, waited for, aborted, continued."""
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -414,3 +415,12 @@ async def test_the_switch_tells_whether_code_mode_engaged(
         await agent.ask()
     told = "code mode is enabled and engaged; the model sees exec, wait; 1 tools are behind"
     assert told in caplog.text
+
+
+@pytest.mark.covers("N-16")
+async def test_a_runtime_may_be_left_by_another_task(tmp_path: Path) -> None:
+    lifetime = opened(tmp_path, [Turn("hello")])
+    agent = await asyncio.create_task(lifetime.__aenter__())
+    assert (await agent.ask()).payloads == ({"text": "hello"},)
+    await asyncio.create_task(lifetime.__aexit__(None, None, None))
+    assert agent.runtime._shared.pool._workers == {}

@@ -17,7 +17,6 @@ MISSING: frozenset[str] = frozenset(
         "N-12",
         "N-14",
         "N-15",
-        "N-16",
         "N-17",
         "N-18",
         "N-19",

@@ -35,6 +35,7 @@ from clawmode.context import RunContext
 from clawmode.exceptions import ClawmodeError, ConfigurationError
 from clawmode.foreign import told
 from clawmode.hooks import Hooks
+from clawmode.lifetime import Lifetime
 from clawmode.namespaces import NamespaceRegistry
 from clawmode.redaction import Redactor
 from clawmode.sandbox.pool import Pool
@@ -88,7 +89,7 @@ class Run:
 
 
 class AgentRuntime:
-    """Runs agents. Used inside of `async with`, in one task.
+    """Runs agents. Used inside of `async with`; another task than the first may leave it.
 
     Args:
         resolver: What the configuration says.
@@ -162,16 +163,15 @@ class AgentRuntime:
         )
         self._runs: OrderedDict[str, Run] = OrderedDict()
         self._listeners: list[Listener] = []
-        self._opened = contextlib.AsyncExitStack()
-        self._tasks: TaskGroup | None = None
+        self._life = Lifetime("clawmode-runs", self._end)
         self._closing = False
 
     async def __aenter__(self) -> "AgentRuntime":
         async with contextlib.AsyncExitStack() as opened:
             if self._owns_pool:
                 await opened.enter_async_context(self._shared.pool)
-            self._tasks = await opened.enter_async_context(anyio.create_task_group())
-            self._opened = opened.pop_all()
+            await self._life.open()
+            opened.pop_all()
         return self
 
     async def __aexit__(
@@ -180,12 +180,17 @@ class AgentRuntime:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        # Not aborted: they are left unfinished, and can be continued.
+        try:
+            await self._life.close()
+        finally:
+            if self._owns_pool:
+                await self._shared.pool.aclose()
+            self.store.close()
+
+    async def _end(self, tasks: TaskGroup) -> None:
+        # Not aborted: runs are left unfinished, and can be continued.
         self._closing = True
-        if self._tasks is not None:
-            self._tasks.cancel_scope.cancel()
-        await self._opened.__aexit__(None, None, None)
-        self.store.close()
+        tasks.cancel_scope.cancel()
 
     # ---- For callers ----
 
@@ -203,7 +208,7 @@ class AgentRuntime:
         if request.run_id and (known := self._runs.get(request.run_id)) is not None:
             return known
         _check(request)
-        assert self._tasks is not None, "an AgentRuntime is used inside of `async with`"
+        assert self._life.tasks is not None, "an AgentRuntime is used inside of `async with`"
         agent_id = self._resolver.agent_of(request)
         session = await self.sessions.resolve(
             key=request.session_key or None,
@@ -221,7 +226,7 @@ class AgentRuntime:
                 self._runs.pop(run.id, None)
                 run.ended.set()
                 raise
-        self._tasks.start_soon(self._live, run)
+        self._life.tasks.start_soon(self._live, run)
         return run
 
     async def wait(self, run_id: str, timeout_seconds: float = WAIT_SECONDS) -> JsonObject:

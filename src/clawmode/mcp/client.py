@@ -23,6 +23,7 @@ from mcp.shared.exceptions import MCPError
 
 from clawmode.exceptions import ConfigurationError
 from clawmode.foreign import is_ours, told
+from clawmode.lifetime import Lifetime
 from clawmode.mcp.auth import OnLogin, make_auth
 from clawmode.mcp.calls import ServerCalls
 from clawmode.mcp.http import explain, open_http
@@ -95,7 +96,9 @@ OnView: TypeAlias = Callable[[ServerView], None]
 
 
 class McpServers:
-    """The MCP servers of a run or a process. Used inside of `async with`, in one task.
+    """The MCP servers of a run or a process.
+
+    Opened with `async with`, or with `start` and `aclose`, which may be called in different tasks.
 
     Args:
         settings: The servers. Nothing is connected before `connect`, or the first call of a tool.
@@ -129,15 +132,28 @@ class McpServers:
                 on_change=self._changed,
                 auth=lambda server: make_auth(server.settings, on_login, tokens, server.pause),
             )
-        self._tasks: TaskGroup | None = None
+        self._life = Lifetime("clawmode-mcp", self._end)
 
-    async def __aenter__(self) -> "McpServers":
-        self._tasks = anyio.create_task_group()
-        await self._tasks.__aenter__()
+    async def start(self) -> "McpServers":
+        """Makes the servers ready to be connected. To be called once."""
+        tasks = await self._life.open()
         for server in self._servers.values():
             if server.settings.enabled:
-                self._tasks.start_soon(server.run)
+                tasks.start_soon(server.run)
         return self
+
+    async def aclose(self) -> None:
+        """Closes all connections. Idempotent, from any task."""
+        await self._life.close()
+
+    async def _end(self, tasks: TaskGroup) -> None:
+        for server in self._servers.values():
+            server.close()
+        # Every owner's end is bounded, and a process that is left behind would be for good.
+        tasks.cancel_scope.shield = True
+
+    async def __aenter__(self) -> "McpServers":
+        return await self.start()
 
     async def __aexit__(
         self,
@@ -145,12 +161,7 @@ class McpServers:
         exc_val: BaseException | None,
         exc_tb: TracebackType | None,
     ) -> None:
-        assert self._tasks is not None
-        for server in self._servers.values():
-            server.close()
-        # Every owner's end is bounded, and a process that is left behind would be for good.
-        self._tasks.cancel_scope.shield = True
-        await self._tasks.__aexit__(None, None, None)
+        await self.aclose()
 
     async def connect(
         self, *names: str, on_progress: OnView | None = None

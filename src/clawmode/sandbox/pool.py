@@ -23,6 +23,7 @@ from clawmode.exceptions import (
     SandboxError,
     SnapshotTooLarge,
 )
+from clawmode.lifetime import Lifetime
 from clawmode.sandbox.process import Lockdown, WorkerProcess
 from clawmode.sandbox.protocol import (
     Done,
@@ -97,7 +98,9 @@ class Waiter:
 
 
 class Pool:
-    """Worker processes, shared by any number of cells. To be entered with `async with`.
+    """Worker processes, shared by any number of cells.
+
+    Opened with `async with`, or with `start` and `aclose`, which may be called in different tasks.
 
     Args:
         size: Workers that are kept. Default: one per core, at least two.
@@ -121,24 +124,31 @@ class Pool:
         self._evicting: dict[WorkerProcess, float] = {}  # since when
         self._queue: deque[Waiter] = deque()
         self._dying: list[WorkerProcess] = []
-        self._tasks: TaskGroup | None = None
+        # Freezing continues when the cell that asked for it has given up waiting.
+        self._life = Lifetime("clawmode-pool", self._end)
         self._image = b""
         self._moved = time.monotonic()
         self._closed = False
 
     # ---- Open and close ----
 
-    async def __aenter__(self) -> "Pool":
-        # Freezing goes on when the cell that asked for it has given up waiting.
-        self._tasks = anyio.create_task_group()
-        await self._tasks.__aenter__()
+    async def start(self) -> "Pool":
+        """Starts the first worker; does not wait for it. To be called once."""
+        tasks = await self._life.open()
         try:
             # One first: two that start at once keep each other from the first cell.
             self._release(self._spawn())
         except RuntimeUnavailable as error:
             logger.error("%s", error)
-        self._tasks.start_soon(self._warm_up_later)
+        tasks.start_soon(self._warm_up_later)
         return self
+
+    async def aclose(self) -> None:
+        """Ends all workers. Cells that compute or queue fail. Idempotent, from any task."""
+        await self._life.close()
+
+    async def __aenter__(self) -> "Pool":
+        return await self.start()
 
     async def __aexit__(
         self,
@@ -146,13 +156,7 @@ class Pool:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        try:
-            await self.aclose()
-        finally:
-            if self._tasks is not None:
-                self._tasks.cancel_scope.cancel()
-                # Not told of the caller's error: it would come back in an ExceptionGroup.
-                await self._tasks.__aexit__(None, None, None)
+        await self.aclose()
 
     async def _warm_up_later(self) -> None:
         await self.ready()
@@ -175,16 +179,18 @@ class Pool:
     def _any_booted(self) -> bool:
         return not self._workers or any(worker.booted.done() for worker in self._workers)
 
-    async def aclose(self) -> None:
-        """Ends all workers. Cells that compute or queue fail. Idempotent."""
+    async def _end(self, tasks: TaskGroup) -> None:
         self._closed = True
         for worker in list(self._workers):
             self._discard(worker)
         for waiter in self._queue:
             waiter.event.set()
-        with anyio.CancelScope(shield=True), anyio.move_on_after(2):
-            while self._reap():  # noqa: ASYNC110 - the kernel sets no event of ours
-                await anyio.sleep(0.002)
+        try:
+            with anyio.move_on_after(2):
+                while self._reap():  # noqa: ASYNC110 - the kernel sets no event of ours
+                    await anyio.sleep(0.002)
+        finally:
+            tasks.cancel_scope.cancel()
 
     def lockdown_notes(self) -> list[str]:
         """What the workers could not give up, on this machine."""
@@ -359,11 +365,11 @@ class Pool:
         """Begins to freeze the cell that is warm in a worker; then the worker is released."""
         cell = self._workers[worker]
         assert cell is not None
-        assert self._tasks is not None
+        assert self._life.tasks is not None
         self._idle.pop(worker, None)
         cell.worker, cell.moving = None, anyio.Event()
         self._evicting[worker] = time.monotonic()
-        self._tasks.start_soon(self._freeze_out, worker, cell)
+        self._life.tasks.start_soon(self._freeze_out, worker, cell)
 
     async def _freeze_out(self, worker: WorkerProcess, cell: Cell) -> None:
         try:
@@ -387,7 +393,7 @@ class Pool:
 
     async def _acquire(self, cell: Cell, deadline: float, *, resuming: bool) -> WorkerProcess:
         """A live worker that holds this cell, or no cell at all; it is no longer idle."""
-        assert self._tasks is not None, "a pool is used inside of `async with`"
+        assert self._life.tasks is not None, "a pool is used inside of `async with`"
         if cell.moving is not None:
             with anyio.move_on_after(deadline - time.monotonic()):
                 await cell.moving.wait()
