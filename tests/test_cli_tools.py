@@ -1,5 +1,6 @@
 """`--tools`, `clawmode tools` and `clawmode config check`: what is there, and every mistake."""
 
+import json
 import re
 import sys
 from importlib import invalidate_caches
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 import typer
 from tests.cli_driver import SHOP, answer, clawmode
+from tests.mcp.driver import listed
 
 from clawmode.cli import app
 from clawmode.command_setup import Options, check, read_policy, state_folder
@@ -33,6 +35,19 @@ def shop(tmp_path: Path) -> Path:
 def write(folder: Path, **modules: str) -> None:
     for name, text in modules.items():
         (folder / f"{name}.py").write_text(text, "utf-8")
+
+
+@pytest.mark.covers("N-3")
+def test_the_page_of_an_mcp_tool_shows_a_call_that_works(tmp_path: Path) -> None:
+    servers = {"my-time": listed({"name": "convert_time", "inputSchema": {"type": "object"}})}
+    (tmp_path / "servers.json").write_text(json.dumps({"mcpServers": servers}), "utf-8")
+    options = ("--mcp-config", "servers.json")
+    page = clawmode("tools", "show", "mcp:my-time:convert_time", *options, cwd=tmp_path)
+    (call,) = [line for line in page.stdout.splitlines() if line.startswith("call: ")]
+    assert call.startswith("call: MCP.myTime.convertTime(")
+    (tmp_path / "cell.js").write_text(f"return await {call[6:].partition('(')[0]}()", "utf-8")
+    ran = clawmode("run", "cell.js", "--approve", "always", *options, cwd=tmp_path)
+    assert "convert_time" in ran.stdout
 
 
 # ---- Loading ----

@@ -86,6 +86,78 @@ return [ALL_TOOLS.map((tool) => tool.name), await tools.search("create issue"),
     ]  # fmt: skip
 
 
+@pytest.mark.covers("MC-2", "N-3")
+async def test_a_tool_and_its_server_are_called_by_their_own_names_too(pool: Pool) -> None:
+    source = """return [await MCP.github.create_issue({ title: "t" }),
+await MCP.github["list-issues"](),
+await MCP["chrome-devtools"].take_snapshot(), await MCP["chrome-devtools"].takeSnapshot(),
+await MCP.docs.constructor2(), "create_issue" in MCP.github]"""
+    *called, listed = await value_of(pool, source)
+    assert [each["structuredContent"]["tool"] for each in called] == [
+        *("create_issue", "list-issues", "take_snapshot", "take_snapshot", "constructor"),
+    ]
+    assert listed is False
+
+
+@pytest.mark.covers("MC-2", "N-3")
+async def test_where_two_tools_share_a_spelling_the_identifier_wins(pool: Pool) -> None:
+    tools = [mcp("s", name) for name in ("get_user", "getUser", "get-user2", "getUser2")]
+    source = """const out = {};
+for (const name of ["getUser", "get_user", "getUser2", "get-user2"]) {
+  out[name] = (await MCP.s[name]()).structuredContent.tool;
+}
+return out"""
+    called = await value_of(pool, source, tools)
+    assert called == {name: name for name in ("getUser", "get_user", "getUser2", "get-user2")}
+
+
+@pytest.mark.covers("MC-2", "N-3", "N-12")
+@pytest.mark.parametrize(
+    ("call", "named"),
+    [
+        ("MCP.github.create_isue({})", "did you mean createIssue?"),
+        ("MCP.github.createissues({})", "did you mean createIssue?"),
+        ("MCP.github.zzz({})", "there are createIssue, listIssues."),
+        ("MCP.git_hub.createIssue({})", "did you mean github?"),
+        ("MCP.zzz.anything()", "there are chromeDevtools, docs, github."),
+        ("MCP.github.$api('create_isue')", "did you mean createIssue?"),
+        ("MCP.githb.$api()", "did you mean github?"),
+        ("MCP.$api('githb')", "did you mean github?"),
+    ],
+)
+async def test_a_wrong_name_is_an_error_that_names_the_nearest(
+    pool: Pool, call: str, named: str
+) -> None:
+    async with CodeMode(tools=TOOLS, pool=pool) as code_mode:
+        failed = await code_mode.exec(f"return await {call}")
+        caught = await code_mode.exec(f"return {call}.catch((error) => error.code + error.message)")
+    assert named in (failed.error or "")
+    assert str(caught.value).startswith("unknown_tool")
+    assert named in str(caught.value)
+
+
+@pytest.mark.covers("N-3")
+async def test_a_guest_cannot_bend_how_names_are_looked_up(pool: Pool) -> None:
+    source = """const before = Object.keys(MCP);
+Object.prototype["chrome-devtools"] = "github"; Object.prototype.get = () => "bent";
+Array.prototype[Symbol.iterator] = () => { throw new Error("bent") };
+Object.getPrototypeOf(MCP).github2 = "bent";
+const proxy = Object.getPrototypeOf(MCP.github);
+return [(await MCP["chrome-devtools"].take_snapshot()).structuredContent.tool,
+(await MCP.github.create_issue({ title: "t" })).structuredContent.tool, typeof proxy,
+JSON.stringify(MCP.github), typeof (await MCP), MCP.nothing === undefined, before]"""
+    value = await value_of(pool, source)
+    assert value[:2] == ["take_snapshot", "create_issue"]
+    assert value[2:] == ["object", "{}", "object", False, ["chromeDevtools", "docs", "github"]]
+
+
+async def test_without_any_server_a_call_says_so(pool: Pool) -> None:
+    source = "return [Object.keys(MCP), await MCP.time.now().catch((error) => error.message)]"
+    assert await value_of(pool, source, []) == [
+        [], "There is no MCP server 'time': none is connected."
+    ]  # fmt: skip
+
+
 @pytest.mark.covers("MC-5")
 async def test_resources_and_prompts_are_groups_where_a_server_has_them(pool: Pool) -> None:
     source = """return [(await MCP.docs.resources.read({ uri: "memo://one" })).structuredContent,
@@ -191,11 +263,14 @@ async def test_without_servers_they_exist_and_are_empty(pool: Pool) -> None:
 
 @pytest.mark.covers("CM-mcp-denied", "CA-7")
 async def test_a_denied_tool_or_server_is_not_there(pool: Pool) -> None:
-    source = """return [Object.keys(MCP), typeof MCP.github?.createIssue,
+    source = """return [Object.keys(MCP), "createIssue" in MCP.github, "docs" in MCP,
+await Promise.all([MCP.github.createIssue(), MCP.docs.resources.list()].map(
+  (call) => call.catch((error) => error.code))),
 (await API.read("mcp/github.d.ts")).includes("createIssue")]"""
     policy = {"deny": ["github__create_issue", "docs__*"]}
     value = await value_of(pool, source, policy=policy)
-    assert value == [["chromeDevtools", "github"], "undefined", False]
+    unknown = ["unknown_tool", "unknown_tool"]
+    assert value == [["chromeDevtools", "github"], False, False, unknown, False]
 
 
 async def test_calls_pass_the_hooks_with_their_exact_id(pool: Pool) -> None:
@@ -227,14 +302,14 @@ async def test_hooks_see_the_defaults_that_are_filled_in(pool: Pool) -> None:
 
 
 async def test_a_forged_call_is_refused_and_the_program_goes_on(pool: Pool) -> None:
-    names = ["constructor", "__proto__", "toString", "$api", "resources", "create_issue"]
+    names = ["constructor", "__proto__", "toString", "$api", "resources", "then", "toJSON"]
     source = f"""const out = [];
 for (const name of {names!r}) {{
   try {{ out.push(typeof MCP.github[name]); }} catch (error) {{ out.push(String(error)); }}
 }}
 return out"""
     value = await value_of(pool, source)
-    assert value == ["undefined", "undefined", "undefined", "function", "undefined", "undefined"]
+    assert [names[n] for n, kind in enumerate(value) if kind != "undefined"] == ["$api"]
 
 
 @pytest.mark.covers("SF-5")
@@ -302,4 +377,4 @@ async def test_a_fresh_list_is_what_the_next_program_sees(pool: Pool) -> None:
         assert seen.value == [["fresh", "$api"], 1]
         assert code_mode.telemetry.catalog_size == 2
         gone = await code_mode.wait(parked.run_id)
-        assert "MCP.docs.old is no function" in str(gone.value)
+        assert "MCP.docs has no tool 'old'" in str(gone.value)

@@ -53,7 +53,7 @@ class Bridge:
         except (BadRequest, ToolLookupError) as error:
             return refuse(request, error.code, str(error))
         except NamespaceCallRefused as error:
-            return refuse(request, "unknown_tool", str(error))
+            return refuse(request, error.code, str(error))
 
     def _search(self, args: list[JsonValue]) -> list[JsonObject]:
         query = args[0] if args else None
@@ -89,7 +89,7 @@ class Bridge:
         except ToolLookupError as error:
             raise BadRequest(error.code, str(error)) from None
         except NamespaceCallRefused as error:
-            raise BadRequest("invalid_input", str(error)) from None
+            raise BadRequest(error.code, str(error)) from None
         given = args[1] if len(args) > 1 else {}
         if not isinstance(given, dict):
             raise BadRequest("invalid_input", f"{tool.id} takes one object.", tool.id)

@@ -8,6 +8,7 @@ import json
 from clawmode.catalog import Catalog
 from clawmode.config_file import Problem, Report
 from clawmode.exceptions import ToolLookupError, UnknownTool
+from clawmode.mcp_namespace import McpNamespace
 from clawmode.policy import Policy
 from clawmode.signatures import render_input
 from clawmode.terminal import IN_TEXT, ProgramOutput, harmless, pretty, tell
@@ -33,6 +34,8 @@ def page_of(catalog: Catalog, reference: str) -> JsonObject:
     tool = catalog.resolve(reference, include_mcp=True)
     names = {id_: f"tools.{name}(" for name, id_ in catalog.convenience().items()}
     called = names.get(tool.id, f"tools.call({json.dumps(tool.id)}, ")
+    if tool.source == "mcp":
+        called = f"{McpNamespace(catalog.entries).call_of(tool)}("
     signature: JsonObject = {"signature": f"{called}{render_input(tool.parameters)})"}
     return entry_of(catalog, tool) | signature | catalog.describe(tool.id, include_mcp=True)
 

@@ -17,12 +17,16 @@ from clawmode.declarations import (
     render_server,
 )
 from clawmode.namespaces import NamespaceCallRefused
+from clawmode.search import NearNames
 from clawmode.tools import JsonObject, Tool
 from clawmode.types import JsonValue, copy_json
 
 MAX_ALL_FILES_CHARS = 2 << 20
 MIN_FILE_CHARS = 8 << 10
 """Each file gets a part of the former, and at least the latter."""
+
+MAX_SHOWN = 80
+MAX_LISTED = 10
 
 GROUPS = {"resources": ("list", "read"), "prompts": ("list", "get")}
 """What a server can have beside its own tools; behind `resources.list` is `resources/list`."""
@@ -35,22 +39,19 @@ class _Server:
     name: str
     functions: dict[str, Tool]
     groups: dict[str, dict[str, Tool]]
+    own_names: dict[str, str]
 
     def find(self, path: list[str]) -> Tool | None:
         match path:
             case [function]:
-                return self.functions.get(function)
+                return self.functions.get(self.identifier(function))
             case [group, function]:
                 return self.groups.get(group, {}).get(function)
         return None
 
-    def lookup(self, wanted: str) -> tuple[str, Tool] | None:
-        """A tool by the name that programs or the server have for it."""
-        if wanted in self.functions:
-            return wanted, self.functions[wanted]
-        return next(
-            ((key, tool) for key, tool in self.functions.items() if tool.name == wanted), None
-        )
+    def identifier(self, wanted: str) -> str:
+        """What programs call a tool that may be named as the server does."""
+        return wanted if wanted in self.functions else self.own_names.get(wanted, wanted)
 
 
 class McpNamespace:
@@ -67,6 +68,8 @@ class McpNamespace:
                 by_server[tool.owner].append(tool)
         names = identifiers(by_server, reserved=ROOT_MEMBERS, empty="server")
         self._servers = {names[name]: _server(name, by_server[name]) for name in sorted(by_server)}
+        self._identifiers = names
+        self._near: dict[str, tuple[list[str], NearNames]] = {}
 
     def __bool__(self) -> bool:
         return bool(self._servers)
@@ -112,7 +115,12 @@ class McpNamespace:
             }
             for path, text in self.files.items()
         ]
-        return {"servers": servers, "files": files}
+        own_names: JsonObject = {
+            name: identifier
+            for name, identifier in self._identifiers.items()
+            if name not in self._servers and identifier in self._servers
+        }
+        return {"servers": servers, "names": own_names, "files": files}
 
     def _description(self, path: str) -> str:
         if path == "mcp/index.d.ts":
@@ -131,11 +139,10 @@ class McpNamespace:
         parts = [part for part in path if isinstance(part, str)] if isinstance(path, list) else []
         if not isinstance(path, list) or len(parts) != len(path) or not parts:
             raise NamespaceCallRefused("MCP functions are called by their path.")
-        server = self._servers.get(parts[0])
-        tool = None if server is None else server.find(parts[1:])
+        name, server = self._server(parts[0])
+        tool = server.find(parts[1:])
         if tool is None:
-            shown = ".".join(["MCP", *parts])[:200]
-            raise NamespaceCallRefused(f"{shown} is no function: see `await API.list('mcp')`.")
+            raise self._no_tool(name, server, ".".join(parts[1:]))
         given = args[0] if isinstance(args, list) and args else {}
         if not isinstance(given, dict):
             raise NamespaceCallRefused(f"{tool.id} takes one object.")
@@ -154,21 +161,19 @@ class McpNamespace:
                 names = list[JsonValue](self._servers)
                 return {"header": self.files["mcp/index.d.ts"], "servers": names}
             server, wanted = wanted, None
-        found = self._servers.get(server) if isinstance(server, str) else None
-        if found is None or not isinstance(server, str):
-            raise NamespaceCallRefused(f"MCP has no server {str(server)[:80]!r}.")
+        name, found = self._server(server if isinstance(server, str) else "")
         if wanted is None:
             tools = list[JsonValue](found.functions)
-            return {"header": self.files[f"mcp/{server}.d.ts"], "server": server, "tools": tools}
-        return self._describe_tool(server, found, wanted, schema)
+            return {"header": self.files[f"mcp/{name}.d.ts"], "server": name, "tools": tools}
+        return self._describe_tool(name, found, wanted, schema)
 
     def _describe_tool(
         self, name: str, server: _Server, wanted: JsonValue, schema: bool
     ) -> JsonObject:
-        looked_up = server.lookup(wanted) if isinstance(wanted, str) else None
-        if looked_up is None:
-            raise NamespaceCallRefused(f"MCP.{name} has no tool {str(wanted)[:80]!r}.")
-        identifier, tool = looked_up
+        identifier = server.identifier(wanted) if isinstance(wanted, str) else ""
+        tool = server.functions.get(identifier)
+        if tool is None:
+            raise self._no_tool(name, server, str(wanted)[:MAX_SHOWN])
         header = render_server(name, {identifier: tool})
         made: JsonObject = {"header": header, "server": name, "tools": [identifier]}
         if schema:
@@ -177,6 +182,43 @@ class McpNamespace:
                 schemas["outputSchema"] = dict(tool.output_schema)
             made["schemas"] = {identifier: schemas}
         return made
+
+    # ---- Names ----
+
+    def call_of(self, tool: Tool) -> str:
+        """How a program calls a tool of these servers: `MCP.time.convertTime`."""
+        name = self._identifiers[tool.owner]
+        server = self._servers[name]
+        if tool.name in server.own_names:
+            return f"MCP.{name}.{server.own_names[tool.name]}"
+        return f"MCP.{name}.{tool.name.replace('/', '.')}"
+
+    def _server(self, wanted: str) -> tuple[str, _Server]:
+        name = wanted if wanted in self._servers else self._identifiers.get(wanted, wanted)
+        server = self._servers.get(name)
+        if server is None:
+            text = f"There is no MCP server {wanted[:MAX_SHOWN]!r}"
+            others = self._nearest("", wanted, {each: each for each in self._servers})
+            raise NamespaceCallRefused(f"{text}{others or ': none is connected.'}", "unknown_tool")
+        return name, server
+
+    def _no_tool(self, name: str, server: _Server, wanted: str) -> NamespaceCallRefused:
+        known = {each: each for each in server.functions} | server.own_names
+        others = self._nearest(name, wanted, known) or "."
+        text = f"MCP.{name} has no tool {wanted[:MAX_SHOWN]!r}{others}"
+        return NamespaceCallRefused(f"{text} `await MCP.{name}.$api()` has all.", "unknown_tool")
+
+    def _nearest(self, place: str, wanted: str, known: Mapping[str, str]) -> str:
+        """Which name was meant, or which names there are."""
+        if place not in self._near:
+            spellings = list(known)
+            self._near[place] = spellings, NearNames(spellings)
+        spellings, names = self._near[place]
+        if found := names.find(wanted, 1):
+            return f": did you mean {known[spellings[found[0]]]}?"
+        some = list(dict.fromkeys(known.values()))
+        more = f" and {len(some) - MAX_LISTED} more" if len(some) > MAX_LISTED else ""
+        return f": there are {', '.join(some[:MAX_LISTED])}{more}." if some else ""
 
 
 def _server(name: str, tools: list[Tool]) -> _Server:
@@ -189,7 +231,7 @@ def _server(name: str, tools: list[Tool]) -> _Server:
         if found:
             groups[group] = found
     names = identifiers(by_name)
-    return _Server(name, {names[key]: by_name[key] for key in sorted(by_name)}, groups)
+    return _Server(name, {names[key]: by_name[key] for key in sorted(by_name)}, groups, names)
 
 
 def with_defaults(schema: Mapping[str, JsonValue], given: Mapping[str, JsonValue]) -> JsonObject:

@@ -80,7 +80,15 @@ class NamespaceScopeError(SandboxError):
 
 
 class NamespaceCallRefused(ClawmodeError):
-    """A guest's call of a namespace leads to no tool, in words that may reach the guest."""
+    """A guest's call of a namespace leads to no tool, in words that may reach the guest.
+
+    Attributes:
+        code: `invalid_input`, or `unknown_tool` if the name is wrong.
+    """
+
+    def __init__(self, message: str, code: str = "invalid_input") -> None:
+        super().__init__(message)
+        self.code = code
 
 
 # ---- Registering ----

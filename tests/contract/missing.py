@@ -6,7 +6,6 @@ Written by `python tests/contract/test_coverage.py --write`, never by hand.
 MISSING: frozenset[str] = frozenset(
     {
         "N-2",
-        "N-3",
         "N-4",
         "N-5",
         "N-6",
@@ -14,7 +13,6 @@ MISSING: frozenset[str] = frozenset(
         "N-9",
         "N-10",
         "N-11",
-        "N-12",
         "N-14",
         "N-15",
         "N-17",

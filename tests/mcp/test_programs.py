@@ -570,11 +570,11 @@ def test_giving_up_while_a_server_is_being_started_leaves_no_process_and_no_pipe
 async def test_one_server_that_cannot_be_reached_is_named_and_the_rest_works(
     pool: Pool, entry: dict[str, Any]
 ) -> None:
-    source = """return [(await MCP.good.otherId()).content[0].text, typeof MCP.gone,
+    source = """return [(await MCP.good.otherId()).content[0].text, "gone" in MCP,
 (await API.list("mcp")).map((file) => file.path), (await MCP.$api()).servers]"""
     async with playing(pool, {"gone": entry, "good": raw()}) as scene:
         assert await scene.value(source) == [
-            "for you", "undefined", ["mcp/index.d.ts", "mcp/good.d.ts"], ["good"]
+            "for you", False, ["mcp/index.d.ts", "mcp/good.d.ts"], ["good"]
         ]  # fmt: skip
         assert list(scene.code_mode.missing_servers) == ["gone"]
         assert "MCP servers: good." in scene.prompt
@@ -593,11 +593,11 @@ async def test_a_server_that_comes_up_later_is_there_for_the_next_program(
 ) -> None:
     entry = raw("starts_the_third_time", str(tmp_path / "runs"))
     async with playing(pool, {"late": entry}) as scene:
-        parked = await scene.code_mode.exec("await yield_control(); return typeof MCP.late")
+        parked = await scene.code_mode.exec("await yield_control(); return 'late' in MCP")
         assert "cannot be reached now: late" in scene.prompt
         await eventually(lambda: not scene.code_mode.missing_servers, 8)
         assert "cannot be reached" not in scene.prompt
         said = "return (await MCP.late.otherId()).content[0].text"
         assert await scene.value(said) == "for you"
         # A program keeps the names that it started with.
-        assert (await scene.finish(parked)).value == "undefined"
+        assert (await scene.finish(parked)).value is False

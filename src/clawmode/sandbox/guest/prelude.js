@@ -31,6 +31,7 @@
   const NativeMap = Map;
   const NativeWeakMap = WeakMap;
   const NativeDate = Date;
+  const NativeProxy = Proxy;
   const NativeString = String;
   const NativeNumber = Number;
   const ObjectPrototype = Object.prototype;
@@ -833,8 +834,21 @@
 
   // ---- MCP servers, and the files that describe them ----
 
-  // Null prototypes here too: servers and their tools choose their names.
-  const MCP = { __proto__: null };
+  // The prototype of `MCP` and its servers: it sees only names that they do not have. The host knows
+  // more names than the guest: a server's own spelling, servers that are still connecting, and which
+  // name is nearest to a wrong one. `in` and `Object.keys` show what is there; these names stay
+  // undefined, because the language or a program that looks for a feature asks for them.
+  const unasked = create(null);
+  for (const name of ownKeys(ObjectPrototype)) unasked[name] = true;
+  for (const name of ["then", "toJSON", "prototype", "resources", "prompts", "$search"]) unasked[name] = true;
+
+  function missing(make) {
+    const get = (target, key) => typeof key === "string" && unasked[key] !== true ? make(key) : undefined;
+    return new NativeProxy({ __proto__: null }, { __proto__: null, get });
+  }
+
+  const MCP = { __proto__: missing((name) => name in ownNames ? MCP[ownNames[name]] : unknownServer(name)) };
+  let ownNames = { __proto__: null }; // servers by the names that the configuration has for them
   let files = { __proto__: null }; // by path: description, bytes, text
 
   function define(target, key, value) {
@@ -843,27 +857,47 @@
     });
   }
 
-  function callsOf(target, server, path, names) {
-    for (let i = 0; i < names.length; i++) {
-      const place = [server, ...path, names[i]];
-      const call = (input) => request("namespace", ["MCP", place, [input === undefined ? {} : input]]);
-      defineProperty(call, "name", { __proto__: null, value: names[i] });
-      define(target, names[i], call);
-    }
+  function callOf(server, group, name) {
+    const place = group === "" ? [server, name] : [server, group, name];
+    const call = (input) => request("namespace", ["MCP", place, [input === undefined ? {} : input]]);
+    defineProperty(call, "name", { __proto__: null, value: name });
+    return call;
+  }
+
+  // Null prototypes and defined properties: servers and their tools choose their names.
+  function callsOf(target, server, group, names) {
+    for (let i = 0; i < names.length; i++) define(target, names[i], callOf(server, group, names[i]));
     return target;
+  }
+
+  function emptyServer(name) {
+    return { __proto__: missing((key) => callOf(name, "", key)) };
+  }
+
+  // What the guest knows nothing about may still have everything.
+  function unknownServer(name) {
+    const server = emptyServer(name);
+    expose(server, {
+      $api: apiOf(name),
+      resources: callsOf({ __proto__: null }, name, "resources", ["list", "read"]),
+      prompts: callsOf({ __proto__: null }, name, "prompts", ["list", "get"]),
+    });
+    return server;
   }
 
   function apiOf(server) {
     return (tool, options) => request("api", [server, tool ?? null, options ?? {}]);
   }
 
+  defineProperty(MCP, "$api", { __proto__: null, value: apiOf(null) });
+
   function serverOf(name, described) {
-    const server = callsOf({ __proto__: null }, name, [], described.functions);
+    const server = callsOf(emptyServer(name), name, "", described.functions);
     define(server, "$api", apiOf(name));
     const groups = objectKeys(described.groups);
     for (let i = 0; i < groups.length; i++) {
       const calls = described.groups[groups[i]];
-      define(server, groups[i], callsOf({ __proto__: null }, name, [groups[i]], calls));
+      define(server, groups[i], callsOf({ __proto__: null }, name, groups[i], calls));
     }
     return server;
   }
@@ -920,11 +954,13 @@
   };
 
   function installMcp(mcp) {
+    ownNames = { __proto__: null };
+    const own = objectKeys(mcp.names);
+    for (let i = 0; i < own.length; i++) define(ownNames, own[i], mcp.names[own[i]]);
     files = { __proto__: null };
     for (let i = 0; i < mcp.files.length; i++) files[mcp.files[i].path] = mcp.files[i];
     const names = objectKeys(mcp.servers);
     for (let i = 0; i < names.length; i++) addServer(names[i], mcp.servers[names[i]]);
-    if (names.length) defineProperty(MCP, "$api", { __proto__: null, value: apiOf(null) });
   }
 
   // What a body of Tool Search finds: the language, three functions, and three ways to log.
