@@ -3,6 +3,7 @@
 import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -71,6 +72,64 @@ async def test_a_timer_beyond_the_deadline_parks_at_once(pool: Pool) -> None:
         result = await code_mode.wait(waiting(result))
     assert result.status == "completed"
     assert time.time() - due < 3
+
+
+@pytest.mark.covers("B-1", "EX-6", "EX-13")
+async def test_a_program_that_waits_for_an_interval_resumes_at_its_next_tick(pool: Pool) -> None:
+    code_mode = CodeMode(pool=pool, config=CodeModeConfig(timeout_ms=200))
+    result = await code_mode.exec(
+        """let n = 0;
+return await new Promise((resolve) => {
+  const id = setInterval(() => { if (++n === 2) { clearInterval(id); resolve(n) } }, 250);
+})"""
+    )
+    parks = 0
+    while result.status == "waiting":
+        parks += 1
+        pending: Any = result.pending_tool_calls
+        assert (result.reason, [row["method"] for row in pending]) == ("pending_tools", ["timer"])
+        assert abs(pending[0]["due"] / 1000 - time.time()) < 5
+        result = await code_mode.wait(waiting(result))
+    assert (result.status, result.value) == ("completed", 2)
+    assert parks >= 2
+
+
+@pytest.mark.covers("EX-6")
+async def test_an_interval_beside_a_settled_main_promise_is_not_pending(pool: Pool) -> None:
+    code_mode = CodeMode(pool=pool, config=CodeModeConfig(timeout_ms=200))
+    result = await code_mode.exec("setInterval(() => {}, 60000); yield_control(); return 1")
+    assert (result.reason, len(result.pending_tool_calls)) == ("yield", 1)
+    assert (await code_mode.wait(waiting(result))).value == 1
+
+
+@pytest.mark.covers("P-4", "EX-13")
+async def test_a_parked_timer_is_on_time_on_a_machine_with_another_uptime(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code_mode = CodeMode(pool=pool, config=CodeModeConfig(timeout_ms=200))
+    result = await code_mode.exec(
+        """const began = Date.now();
+await new Promise((resolve) => setTimeout(resolve, 500));
+return Date.now() - began"""
+    )
+    clock, eleven_days = time.clock_gettime, 11 * 86400
+    monkeypatch.setattr(time, "clock_gettime", lambda which: clock(which) + eleven_days)
+    while result.status == "waiting":
+        result = await code_mode.wait(waiting(result))
+    assert isinstance(result.value, int)
+    assert result.value >= 499
+
+
+@pytest.mark.covers("EX-13")
+async def test_a_reply_does_not_fire_a_timer_that_is_due_later(code_mode: CodeMode) -> None:
+    result = await code_mode.exec(
+        """let fired = false;
+const id = setTimeout(() => { fired = true }, 60000);
+for (let i = 0; i < 3; i++) await tools.search("anything");
+clearTimeout(id);
+return fired"""
+    )
+    assert (result.status, result.value) == ("completed", False)
 
 
 async def test_a_timer_within_the_deadline_is_waited_for(code_mode: CodeMode) -> None:

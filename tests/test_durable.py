@@ -97,6 +97,18 @@ async def test_a_killed_process_s_repeatable_call_is_made_again(tmp_path: Path) 
     assert times_called(tmp_path, "read-x") == 2
 
 
+@pytest.mark.covers("B-1", "WA-11")
+async def test_an_interval_ticks_on_in_another_process(tmp_path: Path) -> None:
+    source = """return await new Promise((resolve) => {
+  let n = 0;
+  const id = setInterval(() => { if (++n === 3) { clearInterval(id); resolve(n) } }, 350);
+})"""
+    result = await parked_and_killed(tmp_path, source)
+    assert [call["method"] for call in result["pendingToolCalls"]] == ["timer"]
+    result = await waited(tmp_path, result["runId"])
+    assert (result["status"], result["value"]) == ("completed", 3)
+
+
 @pytest.mark.covers("WA-11")
 async def test_a_killed_process_s_other_call_is_not_made_again(tmp_path: Path) -> None:
     source = """try { return await tools.write({ name: "x" }) }

@@ -491,7 +491,7 @@ class CodeMode:
         )
 
     def _waiting(self, run: Run) -> CodeModeResult:
-        yielded = not run.calls and not run.timers
+        yielded = run.yields and not run.calls and not run.timers
         reason: WaitingReason = "yield" if yielded else "pending_tools"
         return CodeModeResult(
             status="waiting",

@@ -74,7 +74,8 @@ class Driver:
 
     Attributes:
         active: The cells that are driven now.
-        parked: Cells that this object has parked, and that have not ended as far as it knows.
+        parked: Cells that this object has parked, and that have not ended as far as it knows; with
+            the `due` and `due_at` of each, which hold even if the wall clock is set meanwhile.
         ledgers: What the cells that it parked have done, for whoever asks after their end. Bounded.
         parks: Whether a cell that has to wait is parked. Else people are waited for too, and at the
             deadline it ends.
@@ -88,7 +89,7 @@ class Driver:
     install: Callable[[], Awaitable[Installed]]
     searching: anyio.CapacityLimiter = field(default_factory=lambda: anyio.CapacityLimiter(1))
     active: dict[str, Run] = field(default_factory=dict[str, Run])
-    parked: set[str] = field(default_factory=set[str])
+    parked: dict[str, tuple[float, float]] = field(default_factory=dict[str, tuple[float, float]])
     ledgers: OrderedDict[str, Ledger] = field(default_factory=OrderedDict[str, Ledger])
     sweeping: bool = False
     parks: bool = True
@@ -114,6 +115,9 @@ class Driver:
         """
         group = self.calls.group(run)
         group.claimed, taken = True, False
+        due, due_at = self.parked.get(run.id, (run.due, run.due_at))
+        if due == run.due:
+            run.due_at = due_at
         try:
             if not await self._arrival(run, group, deadline):
                 return None
@@ -136,7 +140,7 @@ class Driver:
                 self.calls.forget(group)
         self.telemetry.snapshots["restored"] += 1
         self.telemetry.snapshots["deleted"] += 1
-        self.parked.discard(run.id)
+        self.parked.pop(run.id, None)
         run.cell = self.pool.cell(frozen)
         run.inbox[:0] = run.take_yields()
         return await self._drive(run, group, deadline)
@@ -176,7 +180,7 @@ class Driver:
 
     def forget(self, run_id: str) -> None:
         """A parked cell is gone: what still runs for it is of no use any more."""
-        self.parked.discard(run_id)
+        self.parked.pop(run_id, None)
         self.calls.end(run_id)
 
     # ---- Driving ----
@@ -222,7 +226,9 @@ class Driver:
         assert run.cell is not None
         replies = run.take_replies()
         if run.start is None:
-            resume = Resume(replies, None, self._limits(), run.output_left, now=run.due)
+            # The timer that is due must find it so, whatever the clock of the guest says.
+            now = run.due if run.due_at <= time.monotonic() else 0.0
+            resume = Resume(replies, None, self._limits(), run.output_left, now=now)
             try:
                 return await self.pool.step(run.cell, resume, deadline)
             except DeadlineExceeded:
@@ -267,10 +273,7 @@ class Driver:
             SnapshotTooLarge: It could not be parked with them; none of it was started.
         """
         run.take_output(idle.output)
-        run.timers, run.due = idle.timers, idle.due
-        run.due_at = float("inf")
-        if idle.due:
-            run.due_at = time.monotonic() + idle.due / 1000 - time.time()
+        run.set_timers(idle.timers, idle.due)
         self._check_ids(run, idle.requests)
         try:
             await self._check_parking(run, idle)
@@ -361,7 +364,7 @@ class Driver:
             foreign = await self.calls.adopt(run)
             if run.yields or progress.replies or group.unsaved or run.due_at <= now:
                 return True
-            if not run.calls and not run.timers:
+            if not run.calls and not run.due:
                 # Nothing that it could wait for: the store's file was meddled with.
                 await self.parking.end(run.id, "finished")
                 raise SnapshotRefused("the snapshot has been altered: it waits for nothing")
@@ -380,7 +383,7 @@ class Driver:
                 raise Aborted
             group.claimed, group.run = False, None
         self.telemetry.snapshots["created"] += 1
-        self.parked.add(run.id)
+        self.parked[run.id] = (run.due, run.due_at)
         self.ledgers[run.id] = run.ledger
         if len(self.ledgers) > MAX_LEDGERS:
             self.ledgers.popitem(last=False)

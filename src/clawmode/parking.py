@@ -7,7 +7,6 @@ describes what is in it.
 import contextlib
 import json
 import struct
-import time
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any, get_args
@@ -239,11 +238,6 @@ def _reply(run: Run, settled: Settled) -> Reply:
     return Reply(settled, unknown=entry is not None and entry.state == "unknown")
 
 
-def _up_for() -> float:
-    """Seconds since the machine was started, sleep included where that can be known."""
-    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
-
-
 def wasm_hash() -> bytes:
     """The engine that snapshots are of."""
     return bytes.fromhex(artifacts.locked_hash("quickjs"))
@@ -262,9 +256,6 @@ def _record(run: Run) -> JsonValue:
         "yields": list[JsonValue](run.yields),
         "timers": run.timers,
         "due": run.due,
-        "dueIn": None if run.due_at == float("inf") else run.due_at - time.monotonic(),
-        "parkedAt": time.time(),
-        "upFor": _up_for(),
         "start": start,
         "ledger": [
             [entry.id, entry.tool_id, entry.effect, entry.state] for entry in run.ledger.entries
@@ -275,12 +266,9 @@ def _record(run: Run) -> JsonValue:
 
 def _run(run_id: str, record: Any) -> Run:
     run = Run(record["parent"], record["outputLeft"], id=run_id, stored=True)
-    run.yields, run.timers, run.due = record["yields"], record["timers"], record["due"]
-    if record["dueIn"] is not None:
-        # By the time that has passed since: the clock may have been set back, or the machine
-        # started anew, but hardly both.
-        passed = max(time.time() - record["parkedAt"], _up_for() - record["upFor"], 0.0)
-        run.due_at = time.monotonic() + record["dueIn"] - passed
+    run.yields = record["yields"]
+    # Absolute, and nothing of this machine's uptime: the cell may go on on another machine.
+    run.set_timers(record["timers"], record["due"])
     if record["start"] is not None:
         run.start = Start(record["start"]["source"], record["start"]["language"], Limits())
     states = get_args(CallState)

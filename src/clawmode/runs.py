@@ -1,6 +1,6 @@
 """Cells that are under way: what each has asked for, what has come back, what it has emitted.
 
-Plain state, no clock and no process. `code_mode` moves it along, `calls` makes the calls, and
+Plain state, no process. `code_mode` moves it along, `calls` makes the calls, and
 `parking` writes it down and reads it again.
 """
 
@@ -172,7 +172,7 @@ class Run:
         start: What it starts with, until it has started.
         stored: Whether the store knows it: then its id has been handed out.
         since: When it was started, or taken up again, by `time.time`.
-        due: When its next timer is due, by the guest's clock, in milliseconds.
+        due: When its next timer is due, in milliseconds since 1970; 0: there is none.
         due_at: The same by `time.monotonic`, in seconds.
     """
 
@@ -192,6 +192,13 @@ class Run:
     stored: bool = False
     ended: bool = False
     since: float = field(default_factory=time.time)
+
+    def set_timers(self, timers: int, due: float) -> None:
+        """Notes the timers of the cell: how many hold it, and when the next one is due, if any."""
+        self.timers, self.due, self.due_at = timers, due, float("inf")
+        if due:
+            # By the wall clock, which is the guest's, and the same on every machine.
+            self.due_at = time.monotonic() + due / 1000 - time.time()
 
     def take_output(self, items: tuple[Output, ...]) -> None:
         """Adds what a step emitted, and takes it off the budget."""

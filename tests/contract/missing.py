@@ -51,7 +51,6 @@ MISSING: frozenset[str] = frozenset(
         "S-17",
         "S-20",
         "S-22",
-        "B-1",
         "B-2",
         "B-3",
         "B-4",
@@ -72,7 +71,6 @@ MISSING: frozenset[str] = frozenset(
         "B-20",
         "P-1",
         "P-3",
-        "P-4",
         "P-5",
         "P-6",
     }

@@ -216,6 +216,7 @@ class Done:
 class Suspended:
     """The cell is idle and warm: it waits for requests, or for a timer that is due at `due`.
 
+    `timers` counts timeouts; without any, an interval counts while the main promise is pending.
     `memory` is the length of its memory: frozen, it cannot be larger.
     """
 

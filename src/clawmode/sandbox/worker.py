@@ -46,7 +46,7 @@ from clawmode.sandbox.protocol import (
 )
 from clawmode.sandbox.source import Prepared, describe_failure, wrap
 from clawmode.sandbox.typescript import TransformError, TypeScript
-from clawmode.sandbox.vm import FULFILLED, REJECTED, Idle, Vm
+from clawmode.sandbox.vm import FULFILLED, PENDING, REJECTED, Idle, Vm
 from clawmode.sandbox.wasm import THREAD_STACK, is_interrupt, new_engine
 
 STEP = struct.Struct(">Q")
@@ -217,7 +217,9 @@ class Worker:
             return Failed("internal_error", STUCK, output)
         if idle.ended and idle.state == FULFILLED:
             return Done(outbox.value or b"null", output)
-        return Suspended(requests, idle.timeouts, idle.due, output, self._running().memory())
+        # An interval does not hold completion, but the main promise may wait for its next tick.
+        timers = idle.timeouts or int(idle.state == PENDING and idle.due > 0)
+        return Suspended(requests, timers, idle.due, output, self._running().memory())
 
     def _failure(self, error: Exception, outbox: Outbox) -> Failed:
         code, text = self._name(error, outbox)
