@@ -41,7 +41,6 @@ MISSING: frozenset[str] = frozenset(
         "S-1",
         "S-2",
         "S-5",
-        "S-6",
         "S-8",
         "S-10",
         "S-11",

@@ -3,6 +3,7 @@
 import os
 import stat
 import threading
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -403,3 +404,37 @@ def test_no_descriptor_is_left_open(tmp_path: Path) -> None:
         except ToolProblem:
             pass
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+# ---- Attacks on the time that an edit takes ----
+
+
+@pytest.mark.covers("S-6")
+@pytest.mark.timeout(15)
+@pytest.mark.parametrize(
+    ("text", "old"),
+    [
+        # Each of these lines takes difflib 50 ms to compare.
+        pytest.param("aab" * 66 + "\n", "aac" * 66, id="alike"),
+        # A variant: the first line is everywhere, the second nowhere.
+        pytest.param("a\n", "a\n" * 4_999 + "b", id="common first lines"),
+        # A variant: lines that are long, and end in another way.
+        pytest.param("ab" * 1_600 + "\n", "ab" * 1_600 + "c", id="long"),
+    ],
+)
+def test_a_text_that_is_not_there_is_given_up_on_soon(text: str, old: str) -> None:
+    began = time.process_time()
+    with pytest.raises(ToolProblem):
+        replaced(text * 5_000, old, "x", "a.txt")
+    assert time.process_time() - began < 3, "it takes some tenths of a second on an idle machine"
+
+
+@pytest.mark.covers("S-6")
+async def test_a_workspace_does_not_wait_for_writers_of_another(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    held, same, other = (Workspace(tmp_path / name) for name in ("a", "a", "b"))
+    assert held.writing is same.writing
+    with held.writing:
+        assert other.writing.acquire(blocking=False)
+    other.writing.release()

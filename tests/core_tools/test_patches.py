@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.core_tools.driver import Bench, bench, picture
 
-from clawmode.core_tools.patches import Add, Delete, Hunk, Update, parse, patched
+from clawmode.core_tools.patches import Add, Delete, Effort, Hunk, Update, parse, patched
 from clawmode.core_tools.places import Place
 from clawmode.core_tools.problems import ToolProblem
 
@@ -38,14 +38,14 @@ def code_of(text: str, *lines: str) -> str:
     (update,) = parse(patch("*** Update File: a", *lines))
     assert isinstance(update, Update)
     with pytest.raises(ToolProblem) as caught:
-        patched(text, update)
+        patched(text, update, Effort())
     return caught.value.code
 
 
 def after(text: str, *lines: str) -> str:
     (update,) = parse(patch("*** Update File: a", *lines))
     assert isinstance(update, Update)
-    return patched(text, update)
+    return patched(text, update, Effort())
 
 
 # ---- Reading ----
@@ -185,7 +185,7 @@ def test_no_text_makes_it_fail_otherwise_than_by_refusing(text: str, hunk: str) 
     try:
         for change in parse(patch("*** Update File: a", *hunk.split("\n"))):
             if isinstance(change, Update):
-                results.append((change, patched(text, change)))
+                results.append((change, patched(text, change, Effort())))
     except ToolProblem as problem:
         refusal = problem.code
     assert refusal in ("", "bad_patch", "no_match", "ambiguous")
@@ -343,3 +343,41 @@ async def test_a_file_that_changes_after_it_was_checked_stops_the_patch(
 
 async def test_a_patch_that_is_too_large_is_not_read(tools: Bench) -> None:
     assert await tools.problem("apply_patch", input="x" * ((4 << 20) + 1)) == "too_large"
+
+
+# ---- Attacks on the time that a patch takes ----
+
+
+@pytest.mark.covers("S-6")
+@pytest.mark.timeout(15)
+@pytest.mark.parametrize("wanted", [30_000, 3_000])
+def test_a_hunk_of_common_lines_is_refused_instead_of_searched_for(wanted: int) -> None:
+    """Compared everywhere, such a hunk took half a minute, during which others could not write."""
+    text = "a\n" * 160_000 + "b\n" * 160_000
+    assert code_of(text, *[" a"] * wanted, "-b", " a") == "too_common"
+
+
+@pytest.mark.covers("S-6")
+@pytest.mark.timeout(15)
+def test_many_hunks_in_a_long_file_take_one_look_at_it() -> None:
+    count = 5_000
+    text = "".join(f"line {number}\n" for number in range(40 * count))
+    hunks = [part for it in range(count) for part in ("@@", f"-line {it * 40}", f"+new {it}")]
+    lines = after(text, *hunks).splitlines()
+    assert (lines[40], lines[41], len(lines)) == ("new 1", "line 41", 40 * count)
+
+
+@pytest.mark.covers("S-6")
+@pytest.mark.timeout(15)
+async def test_the_files_of_a_patch_share_one_limit(tools: Bench) -> None:
+    """Many files that are each just below it would add up."""
+    updates: list[str] = []
+    for name in "abcdefghijklmnop":
+        put(tools, name, "a\n" * 2_000 + "b\n" * 2_000)
+        updates += [f"*** Update File: {name}", *[" a"] * 100, *[" b"] * 99, "-b", "+c"]
+    with pytest.raises(ToolProblem) as caught:
+        await tools.bare("apply_patch", input=patch(*updates))
+    assert caught.value.code == "too_common"
+    assert "c" not in (tools.root / "a").read_text("utf-8")
+    await tools.bare("apply_patch", input=patch(*updates[: len(updates) // 2]))
+    assert (tools.root / "a").read_text("utf-8").count("c") == 1

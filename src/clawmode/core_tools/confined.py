@@ -20,9 +20,11 @@ import contextlib
 import errno
 import os
 import stat
+import threading
 import unicodedata
 from collections import deque
 from pathlib import Path
+from weakref import WeakValueDictionary
 
 from clawmode.core_tools.places import FOLDER, MAX_NAME_BYTES, FileLimits, Place, explained, shown
 from clawmode.core_tools.problems import ToolProblem
@@ -35,12 +37,19 @@ MAX_RACES = 20
 """How often a name may change between two looks before it is given up on."""
 
 
+_locks: WeakValueDictionary[str, threading.Lock] = WeakValueDictionary()
+
+
 class Workspace:
     """A folder, and everything below it.
 
     Args:
         root: The folder; it has to be there.
         limits: Which files may be used.
+
+    Attributes:
+        writing: Held from reading a file to replacing it, so that two edits do not lose one of
+            them. All objects for one folder share it, and those for other folders have their own.
 
     Raises:
         ConfigurationError: It is no folder, or the root of the file system.
@@ -59,6 +68,7 @@ class Workspace:
             )
         self.root = resolved
         self.limits = limits or FileLimits()
+        self.writing = _locks.setdefault(str(resolved), threading.Lock())
         self._prefixes = tuple({str(resolved), os.path.abspath(root)})
 
     def locate(self, path: str, *, follow: bool = True) -> Place:

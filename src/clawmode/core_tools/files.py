@@ -5,12 +5,11 @@ has changed meanwhile. All of them block, and run in threads.
 """
 
 import contextlib
-import difflib
 from dataclasses import dataclass, field
 
 from clawmode.core_tools.confined import Workspace
-from clawmode.core_tools.patches import Add, Change, Delete, Update, parse, patched
-from clawmode.core_tools.places import FileLimits, Place, Signature, shown, writing
+from clawmode.core_tools.patches import Add, Change, Delete, Effort, Update, parse, patched
+from clawmode.core_tools.places import FileLimits, Place, Signature, shown
 from clawmode.core_tools.problems import ToolProblem
 from clawmode.tool_function import tool
 from clawmode.tools import JsonObject, Tool, ToolResult
@@ -19,8 +18,11 @@ from clawmode.types import JsonValue
 MAX_LINE_CHARS = 2_000
 MAX_ENTRIES = 1_000
 MAX_PATCH_CHARS = 4 << 20
+MAX_PATCHED_BYTES = 32 << 20
+"""Of all files that one patch changes: the others of the workspace wait for it."""
 NEAR_LINES = 5_000
 NEAR_CHARS = 200
+NEAR_ENOUGH = 0.6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +89,7 @@ class _Files:
             content: All of its text.
         """
         data = encode(content)
-        with writing(), self.workspace.locate(path) as place:
+        with self.workspace.writing, self.workspace.locate(path) as place:
             before = place.check()
             place.stage(data, before)
             place.commit(before)
@@ -104,7 +106,7 @@ class _Files:
             newText: What is to stand there instead.
             replaceAll: Replace every occurrence.
         """
-        with writing(), self.workspace.locate(path) as place:
+        with self.workspace.writing, self.workspace.locate(path) as place:
             data, before = place.read()
             place.check()
             text = decode(data, path)
@@ -129,7 +131,7 @@ class _Files:
         if len(input) > MAX_PATCH_CHARS:
             raise ToolProblem("too_large", f"the patch has over {MAX_PATCH_CHARS} characters")
         changes = parse(input)
-        with writing(), _Batch() as batch:
+        with self.workspace.writing, _Batch() as batch:
             for change in changes:
                 batch.prepare(self.workspace, change)
             batch.apply()
@@ -286,20 +288,33 @@ def _with_crlf(text: str) -> str:
 
 
 def _nearest(text: str, old: str) -> str:
-    """Where something like it stands, for whoever has misremembered it."""
-    lines = [line[:NEAR_CHARS].strip() for line in text.split("\n")[:NEAR_LINES]]
-    wanted = [line[:NEAR_CHARS].strip() for line in old.split("\n") if line.strip()]
+    """Where similar text stands, for a model that misremembered it. Takes linear time."""
+    lines = [(number, line.strip()) for number, line in enumerate(text.split("\n"), 1)]
+    lines = [(number, line) for number, line in lines if line]
+    wanted = [line.strip() for line in old.split("\n") if line.strip()]
     if not wanted:
         return ""
-    for start, line in enumerate(lines):
-        if line == wanted[0]:
-            found = [each for each in lines[start : start + 2 * len(wanted)] if each]
-            if found[: len(wanted)] == wanted:
-                return f"; from line {start + 1} on it stands there with other spaces"
-    near = difflib.get_close_matches(wanted[0], lines, n=1, cutoff=0.6)
-    if not near:
+    have = "\n".join(["", *(line for _, line in lines), ""])
+    found = have.find("\n".join(["", *wanted, ""]))
+    if found >= 0:
+        number = lines[have.count("\n", 0, found)][0]
+        return f"; from line {number} on it stands there with other spaces"
+    first = _pairs(wanted[0])
+    near = max(lines[:NEAR_LINES], key=lambda it: _likeness(first, _pairs(it[1])), default=None)
+    if near is None or _likeness(first, _pairs(near[1])) < NEAR_ENOUGH:
         return "; read the file again"
-    return f"; line {lines.index(near[0]) + 1} is the nearest to its first: {near[0]!r}"
+    return f"; line {near[0]} is the nearest to its first: {near[1][:NEAR_CHARS]!r}"
+
+
+def _pairs(line: str) -> set[str]:
+    """The pairs of neighbouring characters in the beginning of a line."""
+    line = line[:NEAR_CHARS]
+    return {line[at : at + 2] for at in range(len(line))}
+
+
+def _likeness(some: set[str], others: set[str]) -> float:
+    """The share of pairs that both have, from 0 to 1 (Dice's coefficient)."""
+    return 2 * len(some & others) / (len(some) + len(others))
 
 
 # ---- Patching ----
@@ -323,6 +338,8 @@ class _Batch:
         self._steps: list[_Step] = []
         self._places = contextlib.ExitStack()
         self._keys: set[object] = set()
+        self._read = 0
+        self._effort = Effort()
 
     def __enter__(self) -> "_Batch":
         return self
@@ -341,7 +358,7 @@ class _Batch:
         elif isinstance(change, Delete):
             # What is named is deleted, not what it may lead to.
             place, _ = self._open(workspace, change.path, follow=False)
-            data, signature = place.read()
+            data, signature = self._content(place)
             self._steps.append(_Step(place, data, signature, None))
             self.told.append(f"D {change.path}")
         else:
@@ -349,8 +366,8 @@ class _Batch:
 
     def _update(self, workspace: Workspace, change: Update) -> None:
         place, _ = self._open(workspace, change.path, follow=change.move_to is None)
-        data, signature = place.read()
-        after = encode(patched(decode(data, change.path), change))
+        data, signature = self._content(place)
+        after = encode(patched(decode(data, change.path), change, self._effort))
         if change.move_to is None:
             self._steps.append(_Step(place, data, signature, after))
             self.told.append(f"M {change.path}")
@@ -372,6 +389,15 @@ class _Batch:
         if place.name is None:
             raise ToolProblem("not_a_file", f"{shown(path)} is no file but a folder")
         return place, place.check()
+
+    def _content(self, place: Place) -> tuple[bytes, Signature]:
+        data, signature = place.read()
+        self._read += len(data)
+        if self._read > MAX_PATCHED_BYTES:
+            raise ToolProblem(
+                "too_large", f"the files of the patch have over {MAX_PATCHED_BYTES} bytes: split it"
+            )
+        return data, signature
 
     def apply(self) -> None:
         """Makes the changes; takes those back that were made if one of them fails."""

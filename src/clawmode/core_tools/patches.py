@@ -11,15 +11,17 @@
 *** End of File               optional: the hunk is at the end
 """
 
-from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from bisect import bisect_left
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from clawmode.core_tools.problems import ToolProblem
 
 MAX_CHANGES = 200
 MAX_SHOWN = 100
+MAX_COMPARED = 5_000_000
+"""Lines that are compared to find the hunks of one patch: some tenths of a second."""
 
 BEGIN, END = "*** Begin Patch", "*** End Patch"
 ADD, DELETE, UPDATE, MOVE = (
@@ -186,20 +188,42 @@ class _Reader:
 # ---- Applying ----
 
 
-def patched(text: str, update: Update) -> str:
+@dataclass(slots=True)
+class Effort:
+    """How many more lines are compared before a patch is refused."""
+
+    left: int = MAX_COMPARED
+
+    def spend(self, lines: int) -> None:
+        """Counts a comparison.
+
+        Raises:
+            ToolProblem: There were too many.
+        """
+        self.left -= lines
+        if self.left < 0:
+            raise ToolProblem(
+                "too_common",
+                "the lines of the patch are too common in the file: add lines around the change "
+                "that occur once, or use `write`",
+            )
+
+
+def patched(text: str, update: Update, effort: Effort) -> str:
     """A file's text after an update. Its line ends, and whether it ends with one, stay as they are.
 
     Raises:
-        ToolProblem: A hunk does not fit, or fits in several places.
+        ToolProblem: A hunk does not fit, fits in several places, or takes too long to find.
     """
     if "\r\n" in text and text.count("\r\n") == text.count("\n"):
-        return patched(text.replace("\r\n", "\n"), update).replace("\n", "\r\n")
+        return patched(text.replace("\r\n", "\n"), update, effort).replace("\n", "\r\n")
     ended = text.endswith("\n") or not text
     lines = text.removesuffix("\n").split("\n") if text else []
     made: list[str] = []
     at = 0
+    file = _Lines(lines, effort)
     for hunk in update.hunks:
-        start = _find(lines, at, hunk, update.path)
+        start = _find(file, at, hunk, update.path)
         made += lines[at:start]
         at = start
         for mark, added in hunk.lines:
@@ -217,11 +241,63 @@ _EXACTNESS: tuple[Callable[[str], str], ...] = (str, str.rstrip, str.strip)
 """How lines are compared: as they are, else without spaces at the end, else at both ends."""
 
 
-def _find(lines: list[str], at: int, hunk: Hunk, path: str) -> int:
+@dataclass(slots=True)
+class _Lines:
+    """The lines of a file, indexed once for all hunks of an update."""
+
+    lines: list[str]
+    effort: Effort
+    _indexes: dict[int, tuple[list[int], dict[str, list[int]]]] = field(
+        default_factory=dict[int, tuple[list[int], dict[str, list[int]]]]
+    )
+
+    def positions(self, wanted: list[str], at: int, limit: int) -> list[int]:
+        """The first places not before `at` where lines stand, compared as exactly as possible.
+
+        Raises:
+            ToolProblem: The lines are too common to search for.
+        """
+        for level, exactly in enumerate(_EXACTNESS):
+            numbers, places = self._index(level)
+            wanted_places = [places.get(exactly(line), []) for line in wanted]
+            # Only where the rarest of them stands: else blank lines would take quadratic time.
+            offset = min(range(len(wanted)), key=lambda index: len(wanted_places[index]))
+            if not wanted_places[offset]:
+                continue
+            want = [each[0] for each in wanted_places]
+            candidates = wanted_places[offset]
+            found: list[int] = []
+            for index in range(bisect_left(candidates, at + offset), len(candidates)):
+                first = candidates[index] - offset
+                self.effort.spend(len(want))
+                if numbers[first : first + len(want)] == want:
+                    found.append(first)
+                    if len(found) == limit:
+                        break
+            if found:
+                return found
+        return []
+
+    def _index(self, level: int) -> tuple[list[int], dict[str, list[int]]]:
+        """For each line the number of the first that equals it; and where each line stands."""
+        if level not in self._indexes:
+            exactly = _EXACTNESS[level]
+            places: dict[str, list[int]] = {}
+            numbers: list[int] = []
+            for at, line in enumerate(self.lines):
+                same = places.setdefault(exactly(line), [])
+                same.append(at)
+                numbers.append(same[0])
+            self._indexes[level] = numbers, places
+        return self._indexes[level]
+
+
+def _find(file: _Lines, at: int, hunk: Hunk, path: str) -> int:
     """Where a hunk belongs, not before `at`."""
+    lines = file.lines
     where = f"the hunk in line {hunk.line} of the patch does not fit {path[:MAX_SHOWN]!r}: "
     for anchor in hunk.anchors:
-        found = _positions(lines, [anchor], at, 1)
+        found = file.positions([anchor], at, 1)
         if not found:
             raise ToolProblem("no_match", f"{where}there is no line {anchor[:MAX_SHOWN]!r}")
         at = found[0] + 1
@@ -230,11 +306,11 @@ def _find(lines: list[str], at: int, hunk: Hunk, path: str) -> int:
         return at if hunk.anchors and not hunk.at_end else len(lines)
     if hunk.at_end:
         last = len(lines) - len(before)
-        found = _positions(lines[last:], before, 0, 1) if last >= at else []
+        found = file.positions(before, last, 1) if last >= at else []
         if not found:
             raise ToolProblem("no_match", f"{where}the file does not end like that")
         return last
-    found = _positions(lines, before, at, 2)
+    found = file.positions(before, at, 2)
     if not found:
         first = next((line for line in before if line.strip()), "")
         raise ToolProblem(
@@ -249,27 +325,3 @@ def _find(lines: list[str], at: int, hunk: Hunk, path: str) -> int:
             "around it, or @@ and a line before it",
         )
     return found[0]
-
-
-def _positions(lines: Sequence[str], wanted: list[str], at: int, limit: int) -> list[int]:
-    """The first places at which lines stand, compared as exactly as possible."""
-    for exactly in _EXACTNESS:
-        have = [exactly(line) for line in lines]
-        want = [exactly(line) for line in wanted]
-        # Only where the rarest of them stands: else blank lines would take quadratic time.
-        counts = Counter(have)
-        offset = min(range(len(want)), key=lambda index: counts[want[index]])
-        found: list[int] = []
-        start = at + offset
-        while len(found) < limit:
-            try:
-                start = have.index(want[offset], start)
-            except ValueError:
-                break
-            first = start - offset
-            if have[first : first + len(want)] == want:
-                found.append(first)
-            start += 1
-        if found:
-            return found
-    return []

@@ -9,7 +9,6 @@ import errno
 import os
 import secrets
 import stat
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -22,9 +21,6 @@ MAX_NAME_BYTES = 255
 FOLDER = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-
-_writing = threading.Lock()
-"""Held from reading to replacing: two edits of one file do not lose one of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -285,13 +281,6 @@ class Place:
         for parent, _ in self._made:
             os.close(parent)
         self._made.clear()
-
-
-@contextlib.contextmanager
-def writing() -> Iterator[None]:
-    """Held from reading a file to replacing it."""
-    with _writing:
-        yield
 
 
 def printable(name: str) -> str:
