@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from clawmode import CodeMode, CodeModeConfig, CodeModeResult, Pool, RunContext
-from clawmode.exceptions import RuntimeUnavailable
+from clawmode.exceptions import ClawmodeWarning, NotOpen, RuntimeUnavailable
 from clawmode.sandbox import artifacts
 from clawmode.stores import MemoryStore
 
@@ -26,6 +26,10 @@ async def pool(anyio_backend: str) -> AsyncIterator[Pool]:
 @pytest.fixture
 def code_mode(pool: Pool) -> CodeMode:
     return CodeMode(pool=pool, store=MemoryStore())
+
+
+def print_nothing() -> None:
+    """Prints nothing."""
 
 
 def waiting(result: CodeModeResult) -> str:
@@ -255,12 +259,56 @@ async def test_without_a_runtime_exec_fails_closed(monkeypatch: pytest.MonkeyPat
     assert (result.status, result.code) == ("failed", "runtime_unavailable")
 
 
-def test_numbers_are_clamped_to_the_pages_ranges() -> None:
-    low = CodeModeConfig(timeout_ms=1, memory_limit_bytes=1, max_search_limit=3).clamped()
-    assert (low.timeout_ms, low.memory_limit_bytes) == (100, 1 << 20)
-    assert (low.max_search_limit, low.search_default_limit) == (3, 3)
-    high = CodeModeConfig(timeout_ms=10**9, max_pending_tool_calls=999).clamped()
-    assert (high.timeout_ms, high.max_pending_tool_calls) == (60_000, 128)
+@pytest.mark.covers("B-18", "N-25")
+async def test_the_config_may_be_what_the_file_has(pool: Pool) -> None:
+    code_mode = CodeMode(pool=pool, config={"timeoutMs": 500, "languages": ["javascript"]})
+    assert (code_mode.config.timeout_ms, code_mode.config.languages) == (500, ("javascript",))
+
+
+@pytest.mark.covers("N-25", "N-27", "CF-5")
+def test_the_config_is_warned_about_as_the_file_is() -> None:
+    with pytest.warns(ClawmodeWarning) as warned:
+        code_mode = CodeMode(config={"timeoutMs": 300_000, "timeout_ms": 500})
+    assert code_mode.config.timeout_ms == 60_000
+    assert [str(each.message) for each in warned] == [
+        "config.timeout_ms: unknown key, it has no effect; the nearest known one is timeoutMs",
+        "config.timeoutMs: 300000 is over 60000: 60000 is used",
+    ]
+    assert {each.filename for each in warned} == {__file__}, "the caller's line is not named"
+
+
+@pytest.mark.covers("N-25")
+async def test_plain_functions_are_taken_as_tools(pool: Pool) -> None:
+    def double(n: int) -> int:
+        """Double a number."""
+        return 2 * n
+
+    async def negate(n: int) -> int:
+        return -n
+
+    async with CodeMode(tools=[double, negate], pool=pool) as code_mode:
+        assert code_mode.catalog.entries[0].description == "Double a number."
+        result = await code_mode.exec("return tools.negate({n: await tools.double({n: 3})})")
+        assert result.value == -6
+        code_mode.offer([negate])
+        assert len(code_mode.catalog) == 1
+
+
+@pytest.mark.covers("N-25", "B-18")
+@pytest.mark.parametrize("tools", [[], [print_nothing]])
+async def test_a_program_outside_of_async_with_is_refused_with_what_to_write(tools: Any) -> None:
+    code_mode = CodeMode(tools=tools)
+    uses = [
+        lambda: code_mode.exec("return 1"),
+        lambda: code_mode.wait("cm_" + "0" * 32),
+        lambda: code_mode.call("exec", {"code": "return 1"}),
+    ]
+    for use in uses:
+        with pytest.raises(NotOpen, match="async with CodeMode"):
+            await use()
+    async with CodeMode(tools=tools, pool=Pool()) as unopened:
+        with pytest.raises(NotOpen, match="async with Pool"):
+            await unopened.exec("return 1")
 
 
 def test_two_runs_have_two_ids() -> None:

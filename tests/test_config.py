@@ -1,8 +1,9 @@
 """`tools.codeMode`: what switches it on, which numbers are used, and what cannot be meant."""
 
 import re
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
@@ -19,7 +20,7 @@ from clawmode.config import (
     merge,
     resolve,
 )
-from clawmode.exceptions import ClawmodeError, ConfigurationError
+from clawmode.exceptions import ClawmodeError, ClawmodeWarning, ConfigurationError
 from clawmode.types import JsonValue
 
 PAGE = (Path(__file__).parent.parent / "docs" / "reference" / "config.md").read_text("utf-8")
@@ -215,13 +216,53 @@ def test_how_many_programs_may_be_parked_depends_on_where() -> None:
     assert given_.clamped(durable=True).max_suspended_runs == 7
 
 
-@pytest.mark.covers("CF-2")
-def test_a_config_made_in_python_follows_the_same_rules() -> None:
-    made = CodeModeConfig(timeout_ms=-1, max_pending_tool_calls=10**6, max_suspended_runs=-1)
-    used = made.clamped()
-    assert (used.timeout_ms, used.max_pending_tool_calls) == (10_000, 128)
-    assert used.max_suspended_runs == 64
-    assert used.clamped() == used
+@pytest.mark.covers("CF-2", "CF-5", "N-27")
+def test_a_config_made_in_python_follows_the_same_rules_with_the_same_warnings() -> None:
+    with pytest.warns(ClawmodeWarning) as warned:
+        made = CodeModeConfig(timeout_ms=-1, max_pending_tool_calls=10**6, max_suspended_runs=-1)
+    assert [str(each.message) for each in warned] == [
+        "CodeModeConfig.timeout_ms: -1 is not a positive integer: 10000 is used",
+        "CodeModeConfig.max_pending_tool_calls: 1000000 is over 128: 128 is used",
+        "CodeModeConfig.max_suspended_runs: -1 is not a positive integer: the default is used",
+    ]
+    assert {each.filename for each in warned} == {__file__}, "the caller's line is not named"
+    assert (made.timeout_ms, made.max_pending_tool_calls) == (10_000, 128)
+    assert made.clamped().max_suspended_runs == 64
+    with pytest.warns(ClawmodeWarning, match="300000 is over 60000"):
+        assert replace(made, timeout_ms=300_000).timeout_ms == 60_000
+
+
+@pytest.mark.covers("N-27", "CF-3")
+def test_whole_numbers_and_lists_are_what_they_mean_without_a_warning() -> None:
+    options: Any = {"timeout_ms": 1e4, "languages": ["javascript"], "max_search_limit": 3}
+    made = CodeModeConfig(**options)
+    assert (made.timeout_ms, made.languages, made.search_default_limit) == (
+        10_000,
+        ("javascript",),
+        3,
+    )
+    assert type(made.timeout_ms) is int
+
+
+@pytest.mark.covers("N-27", "B-18")
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"timeout_ms": "10"},
+        {"timeout_ms": None},
+        {"memory_limit_bytes": True},
+        {"enabled": 1},
+        {"runtime": "v8"},
+        {"languages": "javascript"},
+        {"languages": ("python",)},
+        {"languages": ()},
+    ],
+)
+def test_a_config_of_the_wrong_type_is_refused_in_python_too(options: Any) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        CodeModeConfig(**options)
+    assert caught.value.path.startswith(f"CodeModeConfig.{next(iter(options))}")
+    assert caught.value.expected
 
 
 # ---- Choices ----

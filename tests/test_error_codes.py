@@ -18,6 +18,7 @@ from clawmode import (
     Tool,
     tool,
 )
+from clawmode.exceptions import ConfigurationError
 from clawmode.sandbox import artifacts
 
 pytestmark = pytest.mark.anyio
@@ -103,6 +104,30 @@ async def test_what_cannot_be_configured_is_invalid_config_and_runs_nothing(
     with pytest.raises(ClawmodeError) as raised:
         configured()
     assert getattr(raised.value, "code", None) == "invalid_config"
+
+
+@pytest.mark.covers("ER-invalid_config", "B-18", "N-25")
+@pytest.mark.parametrize(
+    ("options", "advice"),
+    [
+        ({"config": 500}, '{"timeoutMs": 500}'),
+        ({"config": {"timeoutMs": "10s"}}, "positive integer"),
+        ({"hooks": [print]}, "before_tool_call(function)"),
+        ({"approvals": ["send_mail"]}, "Approvals("),
+        ({"context": {"run_id": "r"}}, "RunContext("),
+        ({"pool": 2}, "Pool()"),
+        ({"policy": ["read"]}, '{"allow": [...]'),
+        ({"tools": twin()}, "a list of tools"),
+        ({"tools": print}, "a list of tools"),
+        ({"tools": [twin(), 5]}, "`@tool`"),
+        ({"tools": "add"}, "`@tool`"),
+        ({"tools": [int]}, "decorate a function"),
+    ],
+)
+def test_a_wrong_argument_is_refused_with_what_to_give_instead(options: Any, advice: str) -> None:
+    with pytest.raises(ConfigurationError) as raised:
+        CodeMode(**options)
+    assert advice in str(raised.value)
 
 
 @pytest.mark.covers("ER-invalid_input")

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from clawmode import CodeMode, CodeModeConfig, CodeModeResult, Pool, tool
+from clawmode.exceptions import ConfigurationError, UnknownTool
 from clawmode.namespaces import NamespaceRegistration, NamespaceRegistry, namespace_tool
 from clawmode.surface import Format
 from clawmode.tools import Tool
@@ -60,7 +61,7 @@ def test_each_provider_gets_its_own_shape() -> None:
         "anthropic": ["description", "input_schema", "name"],
         "mcp": ["description", "inputSchema", "name"],
     }
-    with pytest.raises(ValueError, match="no format"):
+    with pytest.raises(ConfigurationError, match="no format 'soap'; use one of openai"):
         code_mode.definitions("soap")  # pyrefly: ignore[bad-argument-type]
 
 
@@ -159,8 +160,31 @@ async def test_a_model_can_wait_by_either_spelling(pool: Pool) -> None:
         assert (await code_mode.call("wait", arguments))["code"] == "invalid_input"
 
 
+@pytest.mark.covers("N-33")
+@pytest.mark.parametrize(
+    ("arguments", "place"),
+    [
+        ('{"code": "return 1"', "line 1, column 20"),
+        ('{\n  "code": "return 1",,\n}', "line 2, column 22"),
+        ("return 1", "line 1, column 1"),
+        ("", "line 1, column 1"),
+        ("[" * 100_000, "nested too deeply"),
+        ('{"code": ' + "9" * 5000 + "}", "a number is too long"),
+    ],
+)
+async def test_broken_json_of_a_model_is_told_with_its_place(
+    pool: Pool, arguments: str, place: str
+) -> None:
+    for name in ("exec", "wait"):
+        result = await CodeMode(pool=pool).call(name, arguments)
+        assert (result["status"], result["code"]) == ("failed", "invalid_input")
+        assert "not valid JSON" in str(result["error"])
+        assert place in str(result["error"])
+
+
+@pytest.mark.covers("B-18")
 async def test_another_tool_is_the_callers_mistake(pool: Pool) -> None:
-    with pytest.raises(ValueError, match="shell"):
+    with pytest.raises(UnknownTool, match="shell"):
         await CodeMode(pool=pool).call("shell", {})
 
 

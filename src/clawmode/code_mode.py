@@ -11,6 +11,7 @@ import json
 import logging
 import re
 import time
+import warnings
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -27,11 +28,14 @@ from clawmode.context import RunContext
 from clawmode.driver import Driver, Installed
 from clawmode.exceptions import (
     Aborted,
+    ClawmodeWarning,
     ConfigurationError,
     ErrorCode,
+    NotOpen,
     SandboxError,
     SnapshotKeyLost,
     StoreUnavailable,
+    UnknownTool,
 )
 from clawmode.executor import Executor, ToolFailure, Watcher
 from clawmode.gate import Gate, gate_input
@@ -85,11 +89,12 @@ class CodeMode:
     Opened with `async with`, or with `start` and `aclose`, which may be called in different tasks.
 
     Args:
-        tools: What programs may call, as far as the policy allows.
+        tools: What programs may call, as far as the policy allows: tools, or plain functions.
         mcp_servers: Servers whose tools programs may call too: `{"github": {"command": "…", "args":
             []}}`, `{"docs": {"url": "…"}}`. They are connected when it is entered; one that
             cannot be reached leaves the rest working. Or an `McpServers` that is open, to share.
-        config: Limits. Making the object is what activates code mode.
+        config: Limits: a `CodeModeConfig`, or what the file has under `tools.codeMode`, such as
+            `{"timeoutMs": 500}`. Making the object is what activates code mode.
         policy: What is allowed: a `Policy`, or `{"allow": [...], "deny": [...]}`.
         hooks: What watches and decides about calls.
         approvals: Who is asked, and about which calls.
@@ -97,15 +102,18 @@ class CodeMode:
         store: Where programs that wait are kept; by default in the process's memory.
         context: Whose run it is.
         pool: Workers to share; by default it has its own.
+
+    Raises:
+        ConfigurationError: An argument cannot be used; the message says what to give instead.
     """
 
     def __init__(
         self,
         *,
-        tools: Iterable[Tool] = (),
+        tools: "Iterable[Tool | Callable[..., Any]]" = (),
         mcp_servers: "Mapping[str, JsonValue] | Iterable[ServerSettings] | McpServers" = (),
-        config: CodeModeConfig | None = None,
-        policy: Policy | dict[str, JsonValue] | None = None,
+        config: CodeModeConfig | Mapping[str, JsonValue] | None = None,
+        policy: Policy | Mapping[str, JsonValue] | None = None,
         hooks: Hooks | None = None,
         approvals: Approvals | None = None,
         namespaces: NamespaceRegistry | None = None,
@@ -113,8 +121,13 @@ class CodeMode:
         context: RunContext | None = None,
         pool: Pool | None = None,
     ) -> None:
+        _expect("policy", policy, (Policy, Mapping), '{"allow": [...], "deny": [...]}')
+        _expect("hooks", hooks, Hooks, "hooks = Hooks(); hooks.before_tool_call(function)")
+        _expect("approvals", approvals, Approvals, 'Approvals(ask_for=["send_mail"])')
+        _expect("context", context, RunContext, 'RunContext(run_id="r-1")')
+        _expect("pool", pool, Pool, "async with Pool() as pool: ...")
         store = store or default_store
-        self.config = (config or CodeModeConfig()).clamped(durable=store.durable)
+        self.config = _read_config(config).clamped(durable=store.durable)
         self.context = context or RunContext()
         if not isinstance(policy, Policy):
             policy = Policy.from_config(policy)
@@ -125,7 +138,7 @@ class CodeMode:
             self.executor.watchers.append(self._spans)
         self.telemetry = Telemetry()
         self._registry = namespaces or default_registry
-        self._own_tools = list(tools)
+        self._own_tools = _read_tools(tools)
         self._settings: list[ServerSettings] = []
         self._servers: McpServers | None = None
         self._unwatch: Callable[[], None] = lambda: None
@@ -174,7 +187,7 @@ class CodeMode:
         """The namespaces that programs see."""
         return self._calls.bridge.namespaces
 
-    def offer(self, tools: Iterable[Tool]) -> None:
+    def offer(self, tools: "Iterable[Tool | Callable[..., Any]]") -> None:
         """Makes these, as far as the policy allows, what programs can call from now on.
 
         A program that runs already keeps the names that it started with; a call of what is gone
@@ -183,7 +196,7 @@ class CodeMode:
         Raises:
             DuplicateTool: Two of them have the same id; nothing has changed.
         """
-        self._calls.bridge = self._bridge_to(tools)
+        self._calls.bridge = self._bridge_to(_read_tools(tools))
 
     def _make_servers(self) -> "McpServers":
         from clawmode.mcp.client import McpServers  # takes a second, and few need it
@@ -353,13 +366,16 @@ class CodeMode:
             call_id: The model's id of the call; nested calls carry it as their parent.
 
         Raises:
-            ValueError: There is no such tool: the caller has more than these two.
+            UnknownTool: There is no such tool: the caller has more than these two.
+            NotOpen: It was not opened.
         """
         if name not in ("exec", "wait"):
-            raise ValueError(f"code mode has `exec` and `wait`, not {name!r}")
+            raise UnknownTool(f"code mode has `exec` and `wait`, not {name!r}", ("exec", "wait"))
         if isinstance(arguments, str):
-            with contextlib.suppress(ValueError, RecursionError):
+            try:
                 arguments = json.loads(arguments)
+            except (ValueError, RecursionError) as error:
+                return self._failed("invalid_input", _broken_json(error)).to_json()
         if not isinstance(arguments, dict):
             return self._failed("invalid_input", "The arguments must be an object.").to_json()
         if name == "wait":
@@ -397,13 +413,18 @@ class CodeMode:
     async def exec(
         self, code: str, language: str = "javascript", *, call_id: str = "exec"
     ) -> CodeModeResult:
-        """Starts a cell and runs it until it is complete, fails, or has to wait."""
+        """Starts a cell and runs it until it is complete, fails, or has to wait.
+
+        Raises:
+            NotOpen: It was not opened.
+        """
         with cell_span(self._spans, "exec", call_id, self.context) as span:
             result = await self._exec(code, language, call_id)
             span.conclude(result)
         return result
 
     async def _exec(self, code: str, language: str, call_id: str) -> CodeModeResult:
+        self._require_open()
         self.telemetry.execs += 1
         deadline, began = self._deadline(), time.monotonic()
         if self._closed:
@@ -436,7 +457,11 @@ class CodeMode:
         return await self._result(run, self._driver.start(run, deadline))
 
     async def wait(self, run_id: str, *, call_id: str = "wait") -> CodeModeResult:
-        """Lets a cell go on that an earlier result left waiting."""
+        """Resumes a cell that an earlier result left waiting.
+
+        Raises:
+            NotOpen: It was not opened.
+        """
         with cell_span(self._spans, "wait", call_id, self.context) as span:
             result = await self._wait_alone(run_id)
             span.conclude(result)
@@ -444,6 +469,7 @@ class CodeMode:
 
     async def _wait_alone(self, run_id: str) -> CodeModeResult:
         """One `wait` for a cell at a time; the store keeps other objects out, and we ourselves."""
+        self._require_open()
         self.telemetry.waits += 1
         if self._closed:
             return self._failed("runtime_unavailable", CLOSED)
@@ -546,6 +572,15 @@ class CodeMode:
 
     # ---- Small parts ----
 
+    def _require_open(self) -> None:
+        # With workers of somebody else's and without tools, there is nothing to open.
+        needed = self._owns_pool or self._offered or self._settings
+        if self._calls.tasks is None and needed and not self._closed:
+            raise NotOpen(
+                "It is not open: use it inside of `async with CodeMode(...) as code_mode:`, "
+                "or call `start()` first."
+            )
+
     def _check(self, code: str, language: str) -> Language | CodeModeResult:
         if not code.strip():
             return self._failed("invalid_input", "`code` is empty.")
@@ -582,6 +617,45 @@ class CodeMode:
 @functools.lru_cache(1024)  # a server makes a new object for each request, out of the same settings
 def _warn_once(text: str) -> None:
     logger.warning("%s", text)
+
+
+def _expect(name: str, value: object, kind: Any, example: str) -> None:
+    if value is not None and not isinstance(value, kind):
+        raise ConfigurationError(
+            f"{name}: found {type(value).__name__}, expected for example {example}",
+            path=name,
+            expected=example,
+        )
+
+
+def _read_config(config: object) -> CodeModeConfig:
+    _expect("config", config, (CodeModeConfig, Mapping), '{"timeoutMs": 500}')
+    if not isinstance(config, Mapping):
+        return config if isinstance(config, CodeModeConfig) else CodeModeConfig()
+    made, warned = CodeModeConfig.from_json(dict(config), path="config")
+    for warning in warned:
+        warnings.warn(str(warning), ClawmodeWarning, stacklevel=3)
+    return made
+
+
+def _read_tools(tools: "Iterable[Tool | Callable[..., Any]]") -> list[Tool]:
+    if isinstance(tools, Iterable):
+        tools = list(tools)
+        made = [tool for tool in tools if isinstance(tool, Tool)]
+        if len(made) == len(tools):
+            return made
+    from clawmode.tool_function import read_tools  # takes a while, and most have used `@tool`
+
+    return read_tools(tools)
+
+
+def _broken_json(error: Exception) -> str:
+    if not isinstance(error, json.JSONDecodeError):
+        return (
+            "The arguments are not valid JSON: they are nested too deeply, or a number is too long."
+        )
+    where = f"line {error.lineno}, column {error.colno}"
+    return f"The arguments are not valid JSON: {where}: {error.msg}."
 
 
 def _read_settings(

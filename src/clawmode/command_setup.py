@@ -12,13 +12,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from warnings import catch_warnings
 
 from clawmode import config_file, json5
 from clawmode.agent import settings
 from clawmode.agent.settings import Configuration
 from clawmode.catalog import Catalog
 from clawmode.config import CodeModeConfig
-from clawmode.exceptions import ConfigurationError
+from clawmode.exceptions import ClawmodeWarning, ConfigurationError
 from clawmode.mcp import config as server_config
 from clawmode.mcp.config import McpConfig
 from clawmode.mcp.settings import ServerSettings
@@ -110,8 +111,9 @@ def set_up(options: Options) -> Setup:
     notes = [problem.text for problem in configured.report.warnings]
     agent = settings.agent(configured.configuration, AGENT)
     limits: dict[str, Any] = dict(options.limits)
-    config = replace(agent.code_mode, **limits)
-    for name, used in ((name, getattr(config.clamped(), name)) for name in limits):
+    with catch_warnings(action="ignore", category=ClawmodeWarning):  # the notes have it
+        config = replace(agent.code_mode, **limits)
+    for name, used in ((name, getattr(config, name)) for name in limits):
         if used != limits[name]:
             notes.append(f"{option_of(name)} {limits[name]} is out of range: {used} is used")
     servers = configured.servers.unwrap()

@@ -8,11 +8,12 @@ number that is out of its range is brought into it, and said so. Which JSON it i
 import difflib
 import json
 import re
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, TypeAlias
 
-from clawmode.exceptions import ConfigurationError
+from clawmode.exceptions import ClawmodeWarning, ConfigurationError
 from clawmode.sandbox.protocol import LANGUAGES, Language
 from clawmode.types import JsonValue
 
@@ -46,12 +47,17 @@ SUSPENDED_DURABLE = 10_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CodeModeConfig:
-    """The settings of code mode. `clamped` puts every number into its range.
+    """The settings of code mode.
+
+    A number out of its range is brought into it, with a `ClawmodeWarning`.
 
     Attributes:
         enabled: Whether runs of an agent get code mode; a `CodeMode` made by hand always has it.
         index_max_chars: How long the index of signatures in the prompt may be; 0 switches it off.
         max_suspended_runs: How many programs may be parked; 0 leaves it to `clamped`.
+
+    Raises:
+        ConfigurationError: A value is of the wrong type, or is none of the known ones.
     """
 
     enabled: bool = False
@@ -69,16 +75,30 @@ class CodeModeConfig:
     index_max_chars: int = 4000
     max_suspended_runs: int = 0
 
+    def __post_init__(self) -> None:
+        for name in KEYS.values():
+            value = getattr(self, name)
+            plain = list(value) if isinstance(value, tuple) else value
+            if fault := _fault(name, Setting(f"CodeModeConfig.{name}", plain)):
+                raise fault
+        object.__setattr__(self, "languages", tuple(self.languages))
+        used, reasons = _settle({name: getattr(self, name) for name in _NUMBERS})
+        for name, number in used.items():
+            value = getattr(self, name)
+            if name in reasons and value != _DEFAULTS[name]:
+                text = _not_used(value, reasons[name], number)
+                # At the line that makes the object: `__init__` stands between.
+                warnings.warn(f"CodeModeConfig.{name}: {text}", ClawmodeWarning, stacklevel=3)
+            object.__setattr__(self, name, number)
+
     def clamped(self, *, durable: bool = False) -> "CodeModeConfig":
-        """The same with every number usable: not positive is the default, then come the ranges.
+        """The same with a limit on parked programs, if none was set.
 
         Args:
             durable: Parked programs outlive the process, so more of them may be kept.
         """
-        used, _ = _settle({name: getattr(self, name) for name in _NUMBERS})
         unset = SUSPENDED_DURABLE if durable else SUSPENDED_IN_MEMORY
-        used["max_suspended_runs"] = used["max_suspended_runs"] or unset
-        return replace(self, **used)
+        return replace(self, max_suspended_runs=self.max_suspended_runs or unset)
 
     @classmethod
     def from_json(
@@ -160,7 +180,9 @@ def resolve(*layers: Setting) -> Resolution:
 
 _CHOICES: dict[str, tuple[str, ...]] = {"runtime": ("quickjs-wasi",), "mode": ("only",)}
 _NUMBERS = RANGES | {"max_suspended_runs": SUSPENDED_RUNS}
-_DEFAULTS: dict[str, int] = {name: getattr(CodeModeConfig(), name) for name in _NUMBERS}
+_DEFAULTS: dict[str, Any] = {
+    member.name: member.default for member in fields(CodeModeConfig) if member.name in _NUMBERS
+}
 
 
 def _camel(name: str) -> str:
@@ -233,8 +255,7 @@ def _build(settings: Mapping[str, Setting], found: Resolution) -> CodeModeConfig
     used, reasons = _settle(_DEFAULTS | {name: values[name] for name in _NUMBERS if name in values})
     for name, setting in settings.items():
         if name in reasons:
-            instead = used[name] or "the default"
-            message = f"{show(setting.value)} {reasons[name]}: {instead} is used"
+            message = _not_used(setting.value, reasons[name], used[name])
             found.warnings.append(ConfigWarning(setting.path, message))
     values.update(used)
     return CodeModeConfig(**values)
@@ -258,6 +279,10 @@ def _settle(numbers: Mapping[str, object]) -> tuple[dict[str, int], dict[str, st
         else:
             used[name] = number
     return used, reasons
+
+
+def _not_used(value: JsonValue, reason: str, used: int) -> str:
+    return f"{show(value)} {reason}: {used or 'the default'} is used"
 
 
 def _integer(value: object) -> int | None:

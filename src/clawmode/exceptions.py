@@ -10,9 +10,11 @@
     │       │   └── SnapshotKeyLost  sealed by a key that is not known here
     │       ├── SnapshotTooLarge     over the limits, before anything was restored
     │       └── StoreUnavailable     the store cannot be read or written
+    ├── NotOpen                      an object was used outside of its `async with`
     ├── ConfigurationError           a setting that cannot be meant: nothing starts with it
     │   ├── DuplicateTool            two tools of one run with one id
-    │   └── InvalidTool              what no tool can be made of; a TypeError too
+    │   ├── InvalidTool              what no tool can be made of; a TypeError too
+    │   └── UnknownHook              no event has that name; a ValueError too
     ├── ToolLookupError              a reference that leads to no tool; carries a code for the guest
     │   ├── UnknownTool              no visible tool has that id or name
     │   └── AmbiguousTool            several have that name
@@ -29,6 +31,8 @@
     ├── RpcError                     `gateway/protocol`: a request that is answered with an error
     ├── TokenError, LedgerUnavailable, GatewayRuns   `gateway/`: it cannot let in, remember, start
     └── ExportError                  `agent/trajectory_export`: a bundle cannot be written
+
+    ClawmodeWarning                  a `UserWarning`: a setting is not used as it stands
 
 Guest failure is never an exception: it is a `Failed` outcome with a code. Host trouble is one of
 these, and becomes data at the edge of `code_mode`.
@@ -115,6 +119,14 @@ class SnapshotTooLarge(SnapshotError):
     code = "snapshot_limit_exceeded"
 
 
+class NotOpen(ClawmodeError):
+    """An object was used before it was entered with `async with`."""
+
+
+class ClawmodeWarning(UserWarning):
+    """A setting in a program's own code is not used as it stands."""
+
+
 class ConfigurationError(ClawmodeError):
     """What was configured cannot be used: fail closed.
 
@@ -143,6 +155,10 @@ class DuplicateTool(ConfigurationError):
 
 class InvalidTool(ConfigurationError, TypeError):
     """No tool can be made of a function, or of what was given in its place."""
+
+
+class UnknownHook(ConfigurationError, ValueError):
+    """A hook was registered for an event that does not exist."""
 
 
 class ToolLookupError(ClawmodeError):

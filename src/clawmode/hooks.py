@@ -19,7 +19,7 @@ from typing import Any, Literal, TypeAlias
 import anyio
 
 from clawmode.context import RunContext
-from clawmode.exceptions import ErrorCode
+from clawmode.exceptions import ErrorCode, UnknownHook
 from clawmode.foreign import is_ours, told
 from clawmode.tools import JsonObject, ToolResult
 from clawmode.types import JsonValue
@@ -193,12 +193,12 @@ class Hooks:
         """Registers a hook, until what it returns is called.
 
         Raises:
-            ValueError: There is no such hook.
+            UnknownHook: There is no such hook.
         """
         if event not in NAMES:
             near = difflib.get_close_matches(event, sorted(NAMES), n=1)
             hint = f"did you mean {near[0]}?" if near else "one of " + ", ".join(sorted(NAMES))
-            raise ValueError(f"there is no hook {event[:80]!r}: {hint}")
+            raise UnknownHook(f"there is no hook {event[:80]!r}: {hint}")
         label = name or getattr(hook, "__qualname__", None) or repr(hook)
         registered = Registered(event, hook, priority, label)
         hooks = self._registered.setdefault(event, [])

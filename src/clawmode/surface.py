@@ -9,6 +9,7 @@ from typing import Literal, TypeAlias
 
 from clawmode.catalog import Catalog
 from clawmode.config import CodeModeConfig
+from clawmode.exceptions import ConfigurationError
 from clawmode.mcp_namespace import McpNamespace
 from clawmode.namespaces import NamespaceRuntime
 from clawmode.tools import JsonObject
@@ -137,4 +138,6 @@ def definition(format: Format, name: str, description: str, schema: JsonObject) 
             return {"name": name, "description": description, "inputSchema": schema}
         case _:
             known = "openai, openai-responses, anthropic, mcp"
-            raise ValueError(f"no format {format!r}: one of {known}")
+            raise ConfigurationError(
+                f"there is no format {format!r}; use one of {known}", path="format", expected=known
+            )

@@ -8,7 +8,7 @@ import functools
 import inspect
 import sys
 import types
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, TypeAlias, Union, get_args, get_origin, overload
 
@@ -106,6 +106,24 @@ def tool(
         )
 
     return make if function is None else make(function)
+
+
+def read_tools(given: "Iterable[Tool | Function]", path: str = "tools") -> list[Tool]:
+    """Tools as users list them: a plain function is taken as if it had `@tool`.
+
+    Raises:
+        InvalidTool: It is no list, or something in it is neither a tool nor a function.
+    """
+    if isinstance(given, Tool) or not isinstance(given, Iterable):
+        kind = type(given).__name__
+        raise InvalidTool(f"{path}: expected a list of tools, found one {kind}: write [it]")
+    found: list[Tool] = []
+    for each in given:
+        if not isinstance(each, Tool) and not callable(each):
+            kind = type(each).__name__
+            raise InvalidTool(f"{path}: expected tools or functions, found {kind}: see `@tool`")
+        found.append(each if isinstance(each, Tool) else tool(each))
+    return found
 
 
 class _Generator(GenerateJsonSchema):

@@ -20,6 +20,7 @@ from clawmode.agent.hooks import (
     SendDecision,
 )
 from clawmode.context import RunContext
+from clawmode.exceptions import UnknownHook
 from clawmode.hooks import NAMES, Hooks
 from clawmode.messages import Text, ToolMessage, UserMessage
 
@@ -47,7 +48,7 @@ def hooks(event: str, *answers: Any) -> AgentHooks:
 
 
 def test_a_hook_that_nobody_calls_cannot_be_registered() -> None:
-    with pytest.raises(ValueError, match="did you mean before_tool_call"):
+    with pytest.raises(UnknownHook, match="did you mean before_tool_call"):
         Hooks().on("before_toolcall", print)
 
 

@@ -19,6 +19,7 @@ from anyio.abc import TaskGroup
 from clawmode.exceptions import (
     Aborted,
     DeadlineExceeded,
+    NotOpen,
     RuntimeUnavailable,
     SandboxError,
     SnapshotTooLarge,
@@ -393,7 +394,8 @@ class Pool:
 
     async def _acquire(self, cell: Cell, deadline: float, *, resuming: bool) -> WorkerProcess:
         """A live worker that holds this cell, or no cell at all; it is no longer idle."""
-        assert self._life.tasks is not None, "a pool is used inside of `async with`"
+        if self._life.tasks is None:
+            raise NotOpen("The pool is not open: use it inside of `async with Pool() as pool:`.")
         if cell.moving is not None:
             with anyio.move_on_after(deadline - time.monotonic()):
                 await cell.moving.wait()
