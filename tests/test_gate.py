@@ -230,3 +230,108 @@ async def test_the_decision_is_asked_for_again_by_the_next_process(
         (question,) = approvals.pending()
         approvals.resolve(question.id, "allow-once")
         assert (await two.wait(result.run_id)).value == 2
+
+
+# ---- Time, aborts, and what is told afterwards ----
+
+SHORT = CodeModeConfig(timeout_ms=150)
+
+
+async def hang(event: Any) -> Any:
+    await anyio.sleep_forever()
+
+
+@pytest.mark.covers("B-6", "EX-2")
+async def test_hooks_that_do_not_answer_end_exec_at_its_deadline(pool: Pool) -> None:
+    hooks = Hooks()
+    hooks.before_tool_call(hang)
+    async with open_code_mode(pool, hooks, config=SHORT) as code_mode:
+        with anyio.fail_after(2):
+            result = await code_mode.exec("return 1")
+    assert (result.status, result.code) == ("failed", "timeout")
+    assert result.error is not None
+    assert "never ran: the `before_tool_call` hooks" in result.error
+
+
+@pytest.mark.covers("B-6", "EX-2")
+async def test_an_approver_that_does_not_answer_ends_exec_at_its_deadline(pool: Pool) -> None:
+    resolutions: list[str] = []
+    wish = RequireApproval(title="May it?", on_resolution=resolutions.append)
+    hooks, _ = hooked(ToolCallDecision(require_approval=wish))
+    approvals = Approvals(approver=hang)
+    async with open_code_mode(pool, hooks, config=SHORT, approvals=approvals) as code_mode:
+        with anyio.fail_after(2):
+            result = await code_mode.exec("return await tools.add({a: 1, b: 2})")
+    assert (result.code, result.calls, resolutions) == ("timeout", [], ["cancelled"])
+    assert result.error is not None
+    assert "never ran: the approver" in result.error
+
+
+@pytest.mark.covers("B-6", "EX-2")
+async def test_a_slow_hook_afterwards_does_not_hold_exec_open(pool: Pool) -> None:
+    hooks, seen, go_on = Hooks(), anyio.Event(), anyio.Event()
+
+    @hooks.after_tool_call
+    async def slow(ended: AfterToolCall) -> None:
+        await go_on.wait()
+        seen.set()
+
+    async with open_code_mode(pool, hooks, config=SHORT) as code_mode:
+        with anyio.fail_after(2):
+            assert (await code_mode.exec("return 1")).value == 1
+        go_on.set()
+        with anyio.fail_after(2):
+            await seen.wait()
+
+
+@pytest.mark.covers("B-7", "WA-10")
+@pytest.mark.parametrize("stage", ["hook", "approver"])
+@pytest.mark.parametrize("how", ["abort", "end_run", "aclose"])
+async def test_a_cell_in_the_gate_is_known_and_can_be_ended(
+    pool: Pool, stage: str, how: str
+) -> None:
+    asked, ran = anyio.Event(), list[str]()
+
+    async def stop(event: Any) -> Any:
+        asked.set()
+        await anyio.sleep_forever()
+
+    @tool
+    async def effect() -> None:
+        """Do it."""
+        ran.append("effect")
+
+    hooks, _ = hooked({"requireApproval": {"title": "May it?"}})
+    approvals = Approvals(approver=stop)
+    if stage == "hook":
+        hooks.before_tool_call(stop)
+    results: list[Any] = []
+    async with CodeMode(tools=[effect], pool=pool, hooks=hooks, approvals=approvals) as code_mode:
+
+        async def execute() -> None:
+            results.append(await code_mode.exec("return await tools.effect()"))
+
+        with anyio.fail_after(5):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(execute)
+                await asked.wait()
+                (run_id,) = code_mode.cells()
+                if how == "abort":
+                    assert await code_mode.abort(run_id)
+                else:
+                    await getattr(code_mode, how)()
+        assert code_mode.cells() == {}
+    assert (results[0].code, ran) == ("aborted", [])
+
+
+@pytest.mark.covers("B-19", "HK-2")
+async def test_hooks_are_shown_afterwards_the_program_that_ran(pool: Pool) -> None:
+    hooks, ended = Hooks(), list[AfterToolCall]()
+    other = ToolCallDecision(params={"code": "return 2", "language": "typescript"})
+    hooks.before_tool_call(lambda event: other)
+    hooks.after_tool_call(ended.append)
+    async with open_code_mode(pool, hooks) as code_mode:
+        assert (await code_mode.exec("return 1")).value == 2
+    (call,) = [each.call for each in ended]
+    assert call.params == {"code": "return 2", "command": "return 2", "language": "typescript"}
+    assert call.tool_input_kind == "typescript"

@@ -25,7 +25,7 @@ from clawmode.calls import Calls
 from clawmode.catalog import Catalog
 from clawmode.config import CodeModeConfig
 from clawmode.context import RunContext
-from clawmode.driver import Driver, Installed
+from clawmode.driver import MARGIN, Driver, Installed
 from clawmode.exceptions import (
     Aborted,
     ClawmodeWarning,
@@ -436,25 +436,58 @@ class CodeMode:
         if self._gate.open:
             return await self._result(run, self._driver.start(run, deadline))
         params = gate_input(Start(code, checked))
-        result = await self._exec_gated(run, params, deadline)
-        await self._gate.tell(params, call_id, result.to_json(), time.monotonic() - began)
+        result, params = await self._exec_gated(run, params, deadline)
+        seconds = time.monotonic() - began
+        await self._tell_hooks(params, call_id, result.to_json(), seconds, deadline)
         return result
 
-    async def _exec_gated(self, run: Run, params: JsonObject, deadline: float) -> CodeModeResult:
-        """Runs a cell as hooks and people allow it."""
+    async def _exec_gated(
+        self, run: Run, params: JsonObject, deadline: float
+    ) -> tuple[CodeModeResult, JsonObject]:
+        """Runs a cell as hooks and people allow it; also returns what they made of `params`."""
         try:
-            admitted = await self._gate.admit(params, run.parent_id)
+            with self._driver.admitting(run, deadline, "the `before_tool_call` hooks"):
+                admitted = await self._gate.admit(params, run.parent_id)
+            params = admitted.params
             checked = self._check(admitted.code, admitted.language)
             if isinstance(checked, CodeModeResult):
-                return checked
+                return checked, params
             run.start = Start(admitted.code, checked)
             if admitted.question is not None and self.approvals.inline:
-                await self.executor.ask(admitted.question)
-            elif admitted.question is not None:
-                self._calls.open_gate(run, admitted.question)
+                with self._driver.admitting(run, deadline, "the approver"):
+                    await self.executor.ask(admitted.question)
         except ToolFailure as error:
-            return self._failed("invalid_input", str(error))
-        return await self._result(run, self._driver.start(run, deadline))
+            return self._failed("invalid_input", str(error)), params
+        except SandboxError as error:
+            return self._failed(error.code, str(error)), params
+        if admitted.question is not None and not self.approvals.inline:
+            self._calls.open_gate(run, admitted.question)
+        return await self._result(run, self._driver.start(run, deadline)), params
+
+    async def _tell_hooks(
+        self,
+        params: JsonObject,
+        call_id: str,
+        result: JsonObject,
+        seconds: float,
+        deadline: float,
+    ) -> None:
+        """Shows the hooks what ran. At the deadline, slow ones continue without the caller."""
+        told = anyio.Event()
+
+        async def tell() -> None:
+            try:
+                await self._gate.tell(params, call_id, result, seconds)
+            finally:
+                told.set()
+
+        if self._life.tasks is None or self._closed:
+            await tell()
+            return
+        self._life.tasks.start_soon(tell)
+        # A program that took all of its time leaves them a little.
+        with anyio.move_on_after(max(deadline - time.monotonic(), MARGIN)):
+            await told.wait()
 
     async def wait(self, run_id: str, *, call_id: str = "wait") -> CodeModeResult:
         """Resumes a cell that an earlier result left waiting.

@@ -1,9 +1,10 @@
 """From one step of a cell to the next: batches accepted, replies awaited, parked, taken up."""
 
+import contextlib
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 import anyio
@@ -54,6 +55,9 @@ SWEEP = 30.0
 
 MAX_LEDGERS = 256
 
+NOT_ADMITTED = (
+    "The program never ran: {who} of `exec` did not answer before its deadline (`timeoutMs`)."
+)
 UNANSWERED = "The time ran out while the program waited for an answer."
 
 
@@ -73,7 +77,7 @@ class Driver:
     store's.
 
     Attributes:
-        active: The cells that are driven now.
+        active: The cells that are driven now, and those whose hooks are still asked.
         parked: Cells that this object has parked, and that have not ended as far as it knows; with
             the `due` and `due_at` of each, which hold even if the wall clock is set meanwhile.
         ledgers: What the cells that it parked have done, for whoever asks after their end. Bounded.
@@ -95,6 +99,32 @@ class Driver:
     parks: bool = True
 
     # ---- Ways in ----
+
+    @contextlib.contextmanager
+    def admitting(self, run: Run, deadline: float, who: str) -> Iterator[None]:
+        """Around the question whether a cell may start: an abort and the deadline end it.
+
+        Args:
+            run: The cell.
+            deadline: Of its `exec`, by `time.monotonic`.
+            who: Who is asked, for the error.
+
+        Raises:
+            Aborted: The cell was aborted meanwhile.
+            DeadlineExceeded: There was no answer in time.
+        """
+        left = self._last(deadline) - time.monotonic()
+        with anyio.move_on_after(left) as run.gate:
+            self.active[run.id] = run
+            try:
+                yield
+            finally:
+                del self.active[run.id]
+        cancelled, run.gate = run.gate.cancelled_caught, None
+        if run.ended:
+            raise Aborted
+        if cancelled:
+            raise DeadlineExceeded(NOT_ADMITTED.format(who=who))
 
     async def start(self, run: Run, deadline: float) -> Done | Failed | None:
         """Starts a cell, as soon as its gate is open. None: it waits, and is parked.
@@ -174,6 +204,9 @@ class Driver:
 
     async def _abort_active(self, run: Run) -> None:
         run.ended = True
+        if run.gate is not None:
+            run.gate.cancel()
+            return
         assert run.cell is not None
         await self.pool.abort(run.cell)
         self.calls.group(run).tell()

@@ -18,10 +18,15 @@ from clawmode.tools import JsonObject, ToolResult
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """A cell as the hooks left it, and whom to ask about it."""
+    """A cell as the hooks left it, and whom to ask about it.
+
+    Attributes:
+        params: What the hooks made of the arguments; the program is in it under both names.
+    """
 
     code: str
     language: str
+    params: JsonObject
     question: Question | None
 
 
@@ -61,11 +66,12 @@ class Gate:
         admission = await self.executor.admit(self.event(params, call_id), EXEC, patience)
         code, language = _rewritten(params, admission.params)
         question = admission.question
+        shown: JsonObject = {"code": code, "command": code, "language": language}
+        shown = admission.params | shown
         if question is not None:
             # The person sees what would run, under both names.
-            shown: JsonObject = {"code": code, "command": code, "language": language}
-            question = replace(question, input=admission.params | shown)
-        return Admitted(code, language, question)
+            question = replace(question, input=shown)
+        return Admitted(code, language, shown, question)
 
     async def tell(
         self, params: JsonObject, call_id: str, result: JsonObject, seconds: float

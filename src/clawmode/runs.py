@@ -170,6 +170,7 @@ class Run:
 
     Attributes:
         start: What it starts with, until it has started.
+        gate: Cancels the hooks and approvers that are asked whether it may start.
         stored: Whether the store knows it: then its id has been handed out.
         since: When it was started, or taken up again, by `time.time`.
         due: When its next timer is due, in milliseconds since 1970; 0: there is none.
@@ -179,6 +180,7 @@ class Run:
     parent_id: str
     output_left: int
     start: Start | None = None
+    gate: anyio.CancelScope | None = None
     cell: Cell | None = None
     id: str = field(default_factory=lambda: "cm_" + secrets.token_hex(16))
     output: list[JsonValue] = field(default_factory=list[JsonValue])
