@@ -48,6 +48,28 @@ class Compiler:
         assert bool(found) == bool(done.returncode), done.stdout + done.stderr
         return found
 
+    def emit(self, sources: list[str]) -> list[str]:
+        """The JavaScript that it makes of each source, types unchecked."""
+        for number, source in enumerate(sources):
+            (self._folder / f"case{number}.ts").write_text(source, encoding="utf-8")
+        subprocess.run(
+            [
+                *(self._program, "--noCheck", "--target", "es2022", "--lib", "es2022"),
+                *("--types", "", "--outDir", "made", "--pretty", "false"),
+                *(f"case{number}.ts" for number in range(len(sources))),
+            ],
+            cwd=self._folder,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=SECONDS,
+            check=True,
+        )
+        made = self._folder / "made"
+        return [
+            (made / f"case{number}.js").read_text(encoding="utf-8")
+            for number in range(len(sources))
+        ]
+
 
 def find_compiler(folder: Path) -> Compiler:
     """The compiler, writing to a folder; skips the test where none is pinned for the machine."""

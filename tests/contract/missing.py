@@ -49,7 +49,6 @@ MISSING: frozenset[str] = frozenset(
         "S-22",
         "B-2",
         "B-3",
-        "B-4",
         "B-5",
         "B-8",
         "B-9",

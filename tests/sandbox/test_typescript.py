@@ -36,6 +36,9 @@ REPRINTED = {
     "angle-bracket assertion",
     "enum, namespace and class merge",
     "reprinted strings keep their escapes",
+    "a semicolon after a type",
+    "a semicolon after a declaration",
+    "a computed field after a declared one",
 }
 
 

@@ -1,13 +1,16 @@
 """TypeScript does what it means: the cases of `typescript_cases.json`, run as cells."""
 
 import json
+import random
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.sandbox.stepping import failure_of, value_of
+from tests.compiler import find_compiler
+from tests.sandbox.stepping import failure_of, finish, value_of
 
 from clawmode.sandbox.pool import Pool
+from clawmode.sandbox.protocol import Done
 
 pytestmark = pytest.mark.anyio
 
@@ -23,6 +26,95 @@ REPRINTED = "enum Level { Low, High }"
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
 async def test_a_typescript_cell_does_what_it_means(pool: Pool, case: dict[str, Any]) -> None:
     assert await value_of(pool, case["source"], language="typescript") == case["expect"]
+
+
+BEFORE = """const seen: unknown[] = []
+const f = (...given: unknown[]) => { seen.push(given.length, typeof given[0]); return f }
+f.length2 = 2
+let i = 1, g = 2
+"""
+STATEMENTS = [
+    "let a: any = f",
+    "a2 = [f, f]",
+    "f(1)",
+    "const o = {}",
+    "i++",
+    "var h = `t`",
+    "// f;",
+]
+DECLARATIONS = [
+    "type Z = number",
+    'type Z = { a: 1; b: "😀;" }',
+    "interface Z { a: number; b(): void }",
+    "declare let q: string",
+    "declare const q: Array<\n  string\n>",
+    "declare function q(): void",
+    "declare class Q { m(): void }",
+    "type Y = 1\ntype Z<T> = T extends string ? 1 : 2",
+    "let z: number = 4 as any",
+]
+NEXT_STATEMENTS = [
+    "(f)(5)",
+    "[1, 2].forEach(f)",
+    "`x${i}`.at(0)",
+    "+i",
+    "-f(3)",
+    "/i/g.test('i')",
+    "++i",
+]
+MEMBERS = ["x = f", "x", "static x = [1]", "x = 1 // c;", "m() {}", "x = 1;"]
+REMOVED = [
+    "declare y: number",
+    "n?(): void",
+    "k(a: string): void\nk(): void\nk() {}",
+    "abstract n(): 1",
+]
+NEXT_MEMBERS = [
+    "['z'] = 3",
+    "*z() {}",
+    "in = 3",
+    "['z']() {}",
+    "static ['z'] = 4",
+    "instanceof = 1",
+]
+SEPARATORS = ["\n", "\n;", ";\n", "\n\n// c;\n;", " /* c */\n;", "; ", ";", "\n\ufeff;\n"]
+
+
+def joints() -> list[str]:
+    """Cells in which a declaration stands where removing it could join what is around it."""
+    draw = random.Random(4)
+    made = []
+    for _ in range(150):
+        end = draw.choice(SEPARATORS)
+        lines = [
+            draw.choice(STATEMENTS),
+            draw.choice(DECLARATIONS) + end + draw.choice(NEXT_STATEMENTS),
+        ]
+        made.append(
+            BEFORE + "let a2: unknown\n" + "\n".join(lines) + "\nreturn [seen, i, typeof a2]"
+        )
+    for _ in range(100):
+        end = draw.choice(SEPARATORS)
+        lines = [draw.choice(MEMBERS), draw.choice(REMOVED) + end + draw.choice(NEXT_MEMBERS)]
+        body = "abstract class A {\n" + "\n".join(lines) + "\n}\nclass B extends A {}\n"
+        made.append(
+            BEFORE + body + "return [Object.entries(new B()), Object.entries(A), "
+            "Object.getOwnPropertyNames(A.prototype)]"
+        )
+    return made
+
+
+@pytest.mark.covers("B-4", "IN-6")
+async def test_a_declaration_that_is_removed_joins_nothing(pool: Pool, tmp_path: Path) -> None:
+    sources = joints()
+    compiled = find_compiler(tmp_path).emit(
+        [f"async function cell() {{\n{source}\n}}\n" for source in sources]
+    )
+    for source, javascript in zip(sources, compiled, strict=True):
+        expected = await value_of(pool, javascript + "\nreturn await cell()")
+        outcome = await finish(pool, source, language="typescript")
+        assert isinstance(outcome, Done), (source, outcome)
+        assert json.loads(outcome.value) == expected, source
 
 
 @pytest.mark.covers("IN-6", "IN-7")

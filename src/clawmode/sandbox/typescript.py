@@ -6,7 +6,8 @@ again. There are two ways through:
 - *strip*: types become spaces, and every line and column stays. Nearly every cell.
 - *reprint*: where spaces cannot do it (an enum, a namespace with values, parameter properties,
   `<T>value`), SWC prints the cell anew, with a map back. It may then rename a variable that shadows
-  another (`x` to `x1`) and lose comments.
+  another (`x` to `x1`) and lose comments. This is also the way where spaces in the place of a
+  declaration would join the statements around it: see `_joins`.
 
 Decorators are refused, as QuickJS has none. Left to the engine's own SyntaxError: what SWC does not
 look at (a second `let` of one name, `break` outside of a loop) or passes on (`accessor`).
@@ -102,7 +103,8 @@ class TypeScript:
             if complaint.code == "UnsupportedSyntax":
                 return self._reprint(source)
             raise self._diagnose(source, complaint) from None
-        return Transformed(_unwrap(stripped["code"], self._head, self._tail, source), None)
+        code = _unwrap(stripped["code"], self._head, self._tail, source)
+        return self._reprint(source) if _joins(source, code) else Transformed(code, None)
 
     def close(self) -> None:
         """Frees what wasmtime holds. Nothing can be transformed afterwards."""
@@ -236,6 +238,39 @@ def _unwrap(code: str, head: str, tail: str, source: str) -> str:
         return code[len(head) : -len(tail)]
     # For one, a last line `declare` takes the tail for a declaration to blank.
     raise _error_at(source, len(source), "Unexpected end of the cell")
+
+
+_SPACE = r"[\s\ufeff]"
+_CONTINUES = re.compile(r"[(\[`+\-/*]|\.\d|in\b|instanceof\b")
+_GAP = re.compile(rf"(?<!{_SPACE}){_SPACE}{{4,}}+(?={_CONTINUES.pattern})")
+_TRIVIA = re.compile(rf"(?:{_SPACE}|//[^\n\r\u2028\u2029]*|/\*(?s:.*?)\*/)*+")
+_NEW_LINE = re.compile(r"[\n\r\u2028\u2029]")
+_ASTRAL = re.compile("[\U00010000-\U0010ffff]")
+
+
+def _joins(source: str, code: str) -> bool:
+    """True if the code around a removed declaration may be joined where the source was not.
+
+    SWC blanks the `;` of a declaration too, and then adds no other. In a class body it never adds
+    one. A `(` or `[` after the declaration then continues the statement before the declaration.
+    """
+    if len(code) != len(source):  # two spaces stand for a character of two UTF-16 units
+        source = _ASTRAL.sub("##", source)
+        code = _ASTRAL.sub("##", code)
+    judged = 0
+    for gap in _GAP.finditer(code):
+        start, end = gap.span()
+        if start < judged or source[start:end] == code[start:end]:
+            continue
+        if start and code[start - 1] == ";" != source[start - 1]:
+            continue  # SWC has put it there
+        trivia = _TRIVIA.match(code, end)
+        judged = trivia.end() if trivia else end
+        removed = source[start:end].rstrip()
+        ended = removed.endswith(";") or _NEW_LINE.search(source, start + len(removed), judged)
+        if ended and _CONTINUES.match(code, judged):
+            return True
+    return False
 
 
 def _refuse_lone_surrogates(source: str) -> None:
