@@ -37,7 +37,6 @@ MISSING: frozenset[str] = frozenset(
         "N-48",
         "S-1",
         "S-2",
-        "S-5",
         "S-8",
         "S-10",
         "S-11",

@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +19,7 @@ from websockets.asyncio.server import serve as serve_sockets
 from websockets.exceptions import ConnectionClosed
 
 from clawmode.gateway import place, protocol
+from clawmode.gateway.admission import Accepted
 from clawmode.gateway.client import Events, GatewayClient
 from clawmode.gateway.place import Place
 from clawmode.gateway.server import Listen, Wire, serve
@@ -38,6 +39,7 @@ class Wired(Inside):
     url: str = ""
     port: int = 0
     wire: Wire | None = None
+    strangers: Collection[Accepted] = ()
 
     def connect(self, **options: Any) -> GatewayClient:
         """A client, not connected yet."""
@@ -69,6 +71,7 @@ async def wired(
         with listen.bind() as bound, _announced(state, listen, bound, it, announced):
             wire = Wire(it.dispatcher)
             made = Wired(**vars(it), url=listen.url(bound), port=bound.getsockname()[1], wire=wire)
+            made.strangers = bound.strangers
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(serve, wire, listen, bound, closed)
                 try:
@@ -109,14 +112,18 @@ class Started:
         folder: Where it runs, and its configuration is.
         state: Its state folder.
         arguments: Beside `--json`.
+        files: The limit on open files, soft and hard; 0 leaves it as it is.
     """
 
-    def __init__(self, folder: Path, state: Path, *arguments: str, port: int = 0) -> None:
+    def __init__(
+        self, folder: Path, state: Path, *arguments: str, port: int = 0, files: int = 0
+    ) -> None:
         self.state = state
         self.log = folder / "gateway.log"
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 [
+                    *(("/bin/sh", "-c", f'ulimit -n {files}; exec "$@"', "sh") if files else ()),
                     *(sys.executable, "-m", "clawmode", "gateway", "--json"),
                     *("--port", str(port), "--state", str(state), *arguments),
                 ],

@@ -21,7 +21,7 @@ from tests.gateway.inside import Inside, echo, events, inside, until
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
-from clawmode.gateway import logs, place, protocol, server
+from clawmode.gateway import admission, logs, place, protocol
 from clawmode.gateway.ledger import Ledger, LedgerUnavailable
 from clawmode.gateway.tokens import TokenError, Tokens
 from clawmode.redaction import Redactor
@@ -212,7 +212,7 @@ async def test_connections_that_say_nothing_at_all_are_closed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else everybody on the machine can use up the descriptors of the process."""
-    monkeypatch.setattr(server, "CONNECT_SECONDS", 0.2)
+    monkeypatch.setattr(admission, "CONNECT_SECONDS", 0.2)
     async with wired(tmp_path) as it, await anyio.connect_tcp("127.0.0.1", it.port) as raw:
         with pytest.raises(anyio.EndOfStream), anyio.fail_after(3):
             await raw.receive()
@@ -330,7 +330,7 @@ async def test_a_stranger_who_does_not_read_is_ended_in_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """256 of them would keep everybody out for as long as they like."""
-    monkeypatch.setattr(server, "CONNECT_SECONDS", 1.0)
+    monkeypatch.setattr(admission, "CONNECT_SECONDS", 1.0)
 
     def fill(raw: sockets.socket) -> None:
         with suppress(OSError):
@@ -338,14 +338,14 @@ async def test_a_stranger_who_does_not_read_is_ended_in_time(
                 raw.sendall(PINGS)
 
     async with wired(tmp_path) as it:
-        wire = it.wire
-        assert wire is not None
+        strangers = it.strangers
         with sockets.create_connection(("127.0.0.1", it.port), timeout=1) as raw:
             raw.sendall(UPGRADE)
             await anyio.to_thread.run_sync(raw.recv, 65_536)
+            assert len(strangers) == 1
             await anyio.to_thread.run_sync(fill, raw)
-            await patiently(lambda: wire._strangers == 0)
-            left = wire._strangers
+            await patiently(lambda: not strangers)
+            left = len(strangers)
     assert left == 0
 
 

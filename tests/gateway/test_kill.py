@@ -58,7 +58,7 @@ async def test_a_gateway_that_is_killed_goes_on_where_it_was(tmp_path: Path) -> 
     (tmp_path / "shop.py").write_text(SHOP)
     bought, state = tmp_path / "bought.txt", tmp_path / "state"
     with serving(clerk) as server:
-        _configure(tmp_path, server.url)
+        configure(tmp_path, server.url)
         with Started(tmp_path, state, "--tools", "shop:TOOLS") as first:
             async with GatewayClient.local(state) as client:
                 before = [await order(client, number) for number in range(ORDERS)]
@@ -93,11 +93,12 @@ async def _until(check: Any) -> None:
         await anyio.sleep(0.01)
 
 
-def _configure(folder: Path, url: str) -> None:
+def configure(folder: Path, url: str, *, code_mode: bool = True, **more: Any) -> None:
     provider = {"baseUrl": url, "api": "anthropic-messages", "apiKey": "of no use elsewhere"}
     whole = {
         "agents": {"defaults": {"model": "mine/small"}},
         "models": {"providers": {"mine": provider}},
-        "tools": {"codeMode": True},
+        "tools": {"codeMode": code_mode},
+        **more,
     }
     (folder / "clawmode.json5").write_text(json.dumps(whole))

@@ -20,6 +20,7 @@ from clawmode.cron.job import configured_jobs
 from clawmode.cron.jobs import Jobs
 from clawmode.exceptions import ClawmodeError, ConfigurationError
 from clawmode.gateway import place, protocol
+from clawmode.gateway.admission import Descriptors, raise_descriptor_limit
 from clawmode.gateway.catalog import METHODS
 from clawmode.gateway.dispatch import Dispatcher
 from clawmode.gateway.ledger import Ledger
@@ -79,6 +80,8 @@ class GatewayCommand:
             text = f"{listen.host}:{listen.port} cannot be listened at: {reason}"
             raise ConfigurationError(text, path="gateway.port") from None
         with bound:
+            descriptors = self._share_descriptors()
+            bound.most = descriptors.strangers
             here = Place(
                 pid=os.getpid(),
                 url=listen.url(bound),
@@ -89,6 +92,7 @@ class GatewayCommand:
                 config=str(self.setup.file or ""),
             )
             async with self._open(tokens) as gateway:
+                gateway.max_clients = descriptors.clients
                 section = self.setup.configuration.gateway
                 routes = [channel.route() for channel in gateway.host.webhooks]
                 dispatcher = Dispatcher(gateway, METHODS)
@@ -106,6 +110,19 @@ class GatewayCommand:
                 raise ConfigurationError(text, path="gateway.auth.token")
             extra.append(Token(name=CONFIGURED, digest=digest(token)))
         return Tokens(self.setup.state, extra)
+
+    def _share_descriptors(self) -> Descriptors:
+        wanted = self.setup.configuration.gateway.max_clients
+        shared = Descriptors.of(raise_descriptor_limit(), wanted)
+        if shared.clients < wanted:
+            logger.warning(
+                "gateway.maxClients is %d, but the process may only have %d files open: at most %d "
+                "clients can connect. Raise the limit (ulimit -n, or LimitNOFILE of the service)",
+                wanted,
+                shared.limit,
+                shared.clients,
+            )
+        return shared
 
     def _listen(self) -> Listen:
         section = self.setup.configuration.gateway

@@ -24,7 +24,8 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from websockets.http11 import Request as Upgrade
 
 from clawmode.exceptions import ConfigurationError
-from clawmode.gateway import metrics, protocol
+from clawmode.gateway import admission, metrics, protocol
+from clawmode.gateway.admission import Accepted, Doorway
 from clawmode.gateway.connection import Client
 from clawmode.gateway.dispatch import Dispatcher
 from clawmode.gateway.protocol import BadFrame, Request, RpcError
@@ -32,12 +33,6 @@ from clawmode.gateway.tokens import TokenError
 from clawmode.tools import JsonObject
 
 logger = logging.getLogger("clawmode.gateway")
-
-CONNECT_SECONDS = 15.0
-"""How long a client may take to say who it is."""
-
-MAX_STRANGERS = 256
-"""Connections whose clients have not said who they are."""
 
 MAX_IN_FLIGHT = 64
 """Requests of one client that are carried out at the same time; more are read later."""
@@ -55,30 +50,46 @@ CLOSE_SECONDS = 2.0
 TRUST, ABORT = "clawmode.trust", "clawmode.abort"
 
 
+NOISE = ("Invalid HTTP request received.", "Unsupported upgrade request.")
+
+
 def _plain(record: logging.LogRecord) -> bool:
-    """Leaves tracebacks out: what strangers send is no news for whoever reads the log."""
+    """Leaves out tracebacks and lines that strangers could fill the log with."""
     record.exc_info = None
-    return True
+    return record.msg not in NOISE
 
 
 logging.getLogger("uvicorn.error").addFilter(_plain)
 
 
 class LimitedHttp(H11Protocol):
-    """uvicorn's; who does not make a request in time is sent away."""
+    """uvicorn's; one request for each connection, which has to be complete in time."""
+
+    accepted: Accepted | None = None
 
     def connection_made(self, transport: Any) -> None:
-        """As uvicorn's; a clock starts."""
+        """As uvicorn's; from now on the connection is ended through its transport."""
         super().connection_made(transport)
-        self.loop.call_later(CONNECT_SECONDS, self._give_up)
+        self.accepted = admission.accepted(transport)
+        if self.accepted is not None:
+            self.accepted.keep(transport)
 
-    def _give_up(self) -> None:
-        if self.cycle is None and self.transport.get_protocol() is self:
-            self.transport.abort()
+    def data_received(self, data: bytes) -> None:
+        """As uvicorn's; the clock stops when there is nothing left to come."""
+        super().data_received(data)
+        complete = self.cycle is not None and not self.cycle.more_body
+        upgraded = self.transport.get_protocol() is not self
+        if self.accepted is not None and (complete or upgraded):
+            self.accepted.stop_clock()
 
 
 class LimitedProtocol(WebSocketsSansIOProtocol):
     """uvicorn's, with a small limit on messages until the client is known."""
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        # For HTTP alone: see `serve`.
+        self.default_headers = [it for it in self.default_headers if it[0] != b"connection"]
 
     def handle_connect(self, event: Upgrade) -> None:
         """As uvicorn's; what lifts the limit, and what ends it at once, go with the connection."""
@@ -96,8 +107,10 @@ class LimitedProtocol(WebSocketsSansIOProtocol):
             super().handle_ping()
 
     def trust(self) -> None:
-        """The client is known: it may send what the protocol allows."""
+        """The client is known: it may send what the protocol allows, and stay."""
         self.conn.max_message_size = protocol.MAX_PAYLOAD
+        if (accepted := admission.accepted(self.transport)) is not None:
+            accepted.release()
 
 
 class Wire:
@@ -117,10 +130,7 @@ class Wire:
     ) -> None:
         self._dispatcher = dispatcher
         self._gateway = dispatcher.gateway
-        section = self._gateway.host.setup.configuration.gateway
-        self.most = section.max_clients + MAX_STRANGERS + MAX_IN_FLIGHT
         self._origins = frozenset(origins)
-        self._strangers = 0
         self.app = Starlette(
             routes=[
                 WebSocketRoute("/", self._serve),
@@ -140,15 +150,8 @@ class Wire:
             logger.warning("a connection was refused: %s", refusal)
             await socket.send_denial_response(PlainTextResponse(refusal, 403))
             return
-        if self._strangers >= MAX_STRANGERS:
-            await socket.send_denial_response(PlainTextResponse("busy", 503))
-            return
         await socket.accept()
-        self._strangers += 1
-        try:
-            client = await self._greet(socket)
-        finally:
-            self._strangers -= 1
+        client = await self._greet(socket)
         if client is None:
             return
         try:
@@ -173,7 +176,7 @@ class Wire:
         await _send(socket, protocol.event(protocol.CHALLENGE, challenge))
         request: Request | None = None
         try:
-            with anyio.fail_after(CONNECT_SECONDS):
+            with anyio.fail_after(admission.CONNECT_SECONDS):
                 request = protocol.parse(await _receive(socket), connected=False)
             return await self._admit(socket, request)
         except TimeoutError:
@@ -344,14 +347,14 @@ class Listen:
                 text = f"gateway.tls: the certificate cannot be used: {reason}"
                 raise ConfigurationError(text, path="gateway.tls") from None
 
-    def bind(self) -> socket.socket:
+    def bind(self) -> Doorway:
         """The socket, which others can connect to from now on.
 
         Raises:
             OSError: It cannot be had.
         """
         family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
-        made = socket.socket(family, socket.SOCK_STREAM)
+        made = Doorway(family)
         try:
             made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             made.bind((self.host, self.port))
@@ -377,7 +380,7 @@ class _Server(uvicorn.Server):
         yield
 
 
-async def serve(wire: Wire, listen: Listen, bound: socket.socket, stop: anyio.Event) -> None:
+async def serve(wire: Wire, listen: Listen, bound: Doorway, stop: anyio.Event) -> None:
     """Serves until `stop` is set; connections that are open then are closed."""
     config = uvicorn.Config(
         wire.app,
@@ -386,7 +389,7 @@ async def serve(wire: Wire, listen: Listen, bound: socket.socket, stop: anyio.Ev
         http=LimitedHttp,
         ws=LimitedProtocol,
         proxy_headers=False,  # else whoever connects would choose their address
-        limit_concurrency=wire.most,
+        headers=[("connection", "close")],  # a request that was answered keeps nothing open
         ws_max_size=protocol.MAX_PAYLOAD,
         ws_per_message_deflate=False,
         ssl_certfile=listen.cert or None,

@@ -55,6 +55,7 @@ class Gateway:
         process: The name of this process in the ledger.
         stopping: Whether it takes no new work.
         watch: Looks after sessions that are stuck, if that is wanted.
+        max_clients: How many may be connected; by default as many as the configuration allows.
     """
 
     host: Host
@@ -72,6 +73,7 @@ class Gateway:
     client_tools: ClientTools = field(init=False)
     counters: dict[str, int] = field(default_factory=dict[str, int])
     watch: Watch | None = None
+    max_clients: int = 0
     effects: dict[tuple[str, str, str], Effect] = field(
         default_factory=dict[tuple[str, str, str], Effect]
     )
@@ -196,7 +198,7 @@ class Gateway:
 
     def join(self, client: Client, methods: Iterable[str]) -> JsonObject:
         """A client is connected, and may call these: the answer to its `connect`."""
-        most = self.host.setup.configuration.gateway.max_clients
+        most = self.max_clients or self.host.setup.configuration.gateway.max_clients
         if len(self.clients) >= most:
             raise RpcError("UNAVAILABLE", f"{most} clients are connected", retry_after_ms=5_000)
         self.clients[client.id] = client
