@@ -1,10 +1,13 @@
 """`exec` and `wait` without tools: results, waiting, and who may wait."""
 
+import threading
 import time
 from collections.abc import AsyncIterator
+from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
+import anyio
 import pytest
 
 from clawmode import CodeMode, CodeModeConfig, CodeModeResult, Pool, RunContext
@@ -253,7 +256,7 @@ async def test_without_a_runtime_exec_fails_closed(monkeypatch: pytest.MonkeyPat
     def missing(part: str) -> bytes:
         raise RuntimeUnavailable(f"{part} is missing")
 
-    monkeypatch.setattr(artifacts, "load", missing)
+    monkeypatch.setattr(artifacts, "prepare", missing)
     async with CodeMode() as code_mode:
         result = await code_mode.exec("return 1")
     assert (result.status, result.code) == ("failed", "runtime_unavailable")
@@ -309,6 +312,56 @@ async def test_a_program_outside_of_async_with_is_refused_with_what_to_write(too
     async with CodeMode(tools=tools, pool=Pool()) as unopened:
         with pytest.raises(NotOpen, match="async with Pool"):
             await unopened.exec("return 1")
+
+
+@pytest.mark.covers("N-8", "EX-2")
+async def test_compiling_machine_code_does_not_count_against_the_deadline(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real, slow = artifacts.prepare, 0.6
+
+    def prepare_slowly(part: artifacts.Part) -> Future[bytes]:
+        if part not in coming:
+            coming[part] = Future()
+            answer = real(part)
+            timer = threading.Timer(slow, lambda: coming[part].set_result(answer.result()))
+            timer.start()
+        return coming[part]
+
+    coming: dict[str, Future[bytes]] = {}
+    monkeypatch.setattr(artifacts, "prepare", prepare_slowly)
+    async with Pool(size=1) as pool:
+        # Not entered, so nobody waits for the first worker: the JavaScript cell does.
+        code_mode = CodeMode(pool=pool, config=CodeModeConfig(timeout_ms=500))
+        for language in ("javascript", "typescript"):
+            began = time.monotonic()
+            result = await code_mode.exec("return 1", language)
+            assert (result.error, result.value) == (None, 1)
+            assert time.monotonic() - began >= slow
+        result = await code_mode.exec("for (;;) {}", "typescript")
+    assert (result.code, time.monotonic() - began < 2) == ("timeout", True)
+    assert result.error == "The program ran longer than it may. The limit is 0.5 s."
+
+
+@pytest.mark.covers("N-8")
+async def test_a_cell_can_be_aborted_while_machine_code_is_compiled(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(artifacts, "prepare", lambda part: Future())
+    monkeypatch.setattr(pool, "_prepared", set())
+    code_mode = CodeMode(pool=pool, store=MemoryStore())
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as group:
+
+            async def run() -> None:
+                result = await code_mode.exec("return 1")
+                assert result.code == "aborted"
+
+            group.start_soon(run)
+            while not code_mode.cells():  # noqa: ASYNC110 - no event tells
+                await anyio.sleep(0.01)
+            (cell,) = code_mode.cells()
+            assert await code_mode.abort(cell)
 
 
 def test_two_runs_have_two_ids() -> None:

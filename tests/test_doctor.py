@@ -7,6 +7,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from clawmode import doctor
+from clawmode.sandbox import artifacts
+
 SERVER = """
 from mcp.server.mcpserver import MCPServer
 server = MCPServer("tiny")
@@ -40,7 +45,22 @@ def examined(folder: Path, *more: str, **env: str) -> tuple[int, dict[str, list[
 def test_on_a_sound_machine_nothing_is_a_problem(tmp_path: Path) -> None:
     status, found = examined(tmp_path)
     assert status == 0
-    assert [found[what][0][0] for what in ("javascript", "typescript", "store")] == ["ok"] * 3
+    looked_at = ("javascript", "typescript", "machine code", "store")
+    assert [found[what][0][0] for what in looked_at] == ["ok"] * 4
+
+
+@pytest.mark.covers("N-8", "N-48")
+def test_doctor_says_where_machine_code_is_kept_or_why_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for part in ("quickjs", "swc"):
+        artifacts.load(part)
+    kept = doctor._machine_code()
+    assert (kept.health, kept.detail) == ("ok", f"kept in {artifacts.cache_folder()}")
+    monkeypatch.setenv("CLAWMODE_CACHE_DIR", str(tmp_path / "nowhere"))
+    lost = doctor._machine_code()
+    assert lost.health == "note"
+    assert lost.detail.endswith(artifacts.CACHE_ADVICE)
 
 
 def test_servers_are_told_apart_and_what_policy_hides(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from clawmode.mcp.client import ServerView
 from clawmode.mcp.command import open_servers
 from clawmode.plugins.setup import describe_plugins
 from clawmode.policy import Policy
+from clawmode.sandbox import artifacts
 from clawmode.sandbox.pool import Pool
 from clawmode.sqlite_store import SqliteStore
 from clawmode.stores import MemoryStore
@@ -65,8 +66,20 @@ async def _runtime() -> AsyncIterator[Finding]:
                 yield Finding(language, "ok", took)
             else:
                 yield Finding(language, "problem", result.error or "a cell gave a wrong value")
+        yield await anyio.to_thread.run_sync(_machine_code)
         notes = pool.lockdown_notes()
         yield Finding("lockdown", "note" if notes else "ok", "; ".join(notes) or "complete")
+
+
+def _machine_code() -> Finding:
+    folder = artifacts.cache_folder()
+    try:
+        if all(artifacts.is_cached(part) for part in ("quickjs", "swc")):
+            return Finding("machine code", "ok", f"kept in {folder}")
+    except ClawmodeError as error:
+        return Finding("machine code", "problem", str(error))
+    detail = f"cannot be kept in {folder}, so every process prepares its own"
+    return Finding("machine code", "note", f"{detail}; {artifacts.CACHE_ADVICE}")
 
 
 def _search() -> Iterator[Finding]:

@@ -223,6 +223,10 @@ class Driver:
         self.active[run.id] = run
         end: End = "aborted"
         try:
+            # The one thing that a cell's deadline does not cover: it happens once per machine.
+            began = time.monotonic()
+            await self.pool.prepare(run.cell, run.start)
+            deadline += time.monotonic() - began
             outcome: Outcome | None = Suspended()
             if run.start is None or not run.calls:
                 outcome = await self._step(run, deadline)
@@ -240,12 +244,16 @@ class Driver:
             run.take_output(outcome.output)
             if isinstance(outcome, Failed):
                 self.calls.refuse_batch(run, outcome.requests)
+                if outcome.code == "timeout":
+                    outcome = replace(outcome, error=self._with_limit(outcome.error))
             end = "finished"
             return outcome
         except SandboxError as error:
             end = "aborted" if run.ended or isinstance(error, Aborted) else "finished"
             if run.ended and not isinstance(error, Aborted):
                 raise Aborted from None
+            if isinstance(error, DeadlineExceeded):
+                raise DeadlineExceeded(self._with_limit(str(error))) from None
             raise
         finally:
             del self.active[run.id]
@@ -447,6 +455,9 @@ class Driver:
     def _last(self, deadline: float) -> float:
         """From when on a cell is not resumed any more: it would have no time left."""
         return deadline - min(MARGIN, self.config.timeout_ms / 5000)
+
+    def _with_limit(self, error: str) -> str:
+        return f"{error} The limit is {self.config.timeout_ms / 1000:g} s."
 
     def _limits(self) -> Limits:
         config = self.config

@@ -5,12 +5,11 @@ import os
 import random
 import signal
 import sys
-import threading
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
 
 import anyio
 import pytest
@@ -262,13 +261,13 @@ async def test_a_worker_killed_while_it_boots_does_not_cost_the_machine_code(
 ) -> None:
     monkeypatch.setenv("CLAWMODE_CACHE_DIR", str(tmp_path))
     artifacts.load("quickjs")
-    (before,) = (entry.stat().st_mtime_ns for entry in os.scandir(tmp_path))
+    before = {entry.name: entry.stat().st_mtime_ns for entry in os.scandir(tmp_path)}
     async with Pool(size=1, max_size=1) as pool:
         worker = only_worker(pool)
         worker.signal(signal.SIGKILL)
         await until(worker.booted.done)
         assert await value_of(pool, "return 1") == 1
-    assert [entry.stat().st_mtime_ns for entry in os.scandir(tmp_path)] == [before]
+    assert {entry.name: entry.stat().st_mtime_ns for entry in os.scandir(tmp_path)} == before
 
 
 def stopped(worker: WorkerProcess) -> bool:
@@ -291,20 +290,14 @@ async def test_a_pool_grows_when_an_eviction_hangs() -> None:
 async def test_a_part_that_loads_slowly_takes_no_more_than_the_deadline(
     single: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    go_on, real = threading.Event(), artifacts.load
-
-    def slow(part: Any) -> bytes:
-        go_on.wait(2)
-        return real(part)
-
-    monkeypatch.setattr(artifacts, "load", slow)
+    coming: Future[bytes] = Future()
+    monkeypatch.setattr(artifacts, "prepare", lambda part: coming)
     start, worker = Start("return 1", "typescript"), only_worker(single)
     began = time.monotonic()
     assert await raised_by(single.step(single.cell(), start, soon(0.3)))
     with anyio.move_on_after(0.3):
         await single.step(single.cell(), start, soon())
     took = time.monotonic() - began
-    go_on.set()
     assert took < 0.6 + SLACK
     assert await value_of(single, "return 1") == 1
     assert only_worker(single) is worker
@@ -591,22 +584,20 @@ async def test_aborting_a_cell_whose_worker_boots_ends_it_at_once(
 async def test_an_abort_while_a_part_is_fetched_is_not_lost(
     single: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fetching, go_on, real = threading.Event(), threading.Event(), artifacts.load
+    fetching: list[str] = []
 
-    def slow(part: Any) -> bytes:
-        fetching.set()
-        go_on.wait(5)
-        return real(part)
+    def never(part: str) -> Future[bytes]:
+        fetching.append(part)
+        return Future()
 
-    monkeypatch.setattr(artifacts, "load", slow)
+    monkeypatch.setattr(artifacts, "prepare", never)
     cell, began = single.cell(), time.monotonic()
     outcome: Outcome | None = None
     async with anyio.create_task_group() as group:
 
         async def stop() -> None:
-            await until(fetching.is_set)
+            await until(lambda: bool(fetching))
             await single.abort(cell)
-            go_on.set()
 
         group.start_soon(stop)
         try:

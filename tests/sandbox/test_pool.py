@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import AsyncIterator
+from concurrent.futures import Future
 from pathlib import Path
 
 import anyio
@@ -190,12 +191,15 @@ async def test_workers_are_replaced_after_so_many_cells(
     assert len(pids) == 3
 
 
+def failed(why: str) -> Future[bytes]:
+    future: Future[bytes] = Future()
+    future.set_exception(RuntimeUnavailable(why))
+    return future
+
+
 @pytest.mark.covers("WK-2", "ER-runtime_unavailable")
 async def test_without_its_wasm_nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(part: str) -> bytes:
-        raise RuntimeUnavailable(f"{part} is missing")
-
-    monkeypatch.setattr(artifacts, "load", missing)
+    monkeypatch.setattr(artifacts, "prepare", lambda part: failed(f"{part} is missing"))
     async with Pool(size=1) as pool:
         with pytest.raises(RuntimeUnavailable, match="quickjs is missing"):
             await pool.step(pool.cell(), Start("return 1"), soon())
@@ -223,17 +227,83 @@ async def test_a_worker_with_another_image_is_not_used(single: Pool) -> None:
 async def test_a_missing_part_fails_its_cell_alone(
     single: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    load = artifacts.load
+    prepare = artifacts.prepare
 
-    def without_swc(part: artifacts.Part) -> bytes:
-        if part == "swc":
-            raise RuntimeUnavailable("swc.wasm is missing")
-        return load(part)
+    def without_swc(part: artifacts.Part) -> Future[bytes]:
+        return failed("swc.wasm is missing") if part == "swc" else prepare(part)
 
-    monkeypatch.setattr(artifacts, "load", without_swc)
+    monkeypatch.setattr(artifacts, "prepare", without_swc)
     with pytest.raises(RuntimeUnavailable, match=r"swc\.wasm is missing"):
         await single.step(single.cell(), Start("let a: 1", "typescript"), soon())
     assert await value_of(single, "return 1") == 1
+
+
+# ---- Preparing machine code ----
+
+
+@pytest.fixture
+def compiling(monkeypatch: pytest.MonkeyPatch) -> Future[bytes]:
+    """The machine code of TypeScript, which is being compiled until the test sets it."""
+    coming: Future[bytes] = Future()
+    prepare = artifacts.prepare
+    monkeypatch.setattr(
+        artifacts, "prepare", lambda part: coming if part == "swc" else prepare(part)
+    )
+    return coming
+
+
+@pytest.mark.covers("N-8")
+async def test_an_abort_ends_the_wait_for_machine_code_at_once(
+    single: Pool, compiling: Future[bytes]
+) -> None:
+    cell = single.cell()
+    async with anyio.create_task_group() as group:
+
+        async def stop() -> None:
+            await anyio.sleep(0.2)
+            await single.abort(cell)
+            aborted.append(time.monotonic())
+
+        aborted: list[float] = []
+        group.start_soon(stop)
+        with pytest.raises(Aborted):
+            await single.prepare(cell, Start("return 1", "typescript"))
+    assert time.monotonic() - aborted[0] < 0.1
+    assert not compiling.done()
+
+
+@pytest.mark.covers("N-8")
+@pytest.mark.usefixtures("compiling")
+async def test_closing_the_pool_ends_the_wait_for_machine_code() -> None:
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as group, Pool(size=1) as pool:
+
+            async def wait() -> None:
+                with pytest.raises(RuntimeUnavailable, match="closed"):
+                    await pool.prepare(pool.cell(), Start("return 1", "typescript"))
+
+            group.start_soon(wait)
+            await pool.prepare(pool.cell(), Start("return 1"))
+
+
+@pytest.mark.covers("N-8")
+async def test_a_pool_closes_at_once_while_its_workers_wait_for_machine_code(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(artifacts, "prepare", lambda part: Future())
+    async with Pool(size=2):
+        began = time.monotonic()
+    assert time.monotonic() - began < 1
+
+
+@pytest.mark.covers("N-8")
+async def test_machine_code_that_cannot_be_compiled_fails_the_cell(
+    single: Pool, compiling: Future[bytes]
+) -> None:
+    compiling.set_exception(RuntimeUnavailable("the sandbox cannot be compiled: no memory"))
+    with pytest.raises(RuntimeUnavailable, match="cannot be compiled: no memory"):
+        await single.prepare(single.cell(), Start("return 1", "typescript"))
+    await single.prepare(single.cell(), Start("return 1"))
 
 
 # ---- Abort, cancel, close ----

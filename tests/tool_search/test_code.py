@@ -421,7 +421,7 @@ async def test_without_a_runtime_no_body_runs(monkeypatch: pytest.MonkeyPatch) -
     def nothing(part: str) -> bytes:
         raise RuntimeUnavailable("quickjs.wasm is missing from the installation")
 
-    monkeypatch.setattr("clawmode.sandbox.artifacts.load", nothing)
+    monkeypatch.setattr("clawmode.sandbox.artifacts.prepare", nothing)
     search = ToolSearch()
     search.offer([add])
     async with Pool(size=1) as pool:

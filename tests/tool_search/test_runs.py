@@ -315,7 +315,7 @@ async def test_without_a_runtime_the_run_has_the_structured_tools_and_says_so(
     def nothing(part: str) -> bytes:
         raise RuntimeUnavailable("quickjs.wasm is missing from the installation")
 
-    monkeypatch.setattr("clawmode.sandbox.artifacts.load", nothing)
+    monkeypatch.setattr("clawmode.sandbox.artifacts.prepare", nothing)
     model = ScriptedModel([Turn(call("tool_call", {"id": "add", "args": {"a": 1, "b": 2}})), "3"])
     with caplog.at_level(logging.WARNING, "clawmode.tool_search"):
         async with searching(tmp_path, model) as agent:

@@ -3,19 +3,30 @@
 What came from the npm registry is checked against `guest.lock.json` each time it is loaded. Machine
 code is made once per wasm, wasmtime release and CPU, and kept in the user's cache: it is run as it
 is, so an entry that is not ours, not private or not whole is made again, never trusted.
+
+Compiling takes seconds, and minutes on a busy machine. So each part is loaded by one thread per
+process, which everyone waits for, and compiled by one process at a time, which holds a file lock.
 """
 
+import contextlib
+import fcntl
 import hashlib
 import json
 import logging
 import os
 import platform
+import re
+import stat
 import subprocess
 import sys
 import tempfile
 import threading
-from functools import cache, lru_cache
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future
+from functools import cache
 from importlib.metadata import version
+from itertools import islice
 from pathlib import Path
 
 from clawmode.exceptions import RuntimeUnavailable
@@ -26,9 +37,26 @@ logger = logging.getLogger("clawmode.sandbox")
 FILES: dict[Part, str] = {"quickjs": "quickjs.wasm", "swc": "swc.wasm", "acorn": "acorn.js"}
 
 GUEST = Path(__file__).parent / "guest"
-COMPILE_SECONDS = 120
+COMPILE_SECONDS = 300
+"""Also how long a process waits for another that compiles, before it compiles by itself."""
 
-_compiling = threading.Lock()  # many first cells must not compile the same thing
+REMINDER_SECONDS = 20.0
+KEEP_SECONDS = 30 * 24 * 3600
+"""How long machine code that nobody uses stays in the cache."""
+
+MAX_LOADED = 8
+MAX_ENTRIES = 1000
+"""How many files of the cache folder are looked at to find old ones."""
+
+CACHE_ADVICE = "set XDG_CACHE_HOME or CLAWMODE_CACHE_DIR to a folder that this user can write"
+
+_NAMES: dict[Part, str] = {"quickjs": "JavaScript", "swc": "TypeScript"}
+_ENTRY = re.compile(r"[0-9a-f]{40}\.code(\.\w+)?")  # with an ending while it is being written
+
+_loading: dict[tuple[Part, Path, Path], Future[bytes]] = {}
+_loading_lock = threading.Lock()
+# A forked child has none of the threads that would complete the futures.
+os.register_at_fork(after_in_child=_loading.clear)
 
 
 def python_command(module: str, *arguments: str) -> list[str]:
@@ -51,17 +79,42 @@ def load(part: Part) -> bytes:
     Raises:
         RuntimeUnavailable: The file is missing or altered, or cannot be compiled.
     """
-    return _load(part, GUEST, cache_folder())
+    return prepare(part).result()
 
 
-@lru_cache(maxsize=8)
-def _load(part: Part, guest: Path, folder: Path) -> bytes:
-    # Once in a process: megabytes read in every boot thread fragment its memory.
-    data = read_checked(FILES[part])
-    if FILES[part].endswith(".js"):
-        return data
-    with _compiling:
-        return machine_code(data)
+def prepare(part: Part) -> Future[bytes]:
+    """Starts to load `part` in a thread, unless it is loaded or that thread runs already.
+
+    The thread is a daemon: a program that ends does not wait for the compiler. After a failure the
+    next call tries again.
+    """
+    # Kept for the process: megabytes read in every boot thread fragment its memory.
+    key = (part, GUEST, cache_folder())
+    with _loading_lock:
+        future = _loading.get(key)
+        if future is None or (future.done() and future.exception() is not None):
+            future = _loading[key] = Future()
+            if len(_loading) > MAX_LOADED:
+                del _loading[next(iter(_loading))]
+            thread = threading.Thread(
+                target=_load_into, args=(part, key[2], future), name="clawmode-load", daemon=True
+            )
+            try:
+                thread.start()
+            except RuntimeError as error:
+                future.set_exception(RuntimeUnavailable(f"{part} cannot be loaded: {error}"))
+    return future
+
+
+def _load_into(part: Part, folder: Path, future: Future[bytes]) -> None:
+    try:
+        data = read_checked(FILES[part])
+        if not FILES[part].endswith(".js"):
+            data = machine_code(data, folder, _NAMES[part])
+    except BaseException as error:
+        future.set_exception(error)
+    else:
+        future.set_result(data)
 
 
 def read_checked(name: str) -> bytes:
@@ -103,20 +156,99 @@ def cache_folder() -> Path:
     return Path(base) / "clawmode"
 
 
-def machine_code(wasm: bytes) -> bytes:
-    """Machine code of `wasm` for this machine, from the cache if it is there and whole."""
-    path = cache_folder() / f"{_key(wasm)}.code"
+def machine_code(wasm: bytes, folder: Path, name: str) -> bytes:
+    """Machine code of `wasm` for this machine, from the cache if it is there and whole.
+
+    Args:
+        wasm: What is compiled.
+        folder: The cache.
+        name: What the user knows `wasm` as.
+    """
+    path = folder / f"{_key(wasm)}.code"
     if (cached := _read_entry(path)) is not None:
         return cached
-    code = _compile(wasm)
-    _write_entry(path, code)
+    try:
+        lock = _open_lock(folder)
+    except OSError as error:
+        _warn_of_no_cache(folder, error.strerror)
+        logger.warning("preparing %s, for this process only", name)
+        return _compile(wasm)
+    with _locked(lock, name):
+        if (cached := _read_entry(path)) is not None:  # made by another process meanwhile
+            return cached
+        if os.path.lexists(path):
+            logger.warning(
+                "cached machine code %s is damaged or not private: it is made again", path.name
+            )
+        logger.warning("preparing %s, once per machine", name)
+        code = _compile(wasm)
+        _write_entry(path, code)
     return code
+
+
+def is_cached(part: Part) -> bool:
+    """Whether the next process finds machine code of `part`."""
+    path = cache_folder() / f"{_key(read_checked(FILES[part]))}.code"
+    return _read_entry(path) is not None
 
 
 def forget(part: Part) -> None:
     """Drops the cached machine code of `part`: a worker could not load it."""
-    _load.cache_clear()
+    with _loading_lock:
+        for key in [key for key, future in _loading.items() if key[0] == part and future.done()]:
+            del _loading[key]
     (cache_folder() / f"{_key(read_checked(FILES[part]))}.code").unlink(missing_ok=True)
+
+
+def _open_lock(folder: Path) -> int | None:
+    """A descriptor to lock while compiling; None if the file is not one that we made.
+
+    Raises:
+        OSError: The cache cannot be written.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    # In a folder that others can write it may be a trap: a link, a pipe, or locked for ever.
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        lock = os.open(folder / "lock", flags, 0o600)
+    except OSError:
+        if os.path.lexists(folder / "lock") and os.access(folder, os.W_OK):
+            return None
+        raise
+    if _is_private_file(os.fstat(lock)):
+        return lock
+    os.close(lock)
+    return None
+
+
+@contextlib.contextmanager
+def _locked(lock: int | None, name: str) -> Iterator[None]:
+    """Holds the lock, which the kernel releases if this process dies. Without one, just goes on."""
+    if lock is None:
+        yield
+        return
+    try:
+        _wait_for(lock, name)
+        yield
+    finally:
+        os.close(lock)
+
+
+def _wait_for(lock: int, name: str) -> None:
+    began = time.monotonic()
+    reminder = began
+    while (now := time.monotonic()) - began < COMPILE_SECONDS:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            pass
+        except OSError:  # a file system without locks
+            return
+        if now >= reminder:
+            logger.warning("waiting for another process that prepares %s", name)
+            reminder = now + REMINDER_SECONDS
+        time.sleep(0.05)
 
 
 def _key(wasm: bytes) -> str:
@@ -139,41 +271,76 @@ def _cpu_features() -> bytes:
     return next((line for line in lines if line.startswith((b"flags", b"Features"))), b"")
 
 
+def _is_private_file(status: os.stat_result) -> bool:
+    private = status.st_uid == os.geteuid() and not status.st_mode & 0o077
+    return private and stat.S_ISREG(status.st_mode)
+
+
 def _read_entry(path: Path) -> bytes | None:
+    """What the entry holds; None if there is none that can be trusted."""
     try:
-        with path.open("rb") as file:
-            status = os.fstat(file.fileno())
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(descriptor, "rb") as file:
+            status = os.fstat(descriptor)
+            if not _is_private_file(status):
+                return None
             data = file.read()
+            if time.time() - status.st_mtime > KEEP_SECONDS / 30:
+                with contextlib.suppress(OSError):
+                    os.utime(descriptor)  # it is in use
     except OSError:
         return None
-    private = status.st_uid == os.geteuid() and not status.st_mode & 0o077
-    if not private or hashlib.sha256(data[32:]).digest() != data[:32]:
-        logger.warning("cached machine code %s is not whole or not private: made again", path.name)
-        return None
-    return data[32:]
+    return data[32:] if hashlib.sha256(data[32:]).digest() == data[:32] else None
 
 
 def _write_entry(path: Path, code: bytes) -> None:
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(dir=path.parent)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(hashlib.sha256(code).digest() + code)
-        os.replace(temporary, path)
+        descriptor, temporary = tempfile.mkstemp(prefix=f"{path.name}.", dir=path.parent)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(hashlib.sha256(code).digest() + code)
+            os.replace(temporary, path)
+        except BaseException:
+            os.unlink(temporary)
+            raise
+        _remove_old(path)
     except OSError as error:
-        logger.warning("machine code cannot be cached in %s: %s", path.parent, error)
+        _warn_of_no_cache(path.parent, error.strerror)
+
+
+def _remove_old(new: Path) -> None:
+    """Removes machine code of other builds, and what writers left behind that died."""
+    with os.scandir(new.parent) as entries:
+        for entry in islice(entries, MAX_ENTRIES):
+            if entry.name == new.name or not _ENTRY.fullmatch(entry.name):
+                continue
+            with contextlib.suppress(OSError):
+                status = entry.stat(follow_symlinks=False)
+                if _is_private_file(status) and time.time() - status.st_mtime > KEEP_SECONDS:
+                    os.unlink(entry.path)
+
+
+@cache  # once for each folder
+def _warn_of_no_cache(folder: Path, reason: str | None) -> None:
+    logger.warning(
+        "machine code cannot be cached in %s (%s), so every process prepares its own; %s",
+        folder,
+        reason,
+        CACHE_ADVICE,
+    )
 
 
 def _compile(wasm: bytes) -> bytes:
     # In a process of its own: importing wasmtime and compiling would hold up the caller's.
     try:
         done = subprocess.run(  # noqa: S603 - our own module, in our own interpreter
-            python_command("wasm"),
+            python_command("wasm", str(os.getpid())),
             input=wasm,
             capture_output=True,
             timeout=COMPILE_SECONDS,
             check=True,
             env={},
+            start_new_session=True,  # Ctrl-C at a terminal stops a program, not the compiler
         )
     except subprocess.CalledProcessError as error:
         reason = error.stderr.decode(errors="replace").strip().splitlines()[-1:]

@@ -25,13 +25,14 @@ from clawmode.exceptions import (
     SnapshotTooLarge,
 )
 from clawmode.lifetime import Lifetime
-from clawmode.sandbox.process import Lockdown, WorkerProcess
+from clawmode.sandbox.process import Lockdown, WorkerProcess, loaded
 from clawmode.sandbox.protocol import (
     Done,
     Failed,
     Freeze,
     Frozen,
     Outcome,
+    Part,
     Resume,
     Start,
     Suspended,
@@ -128,6 +129,7 @@ class Pool:
         # Freezing continues when the cell that asked for it has given up waiting.
         self._life = Lifetime("clawmode-pool", self._end)
         self._image = b""
+        self._prepared: set[Part] = set()
         self._moved = time.monotonic()
         self._closed = False
 
@@ -202,6 +204,27 @@ class Pool:
     def cell(self, frozen: Frozen | None = None) -> Cell:
         """A new cell, or one that was frozen before."""
         return Cell(frozen)
+
+    async def prepare(self, cell: Cell, start: Start | None) -> None:
+        """Waits until the machine code is there that a cell needs: on a new machine it is compiled.
+
+        Args:
+            cell: Its abort ends the wait.
+            start: What the cell will start with; None if it has started before.
+
+        Raises:
+            Aborted: `abort` was called.
+            RuntimeUnavailable: It cannot be compiled, or the pool was closed.
+        """
+        needed: tuple[Part, ...] = ("quickjs", *(start.needs() if start is not None else ()))
+        for part in needed:
+            if part in self._prepared:
+                continue
+            with anyio.CancelScope() as cell.equipping:
+                await loaded(part, lambda: self._check(cell))
+                self._prepared.add(part)
+            cell.equipping = None
+            self._check(cell)
 
     async def step(
         self, cell: Cell, message: Start | Resume, deadline: float, setup: JsonText = b""

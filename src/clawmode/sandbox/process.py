@@ -11,6 +11,7 @@ import signal
 import subprocess
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import Literal
@@ -125,11 +126,13 @@ class WorkerProcess:
 
     def _boot(self) -> None:
         """In a thread of its own: hands over the machine code and waits until it is ready."""
-        watchdog = threading.Timer(BOOT_SECONDS + artifacts.COMPILE_SECONDS, self.kill)
+        watchdog = threading.Timer(BOOT_SECONDS, self.kill)
         watchdog.daemon = True
-        watchdog.start()
         try:
-            ready = self._shake_hands()
+            code = self._await_code()
+            # Only now: preparing the code takes as long as it takes, and is bounded elsewhere.
+            watchdog.start()
+            ready = self._shake_hands(code)
         except Exception as error:
             self.booted.set_exception(
                 RuntimeUnavailable(f"a worker did not start: {self._why(error)}")
@@ -143,6 +146,13 @@ class WorkerProcess:
         os.set_blocking(self._output, False)
         self.booted.set_result(ready.image)
 
+    def _await_code(self) -> bytes:
+        coming = artifacts.prepare("quickjs")
+        while not self._dead:
+            with contextlib.suppress(TimeoutError):
+                return coming.result(0.1)
+        raise RuntimeUnavailable("it was ended while its machine code was prepared")
+
     def _why(self, error: Exception) -> str:
         if self._dead or isinstance(error, SandboxError):
             return str(error)
@@ -150,8 +160,7 @@ class WorkerProcess:
             self._process.wait(0.5)
         return f"{self._ending()} ({type(error).__name__})"
 
-    def _shake_hands(self) -> Ready:
-        code = artifacts.load("quickjs")
+    def _shake_hands(self, code: bytes) -> Ready:
         self._handed = time.monotonic()
         view = memoryview(encode(Boot(code), 0))
         while view:
@@ -228,10 +237,10 @@ class WorkerProcess:
         """Hands over a part that the worker lacks."""
         if part in self.provided:
             return
-        # Made for the first time it takes seconds. It goes on when the cell is late or gone, for
-        # the next one's sake, and costs no worker.
+        # `Pool.prepare` has seen to it, so it is there. If not, loading continues when the cell is
+        # late or gone, for the next one's sake, and costs no worker.
         with anyio.move_on_after(deadline - time.monotonic()) as late:
-            data = await anyio.to_thread.run_sync(artifacts.load, part, abandon_on_cancel=True)
+            data = await loaded(part)
         if late.cancelled_caught:
             raise DeadlineExceeded(f"The program never ran: {part} took too long to load.")
         await self.ask(Provide(part, data), deadline)
@@ -330,6 +339,24 @@ class WorkerProcess:
     def signal(self, number: signal.Signals) -> None:
         """Sends the worker a signal; for tests."""
         self._process.send_signal(number)
+
+
+async def loaded(part: Part, check: Callable[[], object] = bool) -> bytes:
+    """`artifacts.load` without blocking the event loop. Cancelling it does not stop the loading.
+
+    Args:
+        part: What to load.
+        check: Called now and then while it waits; what it raises ends the wait.
+
+    Raises:
+        RuntimeUnavailable: The file is missing or altered, or cannot be compiled.
+    """
+    future, pause = artifacts.prepare(part), 0.001
+    while not future.done():  # a thousand cells may wait here, and compiling takes seconds
+        check()
+        await anyio.sleep(pause)
+        pause = min(2 * pause, 0.1)
+    return future.result()
 
 
 def _allowed(question: Question) -> tuple[int, int]:

@@ -5,7 +5,10 @@ the version is pinned in `pyproject.toml`, and `tests/sandbox/test_wasm.py` says
 """
 
 import ctypes
+import os
 import sys
+import threading
+import time
 from collections.abc import Callable
 from typing import Any, NoReturn, TypeAlias
 
@@ -157,6 +160,16 @@ def compile_module(wasm: bytes) -> bytes:
     return bytes(wasmtime.Module(new_engine(compiling=True), wasm).serialize())
 
 
-def main() -> None:
-    """Compiles the wasm on standard input to machine code on standard output."""
+def main(parent: str) -> None:
+    """Compiles the wasm on standard input to machine code on standard output.
+
+    Ends when the process `parent` does: nobody would read the result.
+    """
+    threading.Thread(target=_end_with, args=(int(parent),), daemon=True).start()
     sys.stdout.buffer.write(compile_module(sys.stdin.buffer.read()))
+
+
+def _end_with(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(0.2)
+    os._exit(1)
