@@ -39,8 +39,6 @@ MISSING: frozenset[str] = frozenset(
         "S-10",
         "S-11",
         "S-12",
-        "S-13",
-        "S-14",
         "S-17",
         "S-20",
         "S-22",

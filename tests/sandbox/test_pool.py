@@ -238,6 +238,24 @@ async def test_a_missing_part_fails_its_cell_alone(
     assert await value_of(single, "return 1") == 1
 
 
+@pytest.mark.covers("S-14")
+async def test_cells_share_workers_in_turn_and_only_those_of_their_pool_as_the_page_says(
+    single: Pool,
+) -> None:
+    page = Path(__file__).parents[2].joinpath("SECURITY.md").read_text("utf-8")
+    words = " ".join(page.split())
+    assert "Workers are shared in turn" in words
+    assert "can read what earlier cells left in that process's own memory" in words
+    pids = set()
+    for _ in range(2):
+        await value_of(single, "return 1")
+        pids.add(workers(single)[0].pid)
+    assert len(pids) == 1
+    async with Pool(size=1) as other:
+        await value_of(other, "return 1")
+        assert not pids & {worker.pid for worker in workers(other)}
+
+
 # ---- Preparing machine code ----
 
 

@@ -5,8 +5,9 @@ compute, answer on its pipes and end, and do nothing else. Three layers overlap,
 a container may lack any of them.
 
 - *Landlock*: no file can be opened, no TCP port used, no process outside signalled or traced.
-- *Resource limits*: no descriptor, file or process can be made, and memory ends somewhere.
-- *seccomp*: of some 360 system calls, the two dozen that running guests takes.
+- *Resource limits*: no descriptor, file or process can be made, and private memory ends somewhere.
+- *seccomp*: of some 360 system calls, the two dozen that running guests takes. Memory can be mapped
+  in one way only, the one that the limit on private memory counts.
 
 Landlock binds one thread and the threads that it starts later. So `give_up_files` is called in the
 main thread while there is no other, and everything that is read from files (modules too) is read
@@ -19,6 +20,8 @@ Left out:
   memory of workers is measured. What it prevents, being traced by a process of the same user, no
   other worker can do.
 - `close`, `poll`, `clock_nanosleep` and the like: nobody was seen to call them.
+- `mremap`: it can enlarge the main thread's stack, whose memory the limit does not count. The C
+  library copies where it is refused.
 """
 
 import ctypes
@@ -34,6 +37,16 @@ Mode: TypeAlias = Literal["off", "best-effort", "required"]
 
 MEMORY_WALL = 3 << 30
 """Bytes of private writable memory. The largest guest has 1.5 GiB, and is copied in parts."""
+
+STACK_WALL = 8 << 20
+"""Bytes of the main thread's stack, which the limit above does not count. Guests run elsewhere."""
+
+
+_NEEDS = {
+    "Landlock": "it needs Linux 5.13 or newer, with `landlock` in /sys/kernel/security/lsm",
+    "resource limits": "they need Linux on x86_64 or aarch64, and a user who may lower them",
+    "seccomp": "it needs Linux on x86_64 or aarch64, and a container that allows seccomp filters",
+}
 
 
 class LockdownFailed(Exception):
@@ -74,7 +87,7 @@ def _apply(mode: Mode, parts: dict[str, Callable[[], None]]) -> tuple[str, ...]:
         try:
             apply()
         except OSError as error:
-            notes.append(f"lockdown without {name}: {error.strerror}")
+            notes.append(f"lockdown without {name}: {error.strerror}; {_NEEDS[name]}")
     if notes and mode == "required":
         raise LockdownFailed("; ".join(notes))
     return tuple(notes)
@@ -125,6 +138,7 @@ def _lower_limits() -> None:
     # Zero keeps files from being written, but a core dump can go into a pipe: one forbids both.
     _lower(resource.RLIMIT_CORE, 1)
     _lower(resource.RLIMIT_DATA, MEMORY_WALL)
+    _lower(resource.RLIMIT_STACK, STACK_WALL)
     # Pipes are no files to this limit, and open descriptors stay open under the next.
     _lower(resource.RLIMIT_FSIZE, 0)
     _lower(resource.RLIMIT_NOFILE, 0)
@@ -146,10 +160,8 @@ _ALLOWED = {
     "read": (0, 63),
     "write": (1, 64),
     "writev": (20, 66),  # the C library's last words
-    "mmap": (9, 222),
     "munmap": (11, 215),
     "mprotect": (10, 226),
-    "mremap": (25, 216),
     "madvise": (28, 233),
     "brk": (12, 214),
     "futex": (202, 98),
@@ -168,8 +180,9 @@ _ALLOWED = {
     "exit": (60, 93),
     "exit_group": (231, 94),
 }
-_TGKILL, _MEMFD_CREATE = "tgkill", "memfd_create"
+_MMAP, _TGKILL, _MEMFD_CREATE = "mmap", "tgkill", "memfd_create"
 _NUMBERS = _ALLOWED | {
+    _MMAP: (9, 222),
     _TGKILL: (234, 131),
     _MEMFD_CREATE: (319, 279),
     "prctl": (157, 167),
@@ -183,8 +196,12 @@ _MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 """Column of `_NUMBERS`, and how seccomp names the machine."""
 
 # BPF: a word of `struct seccomp_data` into the accumulator; skip if (not) equal; return.
-_LOAD, _JUMP_EQUAL, _RETURN = 0x20, 0x15, 0x06
-_NUMBER, _MACHINE, _FIRST_ARGUMENT = 0, 4, 16
+_LOAD, _JUMP_EQUAL, _JUMP_ANY_BIT, _RETURN = 0x20, 0x15, 0x45, 0x06
+_NUMBER, _MACHINE, _FIRST_ARGUMENT, _FOURTH_ARGUMENT = 0, 4, 16, 40
+
+# MAP_PRIVATE, MAP_FIXED, MAP_ANONYMOUS, MAP_NORESERVE: what the C library and wasmtime use. Shared
+# memory and stacks (MAP_SHARED, MAP_GROWSDOWN) count against no limit.
+_MAP_FLAGS = 0x02 | 0x10 | 0x20 | 0x4000
 _ALLOW, _ERRNO, _KILL = 0x7FFF0000, 0x00050000, 0x80000000
 
 _SET_FILTER = 1
@@ -218,6 +235,9 @@ def build_filter(machine: str, pid: int) -> bytes:
     # wasmtime takes this errno, and no other, to mean that it has to copy.
     no_system = _op(_RETURN, _ERRNO | errno.ENOSYS)
     steps += _if_equal(_NUMBERS[_MEMFD_CREATE][column], no_system)
+    other_flags = _op(_JUMP_ANY_BIT, ~_MAP_FLAGS & 0xFFFFFFFF, 1, 0)
+    private = _op(_LOAD, _FOURTH_ARGUMENT), other_flags, allow, refuse
+    steps += _if_equal(_NUMBERS[_MMAP][column], *private)
     # `abort` signals its own thread.
     own = _op(_LOAD, _FIRST_ARGUMENT), *_if_equal(pid, allow)
     steps += _if_equal(_NUMBERS[_TGKILL][column], *own)
