@@ -194,13 +194,31 @@ def test_a_model_reads_a_result_without_a_space_too_many() -> None:
     assert result.to_text() == '{"status":"completed","value":{"a":[1,2],"é":null},"telemetry":{}}'
 
 
-@pytest.mark.covers("IN-4")
+@pytest.mark.covers("IN-4", "B-16")
+@pytest.mark.parametrize("language", ["javascript", "typescript"])
 @pytest.mark.parametrize(("names", "expected"), [(["read"], "no shell"), (["bash"], "core:bash")])
 async def test_a_shell_command_is_told_the_right_tool(
-    names: list[str], expected: str, pool: Pool
+    names: list[str], expected: str, language: str, pool: Pool
 ) -> None:
     tools = [Tool(name, "", {"type": "object"}, lambda given, context: None) for name in names]
     async with CodeMode(tools=tools, pool=pool) as code_mode:
-        result = await code_mode.exec("ls -la /tmp")
+        result = await code_mode.exec("ls -la /tmp", language)
     assert result.code == "invalid_input"
     assert expected in (result.error or "")
+
+
+@pytest.mark.covers("N-12")
+@pytest.mark.parametrize(
+    ("languages", "expected"),
+    [
+        (("javascript", "typescript"), ' Set `language` to "typescript".'),
+        (("javascript",), "leave the types out."),
+    ],
+)
+async def test_typescript_sent_as_javascript_is_told_what_to_do(
+    languages: Any, expected: str, pool: Pool
+) -> None:
+    async with CodeMode(config=CodeModeConfig(languages=languages), pool=pool) as code_mode:
+        result = await code_mode.exec("const x: number = 1", "javascript")
+    assert result.code == "invalid_input"
+    assert (result.error or "").endswith(expected)

@@ -54,17 +54,16 @@ from clawmode.results import CodeModeResult, WaitingReason
 from clawmode.runs import Ledger, Run
 from clawmode.sandbox.pool import Pool
 from clawmode.sandbox.protocol import LANGUAGES, MAX_SOURCE, Done, Failed, Language, Start
-from clawmode.sandbox.source import SHELL
 from clawmode.spans import cell_span, find_recorder
 from clawmode.stores import Refusal, SnapshotStore, default_store
 from clawmode.surface import (
     WAIT_DESCRIPTION,
     WAIT_SCHEMA,
     Format,
+    advice,
     definition,
     exec_description,
     exec_schema,
-    shell_hint,
 )
 from clawmode.telemetry import Telemetry
 from clawmode.tools import JsonObject, Tool
@@ -540,8 +539,8 @@ class CodeMode:
         if outcome is None:
             return self._waiting(run)
         if isinstance(outcome, Failed):
-            hint = f" {shell_hint(self.catalog)}" if outcome.error == SHELL else ""
-            return self._failed(outcome.code, outcome.error + hint, run)
+            error = outcome.error + advice(outcome.error, self.catalog, self.config)
+            return self._failed(outcome.code, error, run)
         return CodeModeResult(
             status="completed",
             value=outcome.parsed,

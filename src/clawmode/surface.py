@@ -12,6 +12,7 @@ from clawmode.config import CodeModeConfig
 from clawmode.exceptions import ConfigurationError
 from clawmode.mcp_namespace import McpNamespace
 from clawmode.namespaces import NamespaceRuntime
+from clawmode.sandbox.source import SHELL, TYPESCRIPT
 from clawmode.tools import JsonObject
 from clawmode.types import JsonValue
 
@@ -91,6 +92,17 @@ def shell_hint(catalog: Catalog) -> str:
     if found is None:
         return "This run has no shell: look for a tool with `tools.search`."
     return f"To run a command, write a program that calls `tools.call({found!r}, input)`."
+
+
+def advice(error: str, catalog: Catalog, config: CodeModeConfig) -> str:
+    """What to do about an error of the sandbox, where that depends on the run."""
+    if error == SHELL:
+        return f" {shell_hint(catalog)}"
+    if not error.endswith(TYPESCRIPT):
+        return ""
+    if "typescript" in config.languages:
+        return ' Set `language` to "typescript".'
+    return " This run takes JavaScript only: leave the types out."
 
 
 def exec_schema(config: CodeModeConfig) -> JsonObject:

@@ -63,7 +63,7 @@ from clawmode.sandbox.protocol import (
     encode,
     frame_length,
 )
-from clawmode.sandbox.source import describe_failure, wrap
+from clawmode.sandbox.source import Uncompiled, describe_failure, wrap
 from clawmode.sandbox.vm import Vm, zstd
 from clawmode.sandbox.wasm import THREAD_STACK, new_engine
 
@@ -1023,7 +1023,7 @@ def test_any_report_of_a_failure_can_be_told(
     told = {"kind": kind, "name": name, "message": message, "stack": stack}
     report = json.dumps({**told, "tool": None, "map": ""}).encode()
 
-    code, text = describe_failure(report, source, compiling=compiling)
+    code, text = describe_failure(report, Start(source), Uncompiled() if compiling else None)
 
     assert code in ERROR_CODES
     rest = text.removeprefix(f"{name}: {message}").removeprefix(name)

@@ -4,8 +4,8 @@ import pytest
 from tests.sandbox.stepping import failure_of, finish, value_of
 
 from clawmode.sandbox.pool import Pool
-from clawmode.sandbox.protocol import Start
-from clawmode.sandbox.source import looks_like_shell
+from clawmode.sandbox.protocol import LANGUAGES, Language, Start
+from clawmode.sandbox.source import SHELL, TYPESCRIPT
 
 pytestmark = pytest.mark.anyio
 
@@ -97,22 +97,196 @@ async def test_an_indirect_import_finds_nothing_either(pool: Pool) -> None:
     assert await value_of(pool, source) == "refused"
 
 
-@pytest.mark.covers("IN-4")
+@pytest.mark.covers("IN-4", "B-16")
+@pytest.mark.parametrize("language", LANGUAGES)
 @pytest.mark.parametrize(
     "source",
-    ["ls -la", "git status", "#!/bin/sh\necho hi", "npm install left-pad", "cat a.txt | wc -l"],
+    [
+        *(
+            "ls -la",
+            "git status",
+            "#!/bin/sh\necho hi",
+            "npm install left-pad",
+            "cat a.txt | wc -l",
+        ),
+        *("pwd", "ls | wc -l", "cd /tmp\nls -la", "echo hi > x; ls", "export FOO=bar"),
+        *("find . -name '*.py'", "NODE_ENV=test npm test", "./run.sh --fast", "ls *.txt"),
+        *("# a comment\nls -la", "for f in *.txt; do cat $f; done", "source venv/bin/activate"),
+        *(
+            "if [ -f x ]; then cat x; fi",
+            "/usr/bin/env python3 x.py",
+            "$ make test",
+            "cd ..",
+            "ls ~",
+        ),
+    ],
 )
-async def test_a_shell_command_is_told_apart_from_a_syntax_error(pool: Pool, source: str) -> None:
-    failed = await failure_of(pool, source)
+async def test_a_shell_command_is_told_apart_from_a_syntax_error(
+    pool: Pool, source: str, language: Language
+) -> None:
+    failed = await failure_of(pool, source, language=language)
     assert failed.code == "invalid_input"
-    assert "shell command" in failed.error
+    assert failed.error == SHELL
 
 
+@pytest.mark.covers("B-11")
+@pytest.mark.parametrize("language", LANGUAGES)
 @pytest.mark.parametrize(
-    "source", ["git.status()", "find(x => x)", "test = 1", "sort", "const ls = 1; return ls - 1"]
+    "source",
+    [
+        *(
+            "node && node.value",
+            "env ? 1 : 2",
+            "test\nreturn 1",
+            "sort + 1",
+            "find - 1",
+            "head - tail",
+        ),
+        *("git.status()", "const x = 1\nls -la", "node ?? (env || 1)", "echo, 1", "date\n;foo"),
+        *("sort = = 1", "export class { }", "kill(1", "test.x y", "for f in items:", "which => {"),
+        *("tree in x y", "env\n  ? 1 : : 2", "find(x => x", "date - = 1"),
+    ],
 )
-def test_javascript_does_not_look_like_a_shell_command(source: str) -> None:
-    assert looks_like_shell(source) == (source == "sort")
+async def test_javascript_is_not_taken_for_a_shell_command(
+    pool: Pool, source: str, language: Language
+) -> None:
+    failed = await failure_of(pool, source, language=language)
+    assert failed.error != SHELL
+
+
+@pytest.mark.covers("B-11")
+@pytest.mark.parametrize("language", LANGUAGES)
+@pytest.mark.parametrize(
+    ("source", "line", "column"),
+    [
+        ("export const x = 5; return x", 1, 1),
+        ("const a = 1\n  export default a", 2, 3),
+        ("if (1) {}; export { a }", 1, 12),
+    ],
+)
+async def test_an_export_is_module_access(
+    pool: Pool, source: str, line: int, column: int, language: Language
+) -> None:
+    failed = await failure_of(pool, source, language=language)
+    assert failed.code == "module_access_denied"
+    assert f"ine {line}, column {column}: programs have no modules" in failed.error
+
+
+@pytest.mark.covers("B-10", "IN-7")
+@pytest.mark.parametrize("language", LANGUAGES)
+@pytest.mark.parametrize(
+    ("source", "line", "column"),
+    [
+        ("const y = x.map(v => {\n return v * 2;", 2, 15),
+        ("foo(1, 2", 1, 9),
+        ("if (1)\n\n", 1, 7),
+        ("return a +", 1, 11),
+        ("function f() {\n}\n// }\nfoo([", 4, 6),
+        ("class A {\n  m() {}\n", 2, 9),
+    ],
+)
+async def test_a_program_that_ends_too_early_says_where(
+    pool: Pool, source: str, line: int, column: int, language: Language
+) -> None:
+    failed = await failure_of(pool, source, language=language)
+    assert f"Unexpected end of the program (line {line}, column {column})\n" in failed.error
+    assert source.splitlines()[line - 1] in failed.error
+
+
+@pytest.mark.covers("B-10")
+@pytest.mark.parametrize("language", LANGUAGES)
+@pytest.mark.parametrize(
+    ("source", "line", "column"),
+    [("return 1 }", 1, 10), ("if (1) {\n} }\n", 2, 3), ("return 1 // }\n} /* } */ // }", 2, 1)],
+)
+async def test_a_brace_that_closes_nothing_is_pointed_at(
+    pool: Pool, source: str, line: int, column: int, language: Language
+) -> None:
+    failed = await failure_of(pool, source, language=language)
+    assert f"This `}}` closes nothing (line {line}, column {column})" in failed.error
+
+
+@pytest.mark.covers("B-9", "IN-6")
+@pytest.mark.parametrize("more", [0, 12])
+@pytest.mark.parametrize(
+    "first",
+    [
+        "enum E { A }",
+        "namespace N { export const b = 1 }",
+        "class P { constructor(private q = 1) {} }",
+    ],
+)
+async def test_a_syntax_error_of_reprinted_typescript_is_at_its_submitted_line(
+    pool: Pool, first: str, more: int
+) -> None:
+    source = f"{first}\nlet a: number = 1\n  let a: number = 2\n" + "f(1)\n" * more
+    failed = await failure_of(pool, source, language="typescript")
+    assert failed.code == "invalid_input"
+    assert "(line 3, column " in failed.error
+    assert "\n      let a: number = 2\n" in failed.error
+
+
+@pytest.mark.covers("N-12")
+@pytest.mark.parametrize(
+    "source",
+    [
+        *("const x: number = 1", "let x: string", "function f(a: number, b) {}", "type A = string"),
+        *("const f = (a): Promise<string> => a", "interface A { b: string }", "enum E { A }"),
+        *(
+            "const x = y as string",
+            "const m = new Map<string, number>()",
+            "return new Set<string>()",
+        ),
+        *(
+            "class A { private x = 1 }",
+            "class A { x: number = 1 }",
+            "return x!.y",
+            "abstract class A {}",
+        ),
+        *(
+            "const x = [] satisfies X[]",
+            "const { a }: { a: string } = b",
+            "function f(a?: string) {}",
+        ),
+        *(
+            "try {} catch (e: any) {}",
+            "for (const x: string of y) {}",
+            "declare let x",
+            "return f(a!)",
+        ),
+        *("const f = (x) => x; return f<number>(1)", "let m = new Map<string, number[]>()"),
+    ],
+)
+async def test_typescript_that_was_sent_as_javascript_is_named(pool: Pool, source: str) -> None:
+    failed = await failure_of(pool, source)
+    assert failed.error.endswith(f"\n{TYPESCRIPT}")
+    assert TYPESCRIPT not in getattr(await finish(pool, source, language="typescript"), "error", "")
+
+
+@pytest.mark.covers("N-12")
+@pytest.mark.parametrize(
+    "source",
+    [
+        *(
+            "tools.add(a: 1, b: 2)",
+            "return { a: 1 b: 2 }",
+            "if (x: y) {}",
+            "const x = ;",
+            "a ? b c",
+        ),
+        *(
+            "return x < y > ()",
+            "let type x",
+            "for (const x as y) {}",
+            "const as = 1 2",
+            "x! y",
+            "x y: 1",
+        ),
+        *("return number", "return 1 < string"),
+    ],
+)
+async def test_broken_javascript_is_not_called_typescript(pool: Pool, source: str) -> None:
+    assert TYPESCRIPT not in (await failure_of(pool, source)).error
 
 
 @pytest.mark.covers("ER-invalid_input")

@@ -292,7 +292,7 @@ def test_a_diagnostic_has_its_place_in_the_submitted_text(
 def test_a_cell_that_stops_short_is_refused_at_its_end(typescript: TypeScript, source: str) -> None:
     error = refusal(typescript, source)
 
-    assert error.message == "Unexpected end of the cell"
+    assert error.message == "Unexpected end of the program"
     assert place(error) == (1, len(source.rstrip()) + 1, source.rstrip())
 
 

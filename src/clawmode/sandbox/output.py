@@ -8,6 +8,7 @@ import json
 from typing import ClassVar
 
 from clawmode.sandbox.protocol import ITEM_BYTES, Output
+from clawmode.sandbox.source import Uncompiled
 
 
 class OutputLimit(Exception):
@@ -21,7 +22,7 @@ class Outbox:
         left: Bytes that may still be emitted.
         value: JSON of the final value, once the main promise is fulfilled.
         failure: The prelude's description of what went wrong, once something has.
-        compiling: Whether the failure is that the source did not compile.
+        uncompiled: Set if the failure is that the source did not compile.
         omitted: Bytes that were left out of an item over the limit.
         prefix: The beginning of an item that is over the limit, while the rest is being counted.
     """
@@ -33,7 +34,7 @@ class Outbox:
         self.output: list[Output] = []
         self.value: bytes | None = None
         self.failure: bytes | None = None
-        self.compiling = False
+        self.uncompiled: Uncompiled | None = None
         self.omitted = 0
         self.prefix: bytes | None = None
 

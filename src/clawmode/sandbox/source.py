@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from clawmode.exceptions import ErrorCode
 from clawmode.sandbox.line_map import LineMap
+from clawmode.sandbox.protocol import Start
 
 HEAD = "(async function () {"
 TAIL = "\n})"
@@ -18,16 +19,37 @@ MAX_FRAMES = 12
 
 _FRAME = re.compile(r"^\s*at (?:(?P<name>.*) \()?cell:(?P<line>\d{1,9}):(?P<column>\d{1,9})\)?$")
 
-_COMMANDS = (
-    "apt apt-get awk bash brew bun cargo cat cd chmod chown cp curl cut deno diff docker du echo "
-    "env export find git go grep head jq kill kubectl less ln ls make mkdir mv node npm npx pip "
-    "pip3 pnpm ps pwd python python3 rg rm rmdir rsync scp sed sh sort ssh sudo tail tar tee test "
-    "touch tree uname uniq unzip uv wc wget which whoami xargs yarn zip zsh"
+_COMMANDS = "|".join(
+    map(
+        re.escape,
+        """
+        alias apt apt-get awk basename bash brew bun cargo cat cd chmod chown cmake composer cp curl
+        cut date deno df diff dirname docker du echo env export find gcc gem git go grep head helm
+        java javac jq kill kubectl less ln ls lsof make mkdir mv mvn node npm npx perl php ping pip
+        pip3 pnpm poetry ps psql pwd pytest python python3 rg rm rmdir rsync ruby scp sed sh sleep
+        sort source sqlite3 ssh sudo systemctl tail tar tee terraform test touch tr tree tsc uname
+        uniq unset unzip uv wc wget which whoami xargs yarn zip zsh
+        """.split(),
+    )
 )
-_SHELL = re.compile(
-    rf"^(?:#!|\$ |(?:{'|'.join(map(re.escape, _COMMANDS.split()))})(?:\s+[^=(.\s]|$))"
+_JAVASCRIPT_WORDS = (
+    "abstract|as|async|class|const|declare|default|enum|function|in|instanceof|interface|let|"
+    "namespace|of|type|var"
 )
-
+_STARTS_COMMAND = re.compile(rf"(?:{_COMMANDS})(?:\s|$)")
+_COMMAND = re.compile(
+    rf"(?:{_COMMANDS})\s+(?!(?:{_JAVASCRIPT_WORDS})\b)"
+    r"""(?:[\w"'$~]|-{1,2}\w|/\w|\*[./]|\.(?:[\s./]|$))"""
+)
+_OTHER_SHELL = re.compile(
+    rf"""\#! | \$\s
+    | (?:[A-Z_][A-Z0-9_]*=\S*\s+)+ (?:{_COMMANDS}|\.{{0,2}}/)
+    | (?:\.{{1,2}}|~|/(?:bin|etc|home|opt|root|tmp|usr|var)) /[\w.-]+ (?:/[\w.-]+)* (?:\s|$)
+    | for\s+\w+\s+in\b [^:]* \bdo\b
+    | (?:if|while|until)\s+ (?:\[ | \S.*;\s*(?:then|do)\b)""",
+    re.VERBOSE,
+)
+_BETWEEN_COMMANDS = re.compile(r"\|\|?|&&|;")
 
 SHELL = (
     "This is not JavaScript: it looks like a shell command. `exec` runs the body of an async "
@@ -43,6 +65,11 @@ class Prepared:
     body: int
     line_map: LineMap | None = None
 
+    @property
+    def unclosed(self) -> bytes:
+        """The text without the wrapper's `}`: it compiles if the source has one too many."""
+        return self.wrapped.removesuffix(TAIL.encode()) + b"\n)"
+
 
 def wrap(source: str, line_map: LineMap | None = None) -> Prepared:
     """Makes a cell the one function that the prelude's `start` expects."""
@@ -54,38 +81,164 @@ def wrap(source: str, line_map: LineMap | None = None) -> Prepared:
 
 
 def looks_like_shell(source: str) -> bool:
-    """Whether a text that is not JavaScript is plainly a shell command."""
-    line = next((line for line in source.splitlines() if line.strip()), "")
-    return bool(_SHELL.match(line.strip()))
+    """True if a text that is not JavaScript is plainly a shell command."""
+    if source.lstrip().startswith("#!"):
+        return True
+    lines = _shell_lines(source)
+    if not lines or not _is_command(lines[0]):
+        return bool(lines and _OTHER_SHELL.match(lines[0]))
+    # One word alone is too little: the first line of a program may be an expression's beginning.
+    return " " in lines[0] or all(map(_is_command, lines))
+
+
+def _shell_lines(source: str) -> list[str]:
+    """The lines that a shell would run."""
+    lines = (line.strip() for line in source.splitlines())
+    return [line for line in lines if line and not line.startswith("#")]
+
+
+def _is_command(line: str) -> bool:
+    parts = [part.strip() for part in _BETWEEN_COMMANDS.split(line)]
+    if not _STARTS_COMMAND.match(parts[0]):
+        return False
+    return line == parts[0].split()[0] or any(_COMMAND.match(part) for part in parts)
+
+
+def _is_undefined_command(source: str, message: str) -> bool:
+    """True for `ls -la`, which compiles as a subtraction and fails because `ls` is not defined."""
+    lines = _shell_lines(source)
+    missing = re.match(r"'?([\w$]+)'? is not defined$", message)
+    if not lines or missing is None or lines[0].split()[0] != missing[1]:
+        return False
+    return all(map(_is_command, lines))
+
+
+@dataclass(frozen=True, slots=True)
+class Uncompiled:
+    """Why a cell did not compile, beyond the engine's own message.
+
+    Attributes:
+        closed: True if the source closes the function that it is wrapped in.
+        line_map: Where places in the compiled text come from, if it was printed anew.
+    """
+
+    closed: bool = False
+    line_map: LineMap | None = None
 
 
 def describe_failure(
-    report: bytes, source: str | None, *, compiling: bool
+    report: bytes, start: Start | None, uncompiled: Uncompiled | None = None
 ) -> tuple[ErrorCode, str]:
     """The code and the text of what the prelude reported.
 
     Args:
         report: Its JSON.
-        source: What was submitted, if the cell has just been started with it.
-        compiling: Whether it did not get further than being compiled.
+        start: What was submitted, if the cell has just been started with it.
+        uncompiled: Set if the cell did not get further than being compiled.
     """
     failure = json.loads(report)
     kind, name, message = failure["kind"], failure["name"], failure["message"]
     headline = f"{name}: {message}" if message else name
+    if kind == "memory":
+        return "memory_limit_exceeded", "The program used more memory than it may."
+    if start and uncompiled:
+        return _describe_syntax(headline, failure["stack"], start, uncompiled)
     line_map = LineMap.decode(failure["map"]) if failure["map"] else None
     positions = _positions(failure["stack"], line_map)
     frames = "".join(f"\n    at {name} (cell:{line}:{column})" for name, line, column in positions)
-    if kind == "memory":
-        return "memory_limit_exceeded", "The program used more memory than it may."
-    # `ls -la` compiles, as a subtraction of two unknown names.
-    if source and (compiling or name == "ReferenceError") and looks_like_shell(source):
-        return "invalid_input", SHELL
-    if source and compiling:
-        return "invalid_input", headline + _pointed(source, positions)
+    if start and name == "ReferenceError":
+        if _is_undefined_command(start.source, message):
+            return "invalid_input", SHELL
+        if start.language == "javascript" and _names_type(start.source, message):
+            frames += f"\n{TYPESCRIPT}"
     if kind == "tool":
         tool = f" (tool {failure['tool']})" if failure["tool"] else ""
         return "nested_tool_failed", headline + tool + frames
     return "internal_error", headline + frames
+
+
+def _describe_syntax(
+    headline: str, stack: str, start: Start, uncompiled: Uncompiled
+) -> tuple[ErrorCode, str]:
+    source = start.source
+    if looks_like_shell(source):
+        return "invalid_input", SHELL
+    positions = _positions(stack, uncompiled.line_map)
+    if not positions:
+        return "invalid_input", headline
+    _, line, column = positions[0]
+    lines = source.split("\n")
+    if uncompiled.line_map is None and line > len(lines):
+        # The engine complains about the wrapper, of which the author knows nothing.
+        return "invalid_input", _describe_end(source, closed=uncompiled.closed)
+    text = lines[min(line, len(lines)) - 1]
+    before, after = text[: column - 1], text[column - 1 :]
+    if word := _MODULE_SYNTAX.search(before + (_WORD.match(after) or [""])[0]):
+        column = word.start(1) + 1
+        return "module_access_denied", (
+            f"`{word[1]}` at line {line}, column {column}: programs have no modules. "
+            "Call tools instead."
+        )
+    error = f"{headline}{_pointed(text, line, column)}"
+    if start.language == "javascript" and _is_type_syntax(before, after):
+        error += f"\n{TYPESCRIPT}"
+    return "invalid_input", error
+
+
+def _describe_end(source: str, *, closed: bool) -> str:
+    offset, message = len(source.rstrip()), "Unexpected end of the program"
+    if closed:
+        offset, message = last_brace(source), "This `}` closes nothing"
+    line = source.count("\n", 0, offset) + 1
+    start = source.rfind("\n", 0, offset) + 1
+    text = source[start:].split("\n", 1)[0]
+    return f"SyntaxError: {message}{_pointed(text, line, offset - start + 1)}"
+
+
+def last_brace(source: str) -> int:
+    """Where the `}` is that only comments follow."""
+    tail = source[-MAX_TAIL:]
+    found = _LAST_BRACE.search(tail)
+    return len(source) - len(tail) + found.start() if found else source.rfind("}")
+
+
+MAX_TAIL = 2000
+_LAST_BRACE = re.compile(r"\}(?:\s|//[^\n]*|/\*(?s:.*?)\*/)*+$")
+
+_WORD = re.compile(r"\w*")
+_MODULE_SYNTAX = re.compile(r"(?:^|[;{}])\s*(export|import)(?:\s+type)?$")
+
+TYPESCRIPT = "This looks like TypeScript."
+
+_TYPE = (
+    r"(?:(?:any|bigint|boolean|never|null|number|object|string|symbol|undefined|unknown|void)\b"
+    r"|(?:readonly|keyof|typeof)\s|[A-Z]|[{(\[\"'])"
+)
+_TYPE_AFTER = re.compile(
+    rf"""\?\s*[:,)] | enum\s | (?:as|satisfies)\s+(?:const\b|{_TYPE}) | ![.;,)\[\]}}] | !\s*$
+    | [\[{{][^\]}}]*[\]}}]\s*:\s*{_TYPE} | :\s*{_TYPE}""",
+    re.VERBOSE,
+)
+_TYPE_BEFORE = re.compile(
+    r"(?:^|[;{}])\s*(?:static\s+)?(?:abstract|declare|interface|namespace|override|private|protected"
+    r"|public|readonly|type)\s+$"
+)
+_TYPE_ARGUMENTS = re.compile(r"\w<[^<>=;()]*(?:<[^<>=;()]*>\s*)*$")
+
+
+def _is_type_syntax(before: str, after: str) -> bool:
+    """True if the place between two parts of a line, where the engine stopped, is about types."""
+    if _TYPE_AFTER.match(after) or (_TYPE_BEFORE.search(before) and after[:1].isidentifier()):
+        return True
+    # `new Map<string, number>()` compares, until the engine meets `>`, `()` or `[]`.
+    cut = before[:-2] if before.endswith(">(") else before if after.startswith((">", "[]")) else ""
+    return bool(_TYPE_ARGUMENTS.search(cut[-200:]))
+
+
+def _names_type(source: str, message: str) -> bool:
+    """True for `f<number>(1)`, which compares and fails because `number` is not defined."""
+    missing = re.match(rf"'?({_TYPE}\w*)'? is not defined$", message)
+    return missing is not None and re.search(rf"\w<{missing[1]}[<>,\[]", source) is not None
 
 
 def _positions(stack: str, line_map: LineMap | None) -> list[tuple[str, int, int]]:
@@ -104,12 +257,8 @@ def _positions(stack: str, line_map: LineMap | None) -> list[tuple[str, int, int
     return found[:MAX_FRAMES]
 
 
-def _pointed(source: str, positions: list[tuple[str, int, int]]) -> str:
-    lines = source.split("\n")
-    if not positions or positions[0][1] > len(lines):
-        return ""
-    _, line, column = positions[0]
-    text = lines[line - 1].expandtabs(1).rstrip()
+def _pointed(text: str, line: int, column: int) -> str:
+    text = text.expandtabs(1).rstrip()
     start = max(0, column - 60)
     shown = text[start : start + 120]
     return f" (line {line}, column {column})\n    {shown}\n    {' ' * (column - 1 - start)}^"

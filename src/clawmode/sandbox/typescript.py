@@ -26,6 +26,7 @@ from typing import Any, Literal, TypeAlias
 import wasmtime
 
 from clawmode.sandbox.line_map import LineMap
+from clawmode.sandbox.source import last_brace
 from clawmode.sandbox.swc import REPRINT, STRIP, Swc, TransformerCrash, Value
 from clawmode.sandbox.swc import TransformerMismatch as TransformerMismatch
 
@@ -129,7 +130,7 @@ class TypeScript:
             return _error_at(source, len(source), message)
         if offset > len(source) + 1 and (brace := self._find_stray_brace(source)) >= 0:
             return _error_at(source, brace, "This `}` closes nothing")
-        return _error_at(source, len(source), "Unexpected end of the cell")
+        return _error_at(source, len(source), "Unexpected end of the program")
 
     def _find_stray_brace(self, source: str) -> int:
         """Where a `}` closes the wrapper, or -1 if it is rather that something is left open."""
@@ -138,7 +139,7 @@ class TypeScript:
             self._run("(async()=>{", source, "\n})", STRIP)
         except _Complaint as complaint:
             if complaint.offset <= len(source) + 1:
-                return source.rfind("}", 0, max(complaint.offset, 0))
+                return last_brace(source[: max(complaint.offset, 0)])
         return -1
 
     def _run(self, head: str, source: str, tail: str, options: Value) -> dict[str, str]:
@@ -237,7 +238,7 @@ def _unwrap(code: str, head: str, tail: str, source: str) -> str:
     if code.startswith(head) and code.endswith(tail):
         return code[len(head) : -len(tail)]
     # For one, a last line `declare` takes the tail for a declaration to blank.
-    raise _error_at(source, len(source), "Unexpected end of the cell")
+    raise _error_at(source, len(source), "Unexpected end of the program")
 
 
 _SPACE = r"[\s\ufeff]"

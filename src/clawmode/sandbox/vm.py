@@ -26,7 +26,7 @@ from clawmode.exceptions import SnapshotRefused, SnapshotTooLarge
 from clawmode.sandbox.machine import GUEST_STACK, Handles, Machine, guest_file
 from clawmode.sandbox.output import Outbox
 from clawmode.sandbox.protocol import MAX_SETUPS, PAGE, Frozen, Limits, Settled, Start
-from clawmode.sandbox.source import Prepared
+from clawmode.sandbox.source import Prepared, Uncompiled
 from clawmode.sandbox.wasm import Export
 
 if sys.version_info >= (3, 14):
@@ -47,6 +47,9 @@ MAIN_STATE, QUEUED, OPEN_CALLS, OPEN_OTHERS, TIMEOUTS, NEXT_DUE, OVERFLOW, START
 )
 MAILBOX = 24
 PENDING, FULFILLED, REJECTED = 0, 1, 2
+
+COMPILE_ONLY = 1 << 5
+"""The engine's flag for a text that is compiled and not run."""
 
 MAX_SETUP_HEAP = 256 << 20
 PROBE = 64 << 10
@@ -212,8 +215,9 @@ class Vm:
         main = machine.eval(text, len(prepared.wrapped), handles.filename, 0)
         machine.free(text)
         if machine.is_exception(main):
-            outbox.compiling = True
             machine.check(main)
+            closed = self._compiles(machine, prepared.unclosed)
+            outbox.uncompiled = Uncompiled(closed, prepared.line_map)
             return True
         accepted = self._accept(machine, main, prepared)
         whole = bool(machine.get_bool(accepted))
@@ -227,6 +231,14 @@ class Vm:
             machine.free_value(promise)
         machine.free_value(main)
         return whole
+
+    def _compiles(self, machine: Machine, source: bytes) -> bool:
+        text = machine.allocate(source)
+        made = machine.eval(text, len(source), self.image.handles.filename, COMPILE_ONLY)
+        machine.free(text)
+        refused = machine.is_exception(made)
+        machine.free_value(machine.get_exception() if refused else made)
+        return not refused
 
     def _accept(self, machine: Machine, main: int, prepared: Prepared) -> int:
         accept = self.image.handles.accept

@@ -44,7 +44,7 @@ from clawmode.sandbox.protocol import (
     encode,
     frame_length,
 )
-from clawmode.sandbox.source import Prepared, describe_failure, wrap
+from clawmode.sandbox.source import SHELL, Prepared, describe_failure, looks_like_shell, wrap
 from clawmode.sandbox.typescript import TransformError, TypeScript
 from clawmode.sandbox.vm import FULFILLED, PENDING, REJECTED, Idle, Vm
 from clawmode.sandbox.wasm import THREAD_STACK, is_interrupt, new_engine
@@ -109,7 +109,7 @@ class Worker:
         self._vm: Vm | None = None
         self._typescript: TypeScript | None = None
         self._guard: Guard | None = None
-        self._source: str | None = None
+        self._started: Start | None = None
 
     def answer(self, question: Question) -> Answer:
         """Answers one question."""
@@ -178,7 +178,7 @@ class Worker:
         return outcome
 
     def _start(self, start: Start, outbox: Outbox) -> Idle:
-        self._source = start.source
+        self._started = start
         prepared = self._prepare(start)
         vm = self._running()
         if not vm.start(prepared, start, outbox):
@@ -187,7 +187,7 @@ class Worker:
 
     def _resume(self, resume: Resume, outbox: Outbox) -> Idle:
         vm = self._running()
-        self._source = None
+        self._started = None
         if resume.frozen is not None:
             vm.restore(resume.frozen, resume.limits)
         vm.resume(resume.settled, resume.limits, outbox)
@@ -209,7 +209,7 @@ class Worker:
         output, requests = tuple(outbox.output), _requests(idle.requests)
         if idle.state == REJECTED:
             report = outbox.failure or b""
-            code, text = describe_failure(report, self._source, compiling=outbox.compiling)
+            code, text = describe_failure(report, self._started, outbox.uncompiled)
             return Failed(code, _clean(text), output, requests)
         if idle.overflow:
             return Failed("too_many_pending_tool_calls", TOO_MANY, output, requests)
@@ -236,7 +236,8 @@ class Worker:
             case OutOfGuestMemory():
                 return "memory_limit_exceeded", "The program used more memory than it may."
             case TransformError():
-                return _transform_failure(error)
+                assert self._started is not None
+                return _transform_failure(error, self._started.source)
             case ModuleAccess():
                 return "module_access_denied", (
                     f"`{error.what}` at line {error.line}, column {error.column}: programs have "
@@ -276,7 +277,9 @@ def _requests(lines: bytes) -> tuple[Request, ...]:
     return tuple(made)
 
 
-def _transform_failure(error: TransformError) -> tuple[ErrorCode, str]:
+def _transform_failure(error: TransformError, source: str) -> tuple[ErrorCode, str]:
+    if looks_like_shell(source):
+        return "invalid_input", SHELL
     if error.kind == "module":
         return "module_access_denied", (
             f"Line {error.line}, column {error.column}: programs have no modules. "
