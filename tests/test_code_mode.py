@@ -23,6 +23,7 @@ OWNER = RunContext(agent_id="a", session_id="s", session_key="k", run_id="r")
 @pytest.fixture(scope="module")
 async def pool(anyio_backend: str) -> AsyncIterator[Pool]:
     async with Pool(size=2) as opened:
+        await opened.ready()
         yield opened
 
 
@@ -83,11 +84,11 @@ async def test_a_timer_beyond_the_deadline_parks_at_once(pool: Pool) -> None:
 
 @pytest.mark.covers("B-1", "EX-6", "EX-13")
 async def test_a_program_that_waits_for_an_interval_resumes_at_its_next_tick(pool: Pool) -> None:
-    code_mode = CodeMode(pool=pool, config=CodeModeConfig(timeout_ms=200))
+    code_mode = CodeMode(pool=pool, config=CodeModeConfig(timeout_ms=400))
     result = await code_mode.exec(
         """let n = 0;
 return await new Promise((resolve) => {
-  const id = setInterval(() => { if (++n === 2) { clearInterval(id); resolve(n) } }, 250);
+  const id = setInterval(() => { if (++n === 2) { clearInterval(id); resolve(n) } }, 450);
 })"""
     )
     parks = 0
@@ -103,7 +104,7 @@ return await new Promise((resolve) => {
 
 @pytest.mark.covers("EX-6")
 async def test_an_interval_beside_a_settled_main_promise_is_not_pending(pool: Pool) -> None:
-    code_mode = CodeMode(pool=pool, config=CodeModeConfig(timeout_ms=200))
+    code_mode = CodeMode(pool=pool, config=CodeModeConfig(timeout_ms=400))
     result = await code_mode.exec("setInterval(() => {}, 60000); yield_control(); return 1")
     assert (result.reason, len(result.pending_tool_calls)) == ("yield", 1)
     assert (await code_mode.wait(waiting(result))).value == 1
@@ -113,10 +114,10 @@ async def test_an_interval_beside_a_settled_main_promise_is_not_pending(pool: Po
 async def test_a_parked_timer_is_on_time_on_a_machine_with_another_uptime(
     pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    code_mode = CodeMode(pool=pool, config=CodeModeConfig(timeout_ms=200))
+    code_mode = CodeMode(pool=pool, config=CodeModeConfig(timeout_ms=400))
     result = await code_mode.exec(
         """const began = Date.now();
-await new Promise((resolve) => setTimeout(resolve, 500));
+await new Promise((resolve) => setTimeout(resolve, 800));
 return Date.now() - began"""
     )
     clock, eleven_days = time.clock_gettime, 11 * 86400
@@ -124,7 +125,7 @@ return Date.now() - began"""
     while result.status == "waiting":
         result = await code_mode.wait(waiting(result))
     assert isinstance(result.value, int)
-    assert result.value >= 499
+    assert result.value >= 799
 
 
 @pytest.mark.covers("EX-13")
