@@ -20,10 +20,12 @@ from anyio.streams.text import TextReceiveStream
 
 from clawmode import Approvals, CodeMode, CodeModeConfig, CodeModeResult, Pool, RunContext, tool
 from clawmode.exceptions import StoreUnavailable
+from clawmode.sandbox.pool import Cell
+from clawmode.sandbox.protocol import Frozen
 from clawmode.snapshots import KeyRing
 from clawmode.sqlite_store import SqliteStore
 from clawmode.stores import MemoryStore, SnapshotStore
-from clawmode.tools import Tool
+from clawmode.tools import JsonObject, Tool, ToolContext
 
 pytestmark = pytest.mark.anyio
 
@@ -424,6 +426,70 @@ await Promise.all([tools.slow(), tools.quick()]); return noise.length"""
     assert result.code == "snapshot_limit_exceeded"
     assert [entry["state"] for entry in result.to_json()["calls"]] == ["not_started"] * 2  # pyrefly: ignore
     assert slow.calls == 0
+
+
+def count_freezes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The sizes of all snapshots that are made from now on."""
+    sizes, freeze = list[int](), Pool.freeze
+
+    async def counted(pool: Pool, cell: Cell) -> Frozen:
+        frozen = await freeze(pool, cell)
+        sizes.append(len(frozen.pages))
+        return frozen
+
+    monkeypatch.setattr(Pool, "freeze", counted)
+    return sizes
+
+
+@pytest.mark.covers("B-2", "P-1")
+async def test_a_program_that_holds_much_is_not_frozen_for_every_call(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = count_freezes(monkeypatch)
+    source = """const held = new Uint8Array(12e6).fill(7);
+for (let i = 0; i < 20; i++) await tools.quick();
+return held.length"""
+    async with code_mode(pool, MemoryStore(), Slow().tools, config=CodeModeConfig()) as one:
+        assert (await one.exec(source)).value == 12_000_000
+    assert len(sizes) == 1
+
+
+@pytest.mark.covers("B-2", "P-1")
+async def test_a_large_catalog_has_no_program_frozen(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = count_freezes(monkeypatch)
+
+    async def answer(params: JsonObject, context: ToolContext) -> int:
+        return 1
+
+    words = "Finds whatever you look for, in any of its many places. " * 10
+    tools = [Tool(f"find_{number}", words, {}, answer) for number in range(1500)]
+    config = CodeModeConfig(max_snapshot_bytes=1 << 20)
+    source = "let n = 0; for (let i = 0; i < 5; i++) n += await tools.find_7(); return n"
+    async with code_mode(pool, MemoryStore(), tools, config=config) as one:
+        assert (await one.exec(source)).value == 5
+    assert sizes == []
+
+
+@pytest.mark.covers("WA-8", "EX-3", "B-2")
+async def test_a_program_that_becomes_too_large_makes_no_further_call(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its memory has the same length as before: what is in it does not compress any more."""
+    sizes, slow = count_freezes(monkeypatch), Slow()
+    config = CodeModeConfig(max_snapshot_bytes=500_000)
+    source = """const held = new Float64Array(2e5).fill(1.5);
+for (let i = 0; i < 3; i++) await tools.quick();
+for (let i = 0; i < held.length; i++) held[i] = Math.random();
+await Promise.all([tools.slow(), tools.quick()]);"""
+    async with code_mode(pool, MemoryStore(), slow.tools, config=config) as one:
+        result = await one.exec(source)
+    assert result.code == "snapshot_limit_exceeded"
+    states = [entry["state"] for entry in result.to_json()["calls"]]  # pyrefly: ignore
+    assert states == ["completed"] * 3 + ["not_started"] * 2
+    assert slow.calls == 0
+    assert [size > 500_000 for size in sizes] == [False, True]
 
 
 @pytest.mark.covers("WA-9")

@@ -356,8 +356,9 @@ class Driver:
         methods = {request.method for request in idle.requests}
         if "yield" in methods:
             await self.parking.check_room()
-        # Frozen, it takes at most the length of its memory, and nearly always much less.
-        if methods & {"call", "namespace"} and idle.memory > self.config.max_snapshot_bytes:
+        # The bound is cheap and rarely over the limit; to know for sure, the cell is frozen.
+        over = idle.frozen_at_most > self.config.max_snapshot_bytes
+        if over and methods & {"call", "namespace"}:
             self.parking.check_size(await self.pool.freeze(run.cell))
 
     # ---- Waiting ----
@@ -461,7 +462,11 @@ class Driver:
 
     def _limits(self) -> Limits:
         config = self.config
-        return Limits(config.memory_limit_bytes, config.max_pending_tool_calls + QUEUED_CALLS)
+        return Limits(
+            memory_bytes=config.memory_limit_bytes,
+            max_calls=config.max_pending_tool_calls + QUEUED_CALLS,
+            snapshot_bytes=config.max_snapshot_bytes,
+        )
 
 
 def _update(run: Run, progress: Progress) -> None:

@@ -194,7 +194,7 @@ def check_answer(answer: Answer) -> None:
             assert type(answer.value) is bytes
             check_outputs(answer.output)
         case Suspended():
-            assert type(answer.timers) is type(answer.memory) is int
+            assert type(answer.timers) is type(answer.frozen_at_most) is int
             assert type(answer.due) is float
             check_requests(answer.requests)
             check_outputs(answer.output)

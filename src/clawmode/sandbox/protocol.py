@@ -56,6 +56,7 @@ class Limits:
     memory_bytes: int = 64 << 20
     max_calls: int = 16 + 128
     max_others: int = 1024
+    snapshot_bytes: int = 10 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +218,7 @@ class Suspended:
     """The cell is idle and warm: it waits for requests, or for a timer that is due at `due`.
 
     `timers` counts timeouts; without any, an interval counts while the main promise is pending.
-    `memory` is the length of its memory: frozen, it cannot be larger.
+    Frozen, it takes at most `frozen_at_most` bytes.
     """
 
     kind: ClassVar[str] = "suspended"
@@ -225,7 +226,7 @@ class Suspended:
     timers: int = 0
     due: float = 0.0
     output: tuple[Output, ...] = ()
-    memory: int = 0
+    frozen_at_most: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -395,11 +396,11 @@ def _done(values: list[Any]) -> Done:
 
 
 def _suspended(values: list[Any]) -> Suspended:
-    requests, timers, due, output, memory = values
+    requests, timers, due, output, frozen_at_most = values
     if not (math.isfinite(_typed(due, float)) and due >= 0 and _typed(timers, int) >= 0):
         raise ProtocolError(f"{timers} timers due at {due}")
     made = _requests(requests)
-    return Suspended(made, timers, due, _outputs(output), _word(memory))
+    return Suspended(made, timers, due, _outputs(output), _word(frozen_at_most))
 
 
 def _failed(values: list[Any]) -> Failed:

@@ -83,10 +83,14 @@ class Image:
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """The image with a run's catalog installed. Snapshots are differences to the bare image."""
+    """A memory that a cell went on from: the image, one with a catalog, or that of a snapshot.
+
+    Snapshots are differences to the bare image; `size` is how many bytes this memory takes as one.
+    """
 
     memory: bytes
     heap: int
+    size: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +184,7 @@ class Vm:
         self._engine, self._module, self._arm = engine, module, arm
         self.image = build_image(engine, module)
         self._machine: Machine | None = None
-        self._bare = Setup(self.image.memory, self.image.heap)
+        self._bare = self._origin = Setup(self.image.memory, self.image.heap)
         self._setups: dict[bytes, Setup] = {}
         self.live = False
 
@@ -198,7 +202,8 @@ class Vm:
         machine.run_gc()
         self._mail[HEAP] = 0
         memory = machine.instance.read(0, machine.instance.memory_size())
-        self._setups[key] = Setup(memory, _heap_in_use(machine))
+        size = len(self._compress(machine, self._changed_pages(machine)))
+        self._setups[key] = Setup(memory, _heap_in_use(machine), size)
         if len(self._setups) > MAX_SETUPS:
             del self._setups[next(iter(self._setups))]
         self.live = False
@@ -322,7 +327,7 @@ class Vm:
             machine.run_gc()
             self._scrub(machine)
             changed = self._changed_pages(machine)
-        self.live = False
+        self.close()
         pages = self._compress(machine, changed)
         heap = min(int(self._mail[HEAP]), MAX_SETUP_HEAP)
         memory = machine.instance.memory_size()
@@ -393,28 +398,39 @@ class Vm:
         machine.instance.grow_to(frozen.memory)
         for number, page in pages:
             machine.instance.write(number * PAGE, page)
+        if frozen.memory > limits.snapshot_bytes:
+            memory = machine.instance.read(0, frozen.memory)
+            self._origin = Setup(memory, heap, len(frozen.pages))
         self.live = True
+
+    def frozen_at_most(self, limit: int) -> int:
+        """A bound for the size of the live cell as a snapshot, without the cost of freezing it.
+
+        A page that has changed since the memory that the cell went on from adds at most itself. If
+        the whole memory is not over `limit`, its length is bound enough.
+        """
+        instance, origin = self._live_machine().instance, self._origin
+        most = instance.memory_size()
+        if most > limit:
+            most = min(most, origin.size + PAGE * instance.count_changed(origin.memory, PAGE))
+        return most
 
     # ---- The machine ----
 
     def drop(self) -> None:
         """Forgets the live cell and the instance it ran in: after a trap nothing can be kept."""
-        self.live = False
+        self.close()
         if self._machine is not None:
             self._machine.instance.store.close()
         self._machine = None
 
     def close(self) -> None:
         """Forgets the live cell; the instance can be used for the next."""
-        self.live = False
+        self.live, self._origin = False, self._bare
 
     def _wall(self, limits: Limits, heap: int = 0) -> int:
         # Behind the heap limit, which counts what is in use: fragments may take half as much.
         return len(self.image.memory) + 2 * heap + limits.memory_bytes * 3 // 2 + (4 << 20)
-
-    def memory(self) -> int:
-        """How long the live cell's memory is."""
-        return self._live_machine().instance.memory_size()
 
     def _live_machine(self) -> Machine:
         if self._machine is None or not self.live:
@@ -443,7 +459,7 @@ class Vm:
         self._mail[HEAP] = setup.heap
         # Handles into the memory of the cell before: a getter may reject while its failure is told.
         machine.rejections.clear()
-        self.live = True
+        self.live, self._origin = True, setup
         return self._attach(limits, outbox)
 
     def _attach(self, limits: Limits, outbox: Outbox) -> Machine:

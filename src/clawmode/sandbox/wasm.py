@@ -17,6 +17,15 @@ from wasmtime import _bindings as bindings
 from wasmtime import _ffi as ffi
 from wasmtime import _func as functions
 
+_compare = ctypes.CDLL(None).memcmp
+_compare.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
+
+BLOCK = 64 << 10
+"""Bytes of a wasm page: a memory has so many whole ones."""
+
+_zeros = ctypes.create_string_buffer(BLOCK)
+_ZEROS = ctypes.addressof(_zeros)
+
 HostFunction: TypeAlias = Callable[..., int | None]
 
 MAX_WASM_STACK = 8 << 20
@@ -144,6 +153,22 @@ class Instance:
     def write(self, address: int, data: bytes) -> None:
         """Writes `data` at `address`."""
         ctypes.memmove(self._check(address, len(data)), data, len(data))
+
+    def count_changed(self, known: bytes, page: int) -> int:
+        """How many pages differ from those of `known`, behind whose end all bytes count as zero.
+
+        Both are whole wasm pages, and `known` is not the longer one.
+        """
+        start, end, changed = self.base, self.base + self.memory_size(), 0
+        shift = (ctypes.cast(ctypes.c_char_p(known), ctypes.c_void_p).value or 0) - start
+        for block in range(start, end, BLOCK):
+            # A call for each page would take longer than comparing does.
+            other = block + shift if block < start + len(known) else _ZEROS
+            if _compare(block, other, BLOCK):
+                changed += sum(
+                    _compare(block + at, other + at, page) != 0 for at in range(0, BLOCK, page)
+                )
+        return changed
 
     def fill(self, address: int, length: int) -> None:
         """Zeroes `length` bytes at `address`."""

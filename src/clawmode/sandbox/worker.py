@@ -32,6 +32,7 @@ from clawmode.sandbox.protocol import (
     Freeze,
     Frozen,
     Install,
+    Limits,
     Outcome,
     Provide,
     Question,
@@ -167,7 +168,7 @@ class Worker:
         outbox, vm = Outbox(question.output_left), self._running()
         self.watch.begin(question.budget)
         try:
-            outcome = self._judge(enter(outbox), outbox)
+            outcome = self._judge(enter(outbox), outbox, question.limits)
         except Exception as error:
             vm.drop()
             outcome = self._failure(error, outbox)
@@ -205,7 +206,7 @@ class Worker:
             self._guard.check(prepared)
         return prepared
 
-    def _judge(self, idle: Idle, outbox: Outbox) -> Outcome:
+    def _judge(self, idle: Idle, outbox: Outbox, limits: Limits) -> Outcome:
         output, requests = tuple(outbox.output), _requests(idle.requests)
         if idle.state == REJECTED:
             report = outbox.failure or b""
@@ -219,7 +220,8 @@ class Worker:
             return Done(outbox.value or b"null", output)
         # An interval does not hold completion, but the main promise may wait for its next tick.
         timers = idle.timeouts or int(idle.state == PENDING and idle.due > 0)
-        return Suspended(requests, timers, idle.due, output, self._running().memory())
+        frozen_at_most = self._running().frozen_at_most(limits.snapshot_bytes)
+        return Suspended(requests, timers, idle.due, output, frozen_at_most)
 
     def _failure(self, error: Exception, outbox: Outbox) -> Failed:
         code, text = self._name(error, outbox)
