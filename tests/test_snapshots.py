@@ -3,6 +3,7 @@
 import base64
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -148,6 +149,7 @@ def test_a_key_from_the_environment_is_shared(
 @pytest.mark.parametrize("text", ["", "no base64!", "c2hvcnQ="])
 def test_a_damaged_key_file_is_refused_with_its_place(tmp_path: Path, text: str) -> None:
     (tmp_path / "snapshot.keys").write_text(text)
+    (tmp_path / "snapshot.keys").chmod(0o600)
     with pytest.raises(SnapshotRefused, match=r"snapshot\.keys"):
         KeyRing.load(tmp_path)
 
@@ -161,3 +163,70 @@ def test_a_key_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
 def test_keys_of_a_wrong_length_are_a_programmers_error() -> None:
     with pytest.raises(ValueError, match="32 bytes"):
         KeyRing([b"short"])
+
+
+# ---- Keys of others ----
+
+
+@pytest.mark.covers("S-22")
+@pytest.mark.parametrize("mode", [0o644, 0o640, 0o606, 0o666, 0o620])
+@pytest.mark.parametrize("use", [KeyRing.load, KeyRing.rotate])
+def test_keys_that_others_can_read_or_write_are_refused_with_what_to_do(
+    tmp_path: Path, mode: int, use: Callable[[Path], KeyRing]
+) -> None:
+    before = KeyRing.load(tmp_path).current
+    keys = tmp_path / "snapshot.keys"
+    keys.chmod(mode)
+    with pytest.raises(SnapshotRefused, match=rf"mode {mode:o}\).*run `chmod 600 ") as refused:
+        use(tmp_path)
+    assert str(keys) in str(refused.value)
+    keys.chmod(0o600)
+    assert KeyRing.load(tmp_path).current == before
+
+
+@pytest.mark.covers("S-22")
+def test_keys_of_another_user_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    KeyRing.load(tmp_path)
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    with pytest.raises(SnapshotRefused, match=f"belongs to user {os.getuid()}"):
+        KeyRing.load(tmp_path)
+
+
+@pytest.mark.covers("S-22")
+@pytest.mark.parametrize("trap", ["a link to keys", "a link to nothing", "a pipe", "a folder"])
+def test_what_stands_in_the_place_of_keys_is_neither_followed_nor_waited_for(
+    tmp_path: Path, trap: str
+) -> None:
+    chosen, keys = tmp_path / "chosen", tmp_path / "snapshot.keys"
+    if trap == "a pipe":
+        os.mkfifo(keys, 0o600)
+    elif trap == "a folder":
+        keys.mkdir()
+    else:
+        keys.symlink_to(chosen)
+    if trap == "a link to keys":
+        chosen.touch(0o600)
+        chosen.write_text(base64.b64encode(bytes(32)).decode())
+    with pytest.raises(SnapshotRefused, match=r"snapshot\.keys"):
+        KeyRing.load(tmp_path)
+    assert chosen.exists() == (trap == "a link to keys")
+
+
+@pytest.mark.covers("S-22")
+def test_keys_that_become_readable_while_a_process_runs_are_not_read_again(tmp_path: Path) -> None:
+    ring = KeyRing.load(tmp_path)
+    later = KeyRing.rotate(tmp_path)
+    (tmp_path / "snapshot.keys").chmod(0o666)
+    with pytest.raises(SnapshotKeyLost):
+        unseal(seal(FROZEN, WASM, OWNER, later), WASM, OWNER, ring)
+
+
+@pytest.mark.covers("S-22")
+def test_a_folder_that_others_can_write_is_told_once_with_what_to_do(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tmp_path.chmod(0o777)
+    for _ in range(2):
+        KeyRing.load(tmp_path)
+    (told,) = caplog.messages
+    assert told.endswith(f"run `chmod 700 {tmp_path}`")

@@ -8,11 +8,15 @@ are part of what is authenticated. `docs/reference/snapshot.md` describes the fo
 import base64
 import binascii
 import contextlib
+import errno
 import fcntl
 import hashlib
+import logging
 import os
+import stat
 import struct
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 from cryptography.exceptions import InvalidTag
@@ -25,6 +29,13 @@ from clawmode.sandbox.protocol import Frozen
 MAGIC = b"CLMS"
 VERSION = 1
 KEY_VARIABLE = "CLAWMODE_SNAPSHOT_KEY"
+
+_OTHER_KEYS = (
+    f"remove it, and new keys are made (programs that were parked with the old ones are lost), or "
+    f"set {KEY_VARIABLE}"
+)
+
+logger = logging.getLogger("clawmode")
 
 _HEADER = struct.Struct("<4sB8s32s32s2I3I12s")  # magic … wasm, image, memory, heap, pointers, nonce
 
@@ -54,7 +65,7 @@ class KeyRing:
         """The keys given by the environment, else those in `folder`, made there on first use.
 
         Raises:
-            SnapshotRefused: They cannot be read: without them nothing that was parked can be.
+            SnapshotRefused: The keys cannot be read, or others own, read or write their file.
         """
         if text := os.environ.get(KEY_VARIABLE):
             return cls(_parse_keys(text.replace(",", "\n"), KEY_VARIABLE))
@@ -63,7 +74,8 @@ class KeyRing:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             if not path.exists():
                 _make_first(path)
-            return cls(_parse_keys(path.read_text("ascii"), str(path)), folder)
+            _warn_of_open_folder(folder)
+            return cls(_parse_keys(_read_private(path), str(path)), folder)
         except (OSError, UnicodeDecodeError) as error:
             raise SnapshotRefused(f"snapshot keys cannot be read from {path}: {error}") from None
 
@@ -74,7 +86,7 @@ class KeyRing:
         path = folder / "snapshot.keys"
         temporary = _temporary(path)
         with _locked(folder):
-            _write_new(temporary, _encode_key(os.urandom(32)) + path.read_text("ascii"))
+            _write_new(temporary, _encode_key(os.urandom(32)) + _read_private(path))
             os.replace(temporary, path)
         return cls.load(folder)
 
@@ -126,6 +138,45 @@ def _write_new(path: Path, text: str) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "w") as file:
         file.write(text)
+
+
+def _read_private(path: Path) -> str:
+    """The text of a file that is ours alone: whoever knows a key can forge a cell's memory."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise SnapshotRefused(f"{path} is a symbolic link: {_OTHER_KEYS}") from None
+        raise
+    with os.fdopen(descriptor, encoding="ascii") as file:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise SnapshotRefused(f"{path} is not a regular file: {_OTHER_KEYS}")
+        if status.st_uid != os.geteuid():
+            raise SnapshotRefused(
+                f"{path} belongs to user {status.st_uid}, and this is user {os.geteuid()}: "
+                f"{_OTHER_KEYS}"
+            )
+        if status.st_mode & 0o077:
+            raise SnapshotRefused(
+                f"{path} can be read or written by other users (mode "
+                f"{stat.S_IMODE(status.st_mode):03o}): if nobody else has used it, run "
+                f"`chmod 600 {path}`; otherwise {_OTHER_KEYS}"
+            )
+        return file.read()
+
+
+@cache  # once for each folder
+def _warn_of_open_folder(folder: Path) -> None:
+    mode = folder.stat().st_mode
+    if mode & 0o022 and not mode & stat.S_ISVTX:
+        logger.warning(
+            "other users can write to %s (mode %03o), and remove the keys of parked programs: run "
+            "`chmod 700 %s`",
+            folder,
+            stat.S_IMODE(mode),
+            folder,
+        )
 
 
 def _parse_keys(text: str, place: str) -> list[bytes]:

@@ -41,7 +41,6 @@ MISSING: frozenset[str] = frozenset(
         "S-12",
         "S-17",
         "S-20",
-        "S-22",
         "B-3",
         "B-5",
         "B-8",
