@@ -1,8 +1,10 @@
 """`clawmode mcp`, driven by the official client: stdio and HTTP, both eras of the protocol."""
 
+import contextlib
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -16,6 +18,13 @@ import mcp_types as types
 import pytest
 from mcp import Client, StdioServerParameters
 from mcp.client.streamable_http import streamable_http_client
+from tests.mcp.driver import raw
+
+from clawmode import Approvals, CodeMode, Pool, tool
+from clawmode.context import RunContext
+from clawmode.mcp.client import McpServers
+from clawmode.mcp.config import read_servers
+from clawmode.mcp.server import opened
 
 pytestmark = pytest.mark.anyio
 
@@ -253,14 +262,233 @@ async def test_a_question_that_was_given_up_is_not_put_to_the_next(folder: Path,
     assert len(asked) == 2
 
 
-async def test_a_client_that_fails_to_ask_can_wait(folder: Path) -> None:
-    async def answer(context: Any, params: Any) -> types.ErrorData:
-        return types.ErrorData(code=-32000, message="no window")
+# ---- In this process ----
 
-    async with stdio(folder, mode="legacy", elicitation_callback=answer) as client:
-        code = 'return tools.write({ text: "x" })'
-        result = await client.call_tool("exec", {"code": code})
-        assert read(result)["status"] == "waiting"
+
+@tool(effect="write")
+async def write(text: str) -> str:
+    """Write a text."""
+    return f"wrote {text}"
+
+
+@asynccontextmanager
+async def inside(entries: dict[str, Any] | None = None, **options: Any) -> AsyncIterator[Client]:
+    """A client of a face in this process, in front of MCP servers that have begun to connect."""
+    settings = read_servers(entries or {}).unwrap()
+
+    def opener(context: RunContext) -> CodeMode:
+        approvals = Approvals(ask_for=lambda tool: tool.effect != "read", inputs="ask")
+        return CodeMode(
+            tools=[write], mcp_servers=servers, approvals=approvals, context=context, pool=pool
+        )
+
+    async with Pool(size=1) as pool, McpServers(settings, asks=True) as servers:
+        servers.begin()
+        async with opened(opener, servers) as face, Client(face.server, **options) as client:
+            yield client
+
+
+def gated(gate: Path) -> dict[str, Any]:
+    """A server that starts to answer when there is a file."""
+    entry = raw()
+    wait = f"while [ ! -e {gate} ]; do sleep 0.02; done"
+    line = f"{wait}; exec {shlex.join([entry['command'], *entry['args']])}"
+    return {"command": "sh", "args": ["-c", line]}
+
+
+WRITE = """return tools.write({ text: "x" }).catch((error) => error.code + ": " + error.message)"""
+
+
+@pytest.mark.covers("N-2")
+@pytest.mark.parametrize("mode", MODES)
+async def test_where_nobody_can_be_asked_a_call_is_rejected_at_once_and_says_what_to_do(
+    mode: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with inside(mode=mode) as client:
+        with anyio.fail_after(5):
+            result = read(await client.call_tool("exec", {"code": WRITE}))
+            again = read(
+                await client.call_tool("exec", {"code": 'await tools.write({ text: "x" })'})
+            )
+    assert result["value"].startswith(
+        "not_approved: openclaw:core:write was not approved: this client"
+    )
+    assert "--approve always" in result["value"]
+    assert "trustAnnotations" in result["value"]
+    assert again["code"] == "nested_tool_failed"
+    assert "elicitation" in again["error"]
+    (line,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert "openclaw:core:write was not approved" in line
+    assert "--approve always" in line
+
+
+@pytest.mark.covers("N-2")
+@pytest.mark.parametrize("action", ["decline", "cancel", "fails"])
+async def test_a_client_that_asks_and_has_nobody_gets_a_text_that_helps(action: Any) -> None:
+    async def answer(context: Any, params: Any) -> types.ElicitResult | types.ErrorData:
+        if action == "fails":
+            return types.ErrorData(code=-32000, message="no window")
+        return types.ElicitResult(action=action)
+
+    async with inside(mode="legacy", elicitation_callback=answer) as client:
+        with anyio.fail_after(5):
+            result = read(await client.call_tool("exec", {"code": WRITE}))
+    assert result["value"].startswith("not_approved: ")
+    assert ("no window" if action == "fails" else "declined") in result["value"]
+    assert "--approve always" in result["value"]
+
+
+@pytest.mark.covers("N-2")
+async def test_a_person_who_denies_is_not_told_of_options() -> None:
+    async def answer(context: Any, params: Any) -> types.ElicitResult:
+        return types.ElicitResult(action="accept", content={"decision": "deny"})
+
+    async with inside(mode="legacy", elicitation_callback=answer) as client:
+        result = read(await client.call_tool("exec", {"code": WRITE}))
+    assert result["value"].endswith("was not approved: it was denied")
+
+
+@pytest.mark.covers("N-2")
+async def test_a_program_that_asks_for_ever_does_not_hold_its_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("clawmode.mcp.server.MAX_QUESTIONS", 3)
+    code = 'for (;;) await tools.write({ text: "x" }).catch(() => 0)'
+    async with inside() as client:
+        with anyio.fail_after(5):
+            result = read(await client.call_tool("exec", {"code": code}))
+    assert result["status"] == "waiting"
+
+
+@pytest.mark.covers("N-4", "MC-9")
+async def test_a_server_that_hangs_delays_neither_the_start_nor_other_programs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("clawmode.mcp.server.LIST_SECONDS", 0.1)
+    entries = {"late": gated(tmp_path / "gate"), "good": raw()}
+    with anyio.fail_after(10):
+        async with inside(entries) as client:
+            (exec_, _) = (await client.list_tools()).tools
+            assert "still connecting: " in (exec_.description or "")
+            code = "return [1, await API.read('mcp/late.d.ts')]"
+            one, declared = read(await client.call_tool("exec", {"code": code}))["value"]
+            assert one == 1
+            assert "MCP.late.$api()" in declared
+
+
+@pytest.mark.covers("N-4", "MC-9")
+@pytest.mark.parametrize("mode", MODES)
+async def test_a_program_waits_for_the_server_that_it_calls(tmp_path: Path, mode: str) -> None:
+    entries = {"late": gated(tmp_path / "gate") | {"trustAnnotations": True}}
+
+    async def answer(context: Any, params: types.ElicitRequestParams) -> types.ElicitResult:
+        return types.ElicitResult(action="accept", content={"decision": "allow-once"})
+
+    results: list[Any] = []
+    async with inside(entries, mode=mode, elicitation_callback=answer) as client:
+
+        async def run(code: str) -> None:
+            results.append(read(await client.call_tool("exec", {"code": code}))["value"])
+
+        with anyio.fail_after(10):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(run, "return (await MCP.late.other_id()).content[0].text")
+                tasks.start_soon(run, "return (await MCP.late.$api('otherId')).tools[0]")
+                tasks.start_soon(run, "return MCP.late.otherIdd().catch((e) => e.code)")
+                await run("return 'at once'")
+                (tmp_path / "gate").touch()
+    assert results[0] == "at once"
+    assert sorted(results[1:]) == ["for you", "otherId", "unknown_tool"]
+
+
+@pytest.mark.covers("N-4")
+@pytest.mark.parametrize("mode", MODES)
+async def test_clients_are_told_when_a_server_has_connected(
+    tmp_path: Path, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("clawmode.mcp.server.LIST_SECONDS", 0.05)
+    told = anyio.Event()
+
+    async def hear(message: Any) -> None:
+        if isinstance(message, types.ToolListChangedNotification):
+            told.set()
+
+    with anyio.fail_after(10):
+        async with inside(
+            {"late": gated(tmp_path / "gate")}, mode=mode, message_handler=hear
+        ) as client:
+            async with contextlib.AsyncExitStack() as listening:
+                if mode == "legacy":
+                    can = client.server_capabilities.tools
+                    assert can is not None
+                    assert can.list_changed
+                    await client.list_tools()
+                    (tmp_path / "gate").touch()
+                    await told.wait()
+                else:
+                    events = await listening.enter_async_context(
+                        client.listen(tools_list_changed=True)
+                    )
+                    (tmp_path / "gate").touch()
+                    await anext(aiter(events))
+            (exec_, _) = (await client.list_tools()).tools
+    assert "MCP servers: late." in (exec_.description or "")
+
+
+@pytest.mark.covers("N-36")
+async def test_clients_are_told_what_the_server_is_for() -> None:
+    async with inside(mode="legacy") as client:
+        assert "`exec`" in (client.instructions or "")
+        assert client.server_info is not None
+        assert client.server_info.title
+        assert all(tool.title for tool in (await client.list_tools()).tools)
+
+
+@pytest.mark.covers("N-4")
+def test_an_entry_that_cannot_be_used_is_one_missing_server(folder: Path) -> None:
+    entries = {
+        "gh": {"command": "x", "env": {"T": "${CLAWMODE_NO_SUCH_TOKEN}"}},
+        "typo": {"comand": "x"},
+        "a:b": raw(),
+        "good": raw(),
+    }
+    (folder / "servers.json").write_text(json.dumps({"mcpServers": entries}))
+    call = {"name": "exec", "arguments": {"code": "return MCP.gh.x()"}}
+    hello: dict[str, Any] = {
+        "protocolVersion": "2025-06-18",
+        "capabilities": {},
+        "clientInfo": {"name": "x", "version": "1"},
+    }
+    lines = [
+        {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": hello},
+        {"jsonrpc": "2.0", "method": "notifications/initialized"},
+        {"jsonrpc": "2.0", "id": 2, "method": "tools/call", "params": call},
+    ]
+    process = subprocess.Popen(
+        [sys.executable, *command("--mcp-config", "servers.json")],
+        cwd=folder,
+        env=environment(),
+        text=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    with process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdin.write("".join(f"{json.dumps(line)}\n" for line in lines))
+        process.stdin.flush()
+        answers = [process.stdout.readline(), process.stdout.readline()]
+        process.stdin.close()
+        told = process.stderr.read()
+    assert '"instructions"' in answers[0]
+    assert "CLAWMODE_NO_SUCH_TOKEN" in answers[1]
+    assert "MCP server gh: cannot be used: " in told
+    assert "CLAWMODE_NO_SUCH_TOKEN of server 'gh' is not set" in told
+    assert "MCP server typo: " in told
+    assert "without a colon" in told
+    assert process.returncode == 0
 
 
 async def test_a_session_that_is_deleted_takes_its_programs_along(folder: Path) -> None:
@@ -294,12 +522,6 @@ async def test_a_session_that_is_deleted_takes_its_programs_along(folder: Path) 
                 if '"value":1' in answer.text.replace("\\", ""):
                     break
                 await anyio.sleep(0.1)
-
-
-async def test_a_client_that_cannot_ask_gets_a_waiting_result(folder: Path) -> None:
-    async with stdio(folder) as client:
-        result = read(await client.call_tool("exec", {"code": 'return tools.write({ text: "x" })'}))
-        assert [call["state"] for call in result["pendingToolCalls"]] == ["approval"]
 
 
 async def test_nobody_is_asked_where_the_operator_says_so(folder: Path) -> None:
@@ -346,7 +568,7 @@ async def test_the_configured_servers_are_behind_it(folder: Path, key: str) -> N
     async with stdio(folder, option, "servers.json", "--approve", "always") as client:
         listed = await client.list_tools()
         assert [tool.name for tool in listed.tools] == ["exec", "wait"]
-        assert "MCP servers: tiny" in (listed.tools[0].description or "")
+        assert "tiny" in (listed.tools[0].description or "")
         code = 'return (await MCP.tiny.shout({ text: "a" })).structuredContent'
         assert read(await client.call_tool("exec", {"code": code}))["value"] == {"result": "A"}
 

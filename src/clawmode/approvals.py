@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Literal, TypeAlias
 import anyio
 
 from clawmode.context import RunContext
-from clawmode.exceptions import ConfigurationError
+from clawmode.exceptions import ClawmodeError, ConfigurationError
 from clawmode.hooks import RequireApproval, Severity
 from clawmode.policy import Names, Rule, Unmatched, find_unmatched, matches
 from clawmode.tools import InputRequest, JsonObject, Tool
@@ -29,6 +29,11 @@ Decision: TypeAlias = Literal["allow-once", "allow-always", "deny"]
 Resolution: TypeAlias = Literal["allow-once", "allow-always", "deny", "timeout"]
 
 EXPIRY_SECONDS = 1800.0
+
+
+class NotApproved(ClawmodeError):
+    """A question was denied, for the reason in the message."""
+
 
 ASK_FOR = "Approvals(ask_for=…)"
 """Where its patterns are set, for people."""
@@ -98,6 +103,7 @@ class _Pending:
     question: Question
     answered: anyio.Event
     decision: Decision | None = None
+    reason: str = ""
 
 
 @dataclass(slots=True)
@@ -199,11 +205,18 @@ class Approvals:
         )
 
     async def ask(self, question: Question) -> Resolution:
-        """Waits for the answer, no longer than the question lives."""
+        """Waits for the answer, no longer than the question lives.
+
+        Raises:
+            NotApproved: It was denied for a reason that the caller should know.
+        """
         resolution: Resolution | Literal["cancelled"] = "cancelled"
         try:
             resolution = await self._ask(question)
             return resolution
+        except NotApproved:
+            resolution = "deny"
+            raise
         finally:
             for tell in question.on_resolution:
                 try:
@@ -225,6 +238,8 @@ class Approvals:
                 await pending.answered.wait()
         finally:
             self._pending.pop(question.id, None)
+        if pending.reason:
+            raise NotApproved(pending.reason)
         return "timeout" if pending.decision is None else pending.decision
 
     @property
@@ -277,6 +292,19 @@ class Approvals:
         pending.decision = self._accept(pending.question, decision)
         pending.answered.set()
         return True
+
+    def reject(self, question_id: str, reason: str) -> bool:
+        """Denies a question that nobody can decide. Arguments and result as for `resolve`.
+
+        Args:
+            question_id: The question.
+            reason: Why, and what to do about it, for the program that made the call.
+        """
+        pending = self._pending.get(question_id)
+        if pending is None or pending.decision is not None:
+            return False
+        pending.reason = reason
+        return self.resolve(question_id, "deny")
 
     def pending_inputs(self) -> list[InputQuestion]:
         """What tools wait to be told, oldest first."""

@@ -72,6 +72,20 @@ class Bridge:
     def _describe(self, args: list[JsonValue]) -> JsonObject:
         return self.catalog.describe(_reference(args, "tools.describe"))
 
+    def absent_server(self, request: Request) -> str | None:
+        """The MCP server that a request needs, if its tools are not known yet."""
+        if not self.mcp.absent or request.method not in ("namespace", "api"):
+            return None
+        try:
+            first, second = (*_arguments(request), None, None)[:2]
+        except BadRequest:
+            return None
+        if request.method == "api":
+            return self.mcp.absent_server(second if first is None else first)
+        if first != "MCP" or not isinstance(second, list) or not second:
+            return None
+        return self.mcp.absent_server(second[0])
+
     def call_of(self, request: Request) -> tuple[Tool, JsonObject]:
         """The tool that a request calls, and its input.
 

@@ -6,6 +6,7 @@ parked cell runs, the store knows; so a process that takes over knows what may h
 
 import inspect
 import logging
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 
 import anyio
@@ -21,7 +22,7 @@ from clawmode.executor import Call, Executor, ToolFailure
 from clawmode.executor import CallState as Stage
 from clawmode.gate import Gate, gate_input
 from clawmode.parking import Parking, Reply
-from clawmode.runs import GATE, CallGroup, CallState, OpenCall, Run
+from clawmode.runs import GATE, CallGroup, CallState, Entry, OpenCall, Run
 from clawmode.sandbox.protocol import Request, Settled
 from clawmode.stores import StoredCall
 from clawmode.telemetry import Telemetry
@@ -40,9 +41,17 @@ UNKNOWN = (
 )
 
 
+async def _connect_nothing(server: str) -> None:
+    pass
+
+
 @dataclass(slots=True)
 class Calls:
-    """Makes the calls of one run's cells."""
+    """Makes the calls of one run's cells.
+
+    Attributes:
+        connect: Waits until an MCP server is connected or has failed to.
+    """
 
     executor: Executor
     gate: Gate
@@ -53,6 +62,7 @@ class Calls:
     telemetry: Telemetry
     groups: dict[str, CallGroup] = field(default_factory=dict[str, CallGroup])
     tasks: TaskGroup | None = None
+    connect: Callable[[str], Awaitable[None]] = _connect_nothing
 
     def group(self, run: Run) -> CallGroup:
         """The calls of a cell that are made here."""
@@ -64,6 +74,11 @@ class Calls:
 
     def open(self, run: Run, request: Request) -> None:
         """Queues a call that a guest asked for; one that cannot be meant is answered at once."""
+        server = self.bridge.absent_server(request)
+        if server is not None:
+            entry = run.ledger.note(Entry(request.id, f"mcp:{server}", None))
+            self.enqueue(run, OpenCall(request, entry, None, {}, server=server))
+            return
         try:
             tool, given = self.bridge.call_of(request)
         except BadRequest as error:
@@ -141,6 +156,8 @@ class Calls:
                 await self.deliver(group, call, Reply(reply))
 
     async def _call(self, group: CallGroup, call: OpenCall) -> Settled:
+        if call.server and (answer := await self._connected(call)) is not None:
+            return answer
         assert call.tool is not None
         try:
             if group.run is None:
@@ -155,6 +172,21 @@ class Calls:
             logger.exception("the call of %s failed in the host", call.tool.id)
             text = f"The host failed: {type(error).__name__}"
             return refuse(call.request, "internal_error", text, call.tool.id)
+
+    async def _connected(self, call: OpenCall) -> Settled | None:
+        """Waits for the server of a call, and looks up its tool. Returns the answer if it is known.
+
+        The server has its own limit on the time to connect; the cell may be parked meanwhile.
+        """
+        await self.connect(call.server)
+        if call.request.method == "api":
+            return self.bridge.look_up(call.request)
+        try:
+            call.tool, call.input = self.bridge.call_of(call.request)
+        except BadRequest as error:
+            return refuse(call.request, error.code, str(error), error.tool_id)
+        call.entry.tool_id, call.entry.effect = call.tool.id, call.tool.effect
+        return None
 
     def _made(self, group: CallGroup, call: OpenCall, tool: Tool) -> Call:
         async def on_state(stage: Stage) -> None:

@@ -13,6 +13,7 @@ import re
 import time
 import warnings
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -157,6 +158,7 @@ class CodeMode:
             config=self.config,
             context=self.context,
             telemetry=self.telemetry,
+            connect=self._connect,
         )
         self._owns_pool = pool is None
         self._driver = Driver(
@@ -216,6 +218,24 @@ class CodeMode:
         if tools != self._offered:
             self.offer(tools)
             self._offered = tools
+        elif self._absent != (bridge := self._calls.bridge).mcp.absent:
+            mcp = McpNamespace(bridge.catalog.entries, self._absent)
+            self._calls.bridge = replace(bridge, mcp=mcp)
+            self._installed = Installed()
+
+    @property
+    def _absent(self) -> dict[str, str]:
+        """MCP servers whose tools are not known, and why; empty while they connect."""
+        views = () if self._servers is None else self._servers.views
+        return {
+            view.name: view.problem or ""
+            for view in views
+            if view.state in ("idle", "connecting", "down") and not view.all_tools
+        }
+
+    async def _connect(self, server: str) -> None:
+        if self._servers is not None:
+            await self._servers.ready(server)
 
     @property
     def missing_servers(self) -> dict[str, str]:
@@ -231,7 +251,7 @@ class CodeMode:
         self.telemetry.catalog_size = len(catalog)
         self.telemetry.sources = catalog.breakdown()
         self._installed = Installed()
-        mcp = McpNamespace(catalog.entries)
+        mcp = McpNamespace(catalog.entries, self._absent)
         return Bridge(catalog, namespaces, mcp, self.config, self.telemetry.miss)
 
     # ---- Open and close ----
@@ -634,7 +654,7 @@ class CodeMode:
             # Once for a catalog, but a second for thousands of tools: not on the event loop.
             await anyio.to_thread.run_sync(lambda: mcp.files)
         scopes = self.namespaces.descriptors()
-        if not self._installed.key and (len(self.catalog) or scopes):
+        if not self._installed.key and (len(self.catalog) or scopes or mcp.connecting()):
             names = json.dumps(self.catalog.convenience()).encode()
             parts = (self.catalog.all_tools_json, names, json.dumps(scopes).encode())
             parts = (*parts, json.dumps(self._calls.bridge.mcp.setup()).encode())

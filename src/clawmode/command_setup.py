@@ -106,8 +106,8 @@ def set_up(options: Options) -> Setup:
     """
     file = config_file.load(options.config)
     configured = _read_configuration(file)
-    if configured.report.errors:
-        raise _failure(configured.report.errors)
+    if configured.fatal:
+        raise _failure(configured.fatal)
     notes = [problem.text for problem in configured.report.warnings]
     agent = settings.agent(configured.configuration, AGENT)
     limits: dict[str, Any] = dict(options.limits)
@@ -116,11 +116,13 @@ def set_up(options: Options) -> Setup:
     for name, used in ((name, getattr(config, name)) for name in limits):
         if used != limits[name]:
             notes.append(f"{option_of(name)} {limits[name]} is out of range: {used} is used")
-    servers = configured.servers.unwrap()
+    servers = configured.servers.tolerated()
     if options.mcp_config is not None:
         others = server_config.load(options.mcp_config)
         notes += map(str, others.warnings)
-        servers = servers + others.unwrap()
+        if others.fatal:
+            raise others.fatal[0]
+        servers = servers + others.tolerated()
     layers = settings.policy(configured.configuration, AGENT, sandboxed=agent.is_sandboxed()).layers
     narrowed = Policy() if options.policy is None else read_policy(options.policy)
     return Setup(
@@ -142,18 +144,21 @@ def set_up(options: Options) -> Setup:
 
 @dataclass(frozen=True, slots=True)
 class _Configured:
-    """A configuration file, read by all who read it."""
+    """A configuration file, read by all who read it; with `fatal` errors nothing starts."""
 
     configuration: Configuration
     servers: McpConfig
     report: config_file.Report
+    fatal: list[config_file.Problem]
 
 
 def _read_configuration(file: config_file.ConfigFile) -> _Configured:
     found = settings.read(file.data)
     servers = server_config.read(file.data)
     said = [*found.errors, *servers.errors, *found.warnings, *servers.warnings]
-    return _Configured(found.section, servers, config_file.report(file, said))
+    # One misconfigured MCP server is one server that is missing, and not the end of all others.
+    fatal = config_file.report(file, [*found.errors, *servers.fatal]).errors
+    return _Configured(found.section, servers, config_file.report(file, said), fatal)
 
 
 def check(path: str | None) -> config_file.Report:

@@ -58,6 +58,8 @@ MAX_LEDGERS = 256
 NOT_ADMITTED = (
     "The program never ran: {who} of `exec` did not answer before its deadline (`timeoutMs`)."
 )
+LOOKUPS = ("search", "describe", "api")
+
 UNANSWERED = "The time ran out while the program waited for an answer."
 
 
@@ -326,7 +328,7 @@ class Driver:
         for request in idle.requests:
             if request.method == "yield":
                 run.yields.append(request.id)
-            elif request.method in ("search", "describe", "api"):
+            elif request.method in LOOKUPS and self.calls.bridge.absent_server(request) is None:
                 run.inbox.append(await self._look_up(request))
             else:
                 self.calls.open(run, request)

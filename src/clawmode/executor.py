@@ -14,7 +14,7 @@ from typing import Literal, TypeAlias
 
 import anyio
 
-from clawmode.approvals import Approvals, Question
+from clawmode.approvals import Approvals, NotApproved, Question
 from clawmode.context import RunContext
 from clawmode.foreign import is_ours, told
 from clawmode.hooks import AfterToolCall, BeforeToolCall, Hooks, Verdict
@@ -195,6 +195,9 @@ class Executor:
         """
         try:
             resolution = await self.approvals.ask(question)
+        except NotApproved as error:
+            text = f"{question.tool_id} was not approved: {error}"
+            raise ToolFailure("not_approved", text) from None
         except BaseException as error:
             if is_ours(error):
                 raise

@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from types import MappingProxyType
 
 from clawmode.declarations import (
     MAX_FILE_CHARS,
@@ -54,19 +55,27 @@ class _Server:
         return wanted if wanted in self.functions else self.own_names.get(wanted, wanted)
 
 
+_CONNECTING = "// MCP.{0} is still connecting: `await MCP.{0}.$api()` waits for it.\n"
+
+
 class McpNamespace:
     """The MCP servers of one run.
 
     Args:
         tools: The run's tools; those of MCP servers are used.
+        absent: Servers whose tools are not known, and why; empty while they connect.
     """
 
-    def __init__(self, tools: Iterable[Tool]) -> None:
+    def __init__(
+        self, tools: Iterable[Tool], absent: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
         by_server: defaultdict[str, list[Tool]] = defaultdict(list)
         for tool in tools:
             if tool.source == "mcp":
                 by_server[tool.owner].append(tool)
-        names = identifiers(by_server, reserved=ROOT_MEMBERS, empty="server")
+        self.absent = {name: why for name, why in absent.items() if name not in by_server}
+        everything = {*by_server, *self.absent}
+        names = identifiers(everything, reserved=ROOT_MEMBERS, empty="server")
         self._servers = {names[name]: _server(name, by_server[name]) for name in sorted(by_server)}
         self._identifiers = names
         self._near: dict[str, tuple[list[str], NearNames]] = {}
@@ -77,6 +86,10 @@ class McpNamespace:
     def server_names(self) -> list[str]:
         """What programs call the servers."""
         return list(self._servers)
+
+    def connecting(self) -> list[str]:
+        """What programs call the servers that are still connecting."""
+        return [self._identifiers[name] for name, why in sorted(self.absent.items()) if not why]
 
     @cached_property
     def files(self) -> dict[str, str]:
@@ -93,11 +106,13 @@ class McpNamespace:
                 prompts="prompts" in server.groups,
                 max_chars=min(share, MAX_FILE_CHARS),
             )
+        for name in self.connecting():
+            made[f"mcp/{name}.d.ts"] = _CONNECTING.format(name)
         return made
 
     def setup(self) -> JsonObject | None:
         """What a program is given from the start; None if there is no server."""
-        if not self:
+        if not self and not self.connecting():
             return None
         servers: JsonObject = {
             name: {
@@ -126,6 +141,8 @@ class McpNamespace:
         if path == "mcp/index.d.ts":
             return f"All {len(self._servers)} MCP servers and the names of their tools."
         name = path.removeprefix("mcp/").removesuffix(".d.ts")
+        if name not in self._servers:
+            return f"MCP.{name} is still connecting."
         return f"Declarations of MCP.{name}: {len(self._servers[name].functions)} tools."
 
     # ---- What a program asks for ----
@@ -193,9 +210,21 @@ class McpNamespace:
             return f"MCP.{name}.{server.own_names[tool.name]}"
         return f"MCP.{name}.{tool.name.replace('/', '.')}"
 
+    def absent_server(self, wanted: JsonValue) -> str | None:
+        """The name of a server whose tools are not known, if a program means one."""
+        if not isinstance(wanted, str) or wanted in self._servers:
+            return None
+        if wanted in self.absent:
+            return wanted
+        return next((name for name in self.absent if self._identifiers[name] == wanted), None)
+
     def _server(self, wanted: str) -> tuple[str, _Server]:
         name = wanted if wanted in self._servers else self._identifiers.get(wanted, wanted)
         server = self._servers.get(name)
+        if (absent := self.absent_server(wanted)) is not None:
+            why = self.absent[absent] or "is still connecting"
+            told = why if why.startswith("cannot be ") else f"cannot be reached: it {why}"
+            raise NamespaceCallRefused(f"The MCP server {absent!r} {told}", "tool_failed")
         if server is None:
             text = f"There is no MCP server {wanted[:MAX_SHOWN]!r}"
             others = self._nearest("", wanted, {each: each for each in self._servers})

@@ -59,7 +59,10 @@ class Ledger:
 
     def add(self, call_id: int, tool: Tool, state: CallState = "queued") -> Entry:
         """The entry of a new call."""
-        entry = Entry(call_id, tool.id, tool.effect, state)
+        return self.note(Entry(call_id, tool.id, tool.effect, state))
+
+    def note(self, entry: Entry) -> Entry:
+        """Adds an entry."""
         self.entries.append(entry)
         if len(self.entries) > MAX_LEDGER:
             self._shorten()
@@ -85,7 +88,8 @@ class OpenCall:
     """A nested call whose answer is still to come.
 
     Attributes:
-        tool: What it calls; None: another process makes it.
+        tool: What it calls; None: another process makes it, or it waits for `server`.
+        server: The MCP server whose tools are not known yet.
         owner: That other process.
         question: Asked instead of a tool: the call stands for the start of the cell.
         asking: How many answers of people the tool, which runs, waits for.
@@ -98,6 +102,7 @@ class OpenCall:
     owner: str = ""
     question: Question | None = None
     asking: int = 0
+    server: str = ""
     scope: anyio.CancelScope | None = None
 
     @property

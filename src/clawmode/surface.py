@@ -75,6 +75,12 @@ def exec_description(
         names = mcp.server_names()
         more = f" and {len(names) - MAX_SERVERS} more" if len(names) > MAX_SERVERS else ""
         parts.append(_MCP.format(servers=", ".join(names[:MAX_SERVERS]) + more))
+    if connecting := mcp.connecting():
+        names = ", ".join(connecting[:MAX_SERVERS])
+        parts.append(
+            f"MCP servers that are still connecting: {names}. A call waits for its server; "
+            "`await MCP.<server>.$api()` waits too and returns the declarations."
+        )
     if missing:
         names = ", ".join(missing[:MAX_SERVERS])
         parts.append(f"MCP servers that cannot be reached now: {names}.")

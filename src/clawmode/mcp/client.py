@@ -106,6 +106,7 @@ class McpServers:
             told that nobody can be asked.
         on_login: Sends a person to an address to log in; without it, who has to is not available.
         tokens: A folder for OAuth tokens; without it they last as long as this object.
+        logs: Problems are logged. Commands tell them in their own words instead.
 
     Raises:
         ConfigurationError: Two servers have one name.
@@ -118,6 +119,7 @@ class McpServers:
         asks: bool = False,
         on_login: OnLogin | None = None,
         tokens: Path | None = None,
+        logs: bool = True,
     ) -> None:
         self._listeners: list[OnView] = []
         self._servers: dict[str, _Server] = {}
@@ -129,6 +131,7 @@ class McpServers:
                 each,
                 slots,
                 asks=asks,
+                logs=logs,
                 on_change=self._changed,
                 auth=lambda server: make_auth(server.settings, on_login, tokens, server.pause),
             )
@@ -138,7 +141,7 @@ class McpServers:
         """Makes the servers ready to be connected. To be called once."""
         tasks = await self._life.open()
         for server in self._servers.values():
-            if server.settings.enabled:
+            if server.settings.enabled and not server.settings.fault:
                 tasks.start_soon(server.run)
         return self
 
@@ -190,6 +193,21 @@ class McpServers:
             for server in chosen:
                 tasks.start_soon(bring_up, server)
         return tuple(server.view for server in chosen)
+
+    def begin(self) -> None:
+        """Starts to connect all servers; does not wait for them."""
+        for server in self._servers.values():
+            server.want()
+
+    async def settled(self) -> None:
+        """Waits until every server that was begun is connected or has failed once."""
+        for server in self._servers.values():
+            await server.settled()
+
+    async def ready(self, name: str) -> None:
+        """Connects one server if it is not. Returns when it is, or when that has failed."""
+        with contextlib.suppress(McpError):
+            await self._servers[name].usable()
 
     @property
     def views(self) -> tuple[ServerView, ...]:
@@ -252,13 +270,17 @@ class _Server:
         slots: anyio.CapacityLimiter,
         *,
         asks: bool,
+        logs: bool,
         on_change: OnView,
         auth: "Callable[[_Server], httpx2.Auth | None]",
     ) -> None:
         self.settings = settings
         self.view = ServerView(name=settings.name, state="idle" if settings.enabled else "disabled")
+        if settings.fault:
+            self.view = ServerView(name=settings.name, state="down", problem=settings.fault)
         self._slots = slots
         self._asks = asks
+        self._level = logging.WARNING if logs else logging.DEBUG
         self._on_change = on_change
         self._auth = auth(self)
         self._calls = ServerCalls(settings, self.usable, self.request)
@@ -294,12 +316,23 @@ class _Server:
                 return self._connection
             if self._closing or not self.settings.enabled:
                 raise self._unavailable("is switched off")
+            if self.settings.fault:
+                raise self._unavailable(self.settings.fault)
             wait = self._not_before - anyio.current_time()
             if self.view.state == "down" and (self._attempts > before or wait > MAX_WAIT):
                 later = f"; the next try is in {wait:.0f} s" if wait > 1 else ""
                 raise self._unavailable(f"is not available: it {self.view.problem}{later}")
-            self._wanted = True
-            self._wake.set()
+            self.want()
+            await self._turn.wait()
+
+    def want(self) -> None:
+        """Has its owner connect it, as soon as it is time to."""
+        self._wanted = True
+        self._wake.set()
+
+    async def settled(self) -> None:
+        """Waits until the first attempt to connect has ended."""
+        while self._wanted and not self._attempts and not self._closing:
             await self._turn.wait()
 
     def _unavailable(self, text: str) -> McpError:
@@ -525,7 +558,7 @@ class _Server:
             self._failures += 1
         self._wanted = self._failures <= MAX_RETRIES and not hopeless
         if problem != self.view.problem and not self._closing:
-            logger.warning("%s: %s", self.settings.name, problem)
+            logger.log(self._level, "%s: %s", self.settings.name, problem)
         self._show(replace(self.view, state="down", problem=problem))
 
     def _lost(self, problem: str) -> McpError:

@@ -3,8 +3,8 @@
 import os
 import secrets
 import webbrowser
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, nullcontext
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from dataclasses import replace
 
 import anyio
@@ -65,7 +65,8 @@ async def open_servers(
         asks: There is a person whom they can ask.
         told: Say which cannot be reached, and why.
     """
-    async with McpServers(setup.servers, asks=asks, tokens=setup.state / TOKENS) as servers:
+    tokens = setup.state / TOKENS
+    async with McpServers(setup.servers, asks=asks, tokens=tokens, logs=False) as servers:
         if setup.servers:
             with Progress("MCP servers", len(setup.servers)) as progress:
 
@@ -126,14 +127,40 @@ async def _serve(setup: Setup, approve: Mode, address: tuple[str, int] | None) -
             pool=pool,
         )
 
-    async with Pool() as pool, open_servers(setup, asks=True) as servers:
-        if address is None:
-            await serve_stdio(opener)
-        else:
-            await _serve_http(opener, *address)
+    tokens = setup.state / TOKENS
+    async with (
+        Pool() as pool,
+        McpServers(setup.servers, asks=True, tokens=tokens, logs=False) as servers,
+    ):
+        with _problems_told(servers):
+            # Behind the answer to `initialize`: clients give up on a server that is slow to start.
+            servers.begin()
+            if address is None:
+                await serve_stdio(opener, servers)
+            else:
+                await _serve_http(opener, servers, *address)
 
 
-async def _serve_http(opener: Opener, host: str, port: int) -> None:
+@contextmanager
+def _problems_told(servers: McpServers) -> Iterator[None]:
+    """Says on stderr why a server cannot be reached, once for each reason."""
+    told: dict[str, str | None] = {}
+
+    def tell_of(view: ServerView) -> None:
+        if view.problem and told.get(view.name) != view.problem:
+            tell(f"MCP server {view.name}: {view.problem}")
+        told[view.name] = view.problem
+
+    for view in servers.views:
+        tell_of(view)
+    unwatch = servers.watch(tell_of)
+    try:
+        yield
+    finally:
+        unwatch()
+
+
+async def _serve_http(opener: Opener, servers: McpServers, host: str, port: int) -> None:
     token = os.environ.get(TOKEN_VARIABLE, "")
     shown = "the token of " + TOKEN_VARIABLE
     if not token:
@@ -143,7 +170,7 @@ async def _serve_http(opener: Opener, host: str, port: int) -> None:
     def ready(used: int) -> None:
         tell(f"MCP server at http://{host}:{used}/mcp, with {shown}")
 
-    await serve_http(opener, host, port, token, ready)
+    await serve_http(opener, servers, host, port, token, ready)
 
 
 def _address(text: str) -> tuple[str, int]:

@@ -75,11 +75,16 @@ _HEADER = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 class McpConfig:
     """The servers that were configured, and all that is to say about them.
 
-    A server that something is wrong with is not among `servers`.
+    Attributes:
+        servers: Those that can be used.
+        errors: What is wrong with sections and entries.
+        broken: The entries among them, as servers that are never connected and say why.
+        warnings: What has no effect, or not the one that was meant.
     """
 
     servers: list[ServerSettings] = field(default_factory=list)
     errors: list[ConfigurationError] = field(default_factory=list)
+    broken: dict[str, ConfigurationError] = field(default_factory=dict)
     warnings: list[ConfigWarning] = field(default_factory=list)
 
     def unwrap(self) -> list[ServerSettings]:
@@ -87,6 +92,20 @@ class McpConfig:
         if self.errors:
             raise self.errors[0]
         return self.servers
+
+    @property
+    def fatal(self) -> list[ConfigurationError]:
+        """The errors that are not about one entry."""
+        return [error for error in self.errors if error not in self.broken.values()]
+
+    def tolerated(self) -> list[ServerSettings]:
+        """The servers, and in place of each broken entry one that says what is wrong with it."""
+        faulty = [
+            ServerSettings(name=name, transport="stdio", fault=f"cannot be used: {error}")
+            for name, error in self.broken.items()
+            if all(name != server.name for server in self.servers)
+        ]
+        return [*self.servers, *faulty]
 
 
 # ---- Reading ----
@@ -111,10 +130,13 @@ def load(path: str | Path, environment: Mapping[str, str] | None = None) -> McpC
     if file.document is None:
         return reader.found
     located = _Located(str(file.path), config_file.Places(file.document))
+    found = reader.found
+    errors = {id(error): located.error(error) for error in found.errors}
     return McpConfig(
-        reader.found.servers,
-        [located.error(error) for error in reader.found.errors],
-        [located.warning(warning) for warning in reader.found.warnings],
+        found.servers,
+        list(errors.values()),
+        {name: errors[id(error)] for name, error in found.broken.items()},
+        [located.warning(warning) for warning in found.warnings],
     )
 
 
@@ -202,6 +224,7 @@ class _Reader:
                 settings = _Entry(name, entry, self._environment).read()
             except ConfigurationError as error:
                 self.found.errors.append(error)
+                self.found.broken[self._shown(name, entry)] = error
                 continue
             members = entry.members()
             self._tell_unknown(members, KEYS, ours=ours)
@@ -228,13 +251,18 @@ class _Reader:
         by_lower = [it.lower() for it in known]
         return bool(difflib.get_close_matches(key.lower()[:100], by_lower, cutoff=0.8))
 
+    def _shown(self, name: str, entry: _Part) -> str:
+        """What a broken entry is called: by its path, if its name is bad or another server's."""
+        if self._taken.get(_policy_name(name)) is entry:
+            return name
+        return "".join(each if each.isprintable() else "?" for each in entry.path)[:MAX_NAME]
+
     def _check_name(self, name: str, entry: _Part) -> None:
         # A colon separates the parts of a tool's id: with one, two servers could share an id.
         if not name or len(name) > MAX_NAME or ":" in name or not name.isprintable():
             rule = f"a name of 1 to {MAX_NAME} printable characters without a colon"
             raise entry.wrong(rule, f"the name {name[:MAX_NAME]!r}")
-        safe = safe_server_name(name).casefold()
-        if (other := self._taken.setdefault(safe, entry)) is not entry:
+        if (other := self._taken.setdefault(_policy_name(name), entry)) is not entry:
             raise entry.refuse(f"a policy could not tell it from {other.path}: rename one of them")
 
 
@@ -488,6 +516,10 @@ def secret_arguments(args: Sequence[str]) -> Iterator[str]:
         name, equals, value = flag.partition("=")
         if _SECRETIVE.search(name) and (name.startswith("-") or equals):
             yield value if equals else following
+
+
+def _policy_name(name: str) -> str:
+    return safe_server_name(name).casefold()
 
 
 def _split(url: str) -> SplitResult | None:

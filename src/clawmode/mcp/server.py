@@ -2,12 +2,13 @@
 
 Over stdio the process is the scope. Over HTTP it is who authenticated, and their session where the
 protocol has one. A question to a person is put to the client if it can take one: as a request of
-ours on a connection that carries those, else as a result that asks for input (2026-07-28). For a
-client that can do neither, the result says `waiting`.
+ours on a connection that carries those, else as a result that asks for input (2026-07-28). A call
+that needs approval is rejected at once where the client can do neither.
 """
 
 import contextlib
 import hmac
+import itertools
 import json
 import logging
 import secrets
@@ -21,8 +22,11 @@ import anyio
 import mcp_types as types
 from anyio.abc import TaskGroup, TaskStatus
 from mcp.server.context import ServerRequestContext
-from mcp.server.lowlevel import Server
+from mcp.server.lowlevel import NotificationOptions, Server
+from mcp.server.models import InitializationOptions
+from mcp.server.session import ServerSession
 from mcp.server.stdio import stdio_server
+from mcp.server.subscriptions import InMemorySubscriptionBus, ListenHandler, ToolsListChanged
 from mcp.shared.exceptions import MCPError
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -33,6 +37,7 @@ from clawmode.code_mode import CodeMode
 from clawmode.context import RunContext
 from clawmode.executor import CallEvent
 from clawmode.foreign import is_ours, told
+from clawmode.mcp.client import McpServers
 from clawmode.results import compact
 from clawmode.types import JsonValue
 
@@ -42,10 +47,32 @@ MAX_SESSIONS = 256
 """Scopes that are kept; the one that was used least recently goes first."""
 
 MAX_EVENTS = 1000
+
+LIST_SECONDS = 3.0
+"""How long `tools/list` waits for MCP servers that are still connecting."""
+
+SETTLE_SECONDS = 0.1
+ANNOUNCE_SECONDS = 5.0
+
+TITLE = "clawmode"
+TITLES = {"exec": "Run a program that calls tools", "wait": "Continue a program"}
+INSTRUCTIONS = (
+    "Instead of one tool per action, write a short JavaScript or TypeScript program for `exec`: it "
+    "can call many tools, also those of MCP servers, and return only what is needed. If a result "
+    "has the status `waiting`, call `wait` with its `runId`."
+)
 SESSION_HEADER = "mcp-session-id"
 PRINCIPAL = "token"
 """Whoever shows the token: there is one."""
-DECLINED = types.ElicitResult(action="decline")
+REMEDY = (
+    "To allow calls without asking, the operator can start `clawmode mcp` with `--approve always`, "
+    'or set `"trustAnnotations": true` for an MCP server whose read-only tools may run unasked.'
+)
+CANNOT_ASK = f"this client cannot ask a person (it does not support elicitation). {REMEDY}"
+DECLINED = f"the client declined, for its person or because nobody is there. {REMEDY}"
+MAX_REJECTED = 1_000
+MAX_QUESTIONS = 100
+"""Rounds of questions in one `tools/call`; after that it answers `waiting`, and `wait` goes on."""
 DECISIONS: tuple[Decision, ...] = ("allow-once", "allow-always", "deny")
 
 Context: TypeAlias = ServerRequestContext[Any, Any]
@@ -120,32 +147,98 @@ class Sessions:
 # ---- The two tools ----
 
 
+class _AnnouncingServer(Server[Any]):
+    """A server that says that its list of tools can change, on every transport."""
+
+    def create_initialization_options(
+        self,
+        notification_options: NotificationOptions | None = None,
+        experimental_capabilities: dict[str, dict[str, Any]] | None = None,
+        extensions: dict[str, dict[str, Any]] | None = None,
+    ) -> InitializationOptions:
+        return super().create_initialization_options(
+            notification_options or NotificationOptions(tools_changed=True),
+            experimental_capabilities,
+            extensions,
+        )
+
+
 class Face:
     """Answers a client's requests.
 
     Args:
         sessions: Whose programs are whose.
         describe: A `CodeMode` like those of the sessions, to tell clients what there is.
+        servers: The MCP servers behind it, which may still be connecting.
     """
 
-    def __init__(self, sessions: Sessions, describe: CodeMode) -> None:
+    def __init__(self, sessions: Sessions, describe: CodeMode, servers: McpServers) -> None:
         self.sessions = sessions
         self._describe = describe
-        self.server: Server[Any] = Server(
+        self._servers = servers
+        self._listeners: OrderedDict[str, ServerSession] = OrderedDict()
+        self._rejected: set[str] = set()
+        self._bus = InMemorySubscriptionBus()
+        self.server: Server[Any] = _AnnouncingServer(
             "clawmode",
             version=__version__,
+            title=TITLE,
+            instructions=INSTRUCTIONS,
             on_list_tools=self._list_tools,
             on_call_tool=self._call_tool,
+            on_subscriptions_listen=ListenHandler(self._bus),
         )
 
     async def _list_tools(
         self, context: Context, params: types.PaginatedRequestParams | None
     ) -> types.ListToolsResult:
-        defined = [
-            types.Tool.model_validate(each, by_alias=True)
+        # Many clients list once and ignore changes: a little patience shows them most servers.
+        with anyio.move_on_after(LIST_SECONDS):
+            await self._servers.settled()
+        self._listen("/".join(_scope_of(context)), context.session)
+        return types.ListToolsResult(tools=self._definitions())
+
+    def _definitions(self) -> list[types.Tool]:
+        return [
+            types.Tool.model_validate(each | {"title": TITLES[str(each["name"])]}, by_alias=True)
             for each in self._describe.definitions("mcp")
         ]
-        return types.ListToolsResult(tools=defined)
+
+    def _listen(self, key: str, session: ServerSession) -> None:
+        self._listeners[key] = session
+        self._listeners.move_to_end(key)
+        while len(self._listeners) > MAX_SESSIONS:
+            self._listeners.popitem(last=False)
+
+    async def announce_changes(self) -> None:
+        """Tells clients that have listed the tools when their text changes, until cancelled."""
+        changed = anyio.Event()
+        unwatch = self._servers.watch(lambda view: changed.set())
+        try:
+            known = self._definitions()
+            while True:
+                await changed.wait()
+                await anyio.sleep(SETTLE_SECONDS)  # servers often connect at about the same time
+                changed = anyio.Event()
+                if (now := self._definitions()) != known:
+                    known = now
+                    await self._announce()
+        finally:
+            unwatch()
+
+    async def _announce(self) -> None:
+        await self._bus.publish(ToolsListChanged())
+        async with anyio.create_task_group() as tasks:
+            for key, session in tuple(self._listeners.items()):
+                tasks.start_soon(self._announce_to, key, session)
+
+    async def _announce_to(self, key: str, session: ServerSession) -> None:
+        try:
+            with anyio.fail_after(ANNOUNCE_SECONDS):
+                await session.send_tool_list_changed()
+        except Exception as error:  # it has hung up, or does not read
+            self._listeners.pop(key, None)
+            logger.info("a client could not be told of new tools: %s", type(error).__name__)
 
     async def _call_tool(
         self, context: Context, params: types.CallToolRequestParams
@@ -155,7 +248,7 @@ class Face:
             return types.CallToolResult(content=[types.TextContent(text=text)], is_error=True)
         principal, session = _scope_of(context)
         async with self.sessions.use(principal, session) as code_mode:
-            call = _Call(context, params, code_mode)
+            call = _Call(context, params, code_mode, self._rejected)
             return await call.make()
 
 
@@ -177,30 +270,38 @@ class _Asking:
 
 @dataclass(slots=True)
 class _Call:
-    """One `tools/call`, from the request to its answer."""
+    """One `tools/call`, from the request to its answer.
+
+    Attributes:
+        rejected: Tools of which it was said on stderr that nobody can approve their calls.
+    """
 
     context: Context
     params: types.CallToolRequestParams
     code_mode: CodeMode
+    rejected: set[str]
     id: str = field(default_factory=lambda: "mcp_" + secrets.token_hex(8))
 
     async def make(self) -> types.CallToolResult | types.InputRequiredResult:
         async with self._progress_told():
             result = await self._begin()
             async with self._ended_with(result):
-                while (question := self._question(result)) is not None:
+                # Without a person's time in between, a program could ask for ever.
+                for _ in range(MAX_QUESTIONS):
+                    if (question := self._question(result)) is None:
+                        break
                     request = _elicitation(question)
                     if not self._can_ask(question):
-                        self._settle(question, DECLINED)
+                        asked = self._questions(str(result["runId"]))
+                        for each in itertools.filterfalse(self._can_ask, asked):
+                            self._reject(each, CANNOT_ASK)
                     elif not self.context.session.can_send_request:
                         return types.InputRequiredResult(
                             input_requests={question.id: types.ElicitRequest(params=request)},
                             request_state=str(result["runId"]),
                         )
-                    elif (answer := await self._elicit(question, request)) is not None:
-                        self._settle(question, answer)
                     else:
-                        break
+                        await self._elicit(question, request)
                     result = await self.code_mode.call("wait", {"runId": result["runId"]})
         return types.CallToolResult(
             content=[types.TextContent(text=compact(result))],
@@ -223,16 +324,10 @@ class _Call:
     # ---- Questions ----
 
     def _question(self, result: dict[str, JsonValue]) -> Question | InputQuestion | None:
-        """What a person has to say before the program can go on, if there is a use in asking.
-
-        A decision can wait for a client that asks people in its own way; a tool that runs cannot.
-        """
+        """What a person has to say before the program can go on."""
         if result["status"] != "waiting":
             return None
-        for question in self._questions(str(result["runId"])):
-            if isinstance(question, InputQuestion) or self._capabilities.form:
-                return question
-        return None
+        return next(iter(self._questions(str(result["runId"]))), None)
 
     def _questions(self, run_id: str) -> list[Question | InputQuestion]:
         """Those of one program. Others of the scope are other people's, or given up."""
@@ -270,16 +365,31 @@ class _Call:
 
     async def _elicit(
         self, question: Question | InputQuestion, request: types.ElicitRequestParams
-    ) -> types.ElicitResult | None:
-        """What the client's person says. None: the client failed, and the decision can wait."""
+    ) -> None:
+        """Asks the client's person, and settles the question."""
         session, asked_in = self.context.session, self.context.request_id
         try:
             if isinstance(request, types.ElicitRequestURLParams):
-                return await session.elicit_url(request.message, request.url, question.id, asked_in)
-            return await session.elicit_form(request.message, request.requested_schema, asked_in)
+                answer = await session.elicit_url(
+                    request.message, request.url, question.id, asked_in
+                )
+            else:
+                schema = request.requested_schema
+                answer = await session.elicit_form(request.message, schema, asked_in)
         except MCPError as error:
-            logger.warning("the client could not ask: %s", told(error))
-            return DECLINED if isinstance(question, InputQuestion) else None
+            self._reject(question, f"the client failed to ask ({told(error)[:200]}). {REMEDY}")
+        else:
+            self._settle(question, answer)
+
+    def _reject(self, question: Question | InputQuestion, why: str) -> None:
+        """Nobody can be asked: the program is told so, and so is whoever reads stderr."""
+        if isinstance(question, InputQuestion):
+            self.code_mode.approvals.answer(question.id, None)
+            return
+        self.code_mode.approvals.reject(question.id, why)
+        if question.tool_id not in self.rejected and len(self.rejected) < MAX_REJECTED:
+            self.rejected.add(question.tool_id)
+            logger.warning("%s was not approved: %s", question.tool_id, why)
 
     def _settle(self, question: Question | InputQuestion, answer: types.ElicitResult) -> None:
         content: dict[str, Any] = dict(answer.content or {})
@@ -287,8 +397,10 @@ class _Call:
         if isinstance(question, InputQuestion):
             self.code_mode.approvals.answer(question.id, content if accepted else None)
             return
-        said = content.get("decision") if accepted else "deny"
-        known = [decision for decision in DECISIONS if decision == said]
+        if not accepted:
+            self._reject(question, DECLINED)
+            return
+        known = [decision for decision in DECISIONS if decision == content.get("decision")]
         self.code_mode.approvals.resolve(question.id, known[0] if known else "deny")
 
     # ---- Progress ----
@@ -361,18 +473,28 @@ def _elicitation(question: Question | InputQuestion) -> types.ElicitRequestParam
 
 
 @contextlib.asynccontextmanager
-async def _opened(opener: Opener) -> AsyncIterator[Face]:
+async def opened(opener: Opener, servers: McpServers) -> AsyncIterator[Face]:
+    """The face, without a transport.
+
+    Args:
+        opener: Makes the `CodeMode` of a scope.
+        servers: The MCP servers behind it.
+    """
     async with anyio.create_task_group() as tasks:
         sessions = Sessions(opener, tasks)
+        face = Face(sessions, opener(RunContext()), servers)
         try:
-            yield Face(sessions, opener(RunContext()))
+            async with anyio.create_task_group() as announcing:
+                announcing.start_soon(face.announce_changes)
+                yield face
+                announcing.cancel_scope.cancel()
         finally:
             sessions.close()
 
 
-async def serve_stdio(opener: Opener) -> None:
+async def serve_stdio(opener: Opener, servers: McpServers) -> None:
     """Serves one client on stdin and stdout, until it hangs up."""
-    async with _opened(opener) as face, stdio_server() as (read, write):
+    async with opened(opener, servers) as face, stdio_server() as (read, write):
         await face.server.run(read, write, face.server.create_initialization_options())
 
 
@@ -423,12 +545,18 @@ class EndSessions:
 
 
 async def serve_http(
-    opener: Opener, host: str, port: int, token: str, on_ready: Callable[[int], None]
+    opener: Opener,
+    servers: McpServers,
+    host: str,
+    port: int,
+    token: str,
+    on_ready: Callable[[int], None],
 ) -> None:
     """Serves clients over streamable HTTP at `/mcp`, until it is cancelled.
 
     Args:
         opener: Makes the `CodeMode` of a scope.
+        servers: The MCP servers behind it.
         host: The address to listen at.
         port: 0 for any that is free.
         token: What clients have to show.
@@ -436,7 +564,7 @@ async def serve_http(
     """
     import uvicorn
 
-    async with _opened(opener) as face:
+    async with opened(opener, servers) as face:
         inner = face.server.streamable_http_app(host=host)
         app = RequireToken(EndSessions(inner, face.sessions), token)
         config = uvicorn.Config(app, host=host, port=port, log_level="warning", lifespan="on")

@@ -51,6 +51,7 @@ class ServerSettings:
         connect_timeout: Seconds to start, shake hands and list the tools.
         trust_annotations: Believe the server that a tool only reads, or may be repeated.
         secrets: What `redact` strikes out.
+        fault: Why the entry cannot be used. Such a server is never connected.
     """
 
     name: str
@@ -67,6 +68,7 @@ class ServerSettings:
     enabled: bool = True
     trust_annotations: bool = False
     secrets: tuple[str, ...] = field(default=(), repr=False)
+    fault: str = ""
 
     @property
     def place(self) -> str:
