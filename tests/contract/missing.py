@@ -47,7 +47,6 @@ MISSING: frozenset[str] = frozenset(
         "B-15",
         "B-17",
         "B-20",
-        "P-3",
         "P-5",
         "P-6",
     }

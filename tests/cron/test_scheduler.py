@@ -1,5 +1,6 @@
 """Jobs that are run when they are due: with a clock that stands still, and turns by hand."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from clawmode.agent.requests import AgentRequest, RunResult
 from clawmode.cron import scheduler as scheduler_module
 from clawmode.cron.job import Job
 from clawmode.cron.jobs import JobBusy, JobsUnavailable, UnknownJob
-from clawmode.cron.ledger import LEASE_SECONDS
+from clawmode.cron.ledger import LEASE_SECONDS, MAX_CONTINUED
 from clawmode.exceptions import ConfigurationError
 
 pytestmark = pytest.mark.anyio
@@ -358,6 +359,69 @@ async def test_what_is_under_way_when_all_ends_is_run_by_the_next_process(tmp_pa
         assert await second.statuses() == ["ok", "lost"]
         await due(second, 1000)
         assert len(second.runtime.requests) == 1
+
+
+@pytest.mark.covers("P-3")
+@pytest.mark.parametrize("serves", [True, False])
+async def test_a_run_that_was_left_is_continued_and_not_begun_anew(
+    tmp_path: Path, serves: bool
+) -> None:
+    """Whether its process was told to end or killed, and however long that was ago."""
+    clock, job = FakeClock(), a_job(every="1d", configured=True)
+    async with staged(tmp_path, job, clock=clock, continues=True) as first:
+        await clock.jump(86_400)
+    (request,) = first.runtime.requests
+    assert first.runtime.aborted == []
+    clock.time += 2 * LEASE_SECONDS
+    options: dict[str, Any] = {"clock": clock, "runtime": FakeRuntime(), "serves": False}
+    async with staged(tmp_path, job, **options) as second, anyio.create_task_group() as tasks:
+        claim = await second.scheduler.adopt(request.run_id)
+        assert claim is not None
+        again = replace(request, resume=True)
+        tasks.start_soon(second.scheduler.go_on, claim, again)
+        if serves:
+            tasks.start_soon(second.scheduler.serve)
+        await due(second, 1000)
+        assert await second.statuses() == ["running"]
+        second.runtime.end()
+        await due(second, 10)
+        assert second.runtime.requests == [again]
+        assert await second.statuses() == ["ok"]
+        tasks.cancel_scope.cancel()
+
+
+@pytest.mark.covers("P-3")
+async def test_a_run_that_ended_with_its_process_is_not_begun_anew(tmp_path: Path) -> None:
+    """It had ended, and the process was killed before that was written down here."""
+    clock, job = FakeClock(), a_job(every="1d", configured=True)
+    async with staged(tmp_path, job, clock=clock, continues=True) as first:
+        await clock.jump(86_400)
+        first.runtime.end()
+        result = await first.runtime.result(first.runtime.requests[0].run_id)
+    async with staged(tmp_path, job, clock=clock, serves=False) as second:
+        claim = await second.scheduler.adopt(result.run_id)
+        assert claim is not None
+        await second.scheduler.settle(claim, result)
+        assert await second.statuses() == ["ok"]
+        assert (await second.standing()).due == NOON + 2 * 86_400
+
+
+async def test_a_run_is_adopted_as_long_as_it_is_nobody_elses(tmp_path: Path) -> None:
+    clock, job = FakeClock(), a_job(every="1d", configured=True)
+    async with staged(tmp_path, job, clock=clock, continues=True) as first:
+        await clock.jump(86_400)
+    run_id = first.runtime.requests[0].run_id
+    async with staged(tmp_path, clock=clock, serves=False) as other:
+        assert await other.scheduler.adopt(run_id) is None  # there is no such job any more
+    async with staged(tmp_path, job, clock=clock, serves=False) as other:
+        adopted = [await other.scheduler.adopt(run_id) for _ in range(MAX_CONTINUED)]
+        assert adopted[-1] is None  # its process has ended each time
+        assert None not in adopted[:-1]
+    async with staged(tmp_path, job, clock=clock) as third:
+        clock.time += 2 * LEASE_SECONDS
+        await due(third, 10)
+        assert await third.scheduler.adopt(run_id) is None
+        assert (await third.statuses())[-1] == "lost"
 
 
 async def test_a_long_run_keeps_its_claim_and_a_removed_job_is_stopped(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import json
 import signal
 import time
 from collections import Counter
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,12 @@ import pytest
 from tests.agent.command_driver import serving
 from tests.gateway.driver import Started
 
+from clawmode.cron.job import Job
+from clawmode.cron.jobs import Jobs
 from clawmode.gateway.client import GatewayClient
 from clawmode.testing import ScriptRequest, Turn, call
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(90)]
 
 ORDERS = 10
 
@@ -82,12 +85,68 @@ async def test_a_gateway_that_is_killed_goes_on_where_it_was(tmp_path: Path) -> 
     assert len(counted) >= done
 
 
+WAREHOUSE = '''
+import anyio
+from clawmode import tool
+
+@tool(effect="write")
+async def buy(n: int) -> str:
+    """Buy something; it takes for ever."""
+    with open("bought.txt", "a") as file:
+        file.write(f"{n}\\n")
+    await anyio.sleep(60)
+    return f"bought {n}"
+
+TOOLS = [buy]
+'''
+
+
+def buyer(request: ScriptRequest) -> Turn:
+    """Buys once, by a tool of its own, and says what came of it."""
+    if "call-1" not in request.results:
+        return Turn(call("buy", {"n": 1}, id="call-1"))
+    return Turn(f"It came to: {request.results['call-1']}")
+
+
+@pytest.mark.covers("P-3")
+async def test_a_cron_turn_whose_gateway_is_killed_is_continued_and_not_begun_anew(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "shop.py").write_text(WAREHOUSE)
+    bought, state = tmp_path / "bought.txt", tmp_path / "state"
+    at = datetime.now(UTC) + timedelta(seconds=1)
+    jobs = Jobs(state)
+    await jobs.add(Job(id="tea", message="Buy tea.", at=at.isoformat(timespec="seconds")))
+    with serving(buyer) as server:
+        configure(tmp_path, server.url, code_mode=False)
+        with Started(tmp_path, state, "--tools", "shop:TOOLS") as first:
+            await _until(bought.exists)
+            first.kill()
+        with jobs._transaction() as database:  # a minute goes by
+            database.execute("update states set lease = 0")
+        with Started(tmp_path, state, "--tools", "shop:TOOLS"):
+            while (found := await jobs.get("tea")).runs[0].status == "running":  # noqa: ASYNC110
+                await anyio.sleep(0.02)
+            sessions = await _sessions(state)
+    jobs.close()
+    assert bought.read_text() == "1\n"
+    assert [run.status for run in found.runs] == ["ok"]
+    assert (found.due, found.running) == (None, False)
+    assert sessions == [f"agent:main:cron:tea:run:{found.runs[0].id}"]
+
+
+async def _sessions(state: Path) -> list[str]:
+    async with GatewayClient.local(state) as client:
+        found: Any = await client.call("sessions.list", {"limit": 100})
+    return [it["key"] for it in found["sessions"]]
+
+
 async def _end(client: GatewayClient, run_id: str) -> dict[str, Any]:
     return dict(await client.call("agent.wait", {"runId": run_id, "timeoutMs": 20_000}, timeout=25))
 
 
 async def _until(check: Any) -> None:
-    end = time.monotonic() + 20
+    end = time.monotonic() + 45
     while not check():
         assert time.monotonic() < end
         await anyio.sleep(0.01)

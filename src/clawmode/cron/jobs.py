@@ -193,6 +193,13 @@ class Jobs(SqliteFile):
         """
         return await self._run(self._claim, job, owner, forced, room)
 
+    async def adopt(self, run_id: str, owner: str) -> Claim | None:
+        """The right to continue a run whose process has ended.
+
+        None: the job is gone, somebody else runs it by now, or its processes end each time.
+        """
+        return await self._run(self._adopt, run_id, owner)
+
     async def renew(self, claim: Claim) -> bool:
         """Keeps a claim. False: it is somebody else's, or the job is gone."""
         return await self._run(self._renew, claim)
@@ -298,6 +305,18 @@ class Jobs(SqliteFile):
             ledger.write_state(database, job.id, state)
             ledger.begin_run(database, job.id, claim.run_id, now)
             return claim
+
+    def _adopt(self, run_id: str, owner: str) -> Claim | None:
+        with self._transaction() as database:
+            row = database.execute("select job from states where run = ?", (run_id,)).fetchone()
+            job = None if row is None else self._jobs(database).get(row[0])
+            state = None if job is None else ledger.read_state(database, job.id)
+            if job is None or state is None or state.attempt >= ledger.MAX_CONTINUED:
+                return None
+            state.owner, state.lease = owner, self._clock() + LEASE_SECONDS
+            state.attempt += 1
+            ledger.write_state(database, job.id, state)
+            return Claim(job=job, run_id=run_id, owner=owner, forced=bool(state.forced))
 
     def _is_gone(self, database: sqlite3.Connection, job: Job) -> bool:
         row = database.execute("select 1 from jobs where id = ?", (job.id,)).fetchone()

@@ -19,6 +19,9 @@ LEASE_SECONDS = 60.0
 MAX_ATTEMPTS = 2
 """How often a time is tried whose process ends: one that ends each time would do so forever."""
 
+MAX_CONTINUED = 10
+"""How often a run is continued whose process ends, for the same reason."""
+
 PAUSES = (0.0, 0.0, 60.0, 300.0, 900.0, 3600.0)
 """Seconds that a job rests at least, by how often it has failed in a row."""
 
@@ -153,7 +156,7 @@ class State:
         owner: Who runs it.
         lease: Until when that holds.
         forced: Whether somebody wanted that run, whatever the job's times are.
-        attempt: How often the last time was tried.
+        attempt: How often the last time was tried, or its run continued.
         failures: How often it has failed in a row.
     """
 

@@ -11,7 +11,7 @@ from typing import TypeAlias
 import anyio
 from anyio.abc import TaskGroup
 
-from clawmode.agent.requests import RunResult
+from clawmode.agent.requests import AgentRequest, RunResult
 from clawmode.cron.job import Job
 from clawmode.cron.jobs import Claim, Jobs, JobsUnavailable, Skipped, Standing, UnknownJob
 from clawmode.cron.ledger import LEASE_SECONDS
@@ -53,6 +53,8 @@ class Scheduler:
         cleanup_seconds: How long a turn may take to end, once it was aborted.
         deliver: Gets results of jobs with a channel, if there is something to send.
         on_event: Told what happens.
+        continues: Whether runs that are under way when all is to end are left as they are, to be
+            continued by `adopt` and `go_on` at the next start; else they are aborted.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class Scheduler:
         cleanup_seconds: float = 10.0,
         deliver: Deliver | None = None,
         on_event: OnEvent | None = None,
+        continues: bool = False,
     ) -> None:
         self._jobs = jobs
         self._runtime = runtime
@@ -73,6 +76,7 @@ class Scheduler:
         self._cleanup = cleanup_seconds
         self._deliver = deliver
         self._on_event = on_event
+        self._continues = continues
         self._owner = uuid.uuid4().hex
         self._under_way = 0
         self._news = anyio.Event()
@@ -80,7 +84,7 @@ class Scheduler:
     # ---- For callers ----
 
     async def serve(self) -> None:
-        """Runs jobs as they become due, until it is cancelled. Turns under way are then aborted."""
+        """Runs jobs as they become due, until it is cancelled; see `continues`."""
         async with anyio.create_task_group() as tasks:
             while True:
                 self._news = anyio.Event()
@@ -107,6 +111,19 @@ class Scheduler:
         if not isinstance(claim, Claim):
             raise UnknownJob(f"there is no job {job.id!r} any more")
         return claim
+
+    async def adopt(self, run_id: str) -> Claim | None:
+        """The right to continue a run that another process has left; None: it is not to be had."""
+        return await self._jobs.adopt(run_id, self._owner)
+
+    async def go_on(self, claim: Claim, request: AgentRequest) -> None:
+        """Continues an adopted run to its end."""
+        self._under_way += 1
+        await self._live(claim, request)
+
+    async def settle(self, claim: Claim, result: RunResult) -> None:
+        """Records the result of an adopted run that had ended before its process did."""
+        await self._record(claim, result)
 
     def change(self, *, max_concurrent: int, cleanup_seconds: float) -> None:
         """Other limits hold from now on, and jobs may have changed."""
@@ -154,23 +171,29 @@ class Scheduler:
 
     # ---- One run ----
 
-    async def _live(self, claim: Claim) -> None:
+    async def _live(self, claim: Claim, request: AgentRequest | None = None) -> None:
         try:
-            await self.carry_out(claim)
+            await self.carry_out(claim, request)
         except Exception:
             logger.exception("job %s", claim.job.id)
         finally:
             self._under_way -= 1
             self._news.set()
 
-    async def carry_out(self, claim: Claim) -> RunResult:
-        """Runs a job once; what goes wrong in the turn is its result."""
+    async def carry_out(self, claim: Claim, request: AgentRequest | None = None) -> RunResult:
+        """Runs a job once; what goes wrong in the turn is its result.
+
+        Args:
+            claim: The right to.
+            request: What continues a run that has begun; None begins it.
+        """
         self._tell(claim.job, "started", {"runId": claim.run_id})
         ours = True
         try:
-            result = await self._turn(claim)
+            result = await self._turn(claim, request or request_for(claim.job, claim.run_id))
         except anyio.get_cancelled_exc_class():
-            self._runtime.abort(claim.run_id)
+            if not self._continues:
+                self._runtime.abort(claim.run_id)
             with anyio.move_on_after(LEAVE_SECONDS, shield=True):
                 await self._leave(claim)
             raise
@@ -187,9 +210,8 @@ class Scheduler:
             await self._send(claim, result)
         return result
 
-    async def _turn(self, claim: Claim) -> RunResult:
+    async def _turn(self, claim: Claim, request: AgentRequest) -> RunResult:
         """The turn, as long as the claim is ours."""
-        request = request_for(claim.job, claim.run_id)
         result = RunResult(
             run_id=claim.run_id,
             session_key=request.session_key,
@@ -237,7 +259,7 @@ class Scheduler:
     async def _leave(self, claim: Claim) -> None:
         """What a person wanted is over; a time of the job is somebody else's, or ours next time."""
         try:
-            if claim.forced:
+            if claim.forced and not self._continues:
                 await self._jobs.finish(claim, "aborted", error="it was stopped")
             else:
                 await self._jobs.leave(claim)

@@ -19,6 +19,9 @@ from clawmode.foreign import told
 
 logger = logging.getLogger("clawmode.cron")
 
+CRON = "cron"
+"""The `trigger` of runs of jobs."""
+
 
 class Clock(Protocol):
     """Tells the time, and lets it pass."""
@@ -75,7 +78,7 @@ def request_for(job: Job, run_id: str) -> AgentRequest:
         thinking=job.thinking,
         channel=job.channel,
         target=job.target,
-        trigger="cron",
+        trigger=CRON,
         cron_seconds=job.timeout_seconds,
     )
 

@@ -6,15 +6,18 @@ from dataclasses import fields
 from typing import Any
 
 import anyio
+from anyio.abc import TaskGroup
 
 from clawmode.agent.history import read_transcript
-from clawmode.agent.requests import AgentRequest
+from clawmode.agent.requests import AgentRequest, RunResult
 from clawmode.agent.runtime import AgentRuntime, Run
 from clawmode.agent.session_keys import InvalidSession, SessionError
 from clawmode.agent.session_lock import SessionBusy
 from clawmode.agent.sessions import Session, UnknownSession
 from clawmode.channels.base import Inbound
 from clawmode.chat.inbox import Inbox
+from clawmode.cron.scheduler import Scheduler
+from clawmode.cron.turns import CRON
 from clawmode.exceptions import ClawmodeError
 from clawmode.gateway.ledger import Ledger, RunRow
 from clawmode.gateway.protocol import RpcError
@@ -23,6 +26,8 @@ from clawmode.tools import JsonObject
 from clawmode.types import JsonValue
 
 logger = logging.getLogger("clawmode.gateway")
+
+LOST = "the job was removed, or its run was begun anew or ended its process too often"
 
 LEFT_OUT = ("client_tools", "images", "message_ids", "run_id", "resume")
 """Of a request: what cannot be kept, or is kept otherwise."""
@@ -70,11 +75,19 @@ def request_of(row: RunRow, *, resume: bool) -> AgentRequest:
     return AgentRequest(**given, images=images, run_id=row.id, resume=resume)
 
 
-async def continue_runs(runtime: AgentRuntime, ledger: Ledger) -> None:
-    """Takes up the runs that the process before left: goes on, begins, or notes how they ended."""
+async def continue_runs(
+    runtime: AgentRuntime, ledger: Ledger, scheduler: Scheduler, tasks: TaskGroup
+) -> None:
+    """Takes up the runs that the process before left: goes on, begins, or notes how they ended.
+
+    Runs of jobs are continued by the scheduler, which would else begin them anew.
+    """
     for row in await ledger.unfinished():
         try:
-            await _continue(runtime, ledger, row)
+            if row.request.get("trigger") == CRON:
+                await _continue_job(runtime, ledger, row, scheduler, tasks)
+            else:
+                await _continue(runtime, ledger, row)
         except (ClawmodeError, ValueError, TypeError, KeyError) as error:
             logger.error("run %s cannot be continued: %s", row.id, error)
             result: JsonObject = {"runId": row.id, "status": "error", "error": str(error)}
@@ -82,13 +95,41 @@ async def continue_runs(runtime: AgentRuntime, ledger: Ledger) -> None:
 
 
 async def _continue(runtime: AgentRuntime, ledger: Ledger, row: RunRow) -> None:
+    request = await _request(runtime, ledger, row)
+    if isinstance(request, AgentRequest):
+        await runtime.start(request)
+
+
+async def _continue_job(
+    runtime: AgentRuntime, ledger: Ledger, row: RunRow, scheduler: Scheduler, tasks: TaskGroup
+) -> None:
+    claim = await scheduler.adopt(row.id)
+    if claim is None:
+        result: JsonObject = {"runId": row.id, "status": "error", "error": LOST}
+        await ledger.end(row.id, row.accepted_at, "error", result)
+        return
+    request = await _request(runtime, ledger, row)
+    if isinstance(request, AgentRequest):
+        tasks.start_soon(scheduler.go_on, claim, request)
+    else:
+        await scheduler.settle(claim, request)
+
+
+async def _request(runtime: AgentRuntime, ledger: Ledger, row: RunRow) -> AgentRequest | RunResult:
+    """What continues a run, or begins it; or its result, if it had ended."""
     session = await runtime.sessions.get(row.session_id)
     state = await anyio.to_thread.run_sync(_state_of, session, row.id)
     if isinstance(state, dict):
         await ledger.end(row.id, state["endedAt"], state["status"], state)
-        return
+        return RunResult(
+            run_id=row.id,
+            session_key=row.session_key,
+            session_id=row.session_id,
+            status=state["status"],
+            error=state["error"],
+        )
     logger.info("run %s of %s is %s", row.id, row.session_key, "continued" if state else "begun")
-    await runtime.start(request_of(row, resume=state))
+    return request_of(row, resume=state)
 
 
 def _state_of(session: Session, run_id: str) -> bool | dict[str, Any]:

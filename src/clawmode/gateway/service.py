@@ -89,6 +89,7 @@ class Gateway:
             max_concurrent=cron.max_concurrent_runs,
             cleanup_seconds=cron.cleanup_seconds,
             on_event=lambda event: self.broadcast("cron", event),
+            continues=True,
         )
         self.approvals.tell = self.broadcast
 
@@ -111,7 +112,7 @@ class Gateway:
                 if configuration.diagnostics.enabled:
                     self.watch = Watch(runtime, configuration.diagnostics, self._diagnose)
                     tasks.start_soon(self.watch.serve)
-                await restart.continue_runs(runtime, self.ledger)
+                await restart.continue_runs(runtime, self.ledger, self.scheduler, tasks)
                 await restart.take_messages(self.host.inbox, self.ledger)
                 self.host.inbox.keeper = self.ledger
                 if configuration.cron.enabled:
