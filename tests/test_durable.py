@@ -19,7 +19,7 @@ from anyio.abc import ByteReceiveStream, Process
 from anyio.streams.text import TextReceiveStream
 
 from clawmode import Approvals, CodeMode, CodeModeConfig, CodeModeResult, Pool, RunContext, tool
-from clawmode.exceptions import StoreUnavailable
+from clawmode.exceptions import ClawmodeWarning, StoreUnavailable
 from clawmode.sandbox.pool import Cell
 from clawmode.sandbox.protocol import Frozen
 from clawmode.snapshots import KeyRing
@@ -385,6 +385,105 @@ async def test_a_wait_that_is_cancelled_at_any_moment_leaves_no_claim(
         slow.answer.set()
         assert (await finish(one, result)).value == 1
         assert one._calls.groups == {}
+
+
+# ---- A `wait` whose caller is cancelled ----
+
+
+async def given_up(one: CodeMode, run_id: str, begun: anyio.Event | None = None) -> None:
+    """A `wait` that is cancelled once it has resumed the program: by now, `begun` is set."""
+    task = asyncio.ensure_future(one.wait(run_id))
+    with anyio.fail_after(5):
+        if begun is not None:
+            await begun.wait()
+        else:
+            while not one.cells():  # noqa: ASYNC110 - it is driven when it is listed
+                await asyncio.sleep(0.001)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+@pytest.mark.covers("B-5")
+async def test_a_cancelled_wait_leaves_a_resumed_program_waiting(
+    pool: Pool, store: SnapshotStore
+) -> None:
+    slow, begun = Slow(), anyio.Event()
+
+    @tool
+    async def mark() -> None:
+        """Say that it runs."""
+        begun.set()
+
+    source = """text("a"); await yield_control(); text("b");
+const late = tools.slow(); await tools.mark(); text("c");
+return [await late, await tools.quick()]"""
+    tools = [*slow.tools, mark]
+    async with code_mode(pool, store, tools, config=CodeModeConfig()) as one:
+        result = await one.exec(source)
+        await given_up(one, result.run_id, begun)
+        slow.answer.set()
+        result = await one.wait(result.run_id)
+    assert (result.value, slow.calls) == ([1, "quick"], 1)
+    assert [each["text"] for each in result.to_json()["output"]] == ["b", "c"]  # pyrefly: ignore
+
+
+@pytest.mark.covers("B-5")
+@pytest.mark.parametrize("ending", ["return 5", "throw new Error('oh')"])
+async def test_the_end_of_a_program_that_nobody_heard_is_told_by_the_next_wait(
+    pool: Pool, store: SnapshotStore, ending: str
+) -> None:
+    slow = Slow()
+    busy = "const end = Date.now() + 60; while (Date.now() < end);"
+    source = f"""await yield_control(); text("b"); {busy} {ending}"""
+    async with code_mode(pool, store, slow.tools, config=CodeModeConfig()) as one:
+        run_id = (await one.exec(source)).run_id
+        await given_up(one, run_id)
+        with anyio.fail_after(5):
+            while one.cells():  # noqa: ASYNC110 - no event tells of it
+                await asyncio.sleep(0.005)
+        async with code_mode(pool, store, config=CodeModeConfig()) as two:
+            result = await two.wait(run_id)
+            assert result.output == [{"type": "text", "text": "b"}]
+            if ending == "return 5":
+                assert (result.status, result.value) == ("completed", 5)
+            else:
+                assert (result.code, "oh" in str(result.error)) == ("internal_error", True)
+            assert (await two.wait(run_id)).code == "invalid_input"
+
+
+@pytest.mark.covers("B-5")
+async def test_a_program_left_by_its_wait_ends_with_the_object(
+    pool: Pool, store: SnapshotStore
+) -> None:
+    begun, cancelled = anyio.Event(), anyio.Event()
+
+    @tool
+    async def hang() -> None:
+        """Never answer."""
+        begun.set()
+        try:
+            await anyio.sleep_forever()
+        finally:
+            cancelled.set()
+
+    source = "await yield_control(); return await tools.hang()"
+    async with code_mode(pool, store, [hang], config=CodeModeConfig()) as one:
+        result = await one.exec(source)
+        await given_up(one, result.run_id, begun)
+    assert cancelled.is_set()
+    assert one.cells() == {}
+
+
+@pytest.mark.covers("N-31")
+@pytest.mark.parametrize("context", [None, RunContext(session_id="s")])
+def test_a_durable_store_without_a_chosen_run_id_warns(
+    tmp_path: Path, context: RunContext | None
+) -> None:
+    with pytest.warns(ClawmodeWarning, match="run_id="):
+        CodeMode(store=SqliteStore(tmp_path), context=context)
+    CodeMode(store=MemoryStore(), context=context)
+    CodeMode(store=SqliteStore(tmp_path), context=RunContext(run_id="r"))
 
 
 # ---- What a store cannot give back ----

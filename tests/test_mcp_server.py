@@ -197,6 +197,18 @@ async def test_a_cancelled_call_ends_its_program(folder: Path) -> None:
         assert read(result)["value"] == 1
 
 
+@pytest.mark.covers("B-5")
+async def test_a_cancelled_wait_leaves_its_program_waiting(folder: Path) -> None:
+    source = "await yield_control(); return [await tools.slow({seconds: 0.6}), tools.cancelled()]"
+    async with stdio(folder) as client:
+        run_id = read(await client.call_tool("exec", {"code": source}))["runId"]
+        with anyio.move_on_after(0.3):
+            await client.call_tool("wait", {"runId": run_id})
+        with anyio.fail_after(5):
+            result = read(await client.call_tool("wait", {"runId": run_id}))
+        assert result["value"][0] == 1, result
+
+
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("action", ["accept", "decline"])

@@ -25,7 +25,7 @@ from clawmode.bridge import Bridge
 from clawmode.calls import Calls
 from clawmode.catalog import Catalog
 from clawmode.config import CodeModeConfig
-from clawmode.context import RunContext
+from clawmode.context import RandomId, RunContext
 from clawmode.driver import MARGIN, Driver, Installed
 from clawmode.exceptions import (
     Aborted,
@@ -70,6 +70,7 @@ from clawmode.telemetry import Telemetry
 from clawmode.tools import JsonObject, Tool
 from clawmode.types import JsonValue
 from clawmode.vectors import choose_ranker
+from clawmode.waits import Waiting, Waits
 
 if TYPE_CHECKING:
     from clawmode.mcp.client import McpServers
@@ -80,6 +81,11 @@ logger = logging.getLogger("clawmode.code_mode")
 RUN_ID = re.compile(r"cm_[0-9a-f]{32}")
 
 CLOSED = "The run is closed."
+NO_RUN_ID = (
+    "The store keeps programs beyond this process, but the run has a random id that no other "
+    "process knows, so nobody can wait for them: choose ids and give "
+    'CodeMode(context=RunContext(session_id="…", run_id="…")).'
+)
 REOPENED = "A CodeMode is opened once: make a new object to open it again."
 
 
@@ -99,8 +105,10 @@ class CodeMode:
         hooks: What watches and decides about calls.
         approvals: Who is asked, and about which calls.
         namespaces: Where namespaces were registered; by default the process's registry.
-        store: Where programs that wait are kept; by default in the process's memory.
-        context: Whose run it is.
+        store: Where programs that wait are kept; by default in the process's memory. Wherever it
+            is, a program that nobody waits for is deleted after `snapshotTtlSeconds`, 15 minutes.
+        context: Whose run it is. With a durable store it needs a `run_id` that you choose: only the
+            same ids can wait.
         pool: Workers to share; by default it has its own.
 
     Raises:
@@ -129,6 +137,8 @@ class CodeMode:
         store = store or default_store
         self.config = _read_config(config).clamped(durable=store.durable)
         self.context = context or RunContext()
+        if store.durable and isinstance(self.context.run_id, RandomId):
+            warnings.warn(NO_RUN_ID, ClawmodeWarning, stacklevel=2)
         if not isinstance(policy, Policy):
             policy = Policy.from_config(policy)
         self.approvals = approvals or Approvals()
@@ -173,7 +183,7 @@ class CodeMode:
         # Calls continue while their cell is parked.
         self._life = Lifetime("clawmode-calls", self._leave)
         self._changing = anyio.Lock()
-        self._waits: set[str] = set()
+        self._waits = Waits()
         self._closed = False
 
     # ---- Tools ----
@@ -314,6 +324,7 @@ class CodeMode:
             if not self._parking.store.durable:
                 for run_id in list(self._driver.parked):
                     await self._driver.abort(run_id)
+            await self._waits.dismiss()
             await self._parking.close()
         finally:
             tasks.cancel_scope.cancel()
@@ -511,6 +522,9 @@ class CodeMode:
     async def wait(self, run_id: str, *, call_id: str = "wait") -> CodeModeResult:
         """Resumes a cell that an earlier result left waiting.
 
+        A caller that is cancelled does not end the cell: it runs to its next suspension and is
+        parked again. Its output, and its result if it has ended, are kept for the next `wait`.
+
         Raises:
             NotOpen: It was not opened.
         """
@@ -522,21 +536,20 @@ class CodeMode:
     async def _wait_alone(self, run_id: str) -> CodeModeResult:
         """One `wait` for a cell at a time; the store keeps other objects out, and we ourselves."""
         self._require_open()
+        deadline = self._deadline()
         self.telemetry.waits += 1
         if self._closed:
             return self._failed("runtime_unavailable", CLOSED)
         if not RUN_ID.fullmatch(run_id):
             return self._refused(run_id, "unknown")
-        if run_id in self._waits:
+        if not await self._waits.free(run_id, deadline):
             return self._refused(run_id, "busy")
-        self._waits.add(run_id)
-        try:
-            return await self._wait(run_id)
-        finally:
-            self._waits.discard(run_id)
+        result = await self._waits.make(
+            run_id, self._life.tasks, lambda waiting: self._wait(run_id, waiting, deadline)
+        )
+        return result or self._failed("aborted", CLOSED, ledger=self._ledger(run_id))
 
-    async def _wait(self, run_id: str) -> CodeModeResult:
-        deadline = self._deadline()
+    async def _wait(self, run_id: str, waiting: Waiting, deadline: float) -> CodeModeResult:
         try:
             run = await self._parking.claim(run_id)
         except StoreUnavailable as error:
@@ -547,6 +560,8 @@ class CodeMode:
             return self._failed(error.code, str(error))
         if not isinstance(run, Run):
             return self._refused(run_id, run)
+        run.unheard = waiting.left
+        waiting.on_leave = lambda: self._driver.leave(run)
         return await self._result(run, self._driver.resume(run, deadline))
 
     # ---- Results ----

@@ -14,17 +14,24 @@ class Scope(NamedTuple):
     run_id: str
 
 
+class RandomId(str):
+    """The id of a run that got none: no other process can know it."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunContext:
     """One run of one agent in one session.
 
-    What a run parks, only the same run, session and agent can wait for.
+    What a run parks, only the same run, session and agent can wait for. A `run_id` that is not
+    given is random, so nobody can wait for the run's programs after this process has ended.
     """
 
     agent_id: str = "main"
     session_id: str = ""
     session_key: str = ""
-    run_id: str = field(default_factory=lambda: uuid4().hex)
+    run_id: str = field(default_factory=lambda: RandomId(uuid4().hex))
     sender: str = ""
     channel: str = ""
 

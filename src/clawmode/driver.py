@@ -177,10 +177,16 @@ class Driver:
         run.inbox[:0] = run.take_yields()
         return await self._drive(run, group, deadline)
 
+    def leave(self, run: Run) -> None:
+        """The caller of `resume` is gone: the cell is parked as soon as it is suspended."""
+        run.unheard = True
+        if (group := self.calls.groups.get(run.id)) is not None:
+            group.tell()
+
     async def _release(self, run: Run) -> None:
         try:
             await self.parking.release(run.id)
-        except StoreUnavailable as error:
+        except (StoreUnavailable, Aborted) as error:
             logger.error("the claim of %s could not be released: %s", run.id, error)
 
     async def abort(self, run_id: str) -> bool:
@@ -229,8 +235,8 @@ class Driver:
             began = time.monotonic()
             await self.pool.prepare(run.cell, run.start)
             deadline += time.monotonic() - began
-            outcome: Outcome | None = Suspended()
-            if run.start is None or not run.calls:
+            outcome: Outcome | None = run.outcome or Suspended()
+            if run.outcome is None and (run.start is None or not run.calls):
                 outcome = await self._step(run, deadline)
             while isinstance(outcome, Suspended):
                 await self._accept(run, group, outcome)
@@ -243,13 +249,11 @@ class Driver:
             if outcome is None:
                 await self._park(run, group)
                 return None
-            run.take_output(outcome.output)
-            if isinstance(outcome, Failed):
-                self.calls.refuse_batch(run, outcome.requests)
-                if outcome.code == "timeout":
-                    outcome = replace(outcome, error=self._with_limit(outcome.error))
+            if run.outcome is None:
+                outcome = run.outcome = self._concluded(run, outcome)
             end = "finished"
-            return outcome
+            kept = run.unheard and await self._keep(run, group)
+            return None if kept else outcome
         except SandboxError as error:
             end = "aborted" if run.ended or isinstance(error, Aborted) else "finished"
             if run.ended and not isinstance(error, Aborted):
@@ -293,19 +297,44 @@ class Driver:
         run.start = None
         return await self.pool.step(run.cell, start, deadline, installed.data)
 
+    def _concluded(self, run: Run, outcome: Done | Failed) -> Done | Failed:
+        run.take_output(outcome.output)
+        if isinstance(outcome, Failed):
+            self.calls.refuse_batch(run, outcome.requests)
+            if outcome.code == "timeout":
+                return replace(outcome, error=self._with_limit(outcome.error))
+        return outcome
+
+    async def _keep(self, run: Run, group: CallGroup) -> bool:
+        """Parks the outcome of a cell that nobody hears. False: it could not be stored."""
+        self._end_calls(run)
+        run.calls.clear()
+        run.inbox.clear()
+        try:
+            await self._park(run, group)
+        except Aborted:
+            raise
+        except SandboxError as error:
+            logger.error("the result of %s could not be stored: %s", run.id, error)
+            return False
+        return True
+
     async def _end(self, run: Run, end: End) -> None:
         """The cell is over: what it still waits for is cancelled, and what comes is dropped."""
         run.ended = True
         self.ledgers.pop(run.id, None)
-        self.calls.end(run.id)
-        for call in run.calls.values():
-            if call.owner:
-                call.entry.state = "unknown"
+        self._end_calls(run)
         if run.stored:
             try:
                 await self.parking.end(run.id, end)
             except StoreUnavailable as error:
                 logger.error("the end of %s could not be noted: %s", run.id, error)
+
+    def _end_calls(self, run: Run) -> None:
+        self.calls.end(run.id)
+        for call in run.calls.values():
+            if call.owner:
+                call.entry.state = "unknown"
 
     # ---- Batches ----
 
@@ -373,11 +402,11 @@ class Driver:
             if run.ended:
                 raise Aborted
             foreign = await self._fetch(run)
-            if now < last and (run.inbox or run.due_at <= now):
+            if now < last and (run.inbox or run.due_at <= now) and not run.unheard:
                 return True
             # A person holds no `exec` open, and neither does a timer that is due too late.
             hopeless = self.parks and run.waits_for_people() and run.due_at >= last
-            if run.yields or now >= last or hopeless:
+            if run.yields or now >= last or hopeless or run.unheard:
                 return False
             until = min(run.due_at, last, now + POLL if foreign else last)
             await group.changed(version, until - now)
@@ -405,6 +434,10 @@ class Driver:
             if progress is None:
                 raise Aborted
             _update(run, progress)
+            if run.unheard:
+                return False
+            if run.outcome is not None:
+                return True
             foreign = await self.calls.adopt(run)
             if run.yields or progress.replies or group.unsaved or run.due_at <= now:
                 return True
@@ -419,13 +452,16 @@ class Driver:
 
     async def _park(self, run: Run, group: CallGroup) -> None:
         assert run.cell is not None
-        frozen = None if run.start is not None else await self.pool.freeze(run.cell)
+        unborn_or_over = run.start is not None or run.outcome is not None
+        frozen = None if unborn_or_over else await self.pool.freeze(run.cell)
         async with group.lock:
             if not run.ended:
                 await self.parking.park(run, frozen)
             if run.ended:
                 raise Aborted
             group.claimed, group.run = False, None
+        if run.unheard:
+            run.output = []  # it is in the store
         self.telemetry.snapshots["created"] += 1
         self.parked[run.id] = (run.due, run.due_at)
         self.ledgers[run.id] = run.ledger

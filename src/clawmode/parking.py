@@ -16,6 +16,7 @@ import anyio
 from clawmode.config import CodeModeConfig
 from clawmode.context import RunContext
 from clawmode.exceptions import (
+    ERROR_CODES,
     Aborted,
     SnapshotKeyLost,
     SnapshotRefused,
@@ -24,7 +25,7 @@ from clawmode.exceptions import (
 )
 from clawmode.runs import CallState, Entry, OpenCall, Run
 from clawmode.sandbox import artifacts
-from clawmode.sandbox.protocol import METHODS, Frozen, Limits, Request, Settled, Start
+from clawmode.sandbox.protocol import METHODS, Done, Failed, Frozen, Limits, Request, Settled, Start
 from clawmode.snapshots import bind, seal, seal_bytes, unseal, unseal_bytes
 from clawmode.stores import FULL, End, Refusal, SnapshotStore, StoredCall, StoredCell
 from clawmode.stores import CallState as StoredState
@@ -102,7 +103,7 @@ class Parking:
             raise SnapshotTooLarge(FULL)
 
     async def park(self, run: Run, frozen: Frozen | None) -> None:
-        """Writes a cell down. None: it has not started.
+        """Writes a cell down. `frozen` is None if it has not started, or has ended unheard.
 
         Raises:
             SnapshotTooLarge: It is too large, or too many are parked.
@@ -194,7 +195,7 @@ class Parking:
         try:
             for sealed in cell.replies:
                 self.deliver(run, sealed)
-            if run.start is not None:
+            if run.start is not None or run.outcome is not None:
                 return None
             bound = self._bound(run.id, "snapshot")
             return unseal(cell.snapshot, wasm_hash(), bound, self.store.keys)
@@ -257,6 +258,9 @@ def _record(run: Run) -> JsonValue:
         "timers": run.timers,
         "due": run.due,
         "start": start,
+        # What nobody has heard: the `wait` that drove the cell was cancelled.
+        "output": list[JsonValue](run.output) if run.unheard else [],
+        "outcome": _outcome(run.outcome),
         "ledger": [
             [entry.id, entry.tool_id, entry.effect, entry.state] for entry in run.ledger.entries
         ],
@@ -264,11 +268,28 @@ def _record(run: Run) -> JsonValue:
     }
 
 
+def _outcome(outcome: Done | Failed | None) -> JsonValue:
+    if isinstance(outcome, Failed):
+        return {"code": outcome.code, "error": outcome.error}
+    return None if outcome is None else {"value": outcome.value.decode("utf-8", "replace")}
+
+
+def _read_outcome(kept: Any) -> Done | Failed | None:
+    if kept is None:
+        return None
+    if "value" in kept:
+        return Done(kept["value"].encode(), parsed=json.loads(kept["value"]))
+    if kept["code"] not in ERROR_CODES:
+        raise ValueError(kept["code"])
+    return Failed(kept["code"], kept["error"])
+
+
 def _run(run_id: str, record: Any) -> Run:
     run = Run(record["parent"], record["outputLeft"], id=run_id, stored=True)
     run.yields = record["yields"]
     # Absolute, and nothing of this machine's uptime: the cell may go on on another machine.
     run.set_timers(record["timers"], record["due"])
+    run.output, run.outcome = record["output"], _read_outcome(record["outcome"])
     if record["start"] is not None:
         run.start = Start(record["start"]["source"], record["start"]["language"], Limits())
     states = get_args(CallState)

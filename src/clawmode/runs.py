@@ -14,7 +14,7 @@ import anyio
 
 from clawmode.approvals import Question
 from clawmode.sandbox.pool import Cell
-from clawmode.sandbox.protocol import Output, Request, Settled, Start
+from clawmode.sandbox.protocol import Done, Failed, Output, Request, Settled, Start
 from clawmode.tools import Effect, JsonObject, Tool
 from clawmode.types import JsonValue
 
@@ -176,6 +176,8 @@ class Run:
     Attributes:
         start: What it starts with, until it has started.
         gate: Cancels the hooks and approvers that are asked whether it may start.
+        unheard: The caller of the `wait` that drives it was cancelled.
+        outcome: How it ended, if nobody has heard of it yet.
         stored: Whether the store knows it: then its id has been handed out.
         since: When it was started, or taken up again, by `time.time`.
         due: When its next timer is due, in milliseconds since 1970; 0: there is none.
@@ -196,6 +198,8 @@ class Run:
     timers: int = 0
     due: float = 0.0
     due_at: float = float("inf")
+    unheard: bool = False
+    outcome: Done | Failed | None = None
     stored: bool = False
     ended: bool = False
     since: float = field(default_factory=time.time)

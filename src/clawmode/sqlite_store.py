@@ -82,6 +82,9 @@ LAYOUT = Layout("The store of waiting programs", VERSION, SCHEMA, StoreUnavailab
 class SqliteStore(SqliteFile):
     """Cells in a folder. The file is open as long as there are owners.
 
+    A cell that nobody waits for is deleted after `snapshotTtlSeconds`, by default 15 minutes; each
+    `wait` gives it as much time again.
+
     Args:
         folder: The state folder; made if it is not there, for its user only.
         keys: What seals the cells. Default: the environment's, else those in the folder.
