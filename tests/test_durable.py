@@ -256,7 +256,7 @@ class Slow:
             """Take no time."""
             return "quick"
 
-        self.tools = [slow, quick]
+        self.tools: list[Tool] = [slow, quick]
 
 
 @pytest.mark.covers("WA-11")

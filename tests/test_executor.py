@@ -10,6 +10,7 @@ import pytest
 
 from clawmode import approvals as approvals_module
 from clawmode import hooks as hooks_module
+from clawmode import tool_function
 from clawmode.approvals import Approvals, Question
 from clawmode.context import RunContext
 from clawmode.exceptions import ConfigurationError
@@ -260,9 +261,19 @@ async def test_an_approver_that_is_code_answers_inline() -> None:
 
 @pytest.mark.covers("N-7")
 @pytest.mark.parametrize(
-    "ask_for", ["double", "dou*", ["openclaw:core:double"], ["group:openclaw"], {"x", "DOUBLE"}]
+    "ask_for",
+    [
+        "double",
+        "dou*",
+        ["openclaw:core:double"],
+        ["group:openclaw"],
+        {"x", "DOUBLE"},
+        tool(double),
+        [tool(double)],
+        tool_function.tool(name="double")(double),  # which can be called, and decides nothing
+    ],
 )
-async def test_a_name_a_pattern_an_id_and_a_group_are_asked_for(ask_for: Any) -> None:
+async def test_names_patterns_ids_groups_and_tools_are_asked_for(ask_for: Any) -> None:
     desk = Approvals(ask_for=ask_for, approver=lambda question: "deny")
     assert (await failure(executor(approvals=desk), call(tool(double)))).code == "not_approved"
 
@@ -274,7 +285,7 @@ async def test_a_tool_whose_name_has_a_colon_is_asked_for_by_its_name() -> None:
 
 
 @pytest.mark.covers("N-7", "B-18")
-@pytest.mark.parametrize("ask_for", [["group:all"], [""], [tool(double)], [b"double"]])
+@pytest.mark.parametrize("ask_for", [["group:all"], [""], [5], b"double", 5])
 def test_what_no_tool_can_be_asked_for_by_is_refused(ask_for: Any) -> None:
     with pytest.raises(ConfigurationError, match="ask_for"):
         Approvals(ask_for=ask_for)

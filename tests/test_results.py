@@ -1,11 +1,13 @@
 """What `exec` and `wait` take and answer: input, the three results, output, records, counters."""
 
+import copy
 import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
-from typing import Any, TypeAlias, get_args
+from typing import Any, TypeAlias, TypedDict, assert_type, get_args
 
 import anyio
 import pytest
@@ -19,11 +21,15 @@ from clawmode import (
     Hooks,
     MemoryStore,
     Pool,
+    ProgramFailed,
+    ProgramWaiting,
     RunContext,
     Tool,
     ToolContext,
+    UnexpectedValue,
     tool,
 )
+from clawmode.exceptions import UnknownTool
 from clawmode.executor import CallEvent
 from clawmode.hooks import BeforeToolCall
 from clawmode.sandbox import artifacts
@@ -128,7 +134,8 @@ async def test_without_source_exec_is_invalid_input(pool: Pool, arguments: Any) 
     ],
 )
 async def test_a_command_is_run_as_source(pool: Pool, arguments: Any) -> None:
-    assert (await opened(pool).call("exec", arguments))["value"] == 42
+    async with opened(pool) as code_mode:
+        assert (await code_mode.call("exec", arguments))["value"] == 42
 
 
 @pytest.mark.covers("CM-exec-command")
@@ -140,18 +147,18 @@ async def test_a_command_that_is_another_text_than_the_code_runs_neither(pool: P
 @pytest.mark.covers("CM-exec-language")
 @pytest.mark.parametrize("default", [{}, {"language": None}])
 async def test_a_cell_without_a_language_is_javascript(pool: Pool, default: Any) -> None:
-    code_mode = opened(pool)
     typed: Any = {"code": "const n: number = 1; return n"}
-    assert (await code_mode.call("exec", default | typed))["code"] == "invalid_input"
-    assert (await code_mode.call("exec", {"language": "typescript"} | typed))["value"] == 1
     # Text that both languages read, and read differently.
     either: Any = {"code": "const f = (a, b) => [a, b]; const n = 3; return f(n<4, 2>(1))"}
-    assert (await code_mode.call("exec", default | either))["value"] == [True, True]
+    async with opened(pool) as code_mode:
+        assert (await code_mode.call("exec", default | typed))["code"] == "invalid_input"
+        assert (await code_mode.call("exec", {"language": "typescript"} | typed))["value"] == 1
+        assert (await code_mode.call("exec", default | either))["value"] == [True, True]
 
 
 async def test_there_are_no_other_tools_to_call(pool: Pool) -> None:
     for name in ("add", "tools.call", "Exec", "", "openclaw:core:add"):
-        with pytest.raises(ValueError, match="`exec` and `wait`"):
+        with pytest.raises(UnknownTool, match="`exec` and `wait`"):
             await opened(pool).call(name, {"code": "return 1"})
 
 
@@ -223,7 +230,8 @@ async def test_what_a_program_returns_is_the_value_of_a_completed_result(
 async def test_output_is_items_in_the_order_of_the_calls(pool: Pool) -> None:
     source = """text("a"); json({ b: [1] }); console.log("c", 2, { d: 3 }); text({ e: null });
 json("f"); text(""); json(); return "value" """
-    result = await opened(pool).call("exec", {"code": source})
+    async with opened(pool) as code_mode:
+        result = await code_mode.call("exec", {"code": source})
     assert result.keys() == {"status", "value", "output", "telemetry"}
     assert result["output"] == [
         {"type": "text", "text": "a"},
@@ -886,3 +894,63 @@ async def test_hooks_see_one_id_for_each_call_of_a_run(pool: Pool) -> None:
         for _ in range(3):
             await code_mode.exec("await tools.add({ a: 1, b: 1 }); await tools.add({ a: 1, b: 1 })")
     assert len(set(ids)) == 6
+
+
+# ---- Results for Python ----
+
+
+@pytest.mark.covers("N-10")
+async def test_unwrap_gives_the_value_or_raises_with_code_error_and_calls(pool: Pool) -> None:
+    async with opened(pool) as code_mode:
+        assert (await code_mode.exec("return await tools.add({ a: 1, b: 2 })")).unwrap() == 3
+        failed = await code_mode.exec("text('so far'); await tools.broken({})")
+        with pytest.raises(ProgramFailed, match=r"^nested_tool_failed: .*on fire") as caught:
+            failed.unwrap()
+        error = caught.value
+        assert (error.code, error.error, error.calls) == (failed.code, failed.error, failed.calls)
+        assert error.calls
+        assert error.output == failed.output == [{"type": "text", "text": "so far"}]
+        same = copy.copy(error)  # as pickle does, for whoever sends it to another process
+        assert (str(same), same.code, same.calls) == (str(error), error.code, error.calls)
+
+
+@pytest.mark.covers("N-10")
+async def test_unwrap_of_a_program_that_waits_names_wait(pool: Pool) -> None:
+    async with opened(pool, approvals=Approvals(ask_for=["add"])) as code_mode:
+        waiting = await code_mode.exec("return await tools.add({ a: 1, b: 2 })")
+        with pytest.raises(ProgramWaiting, match=r"code_mode\.wait\(result\.run_id\)") as caught:
+            waiting.unwrap()
+        assert caught.value.run_id == waiting.run_id
+        assert caught.value.pending == waiting.pending_tool_calls
+        assert copy.copy(caught.value).run_id == waiting.run_id
+
+
+@dataclass(frozen=True)
+class Product:
+    name: str
+    price: float
+
+
+class Priced(TypedDict):
+    name: str
+
+
+@pytest.mark.covers("N-28")
+def test_a_value_is_had_as_the_type_that_was_asked_for() -> None:
+    result = CodeModeResult(status="completed", value=[{"name": "water", "price": 1}])
+    assert result.value_as(list[Product]) == [Product("water", 1.0)]
+    assert_type(result.value_as(list[Product])[0].name, str)
+    assert result.value_as(list[Priced])[0]["name"] == "water"
+    assert CodeModeResult(status="completed", value="2026-01-02").value_as(date) == date(2026, 1, 2)
+
+
+@pytest.mark.covers("N-28")
+def test_a_value_of_another_type_is_refused_with_its_place() -> None:
+    result = CodeModeResult(status="completed", value=[{"name": "water"}])
+    with pytest.raises(UnexpectedValue, match=r"^value\[0\]\.price: is missing$"):
+        result.value_as(list[Product])
+    with pytest.raises(UnexpectedValue, match="no JSON can become"):
+        result.value_as(Pool)
+    failed = CodeModeResult(status="failed", code="timeout", error="too slow")
+    with pytest.raises(ProgramFailed, match="timeout: too slow"):
+        failed.value_as(list[Product])

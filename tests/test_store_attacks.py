@@ -73,7 +73,7 @@ class Slow:
             """Take no time."""
             return "quick"
 
-        self.tools = [slow, quick]
+        self.tools: list[Tool] = [slow, quick]
 
 
 def refusing(store: SnapshotStore, *methods: str) -> None:

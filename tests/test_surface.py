@@ -62,7 +62,7 @@ def test_each_provider_gets_its_own_shape() -> None:
         "mcp": ["description", "inputSchema", "name"],
     }
     with pytest.raises(ConfigurationError, match="no format 'soap'; use one of openai"):
-        code_mode.definitions("soap")  # pyrefly: ignore[bad-argument-type]
+        code_mode.definitions("soap")  # pyrefly: ignore[no-matching-overload]
 
 
 @pytest.mark.covers("SF-5")

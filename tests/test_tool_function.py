@@ -19,6 +19,7 @@ from typing import (
     Optional,
     Required,
     TypedDict,
+    assert_type,
 )
 from uuid import UUID
 
@@ -121,7 +122,7 @@ def test_everything_else_about_a_tool_can_be_said() -> None:
     def cancel(id: str) -> None:
         """Not this."""
 
-    assert cancel == Tool(
+    expected = Tool(
         "order.cancel",
         "Cancels.",
         cancel.parameters,
@@ -132,6 +133,8 @@ def test_everything_else_about_a_tool_can_be_said() -> None:
         source="plugin",
         owner="shop",
     )
+    for member in dataclasses.fields(Tool):
+        assert getattr(cancel, member.name) == getattr(expected, member.name)
 
 
 def test_async_functions_and_others_can_be_told_apart() -> None:
@@ -143,6 +146,41 @@ def test_async_functions_and_others_can_be_told_apart() -> None:
 
     assert inspect.iscoroutinefunction(slow.execute)
     assert not inspect.iscoroutinefunction(quick.execute)
+
+
+@pytest.mark.covers("N-26")
+def test_a_tool_is_called_like_its_function() -> None:
+    @tool
+    async def add(a: int, b: int) -> int:
+        return a + b
+
+    @tool(effect="read")
+    def greet(name: str, *, context: ToolContext | None = None) -> str:
+        return f"hello {name} {context}"
+
+    assert anyio.run(add, 1, 2) == 3
+    assert greet("ann", context=None) == "hello ann None"
+    renamed = dataclasses.replace(greet, name="welcome")
+    assert renamed("bob") == "hello bob None"
+    with pytest.raises(TypeError, match="positional"):
+        greet("ann", "bob")  # pyrefly: ignore[bad-argument-count] - the type checker knows
+
+
+@pytest.mark.covers("N-26")
+def test_the_types_of_the_function_are_kept() -> None:
+    @tool
+    async def add(a: int, b: int) -> int:
+        return a + b
+
+    @tool(name="half")
+    def halve(n: int) -> float:
+        return n / 2
+
+    async def main() -> None:
+        assert_type(await add(1, b=2), int)
+
+    anyio.run(main)
+    assert_type(halve(3), float)
 
 
 def test_the_function_itself_stays_within_reach() -> None:

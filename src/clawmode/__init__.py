@@ -8,12 +8,27 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from clawmode.approvals import Approvals, InputQuestion, Question
+    from clawmode.approvals import Approvals, Decision, InputQuestion, Question
     from clawmode.code_mode import CodeMode
     from clawmode.config import CodeModeConfig
     from clawmode.context import RunContext
-    from clawmode.exceptions import ClawmodeError, ErrorCode
-    from clawmode.hooks import Hooks, RequireApproval, ToolCallDecision
+    from clawmode.exceptions import (
+        ClawmodeError,
+        ClawmodeWarning,
+        ConfigurationError,
+        ErrorCode,
+        ProgramFailed,
+        ProgramWaiting,
+        UnexpectedValue,
+    )
+    from clawmode.executor import CallEvent
+    from clawmode.hooks import (
+        AfterToolCall,
+        BeforeToolCall,
+        Hooks,
+        RequireApproval,
+        ToolCallDecision,
+    )
     from clawmode.policy import Policy
     from clawmode.results import CodeModeResult, compact
     from clawmode.sandbox.pool import Pool
@@ -23,11 +38,17 @@ if TYPE_CHECKING:
     from clawmode.tools import InputRequest, Tool, ToolContext, ToolResult
 
 __all__ = [
+    "AfterToolCall",
     "Approvals",
+    "BeforeToolCall",
+    "CallEvent",
     "ClawmodeError",
+    "ClawmodeWarning",
     "CodeMode",
     "CodeModeConfig",
     "CodeModeResult",
+    "ConfigurationError",
+    "Decision",
     "ErrorCode",
     "Hooks",
     "InputQuestion",
@@ -35,6 +56,8 @@ __all__ = [
     "MemoryStore",
     "Policy",
     "Pool",
+    "ProgramFailed",
+    "ProgramWaiting",
     "Question",
     "RequireApproval",
     "RunContext",
@@ -43,6 +66,7 @@ __all__ = [
     "ToolCallDecision",
     "ToolContext",
     "ToolResult",
+    "UnexpectedValue",
     "__version__",
     "compact",
     "tool",
@@ -51,11 +75,17 @@ __all__ = [
 __version__ = "0.1.0"
 
 _HOMES = {
+    "AfterToolCall": "hooks",
     "Approvals": "approvals",
+    "BeforeToolCall": "hooks",
+    "CallEvent": "executor",
     "ClawmodeError": "exceptions",
+    "ClawmodeWarning": "exceptions",
     "CodeMode": "code_mode",
     "CodeModeConfig": "config",
     "CodeModeResult": "results",
+    "ConfigurationError": "exceptions",
+    "Decision": "approvals",
     "ErrorCode": "exceptions",
     "Hooks": "hooks",
     "InputQuestion": "approvals",
@@ -63,6 +93,8 @@ _HOMES = {
     "MemoryStore": "stores",
     "Policy": "policy",
     "Pool": "sandbox.pool",
+    "ProgramFailed": "exceptions",
+    "ProgramWaiting": "exceptions",
     "Question": "approvals",
     "RequireApproval": "hooks",
     "RunContext": "context",
@@ -71,6 +103,7 @@ _HOMES = {
     "ToolCallDecision": "hooks",
     "ToolContext": "tools",
     "ToolResult": "tools",
+    "UnexpectedValue": "exceptions",
     "compact": "results",
     "tool": "tool_function",
 }

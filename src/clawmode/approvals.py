@@ -117,8 +117,8 @@ class Approvals:
     """Decides which calls need approval, and collects the answers.
 
     Args:
-        ask_for: Tools that always need approval: names, ids and groups as in a policy, with `*`;
-            or a function that decides.
+        ask_for: Tools that always need approval: the tools themselves, or names, ids and groups
+            as in a policy, with `*`; or a function that decides.
         approver: Answers at once, instead of a person.
         inputs: Who tells tools what they ask for: people, code, or nobody.
         expiry_seconds: How long a person has.
@@ -130,13 +130,15 @@ class Approvals:
     def __init__(
         self,
         *,
-        ask_for: str | Iterable[str] | Callable[[Tool], bool] = (),
+        ask_for: "str | Tool | Iterable[str | Tool] | Callable[[Tool], bool]" = (),
         approver: Approver | None = None,
         inputs: "Literal['ask', 'decline'] | Answerer" = "decline",
         expiry_seconds: float = EXPIRY_SECONDS,
     ) -> None:
-        self._rules = () if callable(ask_for) else _read_rules(ask_for)
-        self._asks = ask_for if callable(ask_for) else self._is_named
+        # A tool can be called too, and must not be taken for a function that decides.
+        decides = callable(ask_for) and not isinstance(ask_for, Tool)
+        self._rules = () if decides else _read_rules(ask_for)
+        self._asks = ask_for if decides else self._is_named
         self._approver = approver
         self._answerer = inputs
         self._expiry = expiry_seconds
@@ -330,10 +332,16 @@ class Approvals:
         return known
 
 
-def _read_rules(patterns: str | Iterable[str]) -> tuple[Rule, ...]:
+def _read_rules(ask_for: object) -> tuple[Rule, ...]:
     # A string is an iterable too, of letters that match nothing.
-    texts = [patterns] if isinstance(patterns, str) else [*patterns]
-    if not all(isinstance(text, str) for text in texts):
-        expected = 'names such as ["send_mail", "delete_*"], or a function'
-        raise ConfigurationError(f"{ASK_FOR}: expected {expected}", path=ASK_FOR, expected=expected)
-    return tuple(Rule.parse(text, ASK_FOR) for text in texts)
+    alone = isinstance(ask_for, str | Tool) or not isinstance(ask_for, Iterable)
+    rules: list[Rule] = []
+    for each in [ask_for] if alone else [*ask_for]:
+        text = each.id if isinstance(each, Tool) else each
+        if not isinstance(text, str):
+            expected = 'names such as ["send_mail", "delete_*"], or a function'
+            found = type(each).__name__
+            text = f"{ASK_FOR}: found {found}, expected {expected}"
+            raise ConfigurationError(text, path=ASK_FOR, expected=expected)
+        rules.append(Rule.parse(text, ASK_FOR))
+    return tuple(rules)

@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import anyio
 from anyio.abc import TaskGroup
@@ -73,6 +73,11 @@ from clawmode.vectors import choose_ranker
 from clawmode.waits import Waiting, Waits
 
 if TYPE_CHECKING:
+    # Whoever hands the definitions to one of these SDKs has it; to others they are `Any`.
+    from anthropic.types import ToolParam
+    from openai.types.chat import ChatCompletionToolParam
+    from openai.types.responses import FunctionToolParam
+
     from clawmode.mcp.client import McpServers
     from clawmode.mcp.settings import ServerSettings
 
@@ -374,7 +379,21 @@ class CodeMode:
 
     # ---- For a model ----
 
-    def definitions(self, format: Format = "openai") -> list[JsonObject]:
+    @overload
+    def definitions(
+        self, format: Literal["openai"] = "openai"
+    ) -> "list[ChatCompletionToolParam]": ...
+
+    @overload
+    def definitions(self, format: Literal["openai-responses"]) -> "list[FunctionToolParam]": ...
+
+    @overload
+    def definitions(self, format: Literal["anthropic"]) -> "list[ToolParam]": ...
+
+    @overload
+    def definitions(self, format: Literal["mcp"]) -> list[JsonObject]: ...
+
+    def definitions(self, format: Format = "openai") -> Any:
         """Exactly two tools, `exec` and `wait`, as a provider or MCP wants them written."""
         bridge = self._calls.bridge
         text = exec_description(

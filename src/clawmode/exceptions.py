@@ -10,6 +10,9 @@
     │       │   └── SnapshotKeyLost  sealed by a key that is not known here
     │       ├── SnapshotTooLarge     over the limits, before anything was restored
     │       └── StoreUnavailable     the store cannot be read or written
+    ├── ProgramFailed                `result.unwrap()` of a program that failed
+    ├── ProgramWaiting               `result.unwrap()` of a program that is not done
+    ├── UnexpectedValue              `result.value_as(T)` of a value that is no `T`
     ├── NotOpen                      an object was used outside of its `async with`
     ├── ConfigurationError           a setting that cannot be meant: nothing starts with it
     │   ├── DuplicateTool            two tools of one run with one id
@@ -34,11 +37,14 @@
 
     ClawmodeWarning                  a `UserWarning`: a setting is not used as it stands
 
-Guest failure is never an exception: it is a `Failed` outcome with a code. Host trouble is one of
-these, and becomes data at the edge of `code_mode`.
+Guest failure is never an exception, unless the caller asks for one (`unwrap`): it is a `Failed`
+outcome with a code. Host trouble is one of these, and becomes data at the edge of `code_mode`.
 """
 
+from collections.abc import Sequence
 from typing import ClassVar, Literal, TypeAlias, get_args
+
+from clawmode.types import JsonValue
 
 ErrorCode: TypeAlias = Literal[
     "runtime_unavailable",
@@ -117,6 +123,57 @@ class SnapshotTooLarge(SnapshotError):
     """The snapshot is over the limits in force now."""
 
     code = "snapshot_limit_exceeded"
+
+
+class ProgramFailed(ClawmodeError):
+    """A program failed, and its caller asked for its value.
+
+    Attributes:
+        code: Why, for code.
+        error: Why, for people and models.
+        calls: The calls that the program had asked for, and what became of each.
+        output: What the program had emitted.
+    """
+
+    def __init__(
+        self,
+        code: ErrorCode,
+        error: str,
+        calls: Sequence[JsonValue] = (),
+        output: Sequence[JsonValue] = (),
+    ) -> None:
+        super().__init__(code, error, calls, output)  # so that it can be pickled
+        self.code = code
+        self.error = error
+        self.calls = list(calls)
+        self.output = list(output)
+
+    def __str__(self) -> str:
+        return f"{self.code}: {self.error}"
+
+
+class ProgramWaiting(ClawmodeError):
+    """A program is not done, and its caller asked for its value.
+
+    Attributes:
+        run_id: What `wait` takes.
+        pending: The calls that the program waits for.
+    """
+
+    def __init__(self, run_id: str, pending: Sequence[JsonValue] = ()) -> None:
+        super().__init__(run_id, pending)
+        self.run_id = run_id
+        self.pending = list(pending)
+
+    def __str__(self) -> str:
+        return (
+            f"The program {self.run_id} is not done, {len(self.pending)} calls are pending: "
+            "await code_mode.wait(result.run_id) until result.status is not 'waiting'."
+        )
+
+
+class UnexpectedValue(ClawmodeError, ValueError):
+    """A program returned a value that is not of the type that its caller expects."""
 
 
 class NotOpen(ClawmodeError):

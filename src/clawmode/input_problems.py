@@ -38,9 +38,9 @@ def tell(schema: Schema, errors: Sequence[ValidationError], path: Path = ()) -> 
     return texts
 
 
-def spell(path: Iterable[str | int]) -> str:
+def spell(path: Iterable[str | int], root: str = "input") -> str:
     """A path as a program would write it, such as `input.rows[3].name`."""
-    text = "input"
+    text = root
     for step in path:
         if isinstance(step, int):
             text += f"[{step}]"

@@ -2,13 +2,16 @@
 
 import json
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, TypeVar
 
-from clawmode.exceptions import ErrorCode
+from clawmode.exceptions import ErrorCode, ProgramFailed, ProgramWaiting
 from clawmode.types import JsonValue
 
 Status: TypeAlias = Literal["completed", "waiting", "failed"]
 WaitingReason: TypeAlias = Literal["pending_tools", "yield"]
+
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +29,33 @@ class CodeModeResult:
     calls: list[JsonValue] = field(default_factory=list)
     calls_omitted: dict[str, int] = field(default_factory=dict)
     telemetry: dict[str, JsonValue] = field(default_factory=dict)
+
+    def unwrap(self) -> JsonValue:
+        """The program's value.
+
+        Raises:
+            ProgramFailed: The program failed: has `code`, `error` and `calls`.
+            ProgramWaiting: The program is not done: call `wait`.
+        """
+        if self.status == "waiting":
+            raise ProgramWaiting(self.run_id, self.pending_tool_calls)
+        if self.status == "failed":
+            code = self.code or "internal_error"
+            raise ProgramFailed(code, self.error or "", self.calls, self.output)
+        return self.value
+
+    def value_as(self, kind: type[T]) -> T:
+        """The program's value as a type: a dataclass, a TypedDict, `list[Product]`, ...
+
+        Raises:
+            UnexpectedValue: The value does not fit the type; the message says where.
+            ProgramFailed: As `unwrap`.
+            ProgramWaiting: As `unwrap`.
+        """
+        value = self.unwrap()
+        from clawmode.tool_function import read_value  # takes a while, and few need it
+
+        return read_value(kind, value)
 
     def to_json(self) -> dict[str, JsonValue]:
         """The page's camelCase object, with the keys that the status has."""

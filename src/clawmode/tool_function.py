@@ -9,8 +9,19 @@ import inspect
 import sys
 import types
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
-from typing import Annotated, Any, TypeAlias, Union, get_args, get_origin, overload
+from dataclasses import dataclass, field, replace
+from typing import (
+    Annotated,
+    Any,
+    Generic,
+    ParamSpec,
+    TypeAlias,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    overload,
+)
 
 from pydantic import TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
@@ -20,21 +31,40 @@ from pydantic_core import to_jsonable_python
 
 from clawmode.annotations import resolve
 from clawmode.docstrings import parse
-from clawmode.exceptions import InvalidTool
+from clawmode.exceptions import InvalidTool, UnexpectedValue
 from clawmode.input_problems import MAX_PROBLEMS, shorten, spell
 from clawmode.schema_cost import as_list, as_map, locate
 from clawmode.tools import Effect, Execute, JsonObject, Tool, ToolContext, ToolResult, ToolSource
 from clawmode.types import JsonValue
 
 Function: TypeAlias = Callable[..., Any]
+P = ParamSpec("P")
+R = TypeVar("R")
 Parameter = inspect.Parameter
 
 MISUNDERSTOOD = (PydanticUserError, RecursionError, TypeError)
 """What pydantic raises at a type: it has no idea, an alias that holds itself, no type at all."""
 
 
+@dataclass(frozen=True, slots=True)
+class FunctionTool(Tool, Generic[P, R]):
+    """A tool made of a function, which can still be called as the function itself.
+
+    Such a call is plain Python: no policy, no hook and no approval stands in between.
+
+    Attributes:
+        function: The function.
+    """
+
+    function: Callable[P, R] = field(repr=False, compare=False, kw_only=True)
+
+    def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Calls the function."""
+        return self.function(*args, **kwargs)
+
+
 @overload
-def tool(function: Function, /) -> Tool: ...
+def tool(function: Callable[P, R], /) -> FunctionTool[P, R]: ...
 
 
 @overload
@@ -48,11 +78,11 @@ def tool(
     sequential: bool = False,
     source: ToolSource = "openclaw",
     owner: str = "",
-) -> Callable[[Function], Tool]: ...
+) -> Callable[[Callable[P, R]], FunctionTool[P, R]]: ...
 
 
 def tool(
-    function: Function | None = None,
+    function: Callable[P, R] | None = None,
     /,
     *,
     name: str | None = None,
@@ -63,14 +93,15 @@ def tool(
     sequential: bool = False,
     source: ToolSource = "openclaw",
     owner: str = "",
-) -> Tool | Callable[[Function], Tool]:
+) -> FunctionTool[P, R] | Callable[[Callable[P, R]], FunctionTool[P, R]]:
     """Makes a tool of a function, async or not; used as `@tool` or `@tool(...)`.
 
     The parameters' annotations become the input schema, the docstring the description, and its
     `Args:` section the descriptions of the parameters. A parameter annotated with `ToolContext` is
     given the context and is not in the schema. A structured return type becomes the output schema.
 
-    The result is a `Tool`, not a function. The function itself is `tool.execute.__wrapped__`.
+    The result is a `Tool` that can be called like the function, in a unit test for example:
+    `await add(1, 2)`.
 
     Args:
         function: The function.
@@ -89,9 +120,9 @@ def tool(
     # Names that annotations use may be local to where the decorator stands.
     names = sys._getframe(1).f_locals
 
-    def make(function: Function) -> Tool:
+    def make(function: Callable[P, R]) -> FunctionTool[P, R]:
         plan = Plan.of(function, names, name)
-        return Tool(
+        return FunctionTool(
             plan.name,
             plan.description if description is None else description,
             plan.schema,
@@ -103,6 +134,7 @@ def tool(
             sequential=sequential,
             source=source,
             owner=owner,
+            function=function,
         )
 
     return make if function is None else make(function)
@@ -124,6 +156,24 @@ def read_tools(given: "Iterable[Tool | Function]", path: str = "tools") -> list[
             raise InvalidTool(f"{path}: expected tools or functions, found {kind}: see `@tool`")
         found.append(each if isinstance(each, Tool) else tool(each))
     return found
+
+
+def read_value(kind: type[R], value: JsonValue) -> R:
+    """A program's value as a type that pydantic knows.
+
+    Raises:
+        UnexpectedValue: The value does not fit, or no JSON can become such a type.
+    """
+    try:
+        known: Any = resolve({"value": kind}, {}, {})["value"]
+        made: R = TypeAdapter(known).validate_python(value)
+    except (NameError, SyntaxError) as error:
+        raise UnexpectedValue(f"a name in {kind!r} cannot be resolved: {error}") from None
+    except ValidationError as error:
+        raise UnexpectedValue(_problems(error, "value")) from None
+    except MISUNDERSTOOD as error:
+        raise UnexpectedValue(f"no JSON can become {kind!r}: {error}") from None
+    return made
 
 
 class _Generator(GenerateJsonSchema):
@@ -422,10 +472,10 @@ def _to_json(value: object) -> JsonValue:
     return to_jsonable_python(value, inf_nan_mode="null")
 
 
-def _problems(error: ValidationError) -> str:
+def _problems(error: ValidationError, root: str = "input") -> str:
     """What is wrong with an input, without showing it."""
     found = error.errors(include_url=False, include_input=False, include_context=False)
-    texts = [f"{spell(each['loc'])}: {_words(each['type'], each['msg'])}" for each in found]
+    texts = [f"{spell(each['loc'], root)}: {_words(each['type'], each['msg'])}" for each in found]
     more = [f"and {len(texts) - MAX_PROBLEMS} more"] if len(texts) > MAX_PROBLEMS else []
     return "; ".join([*map(shorten, texts[:MAX_PROBLEMS]), *more])
 
