@@ -345,7 +345,7 @@ def test_a_bad_configuration_is_status_one_with_all_that_is_wrong(shop: Path) ->
     (shop / "my.json5").write_text(text, "utf-8")
     done = clawmode("config", "check", "my.json5", cwd=shop)
     assert done.returncode == 1
-    assert done.stdout.splitlines()[0] == "my.json5: 2 errors, 1 warnings"
+    assert done.stdout.splitlines()[0] == "my.json5: 2 errors, 1 warning"
     rows = [re.split(r"  +", line) for line in done.stdout.splitlines()[1:]]
     assert [row[:3] for row in rows] == [
         ["kind", "place", "setting"],

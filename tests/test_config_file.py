@@ -225,6 +225,7 @@ def test_a_check_goes_through_the_whole_file_in_its_order(tmp_path: Path) -> Non
     report = check(str(path))
     assert [(it.line, it.column, it.path) for it in report.errors] == [
         (2, 26, "mcp.servers.s.command"),
+        (4, 26, "models.providers.lab.baseUrl"),
         (4, 33, "models.providers.lab.api"),
         (5, 47, "agents.list[0].tools.deny[0]"),
         (5, 62, "agents.list[0].tools.codeMode"),

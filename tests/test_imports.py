@@ -15,6 +15,7 @@ FACES = {
     "cli",
     "command_setup",
     "commands",
+    "config_check",
     "core_tools",
     "cron",
     "doctor",

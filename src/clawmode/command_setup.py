@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from warnings import catch_warnings
 
 from clawmode import config_file, json5
@@ -19,6 +19,7 @@ from clawmode.agent import settings
 from clawmode.agent.settings import Configuration
 from clawmode.catalog import Catalog
 from clawmode.config import CodeModeConfig
+from clawmode.config_schema import Reader, Told
 from clawmode.exceptions import ClawmodeWarning, ConfigurationError
 from clawmode.mcp import config as server_config
 from clawmode.mcp.config import McpConfig
@@ -27,6 +28,9 @@ from clawmode.policy import Policy
 from clawmode.tool_loading import load_tools
 from clawmode.tools import Tool
 from clawmode.vectors import choose_ranker
+
+if TYPE_CHECKING:
+    from clawmode.agent.model_choice import Models
 
 AGENT = "main"
 """Who runs cells from the command line."""
@@ -98,16 +102,24 @@ class Setup:
         return Catalog(self.policy.effective(self.tools), ranker=choose_ranker())
 
 
-def set_up(options: Options) -> Setup:
+Purpose: TypeAlias = Literal["look", "agent", "gateway"]
+"""What a setup is for: `look` needs nothing that the configuration names, the others start it."""
+
+
+def set_up(options: Options, purpose: Purpose = "look") -> Setup:
     """Reads all that the options name.
 
     Raises:
-        ConfigurationError: Something of it cannot be meant.
+        ConfigurationError: Something of it cannot be used. To start an agent or a gateway, all
+            that the configuration names has to be there.
     """
     file = config_file.load(options.config)
+    state = state_folder(options.state)
     configured = _read_configuration(file)
+    if purpose != "look":
+        configured = _examined(file, configured, state, serves=purpose == "gateway")
     if configured.fatal:
-        raise _failure(configured.fatal)
+        raise _failure(config_file.report(file, configured.fatal).errors)
     notes = [problem.text for problem in configured.report.warnings]
     agent = settings.agent(configured.configuration, AGENT)
     limits: dict[str, Any] = dict(options.limits)
@@ -132,8 +144,8 @@ def set_up(options: Options) -> Setup:
         narrowed=narrowed,
         configuration=configured.configuration,
         config=config,
-        state=state_folder(options.state),
-        folder=Path.cwd() if file.path is None else file.path.absolute().parent,
+        state=state,
+        folder=_folder(file),
         notes=notes,
         file=None if file.path is None else file.path.absolute(),
     )
@@ -148,26 +160,62 @@ class _Configured:
 
     configuration: Configuration
     servers: McpConfig
+    said: list[Told]
     report: config_file.Report
-    fatal: list[config_file.Problem]
+    fatal: list[ConfigurationError]
 
 
 def _read_configuration(file: config_file.ConfigFile) -> _Configured:
     found = settings.read(file.data)
     servers = server_config.read(file.data)
-    said = [*found.errors, *servers.errors, *found.warnings, *servers.warnings]
+    said: list[Told] = [*found.errors, *servers.errors, *found.warnings, *servers.warnings]
     # One misconfigured MCP server is one server that is missing, and not the end of all others.
-    fatal = config_file.report(file, [*found.errors, *servers.fatal]).errors
-    return _Configured(found.section, servers, config_file.report(file, said), fatal)
+    fatal = [*found.errors, *servers.fatal]
+    return _Configured(found.section, servers, said, config_file.report(file, said), fatal)
 
 
-def check(path: str | None) -> config_file.Report:
-    """Looks at a whole configuration file and says all that is to say; does not raise."""
-    return read(path)[1]
+def _examined(
+    file: config_file.ConfigFile,
+    read: _Configured,
+    state: Path,
+    models: "Models | None" = None,
+    *,
+    serves: bool = True,
+) -> _Configured:
+    """The same with what is wrong with everything that the configuration names."""
+    from clawmode import config_check  # reads plugins and models, which few commands need
+
+    reader = Reader()  # each once, and not more than anybody reads
+    reader.tell(read.said)
+    known = tuple(it.path for it in read.said if isinstance(it, ConfigurationError))
+    more = config_check.examine(
+        read.configuration, folder=_folder(file), state=state, models=models, serves=serves
+    )
+    # What follows from a value that was left out because of its type is not told again.
+    found = [it for it in more if not any(_overlap(it.path, path) for path in known)]
+    reader.tell(found)
+    said = [*reader.errors, *reader.warnings]
+    fatal = [*read.fatal, *(it for it in found if isinstance(it, ConfigurationError))]
+    return replace(read, said=said, report=config_file.report(file, said), fatal=fatal)
 
 
-def read(path: str | Path | None) -> tuple[Configuration, config_file.Report]:
-    """A whole configuration file, and all that is to say about it; does not raise.
+def _overlap(one: str, other: str) -> bool:
+    return one.startswith(other) or other.startswith(one)
+
+
+def _folder(file: config_file.ConfigFile) -> Path:
+    return Path.cwd() if file.path is None else file.path.absolute().parent
+
+
+def check(path: str | None, state: Path | None = None) -> config_file.Report:
+    """Everything that start-up would say about a configuration file; does not raise."""
+    return read(path, state)[1]
+
+
+def read(
+    path: str | Path | None, state: Path | None = None, models: "Models | None" = None
+) -> tuple[Configuration, config_file.Report]:
+    """A whole configuration file, and everything that start-up would say about it; does not raise.
 
     With errors the configuration is not to be used.
     """
@@ -175,7 +223,7 @@ def read(path: str | Path | None) -> tuple[Configuration, config_file.Report]:
         file = config_file.load(path)
     except ConfigurationError as error:
         return Configuration(), config_file.unreadable(path, error)
-    found = _read_configuration(file)
+    found = _examined(file, _read_configuration(file), state or state_folder(), models)
     return found.configuration, found.report
 
 

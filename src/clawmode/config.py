@@ -9,7 +9,7 @@ import difflib
 import json
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, TypeAlias
 
@@ -313,6 +313,13 @@ def unknown_key(key: str, known: Mapping[str, object]) -> str:
     by_lower = {name.lower(): name for name in known}
     (nearest,) = difflib.get_close_matches(key.lower()[:100], by_lower, n=1, cutoff=0.0)
     return f"unknown key, it has no effect; the nearest known one is {by_lower[nearest]}"
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The known name that a misspelt one may stand for, quoted; empty if none is near."""
+    by_lower = {each.lower(): each for each in known}
+    found = difflib.get_close_matches(name.lower()[:100], by_lower, n=1, cutoff=0.7)
+    return show(by_lower[found[0]]) if found else ""
 
 
 class UnknownKeys:

@@ -4,6 +4,7 @@ As data for programs, as tables and pages for people.
 """
 
 import json
+from collections.abc import Sized
 
 from clawmode.catalog import Catalog
 from clawmode.config_file import Problem, Report
@@ -110,9 +111,14 @@ def print_report(out: ProgramOutput, report: Report) -> None:
         return
     rows = [("error", *_row(problem)) for problem in report.errors]
     rows += [("warning", *_row(problem)) for problem in report.warnings]
-    out.say(f"{report.path}: {len(report.errors)} errors, {len(report.warnings)} warnings")
+    out.say(f"{report.path}: {count(report.errors, 'error')}, {count(report.warnings, 'warning')}")
     if rows:
         out.table(["kind", "place", "setting", "what", "expected"], rows)
+
+
+def count(found: Sized, what: str) -> str:
+    """A number of things, in words."""
+    return f"{len(found)} {what}{'' if len(found) == 1 else 's'}"
 
 
 def _row(problem: Problem) -> tuple[str, str, str, str]:

@@ -10,7 +10,6 @@ MISSING: frozenset[str] = frozenset(
         "N-9",
         "N-11",
         "N-14",
-        "N-15",
         "N-17",
         "N-18",
         "N-19",

@@ -21,8 +21,9 @@ from websockets.exceptions import ConnectionClosed
 from clawmode.gateway import place, protocol
 from clawmode.gateway.admission import Accepted
 from clawmode.gateway.client import Events, GatewayClient
+from clawmode.gateway.listen import Listen
 from clawmode.gateway.place import Place
-from clawmode.gateway.server import Listen, Wire, serve
+from clawmode.gateway.server import Wire, serve
 from clawmode.gateway.tokens import Token, Tokens, digest
 
 TOKEN = "cm_for_tests_alone_0123456789"

@@ -143,7 +143,7 @@ SECRETS: dict[str, Any] = {
                 "headers": {"X": "hidden-3"},
                 "models": [{"id": "m"}],
             },
-            "other": {"apiKey": "${OTHER_KEY}"},
+            "other": {"baseUrl": "http://hidden-0/", "apiKey": "${OTHER_KEY}"},
         }
     },
     "auth": {"profiles": {"p": {"provider": "own", "key": "hidden-4"}}},
@@ -220,7 +220,7 @@ async def test_a_new_configuration_is_written_and_the_old_one_kept(tmp_path: Pat
         (
             '{ cron: { jobs: [{ id: "a", message: "b", cron: "never" }] } }',
             "cron.jobs[0].cron",
-            0,
+            1,
         ),
     ],
 )

@@ -14,10 +14,9 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from clawmode.exceptions import ConfigurationError
-from clawmode.gateway.command import _check_reach
 from clawmode.gateway.connection import MAX_FRAMES, Client
+from clawmode.gateway.listen import Listen, check_reach, is_loopback
 from clawmode.gateway.protocol import MAX_FIRST_BYTES
-from clawmode.gateway.server import Listen, is_loopback
 from clawmode.gateway.tokens import Attempts, Tokens
 
 pytestmark = pytest.mark.anyio
@@ -219,10 +218,10 @@ def test_what_can_be_reached_from_elsewhere_needs_a_token_that_somebody_made(
 ) -> None:
     tokens = Tokens(tmp_path)
     with pytest.raises(ConfigurationError, match="token"):
-        _check_reach(Listen(host="0.0.0.0"), tokens)
-    _check_reach(Listen(host="127.0.0.1"), tokens)
+        check_reach(Listen(host="0.0.0.0"), tokens)
+    check_reach(Listen(host="127.0.0.1"), tokens)
     tokens.add("me")
-    _check_reach(Listen(host="0.0.0.0"), tokens)
+    check_reach(Listen(host="0.0.0.0"), tokens)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,13 @@ from clawmode.agent.settings import KeySource as KeyEntry
 from clawmode.exceptions import ConfigurationError
 from clawmode.models.auth import KeySource
 from clawmode.models.base import Model, ModelName
-from clawmode.models.settings import KNOWN, ModelSettings, ProviderSettings, open_provider
+from clawmode.models.settings import (
+    KNOWN,
+    ModelSettings,
+    ProviderSettings,
+    complete,
+    open_provider,
+)
 from clawmode.variables import variable
 
 if TYPE_CHECKING:
@@ -54,6 +60,10 @@ class Models:
         while self._retired:
             await self._retired.pop().aclose()
 
+    def over(self, configuration: Configuration) -> "Models":
+        """The models that were given, beside those of another configuration."""
+        return Models(configuration, self._given)
+
     def change(self, configuration: Configuration) -> None:
         """Looks models up in another configuration from now on; those that were found stay."""
         before, self._configuration = self._configuration, configuration
@@ -77,31 +87,58 @@ class Models:
         Raises:
             ConfigurationError: The name is none, or its provider cannot be used.
         """
-        try:
-            name = ModelName.parse(text)
-        except ValueError as error:
-            raise ConfigurationError(str(error), path="agents.defaults.model") from None
-        given = self._given.get(str(name)) or self._given.get(f"{name.provider}/*")
+        name = _parse(text)
+        given = self._find_given(name)
         if given is not None:
             return given
         if name.provider not in self._providers:
             self._providers[name.provider] = open_provider(self._settings(name.provider))
         return self._providers[name.provider].model(name.model)
 
+    def settings(self, text: str) -> ProviderSettings | None:
+        """How the provider of a model is reached; None if the model was given. Imports nothing.
+
+        Raises:
+            ConfigurationError: The name is none, or its provider cannot be used.
+        """
+        name = _parse(text)
+        return None if self._find_given(name) else complete(self._settings(name.provider))
+
+    def provider(self, provider: str) -> ProviderSettings | None:
+        """The same for a provider.
+
+        Raises:
+            ConfigurationError: The provider is not known, or cannot be used.
+        """
+        return None if f"{provider}/*" in self._given else complete(self._settings(provider))
+
+    def _find_given(self, name: ModelName) -> Model | None:
+        return self._given.get(str(name)) or self._given.get(f"{name.provider}/*")
+
     def _settings(self, provider: str) -> ProviderSettings:
         entry = self._configuration.models.providers.get(provider)
         if entry is None and provider not in KNOWN:
             known = ", ".join(sorted({*KNOWN, *self._configuration.models.providers}))
             raise ConfigurationError(
-                f"there is no provider {provider!r}: {known}",
+                f"there is no provider {provider!r}, expected one of {known}",
                 path="models.providers",
-                expected="a provider's id",
+                expected=f"one of {known}",
             )
         return provider_settings(provider, entry or ProviderEntry(), self._profile(provider))
 
     def _profile(self, provider: str) -> AuthProfile | None:
         profiles = self._configuration.auth.profiles.values()
         return next((each for each in profiles if each.provider == provider), None)
+
+
+def _parse(text: str) -> ModelName:
+    try:
+        return ModelName.parse(text)
+    except ValueError as error:
+        expected = 'provider/model, such as "openai/gpt-4o"'
+        raise ConfigurationError(
+            f"{error}, expected {expected}", path="agents.defaults.model", expected=expected
+        ) from None
 
 
 def provider_settings(

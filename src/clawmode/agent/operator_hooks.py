@@ -12,6 +12,7 @@ import difflib
 import logging
 import os
 import re
+import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,8 @@ from pathlib import Path
 from clawmode.agent.bootstrap import MAX_FILE_CHARS, MAX_TOTAL_CHARS, BootstrapFile
 from clawmode.agent.operation_sections import InternalHook, InternalHooks
 from clawmode.agent.operator_scripts import Program, PythonFile, Script, ScriptError
+from clawmode.config import ConfigWarning, join, show
+from clawmode.exceptions import ConfigurationError
 from clawmode.tools import JsonObject
 from clawmode.types import JsonValue
 
@@ -148,28 +151,58 @@ def _complain(name: str, event: str, reason: str) -> None:
 # ---- Reading the configuration ----
 
 
+def hook_faults(
+    section: InternalHooks, folder: Path
+) -> Iterator[ConfigurationError | ConfigWarning]:
+    """What is wrong with the hooks of a configuration; none of them runs.
+
+    Args:
+        section: `hooks.internal`.
+        folder: The folder that relative paths begin at.
+    """
+    entries = section.entries.items() if section.enabled else ()
+    for name, entry in entries:
+        if not entry.enabled:
+            continue
+        path = join("hooks.internal.entries", name)
+        yield from _unknown_events(path, entry.events)
+        if entry.file and not (file := _file_of(entry, folder)).is_file():
+            text = f"{path}.file: there is no file {show(str(file))}"
+            yield ConfigurationError(text, path=f"{path}.file", expected="a Python file")
+        elif entry.command and not _is_installed(entry.command[0], folder):
+            yield ConfigWarning(f"{path}.command[0]", "there is no such program here")
+
+
+def _is_installed(program: str, folder: Path) -> bool:
+    program = os.path.expanduser(program)
+    return shutil.which(str(folder / program) if "/" in program else program) is not None
+
+
+def _file_of(entry: InternalHook, folder: Path) -> Path:
+    return folder / os.path.expanduser(entry.file or "")
+
+
 def _read(name: str, entry: InternalHook, folder: Path) -> _Hook:
-    _warn_of_unknown(name, entry.events)
+    for warning in _unknown_events(name, entry.events):
+        logger.warning("hook %s", warning)
     seconds = entry.timeout_ms / 1000
     if entry.command:
         script: Script = Program(argv=entry.command, folder=folder, seconds=seconds, env=entry.env)
     else:
-        script = PythonFile(name, folder / os.path.expanduser(entry.file or ""), seconds)
+        script = PythonFile(name, _file_of(entry, folder), seconds)
     return _Hook(name, frozenset(entry.events), script)
 
 
-def _warn_of_unknown(name: str, events: Iterable[str]) -> None:
+def _unknown_events(path: str, events: Iterable[str]) -> Iterator[ConfigWarning]:
     known = (*EVENTS, *COMMANDS, *KINDS)
-    for event in events:
+    for index, event in enumerate(events):
         if event in known or _COMMAND.fullmatch(event):
             continue
-        (nearest,) = difflib.get_close_matches(event.lower()[:100], known, n=1, cutoff=0.0)
-        logger.warning(
-            "hook %s: there is no event %r, it never comes; the nearest known one is %s",
-            name,
-            event[:80],
-            nearest,
+        (near,) = difflib.get_close_matches(event.lower()[:100], known, n=1, cutoff=0.0)
+        text = (
+            f"there is no event {show(event[:80])}, it never comes; the nearest known one is {near}"
         )
+        yield ConfigWarning(f"{path}.events[{index}]", text)
 
 
 # ---- Reading answers ----

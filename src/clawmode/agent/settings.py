@@ -130,13 +130,8 @@ def agent(configuration: Configuration, agent_id: str | None = None) -> AgentSet
         ConfigurationError: It is not listed, and is not `main`.
     """
     agent_id = default_agent(configuration) if agent_id is None else agent_id
+    check_known(configuration, agent_id)
     entry = _entry(configuration, agent_id)
-    if entry is None and agent_id != MAIN:
-        known = dict.fromkeys((MAIN, *(each.id for each in configuration.agents.list)))
-        listed = "one of " + ", ".join(map(show, known))
-        raise ConfigurationError(
-            f"there is no agent {show(agent_id)}, expected {listed}", expected=listed
-        )
     defaults: AgentOptions = configuration.agents.defaults
     used = _over(entry, defaults) if entry else defaults
     compaction, sandbox = used.compaction or Compaction(), used.sandbox or Sandbox()
@@ -167,6 +162,21 @@ def agent(configuration: Configuration, agent_id: str | None = None) -> AgentSet
         sandbox_workspace_root=os.path.expanduser(sandbox.workspace_root or ""),
         code_mode=code_mode(configuration, agent_id),
         tool_search=tool_search(configuration, agent_id),
+    )
+
+
+def check_known(configuration: Configuration, agent_id: str) -> None:
+    """Checks that there is an agent.
+
+    Raises:
+        ConfigurationError: It is not listed, and is not `main`.
+    """
+    if agent_id == MAIN or _entry(configuration, agent_id) is not None:
+        return
+    known = dict.fromkeys((MAIN, *(each.id for each in configuration.agents.list)))
+    listed = "one of " + ", ".join(map(show, known))
+    raise ConfigurationError(
+        f"there is no agent {show(agent_id)}, expected {listed}", expected=listed
     )
 
 

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import stat
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -26,16 +27,39 @@ def workspace_of(state: Path, agent_id: str = "main", configured: str | None = N
     """
     agent_id = check_agent_id(agent_id)
     if configured:
-        made = _made(_absolute(configured))
-        if state.resolve().is_relative_to(made):
-            # Its tools could change who may do what, and what is remembered.
-            raise ConfigurationError(
-                f"{str(made)[:200]!r} cannot be used to work in: the state folder is in it",
-                path="workspace",
-                expected="a folder without the state folder",
-            )
-        return made
+        check_workspace(state, configured)
+        return _made(_absolute(configured))
     return _made(state / ("workspace" if agent_id == "main" else f"workspace-{agent_id}"))
+
+
+def check_workspace(state: Path, configured: str, *, sandbox: bool = False) -> None:
+    """Checks a configured folder without making it.
+
+    Raises:
+        ConfigurationError: It is relative, no folder, or holds the state folder.
+    """
+    folder = _absolute(configured)
+    reason = ""
+    try:
+        if not stat.S_ISDIR(folder.stat().st_mode):
+            reason = "it is not a folder"
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        reason = getattr(error, "strerror", None) or str(error)
+    if reason:
+        raise _unusable(folder, reason)
+    if not sandbox and holds_state(folder, state):
+        raise ConfigurationError(
+            f"{str(folder)[:200]!r} cannot be used to work in: the state folder is in it",
+            path="workspace",
+            expected="a folder without the state folder",
+        )
+
+
+def holds_state(folder: Path, state: Path) -> bool:
+    """Whether tools that work in a folder could change who may do what, and what is remembered."""
+    return state.resolve().is_relative_to(folder.resolve())
 
 
 def sandbox_root(
@@ -83,7 +107,7 @@ def _absolute(configured: str) -> Path:
     if path.is_absolute():
         return path
     raise ConfigurationError(
-        f"the folder {configured[:200]!r} is relative: to which one, nobody can know",
+        f"the folder {configured[:200]!r} is relative",
         path="workspace",
         expected="an absolute path, or one that begins with ~",
     )
@@ -97,7 +121,11 @@ def _made(path: Path, *, follow: bool = True) -> Path:
         reason = "it is a link"
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-    raise ConfigurationError(
+    raise _unusable(path, reason)
+
+
+def _unusable(path: Path, reason: str) -> ConfigurationError:
+    return ConfigurationError(
         f"{str(path)[:200]!r} cannot be used to work in: {reason}",
         path="workspace",
         expected="a folder, or a path at which one can be made",

@@ -43,6 +43,26 @@ MAX_WAITING = 32
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 
 
+def check_channel(
+    name: str, entry: ChannelEntry, environment: Mapping[str, str] | None = None
+) -> Iterator[ConfigurationError]:
+    """Everything that is wrong with a channel of the configuration."""
+    if not _NAME.fullmatch(name):
+        expected = "up to 64 letters, digits, `_` and `-`"
+        text = f"channels: {name[:80]!r} is no name of a channel: {expected}"
+        yield ConfigurationError(text, path="channels", expected=expected)
+        return
+    try:
+        read_secret(join("channels", name) + ".secret", entry.secret, environment)
+    except ConfigurationError as error:
+        yield error
+    if entry.url:
+        try:
+            parse_address(name, entry.url)
+        except ConfigurationError as error:
+            yield error
+
+
 class WebhookChannel:
     """A channel of the configuration. Used inside of `async with`, or closed by `aclose`.
 
@@ -67,13 +87,8 @@ class WebhookChannel:
         retry: Retry | None = None,
         seen: Seen | None = None,
     ) -> None:
-        if not _NAME.fullmatch(name):
-            expected = "up to 64 letters, digits, `_` and `-`"
-            raise ConfigurationError(
-                f"channels: {name[:80]!r} is no name of a channel: {expected}",
-                path="channels",
-                expected=expected,
-            )
+        for error in check_channel(name, entry, environment):
+            raise error
         self._name = name
         self._entry = entry
         self._receive = receive

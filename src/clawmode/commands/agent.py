@@ -134,7 +134,7 @@ def _request(session: str, thinking: str, **given: Any) -> "AgentRequest":
 def _embedded_turn(shown: dict[str, Any]) -> "ShownTurn":
     from clawmode.agent.command import AgentCommand
 
-    return AgentCommand(setup=load_setup(shown["options"]), **shown)
+    return AgentCommand(setup=load_setup(shown["options"], "agent"), **shown)
 
 
 def _remote_turn(place: "Place", shown: dict[str, Any]) -> "ShownTurn":

@@ -67,7 +67,7 @@ def chat(
 def _embedded(options: "Options", given: dict[str, Any]) -> "ChatCommand":
     from clawmode.chat.command import ChatCommand
 
-    return ChatCommand(setup=load_setup(options), **given)
+    return ChatCommand(setup=load_setup(options, "agent"), **given)
 
 
 def _remote(place: "Place", options: "Options", given: dict[str, Any]) -> "RemoteChatCommand":

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, NoReturn, TypeAlias
 import typer
 
 if TYPE_CHECKING:
-    from clawmode.command_setup import Options, Setup
+    from clawmode.command_setup import Options, Purpose, Setup
     from clawmode.gateway.place import Place
     from clawmode.terminal import ProgramOutput
 
@@ -121,11 +121,11 @@ def gather(
     )
 
 
-def load_setup(options: "Options") -> "Setup":
+def load_setup(options: "Options", purpose: "Purpose" = "look") -> "Setup":
     """Reads all that the options name, and says what was not taken as it was given."""
     from clawmode.command_setup import set_up
 
-    setup = set_up(options)
+    setup = set_up(options, purpose)
     for note in setup.notes:
         say(note)
     return setup

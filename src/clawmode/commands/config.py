@@ -8,6 +8,7 @@ import typer
 from clawmode.commands.common import (
     FAILED,
     JsonOption,
+    StateOption,
     command,
     new_app,
 )
@@ -20,23 +21,29 @@ def check_config(
     file: Annotated[
         str | None, typer.Argument(help="Default: where every command looks for it.")
     ] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Fail for warnings too.")] = False,
+    state: StateOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Say all that is wrong with the configuration file.
+    """Say everything for which an agent or a gateway would not start with the configuration file.
 
-    Exit status: 0 it can be used, perhaps with warnings; 1 it cannot; 2 usage.
+    Nothing is started: no plugin, hook or command of the file runs. Variables of the environment
+    are read, so run it where the agent will run.
+
+    Exit status: 0 it can be used, perhaps with warnings; 1 it cannot, or with --strict there are
+    warnings; 2 usage.
     """
     with command() as out:
-        from clawmode.command_setup import check
+        from clawmode.command_setup import check, state_folder
         from clawmode.listings import print_report
 
-        report = check(file)
+        report = check(file, state_folder(state))
         if as_json:
             path = None if report.path is None else str(report.path)
             out.json(asdict(report) | {"path": path})
         else:
             print_report(out, report)
-    raise typer.Exit(FAILED if report.errors else 0)
+    raise typer.Exit(FAILED if report.errors or (strict and report.warnings) else 0)
 
 
 @app.command("schema")

@@ -149,7 +149,7 @@ def run_job(
         options = gather(tools, config, mcp_config, policy, approve, state)
         turn = CronCommand(
             options=options,
-            setup=load_setup(options),
+            setup=load_setup(options, "agent"),
             out=out,
             approve=approve,
             as_json=as_json,

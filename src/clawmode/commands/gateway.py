@@ -67,7 +67,8 @@ def gateway(
 
         logs.log_to_stderr()
         try:
-            setup = set_up(gather(tools, config, mcp_config, policy, "ask", state))
+            options = gather(tools, config, mcp_config, policy, "ask", state)
+            setup = set_up(options, "gateway")
             logs.learn(known_secrets(setup))
             for note in setup.notes:
                 logger.warning("%s", note)

@@ -1,6 +1,7 @@
 """What a job is, as data: read from the configuration, or from what a command has kept."""
 
 import re
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
@@ -86,24 +87,44 @@ def check(job: Job) -> Job:
     Raises:
         ConfigurationError: It cannot be meant; `path` is the field.
     """
-    job = replace(job, id=check_id(job.id))
+    for error in faults(job):
+        raise error
+    return replace(job, id=check_id(job.id))
+
+
+def faults(job: Job) -> Iterator[ConfigurationError]:
+    """Everything that is wrong with a job; `path` of an error is the field."""
+    try:
+        check_id(job.id)
+    except ConfigurationError as error:
+        yield error
+    yield from _wrong_times(job)
+    if not job.message.strip():
+        yield _wrong("message", "the message is empty")
+    if len(job.message) > MAX_MESSAGE_CHARS:
+        yield _wrong("message", f"the message is over {MAX_MESSAGE_CHARS} characters")
+    if job.target and not job.channel:
+        yield _wrong("target", "a target needs a channel")
+    yield from _wrong_manner(job)
+
+
+def _wrong_times(job: Job) -> Iterator[ConfigurationError]:
     times = [name for name in ("cron", "every", "at") if getattr(job, name)]
     if len(times) != 1:
         found = " and ".join(times) or "none"
-        raise _wrong("", f"one of cron, every and at has to be set, found {found}")
-    for field, read in (("tz", lambda: read_zone(job.tz)), (times[0], job.schedule)):
+        yield _wrong("", f"one of cron, every and at has to be set, found {found}")
+    zoned = True
+    try:
+        read_zone(job.tz)
+    except BadSchedule as error:
+        zoned = False
+        yield _wrong("tz", str(error))
+    for name in times:
+        alone = Job(id=job.id, message=job.message, tz=job.tz if zoned else "")
         try:
-            read()
+            replace(alone, **{name: getattr(job, name)}).schedule()
         except BadSchedule as error:
-            raise _wrong(field, str(error)) from None
-    if not job.message.strip():
-        raise _wrong("message", "the message is empty")
-    if len(job.message) > MAX_MESSAGE_CHARS:
-        raise _wrong("message", f"the message is over {MAX_MESSAGE_CHARS} characters")
-    if job.target and not job.channel:
-        raise _wrong("target", "a target needs a channel")
-    _check_how(job)
-    return job
+            yield _wrong(name, str(error))
 
 
 def check_id(job_id: str) -> str:
@@ -121,22 +142,22 @@ def check_id(job_id: str) -> str:
     )
 
 
-def _check_how(job: Job) -> None:
-    """Who runs, how, and who gets the reply."""
+def _wrong_manner(job: Job) -> Iterator[ConfigurationError]:
+    """What is wrong with who runs, how, and who gets the reply."""
     if job.agent:
         try:
             check_agent_id(job.agent)
         except InvalidSession as error:
-            raise _wrong("agent", str(error)) from None
+            yield _wrong("agent", str(error))
     if job.thinking is not None and job.thinking not in THINKING_LEVELS:
-        raise _wrong("thinking", f"{job.thinking!r} is none of {', '.join(THINKING_LEVELS)}")
+        yield _wrong("thinking", f"{job.thinking!r} is none of {', '.join(THINKING_LEVELS)}")
     if job.timeout_seconds is not None and not 0 < job.timeout_seconds <= DAY_SECONDS:
-        raise _wrong(
+        yield _wrong(
             "timeoutSeconds", f"{job.timeout_seconds:g} is not more than 0 and up to {DAY_SECONDS}"
         )
     for name in ("model", "channel", "target"):
         if len(getattr(job, name)) > MAX_TEXT_CHARS:
-            raise _wrong(name, f"that is over {MAX_TEXT_CHARS} characters")
+            yield _wrong(name, f"that is over {MAX_TEXT_CHARS} characters")
 
 
 def _wrong(field: str, message: str) -> ConfigurationError:
@@ -152,21 +173,36 @@ def configured_jobs(section: CronSection) -> tuple[Job, ...]:
     Raises:
         ConfigurationError: One of them cannot be meant, or an id stands there twice.
     """
+    jobs, errors = read_jobs(section)
+    for error in errors:
+        raise error
+    return jobs
+
+
+def read_jobs(section: CronSection) -> tuple[tuple[Job, ...], list[ConfigurationError]]:
+    """The jobs of a configuration that can be used, and every error in the others."""
     made: dict[str, Job] = {}
+    errors: list[ConfigurationError] = []
+    seen: set[str] = set()
     for index, each in enumerate(section.jobs):
         place = f"cron.jobs[{index}]"
         said = {name.name: getattr(each, name.name) for name in fields(each)}
         given = {name: value for name, value in said.items() if value is not None}
-        try:
-            job = check(Job(**given, configured=True))
-        except ConfigurationError as error:
+        job = Job(**given, configured=True)
+        found = list(faults(job))
+        for error in found:
             path = f"{place}.{error.path}" if error.path else place
-            raise ConfigurationError(f"{path}: {error}", path=path) from None
-        if job.id in made:
+            errors.append(ConfigurationError(f"{path}: {error}", path=path))
+        if job.id.lower() in seen:
             path = f"{place}.id"
-            raise ConfigurationError(f"{path}: there is a job {job.id!r} already", path=path)
-        made[job.id] = job
-    return tuple(made.values())
+            errors.append(
+                ConfigurationError(f"{path}: there is a job {job.id!r} already", path=path)
+            )
+        elif not found:
+            job = check(job)
+            made[job.id] = job
+        seen.add(job.id.lower())
+    return tuple(made.values()), errors
 
 
 _KINDS: dict[str, type | tuple[type, ...]] = {

@@ -24,18 +24,17 @@ from clawmode.gateway.admission import Descriptors, raise_descriptor_limit
 from clawmode.gateway.catalog import METHODS
 from clawmode.gateway.dispatch import Dispatcher
 from clawmode.gateway.ledger import Ledger
+from clawmode.gateway.listen import check_reach, listen_at, tokens_of
 from clawmode.gateway.place import Place
 from clawmode.gateway.questions import SharedApprovals
 from clawmode.gateway.reload import reload_at_signal
-from clawmode.gateway.server import Listen, Wire, is_loopback, serve
+from clawmode.gateway.server import Wire, serve
 from clawmode.gateway.service import Gateway
-from clawmode.gateway.tokens import CONFIGURED, LOCAL, Token, Tokens, digest, new_token
+from clawmode.gateway.tokens import Tokens, new_token
 from clawmode.host import open_host
-from clawmode.variables import read_secret
 
 logger = logging.getLogger("clawmode.gateway")
 
-MIN_TOKEN = 16
 STOP_SECONDS = 60.0
 CLOSE_SECONDS = 8.0
 """How long connections may take to close."""
@@ -69,10 +68,11 @@ class GatewayCommand:
                 raise _told(group) from None
 
     async def _run(self) -> None:
-        secret = new_token()
-        tokens, listen = self._tokens(secret), self._listen()
+        secret, section = new_token(), self.setup.configuration.gateway
+        tokens = tokens_of(section, self.setup.state, secret)
+        listen = listen_at(section, self.host, self.port)
         listen.check()
-        _check_reach(listen, tokens)
+        check_reach(listen, tokens)
         try:
             bound = listen.bind()
         except OSError as error:
@@ -93,23 +93,11 @@ class GatewayCommand:
             )
             async with self._open(tokens) as gateway:
                 gateway.max_clients = descriptors.clients
-                section = self.setup.configuration.gateway
                 routes = [channel.route() for channel in gateway.host.webhooks]
                 dispatcher = Dispatcher(gateway, METHODS)
                 wire = Wire(dispatcher, section.allowed_origins, routes)
                 with place.announced(self.setup.state, here):
                     await self._serve(gateway, here, partial(serve, wire, listen, bound))
-
-    def _tokens(self, secret: str) -> Tokens:
-        extra = [Token(name=LOCAL, digest=digest(secret))]
-        configured = self.setup.configuration.gateway.auth.token
-        if configured:
-            token = read_secret("gateway.auth.token", configured)
-            if len(token) < MIN_TOKEN:
-                text = f"gateway.auth.token: it has fewer than {MIN_TOKEN} characters"
-                raise ConfigurationError(text, path="gateway.auth.token")
-            extra.append(Token(name=CONFIGURED, digest=digest(token)))
-        return Tokens(self.setup.state, extra)
 
     def _share_descriptors(self) -> Descriptors:
         wanted = self.setup.configuration.gateway.max_clients
@@ -123,16 +111,6 @@ class GatewayCommand:
                 shared.clients,
             )
         return shared
-
-    def _listen(self) -> Listen:
-        section = self.setup.configuration.gateway
-        tls = section.tls
-        return Listen(
-            host=self.host or section.bind,
-            port=section.port if self.port is None else self.port,
-            cert=_file(tls.cert if tls else None),
-            key=_file(tls.key if tls else None),
-        )
 
     @asynccontextmanager
     async def _open(self, tokens: Tokens) -> AsyncIterator[Gateway]:
@@ -177,10 +155,6 @@ class GatewayCommand:
             tasks.cancel_scope.deadline = anyio.current_time() + CLOSE_SECONDS
 
 
-def _file(path: str | None) -> str:
-    return os.path.abspath(os.path.expanduser(path)) if path else ""
-
-
 def _told(group: "BaseExceptionGroup[BaseException]") -> BaseException:
     """What an operator can mend, in words; all else as it is."""
     for error in group.exceptions:
@@ -199,17 +173,6 @@ async def _until_signal(stop: anyio.Event) -> None:
                 os._exit(128 + number)  # a second one: at once; nothing is lost by it
             logger.info("%s: it stops", signal.Signals(number).name)
             stop.set()
-
-
-def _check_reach(listen: Listen, tokens: Tokens) -> None:
-    """Who can be reached from elsewhere has a token that somebody chose."""
-    if is_loopback(listen.host) or tokens.are_chosen():
-        return
-    raise ConfigurationError(
-        f"gateway.bind: {listen.host} can be reached from other machines: make a token first "
-        "(clawmode gateway token add NAME), or set gateway.auth.token",
-        path="gateway.bind",
-    )
 
 
 # ---- From outside ----

@@ -22,6 +22,7 @@ from clawmode.gateway.methods import NAME, TEXT, Params, method, params
 from clawmode.gateway.protocol import RpcError
 from clawmode.gateway.reload import Examined, examine, refuse, reload
 from clawmode.gateway.service import Gateway
+from clawmode.host import Host
 from clawmode.redaction import HIDDEN, Redactor
 from clawmode.tools import JsonObject
 from clawmode.types import JsonValue
@@ -37,7 +38,7 @@ async def _get(gateway: Gateway, client: Client, given: Params) -> JsonObject:
     setup = gateway.host.setup
     if setup.file is None:
         return {"path": None, "exists": False, "valid": True, "config": {}, "issues": []}
-    found, data, name = await anyio.to_thread.run_sync(_look, setup.file)
+    found, data, name = await anyio.to_thread.run_sync(_look, setup.file, gateway.host)
     redactor = Redactor(known_secrets(setup))
     return {
         "path": str(setup.file),
@@ -49,11 +50,11 @@ async def _get(gateway: Gateway, client: Client, given: Params) -> JsonObject:
     }
 
 
-def _look(path: Path) -> tuple[Examined, JsonValue, str]:
+def _look(path: Path, host: Host) -> tuple[Examined, JsonValue, str]:
     data: JsonValue = None
     with suppress(ConfigurationError):
         data = config_file.load(path).data
-    return examine(path), data, _digest(path)
+    return examine(path, host), data, _digest(path)
 
 
 def _digest(path: Path) -> str:
@@ -117,7 +118,7 @@ async def _set(gateway: Gateway, client: Client, given: Params) -> JsonObject:
         raise RpcError("CONFLICT", text)
     raw, base = given.text("raw"), given.text("baseHash")
     try:
-        found = await anyio.to_thread.run_sync(_write, path, raw, base)
+        found = await anyio.to_thread.run_sync(_write, path, raw, base, gateway.host)
     except OSError as error:
         reason = error.strerror or type(error).__name__
         raise RpcError("UNAVAILABLE", f"{path.name} cannot be written: {reason}") from None
@@ -129,7 +130,7 @@ async def _set(gateway: Gateway, client: Client, given: Params) -> JsonObject:
     }
 
 
-def _write(path: Path, raw: str, base: str) -> Examined:
+def _write(path: Path, raw: str, base: str, host: Host) -> Examined:
     """Replaces the file in one step; what it was is beside it."""
     try:
         data = raw.encode()
@@ -142,7 +143,7 @@ def _write(path: Path, raw: str, base: str) -> Examined:
             raise RpcError("CONFLICT", text, field="baseHash")
         staged = _stage(path, data)
         try:
-            found = examine(staged)
+            found = examine(staged, host)
             if found.report.errors:
                 raise refuse(found, "raw")
             _check_secrets(staged)

@@ -19,10 +19,10 @@ from clawmode.agent.settings import Configuration
 from clawmode.config_file import Problem, Report
 from clawmode.config_schema import members
 from clawmode.cron.job import Job, configured_jobs
-from clawmode.exceptions import ConfigurationError
 from clawmode.gateway import logs
 from clawmode.gateway.protocol import RpcError
 from clawmode.gateway.service import Gateway
+from clawmode.host import Host
 from clawmode.tools import JsonObject
 from clawmode.types import JsonValue
 
@@ -64,14 +64,10 @@ class Examined:
         }
 
 
-def examine(path: Path | None) -> Examined:
-    """Looks at a configuration file as `config check` does, and at its jobs. Does not raise."""
-    configuration, report = command_setup.read(path)
-    try:
-        jobs = () if report.errors else configured_jobs(configuration.cron)
-    except ConfigurationError as error:
-        problem = Problem(error.path, error.line, str(error), error.column, str(error))
-        return Examined(configuration, (), replace(report, errors=[problem]))
+def examine(path: Path | None, host: Host) -> Examined:
+    """Looks at a configuration file as `config check` does. Does not raise."""
+    configuration, report = command_setup.read(path, host.setup.state, host.models)
+    jobs = () if report.errors else configured_jobs(configuration.cron)
     return Examined(configuration, jobs, report)
 
 
@@ -87,10 +83,11 @@ async def reload(gateway: Gateway) -> JsonObject:
     Raises:
         RpcError: It has errors; nothing was changed.
     """
-    found = await anyio.to_thread.run_sync(examine, gateway.host.setup.file)
+    host = gateway.host
+    found = await anyio.to_thread.run_sync(examine, host.setup.file, host)
     if found.report.errors:
         raise refuse(found)
-    before, wanted = gateway.host.setup.configuration, found.configuration
+    before, wanted = host.setup.configuration, found.configuration
     used = _usable(before, wanted)
     keys = [key for key in members(Configuration) if key != "$schema"]
     applied = [key for key in keys if _of(before, key) != _of(used, key)]

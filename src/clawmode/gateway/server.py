@@ -1,14 +1,10 @@
 """The wire of the gateway: WebSocket and HTTP, by Starlette and uvicorn."""
 
-import ipaddress
 import logging
 import secrets
-import socket
-import ssl
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -23,11 +19,11 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.http11 import Request as Upgrade
 
-from clawmode.exceptions import ConfigurationError
 from clawmode.gateway import admission, metrics, protocol
 from clawmode.gateway.admission import Accepted, Doorway
 from clawmode.gateway.connection import Client
 from clawmode.gateway.dispatch import Dispatcher
+from clawmode.gateway.listen import Listen, is_loopback
 from clawmode.gateway.protocol import BadFrame, Request, RpcError
 from clawmode.gateway.tokens import TokenError
 from clawmode.tools import JsonObject
@@ -306,69 +302,7 @@ async def _close(socket: WebSocket, code: int, reason: str) -> None:
             socket.scope["state"][ABORT]()  # it does not read
 
 
-def is_loopback(host: str) -> bool:
-    """Whether an address leads to this machine alone."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
 # ---- Serving ----
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Listen:
-    """Where to listen.
-
-    Attributes:
-        port: 0 is any that is free.
-        cert, key: Files, for TLS.
-    """
-
-    host: str = "127.0.0.1"
-    port: int = 0
-    cert: str = ""
-    key: str = ""
-
-    def check(self) -> None:
-        """Looks at the certificate.
-
-        Raises:
-            ConfigurationError: It cannot be used.
-        """
-        if self.cert:
-            try:
-                ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(self.cert, self.key)
-            except (OSError, ssl.SSLError) as error:
-                reason = error.strerror or str(error)
-                text = f"gateway.tls: the certificate cannot be used: {reason}"
-                raise ConfigurationError(text, path="gateway.tls") from None
-
-    def bind(self) -> Doorway:
-        """The socket, which others can connect to from now on.
-
-        Raises:
-            OSError: It cannot be had.
-        """
-        family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
-        made = Doorway(family)
-        try:
-            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            made.bind((self.host, self.port))
-            made.listen(1024)
-        except BaseException:
-            made.close()
-            raise
-        return made
-
-    def url(self, bound: socket.socket) -> str:
-        """Where clients connect to."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        scheme = "wss" if self.cert else "ws"
-        return f"{scheme}://{host}:{bound.getsockname()[1]}"
 
 
 class _Server(uvicorn.Server):

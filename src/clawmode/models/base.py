@@ -207,7 +207,7 @@ class ModelName:
         """
         provider, slash, model = text.partition("/")
         if not (provider.strip() and slash and model.strip()):
-            raise ValueError(f"{text!r} is no model: it is written <provider>/<model>")
+            raise ValueError(f"{text!r} is no model: it names no provider")
         return cls(provider.strip(), model.strip())
 
 

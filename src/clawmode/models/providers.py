@@ -101,14 +101,15 @@ def complete(settings: ProviderSettings) -> ProviderSettings:
     place = f"models.providers.{settings.id}.baseUrl"
     if not base_url:
         raise ConfigurationError(
-            f"{place} is missing: {settings.id!r} is none of {', '.join(KNOWN)}",
+            f"{place}: found nothing, and {settings.id!r} is not one of {', '.join(KNOWN)}, "
+            "expected the address of its API",
             path=place,
             expected="the address of its API",
         )
     url = urlsplit(base_url)
     if url.scheme not in ("http", "https") or not url.hostname:
         raise ConfigurationError(
-            f"{place} is no address: it begins with http:// or https://",
+            f"{place}: expected an http or https address",
             path=place,
             expected="an http or https address",
         )

@@ -12,6 +12,7 @@ import os
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from importlib.machinery import ModuleSpec, PathFinder
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -251,7 +252,7 @@ class Plugins:
     def _in_packages(self) -> Iterable[Found]:
         for point in entry_points(group=GROUP) if self._installed else ():
             try:
-                spec = importlib.util.find_spec(point.value)
+                spec = _find_package(point.value)
                 origin = None if spec is None else spec.origin
                 if origin is None:
                     raise PluginError(f"the package {point.value!r} is not there")
@@ -259,6 +260,17 @@ class Plugins:
                 yield Found(manifests.load(folder), folder, point.value)
             except (PluginError, ImportError, ValueError) as error:
                 self.views.append(PluginView(point.name, problem=told(error)))
+
+    def faults(self) -> Iterable[tuple[str, str]]:
+        """What is wrong with the settings of plugins, by id; no code of theirs runs."""
+        for found in self.find():
+            settings = self._settings.get(found.manifest.id)
+            known: Mapping[str, JsonValue] = settings if isinstance(settings, dict) else {}
+            if self._enabled and known.get("enabled", True) is not False:
+                try:
+                    _config(found.manifest, known.get("config"))
+                except PluginError as error:
+                    yield found.manifest.id, str(error)
 
     # ---- Loading one ----
 
@@ -303,6 +315,18 @@ class Plugins:
         for brought in (view.tools, view.hooks, view.namespaces):
             brought.clear()
         logger.error("plugin %s: %s", view.id, view.problem)
+
+
+def _find_package(name: str) -> ModuleSpec | None:
+    """Finds a package without importing the packages that it is in."""
+    first, *rest = name.split(".")
+    spec = importlib.util.find_spec(first)
+    for each in rest:
+        if spec is None:
+            return None
+        first = f"{first}.{each}"
+        spec = PathFinder.find_spec(first, spec.submodule_search_locations)
+    return spec
 
 
 def _unexpected(error: BaseException, folder: Path) -> str:

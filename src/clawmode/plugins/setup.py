@@ -1,9 +1,12 @@
 """The plugins that a configuration means: where they are, and with which settings."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from clawmode.config import ConfigWarning, join, nearest, show
+from clawmode.exceptions import ConfigurationError
 from clawmode.hooks import Hooks
 from clawmode.namespaces import NamespaceRegistry
 from clawmode.plugins.host import Plugins
@@ -60,6 +63,37 @@ def describe_plugins(
         namespaces=namespaces,
         enabled=section.enabled,
     )
+
+
+def plugin_faults(
+    configuration: "Configuration", state: Path
+) -> Iterator[ConfigurationError | ConfigWarning]:
+    """What is wrong with the plugins that a configuration names; no code of theirs runs.
+
+    A folder that is not there is an error: what was to be loaded from it may guard something. A
+    plugin that is there and cannot be used is a warning, because the others are loaded.
+    """
+    section = configuration.plugins
+    if not section.enabled:
+        return
+    for index, each in enumerate(section.load.paths):
+        path = f"plugins.load.paths[{index}]"
+        if not os.path.isdir(os.path.expanduser(each)):
+            text = f"{path}: there is no folder {show(each)}"
+            yield ConfigurationError(text, path=path, expected="a folder with plugins")
+    if not section.load.paths and not section.entries:
+        return
+    plugins = describe_plugins(configuration, state)
+    entries = "plugins.entries"
+    for plugin_id, problem in plugins.faults():
+        path = join(join(entries, plugin_id), "config")
+        yield ConfigWarning(path, f"it is not loaded: {problem}")
+    known = [found.manifest.id for found in plugins.find()]
+    for plugin_id, entry in section.entries.items():
+        if entry.enabled and plugin_id not in known:
+            near = nearest(plugin_id, known)
+            hint = f"; did you mean {near}?" if near else ""
+            yield ConfigWarning(join(entries, plugin_id), f"there is no such plugin{hint}")
 
 
 def settings_of(configuration: "Configuration") -> dict[str, JsonValue]:
