@@ -142,7 +142,8 @@ async def _open_webhooks(
 ) -> tuple[WebhookChannel, ...]:
     entries = setup.configuration.channels.items()
     made = [WebhookChannel(name, entry, receive) for name, entry in entries if entry.enabled]
-    for channel in made:
+    for number, channel in enumerate(made):
+        channel.check_secret(made[:number])
         await opened.enter_async_context(channel)
     return tuple(made)
 

@@ -7,12 +7,14 @@ import re
 import shutil
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
 from tests.channels.webhooks import NOTE, SECRET, Door, door, ignore, sign
+from tests.gateway.inside import inside
 
 from clawmode.agent.operation_sections import ChannelEntry
 from clawmode.channels import webhook, webhook_request
@@ -461,3 +463,42 @@ async def test_no_refusal_tells_a_secret(caplog: pytest.LogCaptureFixture) -> No
     told = "".join([*texts, *(record.getMessage() for record in caplog.records)])
     assert SECRET not in told
     assert SECRET not in repr(vars(here.channel))
+
+
+@pytest.mark.covers("S-17")
+@pytest.mark.parametrize(
+    ("secret", "taken"),
+    [
+        ("${SECRET}", False),
+        ("${OTHER}", False),
+        (f"{SECRET}\0\0", False),  # HMAC fills keys up with zeros
+        (f"{SECRET} ", False),  # secrets are stripped
+        ("another one", True),
+    ],
+)
+def test_two_channels_with_one_secret_are_an_error(
+    monkeypatch: pytest.MonkeyPatch, secret: str, taken: bool
+) -> None:
+    monkeypatch.setenv("SECRET", SECRET)
+    monkeypatch.setenv("OTHER", SECRET)
+    first, second = (
+        WebhookChannel(name, ChannelEntry(secret=each), ignore)
+        for name, each in (("team", SECRET), ("operators", secret))
+    )
+    with nullcontext() if taken else pytest.raises(ConfigurationError) as failed:
+        second.check_secret([first])
+    if failed is not None:
+        assert failed.value.path == "channels.operators.secret"
+        assert SECRET not in str(failed.value)
+
+
+@pytest.mark.covers("S-17")
+async def test_a_gateway_does_not_start_with_one_secret_for_two_channels(tmp_path: Path) -> None:
+    """A channel that is switched off does not count."""
+    channels: dict[str, Any] = {name: {"secret": SECRET} for name in ("one", "two")}
+    with pytest.raises(ConfigurationError):
+        async with inside(tmp_path, channels=channels):
+            pass
+    channels["two"] = {"secret": SECRET, "enabled": False}
+    async with inside(tmp_path, channels=channels) as it:
+        assert [channel.name for channel in it.gateway.host.webhooks] == ["one"]

@@ -29,9 +29,6 @@ MISSING: frozenset[str] = frozenset(
         "S-2",
         "S-8",
         "S-10",
-        "S-11",
-        "S-12",
-        "S-17",
         "S-20",
         "B-3",
         "B-8",
@@ -42,6 +39,5 @@ MISSING: frozenset[str] = frozenset(
         "B-17",
         "B-20",
         "P-5",
-        "P-6",
     }
 )

@@ -21,7 +21,8 @@ from tests.gateway.inside import Inside, echo, events, inside, until
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
-from clawmode.gateway import admission, logs, place, protocol
+from clawmode.agent.runtime import Run
+from clawmode.gateway import admission, logs, place, protocol, service
 from clawmode.gateway.ledger import Ledger, LedgerUnavailable
 from clawmode.gateway.tokens import TokenError, Tokens
 from clawmode.redaction import Redactor
@@ -71,6 +72,74 @@ async def test_a_repeated_message_is_answered_with_its_run(
         assert await it.code("chat.send", **given) == "UNAVAILABLE"
         again = await it.call("chat.send", **given)
         assert (await it.call("agent.wait", runId=again["runId"] or "none"))["status"] == "ok"
+
+
+@pytest.mark.covers("S-12")
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [(("a", "b:x"), ("a:b", "x")), (("a", ":x"), ("a:", "x")), (("a", "\0x"), ("a:", "\0x"))],
+)
+async def test_messages_of_two_tokens_are_never_one(
+    tmp_path: Path, first: tuple[str, str], second: tuple[str, str]
+) -> None:
+    """Whatever their names and keys are put together to."""
+    async with inside(tmp_path, ["one", "two"], messages={"queue": {"mode": "collect"}}) as it:
+        told = []
+        for name, key in (first, second):
+            client = it.client("operator.write", name=name)
+            given = {"message": f"by {name}", "sessionKey": "s", "idempotencyKey": key}
+            told.append(await it.call("chat.send", client, **given))
+        assert [each["status"] == "repeated" for each in told] == [False, False]
+        await until(lambda: len(it.model.requests) == 2)
+
+
+@pytest.mark.covers("S-12")
+def test_a_token_whose_name_cannot_be_printed_is_refused(tmp_path: Path) -> None:
+    """So no name has the NUL that stands between a name and a key."""
+    Tokens(tmp_path).add("a\0b")
+    with pytest.raises(TokenError):
+        Tokens(tmp_path).find("anything")
+
+
+@pytest.mark.covers("P-6")
+async def test_the_ledger_learns_of_the_end_of_every_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many notes wait for it, and though it cannot be written for a while."""
+    monkeypatch.setattr(service, "NOTE_SECONDS", 0.01)
+    monkeypatch.setattr(logging.getLogger("clawmode"), "disabled", True)
+    async with inside(tmp_path, ["one"]) as it:
+        ledger, troubles = it.gateway.ledger, iter(range(3))
+        end, start, opened = ledger.end, ledger.start, anyio.Event()
+
+        async def hold(*given: Any) -> None:
+            await opened.wait()
+            await start(*given)
+
+        async def fail(*given: Any) -> None:
+            if next(troubles, None) is not None:
+                raise LedgerUnavailable("the disk is full")
+            await end(*given)
+
+        monkeypatch.setattr(ledger, "start", hold)
+        monkeypatch.setattr(ledger, "end", fail)
+        run_id = (await it.call("agent", message="go"))["runId"]
+        run = it.gateway.host.runtime.find(run_id)
+        assert run is not None
+        for _ in range(10_001):
+            assert it.gateway._notes is not None
+            it.gateway._notes.send_nowait(Run("other", run.request, run.session))
+        await run.ended.wait()
+        monkeypatch.setattr(ledger, "start", start_nothing)
+        opened.set()
+        with anyio.fail_after(10):
+            while (row := await ledger.run(run_id)) is None or not row.ended_at:  # noqa: ASYNC110
+                await anyio.sleep(0.01)
+    assert row.status == "ok"
+
+
+async def start_nothing(*given: Any) -> None:
+    """Of a run that is not there."""
 
 
 async def test_a_session_without_a_name_is_made_once(

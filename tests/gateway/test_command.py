@@ -143,7 +143,7 @@ async def test_wrong_tokens_are_logged(tmp_path: Path, lines: Lines) -> None:
     assert answer.status_code == 401
     assert [line["message"] for line in lines("token")] == [
         "/metrics: 127.0.0.1 showed a token that is not known",
-        "a client at 127.0.0.1 showed a token that is not known",
+        "connect: 127.0.0.1 showed a token that is not known",
     ]
 
 

@@ -2,6 +2,8 @@
 
 import json
 import random
+import time
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import anyio.to_thread
 import httpx2
 import pytest
 from tests.gateway.driver import TOKEN, Wired, wired
+from tests.gateway.inside import until
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
@@ -17,7 +20,7 @@ from clawmode.exceptions import ConfigurationError
 from clawmode.gateway.connection import MAX_FRAMES, Client
 from clawmode.gateway.listen import Listen, check_reach, is_loopback
 from clawmode.gateway.protocol import MAX_FIRST_BYTES
-from clawmode.gateway.tokens import Attempts, Tokens
+from clawmode.gateway.tokens import Attempts, Token, Tokens
 
 pytestmark = pytest.mark.anyio
 
@@ -111,6 +114,65 @@ async def test_who_has_failed_too_often_waits_whatever_they_show(tmp_path: Path)
                 await socket.send(hello(token))
                 codes.append((await heard(socket))["error"]["code"])
         assert codes == ["UNAUTHORIZED", "UNAUTHORIZED", "RATE_LIMITED"]
+
+
+async def connected_with(it: Wired, token: str) -> str:
+    async with await connect(it.url) as socket:
+        await heard(socket)
+        await socket.send(hello(token))
+        answer = await heard(socket)
+        return "ok" if answer["ok"] else answer["error"]["code"]
+
+
+async def metrics_with(it: Wired, token: str) -> str:
+    headers = {"authorization": f"Bearer {token}"}
+    async with httpx2.AsyncClient() as http:
+        answer = await http.get(f"http://127.0.0.1:{it.port}/metrics", headers=headers)
+    return "ok" if answer.status_code == 200 else "UNAUTHORIZED"
+
+
+@pytest.mark.covers("S-11")
+@pytest.mark.parametrize("ways", [[metrics_with], [connected_with], [metrics_with, connected_with]])
+async def test_guesses_that_are_made_at_once_are_counted_one_by_one(
+    tmp_path: Path, ways: list[Callable[[Wired, str], Awaitable[str]]]
+) -> None:
+    """Not one is looked up after the tenth has failed, and the right one among them is refused."""
+    looked_up, answers = list[str](), list[str]()
+    async with wired(tmp_path) as it:
+        find = it.gateway.tokens.find
+
+        def slowly(token: str) -> Token | None:
+            looked_up.append(token)
+            time.sleep(0.01)  # in a thread
+            return find(token)
+
+        it.gateway.tokens.find = slowly  # pyrefly: ignore
+
+        async def guess(number: int) -> None:
+            token = TOKEN if number == 30 else f"wrong-{number}"
+            answers.append(await ways[number % len(ways)](it, token))
+
+        async with anyio.create_task_group() as tasks:
+            for number in range(40):
+                tasks.start_soon(guess, number)
+                if number == 29:
+                    await until(lambda: len(looked_up) == 10)
+    assert len(looked_up) == 10
+    assert "ok" not in answers
+
+
+@pytest.mark.covers("S-11")
+async def test_many_who_show_the_right_token_at_once_all_get_in(tmp_path: Path) -> None:
+    async with wired(tmp_path) as it, anyio.create_task_group() as tasks:
+        answers = list[str]()
+
+        async def come() -> None:
+            answers.append(await connected_with(it, TOKEN))
+
+        for _ in range(30):
+            tasks.start_soon(come)
+        await until(lambda: len(answers) == 30)
+    assert set(answers) == {"ok"}
 
 
 @pytest.mark.parametrize(

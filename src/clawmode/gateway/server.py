@@ -25,7 +25,6 @@ from clawmode.gateway.connection import Client
 from clawmode.gateway.dispatch import Dispatcher
 from clawmode.gateway.listen import Listen, is_loopback
 from clawmode.gateway.protocol import BadFrame, Request, RpcError
-from clawmode.gateway.tokens import TokenError
 from clawmode.tools import JsonObject
 
 logger = logging.getLogger("clawmode.gateway")
@@ -263,18 +262,11 @@ class Wire:
         return PlainTextResponse(metrics.render(self._gateway), media_type=metrics.MEDIA_TYPE)
 
     async def _may_read(self, token: str, address: str) -> bool:
-        gateway = self._gateway
-        if gateway.attempts.wait(address) > 0:
-            return False
         try:
-            found = await anyio.to_thread.run_sync(gateway.tokens.find, token)
-        except TokenError as error:
-            logger.error("/metrics: %s", error)
+            await self._gateway.token_of(token, address, "/metrics")
+        except RpcError:
             return False
-        if found is None:
-            gateway.attempts.fail(address)
-            logger.warning("/metrics: %s showed a token that is not known", address)
-        return found is not None
+        return True
 
 
 # ---- The socket ----

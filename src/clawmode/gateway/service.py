@@ -1,6 +1,7 @@
 """The gateway as such, without a wire: its clients, what it tells them, its life."""
 
 import logging
+import math
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
@@ -26,11 +27,14 @@ from clawmode.gateway.ledger import Ledger, LedgerUnavailable
 from clawmode.gateway.protocol import CONNECT_SCHEMA, RpcError, read_hello
 from clawmode.gateway.questions import SharedApprovals
 from clawmode.gateway.scopes import EVENTS, granted
-from clawmode.gateway.tokens import Attempts, TokenError, Tokens
+from clawmode.gateway.tokens import Attempts, Token, TokenError, Tokens
 from clawmode.host import Host
 from clawmode.tools import JsonObject
 
 logger = logging.getLogger("clawmode.gateway")
+
+NOTE_SECONDS = 2.0
+"""How soon to write again to a ledger that could not be written."""
 
 SHUTDOWN_NOTICE = 0.2
 """How long clients have to hear that it stops."""
@@ -56,6 +60,8 @@ class Gateway:
         stopping: Whether it takes no new work.
         watch: Looks after sessions that are stuck, if that is wanted.
         max_clients: How many may be connected; by default as many as the configuration allows.
+        token_lock: Held while a token is looked up: of many guesses made at once, none is looked up
+            after the last one that is allowed has failed.
     """
 
     host: Host
@@ -65,6 +71,7 @@ class Gateway:
     jobs: Jobs
     process: str = field(default_factory=lambda: uuid.uuid4().hex)
     attempts: Attempts = field(default_factory=Attempts)
+    token_lock: anyio.Lock = field(default_factory=anyio.Lock)
     started_at: float = field(default_factory=time.time)
     clients: dict[str, Client] = field(default_factory=dict[str, Client])
     stopping: bool = False
@@ -102,7 +109,8 @@ class Gateway:
         await self.ledger.tidy()
         unsubscribe = runtime.subscribe(self._watch)
         runtime.on_accept = self._accept
-        send, receive = anyio.create_memory_object_stream[Run](10_000)
+        # Without a limit: a run whose end is not noted would be continued at the next start.
+        send, receive = anyio.create_memory_object_stream[Run](math.inf)
         self._notes = send
         try:
             async with anyio.create_task_group() as tasks:
@@ -180,22 +188,32 @@ class Gateway:
         """
         protocol.check("connect", CONNECT_SCHEMA, params)
         hello = read_hello(params)
-        if (seconds := self.attempts.wait(address)) > 0:
-            wait = int(seconds * 1000) + 1
-            raise RpcError("RATE_LIMITED", "too many attempts failed", retry_after_ms=wait)
-        try:
-            token = await anyio.to_thread.run_sync(self.tokens.find, hello.token)
-        except TokenError as error:
-            logger.error("%s", error)
-            raise RpcError("UNAVAILABLE", "tokens cannot be checked now") from None
-        if token is None:
-            self.attempts.fail(address)
-            logger.warning("a client at %s showed a token that is not known", address)
-            raise RpcError("UNAUTHORIZED", "this token is not known", field="auth.token")
+        token = await self.token_of(hello.token, address)
         scopes = granted(token.scopes, hello.scopes)
         if not scopes:
             raise RpcError("FORBIDDEN", "the token has none of these scopes", field="scopes")
         return Client(hello, token.name, scopes)
+
+    async def token_of(self, shown: str, address: str, where: str = "connect") -> Token:
+        """Whose token somebody at an address shows.
+
+        Raises:
+            RpcError: Nobody's; or too many attempts of the address have failed.
+        """
+        async with self.token_lock:
+            if (seconds := self.attempts.wait(address)) > 0:
+                wait = int(seconds * 1000) + 1
+                raise RpcError("RATE_LIMITED", "too many attempts failed", retry_after_ms=wait)
+            try:
+                token = await anyio.to_thread.run_sync(self.tokens.find, shown)
+            except TokenError as error:
+                logger.error("%s: %s", where, error)
+                raise RpcError("UNAVAILABLE", "tokens cannot be checked now") from None
+            if token is None:
+                self.attempts.fail(address)
+                logger.warning("%s: %s showed a token that is not known", where, address)
+                raise RpcError("UNAUTHORIZED", "this token is not known", field="auth.token")
+        return token
 
     def join(self, client: Client, methods: Iterable[str]) -> JsonObject:
         """A client is connected, and may call these: the answer to its `connect`."""
@@ -252,19 +270,25 @@ class Gateway:
         else:
             logs.run_ended(run, run.result)
         if self._notes is not None:
-            with suppress(anyio.WouldBlock):
-                self._notes.send_nowait(run)
+            self._notes.send_nowait(run)
 
     async def _write_notes(self, notes: AsyncIterator[Run]) -> None:
         async for run in notes:
-            try:
-                if run.result is None:
-                    await self.ledger.start(run.id, run.started_at)
-                else:
-                    result = run.result
-                    await self.ledger.end(run.id, result.ended_at, result.status, result.to_json())
-            except LedgerUnavailable as error:
-                logger.error("run %s: %s", run.id, told(error))
+            while not await self._written(run):  # noqa: ASYNC110 - a disk tells nobody
+                await anyio.sleep(NOTE_SECONDS)
+
+    async def _written(self, run: Run) -> bool:
+        """Writes to the ledger that a run has started or ended; False: it has to be tried again."""
+        try:
+            if run.result is None:
+                await self.ledger.start(run.id, run.started_at)
+            else:
+                result = run.result
+                await self.ledger.end(run.id, result.ended_at, result.status, result.to_json())
+        except LedgerUnavailable as error:
+            logger.error("run %s: %s", run.id, told(error))
+            return False
+        return True
 
     def _diagnose(self, event: JsonObject) -> None:
         self.broadcast("diagnostics", event)

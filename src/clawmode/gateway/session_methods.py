@@ -210,7 +210,7 @@ async def _send(gateway: Gateway, client: Client, given: Params) -> JsonObject:
         target=session.key,
         sender=client.principal,
         text=given.text("message"),
-        id=f"{client.principal}:{given.text(IDEMPOTENCY)}",
+        id=f"{client.principal}\0{given.text(IDEMPOTENCY)}",  # no name of a token has a NUL
         images=tuple(Image(it["data"], it["mediaType"]) for it in images),
         session_key=session.key,
         operator="operator.admin" in client.scopes,

@@ -183,6 +183,8 @@ def _read(value: Any) -> Token:
     name, found, scopes = value["name"], value["sha256"], value["scopes"]
     if not isinstance(name, str) or not re.fullmatch("[0-9a-f]{64}", str(found)):
         raise ValueError("a token has a name and a digest")
+    if not name.isprintable():
+        raise ValueError(f"the name {name[:80]!r} has characters that cannot be printed")
     if not isinstance(scopes, list) or not all(it in SCOPES for it in scopes):
         raise ValueError(f"the scopes of {name[:80]!r} are none")
     return Token(
