@@ -18,13 +18,18 @@ import mcp_types as types
 import pytest
 from mcp import Client, StdioServerParameters
 from mcp.client.streamable_http import streamable_http_client
+from starlette.responses import PlainTextResponse
 from tests.mcp.driver import raw
 
 from clawmode import Approvals, CodeMode, Pool, tool
+from clawmode.command_setup import Options, set_up
 from clawmode.context import RunContext
+from clawmode.exceptions import ConfigurationError
+from clawmode.gateway.tokens import Attempts
 from clawmode.mcp.client import McpServers
+from clawmode.mcp.command import serve
 from clawmode.mcp.config import read_servers
-from clawmode.mcp.server import opened
+from clawmode.mcp.server import RequireToken, opened
 
 pytestmark = pytest.mark.anyio
 
@@ -192,7 +197,7 @@ async def test_a_cancelled_call_ends_its_program(folder: Path) -> None:
     async with stdio(folder) as client:
         with anyio.move_on_after(0.5):
             await client.call_tool("exec", {"code": "for (;;);"})
-        with anyio.fail_after(5):
+        with anyio.fail_after(15):
             result = await client.call_tool("exec", {"code": "return 1"})
         assert read(result)["value"] == 1
 
@@ -317,7 +322,7 @@ async def test_where_nobody_can_be_asked_a_call_is_rejected_at_once_and_says_wha
     mode: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with inside(mode=mode) as client:
-        with anyio.fail_after(5):
+        with anyio.fail_after(15):
             result = read(await client.call_tool("exec", {"code": WRITE}))
             again = read(
                 await client.call_tool("exec", {"code": 'await tools.write({ text: "x" })'})
@@ -343,7 +348,7 @@ async def test_a_client_that_asks_and_has_nobody_gets_a_text_that_helps(action: 
         return types.ElicitResult(action=action)
 
     async with inside(mode="legacy", elicitation_callback=answer) as client:
-        with anyio.fail_after(5):
+        with anyio.fail_after(15):
             result = read(await client.call_tool("exec", {"code": WRITE}))
     assert result["value"].startswith("not_approved: ")
     assert ("no window" if action == "fails" else "declined") in result["value"]
@@ -367,7 +372,7 @@ async def test_a_program_that_asks_for_ever_does_not_hold_its_call(
     monkeypatch.setattr("clawmode.mcp.server.MAX_QUESTIONS", 3)
     code = 'for (;;) await tools.write({ text: "x" }).catch(() => 0)'
     async with inside() as client:
-        with anyio.fail_after(5):
+        with anyio.fail_after(15):
             result = read(await client.call_tool("exec", {"code": code}))
     assert result["status"] == "waiting"
 
@@ -614,6 +619,80 @@ async def test_without_the_token_nothing_is_answered(folder: Path) -> None:
             answer = await client.post(url, headers={"authorization": shown}, json={})
             assert answer.status_code == 401
             assert TOKEN not in answer.text
+
+
+@pytest.mark.covers("S-20")
+async def test_wrong_tokens_are_counted_whatever_address_a_client_claims(folder: Path) -> None:
+    async with served(folder) as url, httpx2.AsyncClient() as client:
+        codes: list[int] = []
+        for number in range(11):
+            headers = {
+                "authorization": f"Bearer wrong-{number}",
+                "x-forwarded-for": f"192.0.2.{number}",
+                "forwarded": f"for=192.0.2.{number}",
+            }
+            codes.append((await client.post(url, headers=headers, json={})).status_code)
+        right = await client.post(url, headers={"authorization": f"Bearer {TOKEN}"}, json={})
+    assert codes == [401] * 10 + [429]
+    assert right.status_code == 429
+    assert 0 < int(right.headers["retry-after"]) <= 60
+
+
+async def guess(client: httpx2.AsyncClient, shown: str) -> int:
+    return (await client.post("http://x/mcp", headers={"authorization": shown})).status_code
+
+
+@pytest.mark.covers("S-20")
+async def test_guesses_in_any_form_and_side_by_side_are_counted_for_their_address_alone() -> None:
+    now, codes = 0.0, list[int]()
+    guard = RequireToken(PlainTextResponse("in"), TOKEN, Attempts(clock=lambda: now))
+
+    def at(address: str) -> httpx2.AsyncClient:
+        return httpx2.AsyncClient(transport=httpx2.ASGITransport(guard, client=(address, 1)))
+
+    forms = [f"bearer {TOKEN}", "Basic eDp5", f"Bearer  {TOKEN}", TOKEN, "Bearer x"]
+    async with at("192.0.2.1") as one, at("192.0.2.2") as two:
+
+        async def try_one(shown: str) -> None:
+            codes.append(await guess(one, shown))
+
+        assert [await guess(one, "") for _ in range(20)] == [401] * 20
+        assert await guess(one, f"Bearer {TOKEN}") == 200
+        async with anyio.create_task_group() as tasks:
+            for shown in forms * 3:
+                tasks.start_soon(try_one, shown)
+        assert sorted(codes) == [401] * 10 + [429] * 5
+        assert await guess(one, f"Bearer {TOKEN}") == 429
+        assert await guess(two, f"Bearer {TOKEN}") == 200
+        now = 61.0
+        assert await guess(one, f"Bearer {TOKEN}") == 200
+
+
+@pytest.mark.covers("S-20")
+@pytest.mark.parametrize(("address", "token"), [("0.0.0.0:0", "a"), ("127.0.0.1:0", "x" * 15)])
+def test_a_token_that_can_be_guessed_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, address: str, token: str
+) -> None:
+    monkeypatch.setenv("CLAWMODE_MCP_TOKEN", token)
+    setup = set_up(Options(state=str(tmp_path)))
+    with pytest.raises(ConfigurationError, match="needs 16 or more"):
+        serve(setup, "ask", address)
+
+
+@pytest.mark.covers("S-20")
+async def test_where_others_can_reach_it_the_lack_of_tls_is_told(folder: Path) -> None:
+    argv = [sys.executable, *command("--http", "0.0.0.0:0")]
+    process = await anyio.open_process(
+        argv, cwd=folder, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+    )
+    async with process:
+        assert process.stderr is not None
+        told = ""
+        with anyio.fail_after(15):
+            while "TLS" not in told:
+                told += (await process.stderr.receive()).decode()
+        process.terminate()
+    assert "unencrypted" in told
 
 
 async def test_a_session_cannot_wait_for_anothers_program(folder: Path) -> None:

@@ -29,7 +29,6 @@ MISSING: frozenset[str] = frozenset(
         "S-2",
         "S-8",
         "S-10",
-        "S-20",
         "B-3",
         "B-8",
         "B-12",

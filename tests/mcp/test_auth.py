@@ -6,18 +6,22 @@ import json
 import logging
 import os
 import webbrowser
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import anyio
+import httpx2
 import pytest
+from mcp.client.auth import OAuthFlowError
 from tests.mcp.driver import call, connected, view_of
 from tests.mcp.web_server import Request, WebServer, web_server
 
 from clawmode.command_setup import Options, set_up
 from clawmode.exceptions import ConfigurationError
+from clawmode.mcp.auth import make_auth
 from clawmode.mcp.command import TOKENS, log_in
 from clawmode.mcp.config import read_servers
 
@@ -171,6 +175,193 @@ async def test_a_secret_is_shown_to_nobody_but_its_issuer() -> None:
         async with connected({"web": {"url": web.url, "auth": auth}}) as servers:
             assert view_of(servers, "web").state == "down"
         assert authority.forms == []
+
+
+# ---- Where the flow may go ----
+
+
+@pytest.fixture(autouse=True)
+def _no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("clawmode.mcp.auth.getproxies", dict)
+
+
+PUBLIC, SECOND = "93.184.216.34", "93.184.216.35"
+NAMES = {
+    "mcp.example.com": [PUBLIC],
+    "auth.example.com": [SECOND],
+    "inside.example.com": ["10.0.0.7"],
+    "both.example.com": [SECOND, "127.0.0.1"],
+    "home.example.com": ["192.168.1.5"],
+}
+
+
+class Resolver:
+    """Knows names, and answers from the second time on what an attacker wants."""
+
+    def __init__(self, later: dict[str, list[str]] | None = None) -> None:
+        self.later = later or {}
+        self.asked: list[str] = []
+
+    async def __call__(self, host: str, port: int) -> list[str]:
+        known = self.later if host in self.asked and host in self.later else NAMES
+        self.asked.append(host)
+        return known[host] if host in known else []
+
+
+@dataclass
+class Flow:
+    """An OAuth flow whose requests are answered here; nothing is sent."""
+
+    answers: dict[str, tuple[int, dict[str, str], Any]]
+    url: str = "https://mcp.example.com/mcp"
+    resolver: Resolver = field(default_factory=Resolver)
+    sent: list[httpx2.Request] = field(default_factory=list)
+    entry: dict[str, Any] = field(default_factory=lambda: {"auth": "oauth"})
+
+    async def run(self) -> httpx2.Response:
+        (settings,) = read_servers({"web": {"url": self.url, **self.entry}}).unwrap()
+        auth = make_auth(settings, None, None, nullcontext, self.resolver)
+
+        async def answer(request: httpx2.Request) -> httpx2.Response:
+            self.sent.append(request)
+            name = f"{request.headers['host']}{request.url.path}"
+            status, headers, body = self.answers.get(name, (404, {}, {}))
+            return httpx2.Response(status, headers=headers, json=body, request=request)
+
+        transport = httpx2.MockTransport(answer)
+        async with httpx2.AsyncClient(transport=transport, auth=auth) as client:
+            return await client.get(self.url)
+
+    @property
+    def hosts(self) -> list[str]:
+        return [request.url.host for request in self.sent]
+
+
+def guarded_by(metadata: str) -> dict[str, tuple[int, dict[str, str], Any]]:
+    """The answers of a server that names the address of its metadata."""
+    header = {"www-authenticate": f'Bearer resource_metadata="{metadata}"'}
+    return {"mcp.example.com/mcp": (401, header, {})}
+
+
+@pytest.mark.covers("S-22")
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        "http://169.254.169.254/latest/meta-data",
+        "http://127.0.0.1:8080/admin",
+        "http://[::ffff:10.0.0.1]/x",
+        "http://2130706433/x",
+        "http://inside.example.com/x",
+        "http://both.example.com/x",
+        "http://localhost./x",
+    ],
+)
+async def test_a_server_on_the_open_network_cannot_send_the_login_to_private_addresses(
+    metadata: str,
+) -> None:
+    flow = Flow(guarded_by(metadata), resolver=Resolver())
+    with pytest.raises(OAuthFlowError, match="not asked"):
+        await flow.run()
+    assert flow.hosts == ["mcp.example.com"]
+
+
+def authority_at(**endpoints: str) -> dict[str, tuple[int, dict[str, str], Any]]:
+    resource = {
+        "resource": "https://mcp.example.com/mcp",
+        "authorization_servers": ["https://auth.example.com"],
+    }
+    about = {
+        "issuer": "https://auth.example.com",
+        "authorization_endpoint": "https://auth.example.com/authorize",
+        "token_endpoint": "https://auth.example.com/token",
+        "registration_endpoint": "https://auth.example.com/register",
+        "response_types_supported": ["code"],
+        **endpoints,
+    }
+    return {
+        **guarded_by("https://auth.example.com/meta"),
+        "auth.example.com/meta": (200, {}, resource),
+        "auth.example.com/.well-known/oauth-authorization-server": (200, {}, about),
+    }
+
+
+@pytest.mark.covers("S-22")
+async def test_behind_a_proxy_names_are_the_proxys_and_private_addresses_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("clawmode.mcp.auth.getproxies", lambda: {"http": "http://proxy:3128"})
+    flow = Flow(guarded_by("http://known-to-the-proxy.example.com/x"))
+    with pytest.raises(OAuthFlowError):
+        await flow.run()
+    assert "known-to-the-proxy.example.com" in flow.hosts
+    flow = Flow(guarded_by("http://169.254.169.254/x"))
+    with pytest.raises(OAuthFlowError, match="not asked"):
+        await flow.run()
+
+
+@pytest.mark.covers("S-22")
+async def test_neither_can_its_authorization_server() -> None:
+    flow = Flow(authority_at(registration_endpoint="http://10.1.2.3/register"))
+    with pytest.raises(OAuthFlowError, match="not asked"):
+        await flow.run()
+    assert set(flow.hosts) == {"mcp.example.com", SECOND}
+
+
+@pytest.mark.covers("S-22")
+async def test_a_name_that_means_another_address_the_second_time_leads_to_the_first() -> None:
+    resolver = Resolver({"auth.example.com": ["127.0.0.1"]})
+    flow = Flow(authority_at(), resolver=resolver)
+    with pytest.raises(OAuthFlowError, match="not asked"):
+        await flow.run()
+    pinned = flow.sent[1]
+    assert pinned.url.host == SECOND
+    assert pinned.headers["host"] == "auth.example.com"
+    assert pinned.extensions["sni_hostname"] == "auth.example.com"
+    assert "127.0.0.1" not in flow.hosts
+
+
+@pytest.mark.covers("S-22")
+async def test_a_redirect_stays_with_the_name_and_is_looked_at_again() -> None:
+    answers = authority_at()
+    answers["auth.example.com/moved"] = answers["auth.example.com/meta"]
+    answers["auth.example.com/meta"] = (307, {"location": "/moved"}, None)
+    flow = Flow(answers)
+    with pytest.raises(OAuthFlowError):  # nobody can log in, or register
+        await flow.run()
+    assert [request.url.path for request in flow.sent[1:3]] == ["/meta", "/moved"]
+    assert {request.headers["host"] for request in flow.sent[1:3]} == {"auth.example.com"}
+    answers["auth.example.com/meta"] = (307, {"location": "http://127.0.0.1/x"}, None)
+    flow = Flow(answers)
+    with pytest.raises(OAuthFlowError):
+        await flow.run()
+    assert "127.0.0.1" not in flow.hosts
+
+
+@pytest.mark.covers("S-22")
+async def test_a_private_server_and_a_chosen_issuer_may_be_private() -> None:
+    home: dict[str, Any] = {"home.example.com/mcp": (401, {}, None)}
+    flow = Flow(home, url="http://home.example.com/mcp")
+    with pytest.raises(OAuthFlowError):
+        await flow.run()
+    assert set(flow.hosts) == {"home.example.com"}
+    assert len(flow.hosts) > 1
+    issuer = "https://inside.example.com"
+    answers = authority_at(issuer=issuer, token_endpoint=f"{issuer}/token")
+    resource = {"resource": "https://mcp.example.com/mcp", "authorization_servers": [issuer]}
+    answers |= {"auth.example.com/meta": (200, {"x": "y"}, resource)}
+    answers["inside.example.com/.well-known/oauth-authorization-server"] = answers[
+        "auth.example.com/.well-known/oauth-authorization-server"
+    ]
+    auth = {
+        "type": "oauth",
+        "grant": "client_credentials",
+        "clientId": "r",
+        "clientSecret": "s3cret",
+    }
+    flow = Flow(answers, entry={"auth": auth | {"issuer": issuer}})
+    with pytest.raises(OAuthFlowError):
+        await flow.run()
+    assert "inside.example.com" in flow.hosts
 
 
 async def test_what_a_client_with_a_secret_needs_is_asked_for() -> None:

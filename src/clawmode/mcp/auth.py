@@ -11,11 +11,12 @@ import logging
 import os
 import socket
 import tempfile
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TypeAlias
 from urllib.parse import parse_qs, urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 import anyio
 import httpx2
@@ -28,6 +29,8 @@ from mcp.client.auth import (
 from mcp.client.auth.extensions.client_credentials import ClientCredentialsOAuthProvider
 from mcp.shared.auth import OAuthClientInformationFull, OAuthClientMetadata, OAuthToken
 
+from clawmode.core_tools.addresses import Resolve, ask_system, find_target
+from clawmode.core_tools.problems import ToolProblem
 from clawmode.mcp.settings import OAuth, ServerSettings
 
 logger = logging.getLogger("clawmode.mcp")
@@ -49,7 +52,11 @@ Pause: TypeAlias = Callable[[], AbstractContextManager[None]]
 
 
 def make_auth(
-    settings: ServerSettings, on_login: OnLogin | None, tokens: Path | None, pause: Pause
+    settings: ServerSettings,
+    on_login: OnLogin | None,
+    tokens: Path | None,
+    pause: Pause,
+    resolve: Resolve = ask_system,
 ) -> httpx2.Auth | None:
     """What adds the authorization to each request; None if nothing has to be asked for.
 
@@ -58,6 +65,7 @@ def make_auth(
         on_login: Asks a person.
         tokens: Where tokens are kept; without it they last as long as the result.
         pause: Around the time that a person takes.
+        resolve: Who knows names.
     """
     wanted = settings.auth
     if not isinstance(wanted, OAuth) or not settings.enabled:
@@ -67,7 +75,7 @@ def make_auth(
     if wanted.grant == "client_credentials":
         assert wanted.client_id is not None
         assert wanted.client_secret is not None
-        return ClientCredentialsOAuthProvider(
+        robot = ClientCredentialsOAuthProvider(
             settings.url,
             storage,
             wanted.client_id,
@@ -75,18 +83,119 @@ def make_auth(
             scope=scope,
             issuer=wanted.issuer,
         )
+        return _Guarded(robot, settings, resolve)
     login = _Login(settings.name, on_login, pause, wanted.redirect_port or _free_port())
     metadata = OAuthClientMetadata.model_validate(
         {"redirect_uris": [login.address], "client_name": "clawmode", "scope": scope}
     )
     storage.expect(wanted, login.address)
-    return OAuthClientProvider(settings.url, metadata, storage, login.begin, login.finish)
+    person = OAuthClientProvider(settings.url, metadata, storage, login.begin, login.finish)
+    return _Guarded(person, settings, resolve)
 
 
 def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         return int(probe.getsockname()[1])
+
+
+# ---- Where the flow may go ----
+
+
+class _Guarded(httpx2.Auth):
+    """Keeps an OAuth flow off addresses that are not public, unless the server is on one itself.
+
+    The server, and whoever answers for it, name the addresses of the flow: those of its metadata,
+    of the authorization server, of the token endpoint. Whoever is on the open network has no reason
+    to name one of ours. What was looked up is what is connected to.
+    """
+
+    requires_response_body = True
+
+    def __init__(
+        self, inner: httpx2.Auth, settings: ServerSettings, resolve: Resolve = ask_system
+    ) -> None:
+        self._inner = inner
+        self._resolve = resolve
+        issuer = settings.auth.issuer if isinstance(settings.auth, OAuth) else None
+        self._home = httpx2.URL(settings.url)
+        # The operator chose both.
+        self._chosen = {_host(httpx2.URL(each)) for each in (settings.url, issuer) if each}
+        self._is_private: bool | None = None
+
+    async def async_auth_flow(
+        self, request: httpx2.Request
+    ) -> AsyncGenerator[httpx2.Request, httpx2.Response]:
+        """As httpx has it."""
+        flow = self._inner.async_auth_flow(request)
+        try:
+            outgoing = await anext(flow)
+            while True:
+                sent = await self._pinned(outgoing)
+                response = yield sent
+                if sent is not outgoing:
+                    _unpin(response, outgoing)
+                outgoing = await flow.asend(response)
+        except StopAsyncIteration:
+            return
+        finally:
+            await flow.aclose()
+
+    async def _pinned(self, request: httpx2.Request) -> httpx2.Request:
+        """The request, to an address that was looked at.
+
+        Raises:
+            OAuthFlowError: It would go where it may not.
+        """
+        host, port = _host(request.url)
+        if (host, port) in self._chosen or await self._at_home():
+            return request
+        if _has_proxy(request.url) and not _is_address(host):
+            return request  # the proxy looks it up, in its own network
+        try:
+            target = await find_target(host, port, resolve=self._resolve)
+        except ToolProblem as problem:
+            text = f"its login leads to an address that is not asked: {problem}"
+            raise OAuthFlowError(text) from None
+        return httpx2.Request(
+            request.method,
+            request.url.copy_with(host=target.addresses[0]),
+            headers=request.headers,
+            stream=request.stream,
+            extensions={**request.extensions, "sni_hostname": target.host},
+        )
+
+    async def _at_home(self) -> bool:
+        """Whether the server itself is not on the open network."""
+        if self._is_private is None:
+            try:
+                await find_target(*_host(self._home), resolve=self._resolve)
+                self._is_private = False
+            except ToolProblem as problem:
+                self._is_private = problem.code == "private_address"
+        return self._is_private
+
+
+def _host(url: httpx2.URL) -> tuple[str, int]:
+    return url.raw_host.decode("ascii"), url.port or (443 if url.scheme == "https" else 80)
+
+
+def _is_address(host: str) -> bool:
+    return ":" in host or host.rpartition(".")[2][:1].isdigit()
+
+
+def _has_proxy(url: httpx2.URL) -> bool:
+    proxies = getproxies()
+    return bool(proxies.get(url.scheme) or proxies.get("all")) and not proxy_bypass(url.host)
+
+
+def _unpin(response: httpx2.Response, request: httpx2.Request) -> None:
+    """Has the flow see the names that it asked for: it follows redirects by them."""
+    response.request = request
+    if (following := response.next_request) is not None:
+        location = request.url.join(response.headers["location"])
+        following.url = location
+        following.headers["host"] = location.netloc.decode("ascii")
 
 
 # ---- Tokens ----

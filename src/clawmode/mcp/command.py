@@ -13,6 +13,7 @@ from clawmode.code_mode import CodeMode
 from clawmode.command_setup import Setup
 from clawmode.context import RunContext
 from clawmode.exceptions import ConfigurationError
+from clawmode.gateway.listen import MIN_TOKEN, is_loopback
 from clawmode.mcp.client import McpServers, ServerView
 from clawmode.mcp.link import McpError
 from clawmode.mcp.server import Opener, serve_http, serve_stdio
@@ -38,10 +39,16 @@ def serve(setup: Setup, approve: Mode, http: str | None) -> None:
         http: The address to listen at; None for stdio.
 
     Raises:
-        ConfigurationError: The address is none.
+        ConfigurationError: The address is none, or the token is too short.
     """
     address = None if http is None else _address(http)
-    anyio.run(_serve, setup, approve, address)
+    token = os.environ.get(TOKEN_VARIABLE, "") if http else ""
+    if 0 < len(token) < MIN_TOKEN:
+        raise ConfigurationError(
+            f"{TOKEN_VARIABLE} has {len(token)} characters, and needs {MIN_TOKEN} or more; "
+            "without the variable, a token is made and printed"
+        )
+    anyio.run(_serve, setup, approve, address, token)
 
 
 def with_servers(setup: Setup) -> Setup:
@@ -109,7 +116,7 @@ def log_in(setup: Setup, name: str) -> None:
     tell(f"logged in to {name}: {len(view.tools)} tools")
 
 
-async def _serve(setup: Setup, approve: Mode, address: tuple[str, int] | None) -> None:
+async def _serve(setup: Setup, approve: Mode, address: tuple[str, int] | None, token: str) -> None:
     """One set of servers and workers for all clients."""
     store = MemoryStore()
 
@@ -138,7 +145,7 @@ async def _serve(setup: Setup, approve: Mode, address: tuple[str, int] | None) -
             if address is None:
                 await serve_stdio(opener, servers)
             else:
-                await _serve_http(opener, servers, *address)
+                await _serve_http(opener, servers, *address, token)
 
 
 @contextmanager
@@ -160,8 +167,9 @@ def _problems_told(servers: McpServers) -> Iterator[None]:
         unwatch()
 
 
-async def _serve_http(opener: Opener, servers: McpServers, host: str, port: int) -> None:
-    token = os.environ.get(TOKEN_VARIABLE, "")
+async def _serve_http(
+    opener: Opener, servers: McpServers, host: str, port: int, token: str
+) -> None:
     shown = "the token of " + TOKEN_VARIABLE
     if not token:
         token = secrets.token_urlsafe(32)
@@ -169,6 +177,11 @@ async def _serve_http(opener: Opener, servers: McpServers, host: str, port: int)
 
     def ready(used: int) -> None:
         tell(f"MCP server at http://{host}:{used}/mcp, with {shown}")
+        if not is_loopback(host):
+            tell(
+                f"{host} can be reached from other machines, and there is no TLS here: the token "
+                "and all data travel unencrypted. Put a reverse proxy with TLS in front of it"
+            )
 
     await serve_http(opener, servers, host, port, token, ready)
 

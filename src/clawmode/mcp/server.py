@@ -11,6 +11,7 @@ import hmac
 import itertools
 import json
 import logging
+import math
 import secrets
 import threading
 from collections import OrderedDict
@@ -37,6 +38,7 @@ from clawmode.code_mode import CodeMode
 from clawmode.context import RunContext
 from clawmode.executor import CallEvent
 from clawmode.foreign import is_ours, told
+from clawmode.gateway.tokens import Attempts
 from clawmode.mcp.client import McpServers
 from clawmode.results import compact
 from clawmode.types import JsonValue
@@ -504,24 +506,35 @@ class RequireToken:
     Args:
         app: What is behind it.
         token: The secret.
+        attempts: Who has shown wrong tokens too often has to wait, with the right one too.
     """
 
-    def __init__(self, app: ASGIApp, token: str) -> None:
+    def __init__(self, app: ASGIApp, token: str, attempts: Attempts) -> None:
         self._app = app
         self._expected = f"Bearer {token}".encode()
+        self._attempts = attempts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """As ASGI has it."""
         if scope["type"] == "http":
-            given = dict(scope["headers"]).get(b"authorization", b"")
-            if not hmac.compare_digest(given, self._expected):
-                refusal = PlainTextResponse(
-                    "A bearer token is needed.\n", 401, {"www-authenticate": "Bearer"}
-                )
+            if (refusal := self._check(scope)) is not None:
                 await refusal(scope, receive, send)
                 return
             scope["clawmode.principal"] = PRINCIPAL
         await self._app(scope, receive, send)
+
+    def _check(self, scope: Scope) -> PlainTextResponse | None:
+        address = (scope.get("client") or ("",))[0]
+        if (seconds := self._attempts.wait(address)) > 0:
+            headers = {"retry-after": str(math.ceil(seconds))}
+            return PlainTextResponse("Too many wrong tokens: wait.\n", 429, headers)
+        given = dict(scope["headers"]).get(b"authorization", b"")
+        if hmac.compare_digest(given, self._expected):
+            return None
+        if given:  # clients often begin without one, and that guesses nothing
+            self._attempts.fail(address)
+        headers = {"www-authenticate": "Bearer"}
+        return PlainTextResponse("A bearer token is needed.\n", 401, headers)
 
 
 class EndSessions:
@@ -566,8 +579,15 @@ async def serve_http(
 
     async with opened(opener, servers) as face:
         inner = face.server.streamable_http_app(host=host)
-        app = RequireToken(EndSessions(inner, face.sessions), token)
-        config = uvicorn.Config(app, host=host, port=port, log_level="warning", lifespan="on")
+        app = RequireToken(EndSessions(inner, face.sessions), token, Attempts())
+        config = uvicorn.Config(
+            app,
+            host=host,
+            port=port,
+            log_level="warning",
+            lifespan="on",
+            proxy_headers=False,  # else a client could choose the address that is counted
+        )
         server = uvicorn.Server(config)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(server.serve)
