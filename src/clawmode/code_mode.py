@@ -9,6 +9,7 @@ import functools
 import hashlib
 import json
 import logging
+import math
 import re
 import time
 import warnings
@@ -52,7 +53,7 @@ from clawmode.namespaces import (
 from clawmode.parking import Parking
 from clawmode.policy import Policy
 from clawmode.results import CodeModeResult, WaitingReason
-from clawmode.runs import Ledger, Run
+from clawmode.runs import CallGroup, Ledger, Run
 from clawmode.sandbox.pool import Pool
 from clawmode.sandbox.protocol import LANGUAGES, MAX_SOURCE, Done, Failed, Language, Start
 from clawmode.spans import cell_span, find_recorder
@@ -189,6 +190,7 @@ class CodeMode:
         self._life = Lifetime("clawmode-calls", self._leave)
         self._changing = anyio.Lock()
         self._waits = Waits()
+        self._left_waiting: dict[str, bool] = {}  # by id; True if only people are waited for
         self._closed = False
 
     # ---- Tools ----
@@ -583,14 +585,37 @@ class CodeMode:
         waiting.on_leave = lambda: self._driver.leave(run)
         return await self._result(run, self._driver.resume(run, deadline))
 
+    async def until_decided(self) -> None:
+        """Waits as long as the programs that were left waiting wait for nothing but people.
+
+        An agent's loop calls this before it asks its model again: until a person has answered, all
+        that the model could do is to `wait`.
+        """
+        while self._left_waiting and all(self._left_waiting.values()):
+            known = self._calls.groups
+            groups = [known[run_id] for run_id in self._left_waiting if run_id in known]
+            if not groups or not all(group.waits_for_people() for group in groups):
+                return
+            async with anyio.create_task_group() as tasks:
+
+                async def notice(group: CallGroup, version: int) -> None:
+                    await group.changed(version, math.inf)
+                    tasks.cancel_scope.cancel()
+
+                for group in groups:
+                    tasks.start_soon(notice, group, group.version)
+
     # ---- Results ----
 
     async def _result(self, run: Run, driven: Awaitable[Done | Failed | None]) -> CodeModeResult:
+        self._left_waiting.pop(run.id, None)
         try:
             outcome = await driven
         except SandboxError as error:
             return self._failed(error.code, str(error), run)
         if outcome is None:
+            nothing_else = not (run.yields or run.timers or run.due)
+            self._left_waiting[run.id] = nothing_else and run.waits_for_people()
             return self._waiting(run)
         if isinstance(outcome, Failed):
             error = outcome.error + advice(outcome.error, self.catalog, self.config)

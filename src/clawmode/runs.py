@@ -110,6 +110,11 @@ class OpenCall:
         """Of the guest's request."""
         return self.request.id
 
+    @property
+    def waits_for_a_person(self) -> bool:
+        """Whether a person has to allow the call, or to tell its tool something."""
+        return self.entry.state == "approval" or self.asking > 0
+
     def to_json(self) -> JsonObject:
         """What a model reads of it."""
         method = "exec" if self.id == GATE else self.request.method
@@ -151,6 +156,11 @@ class CallGroup:
     ended: bool = False
     _news: anyio.Event | None = None
 
+    def waits_for_people(self) -> bool:
+        """Whether nothing comes before a person answers; what is queued has no free place."""
+        open_calls = [call for call in self.calls.values() if call.entry.state != "queued"]
+        return bool(open_calls) and all(call.waits_for_a_person for call in open_calls)
+
     def tell(self) -> None:
         """Something has changed that whoever drives the cell should look at."""
         self.version += 1
@@ -161,7 +171,7 @@ class CallGroup:
     async def changed(self, version: int, seconds: float) -> None:
         """Waits until it is another version than this, or for so long."""
         if version == self.version:
-            news = self._news = anyio.Event()
+            news = self._news = self._news or anyio.Event()
             with anyio.move_on_after(seconds):
                 await news.wait()
 
@@ -240,7 +250,7 @@ class Run:
 
     def waits_for_people(self) -> bool:
         """Whether every open call waits for a person."""
-        return all(call.entry.state == "approval" or call.asking for call in self.calls.values())
+        return all(call.waits_for_a_person for call in self.calls.values())
 
     def pending(self) -> list[JsonValue]:
         """What the cell waits for, for the model."""

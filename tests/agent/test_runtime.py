@@ -9,9 +9,11 @@ import pytest
 from tests.agent.driver import configured, opened
 
 from clawmode import tool
+from clawmode.agent.intake import Said
 from clawmode.agent.requests import AgentRequest
 from clawmode.agent.session_lock import SessionLock
 from clawmode.agent.toolbox import ABORTED
+from clawmode.approvals import Approvals, Question
 from clawmode.exceptions import ConfigurationError
 from clawmode.messages import AssistantMessage, Text, ToolMessage, UserMessage
 from clawmode.testing import ScriptedModel, Turn, call, pause
@@ -142,6 +144,110 @@ async def test_a_program_that_waits_is_continued_in_its_turn(tmp_path: Path) -> 
         results = [it for it in (await agent.history()).messages() if isinstance(it, ToolMessage)]
     assert '"status":"waiting"' in results[0].text
     assert '"value":"late: slept"' in results[1].text
+
+
+# ---- While people decide ----
+
+SHORT = {"enabled": True, "timeoutMs": 500}
+
+
+@tool(effect="write")
+async def order(item: str) -> str:
+    """Order something."""
+    return f"ordered {item}"
+
+
+async def asked(approvals: Approvals, item: str = "tea") -> Question:
+    """The question about an order, as soon as it is there."""
+    with anyio.fail_after(10):
+        while True:
+            for question in approvals.pending():
+                if question.input == {"item": item}:
+                    return question
+            await anyio.sleep(0.005)
+
+
+@pytest.mark.covers("N-6")
+async def test_no_model_is_asked_while_a_person_decides(tmp_path: Path) -> None:
+    """The program asks twice; the time of a `wait` passes each time before the answer comes."""
+    source = 'return [await tools.order({ item: "tea" }), await tools.order({ item: "milk" })]'
+    model = ScriptedModel([program(source), wait_for_it, wait_for_it, Turn("done")])
+    approvals = Approvals(ask_for=["order"])
+    config = configured(tools={"codeMode": SHORT})
+    async with opened(
+        tmp_path, model, configuration=config, tools=[order], approvals=approvals
+    ) as agent:
+        run = await agent.runtime.start(AgentRequest(message="go"))
+        for requests, item in ((1, "tea"), (2, "milk")):
+            question = await asked(approvals, item)
+            await anyio.sleep(0.8)  # longer than a `wait` lasts
+            assert len(model.requests) == requests
+            approvals.resolve(question.id, "allow-once")
+        with anyio.fail_after(10):
+            result = await agent.runtime.result(run.id)
+        messages = (await agent.history()).messages()
+    assert result.status == "ok"
+    assert len(model.requests) == 4
+    results = [it.text for it in messages if isinstance(it, ToolMessage)]
+    assert ['"status":"waiting"' in text for text in results] == [True, True, False]
+    assert "ordered milk" in results[-1]
+
+
+@pytest.mark.covers("N-6")
+async def test_what_is_said_to_a_run_that_waits_for_a_person_reaches_the_model(
+    tmp_path: Path,
+) -> None:
+    model = ScriptedModel([program('return await tools.order({ item: "tea" })'), Turn("no tea")])
+    approvals = Approvals(ask_for=["order"])
+    async with opened(tmp_path, model, tools=[order], approvals=approvals) as agent:
+        run = await agent.runtime.start(AgentRequest(message="go"))
+        await asked(approvals)
+        assert agent.runtime.steer(run.id, Said("s1", UserMessage(content=(Text("Never mind."),))))
+        with anyio.fail_after(10):
+            result = await agent.runtime.result(run.id)
+    assert result.payloads == ({"text": "no tea"},)
+    assert "Never mind." in str(model.requests[1].messages[-1])
+
+
+@pytest.mark.covers("N-6")
+async def test_a_run_that_waits_for_a_person_can_be_aborted(tmp_path: Path) -> None:
+    model = ScriptedModel([program('return await tools.order({ item: "tea" })')])
+    approvals = Approvals(ask_for=["order"])
+    async with opened(tmp_path, model, tools=[order], approvals=approvals) as agent:
+        run = await agent.runtime.start(AgentRequest(message="go"))
+        await asked(approvals)
+        agent.runtime.abort(run.id)
+        with anyio.fail_after(10):
+            assert (await agent.runtime.result(run.id)).status == "aborted"
+        assert approvals.pending() == []
+
+
+@pytest.mark.covers("N-6")
+@pytest.mark.parametrize(
+    "source",
+    [
+        'return await Promise.race([tools.order({ item: "tea" }), new Promise(done => '
+        'setTimeout(done, 600, "too late"))])',
+        'const tea = tools.order({ item: "tea" }); await yield_control(); return "too late"',
+    ],
+    ids=["timer", "yield"],
+)
+async def test_a_program_that_waits_for_more_than_people_is_continued(
+    tmp_path: Path, source: str
+) -> None:
+    model = ScriptedModel([program(source), wait_for_it, wait_for_it, Turn("done")])
+    config = configured(tools={"codeMode": SHORT})
+    approvals = Approvals(ask_for=["order"])
+    async with opened(
+        tmp_path, model, configuration=config, tools=[order], approvals=approvals
+    ) as agent:
+        run = await agent.runtime.start(AgentRequest(message="go"))
+        await asked(approvals)
+        with anyio.fail_after(5):
+            while len(model.requests) < 2:  # noqa: ASYNC110
+                await anyio.sleep(0.01)
+        agent.runtime.abort(run.id)
+        assert (await agent.runtime.result(run.id)).status == "aborted"
 
 
 # ---- Waiting and queueing ----

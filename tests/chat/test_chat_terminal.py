@@ -276,7 +276,7 @@ def test_a_run_that_goes_on_is_stopped_and_written_down_when_one_leaves(
 
 def test_calls_are_decided_about_in_the_place_of_the_prompt(shop: Path, zygote: Zygote) -> None:
     order = (program(ORDER), goes_on, goes_on)
-    with serving([*order, *order, Turn("Once what?"), *order[:2], Turn("Well.")]) as server:
+    with serving([*order, *order, Turn("Once what?"), order[0], Turn("Well.")]) as server:
         configure(shop, server)
         with Chatter(zygote, *TOOLS, cwd=shop) as person:
             person.says("Order.", "Approval needed (warning): Run Order an item?", PROMPT)
@@ -291,8 +291,9 @@ def test_calls_are_decided_about_in_the_place_of_the_prompt(shop: Path, zygote: 
             person.reads("> once")
             person.reads("Once what?")
             person.says("Order.", PROMPT)
-            person.says("/stop", "The question is not open any more.", "Stopped: 1.")
+            person.says("/stop", "Stopped: 1.")
             person.says("Well?", "Well.")
+            assert "The question is not open any more." in person.transcript
             person.types("\x04")
             assert person.leaves()[0] == 0
         assert said(server, 6)[-1] == "once"
@@ -335,7 +336,10 @@ def test_what_is_said_while_a_question_stands_comes_after_it(shop: Path, zygote:
     def waits(request: Any) -> Turn:
         return Turn(fake, call("wait", {"runId": request.last_result()["runId"]}))
 
-    with serving([program(ORDER), waits, goes_on]) as server:
+    # It waits for a timer too: else no model would be asked meanwhile.
+    timer = "const late = setTimeout(() => {}, 60000);"
+    timed = f"{timer} try {{ {ORDER} }} finally {{ clearTimeout(late) }}"
+    with serving([program(timed), waits, goes_on]) as server:
         configure(shop, server)
         with Chatter(zygote, *TOOLS, cwd=shop) as person:
             person.says("Order.", PROMPT)

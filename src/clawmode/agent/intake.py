@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import anyio
+
 from clawmode.messages import UserMessage
 
 
@@ -29,6 +31,7 @@ class Intake:
     on_read: Callable[[list[str]], None] = lambda ids: None
     _waiting: list[Said] = field(default_factory=list[Said])
     _closed: bool = True
+    _arrived: anyio.Event = field(default_factory=anyio.Event)
 
     def open(self) -> None:
         """From now on it takes messages."""
@@ -43,7 +46,14 @@ class Intake:
         """One more; False if it takes none."""
         if not self._closed:
             self._waiting.append(said)
+            self._arrived.set()
         return not self._closed
+
+    async def arrival(self) -> None:
+        """Waits until there is something to read."""
+        while not self._waiting:
+            self._arrived = anyio.Event()
+            await self._arrived.wait()
 
     def withdraw(self, said_id: str) -> bool:
         """Takes a message back; False if it was read, or never came."""

@@ -8,7 +8,7 @@ import json
 import logging
 import math
 import random
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol, TypeAlias
 
@@ -123,6 +123,7 @@ class Turn:
         messages: The conversation; grows.
         intake: What people say meanwhile, read before each request.
         shorten: Makes a conversation shorter that is too long for a model.
+        until_decided: Waits as long as the calls that were made wait for nothing but people.
         heard: Whether something of the present answer was passed on.
     """
 
@@ -137,6 +138,7 @@ class Turn:
     cache_key: str = ""
     intake: Intake = field(default_factory=Intake)
     shorten: "Shorten | None" = None
+    until_decided: Callable[[], Awaitable[None]] | None = None
     usage: Usage = field(default_factory=Usage)
     turns: int = 0
     tool_calls: int = 0
@@ -180,8 +182,27 @@ async def run_loop(turn: Turn) -> Outcome:
             names = ", ".join(sorted({call.name for call in reply.calls}))
             text = f"The model made the same call of {names} {times} times, with the same result."
             return Outcome("error", reply, text, "repeats")
+        await _until_decided(turn)
     text = f"The model was asked {turn.limits.max_turns} times and had still not finished."
     return Outcome("error", None, text, "too_many_turns")
+
+
+async def _until_decided(turn: Turn) -> None:
+    """Asks no model while a person decides: all that it could do, and be paid for, is to wait.
+
+    What people say to the run meanwhile is passed on at once.
+    """
+    if turn.until_decided is None:
+        return
+
+    async def listen(scope: anyio.CancelScope) -> None:
+        await turn.intake.arrival()
+        scope.cancel()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(listen, tasks.cancel_scope)
+        await turn.until_decided()
+        tasks.cancel_scope.cancel()
 
 
 def _add(turn: Turn, message: Message) -> None:

@@ -371,6 +371,7 @@ class SessionRun:
             cache_key=self.session.id,
             intake=self.intake,
             shorten=None if request.raw_model_call else self._shortening(prompt.context),
+            until_decided=None if self.programs is None else self.programs.until_decided,
         )
         self.intake.open()
         return await run_loop(self._turn)
