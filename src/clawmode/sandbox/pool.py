@@ -54,8 +54,9 @@ FREEZE_SECONDS = 10.0
 EVICTION_PATIENCE = 0.1
 """How long the queue counts on a cell that is being frozen; 1 ms is usual."""
 
-BOOT_PATIENCE = 2.0
-"""How long a worker that has its machine code may take to say that it is ready."""
+BOOT_PATIENCE = 5.0
+"""How long a worker that has its machine code may take to say that it is ready: 0.2 s is usual, two
+on a machine with ten times too much to do. A second one must fit into the default deadline."""
 
 BOOT_ATTEMPTS = 3
 
