@@ -222,13 +222,14 @@ def _channels(configuration: Configuration) -> Iterator[Told]:
             yield ConfigWarning(path, f"there is no channel {show(key)}; did you mean {near}?")
     if not known:
         return
-    from clawmode.channels.webhook import check_channel  # imports Starlette
+    from clawmode.channels.webhook import check_channel, check_secrets  # imports Starlette
 
     for name, entry in known.items():
         path = join("channels", name)
         yield from _known_agent(configuration, entry.agent, f"{path}.agent")
         if entry.enabled:
             yield from check_channel(name, entry)
+    yield from check_secrets(known)
 
 
 # ---- Rules and skills ----

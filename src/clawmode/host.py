@@ -20,7 +20,7 @@ from clawmode.agent.sessions import SessionStore
 from clawmode.approvals import Approvals
 from clawmode.channels.base import Channel, Receive
 from clawmode.channels.outbox import Outbox
-from clawmode.channels.webhook import WebhookChannel
+from clawmode.channels.webhook import WebhookChannel, check_secrets
 from clawmode.chat.delivery import Delivery, OnChat
 from clawmode.chat.inbox import Inbox
 from clawmode.command_setup import Setup
@@ -142,8 +142,9 @@ async def _open_webhooks(
 ) -> tuple[WebhookChannel, ...]:
     entries = setup.configuration.channels.items()
     made = [WebhookChannel(name, entry, receive) for name, entry in entries if entry.enabled]
-    for number, channel in enumerate(made):
-        channel.check_secret(made[:number])
+    for error in check_secrets(setup.configuration.channels):
+        raise error
+    for channel in made:
         await opened.enter_async_context(channel)
     return tuple(made)
 

@@ -7,7 +7,7 @@ What comes in is answered as soon as it is kept. `webhook_request` reads it, `de
 import logging
 import re
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from starlette.requests import Request
@@ -63,6 +63,31 @@ def check_channel(
             yield error
 
 
+def check_secrets(
+    channels: Mapping[str, ChannelEntry], environment: Mapping[str, str] | None = None
+) -> Iterator[ConfigurationError]:
+    """Yields an error for each channel that shares its secret with another one.
+
+    The name of a channel is not signed, so each would accept what was signed for the other.
+    """
+    known: list[tuple[str, Signer]] = []
+    for name, entry in channels.items():
+        path = join("channels", name) + ".secret"
+        try:
+            signer = Signer(read_secret(path, entry.secret, environment))
+        except ConfigurationError:  # told by `check_channel`
+            continue
+        for other, its in known:
+            if entry.enabled and signer.has_key_of(its):
+                text = (
+                    f"{path}: the channel {other!r} has the same secret, and a request signed for "
+                    "one would be accepted by the other. Give each channel a secret of its own"
+                )
+                yield ConfigurationError(text, path=path)
+        if entry.enabled:
+            known.append((name, signer))
+
+
 class WebhookChannel:
     """A channel of the configuration. Used inside of `async with`, or closed by `aclose`.
 
@@ -102,23 +127,6 @@ class WebhookChannel:
         if entry.url:
             address, seconds = parse_address(name, entry.url), entry.timeout_ms / 1000
             self._delivery = Delivery(address, self._signer, seconds, retry or Retry())
-
-    def check_secret(self, others: Iterable["WebhookChannel"]) -> None:
-        """Checks that a channel shares its secret with no other.
-
-        The name of a channel is not signed, so each would take what was signed for the other.
-
-        Raises:
-            ConfigurationError: Two channels have the same secret.
-        """
-        for other in others:
-            if self._signer.has_key_of(other._signer):
-                path = join("channels", self._name) + ".secret"
-                text = (
-                    f"{path}: the channel {other.name!r} has the same secret: a request signed for "
-                    "one would be accepted by the other. Give each channel a secret of its own"
-                )
-                raise ConfigurationError(text, path=path)
 
     async def __aenter__(self) -> "WebhookChannel":
         return self
