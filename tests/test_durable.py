@@ -486,6 +486,123 @@ def test_a_durable_store_without_a_chosen_run_id_warns(
     CodeMode(store=SqliteStore(tmp_path), context=RunContext(run_id="r"))
 
 
+# ---- Aborted by another object, or process ----
+
+
+class Steps:
+    """A tool that is called again and again; the second call takes as long as a test likes."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.second, self.cancelled = anyio.Event(), anyio.Event()
+
+        @tool
+        async def step() -> None:
+            """Do something."""
+            self.calls += 1
+            if self.calls == 2:
+                self.second.set()
+                try:
+                    await anyio.sleep_forever()
+                finally:
+                    self.cancelled.set()
+
+        self.tools: list[Tool] = [step]
+
+
+@pytest.mark.covers("B-8", "WA-10")
+@pytest.mark.parametrize("how", ["abort", "end_run", "end_session"])
+async def test_another_object_ends_a_program_that_runs(
+    pool: Pool, store: SnapshotStore, how: str
+) -> None:
+    steps, results = Steps(), list[CodeModeResult]()
+    source = "await yield_control(); for (let i = 0; i < 9; i++) await tools.step()"
+    long = CodeModeConfig()
+    async with (
+        code_mode(pool, store, steps.tools, config=long) as one,
+        code_mode(pool, store, config=long) as two,
+        anyio.create_task_group() as tasks,
+    ):
+        run_id = (await one.exec(source)).run_id
+
+        async def wait() -> None:
+            results.append(await one.wait(run_id))
+
+        tasks.start_soon(wait)
+        with anyio.fail_after(5):
+            await steps.second.wait()
+            if how == "abort":
+                assert await two.abort(run_id)
+            else:
+                await getattr(two, how)()
+            assert steps.cancelled.is_set()
+            assert await store.cells() == []
+            assert not await two.abort(run_id)
+    assert (results[0].code, steps.calls) == ("aborted", 2)
+
+
+@pytest.mark.covers("B-8")
+async def test_another_object_ends_a_program_that_computes(
+    pool: Pool, store: SnapshotStore
+) -> None:
+    results, long = list[CodeModeResult](), CodeModeConfig()
+    async with (
+        code_mode(pool, store, config=long) as one,
+        code_mode(pool, store, config=long) as two,
+        anyio.create_task_group() as tasks,
+    ):
+        run_id = (await one.exec("await yield_control(); for (;;);")).run_id
+
+        async def wait() -> None:
+            results.append(await one.wait(run_id))
+
+        tasks.start_soon(wait)
+        with anyio.fail_after(5):
+            while not one.cells():  # noqa: ASYNC110 - it is driven when it is listed
+                await asyncio.sleep(0.005)
+            assert await two.abort(run_id)
+    assert results[0].code == "aborted"
+
+
+@pytest.mark.covers("B-8")
+async def test_the_calls_of_a_parked_program_end_before_an_abort_elsewhere_returns(
+    pool: Pool, store: SnapshotStore
+) -> None:
+    steps = Steps()
+    steps.calls = 1
+    source = "const open = tools.step(); await yield_control(); return open"
+    async with code_mode(pool, store, steps.tools) as one, code_mode(pool, store) as two:
+        run_id = (await one.exec(source)).run_id
+        with anyio.fail_after(5):
+            await steps.second.wait()
+            assert await two.abort(run_id)
+            assert steps.cancelled.is_set()
+        assert (await one.wait(run_id)).code == "aborted"
+
+
+@pytest.mark.covers("B-8")
+async def test_a_program_of_another_process_is_aborted_there(pool: Pool, tmp_path: Path) -> None:
+    @tool
+    async def read(name: str) -> str:
+        """Read."""
+        return name
+
+    store = SqliteStore(tmp_path / "state")
+    tools = [read, *Slow().tools]
+    async with code_mode(pool, store, tools, config=CodeModeConfig()) as one:
+        source = 'await yield_control(); await tools.read({ name: "x" }); await tools.quick()'
+        run_id = (await one.exec(source)).run_id
+    async with started(tmp_path, "wait", run_id, TIMEOUT_MS="20000") as (_, lines):
+        with anyio.fail_after(15):
+            while not times_called(tmp_path, "read-x"):  # noqa: ASYNC110 - another process
+                await anyio.sleep(0.02)
+        async with code_mode(pool, store) as two:
+            assert await two.abort(run_id)
+        await anyio.Path(tmp_path / "x").write_text("go on")
+        assert (await lines.next())["code"] == "aborted"
+    assert times_called(tmp_path, "quick") == 0
+
+
 # ---- What a store cannot give back ----
 
 

@@ -176,7 +176,7 @@ async def test_an_exec_that_asyncio_cancels_leaves_no_program(
     store = SqliteStore(folder)
     async with code_mode(pool, store) as one:
         await cancelled_inside(monkeypatch, "_park", lambda: one.exec(YIELD))
-        assert await store.end_all(WHO.scope) == []
+        assert await store.end_all(WHO.scope) == {}
 
 
 async def test_a_closed_object_owns_nothing_again(pool: Pool, folder: Path) -> None:

@@ -11,8 +11,9 @@ from typing import TypeAlias
 import anyio
 import pytest
 
+from clawmode import stores
 from clawmode.context import Scope
-from clawmode.exceptions import Aborted, SnapshotTooLarge, StoreUnavailable
+from clawmode.exceptions import Aborted, AbortUnconfirmed, SnapshotTooLarge, StoreUnavailable
 from clawmode.sqlite_store import SqliteStore
 from clawmode.stores import MemoryStore, SnapshotStore, StoredCall, StoredCell
 
@@ -86,7 +87,7 @@ async def test_a_stranger_learns_nothing(store: SnapshotStore, scope: Scope) -> 
     await store.park(cell(), me, 9, again=False)
     assert await store.claim("cm_1", scope, me) == "unknown"
     assert not await store.end("cm_1", scope, "aborted")
-    assert await store.end_all(scope) == []
+    assert await store.end_all(scope) == {}
     assert await store.end("cm_1", MINE, "finished")
     assert await store.claim("cm_1", scope, me) == "unknown"
     assert await store.claim("cm_1", MINE, me) == "finished"
@@ -210,9 +211,9 @@ async def test_the_end_of_a_run_or_session_ends_its_cells(store: SnapshotStore) 
     other_run = Scope("a", "s", "k", "r2")
     for name, scope in (("cm_1", MINE), ("cm_2", other_run), ("cm_3", OTHERS[0])):
         await store.park(cell(name, scope, StoredCall(1, me, "running", b"")), me, 9, again=False)
-    assert await store.end_all(MINE) == ["cm_1"]
+    assert await store.end_all(MINE, owner=me) == {"cm_1": "ended"}
     assert await store.progress("cm_2") is not None
-    assert await store.end_all(MINE, session=True) == ["cm_2"]
+    assert await store.end_all(MINE, session=True, owner=me) == {"cm_2": "ended"}
     assert await store.progress("cm_3") is not None
     assert await store.claim("cm_1", MINE, me) == "aborted"
     assert await store.settle("cm_1", 1, b"late", 99) == "gone"
@@ -408,3 +409,44 @@ async def test_an_owners_name_that_is_none_is_dead(folder: Path, name: str) -> N
     store = SqliteStore(folder)
     await store.join()
     assert not await store.alive(name)
+
+
+@pytest.mark.covers("B-8")
+async def test_an_abort_that_nobody_confirms_is_told_and_stays_asked(
+    store: SnapshotStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stores, "ABORT_SECONDS", 0.05)
+    runs, asks = await store.join(), await store.join()
+    await store.park(cell(), runs, 9, again=False)
+    await store.claim("cm_1", MINE, runs)
+    assert await store.take("cm_1", runs) is not None
+    with pytest.raises(AbortUnconfirmed, match="has not confirmed"):
+        await stores.abort_cell(store, "cm_1", MINE, asks)
+    assert await store.gone(["cm_1"]) == {"cm_1"}
+    assert await store.claim("cm_1", MINE, asks) == "aborted"
+    with pytest.raises(Aborted):
+        await store.park(cell(), runs, 9, again=True)
+    assert await store.abort("cm_1", MINE, runs) == "ended"
+    assert await store.cells() == []
+
+
+@pytest.mark.covers("B-8")
+async def test_an_abort_does_not_wait_for_the_dead(store: SnapshotStore) -> None:
+    runs, asks = await store.join(), await store.join()
+    await store.park(cell(), runs, 9, again=False)
+    await store.claim("cm_1", MINE, runs)
+    await store.take("cm_1", runs)
+    await store.leave(runs)
+    assert await stores.abort_cell(store, "cm_1", MINE, asks)
+    assert not await stores.abort_cell(store, "cm_1", MINE, asks)
+
+
+@pytest.mark.covers("B-8")
+async def test_no_call_of_a_cell_begins_after_an_abort_was_asked(store: SnapshotStore) -> None:
+    one, two = await store.join(), await store.join()
+    calls = (StoredCall(1, one, "running", b""), StoredCall(2, one, "queued", b""))
+    await store.park(cell("cm_1", MINE, *calls), one, 9, again=False)
+    assert await store.abort("cm_1", MINE, two) == "asked"
+    assert not await store.mark("cm_1", 2, one, "running")
+    assert await store.progress("cm_1") is None
+    assert await store.abort("cm_1", MINE, one) == "ended"

@@ -339,8 +339,12 @@ class CodeMode:
     async def end_run(self) -> None:
         """The run has ended: its cells are gone, and so are their calls.
 
+        Cells that another process resumed are ended there. A cell that another process has started
+        and not parked yet is known to that process alone.
+
         Raises:
             StoreUnavailable: Those that are parked could not be deleted.
+            AbortUnconfirmed: Another process has not confirmed the end of a cell within 5 s.
         """
         await self._end_all(session=False)
 
@@ -349,6 +353,7 @@ class CodeMode:
 
         Raises:
             StoreUnavailable: Those that are parked could not be deleted.
+            AbortUnconfirmed: Another process has not confirmed the end of a cell within 5 s.
         """
         await self._end_all(session=True)
 
@@ -359,10 +364,18 @@ class CodeMode:
             self._driver.forget(run_id)
 
     async def abort(self, run_id: str) -> bool:
-        """Ends a cell at once, computing or parked. False: there is none of this id.
+        """Ends a cell, computing or parked, here or in another process that shares the store.
+
+        When this returns True, the cell has ended and none of its calls begins any more; calls that
+        were running were cancelled, in the other process too. A thread cannot be cancelled.
+
+        Returns:
+            False: There is no cell of this id.
 
         Raises:
             StoreUnavailable: Whether there is one cannot be found out.
+            AbortUnconfirmed: The other process has not confirmed the end within 5 s. It ends the
+                cell as soon as it can.
         """
         return await self._driver.abort(run_id)
 

@@ -50,8 +50,11 @@ MARGIN = 0.25
 POLL = 0.1
 """How often the store is asked about calls that another process makes."""
 
+WATCH = 0.25
+"""How often the store is asked whether cells were aborted that run here, or whose calls do."""
+
 SWEEP = 30.0
-"""How often it is asked, at least, whether cells are still parked whose calls are made here."""
+"""How often cells that have expired are dropped, at least, while calls of parked cells run here."""
 
 MAX_LEDGERS = 256
 
@@ -97,7 +100,7 @@ class Driver:
     active: dict[str, Run] = field(default_factory=dict[str, Run])
     parked: dict[str, tuple[float, float]] = field(default_factory=dict[str, tuple[float, float]])
     ledgers: OrderedDict[str, Ledger] = field(default_factory=OrderedDict[str, Ledger])
-    sweeping: bool = False
+    watching: bool = False
     parks: bool = True
 
     # ---- Ways in ----
@@ -155,7 +158,7 @@ class Driver:
                 return None
             async with group.lock:
                 frozen = await self.parking.take(run)
-                taken, group.run = True, run
+                taken, run.taken, group.run = True, True, run
                 for settled, unknown in group.unsaved.values():
                     run.receive(settled, unknown=unknown)
                 group.unsaved.clear()
@@ -190,16 +193,17 @@ class Driver:
             logger.error("the claim of %s could not be released: %s", run.id, error)
 
     async def abort(self, run_id: str) -> bool:
-        """Ends a cell at once, driven or parked. False: there is none of this id.
+        """Ends a cell, driven or parked, here or in another process. False: there is none.
 
         Raises:
             StoreUnavailable: Whether there is one cannot be found out.
+            AbortUnconfirmed: The process that runs it has not confirmed its end in time.
         """
         run = self.active.get(run_id)
         if run is not None:
             await self._abort_active(run)
             return True
-        ended = await self.parking.end(run_id, "aborted")
+        ended = await self.parking.abort(run_id)
         if ended:
             self.telemetry.snapshots["deleted"] += 1
             self.forget(run_id)
@@ -216,8 +220,8 @@ class Driver:
             run.gate.cancel()
             return
         assert run.cell is not None
+        self.calls.end(run.id)
         await self.pool.abort(run.cell)
-        self.calls.group(run).tell()
 
     def forget(self, run_id: str) -> None:
         """A parked cell is gone: what still runs for it is of no use any more."""
@@ -229,6 +233,8 @@ class Driver:
     async def _drive(self, run: Run, group: CallGroup, deadline: float) -> Done | Failed | None:
         assert run.cell is not None
         self.active[run.id] = run
+        if run.taken:
+            self._watch()
         end: End = "aborted"
         try:
             # The one thing that a cell's deadline does not cover: it happens once per machine.
@@ -326,7 +332,10 @@ class Driver:
         self._end_calls(run)
         if run.stored:
             try:
-                await self.parking.end(run.id, end)
+                if end == "aborted":
+                    await self.parking.give_up(run.id)
+                else:
+                    await self.parking.end(run.id, end)
             except StoreUnavailable as error:
                 logger.error("the end of %s could not be noted: %s", run.id, error)
 
@@ -468,26 +477,44 @@ class Driver:
         if len(self.ledgers) > MAX_LEDGERS:
             self.ledgers.popitem(last=False)
         self.calls.forget(group)
-        if group.calls and not self.sweeping:
-            assert self.calls.tasks is not None
-            self.sweeping = True
-            self.calls.tasks.start_soon(self._sweep)
+        if group.calls:
+            self._watch()
 
-    async def _sweep(self) -> None:
-        """Ends the calls of parked cells that have expired, or that another process has ended."""
-        while self.calls.groups:
-            await anyio.sleep(min(self.config.snapshot_ttl_seconds / 4, SWEEP))
-            for run_id, group in list(self.calls.groups.items()):
-                if not group.claimed and not await self._still_parked(run_id):
-                    self.forget(run_id)
-        self.sweeping = False
+    # ---- Ended elsewhere ----
 
-    async def _still_parked(self, run_id: str) -> bool:
-        try:
-            await self.parking.store.room(1)  # drops what has expired
-            return await self.parking.store.progress(run_id) is not None
-        except StoreUnavailable:
-            return True
+    def _watch(self) -> None:
+        if not self.watching and self.calls.tasks is not None:
+            self.watching = True
+            self.calls.tasks.start_soon(self._watch_store)
+
+    async def _watch_store(self) -> None:
+        """Ends cells and calls here that another process has aborted, and those that expired."""
+        every = min(self.config.snapshot_ttl_seconds / 4, SWEEP)
+        sweep = time.monotonic() + every
+        while watched := self._watched():
+            await anyio.sleep(WATCH)
+            try:
+                if time.monotonic() >= sweep:
+                    sweep = time.monotonic() + every
+                    await self.parking.store.room(1)  # drops what has expired
+                for run_id in await self.parking.store.gone(watched):
+                    await self._end_here(run_id)
+            except StoreUnavailable as error:
+                logger.warning("whether programs were aborted is not known: %s", error)
+        self.watching = False
+
+    def _watched(self) -> list[str]:
+        """The cells that others can end: parked ones whose calls run here, and resumed ones."""
+        parked = [run_id for run_id, group in self.calls.groups.items() if not group.claimed]
+        return [*parked, *(run.id for run in self.active.values() if run.taken)]
+
+    async def _end_here(self, run_id: str) -> None:
+        run, group = self.active.get(run_id), self.calls.groups.get(run_id)
+        if run is not None and run.taken:
+            await self._abort_active(run)
+        elif group is not None and not group.claimed:
+            self.forget(run_id)
+            await self.parking.give_up(run_id)
 
     # ---- Small parts ----
 

@@ -10,6 +10,7 @@
     │       │   └── SnapshotKeyLost  sealed by a key that is not known here
     │       ├── SnapshotTooLarge     over the limits, before anything was restored
     │       └── StoreUnavailable     the store cannot be read or written
+    │           └── AbortUnconfirmed the process that runs a cell has not said that it ended it
     ├── ProgramFailed                `result.unwrap()` of a program that failed
     ├── ProgramWaiting               `result.unwrap()` of a program that is not done
     ├── UnexpectedValue              `result.value_as(T)` of a value that is no `T`
@@ -117,6 +118,10 @@ class StoreUnavailable(SnapshotError):
     """The store of snapshots cannot be used: its disk is full, its file corrupt, its lock held."""
 
     code = "internal_error"
+
+
+class AbortUnconfirmed(StoreUnavailable):
+    """Another process was asked to end a cell and has not confirmed it; it ends it when it can."""
 
 
 class SnapshotTooLarge(SnapshotError):

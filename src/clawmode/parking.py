@@ -27,7 +27,16 @@ from clawmode.runs import CallState, Entry, OpenCall, Run
 from clawmode.sandbox import artifacts
 from clawmode.sandbox.protocol import METHODS, Done, Failed, Frozen, Limits, Request, Settled, Start
 from clawmode.snapshots import bind, seal, seal_bytes, unseal, unseal_bytes
-from clawmode.stores import FULL, End, Refusal, SnapshotStore, StoredCall, StoredCell
+from clawmode.stores import (
+    FULL,
+    End,
+    Refusal,
+    SnapshotStore,
+    StoredCall,
+    StoredCell,
+    abort_cell,
+    confirm,
+)
 from clawmode.stores import CallState as StoredState
 from clawmode.types import JsonValue
 
@@ -218,9 +227,27 @@ class Parking:
         """Deletes a cell. False: there is none."""
         return await self.store.end(run_id, self._scope, end)
 
-    async def end_all(self, *, session: bool) -> list[str]:
-        """Deletes the cells of the run, or of the session."""
-        return await self.store.end_all(self._scope, session=session)
+    async def abort(self, run_id: str) -> bool:
+        """Aborts a cell, in whichever process it runs. False: there is none.
+
+        Raises:
+            AbortUnconfirmed: That process has not confirmed its end in time.
+        """
+        return await abort_cell(self.store, run_id, self._scope, self._owner)
+
+    async def give_up(self, run_id: str) -> None:
+        """What this process had of an aborted cell is over."""
+        await self.store.abort(run_id, self._scope, self._owner)
+
+    async def end_all(self, *, session: bool) -> set[str]:
+        """Aborts the cells of the run, or of the session, in whichever process they run.
+
+        Raises:
+            AbortUnconfirmed: Another process has not confirmed the end of a cell in time.
+        """
+        return await confirm(
+            lambda: self.store.end_all(self._scope, session=session, owner=self._owner)
+        )
 
     # ---- Sealing ----
 

@@ -189,6 +189,7 @@ class Run:
         unheard: The caller of the `wait` that drives it was cancelled.
         outcome: How it ended, if nobody has heard of it yet.
         stored: Whether the store knows it: then its id has been handed out.
+        taken: It was taken out of the store, which still knows it: another process may abort it.
         since: When it was started, or taken up again, by `time.time`.
         due: When its next timer is due, in milliseconds since 1970; 0: there is none.
         due_at: The same by `time.monotonic`, in seconds.
@@ -211,6 +212,7 @@ class Run:
     unheard: bool = False
     outcome: Done | Failed | None = None
     stored: bool = False
+    taken: bool = False
     ended: bool = False
     since: float = field(default_factory=time.time)
 

@@ -17,7 +17,7 @@ import re
 import secrets
 import sqlite3
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -27,6 +27,7 @@ from clawmode.snapshots import KeyRing
 from clawmode.sqlite_file import Layout, SqliteFile
 from clawmode.stores import (
     FULL,
+    Abort,
     CallState,
     End,
     KnownCell,
@@ -215,7 +216,8 @@ class SqliteStore(SqliteFile):
     def _park(self, cell: StoredCell, owner: str, limit: int, again: bool) -> None:
         with self._transaction() as database:
             self._purge(database)
-            if again and not _holds(database, cell.id, owner):
+            held = _holds(database, cell.id, owner) and _is_live(database, cell.id)
+            if again and not held:
                 raise Aborted
             if _parked(database) >= limit:
                 raise SnapshotTooLarge(FULL)
@@ -248,7 +250,7 @@ class SqliteStore(SqliteFile):
                 " and agent = ? and session = ? and session_key = ? and run = ?",
                 (cell_id, *scope),
             ).fetchone()
-            if row is None:
+            if row is None or not _is_live(database, cell_id):
                 return _end_of(database, cell_id, scope)
             running, holder, ttl, expires, record = row
             if holder and holder != owner and self._alive(holder):
@@ -279,7 +281,7 @@ class SqliteStore(SqliteFile):
 
     def _progress(self, cell_id: str) -> Progress | None:
         with self._transaction("deferred") as database:
-            if not database.execute("select 1 from cells where id = ?", (cell_id,)).fetchone():
+            if not _is_live(database, cell_id):
                 return None
             count = "select count(*) from replies where cell = ?"
             (replies,) = database.execute(count, (cell_id,)).fetchone()
@@ -295,7 +297,7 @@ class SqliteStore(SqliteFile):
                 " where id = ? and holder = ? and not running",
                 (cell_id, owner),
             ).fetchone()
-            if row is None:
+            if row is None or not _is_live(database, cell_id):
                 return None
             *scope, ttl, record, snapshot = row
             cell = StoredCell(
@@ -318,7 +320,7 @@ class SqliteStore(SqliteFile):
 
     def _drain(self, cell_id: str) -> tuple[bytes, ...] | None:
         with self._transaction() as database:
-            if not database.execute("select 1 from cells where id = ?", (cell_id,)).fetchone():
+            if not _is_live(database, cell_id):
                 return None
             return _pop_replies(database, cell_id)
 
@@ -332,6 +334,8 @@ class SqliteStore(SqliteFile):
 
     def _change(self, cell_id: str, call_id: int, old: str, new: str, state: CallState) -> bool:
         with self._transaction() as database:
+            if not _is_live(database, cell_id):
+                return False
             changed = database.execute(
                 "update calls set owner = ?, state = ? where cell = ? and id = ? and owner = ?",
                 (new, state, cell_id, call_id, old),
@@ -374,19 +378,56 @@ class SqliteStore(SqliteFile):
                 self._bury(database, cell_id, end)
             return bool(found)
 
-    async def end_all(self, scope: Scope, *, session: bool = False) -> list[str]:
-        return await self._run(self._end_all, scope, session)
+    async def abort(self, cell_id: str, scope: Scope, owner: str = "") -> Abort | None:
+        return await self._run(self._abort, cell_id, scope, owner)
 
-    def _end_all(self, scope: Scope, session: bool) -> list[str]:
+    def _abort(self, cell_id: str, scope: Scope, owner: str) -> Abort | None:
+        with self._transaction() as database:
+            found = database.execute(
+                "select 1 from cells where id = ?"
+                " and agent = ? and session = ? and session_key = ? and run = ?",
+                (cell_id, *scope),
+            ).fetchone()
+            return self._abort_one(database, cell_id, owner) if found else None
+
+    def _abort_one(self, database: sqlite3.Connection, cell_id: str, owner: str) -> Abort:
+        own = (cell_id, owner)
+        database.execute(
+            "update cells set holder = '', running = 0, snapshot = x'' where id = ? and holder = ?",
+            own,
+        )
+        database.execute("delete from calls where cell = ? and owner = ?", own)
+        others = database.execute(
+            "select holder from cells where id = ? and running"
+            " union select owner from calls where cell = ? and state = 'running'",
+            (cell_id, cell_id),
+        ).fetchall()
+        if not any(self._alive(other) for (other,) in others):
+            self._bury(database, cell_id, "aborted")
+            return "ended"
+        self._note_end(database, cell_id, "aborted")
+        return "asked"
+
+    async def gone(self, cell_ids: Iterable[str]) -> set[str]:
+        return await self._run(self._gone, tuple(cell_ids))
+
+    def _gone(self, cell_ids: tuple[str, ...]) -> set[str]:
+        with self._transaction("deferred") as database:
+            return {cell_id for cell_id in cell_ids if not _is_live(database, cell_id)}
+
+    async def end_all(
+        self, scope: Scope, *, session: bool = False, owner: str = ""
+    ) -> dict[str, Abort]:
+        return await self._run(self._end_all, scope, session, owner)
+
+    def _end_all(self, scope: Scope, session: bool, owner: str) -> dict[str, Abort]:
         with self._transaction() as database:
             rows = database.execute(
                 "select id from cells where agent = ? and session = ? and session_key = ?"
                 " and (? or run = ?)",
                 (*scope[:3], session, scope.run_id),
             ).fetchall()
-            for (cell_id,) in rows:
-                self._bury(database, cell_id, "aborted")
-            return [cell_id for (cell_id,) in rows]
+            return {cell_id: self._abort_one(database, cell_id, owner) for (cell_id,) in rows}
 
     async def cells(self) -> list[KnownCell]:
         return await self._run(self._list)
@@ -422,7 +463,7 @@ class SqliteStore(SqliteFile):
         for (cell_id,) in database.execute(expired, (now,)).fetchall():
             self._bury(database, cell_id, "expired")
 
-    def _bury(self, database: sqlite3.Connection, cell_id: str, end: End) -> None:
+    def _note_end(self, database: sqlite3.Connection, cell_id: str, end: End) -> None:
         database.execute(
             "insert or replace into ended (id, agent, session, session_key, run, end)"
             " select id, agent, session, session_key, run, ? from cells where id = ?",
@@ -432,6 +473,9 @@ class SqliteStore(SqliteFile):
             "delete from ended where number <= (select max(number) from ended) - ?",
             (MAX_TOMBSTONES,),
         )
+
+    def _bury(self, database: sqlite3.Connection, cell_id: str, end: End) -> None:
+        self._note_end(database, cell_id, end)
         database.execute("delete from cells where id = ?", (cell_id,))
         database.execute("delete from calls where cell = ?", (cell_id,))
         database.execute("delete from replies where cell = ?", (cell_id,))
@@ -443,6 +487,12 @@ class SqliteStore(SqliteFile):
 def _parked(database: sqlite3.Connection) -> int:
     (count,) = database.execute("select count(*) from cells where running = 0").fetchone()
     return int(count)
+
+
+def _is_live(database: sqlite3.Connection, cell_id: str) -> bool:
+    """True if the cell is here and not marked as aborted: a mark is an end of a cell that is."""
+    query = "select 1 from cells where id = ? and id not in (select id from ended where id = ?)"
+    return database.execute(query, (cell_id, cell_id)).fetchone() is not None
 
 
 def _holds(database: sqlite3.Connection, cell_id: str, owner: str) -> bool:

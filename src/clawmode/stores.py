@@ -9,12 +9,14 @@ import secrets
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, TypeAlias
 
+import anyio
+
 from clawmode.context import Scope
-from clawmode.exceptions import Aborted, SnapshotTooLarge
+from clawmode.exceptions import Aborted, AbortUnconfirmed, SnapshotTooLarge
 from clawmode.snapshots import KeyRing
 
 CallState: TypeAlias = Literal["queued", "running", "approval"]
@@ -23,7 +25,15 @@ KnownState: TypeAlias = Literal["parked", "waiting", "running", "lost"]
 Refusal: TypeAlias = Literal["unknown", "busy", "finished", "expired", "aborted", "lost"]
 """Why a cell cannot be claimed. `lost`: the process that ran it died."""
 
+Abort: TypeAlias = Literal["ended", "asked"]
+"""What became of an abort. `asked`: another owner runs the cell or its calls, and will end them."""
+
 MAX_TOMBSTONES = 1024
+
+ABORT_SECONDS = 5.0
+"""How long an abort waits for other processes to end their part of a cell."""
+
+ABORT_POLL = 0.05
 
 FULL = "Too many programs are waiting already."
 
@@ -174,13 +184,62 @@ class SnapshotStore(Protocol):
         """Deletes a cell and remembers how it ended. False: there is none, or it is not theirs."""
         ...
 
-    async def end_all(self, scope: Scope, *, session: bool = False) -> list[str]:
-        """Aborts the cells of a run, or of all runs of its session; their ids."""
+    async def abort(self, cell_id: str, scope: Scope, owner: str = "") -> Abort | None:
+        """Aborts a cell; None: there is none, or it is not theirs.
+
+        What `owner` had of the cell, the cell itself or calls, is over. If another owner that lives
+        runs it or makes calls of it, the cell is only marked: nobody can resume it, none of its
+        calls begins, and `gone` tells its owners. The last of them that calls `abort` ends it.
+        """
+        ...
+
+    async def end_all(
+        self, scope: Scope, *, session: bool = False, owner: str = ""
+    ) -> dict[str, Abort]:
+        """Aborts the cells of a run, or of all runs of its session, by their ids."""
+        ...
+
+    async def gone(self, cell_ids: Iterable[str]) -> set[str]:
+        """Those of these cells that have ended, or are marked as aborted."""
         ...
 
     async def cells(self) -> list[KnownCell]:
         """All cells that have not ended, for operators."""
         ...
+
+
+async def confirm(abort: Callable[[], Awaitable[Mapping[str, Abort]]]) -> set[str]:
+    """Repeats an abort until all other owners have ended their part. Returns the cells' ids.
+
+    Raises:
+        AbortUnconfirmed: They have not within `ABORT_SECONDS`.
+    """
+    ids: set[str] = set()
+    with anyio.move_on_after(ABORT_SECONDS):
+        while True:
+            found = await abort()
+            ids |= found.keys()
+            if "asked" not in found.values():
+                return ids
+            await anyio.sleep(ABORT_POLL)
+    raise AbortUnconfirmed(
+        "The process that runs the program was asked to end it and has not confirmed that within "
+        f"{ABORT_SECONDS:g} s. It ends the program as soon as it can; ask again to know."
+    )
+
+
+async def abort_cell(store: SnapshotStore, cell_id: str, scope: Scope, owner: str = "") -> bool:
+    """Aborts a cell, wherever it runs. False: there is none, or it is not theirs.
+
+    Raises:
+        AbortUnconfirmed: The process that runs it has not confirmed its end in time.
+    """
+
+    async def abort() -> dict[str, Abort]:
+        found = await store.abort(cell_id, scope, owner)
+        return {} if found is None else {cell_id: found}
+
+    return bool(await confirm(abort))
 
 
 # ---- In memory ----
@@ -248,7 +307,7 @@ class MemoryStore:
         with self._lock:
             self._purge()
             known = self._cells.get(cell.id)
-            if again and (known is None or known.holder != owner):
+            if again and (known is None or known.holder != owner or cell.id in self._ended):
                 raise Aborted
             if self._parked() >= limit:
                 raise SnapshotTooLarge(FULL)
@@ -265,7 +324,7 @@ class MemoryStore:
     async def claim(self, cell_id: str, scope: Scope, owner: str) -> StoredCell | Refusal:
         with self._lock:
             self._purge()
-            kept = self._cells.get(cell_id)
+            kept = self._live(cell_id)
             if kept is None:
                 ended = self._ended.get(cell_id)
                 return "unknown" if ended is None or ended[0] != scope else ended[1]
@@ -287,14 +346,14 @@ class MemoryStore:
 
     async def progress(self, cell_id: str) -> Progress | None:
         with self._lock:
-            kept = self._cells.get(cell_id)
+            kept = self._live(cell_id)
             if kept is None:
                 return None
             return Progress(tuple(kept.calls.values()), len(kept.replies))
 
     async def take(self, cell_id: str, owner: str) -> StoredCell | None:
         with self._lock:
-            kept = self._cells.get(cell_id)
+            kept = self._live(cell_id)
             if kept is None or kept.holder != owner or kept.running:
                 return None
             cell = kept.whole(cell_id, snapshot=True)
@@ -305,7 +364,7 @@ class MemoryStore:
 
     async def drain(self, cell_id: str) -> tuple[bytes, ...] | None:
         with self._lock:
-            kept = self._cells.get(cell_id)
+            kept = self._live(cell_id)
             if kept is None:
                 return None
             replies = tuple(kept.replies)
@@ -321,7 +380,7 @@ class MemoryStore:
             return self._change(cell_id, call.id, call.owner, owner, call.state)
 
     def _change(self, cell_id: str, call_id: int, old: str, new: str, state: CallState) -> bool:
-        kept = self._cells.get(cell_id)
+        kept = self._live(cell_id)
         call = None if kept is None else kept.calls.get(call_id)
         if kept is None or call is None or call.owner != old:
             return False
@@ -349,12 +408,21 @@ class MemoryStore:
             self._bury(cell_id, end)
             return True
 
-    async def end_all(self, scope: Scope, *, session: bool = False) -> list[str]:
+    async def abort(self, cell_id: str, scope: Scope, owner: str = "") -> Abort | None:
+        with self._lock:
+            kept = self._cells.get(cell_id)
+            return self._abort(cell_id, owner) if kept and kept.scope == scope else None
+
+    async def end_all(
+        self, scope: Scope, *, session: bool = False, owner: str = ""
+    ) -> dict[str, Abort]:
         with self._lock:
             ids = [key for key, kept in self._cells.items() if _within(kept.scope, scope, session)]
-            for cell_id in ids:
-                self._bury(cell_id, "aborted")
-            return ids
+            return {cell_id: self._abort(cell_id, owner) for cell_id in ids}
+
+    async def gone(self, cell_ids: Iterable[str]) -> set[str]:
+        with self._lock:
+            return {cell_id for cell_id in cell_ids if self._live(cell_id) is None}
 
     async def cells(self) -> list[KnownCell]:
         with self._lock:
@@ -372,6 +440,24 @@ class MemoryStore:
             ]
 
     # ---- Inside of the lock ----
+
+    def _live(self, cell_id: str) -> _Kept | None:
+        """A cell that has not been marked as aborted."""
+        return None if cell_id in self._ended else self._cells.get(cell_id)
+
+    def _abort(self, cell_id: str, owner: str) -> Abort:
+        kept = self._cells[cell_id]
+        if kept.holder == owner:
+            kept.holder, kept.running = "", False
+        kept.calls = {call.id: call for call in kept.calls.values() if call.owner != owner}
+        busy = {call.owner for call in kept.calls.values() if call.state == "running"}
+        if kept.running:
+            busy.add(kept.holder)
+        if not busy & self._owners:
+            self._bury(cell_id, "aborted")
+            return "ended"
+        self._ended[cell_id] = (kept.scope, "aborted")
+        return "asked"
 
     def _parked(self) -> int:
         return sum(not kept.running for kept in self._cells.values())

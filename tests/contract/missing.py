@@ -29,7 +29,6 @@ MISSING: frozenset[str] = frozenset(
         "S-8",
         "S-10",
         "B-3",
-        "B-8",
         "B-12",
         "B-13",
         "B-14",

@@ -9,7 +9,7 @@ from clawmode.gateway.connection import Client
 from clawmode.gateway.methods import NAME, Params, method, params
 from clawmode.gateway.protocol import RpcError
 from clawmode.gateway.service import Gateway
-from clawmode.stores import KnownState
+from clawmode.stores import KnownState, abort_cell
 from clawmode.tools import JsonObject
 
 
@@ -90,7 +90,7 @@ async def _end(gateway: Gateway, cell: _Cell) -> bool:
     for programs in runtime.programs():
         if programs.context.scope == cell.scope:
             return await programs.abort(cell.id)
-    return await runtime.store.end(cell.id, cell.scope, "aborted")
+    return await abort_cell(runtime.store, cell.id, cell.scope)
 
 
 METHODS = (

@@ -492,8 +492,7 @@ class Pool:
                     await waiter.event.wait()
                 self._check(cell)
                 if waiter.worker is None and first and self._should_grow():
-                    self._leave(waiter)
-                    return self._spawn()
+                    self._grow()
         except BaseException:
             self._give_back(waiter)
             raise
@@ -506,6 +505,21 @@ class Pool:
                 "deadline."
             )
         return waiter.worker
+
+    def _grow(self) -> None:
+        """Starts a worker for the queue, which does not wait for it if another is free before."""
+        assert self._life.tasks is not None
+        self._life.tasks.start_soon(self._release_booted, self._spawn())
+
+    async def _release_booted(self, worker: WorkerProcess) -> None:
+        while not worker.booted.done() and worker in self._workers:
+            if worker.booting_for() > BOOT_PATIENCE:
+                break
+            await anyio.sleep(0.002)
+        if worker.booted.done() and worker.booted.exception() is None:
+            self._release(worker)
+        else:
+            self._discard(worker)
 
     def _should_grow(self) -> bool:
         """Whether the queue stands still, and not because a worker is on its way already."""
