@@ -32,7 +32,7 @@ async def main() -> None:
     ) as code_mode:
         result = await code_mode.exec(PROGRAM)
     plugins.unload()
-    print(result.value)
+    print(result.unwrap())
     assert result.value == {
         "coffee": ["Ann orders the coffee until Friday."],
         "meeting": 2,

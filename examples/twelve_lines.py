@@ -14,7 +14,7 @@ async def main() -> None:
         result = await code_mode.exec("return await tools.add({a: 1, b: 2})")
         while result.status == "waiting":
             result = await code_mode.wait(result.run_id)
-        print(result.value)  # 3
+        print(result.unwrap())  # 3
 
 
 asyncio.run(main())

@@ -1,7 +1,9 @@
 """The one path of a tool call: who can refuse it, in which order, and what is told to whom."""
 
+import logging
 import threading
 import time
+import traceback
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -13,7 +15,7 @@ from clawmode import hooks as hooks_module
 from clawmode import tool_function
 from clawmode.approvals import Approvals, Question
 from clawmode.context import RunContext
-from clawmode.exceptions import ConfigurationError
+from clawmode.exceptions import ClawmodeError, ConfigurationError
 from clawmode.executor import Call, CallEvent, CallState, Executor, ToolFailure
 from clawmode.hooks import (
     AfterToolCall,
@@ -103,13 +105,50 @@ async def test_a_tool_learns_who_asks() -> None:
     assert (seen[0].run, seen[0].call_id, seen[0].parent_id) == (RUN, "c1", "exec-1")
 
 
-async def test_an_exception_becomes_its_message_and_nothing_more() -> None:
-    async def broken(input: JsonObject, context: ToolContext) -> None:
-        raise ValueError("the disk is full")
+@pytest.mark.covers("N-11")
+@pytest.mark.parametrize("is_async", [True, False])
+async def test_an_exception_keeps_its_type_and_its_traceback_is_logged(
+    is_async: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def missing_async(input: JsonObject, context: ToolContext) -> None:
+        raise KeyError("x")
 
-    error = await failure(executor(), call(tool(broken)))
-    assert (error.code, str(error)) == ("tool_failed", "the disk is full")
+    def missing(input: JsonObject, context: ToolContext) -> None:
+        raise KeyError("x")
+
+    error = await failure(executor(), call(tool(missing_async if is_async else missing)))
+    assert (error.code, error.name, error.message) == ("tool_failed", "KeyError", "'x'")
+    assert str(error) == "KeyError: 'x'"
     assert error.__cause__ is None
+    (record,) = caplog.records
+    assert (record.name, record.levelname) == ("clawmode.executor", "ERROR")
+    assert record.exc_info is not None
+    frames = traceback.extract_tb(record.exc_info[2])
+    assert frames[-1].name.startswith("missing")
+    assert 'raise KeyError("x")' in caplog.text
+
+
+@pytest.mark.covers("N-11")
+async def test_what_leaves_a_thread_without_being_an_exception_keeps_its_type(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def leave(input: JsonObject, context: ToolContext) -> None:
+        raise SystemExit(3)
+
+    assert str(await failure(executor(), call(tool(leave)))) == "SystemExit: 3"
+    assert "raise SystemExit(3)" in caplog.text
+
+
+async def test_what_we_raise_on_purpose_is_a_tool_error_without_a_traceback(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def refuse(input: JsonObject, context: ToolContext) -> None:
+        raise ClawmodeError("the server is gone")
+
+    with caplog.at_level(logging.INFO):
+        error = await failure(executor(), call(tool(refuse)))
+    assert (error.name, str(error)) == ("ToolError", "the server is gone")
+    assert [(each.levelname, each.exc_info) for each in caplog.records] == [("INFO", None)]
 
 
 @pytest.mark.parametrize("answer", [{1, 2}, object(), float("nan"), {"a": b"bytes"}])

@@ -91,14 +91,15 @@ class Unprintable(Exception):
         (RuntimeError("\ud800 and \0"), "\ufffd and \0"),
     ],
 )
-async def test_what_a_tool_raises_is_its_message_and_no_more(
+@pytest.mark.covers("N-11", "EX-8")
+async def test_what_a_tool_raises_is_its_name_and_its_message_and_no_more(
     pool: Pool, error: Exception, message: str
 ) -> None:
     def faulty(params: JsonObject, context: ToolContext) -> None:
         raise error
 
     name, code, tool_id, text, went_on = await outcome(pool, untyped("faulty", faulty))
-    assert (name, code, went_on) == ("ToolError", "tool_failed", 2)
+    assert (name, code, went_on) == (type(error).__name__, "tool_failed", 2)
     assert (tool_id, text) == ("openclaw:core:faulty", message)
 
 

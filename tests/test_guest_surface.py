@@ -188,7 +188,7 @@ return [e instanceof Error, Object.getPrototypeOf(e) === Error.prototype, own, S
     assert (is_error, plain) == (True, True)
     assert own == {
         "message": "the printer is on fire",
-        "name": "ToolError",
+        "name": "RuntimeError",
         "code": "tool_failed",
         "toolId": "openclaw:core:broken",
         "stack": own["stack"],

@@ -398,3 +398,18 @@ async def test_one_name_in_the_place_of_a_list_is_asked_for(pool: Pool) -> None:
         result = await code_mode.exec("return await tools.add({a: 1, b: 2})")
         assert [question.tool_id for question in code_mode.approvals.pending()] == [add.id]
         assert result.status == "waiting"
+
+
+@pytest.mark.covers("N-11", "EX-8")
+async def test_a_program_reads_the_type_of_a_tools_exception(pool: Pool) -> None:
+    @tool
+    def boom() -> None:
+        raise KeyError("x")
+
+    caught = "try { await tools.boom() } catch (e) { return [`${e}`, e.code, e.toolId] }"
+    result = await run(pool, caught, tools=[boom])
+    assert result.value == ["KeyError: 'x'", "tool_failed", boom.id]
+    result = await run(pool, "await tools.boom()", tools=[boom])
+    assert result.code == "nested_tool_failed"
+    assert str(result.error).startswith(f"KeyError: 'x' (tool {boom.id})")
+    assert ".py" not in str(result.to_json())

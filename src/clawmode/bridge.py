@@ -151,12 +151,14 @@ def _fit(request: Request, encoded: bytes, tool_id: str | None) -> Settled:
 
 def fail(request: Request, error: ToolFailure, tool_id: str) -> Settled:
     """The answer to a call that failed."""
-    return refuse(request, error.code, str(error), tool_id)
+    return refuse(request, error.code, error.message, tool_id, error.name)
 
 
-def refuse(request: Request, code: str, message: str, tool_id: str | None = None) -> Settled:
-    """An error that the program can catch; it holds nothing of the host's."""
-    body = {"name": "ToolError", "message": message[:16384], "code": code, "toolId": tool_id}
+def refuse(
+    request: Request, code: str, message: str, tool_id: str | None = None, name: str = "ToolError"
+) -> Settled:
+    """An error that the program can catch; of the host it holds an exception's name at most."""
+    body = {"name": name[:100], "message": message[:16384], "code": code, "toolId": tool_id}
     return Settled(request.id, False, json.dumps(body).encode())
 
 

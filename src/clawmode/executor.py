@@ -16,6 +16,7 @@ import anyio
 
 from clawmode.approvals import Approvals, NotApproved, Question
 from clawmode.context import RunContext
+from clawmode.exceptions import ClawmodeError
 from clawmode.foreign import is_ours, told
 from clawmode.hooks import AfterToolCall, BeforeToolCall, Hooks, Verdict
 from clawmode.policy import Policy
@@ -35,11 +36,16 @@ class ToolFailure(Exception):
     Attributes:
         code: `denied`, `blocked`, `not_approved`, `invalid_tool_input`, `tool_failed` or
             `invalid_tool_output`.
+        name: The type of the exception that the tool raised; else `ToolError`.
+        message: What happened, without the name.
     """
 
-    def __init__(self, code: str, message: str) -> None:
-        super().__init__(message)
+    def __init__(self, code: str, message: str, name: str = "ToolError") -> None:
+        plain = name in ("ToolError", message)
+        super().__init__(message if plain else f"{name}: {message}")
         self.code = code
+        self.name = name
+        self.message = message
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,8 +251,7 @@ class Executor:
         except BaseException as error:
             if is_ours(error):
                 raise
-            logger.info("tool %s: %s: %s", call.tool.id, type(error).__name__, told(error))
-            raise ToolFailure("tool_failed", told(error)) from None
+            raise _tool_failed(call.tool, error) from None
         finally:
             running = False
 
@@ -279,14 +284,29 @@ class Executor:
                 logger.error("watcher %r: %s: %s", watcher, type(error).__name__, error)
 
 
+class _FromThread(Exception):
+    """Carries out of a thread what is no `Exception`. No person's Ctrl-C arrives in a thread."""
+
+
 def _in_thread(execute: Execute, params: JsonObject, context: ToolContext) -> object:
     try:
         return execute(params, context)
     except Exception:
         raise
     except BaseException as error:
-        # No person's Ctrl-C comes to a thread: it is the tool's own.
-        raise RuntimeError(f"{type(error).__name__}: {told(error)}") from None
+        raise _FromThread from error
+
+
+def _tool_failed(tool: Tool, error: BaseException) -> ToolFailure:
+    """The failure that a tool's exception becomes. Its traceback is for the log alone."""
+    if isinstance(error, _FromThread) and error.__cause__ is not None:
+        error = error.__cause__
+    name = type(error).__name__
+    if isinstance(error, ClawmodeError):  # raised on purpose, in words for the caller
+        logger.info("tool %s: %s: %s", tool.id, name, told(error))
+        return ToolFailure("tool_failed", told(error))
+    logger.error("tool %s raised %s", tool.id, name, exc_info=error)
+    return ToolFailure("tool_failed", told(error), name)
 
 
 def _check_input(tool: Tool, params: JsonObject) -> None:

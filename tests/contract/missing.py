@@ -7,7 +7,6 @@ MISSING: frozenset[str] = frozenset(
     {
         "N-5",
         "N-9",
-        "N-11",
         "N-14",
         "N-17",
         "N-18",

@@ -120,7 +120,7 @@ async def test_what_a_tool_says_against_it_is_an_answer(tmp_path: Path) -> None:
         failed = await it.call("tools.invoke", name="fail")
         misfit = await it.call("tools.invoke", name="strict")
         denied = await it.call("tools.invoke", name="read", args={"path": "x"})
-    assert failed["error"] == {"code": "tool_failed", "message": "it is broken"}
+    assert failed["error"] == {"code": "tool_failed", "message": "ValueError: it is broken"}
     assert misfit["error"]["code"] == "invalid_tool_input"
     assert denied["error"]["code"] == "denied"
 
