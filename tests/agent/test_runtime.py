@@ -9,6 +9,7 @@ import pytest
 from tests.agent.driver import configured, opened
 
 from clawmode import tool
+from clawmode.agent.history import NEVER_ANSWERED
 from clawmode.agent.intake import Said
 from clawmode.agent.requests import AgentRequest
 from clawmode.agent.session_lock import SessionLock
@@ -16,6 +17,7 @@ from clawmode.agent.toolbox import ABORTED
 from clawmode.approvals import Approvals, Question
 from clawmode.exceptions import ConfigurationError
 from clawmode.messages import AssistantMessage, Text, ToolMessage, UserMessage
+from clawmode.models.base import ModelError
 from clawmode.testing import ScriptedModel, Turn, call, pause
 from clawmode.tools import Tool
 
@@ -248,6 +250,33 @@ async def test_a_program_that_waits_for_more_than_people_is_continued(
                 await anyio.sleep(0.01)
         agent.runtime.abort(run.id)
         assert (await agent.runtime.result(run.id)).status == "aborted"
+
+
+# ---- After an error ----
+
+
+@pytest.mark.covers("N-9")
+async def test_a_message_that_no_model_answered_is_neither_repeated_nor_acted_upon(
+    tmp_path: Path,
+) -> None:
+
+    def down(request: Any) -> Turn:
+        raise ModelError("auth", "401")
+
+    model = ScriptedModel([down, down, down, Turn("Nothing yet."), down, Turn("Ordered.")])
+    async with opened(tmp_path, model) as agent:
+        for message in ("order tea", "order tea", "order tea", "what now", "order tea"):
+            await agent.ask(message)
+        await agent.ask("order tea")
+        kept = [it for it in (await agent.history()).entries if isinstance(it.message, UserMessage)]
+    told = [
+        [part.text for part in it.content if isinstance(part, Text)]
+        for it in model.requests[3].messages
+    ]
+    assert told == [[NEVER_ANSWERED, "order tea"], ["what now"]]
+    last = [it for it in model.requests[-1].messages if isinstance(it, UserMessage)]
+    assert [it.content for it in last] == [(Text("what now"),), (Text("order tea"),)]
+    assert len(kept) == 6, "the transcript keeps everything"
 
 
 # ---- Waiting and queueing ----

@@ -36,6 +36,10 @@ MAX_PROBLEMS = 100
 """Unreadable lines that are told one by one; all of them are counted."""
 
 UNANSWERED = "The process ended before this call was answered: whether it took effect is unknown."
+NEVER_ANSWERED = (
+    "[No model answered the following message when it came. Do not act on it unless the person "
+    "asks again.]\n"
+)
 SUMMARIZED = "[What was said before, in short:]\n\n"
 
 
@@ -199,7 +203,7 @@ class History:
         summary, entries = self._since_compaction()
         turns: list[tuple[Message, dict[str, ToolMessage]]] = []
         wanted: dict[tuple[str, str], dict[str, ToolMessage]] = {}
-        for run_id, message in entries:
+        for run_id, message in self._without_repeats(entries):
             if isinstance(message, ToolMessage):
                 # Popped: a second result finds nobody who waits for it.
                 results = wanted.pop((run_id, message.call_id), None)
@@ -215,6 +219,33 @@ class History:
             made.append(message)
             made += [results.get(call.id) or _lost(call, message.at) for call in _calls_of(message)]
         return made
+
+    def _without_repeats(
+        self, entries: Iterator[tuple[str, Message]]
+    ) -> Iterator[tuple[str, Message]]:
+        """Marks what people said that no model answered; of the same words, only the last stay.
+
+        Somebody who repeats an order after an error wants one order.
+        """
+        said = list(entries)
+        answered: set[str] = set()
+        again: set[tuple[str, ...]] = set()
+        made: list[tuple[str, Message]] = []
+        for run_id, message in reversed(said):
+            if isinstance(message, AssistantMessage) and _replayed(message) is not None:
+                answered.add(run_id)
+            elif isinstance(message, UserMessage):
+                lost = run_id in self._ended and run_id not in answered
+                words = tuple(
+                    it.text if isinstance(it, Text) else it.data for it in message.content
+                )
+                if lost and words in again:
+                    continue
+                again.add(words)
+                if lost:
+                    message = replace(message, content=(Text(NEVER_ANSWERED), *message.content))
+            made.append((run_id, message))
+        return reversed(made)
 
     def _since_compaction(self) -> tuple[UserMessage | None, Iterator[tuple[str, Message]]]:
         """The summary of what came before, and what was said since."""
