@@ -334,6 +334,32 @@ def test_a_name_is_nearest_to_itself(names: list[str], name: str) -> None:
     assert [[*names, name][position].casefold() for position in found] == [name.casefold()]
 
 
+@quickly
+@given(st.text("abc", max_size=12), st.text("abc", max_size=12))
+def test_likeness_counts_the_letters_that_two_names_have_in_the_same_order(a: str, b: str) -> None:
+    row = [0] * (len(b) + 1)
+    for x in a:
+        above = row
+        row = [0]
+        for at, y in enumerate(b):
+            row.append(above[at] + 1 if x == y else max(above[at + 1], row[at]))
+    assert search._Likeness(a, set())._common(b) == row[-1]
+
+
+@pytest.mark.covers("B-3")
+def test_a_misspelt_name_among_ten_thousand_is_compared_with_few(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    names = [f"create_issue_in_project_{number}" for number in range(10_000)]
+    near, compared = NearNames(names), list[str]()
+    to = search._Likeness.to
+    monkeypatch.setattr(
+        search._Likeness, "to", lambda it, name: compared.append(name) or to(it, name)
+    )
+    assert names[near.find("creat_isue_in_projct_4711", 3)[0]] == "create_issue_in_project_4711"
+    assert len(compared) <= search.MAX_COMPARED
+
+
 def test_another_ranker_can_take_its_place() -> None:
     ranker: Ranker = SearchIndex(TOOLS)
     assert ranker.search("invoice", 1)[0][0] == NAMES.index("create_invoice")

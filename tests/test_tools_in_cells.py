@@ -1,6 +1,7 @@
 """Programs that call real tools: through every layer, across parks, and when it goes wrong."""
 
 import logging
+import threading
 import time
 from collections.abc import AsyncIterator
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 
 from clawmode import CodeMode, CodeModeConfig, CodeModeResult, Pool, RunContext
 from clawmode.approvals import Approvals
+from clawmode.catalog import Catalog
 from clawmode.hooks import BeforeToolCall, Hooks, ToolCallDecision
 from clawmode.namespaces import NamespaceRegistration, NamespaceRegistry, namespace_tool
 from clawmode.tool_function import tool
@@ -130,6 +132,115 @@ async def test_more_calls_than_may_queue_start_none_of_them(pool: Pool) -> None:
         await run(pool, source.replace("131", "130"), tools=[note], config=config)
     ).value is None
     assert sorted(called) == list(range(130))
+
+
+# ---- Look-ups that take their time ----
+
+NAME = "create_an_issue_in_the_project_of_the_team_that_owns_the_repository_"
+
+
+def many_tools(count: int = 200) -> list[Tool]:
+    return [Tool(f"{NAME}{n}", "Create it.", {}, add.execute) for n in range(count)]
+
+
+class Stall:
+    """The longest time that this process computed without letting the event loop turn.
+
+    Counted in CPU time of the loop's thread: others may have the machine meanwhile.
+    """
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    async def watch(self) -> None:
+        before = time.thread_time()
+        while True:
+            await anyio.sleep(0.001)
+            now = time.thread_time()
+            self.seconds = max(self.seconds, now - before)
+            before = now
+
+
+async def stalled(code_mode: CodeMode, source: str) -> tuple[float, CodeModeResult]:
+    """How long a program holds up the event loop, and what becomes of it."""
+    stall = Stall()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(stall.watch)
+        result = await code_mode.exec(source)
+        tasks.cancel_scope.cancel()
+    return stall.seconds, result
+
+
+@pytest.mark.covers("B-3", "EX-2")
+@pytest.mark.parametrize("function", ["describe", "call"])
+async def test_unknown_names_do_not_stall_the_event_loop(pool: Pool, function: str) -> None:
+    """The bound is the issue's: 50 ms for a thousand names."""
+    count = 1000 if function == "describe" else 140
+    source = f"""const ask = (_, i) => tools.{function}("{NAME.replace("te", "t")}" + i);
+await Promise.allSettled(Array.from({{ length: {count} }}, ask));
+return 1"""
+    async with making(pool, tools=many_tools(), config=CodeModeConfig(timeout_ms=4000)) as one:
+        assert (await one.exec("return 1")).value == 1
+        seconds, result = await stalled(one, source)
+    assert seconds < 0.05
+    assert result.status in ("completed", "waiting")
+
+
+@pytest.mark.covers("B-3", "EX-2")
+async def test_a_program_that_asks_on_and_on_is_back_in_time(pool: Pool) -> None:
+    source = f"""while (true) {{
+  const ask = (_, i) => tools.describe("{NAME.replace("te", "t")}" + i);
+  await Promise.allSettled(Array.from({{ length: 1000 }}, ask));
+}}"""
+    async with making(pool, tools=many_tools(), config=CodeModeConfig(timeout_ms=500)) as one:
+        began = time.monotonic()
+        seconds, result = await stalled(one, source)
+        assert time.monotonic() - began < 1.0
+        assert seconds < 0.05
+        assert (result.status, result.reason) == ("waiting", "pending_tools")
+        assert {row["method"] for row in result.pending_tool_calls} <= {"describe"}  # pyrefly: ignore
+        assert len(result.pending_tool_calls) <= 10
+
+
+@pytest.mark.covers("B-12", "EX-4")
+async def test_any_number_of_descriptions_may_be_asked_for_at_once(pool: Pool) -> None:
+    source = """const all = await Promise.all(ALL_TOOLS.map((tool) => tools.describe(tool.id)));
+return new Set(all.map((tool) => tool.name)).size"""
+    assert await value(pool, source, tools=many_tools(1500)) == 1500
+
+
+async def test_large_answers_are_handed_over_in_parts(pool: Pool) -> None:
+    schema = {"type": "object", "description": "x" * 1_000_000}
+    tools = [Tool("large", "Large.", schema, add.execute)]
+    source = """let total = 0;
+const ask = async () => {
+  const { parameters } = await tools.describe("large");
+  total += parameters.description.length;
+};
+await Promise.all(Array.from({ length: 12 }, ask));
+return total"""
+    assert await value(pool, source, tools=tools) == 12_000_000
+
+
+@pytest.mark.covers("B-13", "WA-4")
+async def test_a_search_that_outlives_the_deadline_is_pending_and_answered_later(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go, search = threading.Event(), Catalog.search
+
+    def slow(*args: Any, **options: Any) -> Any:
+        assert go.wait(10)
+        return search(*args, **options)
+
+    monkeypatch.setattr(Catalog, "search", slow)
+    source = "return (await tools.search('add')).map((found) => found.name)"
+    async with making(pool, config=CodeModeConfig(timeout_ms=300)) as one:
+        result = await one.exec(source)
+        assert (result.status, result.reason) == ("waiting", "pending_tools")
+        expected = [{"id": "1", "method": "search", "state": "queued"}]
+        assert result.pending_tool_calls == expected
+        go.set()
+        assert (await finish(one, result)).value == ["add"]
 
 
 async def test_a_failing_tool_can_be_caught_and_else_names_itself(pool: Pool) -> None:

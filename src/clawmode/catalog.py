@@ -35,6 +35,9 @@ UNSAFE_NAMES = frozenset({"search", "describe", "call", "__proto__", "then", "to
 
 MAX_LISTED = 10
 MAX_NEAR = 3
+MANY = 1_000
+"""Tools from which indexing their names takes long enough to be noticed."""
+
 MAX_SHOWN_CHARS = 120
 
 _NOT_IN_IDENTIFIER = re.compile(r"[^A-Za-z0-9_$]")
@@ -135,6 +138,15 @@ class Catalog:
         """
         return self._view(include_mcp).resolve(reference)
 
+    @property
+    def names_indexed(self) -> bool:
+        """False if the first unknown name would take long: `index_names` first, in a thread."""
+        return len(self._visible.tools) < MANY or "near" in vars(self._visible)
+
+    def index_names(self) -> None:
+        """Prepares the answers to unknown names."""
+        _ = self._visible.near
+
     def _view(self, include_mcp: bool) -> "_View":
         return self._all if include_mcp else self._visible
 
@@ -197,7 +209,7 @@ class _View:
         return dict(made)
 
     @cached_property
-    def _near(self) -> NearNames:
+    def near(self) -> NearNames:
         return NearNames([tool.name for tool in self.tools.values()])
 
     def search(self, query: str, limit: int) -> list[JsonObject]:
@@ -219,7 +231,7 @@ class _View:
     def _unknown(self, reference: str) -> UnknownTool:
         ids = list(self.tools)
         name = _LOOKS_LIKE_ID.sub("", reference, count=1)
-        near = tuple(ids[position] for position in self._near.find(name, MAX_NEAR))
+        near = tuple(ids[position] for position in self.near.find(name, MAX_NEAR))
         return UnknownTool(
             f"no tool has the id or name {_show(reference)}."
             + (f" The nearest: {_list(near)}." if near else "")

@@ -641,8 +641,7 @@ class CodeMode:
         )
 
     def _waiting(self, run: Run) -> CodeModeResult:
-        yielded = run.yields and not run.calls and not run.timers
-        reason: WaitingReason = "yield" if yielded else "pending_tools"
+        reason: WaitingReason = "yield" if run.yielded else "pending_tools"
         return CodeModeResult(
             status="waiting",
             run_id=run.id,

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 import anyio
+import anyio.lowlevel
 
 from clawmode.bridge import message_of
 from clawmode.calls import Calls
@@ -41,6 +42,12 @@ from clawmode.types import JsonText
 
 logger = logging.getLogger("clawmode")
 
+SLICE = 0.005
+"""Seconds of work for one cell after which others get their turn on the event loop."""
+
+MAX_ANSWERS = 4 << 20
+"""Bytes of answers about the catalog that are held for a cell; then it resumes with these first."""
+
 QUEUED_CALLS = 128
 """Calls that may wait for their turn, beyond those that run."""
 
@@ -72,6 +79,19 @@ class Installed:
 
     key: bytes = b""
     data: JsonText = b""
+
+
+class _Pace:
+    """Divides long work into slices, between which the event loop serves others."""
+
+    def __init__(self) -> None:
+        self._end = time.monotonic() + SLICE
+
+    async def keep(self) -> None:
+        """Lets others go first, if the slice is over."""
+        if time.monotonic() >= self._end:
+            await anyio.lowlevel.checkpoint()
+            self._end = time.monotonic() + SLICE
 
 
 @dataclass(slots=True)
@@ -356,6 +376,8 @@ class Driver:
         run.take_output(idle.output)
         run.set_timers(idle.timers, idle.due)
         self._check_ids(run, idle.requests)
+        if idle.requests and not self.calls.bridge.catalog.names_indexed:
+            await anyio.to_thread.run_sync(self.calls.bridge.catalog.index_names)
         try:
             await self._check_parking(run, idle)
             if run.ended:
@@ -363,24 +385,51 @@ class Driver:
         except (Aborted, SnapshotTooLarge):
             self.calls.refuse_batch(run, idle.requests)
             raise
+        pace = _Pace()
         for request in idle.requests:
             if request.method == "yield":
                 run.yields.append(request.id)
             elif request.method in LOOKUPS and self.calls.bridge.absent_server(request) is None:
-                run.inbox.append(await self._look_up(request))
+                run.lookups.append(request)
             else:
                 self.calls.open(run, request)
+                await pace.keep()
+        if run.ended:
+            raise Aborted
         self.calls.start(group)
 
-    async def _look_up(self, request: Request) -> Settled:
+    async def _answer_lookups(self, run: Run, last: float) -> None:
+        """Answers what a cell asked about the catalog, until `last` at most.
+
+        The answers are handed over in parts if they are large, so that no cell makes us hold more.
+        """
+        pace, room = _Pace(), MAX_ANSWERS
+        while run.lookups and room > 0 and not run.ended:
+            reply = await self._look_up(run.lookups[0], last)
+            if reply is None:
+                return
+            run.lookups.popleft()
+            run.inbox.append(reply)
+            room -= len(reply.value)
+            await pace.keep()
+
+    async def _look_up(self, request: Request, last: float) -> Settled | None:
+        """The answer to one look-up. None: it would come too late."""
+        left, bridge = last - time.monotonic(), self.calls.bridge
+        if left <= 0:
+            return None
         if request.method != "search":
             self.telemetry.describes += 1
-            return self.calls.bridge.look_up(request)
-        self.telemetry.searches += 1
-        # The first search of a run reads the whole catalog: others have better to do meanwhile.
-        return await anyio.to_thread.run_sync(
-            self.calls.bridge.look_up, request, limiter=self.searching
-        )
+            return bridge.look_up(request)
+        # The first search of a run reads the whole catalog: in a thread, which may take longer than
+        # the program has.
+        with anyio.move_on_after(left):
+            reply = await anyio.to_thread.run_sync(
+                bridge.look_up, request, limiter=self.searching, abandon_on_cancel=True
+            )
+            self.telemetry.searches += 1
+            return reply
+        return None
 
     def _check_ids(self, run: Run, requests: tuple[Request, ...]) -> None:
         """No honest worker repeats an id, and an answer to one must not reach another call."""
@@ -406,6 +455,7 @@ class Driver:
     async def _replies(self, run: Run, group: CallGroup, deadline: float) -> bool:
         """Whether there is something to resume a driven cell with; if not, it is to be parked."""
         last = self._last(deadline)
+        await self._answer_lookups(run, last)
         while True:
             version, now = group.version, time.monotonic()
             if run.ended:
@@ -448,7 +498,8 @@ class Driver:
             if run.outcome is not None:
                 return True
             foreign = await self.calls.adopt(run)
-            if run.yields or progress.replies or group.unsaved or run.due_at <= now:
+            prompt = run.yields or run.lookups or run.due_at <= now
+            if prompt or progress.replies or group.unsaved:
                 return True
             if not run.calls and not run.due:
                 # Nothing that it could wait for: the store's file was meddled with.

@@ -282,6 +282,10 @@ def _record(run: Run) -> JsonValue:
         "parent": run.parent_id,
         "outputLeft": run.output_left,
         "yields": list[JsonValue](run.yields),
+        "lookups": [
+            [request.id, request.method, request.args.decode("utf-8", "replace")]
+            for request in run.lookups
+        ],
         "timers": run.timers,
         "due": run.due,
         "start": start,
@@ -314,6 +318,8 @@ def _read_outcome(kept: Any) -> Done | Failed | None:
 def _run(run_id: str, record: Any) -> Run:
     run = Run(record["parent"], record["outputLeft"], id=run_id, stored=True)
     run.yields = record["yields"]
+    for number, method, args in record.get("lookups", ()):
+        run.lookups.append(Request(number, method, args.encode()))
     # Absolute, and nothing of this machine's uptime: the cell may go on on another machine.
     run.set_timers(record["timers"], record["due"])
     run.output, run.outcome = record["output"], _read_outcome(record["outcome"])

@@ -8,6 +8,7 @@ import secrets
 import time
 from collections import Counter, deque
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Literal, TypeAlias
 
 import anyio
@@ -24,6 +25,8 @@ CallState: TypeAlias = Literal[
 OPEN: tuple[CallState, ...] = ("queued", "running", "approval")
 
 MAX_LEDGER = 100
+MAX_SHOWN = 10
+"""Unanswered look-ups that a result lists; there may be a thousand."""
 
 GATE = 0
 """The id of the call that stands for the cell itself, while a person decides about its start."""
@@ -188,6 +191,7 @@ class Run:
         gate: Cancels the hooks and approvers that are asked whether it may start.
         unheard: The caller of the `wait` that drives it was cancelled.
         outcome: How it ended, if nobody has heard of it yet.
+        lookups: What it asked about the catalog, as far as it has not been answered.
         stored: Whether the store knows it: then its id has been handed out.
         taken: It was taken out of the store, which still knows it: another process may abort it.
         since: When it was started, or taken up again, by `time.time`.
@@ -205,6 +209,7 @@ class Run:
     ledger: Ledger = field(default_factory=Ledger)
     calls: dict[int, OpenCall] = field(default_factory=dict[int, OpenCall])
     yields: list[int] = field(default_factory=list[int])
+    lookups: deque[Request] = field(default_factory=deque[Request])
     inbox: list[Settled] = field(default_factory=list[Settled])
     timers: int = 0
     due: float = 0.0
@@ -254,9 +259,18 @@ class Run:
         """Whether every open call waits for a person."""
         return all(call.waits_for_a_person for call in self.calls.values())
 
+    @property
+    def yielded(self) -> bool:
+        """Whether the cell waits for nothing but the end of a yield."""
+        return bool(self.yields) and not (self.calls or self.lookups or self.timers)
+
     def pending(self) -> list[JsonValue]:
         """What the cell waits for, for the model."""
         found: list[JsonValue] = [call.to_json() for call in self.calls.values()]
+        found.extend(
+            {"id": str(request.id), "method": request.method, "state": "queued"}
+            for request in islice(self.lookups, MAX_SHOWN)
+        )
         found.extend(
             {"id": str(number), "method": "yield", "state": "running"} for number in self.yields
         )

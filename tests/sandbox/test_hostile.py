@@ -267,8 +267,6 @@ async def test_a_flood_of_output_ends_at_its_cap(pool: Pool, source: str) -> Non
     "source",
     [
         "for (let i = 0; i < 20000; i++) tools.call('t', { i })",
-        "for (let i = 0; i < 20000; i++) tools.search('t')",
-        "for (let i = 0; i < 20000; i++) yield_control()",
         "for (let i = 0; i < 20000; i++) try { tools.call('t') } catch {}\nreturn 1",
         "const all = []; for (let i = 0; i < 20000; i++) all.push(tools.call('t').catch(() => 0))\n"
         "await Promise.race(all)",
@@ -276,6 +274,27 @@ async def test_a_flood_of_output_ends_at_its_cap(pool: Pool, source: str) -> Non
 )
 async def test_a_flood_of_requests_fails_the_cell(pool: Pool, source: str) -> None:
     await expect_failure(pool, source, "too_many_pending_tool_calls", seconds=3)
+
+
+@pytest.mark.covers("EX-4", "B-12")
+@pytest.mark.parametrize(
+    "request_", ["tools.search('t')", "tools.describe('t')", "yield_control()"]
+)
+async def test_a_flood_of_questions_waits_in_the_guest(pool: Pool, request_: str) -> None:
+    """The host sees no more than its share at once; the rest costs the guest its own memory."""
+    cell, answered = pool.cell(), 0
+    source = f"for (let i = 0; i < 5000; i++) {request_}; return 1"
+    outcome = await pool.step(cell, Start(source), soon())
+    while isinstance(outcome, Suspended):
+        assert len(outcome.requests) <= Limits().max_others
+        answered += len(outcome.requests)
+        replies = tuple(ok(request) for request in outcome.requests)
+        outcome = await pool.step(cell, Resume(replies), soon())
+    assert (outcome, answered) == (Done(b"1"), 5000)
+    flood = f"for (;;) {request_}"
+    await expect_failure(
+        pool, flood, "memory_limit_exceeded", limits=Limits(memory_bytes=4 << 20), seconds=5
+    )
 
 
 # ---- Values ----

@@ -30,6 +30,7 @@
   const NativeAggregateError = AggregateError;
   const NativeMap = Map;
   const NativeWeakMap = WeakMap;
+  const NativeArrayBuffer = ArrayBuffer;
   const NativeDate = Date;
   const NativeProxy = Proxy;
   const NativeString = String;
@@ -87,7 +88,7 @@
   const SEED = 0; // 0 to 3: four 32-bit words of entropy, written by the host at start
   const OUTPUT_LIMIT = 4; // bytes that output and value may still take
   const MAX_CALLS = 5; // tool and namespace calls that may be open at once
-  const MAX_OTHERS = 6; // searches, descriptions and yields that may be open at once
+  const MAX_OTHERS = 6; // searches, descriptions and yields that the host gets at once; more queue here
   const ARGUMENT = 7; // the number that goes with a call of the host's
   const MAIN_STATE = 8; // 0 pending, 1 fulfilled, 2 failed, and the host knows why
   const QUEUED = 9; // requests that the host has not collected
@@ -494,10 +495,16 @@
     return failedTool(attempt((holder) => holder.errors[0], error), depth + 1);
   }
 
+  const OUT_OF_MEMORY = { __proto__: null, kind: "memory", name: "", message: "", stack: "" };
+
   function describeFailure(error) {
+    // The engine throws null when it has no room for an error. A guest may too, but has room then.
+    if (error === null && attempt((size) => new NativeArrayBuffer(size), 65536) === undefined) {
+      return OUT_OF_MEMORY;
+    }
     if (typeof error === "object" && error !== null) {
       if (attempt(getPrototypeOf, error) === OutOfMemoryPrototype) {
-        return { __proto__: null, kind: "memory", name: "", message: "", stack: "" };
+        return OUT_OF_MEMORY;
       }
       if (isErrorObject(error)) {
         const { name, message } = describeError(error);
@@ -539,6 +546,9 @@
   const waiting = new NativeMap(); // request id → how to settle it
   let outbox = ""; // a line for each request: id, method, JSON of the arguments
   let lastRequest = 0;
+  const backlog = create(null); // requests that are sent when others have been answered, in order
+  let backlogStart = 0;
+  let backlogEnd = 0;
 
   const MAX_REQUEST = 1048576;
   const nothing = () => {};
@@ -553,19 +563,28 @@
         return;
       }
       const slot = counted ? OPEN_CALLS : OPEN_OTHERS;
-      if (mailbox[slot] >= mailbox[counted ? MAX_CALLS : MAX_OTHERS]) {
+      const open = { __proto__: null, resolve, reject, slot, method, text: sink.text };
+      if (mailbox[slot] < mailbox[counted ? MAX_CALLS : MAX_OTHERS]) {
+        send(open);
+      } else if (counted) {
         mailbox[OVERFLOW] = 1;
-        return;
+      } else {
+        backlog[backlogEnd] = open;
+        backlogEnd++;
       }
-      // Whatever can fail for want of memory comes first; then it is opened, all of it.
-      const id = lastRequest + 1;
-      const longer = outbox + (id + " " + method + " " + sink.text + "\n");
-      mapSet(waiting, id, { __proto__: null, resolve, reject, slot });
-      outbox = longer;
-      lastRequest = id;
-      mailbox[slot]++;
-      mailbox[QUEUED]++;
     });
+  }
+
+  // Whatever can fail for want of memory comes first; then it is opened, all of it.
+  function send(open) {
+    const id = lastRequest + 1;
+    const longer = outbox + (id + " " + open.method + " " + open.text + "\n");
+    mapSet(waiting, id, open);
+    outbox = longer;
+    open.text = "";
+    lastRequest = id;
+    mailbox[open.slot]++;
+    mailbox[QUEUED]++;
   }
 
   function collect() {
@@ -604,6 +623,10 @@
       const { resolve, reject } = open;
       if (reply[1]) resolve(reply[2]);
       else reject(replyError(reply[2]));
+    }
+    while (backlogStart < backlogEnd && mailbox[OPEN_OTHERS] < mailbox[MAX_OTHERS]) {
+      send(backlog[backlogStart]);
+      delete backlog[backlogStart++];
     }
   }
 
