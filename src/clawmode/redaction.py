@@ -306,6 +306,50 @@ class Redactor:
         return made
 
 
+class KnownSecrets:
+    """Strikes out values that are known to be secret, and nothing else.
+
+    For what people and programs go on working with: text that merely looks like a secret stays.
+    """
+
+    def __init__(self, secrets: Iterable[str] = ()) -> None:
+        forms = {form for secret in secrets for form in _forms(secret)}
+        self._forms = sorted(forms, key=lambda form: (-len(form), form))
+        self._by_first: dict[str, list[str]] = {}
+        for form in self._forms:
+            self._by_first.setdefault(form[0], []).append(form)
+
+    def are_in(self, text: str) -> bool:
+        """True if a secret is in a text, which may be JSON."""
+        return any(form in text for form in self._forms)
+
+    def text(self, text: str) -> str:
+        """A text without them."""
+        for form in self._forms:
+            text = text.replace(form, HIDDEN)
+        return text
+
+    def value(self, value: JsonValue) -> JsonValue:
+        """A value without them; numbers stay."""
+        if isinstance(value, str):
+            return self.text(value)
+        if isinstance(value, dict):
+            return {self.text(key): self.value(item) for key, item in value.items()}
+        return [self.value(item) for item in value] if isinstance(value, list) else value
+
+    def begun(self, text: str) -> int:
+        """How many characters at the end of a text may be the beginning of a secret."""
+        start = 0
+        while start < len(text):
+            forms = self._by_first.get(text[start], ())
+            left = len(text) - start
+            if any(len(form) > left and form.startswith(text[start:]) for form in forms):
+                return left
+            # What begins inside of a whole secret goes with it.
+            start += next((len(form) for form in forms if text.startswith(form, start)), 1)
+        return 0
+
+
 def _is_flag(item: JsonValue) -> bool:
     return isinstance(item, str) and item.startswith("-") and "=" not in item
 
@@ -343,8 +387,10 @@ def _forms(secret: str) -> set[str]:
     lines = secret.splitlines()
     made = {secret, quote(encoded, safe=""), base64.b64encode(encoded).decode().rstrip("=")}
     for ascii_only in (True, False):
-        inner = json.dumps(secret, ensure_ascii=ascii_only)[1:-1]
-        made |= {inner, json.dumps(inner, ensure_ascii=ascii_only)[1:-1]}
+        inner = secret
+        for _ in range(MAX_EMBEDDED):
+            inner = json.dumps(inner, ensure_ascii=ascii_only)[1:-1]
+            made.add(inner)
     return made | {line for line in lines if len(line) >= MIN_SECRET_LINE and len(lines) > 1}
 
 

@@ -24,7 +24,6 @@ MISSING: frozenset[str] = frozenset(
         "N-46",
         "S-1",
         "S-2",
-        "S-8",
         "S-10",
         "B-14",
         "B-15",

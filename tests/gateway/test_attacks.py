@@ -1,12 +1,13 @@
 """Attacks on the gateway: what a client, a local user or bad luck must not bring about."""
 
+import base64
 import json
 import logging
 import socket as sockets
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -25,8 +26,9 @@ from clawmode.agent.runtime import Run
 from clawmode.gateway import admission, logs, place, protocol, service
 from clawmode.gateway.ledger import Ledger, LedgerUnavailable
 from clawmode.gateway.tokens import TokenError, Tokens
-from clawmode.redaction import Redactor
-from clawmode.testing import Turn, call
+from clawmode.models import scripted
+from clawmode.redaction import KnownSecrets, Redactor
+from clawmode.testing import Turn, call, think
 from clawmode.tools import JsonObject, Tool, ToolContext
 
 pytestmark = pytest.mark.anyio
@@ -645,3 +647,80 @@ async def test_what_is_acknowledged_is_kept(
         kept = await it.gateway.ledger.messages()
     assert told["status"] == "started"
     assert [row[0] for row in kept] == [told["runId"]]
+
+
+# ---- Secrets that the setup knows ----
+
+SPECIAL = 'correct "horse"\\battery\tstäple'
+
+
+@pytest.mark.covers("S-8")
+@pytest.mark.parametrize("piece", [1, 7, 11, 400])
+@pytest.mark.parametrize(
+    ("secret", "shown"),
+    [
+        ("hunter2-hunter2", "hunter2-hunter2"),
+        (SPECIAL, SPECIAL),
+        (SPECIAL, json.dumps({"said": json.dumps(SPECIAL)})),
+        (SPECIAL, base64.b64encode(SPECIAL.encode()).decode()),
+    ],
+)
+async def test_no_event_and_no_answer_shows_a_secret_that_the_setup_knows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece: int, secret: str, shown: str
+) -> None:
+    """Whether a tool prints it or the model says it, in pieces of any size."""
+    monkeypatch.setattr(scripted, "PIECE", piece)
+    monkeypatch.setenv("LLM_AUTH", secret)
+
+    async def leak(given: JsonObject, context: ToolContext) -> str:
+        context.update(shown)
+        return f"It is {shown}, hunter2."
+
+    provider = {"baseUrl": "http://127.0.0.1:1", "api": "openai-completions"}
+    models = {"providers": {"p": {**provider, "auth": {"env": "LLM_AUTH"}}}}
+    said = f"The key is {shown}, not hunter2-hunter."
+    script = [Turn(think(said), call("leak")), Turn(said)]
+    leaky = Tool("leak", "Leaks.", {"type": "object"}, leak, effect="read")
+    options: dict[str, Any] = {"models": models, "rules": {"codeMode": False}}
+    async with inside(tmp_path, script, tools=[leaky], **options) as it:
+        reader = it.client("operator.read")
+        reader.following.add("*")
+        run = await it.call("agent", message=f"Say {shown}", sessionKey="s")
+        waited = await it.answer(reader, "agent.wait", {"runId": run["runId"]})
+        history = await it.answer(reader, "chat.history", {"sessionKey": "s"})
+        frames = [json.loads(frame) for frame in reader._frames]
+    seen = texts([frames, waited, history])
+    assert {frame["event"] for frame in frames} >= {"agent", "session.tool", "session.message"}
+    assert not [text for text in seen if secret in text or shown in text]
+    deltas = [
+        frame["payload"]["data"].get("delta", "")
+        for frame in frames
+        if frame["event"] == "agent" and frame["payload"]["stream"] == "assistant"
+    ]
+    hidden = KnownSecrets([secret]).text(said)
+    assert "***" in hidden
+    assert "".join(deltas) == hidden
+    numbers = [it["payload"]["seq"] for it in frames if it["event"] == "agent"]
+    assert numbers == list(range(1, len(numbers) + 1))
+
+
+def texts(value: Any) -> list[str]:
+    """All texts in a value, and in the JSON that they are."""
+    if isinstance(value, str):
+        with suppress(ValueError):
+            return [value, *texts(json.loads(value))]
+        return [value]
+    inside = value.items() if isinstance(value, dict) else value
+    return [t for each in inside for t in texts(each)] if isinstance(inside, Iterable) else []
+
+
+@pytest.mark.covers("S-8")
+async def test_a_secret_that_is_a_number_breaks_no_frame(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stands in a time or a count by chance: frames stay JSON."""
+    monkeypatch.setenv("LLM_AUTH", "123456")
+    providers = {"p": {"baseUrl": "http://127.0.0.1:1", "auth": {"env": "LLM_AUTH"}}}
+    async with inside(tmp_path, models={"providers": providers}) as it:
+        it.gateway.broadcast("health", {"ts": 1234567, "text": "1234567"})
+        assert events(it.admin, "health") == [{"ts": 1234567, "text": "***7"}]

@@ -43,6 +43,7 @@ from clawmode.models.base import (
     ThinkingDelta,
     ThinkingLevel,
 )
+from clawmode.redaction import KnownSecrets
 from clawmode.tools import JsonObject
 
 logger = logging.getLogger("clawmode.agent")
@@ -125,6 +126,8 @@ class Turn:
         shorten: Makes a conversation shorter that is too long for a model.
         until_decided: Waits as long as the calls that were made wait for nothing but people.
         heard: Whether something of the present answer was passed on.
+        known: Secrets of which no piece is passed on alone: who gets the pieces strikes out whole
+            ones only.
     """
 
     models: Sequence[Model]
@@ -144,6 +147,7 @@ class Turn:
     tool_calls: int = 0
     model: Model | None = None
     heard: bool = False
+    known: KnownSecrets = field(default_factory=KnownSecrets)
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,6 +308,7 @@ class _Listener:
         self._turn = turn
         self._text: list[str] = []
         self._chars = 0
+        self._held: tuple[Stream, str] = ("assistant", "")
 
     async def hear(self, model: Model, request: ModelRequest) -> AssistantMessage:
         idle = self._turn.limits.idle_seconds(model)
@@ -312,6 +317,7 @@ class _Listener:
                 async with model.stream(request) as events:
                     async for event in self._watched(events, watchdog, idle):
                         if isinstance(event, Finished):
+                            self._pass_on(event)
                             return event.message
                         self._pass_on(event)
                         if self._chars > MAX_ANSWER_CHARS:
@@ -339,19 +345,37 @@ class _Listener:
             yield event
             watchdog.deadline = anyio.current_time() + idle
 
+    def _say(self, stream: Stream, text: str) -> None:
+        """Passes on a piece of a text, but for an end that may be the beginning of a secret."""
+        if stream != self._held[0]:
+            self._say_rest()
+        text = self._held[1] + text
+        said = text[: len(text) - self._turn.known.begun(text)]
+        self._held = stream, text[len(said) :]
+        if said:
+            self._turn.sink.emit(stream, {"delta": said})
+
+    def _say_rest(self) -> None:
+        stream, text = self._held
+        self._held = stream, ""
+        if text:
+            self._turn.sink.emit(stream, {"delta": text})
+
     def _pass_on(self, event: ModelEvent) -> None:
         sink = self._turn.sink
         self._turn.heard = True
+        if not isinstance(event, (TextDelta, ThinkingDelta, Chunk)):
+            self._say_rest()
         match event:
             case TextDelta(text):
                 self._text.append(text)
                 self._chars += len(text)
-                sink.emit("assistant", {"delta": text})
+                self._say("assistant", text)
             case TextEnd(text):
                 sink.emit("assistant", {"text": text})
             case ThinkingDelta(text):
                 self._chars += len(text)
-                sink.emit("thinking", {"delta": text})
+                self._say("thinking", text)
             case CallBegun(name):
                 sink.emit("assistant", {"call": name})
             case Chunk(size):
@@ -361,6 +385,7 @@ class _Listener:
 
     def _keep_partial(self, model: Model) -> None:
         """The run is stopped: what was said is said."""
+        self._say_rest()
         if said := "".join(self._text):
             cut = AssistantMessage(
                 content=(Text(said),), provider=model.provider, model=model.name, stop="aborted"

@@ -37,7 +37,7 @@ from clawmode.foreign import told
 from clawmode.hooks import Hooks
 from clawmode.lifetime import Lifetime
 from clawmode.namespaces import NamespaceRegistry
-from clawmode.redaction import Redactor
+from clawmode.redaction import KnownSecrets, Redactor
 from clawmode.sandbox.pool import Pool
 from clawmode.sqlite_store import SqliteStore
 from clawmode.tools import JsonObject, Tool
@@ -151,6 +151,8 @@ class AgentRuntime:
             secrets=tuple(secrets),
         )
         self._redactor = Redactor(self._shared.secrets)
+        self.known = KnownSecrets(self._shared.secrets)
+        """What is struck out of everything that leaves the process."""
         self._lanes = Lanes(max_concurrent)
         self.care = SessionCare(
             sessions=sessions,
@@ -341,6 +343,7 @@ class AgentRuntime:
         """Adds to what is struck out of the trajectories of runs that begin from now on."""
         known = dict.fromkeys((*self._shared.secrets, *secrets))
         self._shared = replace(self._shared, secrets=tuple(known))
+        self._redactor, self.known = Redactor(known), KnownSecrets(known)
 
     def find(self, run_id: str) -> Run | None:
         """A run that is known."""

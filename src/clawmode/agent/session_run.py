@@ -43,7 +43,7 @@ from clawmode.messages import AssistantMessage, Message, Text, Usage, UserMessag
 from clawmode.models.base import Model, ToolDefinition
 from clawmode.models.debug import debug_flags, log
 from clawmode.namespaces import NamespaceRegistry
-from clawmode.redaction import Redactor
+from clawmode.redaction import KnownSecrets, Redactor
 from clawmode.sandbox.pool import Pool
 from clawmode.stores import SnapshotStore
 from clawmode.tools import JsonObject, Tool
@@ -371,6 +371,7 @@ class SessionRun:
             cache_key=self.session.id,
             intake=self.intake,
             shorten=None if request.raw_model_call else self._shortening(prompt.context),
+            known=KnownSecrets(self.shared.secrets),
             until_decided=None if self.programs is None else self.programs.until_decided,
         )
         self.intake.open()

@@ -40,7 +40,11 @@ class Dispatcher:
         name = request.method if request.method in self.methods else "unknown"
         self.gateway.counters[name] = self.gateway.counters.get(name, 0) + 1
         try:
-            return protocol.response(request.id, await self.call(client, request))
+            answer = await self.call(client, request)
+            frame = protocol.response(request.id, answer)
+            if self.gateway.host.runtime.known.are_in(frame):
+                frame = protocol.response(request.id, self.gateway.without_secrets(answer))
+            return frame
         except RpcError as error:
             return protocol.failure(request.id, error)
         except ConfigurationError as error:

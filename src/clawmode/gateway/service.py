@@ -240,8 +240,16 @@ class Gateway:
         """Tells all clients that may know and want to."""
         if self.clients:
             event = Told.of(name, payload, session_key, run_id)
+            if self.host.runtime.known.are_in(event.payload):
+                event = Told.of(name, self.without_secrets(payload), session_key, run_id)
             for client in tuple(self.clients.values()):
                 client.tell(event)
+
+    def without_secrets(self, payload: JsonObject) -> JsonObject:
+        """What clients may see: without the secrets that the setup knows."""
+        known = self.host.runtime.known.value(payload)
+        assert isinstance(known, dict)
+        return known
 
     # ---- Runs ----
 
