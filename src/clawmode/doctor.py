@@ -13,7 +13,7 @@ from clawmode.command_setup import Options, Setup
 from clawmode.exceptions import ClawmodeError, ConfigurationError
 from clawmode.gateway import place
 from clawmode.mcp.client import ServerView
-from clawmode.mcp.command import open_servers
+from clawmode.mcp.command import log_file, open_servers
 from clawmode.plugins.setup import describe_plugins
 from clawmode.policy import Policy
 from clawmode.sandbox import artifacts
@@ -133,6 +133,9 @@ async def _servers(setup: Setup) -> AsyncIterator[Finding]:
         for view in servers.views:
             for finding in _server(view, setup.policy):
                 yield finding
+        if any(view.problem for view in servers.views):
+            where = f"what they write to stderr is in {log_file(setup)}"
+            yield Finding("MCP servers", "note", where)
 
 
 def _server(view: ServerView, policy: Policy) -> Iterator[Finding]:

@@ -11,8 +11,6 @@ MISSING: frozenset[str] = frozenset(
         "N-18",
         "N-19",
         "N-21",
-        "N-22",
-        "N-34",
         "N-35",
         "N-37",
         "N-38",

@@ -207,7 +207,9 @@ async def test_a_server_that_dies_in_a_call_fails_it_and_is_used_again_when_it_i
             # The first may be on its way when that is noticed.
             kinds = [(await failure(servers, "sdk:add", {"a": 1})).kind for _ in range(2)]
             assert kinds in (["unavailable"] * 2, ["lost", "unavailable"])
-            assert "cannot be reached" in (view_of(servers, "sdk").problem or "")
+            assert "cannot be reached at http://127.0.0.1:" in (
+                view_of(servers, "sdk").problem or ""
+            )
             with sdk_server(kind, port):
                 await servers.connect()
                 added = await call(servers, "sdk:add", {"a": 1})

@@ -381,6 +381,58 @@ def test_an_error_does_not_quote_a_value(key: str) -> None:
             assert "s3cr3t-value" not in str(error)
 
 
+@pytest.mark.covers("N-22")
+@pytest.mark.parametrize(
+    ("data", "advice"),
+    [
+        ({}, ""),
+        ({"mcp_servers": {"gh": {"command": "x"}}}, "the servers seem to be in 'mcp_servers'"),
+        ({"context_servers": {"gh": {"url": "http://x"}}}, "seem to be in 'context_servers'"),
+        ({"gh": {"command": "npx"}}, 'put its entries into {"mcpServers": {...}}'),
+        ({"mcpserver": 7}, "found 'mcpserver'"),
+        ({"name": "io.example/x", "packages": [{"command": "x"}]}, ""),
+    ],
+)
+def test_a_file_without_servers_says_what_was_expected(
+    tmp_path: Path, data: dict[str, Any], advice: str
+) -> None:
+    file = tmp_path / "servers.json"
+    file.write_text(json.dumps(data))
+    with pytest.raises(
+        ConfigurationError, match="no servers in this file: expected mcpServers"
+    ) as it:
+        load(file)
+    assert advice in str(it.value)
+    assert str(file) in str(it.value)
+
+
+@pytest.mark.covers("N-22")
+def test_a_file_whose_section_is_empty_is_worth_a_word(tmp_path: Path) -> None:
+    file = tmp_path / "servers.json"
+    file.write_text('{"mcpServers": {}}')
+    (warning,) = load(file).warnings
+    assert "no servers in this file" in str(warning)
+
+
+@pytest.mark.covers("N-22")
+@pytest.mark.parametrize(
+    ("entry", "told"),
+    [
+        (
+            {"comand": "npx"},
+            "found 'comand' (did you mean 'command'?), expected a command or a url",
+        ),
+        ({"URL": "http://x"}, "(did you mean 'url'?)"),
+        ({"server_url": "http://x"}, "(did you mean 'serverUrl'?)"),
+        ({"x": 1}, "found neither"),
+        ({"url": "http://x", "type": "websocket"}, "found 'websocket', expected \"stdio\""),
+    ],
+)
+def test_a_slip_of_the_pen_names_the_nearest_key_or_the_value(entry: Any, told: str) -> None:
+    (error,) = read_servers({"gh": entry}).errors
+    assert told in str(error)
+
+
 def test_oauth_is_read() -> None:
     assert one({"url": "https://x", "auth": "oauth"}).auth == OAuth()
     auth = {"type": "oauth", "clientId": "me", "scopes": "read write", "redirectPort": 8_123}

@@ -12,9 +12,11 @@ import pytest
 from tests.mcp.driver import call, connected, context, eventually, find, raw, view_of
 
 from clawmode.approvals import Approvals
+from clawmode.command_setup import Options, set_up
 from clawmode.context import RunContext
 from clawmode.executor import Call, Executor, ToolFailure
 from clawmode.mcp.client import McpServers
+from clawmode.mcp.command import log_file, open_servers
 from clawmode.mcp.link import McpError
 from clawmode.policy import Policy
 from clawmode.tools import InputRequest, JsonObject, ToolContext
@@ -362,7 +364,7 @@ async def test_one_that_dies_again_and_again_is_given_time(tmp_path: Path) -> No
     [
         ("exits", "exited with status 3 (it said: cannot open the database)"),
         ("silent", "did not answer within 0.6 s"),
-        ("babbles", "of what is not MCP, first 'Listening on port 8080...'"),
+        ("babbles", "wrote what is not JSON-RPC to stdout: 'Listening on port 8080...'"),
     ],
 )
 async def test_a_server_that_does_not_start_has_a_problem(mode: str, problem: str) -> None:
@@ -372,6 +374,68 @@ async def test_a_server_that_does_not_start_has_a_problem(mode: str, problem: st
         assert view.tools == ()
         assert problem in (view.problem or "")
         assert await is_well(servers, "other")
+
+
+@pytest.mark.covers("N-34")
+@pytest.mark.parametrize(
+    ("script", "told"),
+    [
+        ("printf 'Password: '; sleep 9", "wrote what is not JSON-RPC to stdout: 'Password:'"),
+        ("printf '\\033[31mred\\n'; sleep 9", r"stdout: '\\x1b[31mred'"),
+        ("printf 'a\\nb\\nc\\n'; sleep 9", "stdout: 'a' and 2 more lines"),
+        ("printf 'error: no index\\n  cause\\nhint: x\\n' >&2; exit 1",
+         "status 1 (it said: error: no index | cause | hint: x)"),
+        ("printf 'ValueError: bad\\n1\\n2\\n3\\n+----\\n' >&2; exit 1",
+         "(it said: ValueError: bad | 2 | 3)"),
+    ],
+)  # fmt: skip
+async def test_a_problem_shows_what_a_server_wrote(script: str, told: str) -> None:
+    entry = {"command": "sh", "args": ["-c", script], "connectTimeoutMs": 600}
+    async with connected({"odd": entry}) as servers:
+        assert told in (view_of(servers, "odd").problem or "")
+
+
+@pytest.mark.covers("N-34")
+async def test_what_a_server_writes_to_stderr_is_kept_in_a_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = "for n in 1 2 3 4 5 6; do echo line $n >&2; done; exit 1"
+    servers = {"odd": {"command": "sh", "args": ["-c", script]}}
+    (tmp_path / "servers.json").write_text(json.dumps({"mcpServers": servers}))
+    options = Options(mcp_config=str(tmp_path / "servers.json"), state=str(tmp_path / "state"))
+    setup = set_up(options)
+    async with open_servers(setup):
+        pass
+    kept = log_file(setup).read_text()
+    assert [f"odd: line {n}" in kept for n in range(1, 7)] == [True] * 6
+    assert log_file(setup).stat().st_mode & 0o077 == 0
+    assert str(log_file(setup)) in capsys.readouterr().err
+
+
+@pytest.mark.covers("N-22")
+async def test_a_command_with_its_arguments_in_it_says_where_to_put_them() -> None:
+    async with connected({"gh": {"command": "npx -y foo"}}) as servers:
+        problem = view_of(servers, "gh").problem or ""
+    assert "the command 'npx -y foo' was not found: put its arguments into `args`" in problem
+
+
+async def test_a_server_is_told_how_this_machine_reaches_the_network(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given = {
+        "SSL_CERT_FILE": "/certs.pem",
+        "https_proxy": "http://proxy:3128",
+        "UV_INDEX_URL": "https://index.example",
+        "UV_PUBLISH_TOKEN": "s3cret",
+        "UV_INDEX_ACME_PASSWORD": "s3cret",
+        "OPENAI_API_KEY": "s3cret",
+    }
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    async with connected({"raw": raw(env={"NO_PROXY": "mine"})}) as servers:
+        seen = (await call(servers, "raw:environment"))["structuredContent"]["env"]
+    assert {name: seen.get(name) for name in given if name in seen} == dict(list(given.items())[:3])
+    assert seen["NO_PROXY"] == "mine"
 
 
 async def test_a_command_that_does_not_exist_is_a_problem_and_is_not_tried_again() -> None:

@@ -585,7 +585,10 @@ class _Server:
             return f"{link.fault}{link.hint() if link.garbage else ''}"
         if isinstance(leaf, MCPError):
             return link.clean(leaf.message)
-        said = explain(leaf) or f"cannot be used: {type(leaf).__name__}: {told(leaf)}"
+        said = (
+            explain(leaf, link.settings.place)
+            or f"cannot be used: {type(leaf).__name__}: {told(leaf)}"
+        )
         return f"{link.clean(said)}{link.hint()}"
 
 

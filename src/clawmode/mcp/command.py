@@ -1,11 +1,14 @@
 """`clawmode mcp`: what is configured, behind `exec` and `wait`, for one MCP client or for many."""
 
+import logging
 import os
 import secrets
 import webbrowser
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager, nullcontext
+from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
 from dataclasses import replace
+from logging.handlers import RotatingFileHandler
+from pathlib import Path
 
 import anyio
 
@@ -24,6 +27,7 @@ from clawmode.stores import MemoryStore
 from clawmode.terminal import Progress, complain, tell
 from clawmode.tools import Tool
 
+MAX_LOG = 1 << 20
 TOKENS = "mcp-tokens"
 """Where logins are kept, in the folder of the state."""
 
@@ -72,17 +76,59 @@ async def open_servers(
         asks: There is a person whom they can ask.
         told: Say which cannot be reached, and why.
     """
-    tokens = setup.state / TOKENS
-    async with McpServers(setup.servers, asks=asks, tokens=tokens, logs=False) as servers:
+    async with _started(setup, asks=asks) as servers:
         if setup.servers:
-            with Progress("MCP servers", len(setup.servers)) as progress:
-
-                def show(view: ServerView) -> None:
-                    problem = view.problem if told else None
-                    progress.step(f"MCP server {view.name}: {problem}" if problem else "")
-
-                await servers.connect(on_progress=show)
+            await _connect(setup, servers, told=told)
         yield servers
+
+
+@asynccontextmanager
+async def _started(setup: Setup, *, asks: bool) -> AsyncIterator[McpServers]:
+    tokens = setup.state / TOKENS
+    with _stderr_kept(setup):
+        async with McpServers(setup.servers, asks=asks, tokens=tokens, logs=False) as servers:
+            yield servers
+
+
+async def _connect(setup: Setup, servers: McpServers, *, told: bool) -> None:
+    with Progress("MCP servers", len(setup.servers)) as progress:
+
+        def show(view: ServerView) -> None:
+            problem = view.problem if told else None
+            progress.step(f"MCP server {view.name}: {problem}" if problem else "")
+
+        views = await servers.connect(on_progress=show)
+    if told and any(view.problem for view in views):
+        tell(f"what MCP servers write to stderr is in {log_file(setup)}")
+
+
+def log_file(setup: Setup) -> Path:
+    """Where everything is kept that MCP servers write to stderr, within bounds."""
+    return setup.state / "logs" / "mcp-servers.log"
+
+
+@contextmanager
+def _stderr_kept(setup: Setup) -> Iterator[None]:
+    """Keeps in a file what servers write to stderr: problems show its last lines only."""
+    file = log_file(setup)
+    log = logging.getLogger("clawmode.mcp.stderr")
+    handler: logging.Handler = logging.NullHandler()
+    if setup.servers:
+        # A state folder that cannot be written is told by whoever needs it.
+        with suppress(OSError):
+            file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            os.close(os.open(file, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600))
+            handler = RotatingFileHandler(file, maxBytes=MAX_LOG, backupCount=1, encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(process)d %(message)s"))
+    level = log.level
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
+        log.removeHandler(handler)
+        handler.close()
 
 
 def log_in(setup: Setup, name: str) -> None:
@@ -134,12 +180,8 @@ async def _serve(setup: Setup, approve: Mode, address: tuple[str, int] | None, t
             pool=pool,
         )
 
-    tokens = setup.state / TOKENS
-    async with (
-        Pool() as pool,
-        McpServers(setup.servers, asks=True, tokens=tokens, logs=False) as servers,
-    ):
-        with _problems_told(servers):
+    async with Pool() as pool, _started(setup, asks=True) as servers:
+        with _problems_told(setup, servers):
             # Behind the answer to `initialize`: clients give up on a server that is slow to start.
             servers.begin()
             if address is None:
@@ -149,13 +191,15 @@ async def _serve(setup: Setup, approve: Mode, address: tuple[str, int] | None, t
 
 
 @contextmanager
-def _problems_told(servers: McpServers) -> Iterator[None]:
+def _problems_told(setup: Setup, servers: McpServers) -> Iterator[None]:
     """Says on stderr why a server cannot be reached, once for each reason."""
     told: dict[str, str | None] = {}
 
     def tell_of(view: ServerView) -> None:
         if view.problem and told.get(view.name) != view.problem:
             tell(f"MCP server {view.name}: {view.problem}")
+            if not any(told.values()):
+                tell(f"what MCP servers write to stderr is in {log_file(setup)}")
         told[view.name] = view.problem
 
     for view in servers.views:

@@ -20,6 +20,7 @@ from clawmode.exceptions import ConfigurationError
 from clawmode.mcp.settings import (
     DEFAULT_CONNECT_TIMEOUT_MS,
     DEFAULT_TIMEOUT_MS,
+    SECRETIVE,
     Auth,
     Bearer,
     OAuth,
@@ -64,10 +65,9 @@ AUTH_KEYS = (
 FOREIGN = frozenset({"oauth", "timeout"})
 """What looks like a slip of the pen for a key of ours, and is a key of other clients."""
 
-# The name of a variable, of a flag or of a header that says that a secret is to follow.
-_SECRETIVE = re.compile(r"key|token|secret|pass|credential|auth|cookie|bearer|pwd", re.IGNORECASE)
 _VARIABLE = re.compile(r"\$\{(?:env:)?([A-Za-z_]\w*)(?::-([^}]*))?\}", re.ASCII)
 _UNKNOWN_EXPRESSION = re.compile(r"\$\{([^}]{0,40})")
+_WORD = re.compile(r"[A-Za-z_-]{1,24}")
 _HEADER = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
 
@@ -127,6 +127,11 @@ def load(path: str | Path, environment: Mapping[str, str] | None = None) -> McpC
         raise ConfigurationError(text, line=error.line, column=error.column) from None
     reader = _Reader(os.environ if environment is None else environment)
     reader.read_sections(file.data, ("mcpServers", "servers"))
+    if not reader.sections:
+        text = f"{file.path}: no servers in this file: expected mcpServers{_other_shape(file.data)}"
+        raise ConfigurationError(text, expected="mcpServers")
+    if not reader.found.servers and not reader.found.errors:
+        reader.found.warnings.append(ConfigWarning("mcpServers", "no servers in this file"))
     if file.document is None:
         return reader.found
     located = _Located(str(file.path), config_file.Places(file.document))
@@ -138,6 +143,21 @@ def load(path: str | Path, environment: Mapping[str, str] | None = None) -> McpC
         {name: errors[id(error)] for name, error in found.broken.items()},
         [located.warning(warning) for warning in found.warnings],
     )
+
+
+def _other_shape(data: Mapping[str, JsonValue]) -> str:
+    """What to do with a file that has its servers somewhere else."""
+    if any(_is_entry(value) for value in data.values()):
+        return '; put its entries into {"mcpServers": {...}}'
+    for key, value in itertools.islice(data.items(), MAX_COMPARED):
+        if isinstance(value, dict) and any(map(_is_entry, value.values())):
+            return f"; the servers seem to be in {key[:MAX_NAME]!r}"
+    near = difflib.get_close_matches("mcpServers", list(data)[:MAX_COMPARED], n=1)
+    return f"; found {near[0]!r}" if near else ""
+
+
+def _is_entry(value: JsonValue) -> bool:
+    return isinstance(value, dict) and any(key in value for key in ("command", *URL_KEYS))
 
 
 def read(data: Mapping[str, JsonValue], environment: Mapping[str, str] | None = None) -> McpConfig:
@@ -190,6 +210,7 @@ class _Reader:
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self.found = McpConfig()
+        self.sections = 0
         self._unknown = UnknownKeys(self.found.warnings)
         self._compared = 0
         self._environment = environment
@@ -215,6 +236,7 @@ class _Reader:
 
     def read_servers(self, section: _Part, *, ours: bool) -> None:
         """Reads the entries of one section."""
+        self.sections += 1
         if not isinstance(section.value, dict):
             self.found.errors.append(section.wrong("an object: from names to servers"))
             return
@@ -325,17 +347,27 @@ class _Entry:
         elif url is not None:
             return "sse" if _looks_like_sse(url) else "streamable-http"
         else:
-            raise self._entry.wrong("a command or a url", "neither")
+            raise self._entry.wrong("a command or a url", self._slip())
         if (command if transport == "stdio" else url) is None:
             needed = "command" if transport == "stdio" else "url"
             raise self._entry.wrong(f"a {needed} for the transport {transport}", f"no {needed}")
         return transport
 
+    def _slip(self) -> str:
+        """What stands in the place of a command or a url."""
+        for key in list(self._members)[:MAX_COMPARED]:
+            wanted = ("command", *URL_KEYS)
+            if near := difflib.get_close_matches(key.lower()[:MAX_NAME], wanted, n=1, cutoff=0.7):
+                return f"{key[:MAX_NAME]!r} (did you mean {near[0]!r}?)"
+        return "neither"
+
     @staticmethod
     def _spelt(part: _Part) -> Transport:
         known = TRANSPORTS.get(part.value.lower()) if isinstance(part.value, str) else None
         if known is None:
-            raise part.wrong('"stdio" or "streamable-http" or "sse"')
+            word = isinstance(part.value, str) and _WORD.fullmatch(part.value)
+            found = repr(part.value) if word else ""  # anything else might be a secret
+            raise part.wrong('"stdio" or "streamable-http" or "sse"', found)
         return known
 
     def _is_enabled(self) -> bool:
@@ -390,7 +422,7 @@ class _Entry:
             made[name] = self._string(member)
             if why := fault(name, made[name]):
                 raise member.refuse(why)
-            if key == "headers" or _SECRETIVE.search(name):
+            if key == "headers" or SECRETIVE.search(name):
                 self._hide(made[name])
                 self._hide(made[name].partition(" ")[2])  # what follows `Bearer`
         return made
@@ -514,7 +546,7 @@ def secret_arguments(args: Sequence[str]) -> Iterator[str]:
     """The arguments of a command that look like secrets: what a flag such as `--token` takes."""
     for flag, following in itertools.zip_longest(args, args[1:], fillvalue=""):
         name, equals, value = flag.partition("=")
-        if _SECRETIVE.search(name) and (name.startswith("-") or equals):
+        if SECRETIVE.search(name) and (name.startswith("-") or equals):
             yield value if equals else following
 
 

@@ -101,7 +101,8 @@ class _Client(httpx2.AsyncClient):
                 raise
             undelivered = isinstance(error, UNDELIVERED)
             text = self._link.clean(str(error)) or type(error).__name__
-            what = f"cannot be reached: {text}" if undelivered else f"broke off: {text}"
+            place = self._link.settings.place
+            what = f"cannot be reached at {place}: {text}" if undelivered else f"broke off: {text}"
             self._link.trouble = what
             self._link.notify("suspect")
             return _answer(request, 502, NOT_DELIVERED if undelivered else UNREADABLE, what)
@@ -115,7 +116,7 @@ class _Client(httpx2.AsyncClient):
 
     async def _explain(self, request: httpx2.Request, response: httpx2.Response) -> httpx2.Response:
         """An error that is told by its status alone, as one that has words."""
-        status = f"HTTP {response.status_code} {response.reason_phrase}".strip()
+        status = _status(response)
         if request.headers.get(MCP_SESSION_ID) and await _ends_session(response):
             # Who asked learns it first, and asks again.
             self._link.trouble = "has forgotten the session"
@@ -132,17 +133,22 @@ class _Client(httpx2.AsyncClient):
             return response
         await response.aclose()
         code = NOT_AUTHORIZED if unauthorized else UNREADABLE
-        return _answer(request, response.status_code, code, f"answered {status}")
+        place = self._link.settings.place
+        return _answer(request, response.status_code, code, f"at {place} answered {status}")
 
 
-def explain(error: BaseException) -> str:
+def explain(error: BaseException, place: str) -> str:
     """Why there is no connection, if it is a matter of HTTP: completes "the server ..."."""
     if isinstance(error, httpx2.HTTPStatusError):
         response = error.response
-        return f"answered HTTP {response.status_code} {response.reason_phrase}".strip()
+        return f"at {place} answered {_status(response)}"
     if isinstance(error, httpx2.TransportError):
-        return f"cannot be reached: {str(error) or type(error).__name__}"
+        return f"cannot be reached at {place}: {str(error) or type(error).__name__}"
     return ""
+
+
+def _status(response: httpx2.Response) -> str:
+    return f"HTTP {response.status_code} {response.reason_phrase}".strip()
 
 
 async def _ends_session(response: httpx2.Response) -> bool:

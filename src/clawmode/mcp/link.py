@@ -6,6 +6,7 @@ writes here, and neither a flood nor a blocked pipe on the other side holds it u
 
 import json
 import re
+from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -25,6 +26,9 @@ MAX_ENTRIES = 10_000
 """Entries of one list in an answer: the protocol's own checks take 5 µs for each."""
 MAX_UNANSWERED = 256
 MAX_TEXT = 500
+MAX_SAMPLE = 80
+MAX_LAST_LINES = 20
+TOLD_LINES = 3
 
 GRACE = 1.5
 """Seconds that a server has to end itself, and once more when it is told to."""
@@ -96,7 +100,8 @@ class Link:
         fault: Why it ended, as far as that was seen on our side.
         trouble: What went wrong at last with a single request.
         garbage: What came in that is no message: how many, and the first of it.
-        last_line: What it wrote to stderr at last.
+        last_lines: What it wrote to stderr at last.
+        unfinished: The beginning of a line of its output that it has not ended.
         patience: Seconds that the server is given to end in.
         end: Waits shortly for the cause of an end, such as an exit status.
     """
@@ -107,7 +112,8 @@ class Link:
     trouble: str = ""
     garbage: int = 0
     sample: str = ""
-    last_line: bytes = b""
+    last_lines: deque[bytes] = field(default_factory=lambda: deque(maxlen=MAX_LAST_LINES))
+    unfinished: Callable[[], bytes] = bytes
     patience: float = SHORT_GRACE
     unanswered: int = 0
     end: Callable[[], Awaitable[str]] | None = None
@@ -131,7 +137,7 @@ class Link:
     def litter(self, text: bytes) -> None:
         """Notes something that is no message."""
         self.garbage += 1
-        self.sample = self.sample or self.clean_bytes(text, 80)
+        self.sample = self.sample or self.clean_bytes(text, MAX_SAMPLE)
 
     def clean(self, text: str, limit: int = MAX_TEXT) -> str:
         """A stranger's text without secrets, in one line, harmless to a terminal, cut."""
@@ -143,9 +149,10 @@ class Link:
 
     @property
     def said(self) -> str:
-        """The last line that it wrote to stderr, as a remark."""
-        line = self.clean_bytes(self.last_line, 200)
-        return f" (it said: {line})" if line else ""
+        """The last lines that it wrote to stderr, as a remark."""
+        lines = [self.clean_bytes(line, 200) for line in self.last_lines]
+        lines = _worth_telling([line for line in lines if _WORD.search(line)])
+        return f" (it said: {' | '.join(lines)})" if lines else ""
 
     async def cause(self) -> str:
         """Why it ended, in words that complete "the server ..."."""
@@ -156,10 +163,11 @@ class Link:
 
     def hint(self) -> str:
         """What may explain that no answer came."""
-        if not self.garbage:
+        sample = self.sample or self.clean_bytes(self.unfinished(), MAX_SAMPLE)
+        if not sample:
             return self.said
-        lines = "a line" if self.garbage == 1 else f"{self.garbage} lines"
-        return f" (it sent {lines} of what is not MCP, first {self.sample!r})"
+        more = f" and {self.garbage - 1} more lines" if self.garbage > 1 else ""
+        return f" (it wrote what is not JSON-RPC to stdout: {sample!r}{more})"
 
 
 class Reads:
@@ -253,6 +261,19 @@ class Writes:
 
 
 # ---- Text ----
+
+_WORD = re.compile(r"\w")
+_FAILURE = re.compile(r"error|exception|fail|fatal|denied|refused|cannot|can't|not found", re.I)
+
+
+def _worth_telling(lines: list[str]) -> list[str]:
+    """The last lines; instead of the first of them, one further up that tells of a failure."""
+    last = lines[-TOLD_LINES:]
+    if any(map(_FAILURE.search, last)):
+        return last
+    earlier = [line for line in lines[:-TOLD_LINES] if _FAILURE.search(line)]
+    return [*earlier[-1:], *last[-TOLD_LINES + 1 :]] if earlier else last
+
 
 _ID = rb'"id"\s*:\s*(\d{1,15}|"[^"\\]{1,64}")'
 _ID_AT_START = re.compile(rb'\s*\{\s*(?:"jsonrpc"\s*:\s*"2\.0"\s*,\s*)?' + _ID)

@@ -1,5 +1,6 @@
 """How one MCP server is reached, as plain data that shows none of its secrets."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
@@ -7,6 +8,9 @@ from urllib.parse import urlsplit
 
 Transport: TypeAlias = Literal["stdio", "streamable-http", "sse"]
 Grant: TypeAlias = Literal["authorization_code", "client_credentials"]
+
+SECRETIVE = re.compile(r"key|token|secret|pass|credential|auth|cookie|bearer|pwd", re.IGNORECASE)
+"""The name of a variable, of a flag or of a header that says that a secret is to follow."""
 
 DEFAULT_TIMEOUT_MS = 60_000
 DEFAULT_CONNECT_TIMEOUT_MS = 30_000

@@ -32,7 +32,7 @@ from clawmode.mcp.link import (
     find_id,
     why_refused,
 )
-from clawmode.mcp.settings import ServerSettings
+from clawmode.mcp.settings import SECRETIVE, ServerSettings
 
 logger = logging.getLogger("clawmode.mcp.stderr")
 
@@ -43,6 +43,10 @@ EDGE = 512
 """Bytes kept of both ends of a line that is too long, to find its id in."""
 MAX_STDERR_LINE = 4_096
 """Bytes kept of a line; fewer characters are shown, once secrets are struck out."""
+NETWORK_VARIABLES = frozenset(
+    "HTTP_PROXY HTTPS_PROXY ALL_PROXY NO_PROXY SSL_CERT_FILE SSL_CERT_DIR REQUESTS_CA_BUNDLE "
+    "CURL_CA_BUNDLE NODE_EXTRA_CA_CERTS".split()
+)
 STDERR_BURST = 100
 STDERR_PER_SECOND = 10.0
 
@@ -87,17 +91,31 @@ async def _start(settings: ServerSettings) -> Process:
     try:
         return await anyio.open_process(
             [settings.command, *settings.args],
-            env=get_default_environment() | dict(settings.env),
+            env=get_default_environment() | _network_environment() | dict(settings.env),
             cwd=settings.cwd,
             start_new_session=True,  # one group: it is ended with everything that it starts
         )
     except FileNotFoundError as error:
         if settings.cwd is not None and error.filename == settings.cwd:
             raise CannotStart("its working directory does not exist") from None
-        raise CannotStart(f"the command {settings.place!r} was not found") from None
+        advice = ": put its arguments into `args`" if " " in settings.command else ""
+        raise CannotStart(f"the command {settings.place!r} was not found{advice}") from None
     except (OSError, ValueError) as error:  # ValueError: a NUL
         reason = getattr(error, "strerror", None) or "the command cannot be one"
         raise CannotStart(f"the command {settings.place!r} cannot be run: {reason}") from None
+
+
+def _network_environment() -> dict[str, str]:
+    """How this machine reaches the network: without it, `uvx` and `npx` fail behind a proxy.
+
+    Settings of uv that look like secrets are left out; `env` can hand them over.
+    """
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name.upper() in NETWORK_VARIABLES
+        or (name.startswith("UV_") and not SECRETIVE.search(name))
+    }
 
 
 class _Server:
@@ -114,6 +132,7 @@ class _Server:
         output = self._process.stdout
         assert output is not None
         lines = _Lines()
+        self._link.unfinished = lines.head
         with messages, contextlib.suppress(*GONE):
             async for chunk in output:
                 for line in lines.feed(chunk):
@@ -176,7 +195,7 @@ class _Server:
         self._stderr.feed(b"\n")
 
     async def last_words(self) -> str:
-        """How the process ended, and the last line that it wrote to stderr."""
+        """How the process ended, and the last lines that it wrote to stderr."""
         await _exited(self._process, LAST_WORDS)
         code = self._process.returncode
         if code is None:
@@ -234,6 +253,10 @@ class _Lines:
         self._head = b""
         self._tail = b""
 
+    def head(self) -> bytes:
+        """How a line begins that is not complete."""
+        return self._head or b"".join(self._parts)[:EDGE]
+
     def feed(self, chunk: bytes) -> "list[bytes | _TooLong]":
         """The lines that are complete with this."""
         *ends, rest = chunk.split(b"\n")
@@ -280,7 +303,7 @@ class _Errors:
         self._buffer = rest[:MAX_STDERR_LINE]
         for line in lines:
             if line.strip():
-                self._link.last_line = line[:MAX_STDERR_LINE]
+                self._link.last_lines.append(line[:MAX_STDERR_LINE])
                 self._take(line)
 
     def _take(self, line: bytes) -> None:
