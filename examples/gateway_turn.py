@@ -96,7 +96,7 @@ async def main() -> None:
             configure(folder, server.url)
             command = [sys.executable, "-m", "clawmode", "gateway", "--port", "0", "--json"]
             process = await anyio.open_process(
-                [*command, "--state", str(state)],
+                [*command, "--state", str(state), "--config", "clawmode.json5"],
                 cwd=folder,
                 stderr=subprocess.DEVNULL,
                 env={**os.environ, "NO_PROXY": "127.0.0.1"},

@@ -16,9 +16,18 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from clawmode.command_setup import agree
+
 COMMAND = [sys.executable, "-m", "clawmode"]
 SECONDS = 18
 """For one command, a little less than a test has: so that the test can say what it saw."""
+
+
+def trusted(folder: Path, text: str) -> None:
+    """Writes the configuration of a working folder, and agrees to it as its user."""
+    (folder / "clawmode.json5").write_text(text, "utf-8")
+    agree(str(folder / "clawmode.json5"))
+
 
 SHOP = '''
 import os, subprocess, sys, time

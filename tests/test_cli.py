@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.cli_driver import COMMAND, SECONDS, SHOP, answer, clawmode
+from tests.cli_driver import COMMAND, SECONDS, SHOP, answer, clawmode, trusted
 
 TOOLS = ("--tools", "shop:TOOLS")
 
@@ -195,7 +195,7 @@ def test_a_policy_hides_tools_inline_or_from_a_file(shop: Path) -> None:
 def test_a_policy_on_the_command_line_does_not_widen_the_configured_one(shop: Path) -> None:
     settings = """{ tools: { deny: ["block"] },
   agents: { list: [{ id: "main", tools: { allow: ["p*", "block"] } }, { id: "x", tools: {} }] } }"""
-    (shop / "clawmode.json5").write_text(settings, "utf-8")
+    trusted(shop, settings)
     source = "return ALL_TOOLS.map((tool) => tool.name)"
     wide = ("--policy", '{ allow: ["*"] }')
     done = clawmode("run", "-", "--json", *TOOLS, *wide, stdin=source, cwd=shop)
@@ -250,7 +250,7 @@ TOOLS = [replace(order, name="*"), replace(order, name="[o]dd"), price]"""
 def test_nothing_runs_with_a_configuration_that_cannot_be_meant(
     shop: Path, settings: str, says: str
 ) -> None:
-    (shop / "clawmode.json5").write_text(settings, "utf-8")
+    trusted(shop, settings)
     done = clawmode("run", "-", *TOOLS, stdin='text("ran")', cwd=shop)
     assert (done.returncode, done.stdout) == (2, "")
     assert says in done.stderr

@@ -8,9 +8,10 @@ import unicodedata
 from pathlib import Path
 
 import pytest
-from tests.cli_driver import SHOP, Person, clawmode, plain
+from tests.cli_driver import SHOP, Person, clawmode, plain, trusted
 
 from clawmode.approvals import Question
+from clawmode.command_setup import Options, set_up
 from clawmode.context import RunContext
 from clawmode.executor import CallEvent
 from clawmode.questions import describe
@@ -168,12 +169,34 @@ def test_a_question_put_off_is_put_again_by_another_process(shop: Path) -> None:
 
 
 def test_a_question_that_nobody_answers_in_time_is_a_no(shop: Path) -> None:
-    (shop / "clawmode.json5").write_text("{ tools: { codeMode: { snapshotTtlSeconds: 1 } } }")
+    trusted(shop, "{ tools: { codeMode: { snapshotTtlSeconds: 1 } } }")
     with Person(*cell(shop, ORDER), cwd=shop) as person:
         person.reads(PROMPT)
         person.reads("The question is not open any more.")
         status, out = person.leaves()
     assert (status, "nobody answered" in out) == (0, True)
+
+
+@pytest.mark.covers("S-1")
+def test_a_configuration_of_the_working_folder_is_asked_about_once(
+    shop: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(shop)
+    hook = 'h: { events: ["session:start"], command: ["no-such-\\u001b[2J", "a b"] }'
+    text = f"{{ hooks: {{ internal: {{ entries: {{ {hook} }} }} }} }}"
+    (shop / "clawmode.json5").write_text(text)
+    with Person("sessions", "list", cwd=shop) as person:
+        person.types("y\n")  # before the question: no answer
+        person.reads("has not been used before")
+        person.reads("hook h: 'no-such-\\u001b[2J' 'a b'")
+        person.reads("Use it from now on? [y/N]")
+        person.types("\n")
+        assert person.leaves()[0] == 2
+    with Person("sessions", "list", cwd=shop) as person:
+        person.reads("Use it from now on? [y/N]")
+        person.types("y\n")
+        assert person.leaves()[0] == 0
+    assert set_up(Options(config=None)).file == shop / "clawmode.json5"
 
 
 @pytest.mark.parametrize("at", [PROMPT, "openclaw:core:forever"])

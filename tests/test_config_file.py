@@ -294,9 +294,13 @@ def test_no_error_shows_a_secret(tmp_path: Path, text: str) -> None:
     report = check(str(path))
     assert len(report.errors) >= 1
     assert SECRET not in str(report)
-    with pytest.raises(ConfigurationError) as caught:
-        set_up(Options(config=str(path)))
-    assert SECRET not in str(caught.value)
+    try:
+        said = str(
+            set_up(Options(config=str(path))).notes
+        )  # without one MCP server, all else works
+    except ConfigurationError as error:
+        said = str(error)
+    assert SECRET not in said
 
 
 # ---- Any file ----

@@ -8,6 +8,7 @@ import os
 import shlex
 import shutil
 import sys
+import termios
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,15 +19,18 @@ from clawmode import config_file, json5
 from clawmode.agent import settings
 from clawmode.agent.settings import Configuration
 from clawmode.catalog import Catalog
-from clawmode.config import CodeModeConfig
+from clawmode.config import CodeModeConfig, ConfigWarning
 from clawmode.config_schema import Reader, Told
+from clawmode.config_trust import UntrustedConfiguration, is_trusted, trust, was_trusted
 from clawmode.exceptions import ClawmodeWarning, ConfigurationError
 from clawmode.mcp import config as server_config
 from clawmode.mcp.config import McpConfig
 from clawmode.mcp.settings import ServerSettings
 from clawmode.policy import Policy
+from clawmode.terminal import complain, one_line
 from clawmode.tool_loading import load_tools
 from clawmode.tools import Tool
+from clawmode.types import JsonValue
 from clawmode.vectors import choose_ranker
 
 if TYPE_CHECKING:
@@ -34,6 +38,11 @@ if TYPE_CHECKING:
 
 AGENT = "main"
 """Who runs cells from the command line."""
+
+TRUST_HINT = f"Read it, then run `clawmode config trust`, or name it: --config {config_file.NAME}"
+MAX_LINE = 200
+MAX_REACH = 20
+"""How much is shown of what a configuration starts."""
 
 STATE_VARIABLE = "CLAWMODE_STATE"
 MAX_POLICY_BYTES = 1 << 20
@@ -114,6 +123,7 @@ def set_up(options: Options, purpose: Purpose = "look") -> Setup:
             that the configuration names has to be there.
     """
     file = config_file.load(options.config)
+    _require_trust(file)
     state = state_folder(options.state)
     configured = _read_configuration(file)
     if purpose != "look":
@@ -149,6 +159,84 @@ def set_up(options: Options, purpose: Purpose = "look") -> Setup:
         notes=notes,
         file=None if file.path is None else file.path.absolute(),
     )
+
+
+# ---- Trust ----
+
+
+def _require_trust(file: config_file.ConfigFile) -> None:
+    """Has the user agree to a configuration that was found in the working folder, once.
+
+    Raises:
+        UntrustedConfiguration: The user has not, and cannot be asked or says no.
+    """
+    # Not that of `--state`: the folder with the file may bring a state folder along.
+    state = state_folder()
+    if not file.unnamed or file.path is None or is_trusted(file.path, file.digest, state):
+        return
+    changed = was_trusted(file.path, state)
+    what = "has changed since you agreed to it" if changed else "has not been used before"
+    head = f"{config_file.NAME} in this folder {what}. It decides what runs as you"
+    if _asks(f"{head}:", reach(file.data)):
+        trust(file.path, file.digest, state)
+        return
+    raise UntrustedConfiguration(f"{head}, so it is not used unasked. {TRUST_HINT}")
+
+
+def agree(path: str | None) -> tuple[Path, list[str]]:
+    """Writes down that the user agrees to a configuration file; the file, and what it reaches.
+
+    Raises:
+        ConfigurationError: There is none, it cannot be read, or somebody else can change it.
+    """
+    file = config_file.load(path)
+    if file.path is None:
+        raise ConfigurationError(f"there is no {config_file.NAME} in this folder")
+    trust(file.path, file.digest, state_folder())
+    return file.path.absolute(), reach(file.data)
+
+
+def reach(data: Mapping[str, JsonValue]) -> list[str]:
+    """What a configuration starts, loads and connects to, one line each."""
+    found = settings.read(dict(data)).section
+    servers = server_config.read(data, _Unfilled()).servers
+    lines = [
+        f"MCP server {it.name}: {shlex.join((it.command, *it.args)) if it.command else it.url}"
+        for it in servers
+        if it.enabled
+    ]
+    for name, provider in found.models.providers.items():
+        if provider.base_url:
+            lines.append(f"models of {name}: {provider.base_url}")
+        if provider.auth is not None and provider.auth.command:
+            lines.append(f"key of {name}: {shlex.join(provider.auth.command)}")
+    for name, hook in found.hooks.internal.entries.items():
+        lines.append(f"hook {name}: {shlex.join(hook.command) if hook.command else hook.file}")
+    lines += [f"plugins in {each}" for each in found.plugins.load.paths]
+    lines += [f"channel {name}: {it.url}" for name, it in found.channels.items() if it.url]
+    return lines
+
+
+class _Unfilled(dict[str, str]):
+    """An environment in which every variable stands for itself: its value is not shown."""
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The variable as it is written."""
+        return f"${{{name}}}"
+
+
+def _asks(head: str, lines: Sequence[str]) -> bool:
+    """Whether the person at the terminal agrees; nobody there does not."""
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return False
+    shown = [f"  | {one_line(line, MAX_LINE)}" for line in lines[:MAX_REACH]]
+    if len(lines) > MAX_REACH:
+        shown.append(f"  | and {len(lines) - MAX_REACH} more")
+    complain("\n".join([head, *(shown or ["  | no program, plugin or address"])]))
+    termios.tcflush(sys.stdin, termios.TCIFLUSH)  # what was typed before is no answer
+    sys.stderr.write("Use it from now on? [y/N] ")
+    sys.stderr.flush()
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
 # ---- The configuration ----
@@ -223,7 +311,10 @@ def read(
         file = config_file.load(path)
     except ConfigurationError as error:
         return Configuration(), config_file.unreadable(path, error)
-    found = _examined(file, _read_configuration(file), state or state_folder(), models)
+    found = _read_configuration(file)
+    if file.unnamed and file.path and not is_trusted(file.path, file.digest, state_folder()):
+        found.said.append(ConfigWarning("", f"you have not agreed to this file yet. {TRUST_HINT}"))
+    found = _examined(file, found, state or state_folder(), models)
     return found.configuration, found.report
 
 

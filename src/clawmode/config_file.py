@@ -4,6 +4,7 @@ What its sections mean is the business of others: `agent/settings` and `mcp/conf
 """
 
 import bisect
+import hashlib
 import json
 import os
 import re
@@ -13,6 +14,7 @@ from pathlib import Path
 
 from clawmode import json5
 from clawmode.config import ConfigWarning, show
+from clawmode.config_trust import check_owner
 from clawmode.exceptions import ConfigurationError
 from clawmode.types import JsonValue
 
@@ -32,11 +34,18 @@ _SECRETIVE = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class ConfigFile:
-    """What a configuration file says; no file says `{}`."""
+    """What a configuration file says; no file says `{}`.
+
+    Attributes:
+        digest: SHA-256 of the file's bytes, in hexadecimal digits.
+        unnamed: It was found in the working folder: nobody has named it.
+    """
 
     data: dict[str, JsonValue]
     path: Path | None = None
     document: json5.Document | None = field(default=None, repr=False)
+    digest: str = ""
+    unnamed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,18 +114,21 @@ def load(path: str | Path | None = None) -> ConfigFile:
     """Reads the file, wherever `find` finds it.
 
     Raises:
-        ConfigurationError: It is named and cannot be read, or is not a JSON5 object.
+        ConfigurationError: It is named and cannot be read, somebody else can change it, or it is
+            not a JSON5 object.
     """
     found = find(path)
     if found is None:
         return ConfigFile({})
-    document = _parse(_read(found), str(found))
+    text, digest = _read(found)
+    document = _parse(text, str(found))
     if not isinstance(document.value, dict):
         raise ConfigurationError(
             f"{found}: found {show(document.value)}, expected an object: {{ ... }}",
             expected="an object",
         )
-    return ConfigFile(document.value, found, document)
+    unnamed = path is None and not os.environ.get(VARIABLE) and found == Path(NAME)
+    return ConfigFile(document.value, found, document, digest, unnamed)
 
 
 def _parse(text: str, name: str) -> json5.Document:
@@ -130,9 +142,11 @@ def _parse(text: str, name: str) -> json5.Document:
         raise ConfigurationError(said, line=error.line, column=error.column) from None
 
 
-def _read(path: Path) -> str:
+def _read(path: Path) -> tuple[str, str]:
+    """The text of a file, and its digest."""
     try:
         with path.open("rb") as file:
+            check_owner(path, os.fstat(file.fileno()))
             raw = file.read(MAX_SIZE + 1)
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         reason = getattr(error, "strerror", None) or str(error)
@@ -140,7 +154,7 @@ def _read(path: Path) -> str:
     if len(raw) > MAX_SIZE:
         raise ConfigurationError(f"{path}: the file is over {MAX_SIZE} bytes")
     try:
-        return raw.decode("utf-8-sig")
+        return raw.decode("utf-8-sig"), hashlib.sha256(raw).hexdigest()
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
         message = f"{path}:{line}: the file is not UTF-8: byte {error.start} is "

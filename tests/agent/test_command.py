@@ -15,7 +15,7 @@ from typing import Any
 import anyio
 import pytest
 from tests.agent.command_driver import Seat, Zygote, serving
-from tests.cli_driver import COMMAND, SHOP, Person, answer, clawmode, plain
+from tests.cli_driver import COMMAND, SHOP, Person, answer, clawmode, plain, trusted
 from tests.mcp.driver import HERE as MCP
 from tests.test_docs import blocks
 
@@ -74,7 +74,7 @@ def configure(folder: Path, server: ScriptServer, **sections: Any) -> None:
         "tools": {"codeMode": True},
         **sections,
     }
-    (folder / "clawmode.json5").write_text(json.dumps(whole), "utf-8")
+    trusted(folder, json.dumps(whole))
 
 
 def program(source: str, *words: str) -> Turn:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from tests.agent.command_driver import Zygote, serving
 from tests.chat.terminal_driver import Chatter, Tmux
-from tests.cli_driver import SHOP
+from tests.cli_driver import SHOP, trusted
 
 from clawmode.testing import ScriptServer, Turn, call, pause
 
@@ -84,7 +84,7 @@ def configure(folder: Path, server: ScriptServer, **sections: Any) -> None:
         "tools": {"codeMode": True},
         **sections,
     }
-    (folder / "clawmode.json5").write_text(json.dumps(whole), "utf-8")
+    trusted(folder, json.dumps(whole))
 
 
 def program(source: str, *words: str) -> Turn:

@@ -11,7 +11,7 @@ import anyio
 import pytest
 from tests.agent.command_driver import Zygote, serving
 from tests.chat.terminal_driver import Chatter
-from tests.cli_driver import SECONDS
+from tests.cli_driver import SECONDS, trusted
 from tests.gateway.driver import Started
 
 from clawmode.gateway.client import GatewayClient
@@ -120,9 +120,9 @@ def office(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Office]:
             "models": {"providers": {"mine": provider}},
             "tools": {"codeMode": True, "exec": {"ask": "always"}},
         }
-        (folder / "clawmode.json5").write_text(json.dumps(whole), "utf-8")
         (folder / "shop.py").write_text(SHOP, "utf-8")
         patch.setenv("CLAWMODE_STATE", str(folder / "state"))
+        trusted(folder, json.dumps(whole))
         patch.setenv("XDG_CONFIG_HOME", str(folder / "config"))
         patch.setenv("NO_PROXY", "127.0.0.1")
         for name in ("CLAWMODE_CONFIG", "NO_COLOR", "COLUMNS", "LINES"):

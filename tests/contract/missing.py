@@ -20,7 +20,6 @@ MISSING: frozenset[str] = frozenset(
         "N-42",
         "N-44",
         "N-46",
-        "S-1",
         "S-2",
         "S-10",
         "B-14",

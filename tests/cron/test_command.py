@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from tests.agent.command_driver import Seat, Zygote, serving
-from tests.cli_driver import SHOP, answer
+from tests.cli_driver import SHOP, answer, trusted
 
 from clawmode.models.base import ModelError
 from clawmode.testing import ScriptServer, Turn, call, pause
@@ -43,7 +43,7 @@ def configure(folder: Path, server: ScriptServer | None = None, **sections: Any)
         "models": {"providers": {"mine": provider}},
         **sections,
     }
-    (folder / "clawmode.json5").write_text(json.dumps(whole), "utf-8")
+    trusted(folder, json.dumps(whole))
 
 
 def listed(zygote: Zygote, folder: Path) -> list[Any]:

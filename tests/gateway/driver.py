@@ -121,12 +121,14 @@ class Started:
     ) -> None:
         self.state = state
         self.log = folder / "gateway.log"
+        config = folder / "clawmode.json5"
+        named = ("--config", str(config)) if config.exists() else ()
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 [
                     *(("/bin/sh", "-c", f'ulimit -n {files}; exec "$@"', "sh") if files else ()),
                     *(sys.executable, "-m", "clawmode", "gateway", "--json"),
-                    *("--port", str(port), "--state", str(state), *arguments),
+                    *("--port", str(port), "--state", str(state), *named, *arguments),
                 ],
                 cwd=folder,
                 stdout=subprocess.PIPE,

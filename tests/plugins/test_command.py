@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.cli_driver import answer, clawmode
+from tests.cli_driver import answer, clawmode, trusted
 from tests.plugins.material import MANIFEST, left_in, plugin, skill, zipped
 
 EXAMPLE = Path(__file__).parent.parent.parent / "examples" / "plugins" / "notes"
@@ -27,7 +27,7 @@ def plugins(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def configure(folder: Path, **settings: Any) -> None:
-    (folder / "clawmode.json5").write_text(json.dumps(settings))
+    trusted(folder, json.dumps(settings))
 
 
 def test_a_plugin_is_installed_listed_checked_updated_and_removed(tmp_path: Path) -> None:

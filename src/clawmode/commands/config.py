@@ -46,6 +46,24 @@ def check_config(
     raise typer.Exit(FAILED if report.errors or (strict and report.warnings) else 0)
 
 
+@app.command("trust")
+def trust_config(
+    file: Annotated[
+        str | None, typer.Argument(help="Default: where every command looks for it.")
+    ] = None,
+) -> None:
+    """Agree to the configuration file as it is now, so that commands use it unasked.
+
+    A clawmode.json5 in the working folder is used once its user has agreed to it, at a terminal or
+    by this command; one that is named with --config or CLAWMODE_CONFIG needs no agreement.
+    """
+    with command() as out:
+        from clawmode.command_setup import agree
+
+        path, lines = agree(file)
+        out.say("\n".join([f"trusted: {path}", *(f"  {line}" for line in lines)]))
+
+
 @app.command("schema")
 def print_schema() -> None:
     """Print the JSON Schema of the configuration file, for editors."""

@@ -11,10 +11,11 @@ from typing import Any, get_args, get_origin
 
 import anyio
 
-from clawmode import config_file
+from clawmode import config_file, config_trust
 from clawmode.agent import settings
 from clawmode.agent.known_secrets import known_secrets
 from clawmode.agent.settings import Configuration
+from clawmode.command_setup import state_folder
 from clawmode.config_schema import Option, Section, is_section, members
 from clawmode.exceptions import ConfigurationError
 from clawmode.gateway.connection import Client
@@ -150,7 +151,11 @@ def _write(path: Path, raw: str, base: str, host: Host) -> Examined:
             if path.exists():
                 shutil.copymode(path, staged)
                 _back_up(path)
+            before = _digest(path)
             os.replace(staged, path)
+            if config_trust.is_trusted(path, before, state_folder()):
+                # Else the next start would ask about what the operator has just written.
+                config_trust.trust(path, hashlib.sha256(data).hexdigest(), state_folder())
         finally:
             staged.unlink(missing_ok=True)
     return found
