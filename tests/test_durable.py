@@ -24,7 +24,7 @@ from clawmode.sandbox.pool import Cell
 from clawmode.sandbox.protocol import Frozen
 from clawmode.snapshots import KeyRing
 from clawmode.sqlite_store import SqliteStore
-from clawmode.stores import MemoryStore, SnapshotStore
+from clawmode.stores import MemoryStore, SnapshotStore, StoredCell
 from clawmode.tools import JsonObject, Tool, ToolContext
 
 pytestmark = pytest.mark.anyio
@@ -344,8 +344,9 @@ async def test_a_process_that_ran_a_program_and_died_is_told(
     async with code_mode(pool, store) as one:
         result = await one.exec("await yield_control()")
         owner = await store.join()
-        await store.claim(result.run_id, WHO.scope, owner)
-        await store.take(result.run_id, owner)
+        claimed = await store.claim(result.run_id, WHO.scope, owner)
+        assert isinstance(claimed, StoredCell)
+        await store.take(result.run_id, owner, seen=claimed.mark)
         assert (await one.wait(result.run_id)).code == "invalid_input"
         await store.leave(owner)
         assert (await one.wait(result.run_id)).code == "runtime_unavailable"

@@ -13,7 +13,7 @@ from typing import Any
 import anyio
 import pytest
 
-from clawmode import Approvals, CodeMode, CodeModeConfig, Pool, RunContext, tool
+from clawmode import Approvals, CodeMode, CodeModeConfig, Pool, RunContext, parking, tool
 from clawmode.exceptions import ProtocolError, StoreUnavailable
 from clawmode.hooks import BeforeToolCall, Hooks, RequireApproval, ToolCallDecision
 from clawmode.sandbox.pool import Cell
@@ -558,3 +558,174 @@ async def test_the_count_of_parked_programs_reads_no_snapshot(folder: Path) -> N
         ).fetchall()
     database.close()
     assert "COVERING INDEX" in plan[0][3]
+
+
+# ---- Older copies put back ----
+
+PAYING = """for (const amount of [1, 2]) { await yield_control(); await tools.pay({ amount }) }
+await yield_control(); return "paid" """
+
+
+class Shop:
+    """Pays, and counts it."""
+
+    def __init__(self) -> None:
+        self.paid: list[int] = []
+
+        @tool(effect="write")
+        async def pay(amount: int) -> None:
+            """Pay."""
+            self.paid.append(amount)
+
+        self.tools: list[Tool] = [pay]
+
+
+def rows(folder: Path, file: str = "cells") -> dict[str, list[tuple[Any, ...]]]:
+    """Everything that a file of the store holds."""
+    with sqlite3.connect(folder / f"{file}.sqlite") as database:
+        tables = database.execute(
+            "select name from sqlite_master where type = 'table' and name not like 'sqlite%'"
+        ).fetchall()
+        return {name: database.execute(f"select * from {name}").fetchall() for (name,) in tables}
+
+
+def put_back(folder: Path, saved: dict[str, list[tuple[Any, ...]]], file: str = "cells") -> None:
+    with sqlite3.connect(folder / f"{file}.sqlite") as database:
+        for name, kept in saved.items():
+            database.execute(f"delete from {name}")
+            for row in kept:
+                marks = ", ".join("?" * len(row))
+                database.execute(f"insert into {name} values ({marks})", row)
+
+
+def change(folder: Path, statement: str, *values: Any, file: str = "cells") -> None:
+    with sqlite3.connect(folder / f"{file}.sqlite") as database:
+        assert database.execute(statement, values).rowcount
+
+
+async def replayed(pool: Pool, folder: Path, run_id: str, shop: Shop) -> None:
+    """Whatever was done to the file: the program is refused, and pays nothing."""
+    before = list(shop.paid)
+    async with code_mode(pool, SqliteStore(folder), shop.tools, config=CodeModeConfig()) as other:
+        for _ in range(2):
+            result = await other.wait(run_id)
+            assert result.code in ("snapshot_restore_failed", "invalid_input"), result
+    assert shop.paid == before
+
+
+async def parked_twice(pool: Pool, folder: Path, shop: Shop) -> tuple[str, dict[str, Any]]:
+    """A program that has paid once and is parked again; and the file before that."""
+    async with code_mode(pool, SqliteStore(folder), shop.tools, config=CodeModeConfig()) as one:
+        run_id = (await one.exec(PAYING)).run_id
+        before = rows(folder)
+        assert (await one.wait(run_id)).status == "waiting"
+    assert shop.paid == [1]
+    return run_id, before
+
+
+@pytest.mark.covers("S-10")
+async def test_record_and_snapshot_of_an_earlier_park_are_refused(pool: Pool, folder: Path) -> None:
+    shop = Shop()
+    run_id, before = await parked_twice(pool, folder, shop)
+    put_back(folder, before)
+    await replayed(pool, folder, run_id, shop)
+
+
+@pytest.mark.covers("S-10")
+async def test_a_finished_program_that_is_put_back_is_refused(pool: Pool, folder: Path) -> None:
+    shop = Shop()
+    run_id, before = await parked_twice(pool, folder, shop)
+    async with code_mode(pool, SqliteStore(folder), shop.tools, config=CodeModeConfig()) as one:
+        while (await one.wait(run_id)).status == "waiting":
+            pass
+    assert shop.paid == [1, 2]
+    put_back(folder, {**before, "ended": []})
+    await replayed(pool, folder, run_id, shop)
+
+
+@pytest.mark.covers("S-10")
+async def test_an_older_snapshot_beside_the_newest_record_is_refused(
+    pool: Pool, folder: Path
+) -> None:
+    shop = Shop()
+    run_id, before = await parked_twice(pool, folder, shop)
+    change(folder, "update cells set snapshot = ?", before["cells"][0][-1])
+    await replayed(pool, folder, run_id, shop)
+
+
+@pytest.mark.covers("S-10")
+async def test_a_program_that_runs_cannot_be_run_a_second_time_from_its_copy(
+    pool: Pool, folder: Path
+) -> None:
+    shop, begun = Shop(), anyio.Event()
+
+    @tool
+    async def hang() -> None:
+        """Never answer."""
+        begun.set()
+        await anyio.sleep_forever()
+
+    tools, long = [*shop.tools, hang], CodeModeConfig()
+    source = "await yield_control(); await tools.pay({ amount: 1 }); await tools.hang()"
+    async with (
+        code_mode(pool, SqliteStore(folder), tools, config=long) as one,
+        anyio.create_task_group() as tasks,
+    ):
+        run_id = (await one.exec(source)).run_id
+        before = rows(folder)
+        tasks.start_soon(one.wait, run_id)
+        with anyio.fail_after(5):
+            await begun.wait()
+        put_back(folder, before)
+        await replayed(pool, folder, run_id, shop)
+        await one.abort(run_id)
+    assert shop.paid == [1]
+
+
+@pytest.mark.covers("S-10")
+@pytest.mark.parametrize("how", ["missing", "forged", "of another program"])
+async def test_a_mark_cannot_be_made_up(pool: Pool, folder: Path, how: str) -> None:
+    shop = Shop()
+    run_id, before = await parked_twice(pool, folder, shop)
+    async with code_mode(pool, SqliteStore(folder), shop.tools, config=CodeModeConfig()) as one:
+        other = (await one.exec(PAYING)).run_id
+    put_back(folder, before)
+    marks = dict(rows(folder, "parks")["parks"])
+    if how == "missing":
+        change(folder, "delete from parks where cell = ?", run_id, file="parks")
+    else:
+        mark = marks[other] if how == "of another program" else bytes(len(marks[run_id]))
+        change(folder, "update parks set mark = ? where cell = ?", mark, run_id, file="parks")
+    await replayed(pool, folder, run_id, shop)
+
+
+# ---- Other builds ----
+
+
+@pytest.mark.covers("P-5")
+@pytest.mark.parametrize("what", ["wasm_hash", "FORMAT", "image"])
+async def test_a_program_of_another_build_is_left_to_that_build(
+    pool: Pool, store: SnapshotStore, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    def be_another_build(*, older: bool) -> None:
+        if what == "image":
+            monkeypatch.setattr(Pool, "image", property(lambda self: b"" if older else b"new"))
+        else:
+            made = (lambda: bytes(32)) if what == "wasm_hash" else 1
+            monkeypatch.setattr(parking, what, made if older else originals[what])
+        monkeypatch.setattr(parking, "__version__", "0.0.9" if older else "0.2.0")
+
+    originals: dict[str, Any] = {"wasm_hash": parking.wasm_hash, "FORMAT": parking.FORMAT}
+    async with code_mode(pool, store) as one:
+        be_another_build(older=True)
+        run_id = (await one.exec("text('a'); await yield_control(); return 5")).run_id
+        be_another_build(older=False)
+        async with code_mode(pool, store) as newer:
+            for _ in range(2):
+                result = await newer.wait(run_id)
+                assert result.code == "snapshot_restore_failed"
+                assert result.error is not None
+                assert "by clawmode 0.0.9" in result.error
+                assert "kept until it expires" in result.error
+        be_another_build(older=True)
+        assert (await one.wait(run_id)).value == 5

@@ -35,7 +35,7 @@ from clawmode.exceptions import (
     ErrorCode,
     NotOpen,
     SandboxError,
-    SnapshotKeyLost,
+    SnapshotRefused,
     StoreUnavailable,
     UnknownTool,
 )
@@ -589,7 +589,7 @@ class CodeMode:
         except StoreUnavailable as error:
             return self._failed("snapshot_restore_failed", str(error))
         except SandboxError as error:
-            if not isinstance(error, SnapshotKeyLost):
+            if not (isinstance(error, SnapshotRefused) and error.kept):
                 self._driver.forget(run_id)
             return self._failed(error.code, str(error))
         if not isinstance(run, Run):

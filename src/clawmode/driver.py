@@ -23,7 +23,7 @@ from clawmode.exceptions import (
     SnapshotTooLarge,
     StoreUnavailable,
 )
-from clawmode.parking import Parking
+from clawmode.parking import Parking, other_build
 from clawmode.runs import GATE, CallGroup, Ledger, Run
 from clawmode.sandbox.pool import Pool
 from clawmode.sandbox.protocol import (
@@ -174,6 +174,7 @@ class Driver:
         if due == run.due:
             run.due_at = due_at
         try:
+            await self._check_image(run)
             if not await self._arrival(run, group, deadline):
                 return None
             async with group.lock:
@@ -184,8 +185,9 @@ class Driver:
                 group.unsaved.clear()
         except StoreUnavailable as error:
             raise SnapshotError(str(error)) from None
-        except (Aborted, SnapshotRefused):
-            self.forget(run.id)
+        except (Aborted, SnapshotRefused) as error:
+            if not (isinstance(error, SnapshotRefused) and error.kept):
+                self.forget(run.id)
             raise
         finally:
             if not taken:
@@ -199,6 +201,16 @@ class Driver:
         run.cell = self.pool.cell(frozen)
         run.inbox[:0] = run.take_yields()
         return await self._drive(run, group, deadline)
+
+    async def _check_image(self, run: Run) -> None:
+        """Before the cell is taken: if a worker refuses it after that, it is lost.
+
+        Raises:
+            SnapshotOfOtherBuild: Its snapshot is no difference to the image of our workers.
+        """
+        await self.pool.ready()
+        if run.image and run.image != (self.pool.image or run.image):
+            raise other_build(run.build)
 
     def leave(self, run: Run) -> None:
         """The caller of `resume` is gone: the cell is parked as soon as it is suspended."""

@@ -7,7 +7,8 @@
     │   ├── Aborted                  the run or the session was cancelled
     │   └── SnapshotError
     │       ├── SnapshotRefused      corrupt, truncated, tampered, foreign: not restored
-    │       │   └── SnapshotKeyLost  sealed by a key that is not known here
+    │       │   ├── SnapshotKeyLost  sealed by a key that is not known here
+    │       │   └── SnapshotOfOtherBuild  parked by a build whose snapshots this one cannot read
     │       ├── SnapshotTooLarge     over the limits, before anything was restored
     │       └── StoreUnavailable     the store cannot be read or written
     │           └── AbortUnconfirmed the process that runs a cell has not said that it ended it
@@ -107,11 +108,25 @@ class SnapshotError(SandboxError):
 
 
 class SnapshotRefused(SnapshotError):
-    """The snapshot is corrupt, tampered with, or belongs to another build or scope."""
+    """The snapshot is corrupt, tampered with, or belongs to another build or scope.
+
+    Attributes:
+        kept: The cell stays in the store: somebody else, or somebody later, can resume it.
+    """
+
+    kept: ClassVar[bool] = False
 
 
 class SnapshotKeyLost(SnapshotRefused):
     """The key that sealed it is not known here. It may come back, so the snapshot is kept."""
+
+    kept = True
+
+
+class SnapshotOfOtherBuild(SnapshotRefused):
+    """Another build of clawmode parked it, and can still resume it, so the snapshot is kept."""
+
+    kept = True
 
 
 class StoreUnavailable(SnapshotError):

@@ -13,12 +13,13 @@ from typing import Any, get_args
 
 import anyio
 
+from clawmode import __version__
 from clawmode.config import CodeModeConfig
 from clawmode.context import RunContext
 from clawmode.exceptions import (
     ERROR_CODES,
     Aborted,
-    SnapshotKeyLost,
+    SnapshotOfOtherBuild,
     SnapshotRefused,
     SnapshotTooLarge,
     StoreUnavailable,
@@ -41,6 +42,12 @@ from clawmode.stores import CallState as StoredState
 from clawmode.types import JsonValue
 
 _REPLY = struct.Struct("<Ic")
+_NUMBER = struct.Struct("<Q")
+
+FORMAT = 2
+"""Of the record. A cell of another format is left to the build that parked it."""
+
+REPLAYED = "an older copy of the program was put back into the store: it has run since"
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,16 +128,18 @@ class Parking:
         owner, snapshot = await self.owner(), b""
         if frozen is not None:
             self.check_size(frozen)
-            snapshot = seal(frozen, wasm_hash(), self._bound(run.id, "snapshot"), self.store.keys)
+            bound = self._bound(run.id, f"snapshot {run.park}")
+            snapshot = seal(frozen, wasm_hash(), bound, self.store.keys)
         mine = [call for call in run.calls.values() if not call.owner]
         cell = StoredCell(
             id=run.id,
             scope=self._scope,
             ttl=float(self._config.snapshot_ttl_seconds),
-            record=self._seal(_record(run), run.id, "record"),
+            record=self._seal(_record(run, frozen), run.id, "record"),
             snapshot=snapshot,
             calls=tuple(self._stored(run.id, call, owner) for call in mine),
             replies=tuple(self.sealed_reply(run.id, _reply(run, item)) for item in run.inbox),
+            mark=self._mark(run.id, run.park),
         )
         limit = self._config.max_suspended_runs
         # Before it is: whoever is cancelled meanwhile cannot know whether it was.
@@ -165,16 +174,21 @@ class Parking:
             return found
         try:
             return self._read(found)
-        except SnapshotKeyLost:
-            await self.release(run_id)
-            raise
-        except SnapshotRefused:
-            await self.end(run_id, "finished")
+        except SnapshotRefused as error:
+            if error.kept:
+                await self.release(run_id)
+            else:
+                await self.end(run_id, "finished")
             raise
 
     def _read(self, cell: StoredCell) -> Run:
         try:
-            run = _run(cell.id, self._unseal(cell.record, cell.id, "record"))
+            record = self._unseal(cell.record, cell.id, "record")
+            _check_build(record)
+            run = _run(cell.id, record)
+            if self._number(cell) != run.park:
+                raise SnapshotRefused(REPLAYED)
+            run.mark = cell.mark
             run.calls = {call.id: self._call(run, call) for call in cell.calls}
         except (AttributeError, KeyError, TypeError, ValueError):
             raise SnapshotRefused("the snapshot's record cannot be read") from None
@@ -198,15 +212,17 @@ class Parking:
             SnapshotRefused: It does not open; the cell is deleted.
             Aborted: Somebody ended it.
         """
-        cell = await self.store.take(run.id, await self.owner())
+        owner, mark = await self.owner(), self._mark(run.id, run.park + 1)
+        cell = await self.store.take(run.id, owner, seen=run.mark, mark=mark)
         if cell is None:
             raise Aborted
+        bound = self._bound(run.id, f"snapshot {run.park}")
+        run.park += 1
         try:
             for sealed in cell.replies:
                 self.deliver(run, sealed)
             if run.start is not None or run.outcome is not None:
                 return None
-            bound = self._bound(run.id, "snapshot")
             return unseal(cell.snapshot, wasm_hash(), bound, self.store.keys)
         except SnapshotRefused:
             await self.end(run.id, "finished")
@@ -251,6 +267,16 @@ class Parking:
 
     # ---- Sealing ----
 
+    def _mark(self, run_id: str, number: int) -> bytes:
+        return seal_bytes(_NUMBER.pack(number), self._bound(run_id, "park"), self.store.keys)
+
+    def _number(self, cell: StoredCell) -> int:
+        """The number of the cell's last park; 0: there is none."""
+        if not cell.mark:
+            return 0
+        opened = unseal_bytes(cell.mark, self._bound(cell.id, "park"), self.store.keys)
+        return _NUMBER.unpack(opened)[0]
+
     def _bound(self, run_id: str, what: str) -> bytes:
         return bind(self._scope, run_id, what)
 
@@ -274,11 +300,35 @@ def wasm_hash() -> bytes:
 # ---- The record ----
 
 
-def _record(run: Run) -> JsonValue:
+def _check_build(record: Any) -> None:
+    """Leaves a cell alone that another build parked.
+
+    Raises:
+        SnapshotOfOtherBuild: It did.
+    """
+    if record.get("format") != FORMAT or record.get("engine") != wasm_hash().hex():
+        raise other_build(record.get("build"))
+
+
+def other_build(build: str | None) -> SnapshotOfOtherBuild:
+    """What is said of a cell that another build parked."""
+    writer = f"clawmode {build}" if build else "an earlier build of clawmode"
+    return SnapshotOfOtherBuild(
+        f"The program was parked by {writer}, and this build ({__version__}) cannot resume it. "
+        "It is kept until it expires: wait for it with the build that parked it."
+    )
+
+
+def _record(run: Run, frozen: Frozen | None) -> JsonValue:
     start: JsonValue = None
     if run.start is not None:
         start = {"source": run.start.source, "language": run.start.language}
     return {
+        "format": FORMAT,
+        "build": __version__,
+        "engine": wasm_hash().hex(),
+        "image": frozen.image.hex() if frozen is not None else "",
+        "park": run.park,
         "parent": run.parent_id,
         "outputLeft": run.output_left,
         "yields": list[JsonValue](run.yields),
@@ -317,6 +367,7 @@ def _read_outcome(kept: Any) -> Done | Failed | None:
 
 def _run(run_id: str, record: Any) -> Run:
     run = Run(record["parent"], record["outputLeft"], id=run_id, stored=True)
+    run.park, run.image, run.build = record["park"], bytes.fromhex(record["image"]), record["build"]
     run.yields = record["yields"]
     for number, method, args in record.get("lookups", ()):
         run.lookups.append(Request(number, method, args.encode()))

@@ -193,6 +193,10 @@ class Run:
         outcome: How it ended, if nobody has heard of it yet.
         lookups: What it asked about the catalog, as far as it has not been answered.
         stored: Whether the store knows it: then its id has been handed out.
+        park: How often it was parked and resumed: the number of the park that is its last one.
+        mark: The same as the store keeps it, sealed.
+        image: What its snapshot is a difference to.
+        build: The build that parked it.
         taken: It was taken out of the store, which still knows it: another process may abort it.
         since: When it was started, or taken up again, by `time.time`.
         due: When its next timer is due, in milliseconds since 1970; 0: there is none.
@@ -217,6 +221,10 @@ class Run:
     unheard: bool = False
     outcome: Done | Failed | None = None
     stored: bool = False
+    park: int = 1
+    mark: bytes = b""
+    image: bytes = b""
+    build: str = ""
     taken: bool = False
     ended: bool = False
     since: float = field(default_factory=time.time)

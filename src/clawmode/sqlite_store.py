@@ -2,6 +2,7 @@
 
     <folder>/snapshot.keys    what seals the cells
     <folder>/cells.sqlite     the cells, in WAL
+    <folder>/parks.sqlite     the mark of each cell's last park: an older copy does not fit it
     <folder>/owners/<name>    locked by the process that lives under that name
 
 An owner's lease is a lock that the kernel gives back when its process dies: no clock, no heartbeat,
@@ -75,6 +76,12 @@ create table ended (
 );
 """
 
+LEDGER = """
+pragma ledger.journal_mode = wal;
+pragma ledger.synchronous = normal;
+create table if not exists ledger.parks (cell text primary key, mark blob not null);
+"""
+
 _OWNER = re.compile(r"[0-9a-f]{32}")
 
 LAYOUT = Layout("The store of waiting programs", VERSION, SCHEMA, StoreUnavailable, logger)
@@ -123,6 +130,20 @@ class SqliteStore(SqliteFile):
             self._leave(owner)
         super().close()
 
+    def _open(self) -> sqlite3.Connection:
+        path = self.folder / "parks.sqlite"
+        self._make_folder()
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+        database = super()._open()
+        try:
+            database.execute("attach database ? as ledger", (str(path),))
+            for statement in LEDGER.split(";\n"):
+                database.execute(statement)
+        except BaseException:
+            self._close()
+            raise
+        return database
+
     # ---- Owners ----
 
     async def join(self) -> str:
@@ -142,6 +163,7 @@ class SqliteStore(SqliteFile):
         self._locks[owner] = descriptor
         with self._transaction() as database:
             self._forget_lost(database)
+            database.execute("delete from ledger.parks where cell not in (select id from cells)")
         return owner
 
     def _forget_lost(self, database: sqlite3.Connection) -> None:
@@ -227,6 +249,8 @@ class SqliteStore(SqliteFile):
                 " record, snapshot) values (?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 (*row, cell.record, cell.snapshot),
             )
+            kept = "insert or replace into ledger.parks values (?, ?)"
+            database.execute(kept, (cell.id, cell.mark))
             database.execute("delete from calls where cell = ? and owner = ?", (cell.id, owner))
             database.executemany(
                 "insert into calls values (?, ?, ?, ?, ?)",
@@ -262,7 +286,13 @@ class SqliteStore(SqliteFile):
             database.execute("update cells set holder = ? where id = ?", (owner, cell_id))
             calls = _calls(database, cell_id)
             return StoredCell(
-                id=cell_id, scope=scope, ttl=ttl, record=record, snapshot=b"", calls=calls
+                id=cell_id,
+                scope=scope,
+                ttl=ttl,
+                record=record,
+                snapshot=b"",
+                calls=calls,
+                mark=_mark(database, cell_id),
             )
 
     async def release(self, cell_id: str, owner: str) -> None:
@@ -287,18 +317,22 @@ class SqliteStore(SqliteFile):
             (replies,) = database.execute(count, (cell_id,)).fetchone()
             return Progress(_calls(database, cell_id), replies)
 
-    async def take(self, cell_id: str, owner: str) -> StoredCell | None:
-        return await self._run(self._take, cell_id, owner)
+    async def take(
+        self, cell_id: str, owner: str, *, seen: bytes = b"", mark: bytes = b""
+    ) -> StoredCell | None:
+        return await self._run(self._take, cell_id, owner, seen, mark)
 
-    def _take(self, cell_id: str, owner: str) -> StoredCell | None:
+    def _take(self, cell_id: str, owner: str, seen: bytes, mark: bytes) -> StoredCell | None:
         with self._transaction() as database:
             row = database.execute(
                 "select agent, session, session_key, run, ttl, record, snapshot from cells"
                 " where id = ? and holder = ? and not running",
                 (cell_id, owner),
             ).fetchone()
-            if row is None or not _is_live(database, cell_id):
+            if row is None or not _is_live(database, cell_id) or _mark(database, cell_id) != seen:
                 return None
+            moved = "update ledger.parks set mark = ? where cell = ?"
+            database.execute(moved, (mark, cell_id))
             *scope, ttl, record, snapshot = row
             cell = StoredCell(
                 id=cell_id,
@@ -308,6 +342,7 @@ class SqliteStore(SqliteFile):
                 snapshot=snapshot,
                 calls=_calls(database, cell_id),
                 replies=_pop_replies(database, cell_id),
+                mark=seen,
             )
             database.execute(
                 "update cells set running = 1, snapshot = x'' where id = ?", (cell_id,)
@@ -477,6 +512,7 @@ class SqliteStore(SqliteFile):
     def _bury(self, database: sqlite3.Connection, cell_id: str, end: End) -> None:
         self._note_end(database, cell_id, end)
         database.execute("delete from cells where id = ?", (cell_id,))
+        database.execute("delete from ledger.parks where cell = ?", (cell_id,))
         database.execute("delete from calls where cell = ?", (cell_id,))
         database.execute("delete from replies where cell = ?", (cell_id,))
 
@@ -487,6 +523,11 @@ class SqliteStore(SqliteFile):
 def _parked(database: sqlite3.Connection) -> int:
     (count,) = database.execute("select count(*) from cells where running = 0").fetchone()
     return int(count)
+
+
+def _mark(database: sqlite3.Connection, cell_id: str) -> bytes:
+    row = database.execute("select mark from ledger.parks where cell = ?", (cell_id,)).fetchone()
+    return row[0] if row and isinstance(row[0], bytes) else b""
 
 
 def _is_live(database: sqlite3.Connection, cell_id: str) -> bool:

@@ -50,7 +50,12 @@ class StoredCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredCell:
-    """A parked cell. `record` and `snapshot` are sealed, and so are bodies and replies."""
+    """A parked cell. `record` and `snapshot` are sealed, and so are bodies, replies and the mark.
+
+    Attributes:
+        mark: Tells which of its parks is the last one. Kept apart from the rest, so that an older
+            copy of the rest that is put back does not fit it.
+    """
 
     id: str
     scope: Scope
@@ -59,6 +64,7 @@ class StoredCell:
     snapshot: bytes
     calls: tuple[StoredCall, ...] = ()
     replies: tuple[bytes, ...] = ()
+    mark: bytes = b""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,10 +161,18 @@ class SnapshotStore(Protocol):
         """What has happened to its calls; None: it has ended."""
         ...
 
-    async def take(self, cell_id: str, owner: str) -> StoredCell | None:
+    async def take(
+        self, cell_id: str, owner: str, *, seen: bytes = b"", mark: bytes = b""
+    ) -> StoredCell | None:
         """The whole cell, to be run by `owner`, which has claimed it; None: it has ended.
 
         Its snapshot, its replies and the calls of `owner` are in the store no more.
+
+        Args:
+            cell_id: The cell.
+            owner: Has claimed it.
+            seen: The mark that was found when it was claimed; None comes back if it is another now.
+            mark: The one that takes its place: what was parked until now does not fit it.
         """
         ...
 
@@ -252,6 +266,7 @@ class _Kept:
     expires: float
     record: bytes
     snapshot: bytes
+    mark: bytes = b""
     holder: str = ""
     running: bool = False
     calls: dict[int, StoredCall] = field(default_factory=dict[int, StoredCall])
@@ -266,6 +281,7 @@ class _Kept:
             snapshot=self.snapshot if snapshot else b"",
             calls=tuple(self.calls.values()),
             replies=tuple(self.replies) if snapshot else (),
+            mark=self.mark,
         )
 
 
@@ -312,7 +328,7 @@ class MemoryStore:
             if self._parked() >= limit:
                 raise SnapshotTooLarge(FULL)
             expires = self._clock() + cell.ttl
-            kept = _Kept(cell.scope, cell.ttl, expires, cell.record, cell.snapshot)
+            kept = _Kept(cell.scope, cell.ttl, expires, cell.record, cell.snapshot, cell.mark)
             if known is not None:
                 others = known.calls.values()
                 kept.calls = {call.id: call for call in others if call.owner != owner}
@@ -351,13 +367,15 @@ class MemoryStore:
                 return None
             return Progress(tuple(kept.calls.values()), len(kept.replies))
 
-    async def take(self, cell_id: str, owner: str) -> StoredCell | None:
+    async def take(
+        self, cell_id: str, owner: str, *, seen: bytes = b"", mark: bytes = b""
+    ) -> StoredCell | None:
         with self._lock:
             kept = self._live(cell_id)
-            if kept is None or kept.holder != owner or kept.running:
+            if kept is None or kept.holder != owner or kept.running or kept.mark != seen:
                 return None
             cell = kept.whole(cell_id, snapshot=True)
-            kept.running, kept.snapshot = True, b""
+            kept.running, kept.snapshot, kept.mark = True, b"", mark
             kept.replies.clear()
             kept.calls = {call.id: call for call in cell.calls if call.owner != owner}
             return cell

@@ -21,11 +21,9 @@ MISSING: frozenset[str] = frozenset(
         "N-44",
         "N-46",
         "S-2",
-        "S-10",
         "B-14",
         "B-15",
         "B-17",
         "B-20",
-        "P-5",
     }
 )

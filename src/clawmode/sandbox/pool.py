@@ -196,6 +196,12 @@ class Pool:
         finally:
             tasks.cancel_scope.cancel()
 
+    @property
+    def image(self) -> bytes:
+        """The hash of the image that cells start from; empty until a worker is ready."""
+        booted = (worker.booted for worker in self._workers if worker.booted.done())
+        return self._image or next((each.result() for each in booted if not each.exception()), b"")
+
     def lockdown_notes(self) -> list[str]:
         """What the workers could not give up, on this machine."""
         return list(dict.fromkeys(note for worker in self._workers for note in worker.notes))
