@@ -17,7 +17,6 @@ MISSING: frozenset[str] = frozenset(
         "N-39",
         "N-40",
         "N-41",
-        "N-42",
         "N-44",
         "N-46",
         "S-2",

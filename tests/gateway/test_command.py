@@ -14,16 +14,19 @@ import httpx2
 import pytest
 from tests.cli_driver import COMMAND
 from tests.gateway.driver import wired
-from tests.gateway.inside import inside
+from tests.gateway.inside import ANY, inside, until
 
+from clawmode.agent.requests import RunResult
 from clawmode.core_tools.shell import _program
-from clawmode.gateway import logs
+from clawmode.gateway import logs, metrics
 from clawmode.gateway.client import GatewayClient
+from clawmode.gateway.figures import MAX_MODELS, Figures
 from clawmode.gateway.protocol import RpcError
 from clawmode.messages import Usage
 from clawmode.models.base import ModelError
 from clawmode.redaction import Redactor
 from clawmode.testing import Turn, call
+from clawmode.tools import JsonObject, Tool, ToolContext
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
 
@@ -164,3 +167,98 @@ def test_a_gateway_that_cannot_start_says_so_in_json(tmp_path: Path) -> None:
     said = [json.loads(line) for line in done.stderr.splitlines()]
     assert [line["level"] for line in said] == ["error"]
     assert "gateway.port" in said[0]["message"]
+
+
+# ---- Figures ----
+
+
+def samples(text: str) -> dict[str, float]:
+    """What a page of figures says, if it is in the format of Prometheus."""
+    found: dict[str, float] = {}
+    family = ""
+    for line in text.removesuffix("\n").split("\n"):
+        if line.startswith("# TYPE "):
+            family = line.split()[2]
+            assert line.split()[3] in ("gauge", "counter", "histogram")
+        elif not line.startswith("# HELP "):
+            matched = re.fullmatch(SAMPLE, line)
+            assert matched is not None, line
+            name = re.sub("_(bucket|sum|count)$", "", matched["name"])
+            assert family in (matched["name"], name)
+            key = matched["name"] + (matched["labels"] or "")
+            assert key not in found
+            found[key.removeprefix("clawmode_")] = float(matched["value"])
+    return found
+
+
+LABEL = r'\w+="(?:[^"\\\n]|\\["\\n])*"'
+SAMPLE = rf"(?P<name>[a-z_]+)(?P<labels>{{{LABEL}(?:,{LABEL})*}})? (?P<value>\S+)"
+
+
+@pytest.mark.covers("N-42")
+async def test_figures_count_runs_tokens_errors_calls_and_jobs(tmp_path: Path) -> None:
+    async def fine(given: JsonObject, context: ToolContext) -> str:
+        return "ok"
+
+    async def bad(given: JsonObject, context: ToolContext) -> str:
+        raise ValueError("no")
+
+    tools = [Tool(it.__name__, "Does it.", ANY, it, effect="read") for it in (fine, bad)]
+    program = "await tools.fine({}); try { await tools.bad({}) } catch {} return 1"
+    script = [
+        Turn(call("exec", {"code": program}), usage=Usage(100, 20, 3, 4)),
+        Turn("Done.", usage=Usage(1_234_567, 5)),
+        Turn(error="overloaded"),
+        Turn("It went well.", usage=Usage(1, 1)),
+        Turn(error="auth"),
+    ]
+    jobs = [{"id": "tea", "every": "1d", "message": "Make tea."}]
+    options: dict[str, Any] = {"rules": {"codeMode": True}, "cron": {"jobs": jobs}}
+    async with inside(tmp_path, script, tools=tools, **options) as it:
+        before = samples(metrics.render(it.gateway))
+        for _ in range(2):
+            run = await it.call("agent", message="go")
+            await it.call("agent.wait", runId=run["runId"])
+        await it.call("cron.run", id="tea")
+        await until(lambda: it.gateway.figures.cron)
+        after = samples(metrics.render(it.gateway))
+    assert before['runs{state="running"}'] == before["run_duration_seconds_count"] == 0
+    assert after['runs_total{status="ok"}'] == 2
+    assert after['runs_total{status="error"}'] == after['cron_runs_total{status="error"}'] == 1
+    assert after['tokens_total{model="scripted/scripted",kind="input"}'] == 1_234_668
+    assert after['tokens_total{model="scripted/scripted",kind="cache_read"}'] == 3
+    assert after['model_requests_total{model="scripted/scripted"}'] == 5
+    assert after['model_errors_total{kind="overloaded"}'] == 1
+    assert after['model_errors_total{kind="auth"}'] == 1
+    assert after['tool_calls_total{by="model",result="ok"}'] == 1
+    assert after['tool_calls_total{by="program",result="ok"}'] == 1
+    assert after['tool_calls_total{by="program",result="error"}'] == 1
+    buckets = [value for key, value in after.items() if "_bucket" in key]
+    assert buckets == sorted(buckets)
+    assert buckets[-1] == after["run_duration_seconds_count"] == 3
+    assert after["run_duration_seconds_sum"] > 0
+
+
+@pytest.mark.covers("N-42")
+def test_models_that_clients_name_do_not_multiply_the_figures() -> None:
+    figures = Figures()
+    for number in range(1_000):
+        name = f'a"\\\n{number}'
+        metadata: JsonObject = {"provider": "p", "model": name, "modelRequests": 1}
+        result = RunResult(
+            run_id="r", session_key="s", session_id="i", status="ok", metadata=metadata
+        )
+        figures.run_ended(result)
+    assert len(figures.requests) == MAX_MODELS + 1
+    assert figures.requests["other"] == 900
+    lines = metrics._family("x", "counter", "X.", metrics._by("model", figures.requests))
+    assert len(samples("\n".join(lines))) == MAX_MODELS + 1
+
+
+@pytest.mark.covers("N-42")
+async def test_figures_say_which_mcp_servers_are_connected(tmp_path: Path) -> None:
+    servers = {"gone": {"command": "/nowhere/at/all"}, "off": {"command": "x", "enabled": False}}
+    async with inside(tmp_path, mcp={"servers": servers}) as it:
+        await until(lambda: it.gateway.host.runtime.servers()[0].state == "down")
+        found = samples(metrics.render(it.gateway))
+    assert found['mcp_server_up{server="gone"}'] == 0

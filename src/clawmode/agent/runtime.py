@@ -43,7 +43,7 @@ from clawmode.sqlite_store import SqliteStore
 from clawmode.tools import JsonObject, Tool
 
 if TYPE_CHECKING:
-    from clawmode.mcp.client import McpServers
+    from clawmode.mcp.client import McpServers, ServerView
 
 logger = logging.getLogger("clawmode.agent")
 
@@ -338,6 +338,10 @@ class AgentRuntime:
         """The code modes of runs that are under way."""
         inside = (run.inside for run in self._runs.values())
         return [it.programs for it in inside if it is not None and it.programs is not None]
+
+    def servers(self) -> "tuple[ServerView, ...]":
+        """What is known of the MCP servers that all runs share."""
+        return () if self._shared.servers is None else self._shared.servers.views
 
     def learn(self, secrets: Iterable[str]) -> None:
         """Adds to what is struck out of the trajectories of runs that begin from now on."""

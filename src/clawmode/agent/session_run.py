@@ -429,7 +429,9 @@ class SessionRun:
         if turn is not None:
             ended.usage = turn.usage
             counts: JsonObject = {"assistantTurns": turn.turns, "toolCalls": turn.tool_calls}
-            ended.metadata |= counts
+            ended.metadata |= counts | {"modelRequests": turn.requests}
+            if turn.errors:
+                ended.metadata["modelErrors"] = dict[str, JsonValue](turn.errors)
             if turn.model is not None:
                 ended.metadata |= {"provider": turn.model.provider, "model": turn.model.name}
         ended.metadata |= self._surface | self._sent

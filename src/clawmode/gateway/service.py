@@ -23,6 +23,7 @@ from clawmode.foreign import told
 from clawmode.gateway import logs, protocol, restart
 from clawmode.gateway.client_tools import ClientTools
 from clawmode.gateway.connection import Client, Told
+from clawmode.gateway.figures import Figures
 from clawmode.gateway.ledger import Ledger, LedgerUnavailable
 from clawmode.gateway.protocol import CONNECT_SCHEMA, RpcError, read_hello
 from clawmode.gateway.questions import SharedApprovals
@@ -79,6 +80,7 @@ class Gateway:
     scheduler: Scheduler = field(init=False)
     client_tools: ClientTools = field(init=False)
     counters: dict[str, int] = field(default_factory=dict[str, int])
+    figures: Figures = field(default_factory=Figures)
     watch: Watch | None = None
     max_clients: int = 0
     effects: dict[tuple[str, str, str], Effect] = field(
@@ -95,7 +97,7 @@ class Gateway:
             self.host.runtime,
             max_concurrent=cron.max_concurrent_runs,
             cleanup_seconds=cron.cleanup_seconds,
-            on_event=lambda event: self.broadcast("cron", event),
+            on_event=self._cron,
             continues=True,
         )
         self.approvals.tell = self.broadcast
@@ -260,6 +262,7 @@ class Gateway:
         key, run_id = event.session_key, event.run_id
         self.broadcast("agent", event.to_json(), key, run_id)
         if event.stream == "tool":
+            self.figures.tool_event(event.data)
             self.broadcast("session.tool", {"sessionKey": key, **event.data}, key, run_id)
         elif event.stream == "assistant" and "message" in event.data:
             said: JsonObject = {"role": "assistant", "text": event.data["message"]}
@@ -277,6 +280,7 @@ class Gateway:
             logs.run_started(run)
         else:
             logs.run_ended(run, run.result)
+            self.figures.run_ended(run.result)
         if self._notes is not None:
             self._notes.send_nowait(run)
 
@@ -297,6 +301,10 @@ class Gateway:
             logger.error("run %s: %s", run.id, told(error))
             return False
         return True
+
+    def _cron(self, event: JsonObject) -> None:
+        self.figures.cron_event(event)
+        self.broadcast("cron", event)
 
     def _diagnose(self, event: JsonObject) -> None:
         self.broadcast("diagnostics", event)
