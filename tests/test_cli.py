@@ -48,6 +48,15 @@ def test_run_prints_the_pages_object_as_json() -> None:
     }
 
 
+def test_a_state_folder_that_cannot_be_used_is_told_and_the_program_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("CLAWMODE_STATE", "/proc/clawmode")
+    done = clawmode("run", "-", stdin="await yield_control(); return 1")
+    assert (done.returncode, done.stdout) == (0, "1\n")
+    assert "cannot be kept in the folder '/proc/clawmode'" in done.stderr
+
+
 def test_a_typescript_file_is_known_by_its_ending(tmp_path: Path) -> None:
     file = tmp_path / "cell.ts"
     file.write_text("enum E { A = 4 }\nconst x: number = E.A;\nreturn x", "utf-8")

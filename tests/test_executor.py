@@ -298,6 +298,20 @@ async def test_an_approver_that_is_code_answers_inline() -> None:
     assert states == ["running"]
 
 
+async def test_more_plain_functions_run_at_once_than_anyio_has_threads() -> None:
+    together = threading.Barrier(48)  # three runs with 16 calls each; anyio's default is 40
+
+    def meet(input: JsonObject, context: ToolContext) -> bool:
+        return together.wait(timeout=10) >= 0
+
+    async with anyio.create_task_group() as tasks:
+        for _ in range(3):
+            run = executor()
+            for _ in range(16):
+                tasks.start_soon(run.call, call(tool(meet)))
+    assert not together.broken
+
+
 @pytest.mark.covers("N-7")
 @pytest.mark.parametrize(
     "ask_for",

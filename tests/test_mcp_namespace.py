@@ -194,6 +194,20 @@ return [await told(MCP.github.createIssue({})), await told(MCP.github.createIssu
     assert fine == "t"
 
 
+@pytest.mark.covers("MC-3", "B-17")
+async def test_a_second_argument_is_an_error_and_nothing_is_called(pool: Pool) -> None:
+    source = """const reason = (error) => [error.code, error.message];
+const told = (call) => call.then(() => "called", reason);
+return [await told(MCP.github.createIssue({title: "a"}, {title: "b"})),
+await told(MCP.github.createIssue({title: "a"}, undefined)),
+await told(Promise.all([{title: "a"}].map(MCP.github.createIssue)))]"""
+    second, undefined, mapped = await value_of(pool, source)
+    assert second[0] == "invalid_input"
+    assert "takes one object, not 2 arguments" in second[1]
+    assert undefined == "called"
+    assert "not 3 arguments" in mapped[1], "map gives an index and the array too"
+
+
 @pytest.mark.covers("MC-6", "CM-V9")
 async def test_api_headers_are_there_at_the_root_for_a_server_and_for_a_tool(pool: Pool) -> None:
     source = """const { $api } = MCP.github;

@@ -1,6 +1,7 @@
 """Stores: what both promise, and what only the one on disk has to survive."""
 
 import os
+import re
 import sqlite3
 import stat
 import sys
@@ -450,3 +451,21 @@ async def test_no_call_of_a_cell_begins_after_an_abort_was_asked(store: Snapshot
     assert not await store.mark("cm_1", 2, one, "running")
     assert await store.progress("cm_1") is None
     assert await store.abort("cm_1", MINE, one) == "ended"
+
+
+@pytest.mark.parametrize("folder", ["/proc/clawmode", "file/state", "file"])
+def test_a_folder_that_cannot_be_used_is_refused_at_once_with_its_name(
+    tmp_path: Path, folder: str
+) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(StoreUnavailable, match=re.escape(folder)) as caught:
+        SqliteStore(tmp_path / folder)
+    assert "Choose a folder" in str(caught.value)
+
+
+def test_a_folder_that_cannot_be_written_to_is_refused_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write everywhere
+    with pytest.raises(StoreUnavailable, match="Permission denied"):
+        SqliteStore(tmp_path)

@@ -481,6 +481,29 @@ async def test_one_decision_after_the_other_is_waited_for(pool: Pool) -> None:
         assert code_mode._calls.groups == {}
 
 
+async def test_a_namespace_that_is_cleared_is_gone_for_the_next_program(pool: Pool) -> None:
+    registry = NamespaceRegistry()
+    backing = Tool("list", "List.", {}, lambda input, context: [], source="plugin", owner="github")
+    made = NamespaceRegistration(
+        id="issues",
+        global_name="Issues",
+        description="Issues.",
+        required_tool_names=["list"],
+        create_scope=lambda context: {"list": namespace_tool("list")},
+    )
+    registry.register_for_plugin("github", made)
+    async with making(pool, tools=[backing], namespaces=registry) as code_mode:
+        assert (await code_mode.exec("return typeof Issues")).value == "object"
+        waiting = await code_mode.exec("await yield_control(); return Issues.list().catch(String)")
+        registry.clear_for_plugin("github")
+        assert (await code_mode.exec("return typeof Issues")).value == "undefined"
+        assert "Issues" not in str(code_mode.definitions())
+        late = await finish(code_mode, waiting)
+        assert "no namespace 'issues'" in str(late.value)
+        registry.register_for_plugin("github", made)
+        assert (await code_mode.exec("return (await Issues.list()).length")).value == 0
+
+
 # ---- Guards that match nothing ----
 
 

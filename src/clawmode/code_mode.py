@@ -13,7 +13,7 @@ import math
 import re
 import time
 import warnings
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, overload
@@ -263,13 +263,25 @@ class CodeMode:
     def _bridge_to(self, tools: Iterable[Tool]) -> Bridge:
         visible = self.executor.policy.effective(tools)
         catalog = Catalog(visible, ranker=choose_ranker())
-        scopes = NamespaceContext(self.context, self.config, lambda: self._closed)
-        namespaces = NamespaceRuntime(self._registry.visible(visible), visible, scopes)
+        namespaces = self._make_namespaces(visible)
         self.telemetry.catalog_size = len(catalog)
         self.telemetry.sources = catalog.breakdown()
         self._installed = Installed()
         mcp = McpNamespace(catalog.entries, self._absent)
         return Bridge(catalog, namespaces, mcp, self.config, self.telemetry.miss)
+
+    def _make_namespaces(self, visible: Sequence[Tool]) -> NamespaceRuntime:
+        self._registry_version = self._registry.version
+        scopes = NamespaceContext(self.context, self.config, lambda: self._closed)
+        return NamespaceRuntime(self._registry.visible(visible), visible, scopes)
+
+    def _refresh_namespaces(self) -> None:
+        """A plugin may have been removed since the last program: the next one does not see it."""
+        if self._registry.version != self._registry_version:
+            bridge = self._calls.bridge
+            namespaces = self._make_namespaces(bridge.catalog.entries)
+            self._calls.bridge = replace(bridge, namespaces=namespaces)
+            self._installed = Installed()
 
     # ---- Open and close ----
 
@@ -410,6 +422,7 @@ class CodeMode:
 
     def definitions(self, format: Format = "openai") -> Any:
         """Exactly two tools, `exec` and `wait`, as a provider or MCP wants them written."""
+        self._refresh_namespaces()
         bridge = self._calls.bridge
         text = exec_description(
             bridge.catalog, bridge.namespaces, bridge.mcp, self.config, list(self.missing_servers)
@@ -720,6 +733,7 @@ class CodeMode:
 
     async def _install(self) -> Installed:
         """What the run's cells start with; nothing where there is nothing to add."""
+        self._refresh_namespaces()
         mcp = self._calls.bridge.mcp
         if not self._installed.key and mcp:
             # Once for a catalog, but a second for thousands of tools: not on the event loop.

@@ -101,8 +101,8 @@ def _configuration(options: Options, setup: Setup) -> Iterator[Finding]:
 
 
 async def _store(setup: Setup) -> Finding:
-    store = SqliteStore(setup.state)
     try:
+        store = SqliteStore(setup.state)
         await store.leave(await store.join())
         await anyio.to_thread.run_sync(lambda: store.keys)
     except ClawmodeError as error:

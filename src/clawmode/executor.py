@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
 import anyio
+from anyio.lowlevel import RunVar
 
 from clawmode.approvals import Approvals, NotApproved, Question
 from clawmode.context import RunContext
@@ -25,6 +26,10 @@ from clawmode.types import JsonValue, copy_json
 from clawmode.validation import InvalidSchema, validate
 
 logger = logging.getLogger("clawmode.executor")
+
+MAX_THREADS = 512
+"""Plain functions that may run at once in an event loop: several runs with all the calls that each
+may have pending (`maxPendingToolCalls`, 16 by default), so that none holds up the others."""
 
 CallState: TypeAlias = Literal["running", "approval"]
 EndState: TypeAlias = Literal["completed", "failed", "cancelled"]
@@ -245,7 +250,12 @@ class Executor:
             if inspect.iscoroutinefunction(execute):
                 return await execute(params, context)
             answer = await anyio.to_thread.run_sync(
-                _in_thread, execute, params, context, abandon_on_cancel=True
+                _in_thread,
+                execute,
+                params,
+                context,
+                abandon_on_cancel=True,
+                limiter=_tool_threads(),
             )
             return await answer if inspect.isawaitable(answer) else answer
         except BaseException as error:
@@ -282,6 +292,18 @@ class Executor:
                 watcher(event)
             except Exception as error:
                 logger.error("watcher %r: %s: %s", watcher, type(error).__name__, error)
+
+
+_threads: RunVar[anyio.CapacityLimiter] = RunVar("clawmode_tool_threads")
+
+
+def _tool_threads() -> anyio.CapacityLimiter:
+    """The limiter of the event loop's tools that block, apart from the 40 threads of everybody."""
+    try:
+        return _threads.get()
+    except LookupError:
+        _threads.set(made := anyio.CapacityLimiter(MAX_THREADS))
+        return made
 
 
 class _FromThread(Exception):

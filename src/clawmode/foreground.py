@@ -17,10 +17,12 @@ from clawmode.approvals import Approvals
 from clawmode.code_mode import CodeMode
 from clawmode.command_setup import AGENT, Options, Setup
 from clawmode.context import RunContext
+from clawmode.exceptions import StoreUnavailable
 from clawmode.interrupts import interruptible, outlast_tools
 from clawmode.questions import Mode, Terminal, attended, decided, make_approvals
 from clawmode.results import CodeModeResult
 from clawmode.sqlite_store import SqliteStore
+from clawmode.stores import MemoryStore, SnapshotStore
 from clawmode.terminal import RED, YELLOW, CallView, ProgramOutput, complain, pretty, tell
 
 if TYPE_CHECKING:
@@ -105,9 +107,16 @@ class Foreground:
             config=self.setup.config,
             policy=self.setup.policy,
             approvals=approvals,
-            store=SqliteStore(self.setup.state),
+            store=self._open_store(),
             context=RunContext(agent_id=AGENT, session_id="cli", session_key="cli", run_id="cli"),
         )
+
+    def _open_store(self) -> SnapshotStore:
+        try:
+            return SqliteStore(self.setup.state)
+        except StoreUnavailable as error:  # most programs do not wait
+            tell(str(error))
+            return MemoryStore()
 
     async def _follow(
         self,

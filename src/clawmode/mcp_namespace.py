@@ -160,9 +160,12 @@ class McpNamespace:
         tool = server.find(parts[1:])
         if tool is None:
             raise self._no_tool(name, server, ".".join(parts[1:]))
-        given = args[0] if isinstance(args, list) and args else {}
+        given, *more = args if isinstance(args, list) and args else [{}]
         if not isinstance(given, dict):
             raise NamespaceCallRefused(f"{tool.id} takes one object.")
+        if any(each is not None for each in more):  # None: `undefined`, which is no argument
+            text = f"{tool.id} takes one object, not {1 + len(more)} arguments: merge them."
+            raise NamespaceCallRefused(text)
         # Before hooks and approvals: they are to see what is sent.
         return tool, with_defaults(tool.parameters, given)
 

@@ -216,6 +216,8 @@ class NamespaceRegistry:
 
     def __init__(self) -> None:
         self._by_id: dict[str, OwnedNamespace] = {}
+        self.version = 0
+        """Raised by every change: runs that are open look again."""
 
     def register_for_plugin(self, plugin_id: str, registration: NamespaceRegistration) -> None:
         """Registers a namespace in the name of the plugin that owns its tools.
@@ -233,20 +235,24 @@ class NamespaceRegistry:
                     raise NamespaceError(f"{name} {taken!r} is taken by {owner}: choose another")
         fields: dict[str, Any] = vars(registration) | {"plugin_id": plugin_id}
         self._by_id[registration.id] = OwnedNamespace(**fields)
+        self.version += 1
 
     def unregister(self, namespace_id: str) -> None:
         """Removes one namespace, if it is there. The normal clean-up is the plugin's."""
         self._by_id.pop(namespace_id, None)
+        self.version += 1
 
     def clear_for_plugin(self, plugin_id: str) -> None:
         """Removes what a plugin registered: it is disabled, uninstalled or rolled back."""
         for namespace in list(self._by_id.values()):
             if namespace.plugin_id == plugin_id:
                 del self._by_id[namespace.id]
+        self.version += 1
 
     def clear(self) -> None:
         """Removes all namespaces."""
         self._by_id.clear()
+        self.version += 1
 
     def visible(self, tools: Iterable[Tool]) -> list[OwnedNamespace]:
         """The namespaces that a run with these tools sees, sorted by global name."""

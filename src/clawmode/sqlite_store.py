@@ -11,6 +11,7 @@ so does SQLite in WAL.
 """
 
 import contextlib
+import errno
 import fcntl
 import logging
 import os
@@ -97,6 +98,9 @@ class SqliteStore(SqliteFile):
         folder: The state folder; made if it is not there, for its user only.
         keys: What seals the cells. Default: the environment's, else those in the folder.
         clock: Tells the time of day, in seconds.
+
+    Raises:
+        StoreUnavailable: The folder cannot be made or written to.
     """
 
     durable = True
@@ -109,10 +113,23 @@ class SqliteStore(SqliteFile):
         clock: Callable[[], float] = time.time,
     ) -> None:
         super().__init__(Path(folder) / "cells.sqlite", LAYOUT, lock_seconds=LOCK_SECONDS)
+        # Now, and not when the first program has to be parked and is lost.
+        self._check_folder()
         self._keys = keys
         self._clock = clock
         self._locks: dict[str, int] = {}
         self._latest = 0.0
+
+    def _check_folder(self) -> None:
+        try:
+            self._make_folder()
+            if not os.access(self.folder, os.W_OK | os.X_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        except OSError as error:
+            raise StoreUnavailable(
+                f"Programs that wait cannot be kept in the folder {str(self.folder)!r}: "
+                f"{error.strerror or error}. Choose a folder that this process can write to."
+            ) from None
 
     @property
     def keys(self) -> KeyRing:

@@ -22,7 +22,6 @@ MISSING: frozenset[str] = frozenset(
         "S-2",
         "B-14",
         "B-15",
-        "B-17",
         "B-20",
     }
 )

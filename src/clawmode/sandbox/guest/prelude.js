@@ -882,7 +882,11 @@
 
   function callOf(server, group, name) {
     const place = group === "" ? [server, name] : [server, group, name];
-    const call = (input) => request("namespace", ["MCP", place, [input === undefined ? {} : input]]);
+    // All arguments: the host refuses a second one.
+    const call = (...args) => {
+      if (args.length !== 0 && args[0] === undefined) args[0] = {};
+      return request("namespace", ["MCP", place, args.length === 0 ? [{}] : args]);
+    };
     defineProperty(call, "name", { __proto__: null, value: name });
     return call;
   }
