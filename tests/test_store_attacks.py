@@ -108,7 +108,9 @@ async def test_programs_that_are_waited_for_at_once_by_a_new_object_go_on(
     async def wait(run_id: str) -> None:
         values.append((await two.wait(run_id)).value)
 
-    async with code_mode(pool, SqliteStore(folder)) as two, anyio.create_task_group() as waits:
+    # The third of them may wait until a worker has started.
+    long, store = CodeModeConfig(), SqliteStore(folder)
+    async with code_mode(pool, store, config=long) as two, anyio.create_task_group() as waits:
         for run_id in ids:
             waits.start_soon(wait, run_id)
     assert values == [1, 1, 1]

@@ -144,6 +144,20 @@ async def test_the_pool_grows_under_hogs_and_only_to_its_maximum() -> None:
                 await pool.step(pool.cell(), Start("return 1"), soon(0.2))
 
 
+async def test_a_queue_does_not_wait_for_a_worker_that_starts_if_another_is_free(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with Pool(size=1, max_size=2) as pool, anyio.create_task_group() as tasks:
+        await pool.ready()
+        monkeypatch.setattr(WorkerProcess, "_boot", lambda self: None)  # it never gets ready
+        busy = "const end = Date.now() + 150; while (Date.now() < end);"
+        tasks.start_soon(pool.step, pool.cell(), Start(busy), soon())
+        await anyio.wait_all_tasks_blocked()
+        assert await value_of(pool, "return 1") == 1
+        assert len(workers(pool)) == 2
+        workers(pool)[-1].booted.set_exception(RuntimeUnavailable("it never got ready"))
+
+
 async def test_surplus_workers_are_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
     async with Pool(size=1, max_size=3) as pool:
         async with anyio.create_task_group() as group:
