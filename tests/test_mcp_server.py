@@ -20,6 +20,7 @@ from mcp import Client, StdioServerParameters
 from mcp.client.streamable_http import streamable_http_client
 from starlette.responses import PlainTextResponse
 from tests.mcp.driver import raw
+from tests.plugins.material import documented_plugin
 
 from clawmode import Approvals, CodeMode, Pool, tool
 from clawmode.command_setup import Options, set_up
@@ -588,6 +589,18 @@ async def test_the_configured_servers_are_behind_it(folder: Path, key: str) -> N
         assert "tiny" in (listed.tools[0].description or "")
         code = 'return (await MCP.tiny.shout({ text: "a" })).structuredContent'
         assert read(await client.call_tool("exec", {"code": code}))["value"] == {"result": "A"}
+
+
+@pytest.mark.covers("N-19")
+async def test_plugins_are_behind_it_with_their_hooks(folder: Path) -> None:
+    plugin = documented_plugin(folder / "garden")
+    (folder / "c.json5").write_text(json.dumps({"plugins": {"load": {"paths": [str(plugin)]}}}))
+    code = (
+        'return [await Garden.water("rose", 2), await Garden.water("x", 99).catch((e) => e.code)]'
+    )
+    async with stdio(folder, "--config", "c.json5", "--approve", "always") as client:
+        result = read(await client.call_tool("exec", {"code": code}))
+    assert result["value"] == ["2 l for the rose", "blocked"]
 
 
 @pytest.mark.parametrize("mode", MODES)

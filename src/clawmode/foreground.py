@@ -19,6 +19,8 @@ from clawmode.command_setup import AGENT, Options, Setup
 from clawmode.context import RunContext
 from clawmode.exceptions import StoreUnavailable
 from clawmode.interrupts import interruptible, outlast_tools
+from clawmode.plugins.host import Plugins
+from clawmode.plugins.setup import loaded_plugins
 from clawmode.questions import Mode, Terminal, attended, decided, make_approvals
 from clawmode.results import CodeModeResult
 from clawmode.sqlite_store import SqliteStore
@@ -79,16 +81,17 @@ class Foreground:
 
     async def _drive(self, start: Start, run_id: str, view: CallView) -> CodeModeResult:
         approvals = self._approvals(view)
-        async with (
-            interruptible(),
-            self._open_servers(approvals) as servers,
-            self._open_code_mode(approvals, servers) as code_mode,
-        ):
-            unwatch = code_mode.watch(view.take)
-            async with attended(approvals):
-                result = await self._follow(code_mode, start, run_id, approvals, view)
-            # What is cancelled when all is closed is to be seen as it was: open.
-            unwatch()
+        with loaded_plugins(self.setup.configuration, self.setup.state) as plugins:
+            async with (
+                interruptible(),
+                self._open_servers(approvals) as servers,
+                self._open_code_mode(approvals, servers, plugins) as code_mode,
+            ):
+                unwatch = code_mode.watch(view.take)
+                async with attended(approvals):
+                    result = await self._follow(code_mode, start, run_id, approvals, view)
+                # What is cancelled when all is closed is to be seen as it was: open.
+                unwatch()
         return result
 
     def _open_servers(
@@ -100,9 +103,13 @@ class Foreground:
 
         return open_servers(self.setup, asks=approvals.takes_input)
 
-    def _open_code_mode(self, approvals: Approvals, servers: "McpServers | tuple[()]") -> CodeMode:
+    def _open_code_mode(
+        self, approvals: Approvals, servers: "McpServers | tuple[()]", plugins: Plugins
+    ) -> CodeMode:
         return CodeMode(
-            tools=self.setup.tools,
+            tools=[*self.setup.tools, *plugins.tools],
+            hooks=plugins.hooks,
+            namespaces=plugins.namespaces,
             mcp_servers=servers,
             config=self.setup.config,
             policy=self.setup.policy,

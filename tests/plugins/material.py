@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import stat
 import tarfile
 import zipfile
@@ -28,6 +29,17 @@ def plugin(folder: Path, code: str = QUIET, *, name: str = "garden", **more: Any
     folder.mkdir(parents=True, exist_ok=True)
     (folder / MANIFEST).write_text(manifest(name, **more))
     (folder / "main.py").write_text(code)
+    return folder
+
+
+def documented_plugin(folder: Path) -> Path:
+    """Writes the plugin that `docs/plugins.md` shows."""
+    page = Path(__file__).parents[2].joinpath("docs", "plugins.md").read_text("utf-8")
+    folder.mkdir(parents=True)
+    for name, language in ((MANIFEST, "json"), ("main.py", "python")):
+        found = re.search(rf"```{language}\n(.*?)```", page, re.DOTALL)
+        assert found is not None
+        (folder / name).write_text(found[1], "utf-8")
     return folder
 
 

@@ -8,7 +8,14 @@ from typing import Any
 
 import pytest
 from tests.cli_driver import answer, clawmode, trusted
-from tests.plugins.material import MANIFEST, left_in, plugin, skill, zipped
+from tests.plugins.material import (
+    MANIFEST,
+    documented_plugin,
+    left_in,
+    plugin,
+    skill,
+    zipped,
+)
 
 EXAMPLE = Path(__file__).parent.parent.parent / "examples" / "plugins" / "notes"
 
@@ -146,3 +153,16 @@ def test_a_check_says_what_is_wrong_with_status_1(tmp_path: Path) -> None:
     assert "'tols'" in report["faults"][0]
     assert plugins(tmp_path, "check", "nowhere").returncode == 1
     assert plugins(tmp_path, "check").returncode == 0
+
+
+@pytest.mark.covers("N-19")
+def test_an_installed_plugin_is_there_for_programs_and_listings(tmp_path: Path) -> None:
+    done = plugins(tmp_path, "install", str(documented_plugin(tmp_path / "garden")))
+    assert done.returncode == 0, done.stderr
+    source = (
+        'return [await Garden.water("rose", 2), await Garden.water("x", 99).catch((e) => e.code)]'
+    )
+    ran = clawmode("run", "-", "--approve", "always", "--json", stdin=source)
+    assert answer(ran)["value"] == ["2 l for the rose", "blocked"]
+    listed = clawmode("tools", "list", "--json")
+    assert [entry["id"] for entry in answer(listed)["tools"]] == ["plugin:garden:water"]

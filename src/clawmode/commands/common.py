@@ -5,6 +5,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, NoReturn, TypeAlias
 
@@ -144,7 +145,11 @@ def find_gateway(options: "Options") -> "Place | None":
 
 
 def connected(setup: "Setup") -> "Setup":
-    """With the tools of its MCP servers, to be looked at."""
+    """With the tools of plugins and of its MCP servers, to be looked at."""
+    from clawmode.plugins.setup import loaded_plugins
+
+    with loaded_plugins(setup.configuration, setup.state) as plugins:
+        setup = replace(setup, tools=[*setup.tools, *plugins.tools])
     if not setup.servers:
         return setup
     from clawmode.mcp.command import with_servers

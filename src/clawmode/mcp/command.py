@@ -21,6 +21,7 @@ from clawmode.mcp.client import McpServers, ServerView
 from clawmode.mcp.link import McpError
 from clawmode.mcp.server import Opener, serve_http, serve_stdio
 from clawmode.mcp.settings import OAuth
+from clawmode.plugins.setup import loaded_plugins
 from clawmode.questions import Mode, make_approvals
 from clawmode.sandbox.pool import Pool
 from clawmode.stores import MemoryStore
@@ -168,7 +169,9 @@ async def _serve(setup: Setup, approve: Mode, address: tuple[str, int] | None, t
 
     def opener(context: RunContext) -> CodeMode:
         return CodeMode(
-            tools=setup.tools,
+            tools=[*setup.tools, *plugins.tools],
+            hooks=plugins.hooks,
+            namespaces=plugins.namespaces,
             mcp_servers=servers,
             config=setup.config,
             policy=setup.policy,
@@ -180,14 +183,15 @@ async def _serve(setup: Setup, approve: Mode, address: tuple[str, int] | None, t
             pool=pool,
         )
 
-    async with Pool() as pool, _started(setup, asks=True) as servers:
-        with _problems_told(setup, servers):
-            # Behind the answer to `initialize`: clients give up on a server that is slow to start.
-            servers.begin()
-            if address is None:
-                await serve_stdio(opener, servers)
-            else:
-                await _serve_http(opener, servers, *address, token)
+    with loaded_plugins(setup.configuration, setup.state) as plugins:
+        async with Pool() as pool, _started(setup, asks=True) as servers:
+            with _problems_told(setup, servers):
+                # Behind the answer to `initialize`: clients give up on a server that starts slowly.
+                servers.begin()
+                if address is None:
+                    await serve_stdio(opener, servers)
+                else:
+                    await _serve_http(opener, servers, *address, token)
 
 
 @contextmanager

@@ -2,13 +2,14 @@
 
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from clawmode.config import ConfigWarning, join, nearest, show
 from clawmode.exceptions import ConfigurationError
 from clawmode.hooks import Hooks
-from clawmode.namespaces import NamespaceRegistry
+from clawmode.namespaces import NamespaceRegistry, default_registry
 from clawmode.plugins.host import Plugins
 from clawmode.tools import JsonObject
 from clawmode.types import JsonValue
@@ -41,6 +42,19 @@ def open_plugins(
     plugins = describe_plugins(configuration, state, hooks=hooks, namespaces=namespaces)
     plugins.load()
     return plugins
+
+
+@contextmanager
+def loaded_plugins(configuration: "Configuration", state: Path) -> Iterator[Plugins]:
+    """The same for a command that runs programs without an agent; unloads them at the end.
+
+    Their namespaces stand beside those that tools of `--tools` have registered.
+    """
+    plugins = open_plugins(configuration, state, namespaces=default_registry)
+    try:
+        yield plugins
+    finally:
+        plugins.unload()
 
 
 def describe_plugins(
