@@ -262,6 +262,15 @@ async def test_nobody_waits_as_long_as_a_provider_may_ask() -> None:
     assert len(model.requests) == 1
 
 
+@pytest.mark.covers("N-21")
+@pytest.mark.parametrize(("sent", "requests"), [(True, 4), (False, 1)])
+async def test_every_try_that_was_sent_counts_as_a_request(sent: bool, requests: int) -> None:
+    down = Says(error=ModelError("server", "no key", sent=sent))
+    turn, _ = turn_of(ScriptedModel([Says(call("double", {"n": 2})), down, down, down]))
+    assert (await run(turn)).status == "error"
+    assert (turn.turns, turn.requests) == (2, requests)
+
+
 async def test_a_model_that_falls_silent_is_given_up() -> None:
     model = ScriptedModel([Says("begun", pause(30)), Says("again")])
     turn, seen = turn_of(model, idle_seconds=lambda model: 0.1)

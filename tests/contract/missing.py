@@ -9,7 +9,6 @@ MISSING: frozenset[str] = frozenset(
         "N-14",
         "N-17",
         "N-18",
-        "N-21",
         "N-35",
         "N-37",
         "N-38",

@@ -346,3 +346,47 @@ async def test_an_error_of_the_reader_is_left_as_it_is(api: Api) -> None:
             await read()
         with anyio.fail_after(5):
             await server.requests[0].hung_up.wait()
+
+
+# ---- What people can do about it ----
+
+
+@pytest.mark.covers("N-21")
+async def test_a_model_that_cannot_be_reached_is_named_with_its_address_and_setting() -> None:
+    async with make_model(
+        ProviderSettings(id="lab", base_url="http://user:pass@127.0.0.1:9/v1"), "good"
+    ) as model:
+        with pytest.raises(ModelError) as caught:
+            await answer_of(model)
+    text = str(caught.value)
+    assert caught.value.kind == "connection"
+    assert text.startswith("lab/good: ")
+    assert "http://127.0.0.1:9/v1" in text
+    assert "models.providers.lab.baseUrl" in text
+    assert "pass" not in text
+
+
+@pytest.mark.covers("N-21")
+@every_api
+async def test_a_key_that_is_refused_is_named_by_where_it_comes_from(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LAB_WORD", "wrong-key-0123")
+    error = await failed(api, Turn(error="auth"), key=KeySource(env="LAB_WORD"))
+    assert "the environment variable LAB_WORD" in str(error)
+    assert "models.providers.scripted.auth" in str(error)
+    assert "wrong-key" not in str(error)
+    assert error.sent
+
+
+@pytest.mark.covers("N-21")
+async def test_a_key_that_is_missing_says_where_to_set_it_and_sends_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("LAB_WORD", raising=False)
+    async with played("openai-completions", [Turn("x")], key=KeySource(env="LAB_WORD")) as it:
+        server, model = it
+        with pytest.raises(ModelError, match=r"LAB_WORD is not set.*models\.providers") as caught:
+            await answer_of(model)
+        assert not caught.value.sent
+        assert server.requests == []

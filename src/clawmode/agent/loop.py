@@ -127,7 +127,8 @@ class Turn:
         shorten: Makes a conversation shorter that is too long for a model.
         until_decided: Waits as long as the calls that were made wait for nothing but people.
         heard: Whether something of the present answer was passed on.
-        requests: Requests to models, with those that failed.
+        turns: How often the model was asked.
+        requests: Requests that were sent for that, with those that failed.
         errors: Requests that failed, by the kind of error.
         known: Secrets of which no piece is passed on alone: who gets the pieces strikes out whole
             ones only.
@@ -147,10 +148,10 @@ class Turn:
     until_decided: Callable[[], Awaitable[None]] | None = None
     usage: Usage = field(default_factory=Usage)
     turns: int = 0
+    requests: int = 0
     tool_calls: int = 0
     model: Model | None = None
     heard: bool = False
-    requests: int = 0
     errors: Counter[str] = field(default_factory=Counter[str])
     known: KnownSecrets = field(default_factory=KnownSecrets)
 
@@ -285,14 +286,15 @@ async def _try_often(turn: Turn, model: Model) -> AssistantMessage:
         if turn.heard:  # of an answer that came to nothing, whoever gave it
             turn.sink.emit("assistant", {"reset": True})
         turn.heard = False
-        turn.requests += 1
         try:
             answer = await _Listener(turn).hear(model, request)
             turn.heard = False
+            turn.requests += 1
             return answer
         except ModelError as error:
             attempt += 1
             turn.errors[error.kind] += 1
+            turn.requests += error.sent
             note: JsonObject = {"error": error.kind, "text": str(error)[:500], "attempt": attempt}
             turn.sink.trace("model.failed", note)
             if error.kind not in RETRYABLE or attempt > turn.limits.retries:

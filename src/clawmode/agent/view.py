@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -32,6 +33,7 @@ class AgentView:
     """
 
     def __init__(self, out: ProgramOutput | None, *, live: bool, summary: bool) -> None:
+        self._began = time.time()
         self._out = out
         self._live = live
         self._summary = summary
@@ -85,7 +87,7 @@ class AgentView:
             for payload in result.payloads:  # not the model's words: a hook has answered
                 self._out.say(str(payload.get("text", "")))
         if self._summary:
-            complain(_footer(result))
+            complain(_footer(result, time.time() - self._began))
 
     def _show(self, event: AgentEvent) -> None:
         data: dict[str, Any] = dict(event.data)
@@ -220,13 +222,13 @@ def _room() -> int:
     return max(min(MAX_ARGS_CHARS, columns - BESIDE_ARGS), MIN_ARGS_CHARS)
 
 
-def _footer(result: RunResult) -> str:
-    """What the run was, as far as that is known of one that was stopped."""
+def _footer(result: RunResult, seconds: float) -> str:
+    """What the run was, as far as that is known of one that was stopped; and how long it took."""
     known: dict[str, Any] = result.metadata
-    parts = [duration(max(result.ended_at - result.started_at, 0.0))]
-    if "assistantTurns" in known:
-        turns = known["assistantTurns"]
-        parts.append(f"{turns} {'request' if turns == 1 else 'requests'}")
+    parts = [duration(max(seconds, 0.0))]
+    if "modelRequests" in known:
+        count = known["modelRequests"]
+        parts.append(f"{count} {'request' if count == 1 else 'requests'}")
     if "model" in known:
         parts.append(one_line(f"{known.get('provider')}/{known['model']}", MAX_ARGS_CHARS))
     if result.usage:

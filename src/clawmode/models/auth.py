@@ -151,4 +151,6 @@ class Credential:
         return done.stdout.decode("utf-8", "replace")
 
     def _error(self, problem: str) -> ModelError:
-        return ModelError("auth", f"{self._provider} needs a key: {self._source} {problem}")
+        setting = f"models.providers.{self._provider}.auth"
+        text = f"{self._provider} needs a key: {self._source} {problem} (see {setting})"
+        return ModelError("auth", text, sent=False)

@@ -49,6 +49,7 @@ class ModelError(ClawmodeError):
         kind: What can be done about it.
         status: The HTTP status, if there was one.
         retry_after: Seconds that the provider asked to wait.
+        sent: Whether a request may have left.
     """
 
     def __init__(
@@ -58,8 +59,10 @@ class ModelError(ClawmodeError):
         *,
         status: int | None = None,
         retry_after: float | None = None,
+        sent: bool = True,
     ) -> None:
         super().__init__(message)
+        self.sent = sent
         self.kind = kind
         self.status = status
         self.retry_after = retry_after

@@ -201,8 +201,7 @@ class DirectModel:
     @asynccontextmanager
     async def stream(self, request: ModelRequest) -> AsyncIterator[AsyncIterator[ModelEvent]]:
         """Makes a request and opens the stream of its answer. See `Model.stream`."""
-        run = f" ({request.run_id})" if request.run_id else ""
-        exchange = Exchange(f"{self.provider}/{self.name}{run}", request.exact_tools)
+        exchange = Exchange(f"{self.provider}/{self.name}", request.exact_tools, request.run_id)
         async with AsyncExitStack() as stack:
             try:
                 # Only here is anything sent; the context is left before anybody else runs in it.
@@ -251,7 +250,7 @@ class DirectModel:
         self, response: ModelResponse, request: ModelRequest, exchange: Exchange
     ) -> AssistantMessage:
         if response.finish_reason == "error":
-            raise ModelError("server", f"{exchange.label}: the provider gave up on the answer")
+            raise ModelError("server", f"{exchange.model}: the provider gave up on the answer")
         said_why = bool((response.provider_details or {}).get("finish_reason"))
         if self._dialect.api == "openai-completions":
             # Some servers never say why they stop; all say that they do.
@@ -261,11 +260,12 @@ class DirectModel:
         else:
             complete = said_why
         if not complete:
-            raise ModelError("garbage", f"{exchange.label}: the answer ended in the middle")
+            raise ModelError("garbage", f"{exchange.model}: the answer ended in the middle")
         return from_response(response, self._dialect, self.name, _call_ids(request.messages))
 
     def _translated(self, error: Exception, exchange: Exchange) -> Exception:
-        return failure(error, exchange, self._provider.credential.redactor) or error
+        provider = self._provider
+        return failure(error, exchange, provider.settings, provider.credential.redactor) or error
 
     # ---- Settings ----
 

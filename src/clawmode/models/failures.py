@@ -39,6 +39,7 @@ from pydantic_ai.exceptions import (
 
 from clawmode.models.base import ErrorKind, ModelError
 from clawmode.models.debug import without_blobs
+from clawmode.models.providers import ProviderSettings
 from clawmode.models.wire import Exchange, transport_kind
 from clawmode.redaction import Redactor
 
@@ -73,12 +74,15 @@ _REFUSED = re.compile(
 )
 
 
-def failure(error: BaseException, exchange: Exchange, redactor: Redactor) -> ModelError | None:
+def failure(
+    error: BaseException, exchange: Exchange, provider: ProviderSettings, redactor: Redactor
+) -> ModelError | None:
     """The error for the loop; None if it is none of the provider's or the wire's: a bug, then.
 
     Args:
         error: What was raised.
         exchange: The request that it was raised for.
+        provider: Whom the request was for: the text names the address and the setting.
         redactor: Takes secrets out of the text.
     """
     if exchange.refusal is not None:
@@ -90,9 +94,27 @@ def failure(error: BaseException, exchange: Exchange, redactor: Redactor) -> Mod
         return None
     status = error.status_code if isinstance(error, ModelHTTPError) else None
     text = without_blobs(redactor.text(_words(error, kind)))[:MAX_TEXT]
-    where = f"{exchange.label}: HTTP {status}: " if status else f"{exchange.label}: "
+    where = f"{exchange.model}: HTTP {status}: " if status else f"{exchange.model}: "
     wait = _retry_after(error) if isinstance(error, ModelAPIError) else None
-    return ModelError(kind, where + text, status=status, retry_after=wait)
+    advice = _advice(kind, provider)
+    return ModelError(kind, where + text + advice, status=status, retry_after=wait)
+
+
+def _advice(kind: ErrorKind, provider: ProviderSettings) -> str:
+    """What a person can do about it, and by which setting."""
+    setting = f"models.providers.{provider.id}"
+    if kind == "connection":
+        server = "Start the server" if provider.local else "Check the network"
+        return f". The address is {provider.place}: {server}, or correct {setting}.baseUrl."
+    if kind == "timeout":
+        return f". The address is {provider.place}; {setting}.timeoutSeconds allows more time."
+    if kind == "auth" and provider.key is None:
+        return f". No key is configured for {provider.place}: set {setting}.auth."
+    if kind == "auth":
+        return f". The key is from {provider.key}: check it, or change {setting}.auth."
+    if kind == "not_found":
+        return f". Check the name of the model, and {setting}.baseUrl, which is {provider.place}."
+    return ""
 
 
 def _kind(error: BaseException, exchange: Exchange) -> ErrorKind | None:

@@ -48,18 +48,25 @@ class Exchange:
     """One request and its answer, as the wire sees them.
 
     Attributes:
-        label: For logs: which model, which run.
+        model: Which model it is for, `provider/name`.
+        run_id: The run that asks, for logs.
         exact_tools: What the body must name as tools, and nothing else; None if anything goes.
         sent: Whether anything has left.
         refusal: Why it has not.
         done: Whether the stream said that it is complete.
     """
 
-    label: str
+    model: str
     exact_tools: frozenset[str] | None
+    run_id: str = ""
     sent: bool = False
     refusal: ModelError | None = None
     done: bool = False
+
+    @property
+    def label(self) -> str:
+        """For logs: which model, which run."""
+        return f"{self.model} ({self.run_id})" if self.run_id else self.model
 
 
 _current: ContextVar[Exchange | None] = ContextVar("clawmode_model_exchange", default=None)
@@ -136,6 +143,7 @@ def _refusal(expected: frozenset[str], found: str) -> ModelError:
         "payload_guard",
         "the request was not sent: its tools have to be exactly "
         f"{', '.join(sorted(expected)) or 'none'}; found {found[:500]}",
+        sent=False,
     )
 
 
@@ -239,7 +247,8 @@ class _Outgoing:
         """
         exchange = _current.get()
         if exchange is None:
-            raise ModelError("payload_guard", "the request was not sent: nobody announced it")
+            text = "the request was not sent: nobody announced it"
+            raise ModelError("payload_guard", text, sent=False)
         # Not `content`: that is a copy, and this is what the transport will read.
         body = await _read(request.stream)
         with _told_why():
@@ -269,7 +278,8 @@ class _Outgoing:
 async def _read(stream: object) -> bytes:
     if isinstance(stream, httpx2.AsyncByteStream):
         return b"".join([chunk async for chunk in stream])
-    raise ModelError("payload_guard", "the request was not sent: its body cannot be looked at")
+    text = "the request was not sent: its body cannot be looked at"
+    raise ModelError("payload_guard", text, sent=False)
 
 
 class _Incoming:
