@@ -5,6 +5,7 @@ import contextlib
 import json
 import os
 import signal
+import sqlite3
 import sys
 import time
 from collections.abc import AsyncIterator
@@ -756,6 +757,77 @@ return pages.map((page) => page.value?.length ?? page.reason.code)"""
                 await anyio.sleep(0.01)
         result = await finish(one, result)
     assert sorted(result.value, key=str) == [40_000, 40_000, "reply_too_large"]  # pyrefly: ignore
+
+
+async def bytes_waiting(store: SnapshotStore, run_id: str) -> int:
+    """How large the inbox of a parked program is."""
+    if isinstance(store, MemoryStore):
+        return sum(map(len, store._cells[run_id].replies))
+    assert isinstance(store, SqliteStore)
+    with contextlib.closing(sqlite3.connect(store.folder / "cells.sqlite")) as database:
+        query = "select coalesce(sum(length(body)), 0) from replies where cell = ?"
+        return database.execute(query, (run_id,)).fetchone()[0]
+
+
+@pytest.mark.covers("B-14", "WA-5")
+async def test_answers_that_come_while_a_program_is_frozen_are_bounded_too(
+    pool: Pool, store: SnapshotStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frozen, freeze = anyio.Event(), Pool.freeze
+
+    async def held(pool: Pool, cell: Cell) -> Frozen:
+        made = await freeze(pool, cell)
+        (run,) = one._driver.active.values()
+        if run.calls:  # before that, only its size is looked at
+            frozen.set()
+            while len(run.inbox) < 3:  # noqa: ASYNC110 - a list has no event
+                await anyio.sleep(0.001)
+        return made
+
+    @tool
+    async def page(number: int) -> str:
+        """Answer with 40 kB, when the program is frozen."""
+        await frozen.wait()
+        return str(number) * 40_000
+
+    monkeypatch.setattr(Pool, "freeze", held)
+    source = """const asked = [1, 2, 3].map((number) => tools.page({ number }));
+await yield_control();
+const pages = await Promise.allSettled(asked);
+return pages.map((page) => page.value?.length ?? [page.reason.code, page.reason.toolId])"""
+    config = CodeModeConfig(max_snapshot_bytes=100_000, timeout_ms=3000)
+    async with code_mode(pool, store, [page], config=config) as one:
+        with anyio.fail_after(5):
+            result = await one.exec(source)
+        assert 0 < await bytes_waiting(store, result.run_id) <= 100_000
+        result = await finish(one, result)
+    assert result.value == [40_000, 40_000, ["reply_too_large", "openclaw:core:page"]]
+
+
+@pytest.mark.covers("B-14", "WA-5")
+async def test_errors_about_answers_that_do_not_fit_stay_within_the_inbox(
+    pool: Pool, store: SnapshotStore
+) -> None:
+    go = anyio.Event()
+
+    @tool
+    async def page(number: int) -> str:
+        """Answer with 80 kB, and then with 19 kB."""
+        await go.wait()
+        return "x" * (19_000 if number else 80_000)
+
+    source = """const asked = Array.from({ length: 14 }, (_, number) => tools.page({ number }));
+const pages = await Promise.allSettled(asked);
+return pages.filter((page) => page.reason?.code === "reply_too_large").length"""
+    config = CodeModeConfig(max_snapshot_bytes=100_000, timeout_ms=400)
+    async with code_mode(pool, store, [page], config=config) as one:
+        result = await one.exec(source)
+        go.set()
+        with anyio.fail_after(5):
+            while await calls_of(store, result.run_id):  # noqa: ASYNC110 - a thread may write
+                await anyio.sleep(0.01)
+        assert 80_000 < await bytes_waiting(store, result.run_id) <= 100_000
+        assert (await finish(one, result)).value == 13
 
 
 class Failing(MemoryStore):

@@ -6,6 +6,7 @@ parked cell runs, the store knows; so a process that takes over knows what may h
 
 import inspect
 import logging
+import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 
@@ -32,6 +33,12 @@ logger = logging.getLogger("clawmode.calls")
 
 SAVE_AGAIN = 1.0
 """Seconds after which an answer is stored again that could not be."""
+
+SEAL_BYTES = 64
+"""What sealing adds to an answer, at most."""
+
+MAX_ERRORS = 48 << 10
+"""Bytes of an inbox that are kept for errors: every call of a full batch may need one."""
 
 NO_STORE = "The call was not made: the store of waiting programs cannot be written."
 FULL = "The answers that wait for the program are too large: ask for less, page by page."
@@ -252,14 +259,32 @@ class Calls:
         group.tell()
         self.forget(group)
 
+    def fit_inbox(self, run: Run) -> None:
+        """Replaces the answers of a cell that is about to be parked that its inbox cannot hold."""
+        left = self._inbox_room()
+        for position, settled in enumerate(run.inbox):
+            if (size := len(settled.value) + SEAL_BYTES) <= left:
+                left -= size
+            else:
+                entry = run.ledger.find(settled.id)
+                run.inbox[position] = _too_large(settled.id, entry.tool_id if entry else None)
+
+    def _inbox_room(self) -> int:
+        """Bytes of answers that wait for a parked cell; the rest is for errors about others."""
+        limit = self.config.max_snapshot_bytes
+        return limit - min(limit // 8, MAX_ERRORS)
+
+    async def _settle(self, run_id: str, call_id: int, tool_id: str | None, reply: Reply) -> None:
+        store = self.parking.store
+        sealed = self.parking.sealed_reply(run_id, reply)
+        if await store.settle(run_id, call_id, sealed, self._inbox_room()) == "full":
+            sealed = self.parking.sealed_reply(run_id, Reply(_too_large(call_id, tool_id)))
+            # Whatever the room: without any answer, the program would wait for good.
+            await store.settle(run_id, call_id, sealed, sys.maxsize)
+
     async def _save(self, group: CallGroup, call: OpenCall, reply: Reply) -> None:
-        store, limit = self.parking.store, self.config.max_snapshot_bytes
-        sealed = self.parking.sealed_reply(group.run_id, reply)
         try:
-            if await store.settle(group.run_id, call.id, sealed, limit) == "full":
-                error = refuse(call.request, "reply_too_large", FULL, call.entry.tool_id)
-                sealed = self.parking.sealed_reply(group.run_id, Reply(error))
-                await store.settle(group.run_id, call.id, sealed, limit + len(sealed))
+            await self._settle(group.run_id, call.id, call.entry.tool_id, reply)
         except StoreUnavailable:
             # Not lost as long as we live.
             group.unsaved[call.id] = (reply.settled, reply.unknown)
@@ -278,10 +303,8 @@ class Calls:
 
     async def _save_again(self, group: CallGroup) -> None:
         for number, (settled, unknown) in list(group.unsaved.items()):
-            sealed = self.parking.sealed_reply(group.run_id, Reply(settled, unknown))
-            limit = self.config.max_snapshot_bytes + len(sealed)
             try:
-                await self.parking.store.settle(group.run_id, number, sealed, limit)
+                await self._settle(group.run_id, number, None, Reply(settled, unknown))
             except StoreUnavailable:
                 return
             del group.unsaved[number]
@@ -357,6 +380,10 @@ class Calls:
         group.queue.clear()
         group.calls.clear()
         group.tell()
+
+
+def _too_large(call_id: int, tool_id: str | None) -> Settled:
+    return refuse(Request(call_id, "call", b"[]"), "reply_too_large", FULL, tool_id)
 
 
 def _call_id(group: CallGroup, call: OpenCall) -> str:

@@ -528,6 +528,7 @@ class Driver:
         frozen = None if unborn_or_over else await self.pool.freeze(run.cell)
         async with group.lock:
             if not run.ended:
+                await self._gather(run)
                 await self.parking.park(run, frozen)
             if run.ended:
                 raise Aborted
@@ -542,6 +543,16 @@ class Driver:
         self.calls.forget(group)
         if group.calls:
             self._watch()
+
+    async def _gather(self, run: Run) -> None:
+        """Collects the answers that a cell is parked with, as far as the inbox has room for them.
+
+        Some came while it was being frozen, some from other processes since they were last fetched.
+        """
+        if any(call.owner for call in run.calls.values()):
+            for sealed in await self.parking.store.drain(run.id) or ():
+                self.parking.deliver(run, sealed)
+        self.calls.fit_inbox(run)
 
     # ---- Ended elsewhere ----
 
