@@ -18,7 +18,5 @@ MISSING: frozenset[str] = frozenset(
         "N-44",
         "N-46",
         "S-2",
-        "B-15",
-        "B-20",
     }
 )

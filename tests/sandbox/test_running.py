@@ -87,9 +87,74 @@ async def test_a_call_that_nobody_awaits_holds_completion(pool: Pool) -> None:
 @pytest.mark.covers("EX-8")
 async def test_a_failed_call_is_a_plain_catchable_error(pool: Pool) -> None:
     source = """try { await tools.call("t") } catch (e) {
-  return [e instanceof Error, e.name, e.message, e.code, e.toolId, e.stack, Object.keys(e)] }"""
+  return [e instanceof Error, e.name, e.message, e.code, e.toolId, Object.keys(e)] }"""
     value = await value_of(pool, source, answer=lambda r: error(r, "broke", code="denied"))
-    assert value == [True, "ToolError", "broke", "denied", "test:tool", "", ["code", "toolId"]]
+    assert value == [True, "ToolError", "broke", "denied", "test:tool", ["code", "toolId"]]
+
+
+@pytest.mark.covers("B-20", "IN-7")
+async def test_a_failed_call_says_where_it_was_made(pool: Pool) -> None:
+    source = """const ask = async (name) => {
+  return await tools.call(name);
+};
+await Promise.all(["a", "b"].map((name) => tools.call(name).catch((e) => text(e.stack))));
+await ask("c");"""
+    failed = await failure_of(pool, source, answer=error)
+    assert failed.code == "nested_tool_failed"
+    headline, *frames = failed.error.splitlines()
+    assert headline == "ToolError: it failed (tool test:tool)"
+    assert [frame.rpartition(":")[0] for frame in frames] == [
+        "    at ask (cell:2",
+        "    at cell (cell:5",
+    ]
+    for stack in texts(failed):
+        assert "(cell:4:" in stack
+        assert "prelude" not in stack
+
+
+@pytest.mark.covers("B-20")
+@pytest.mark.parametrize(
+    "poison",
+    [
+        "Object.defineProperty(Error.prototype, 'stack', { get() { throw 1 } })",
+        "Object.defineProperty(Error.prototype, 'stack', { value: { length: 1e9 } })",
+        "Error.stackTraceLimit = 0",
+        "Error.stackTraceLimit = { valueOf() { throw 2 } }",
+        "String.prototype.indexOf = String.prototype.slice = () => { throw 3 }",
+    ],
+)
+async def test_a_program_that_replaces_stacks_hurts_only_itself(pool: Pool, poison: str) -> None:
+    source = f"""try {{ {poison} }} catch {{}}
+try {{ await tools.call('t') }} catch (e) {{ return e.code }}"""
+    assert await value_of(pool, source, answer=lambda r: error(r, code="denied")) == "denied"
+
+
+@pytest.mark.covers("B-20", "TR-5")
+@pytest.mark.parametrize(
+    ("thrown", "text"),
+    [
+        (
+            "await Promise.any([tools.call('a'), tools.call('b')])",
+            "2 errors: ToolError: no; ToolError: no",
+        ),
+        ("throw new AggregateError([new Error('x'), 7], 'why')", "why: Error: x; Error: 7"),
+        (
+            "throw new AggregateError(Array(9).fill('x'))",
+            "9 errors: Error: x; Error: x; Error: x; Error: x; Error: x; and 4 more",
+        ),
+        ("throw new AggregateError([], 'none')", "none"),
+        ("throw Object.assign(new AggregateError([]), { errors: { length: 3 } })", ""),
+        (
+            "const e = new AggregateError([], 'm'); "
+            "throw Object.defineProperty(e, 'errors', { get() { throw 1 } })",
+            "m",
+        ),
+    ],
+)
+async def test_an_aggregate_error_names_its_reasons(pool: Pool, thrown: str, text: str) -> None:
+    failed = await failure_of(pool, thrown, answer=lambda r: error(r, "no"))
+    headline = failed.error.splitlines()[0].removesuffix(" (tool test:tool)")
+    assert headline == ("AggregateError: " + text if text else "AggregateError")
 
 
 @pytest.mark.covers("EX-8", "ER-nested_tool_failed")
@@ -114,11 +179,28 @@ async def test_an_error_made_to_look_like_a_failed_call_is_not_one(pool: Pool) -
     assert (await failure_of(pool, source)).code == "internal_error"
 
 
-@pytest.mark.covers("WA-5")
-async def test_arguments_over_a_mebibyte_are_a_catchable_error(pool: Pool) -> None:
-    source = """try { await tools.call("t", { data: "x".repeat(1048577) }) }
-catch (e) { return e.name + ": " + e.message }"""
-    assert "1 MiB" in await value_of(pool, source)
+@pytest.mark.covers("WA-5", "B-20", "EX-8")
+@pytest.mark.parametrize(
+    ("data", "fits"),
+    [
+        ('"x".repeat(1048577)', False),
+        ('"x".repeat(1048500)', True),
+        ('"é".repeat(524288)', False),
+        ('"é".repeat(524250)', True),
+        ('"日".repeat(349526)', False),
+        ('"😀".repeat(262144)', False),
+        ('"😀".repeat(262100)', True),
+    ],
+)
+async def test_arguments_over_a_mebibyte_are_a_catchable_error(
+    pool: Pool, data: str, fits: bool
+) -> None:
+    source = f"""try {{ return await tools.call("core:t", {{ data: {data} }}) }}
+catch (e) {{
+  return [e.name, e.code, e.toolId, /1 MiB/.test(e.message), /cell:1:/.test(e.stack)]
+}}"""
+    expected = "sent" if fits else ["ToolError", "invalid_input", "core:t", True, True]
+    assert await value_of(pool, source, answer=lambda r: ok(r, "sent")) == expected
 
 
 async def test_a_reply_for_an_unknown_request_is_ignored(pool: Pool) -> None:
@@ -187,11 +269,25 @@ async def test_a_guest_cannot_forge_a_limit_by_its_message(pool: Pool, message: 
 
 @pytest.mark.parametrize(
     ("thrown", "text"),
-    [("null", "null"), ("undefined", "null"), ('"words"', "words"), ("{ a: 1 }", '{"a":1}')],
+    [
+        *(("null", "null"), ("undefined", "undefined"), ("NaN", "NaN"), ('"words"', "words")),
+        *(("{ a: 1 }", '{"a":1}'), ("-1", "-1"), ("1n", '"1"')),
+    ],
 )
+@pytest.mark.covers("B-20")
 async def test_anything_can_be_thrown(pool: Pool, thrown: str, text: str) -> None:
     failed = await failure_of(pool, f"throw {thrown}")
     assert (failed.code, failed.error) == ("internal_error", f"Uncaught: {text}")
+
+
+@pytest.mark.covers("EX-12", "ER-memory_limit_exceeded")
+@pytest.mark.parametrize("odd", range(0, 4000, 400))
+async def test_exhaustion_without_room_for_an_error_is_told_as_exhaustion(
+    pool: Pool, odd: int
+) -> None:
+    source = "const f = () => Promise.resolve().then(f); await f()"
+    failed = await failure_of(pool, source, limits=Limits(memory_bytes=(1 << 20) + odd))
+    assert failed.code == "memory_limit_exceeded"
 
 
 @pytest.mark.covers("EX-12", "ER-memory_limit_exceeded")

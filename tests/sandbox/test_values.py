@@ -1,17 +1,21 @@
 """Values and output: the adapter, the budget, and what is left when it is spent."""
 
 import json
+import re
 
 import pytest
-from tests.sandbox.stepping import failure_of, finish, texts, value_of
+from tests.sandbox.stepping import failure_of, finish, ok, texts, value_of
 
 from clawmode.sandbox.pool import Pool
-from clawmode.sandbox.protocol import Done
+from clawmode.sandbox.protocol import Done, Request, Settled
 
 pytestmark = pytest.mark.anyio
 
 
-@pytest.mark.covers("OU-2")
+SHARED = ["[SharedArrayBuffer: 6 bytes]", {"g": "[Getter threw: undefined]"}]
+
+
+@pytest.mark.covers("OU-2", "B-20")
 @pytest.mark.parametrize(
     ("expression", "expected"),
     [
@@ -30,6 +34,26 @@ pytestmark = pytest.mark.anyio
             "Object.assign(new TypeError('e'), { code: 7 })",
             {"name": "TypeError", "message": "e", "code": 7},
         ),
+        (
+            "new Error('e', { cause: new TypeError('c', { cause: 3 }) })",
+            {
+                "name": "Error",
+                "message": "e",
+                "cause": {"name": "TypeError", "message": "c", "cause": 3},
+            },
+        ),
+        (
+            "new AggregateError([new Error('a'), 2], 'm')",
+            {
+                "name": "AggregateError",
+                "message": "m",
+                "errors": [{"name": "Error", "message": "a"}, 2],
+            },
+        ),
+        (
+            "(() => { const e = Error('e'); e.cause = e; return [e, { get g() { throw 1 } }] })()",
+            [{"name": "Error", "message": "e", "cause": "[Circular]"}, {"g": "[Getter threw: 1]"}],
+        ),
         ("new Map([['a', 1], ['b', new Map()]])", {"a": 1, "b": {}}),
         ("new Map([[1, 2], ['b', 3]])", [[1, 2], ["b", 3]]),
         ("new Set([1, 'a'])", [1, "a"]),
@@ -38,6 +62,8 @@ pytestmark = pytest.mark.anyio
         ("/a/gi", "/a/gi"),
         ("new Uint8Array(12)", "[Uint8Array: 12 bytes]"),
         ("new ArrayBuffer(5)", "[ArrayBuffer: 5 bytes]"),
+        ("new SharedArrayBuffer(6)", "[SharedArrayBuffer: 6 bytes]"),
+        ("[new SharedArrayBuffer(6), { get g() { throw undefined } }]", SHARED),
         ("new DataView(new ArrayBuffer(5), 1)", "[DataView: 4 bytes]"),
         ("[Promise.resolve(1)]", ["[Promise: not awaited]"]),
         ("[new Number(1), new String('s'), new Boolean(false)]", [1, "s", False]),
@@ -91,6 +117,53 @@ const big = JSON.parse("9".repeat(6000), (key, value) => value);
 return [seen.map((context) => context?.source?.length ?? null), JSON.parse('[1e999]'), big]"""
     value = await value_of(pool, source)
     assert value[1:] == [[None], None]
+
+
+@pytest.mark.covers("B-15", "OU-2")
+@pytest.mark.parametrize(
+    ("argument", "expected"),
+    [
+        ("{ a: { get c() { throw new Error('g') } } }", {"a": {"c": "[Getter threw: g]"}}),
+        (
+            "{ a: undefined, get b() { throw 1 }, get c() { return undefined } }",
+            {"b": "[Getter threw: 1]"},
+        ),
+        ("new (class { x = [undefined]; get y() { throw 1 } })()", {"x": [None]}),
+    ],
+)
+async def test_a_getter_that_throws_in_arguments_is_shown(
+    pool: Pool, argument: str, expected: object
+) -> None:
+    seen: list[Request] = []
+
+    def answer(request: Request) -> Settled:
+        seen.append(request)
+        return ok(request)
+
+    await value_of(pool, f"await tools.call('t', {argument})", answer=answer)
+    assert json.loads(seen[0].args)[1] == expected
+
+
+@pytest.mark.covers("EX-13")
+async def test_the_console_counts_and_measures(pool: Pool) -> None:
+    source = """const c = console
+c.count(); c.count("x"); c.count(); c.countReset(); c.count(); c.clear()
+c.timeLog("none"); c.time("t"); c.timeLog("t", "so far", [1]); c.timeEnd("t"); c.timeEnd("t")"""
+    said = [re.sub(r"[\d.]+ ms", "MS", text) for text in texts(await finish(pool, source))]
+    assert said == ["default: 1", "x: 1", "default: 2", "default: 1", "t: MS so far [1]", "t: MS"]
+
+
+async def test_locales_and_large_integers_are_as_the_page_says(pool: Pool) -> None:
+    source = """const large = await tools.call("t");
+const sorted = ["apple", "Zebra"].sort((a, b) => a.localeCompare(b));
+const date = new Date("2025-01-31").toLocaleString("de-DE", { timeZone: "Asia/Tokyo" });
+const number = (1234.5).toLocaleString("de-DE");
+return [typeof Intl, number, sorted, date, large[0], large[1] === Infinity]"""
+    value = await value_of(pool, source, answer=lambda r: ok(r, [9007199254740993, 10**400]))
+    assert value == [
+        *("undefined", "1234.5", ["Zebra", "apple"], "01/31/2025, 12:00:00 AM"),
+        *(9007199254740992, True),
+    ]
 
 
 @pytest.mark.covers("OU-2")

@@ -127,7 +127,11 @@ class Uncompiled:
 
 
 def describe_failure(
-    report: bytes, start: Start | None, uncompiled: Uncompiled | None = None
+    report: bytes,
+    start: Start | None,
+    uncompiled: Uncompiled | None = None,
+    *,
+    filled: bool = False,
 ) -> tuple[ErrorCode, str]:
     """The code and the text of what the prelude reported.
 
@@ -135,11 +139,13 @@ def describe_failure(
         report: Its JSON.
         start: What was submitted, if the cell has just been started with it.
         uncompiled: Set if the cell did not get further than being compiled.
+        filled: True if the cell has used all of its memory. The engine throws `null` where there
+            is no room for an error.
     """
     failure = json.loads(report)
     kind, name, message = failure["kind"], failure["name"], failure["message"]
     headline = f"{name}: {message}" if message else name
-    if kind == "memory":
+    if kind == "memory" or (kind == "null" and filled):
         return "memory_limit_exceeded", "The program used more memory than it may."
     if start and uncompiled:
         return _describe_syntax(headline, failure["stack"], start, uncompiled)

@@ -95,7 +95,10 @@ class Setup:
 
 @dataclass(frozen=True, slots=True)
 class Idle:
-    """Where a cell stands when the guest has nothing left to do by itself."""
+    """Where a cell stands when the guest has nothing left to do by itself.
+
+    `filled` says that its heap has been about as large as it may be.
+    """
 
     state: int
     requests: bytes
@@ -104,6 +107,7 @@ class Idle:
     ended: bool
     stuck: bool
     overflow: bool
+    filled: bool
 
 
 def build_image(engine: wasmtime.Engine, module: wasmtime.Module) -> Image:
@@ -186,6 +190,7 @@ class Vm:
         self._machine: Machine | None = None
         self._bare = self._origin = Setup(self.image.memory, self.image.heap)
         self._setups: dict[bytes, Setup] = {}
+        self._filled_at = 0
         self.live = False
 
     def warm_up(self) -> None:
@@ -315,6 +320,7 @@ class Vm:
             ended=ended,
             stuck=stuck,
             overflow=bool(mail[OVERFLOW]),
+            filled=machine.instance.memory_size() >= self._filled_at,
         )
 
     # ---- Freezing, restoring ----
@@ -470,6 +476,8 @@ class Vm:
         self._arm(machine.instance.store)
         # The limit counts above the heap that the cell started with, which it carries along.
         machine.set_memory_limit(heap + limits.memory_bytes)
+        other = len(self.image.memory) - self.image.heap
+        self._filled_at = other + heap + limits.memory_bytes * 9 // 10
         self._mail[OUTPUT_LIMIT] = outbox.left
         self._mail[MAX_CALLS] = limits.max_calls
         self._mail[MAX_OTHERS] = limits.max_others

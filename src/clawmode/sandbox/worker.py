@@ -209,8 +209,12 @@ class Worker:
     def _judge(self, idle: Idle, outbox: Outbox, limits: Limits) -> Outcome:
         output, requests = tuple(outbox.output), _requests(idle.requests)
         if idle.state == REJECTED:
-            report = outbox.failure or b""
-            code, text = describe_failure(report, self._started, outbox.uncompiled)
+            if outbox.failure is None:
+                # Only want of memory keeps the prelude from saying why.
+                raise OutOfGuestMemory
+            code, text = describe_failure(
+                outbox.failure, self._started, outbox.uncompiled, filled=idle.filled
+            )
             return Failed(code, _clean(text), output, requests)
         if idle.overflow:
             return Failed("too_many_pending_tool_calls", TOO_MANY, output, requests)

@@ -19,18 +19,16 @@
   const uncurry = Function.prototype.bind.bind(Function.prototype.call);
   const { apply, ownKeys } = Reflect;
   const { parse, stringify } = JSON;
-  const { create, defineProperty, getPrototypeOf, keys: objectKeys } = Object;
+  const { create, defineProperty, getPrototypeOf, hasOwn, keys: objectKeys } = Object;
   const { isArray } = Array;
   const { isView } = ArrayBuffer;
   const { min, max } = Math;
   const NativePromise = Promise;
   const NativeError = Error;
   const NativeTypeError = TypeError;
-  const NativeRangeError = RangeError;
   const NativeAggregateError = AggregateError;
   const NativeMap = Map;
   const NativeWeakMap = WeakMap;
-  const NativeArrayBuffer = ArrayBuffer;
   const NativeDate = Date;
   const NativeProxy = Proxy;
   const NativeString = String;
@@ -60,6 +58,8 @@
   const symbolToString = uncurry(Symbol.prototype.toString);
   const functionToString = uncurry(Function.prototype.toString);
   const byteLength = uncurry(Object.getOwnPropertyDescriptor(ArrayBuffer.prototype, "byteLength").get);
+  const sharedLength = uncurry(Object.getOwnPropertyDescriptor(SharedArrayBuffer.prototype, "byteLength").get);
+  const stackOf = uncurry(Object.getOwnPropertyDescriptor(Error.prototype, "stack").get);
   const isErrorObject = Error.isError ?? ((value) => value instanceof NativeError);
   const boxed = [
     uncurry(Number.prototype.valueOf), uncurry(String.prototype.valueOf),
@@ -162,7 +162,7 @@
     for (let i = 0; i < keys.length; i++) {
       const key = keys[i];
       if (sink.dropUndefined) {
-        let value;
+        let value = null; // a getter that throws is written as such
         try {
           value = holder[key];
         } catch {}
@@ -184,14 +184,23 @@
   function writeError(sink, error, parents) {
     const { name, message } = describeError(error);
     const text = '{"name":' + tag(name) + ',"message":' + tag(message);
+    put(sink, writeEntries(sink, text, errorKeys(error), error, parents, 1) + "}");
+  }
+
+  // What is shown of an error beside its name and message. `cause` and `errors` are not enumerable.
+  function errorKeys(error) {
     const keys = create(null);
     keys.length = 0;
     const own = objectKeys(error);
     for (let i = 0; i < own.length; i++) {
-      if (own[i] === "name" || own[i] === "message" || own[i] === "stack") continue;
-      keys[keys.length++] = own[i];
+      const key = own[i];
+      if (key === "name" || key === "message" || key === "stack") continue;
+      if (key === "cause" || key === "errors") continue;
+      keys[keys.length++] = key;
     }
-    put(sink, writeEntries(sink, text, keys, error, parents, 1) + "}");
+    if (hasOwn(error, "cause")) keys[keys.length++] = "cause";
+    if (hasOwn(error, "errors")) keys[keys.length++] = "errors";
+    return keys;
   }
 
   // A Map whose keys are all strings reads as an object, any other as a list of pairs.
@@ -241,9 +250,8 @@
     if (isErrorObject(value)) return writeError(sink, value, parents);
     const time = attempt(dateTime, value);
     if (time !== undefined) return put(sink, time === time ? tag(isoString(new NativeDate(time))) : "null");
-    if (isView(value)) return put(sink, tag("[" + className(value) + ": " + value.byteLength + " bytes]"));
-    const bytes = attempt(byteLength, value);
-    if (bytes !== undefined) return put(sink, tag("[ArrayBuffer: " + bytes + " bytes]"));
+    const buffer = bufferText(value);
+    if (buffer !== "") return put(sink, tag(buffer));
     if (value instanceof NativePromise) return put(sink, tag("[Promise: not awaited]"));
     if (attempt(regexpSource, value) !== undefined) return put(sink, tag(regexpToString(value)));
     for (let i = 0; i < 4; i++) {
@@ -251,6 +259,14 @@
       if (primitive !== undefined) return write(sink, primitive, parents);
     }
     return writeObject(sink, value, parents);
+  }
+
+  function bufferText(value) {
+    if (isView(value)) return "[" + className(value) + ": " + value.byteLength + " bytes]";
+    const bytes = attempt(byteLength, value);
+    if (bytes !== undefined) return "[ArrayBuffer: " + bytes + " bytes]";
+    const shared = attempt(sharedLength, value);
+    return shared === undefined ? "" : "[SharedArrayBuffer: " + shared + " bytes]";
   }
 
   function className(value) {
@@ -339,9 +355,8 @@
     if (isErrorObject(value)) return plainError(value);
     const time = attempt(dateTime, value);
     if (time !== undefined) return time === time ? isoString(new NativeDate(time)) : null;
-    if (isView(value)) return "[" + className(value) + ": " + value.byteLength + " bytes]";
-    const bytes = attempt(byteLength, value);
-    if (bytes !== undefined) return "[ArrayBuffer: " + bytes + " bytes]";
+    const buffer = bufferText(value);
+    if (buffer !== "") return buffer;
     if (value instanceof NativePromise) return "[Promise: not awaited]";
     if (attempt(regexpSource, value) !== undefined) return regexpToString(value);
     return value;
@@ -377,12 +392,8 @@
     const plain = create(null);
     own(plain, "name", name);
     own(plain, "message", message);
-    const keys = objectKeys(error);
-    for (let i = 0; i < keys.length; i++) {
-      if (keys[i] !== "name" && keys[i] !== "message" && keys[i] !== "stack") {
-        own(plain, keys[i], error[keys[i]]);
-      }
-    }
+    const keys = errorKeys(error);
+    for (let i = 0; i < keys.length; i++) own(plain, keys[i], error[keys[i]]);
     return plain;
   }
 
@@ -471,10 +482,15 @@
     return typeof value === "string" ? value : "";
   }
 
+  // JSON has no word for `undefined` and `NaN`.
+  function thrownText(value) {
+    if (typeof value === "undefined" || typeof value === "number") return NativeString(value);
+    return typeof value === "string" ? value : toShortJson(value);
+  }
+
   function describeError(error) {
     if (typeof error !== "object" || error === null) {
-      const message = typeof error === "string" ? error : toShortJson(error);
-      return { __proto__: null, name: "Error", message };
+      return { __proto__: null, name: "Error", message: thrownText(error) };
     }
     const name = property(error, "name") || (isErrorObject(error) ? "Error" : className(error));
     return { __proto__: null, name, message: property(error, "message") };
@@ -495,26 +511,39 @@
     return failedTool(attempt((holder) => holder.errors[0], error), depth + 1);
   }
 
-  const OUT_OF_MEMORY = { __proto__: null, kind: "memory", name: "", message: "", stack: "" };
+  const MAX_REASONS = 5;
+
+  // The errors of an AggregateError: its own message, if there is one, does not name them.
+  function reasonsOf(error) {
+    if (!(error instanceof NativeAggregateError)) return "";
+    const errors = attempt((holder) => holder.errors, error);
+    const length = isArray(errors) ? attempt((list) => list.length, errors) ?? 0 : 0;
+    let text = "";
+    for (let i = 0; i < length && i < MAX_REASONS; i++) {
+      const { name, message } = describeError(attempt((list) => list[i], errors));
+      text += (i ? "; " : "") + name + (message === "" ? "" : ": " + slice(message, 0, 1000));
+    }
+    if (length > MAX_REASONS) text += "; and " + (length - MAX_REASONS) + " more";
+    if (text === "") return "";
+    return (property(error, "message") === "" ? length + " errors: " : ": ") + text;
+  }
 
   function describeFailure(error) {
-    // The engine throws null when it has no room for an error. A guest may too, but has room then.
-    if (error === null && attempt((size) => new NativeArrayBuffer(size), 65536) === undefined) {
-      return OUT_OF_MEMORY;
-    }
     if (typeof error === "object" && error !== null) {
       if (attempt(getPrototypeOf, error) === OutOfMemoryPrototype) {
-        return OUT_OF_MEMORY;
+        return { __proto__: null, kind: "memory", name: "", message: "", stack: "" };
       }
       if (isErrorObject(error)) {
-        const { name, message } = describeError(error);
+        const { name } = describeError(error);
+        const message = property(error, "message") + reasonsOf(error);
         const tool = failedTool(error, 0);
         const kind = tool === undefined ? "error" : "tool";
         return { __proto__: null, kind, name, message, stack: property(error, "stack"), tool };
       }
     }
-    const text = typeof error === "string" ? error : toShortJson(error);
-    return { __proto__: null, kind: "error", name: "Uncaught", message: text, stack: "" };
+    // The engine throws null when it has no room for an error: the host knows if that was so.
+    const kind = error === null ? "null" : "error";
+    return { __proto__: null, kind, name: "Uncaught", message: thrownText(error), stack: "" };
   }
 
   function fail(error) {
@@ -553,17 +582,44 @@
   const MAX_REQUEST = 1048576;
   const nothing = () => {};
 
+  const toolIds = { __proto__: null }; // by the names that programs may use
+
+  // Whether the UTF-8 of a text is longer. One unit of UTF-16 takes up to three bytes.
+  function isLongerThan(text, bytes) {
+    if (text.length * 3 <= bytes) return false;
+    let length = text.length;
+    for (let i = 0; i < text.length; i++) {
+      const code = charCodeAt(text, i);
+      if (code > 0x7f) length += code > 0x7ff && (code < 0xd800 || code > 0xdfff) ? 2 : 1;
+    }
+    return length > bytes;
+  }
+
+  // The frames of a stack that are the program's.
+  function guestFrames(stack) {
+    let frames = "";
+    for (let start = 0, end; start < stack.length; start = end) {
+      end = indexOf(stack, "\n", start) + 1 || stack.length;
+      const frame = slice(stack, start, end);
+      if (indexOf(frame, "prelude.js:") < 0) frames += frame;
+    }
+    return frames;
+  }
+
   function request(method, args) {
     if (mailbox[OVERFLOW]) return new NativePromise(nothing);
     const counted = method === "call" || method === "namespace";
+    const stack = stackOf(new NativeError()); // where the program asked: a failure happens elsewhere
     const sink = serialize(args, MAX_REQUEST, ARGUMENTS);
     return new NativePromise((resolve, reject) => {
-      if (sink.prefix !== null) {
-        reject(new NativeRangeError("The arguments are over 1 MiB of JSON: send less at a time."));
+      if (sink.prefix !== null || isLongerThan(sink.text, MAX_REQUEST)) {
+        const message = "The arguments are over 1 MiB: send less at a time.";
+        const toolId = method === "call" ? toolIds[args[0]] ?? args[0] : undefined;
+        reject(replyError({ __proto__: null, name: "ToolError", message, code: "invalid_input", toolId }, stack));
         return;
       }
       const slot = counted ? OPEN_CALLS : OPEN_OTHERS;
-      const open = { __proto__: null, resolve, reject, slot, method, text: sink.text };
+      const open = { __proto__: null, resolve, reject, slot, stack, method, text: sink.text };
       if (mailbox[slot] < mailbox[counted ? MAX_CALLS : MAX_OTHERS]) {
         send(open);
       } else if (counted) {
@@ -594,7 +650,7 @@
     return requests;
   }
 
-  function replyError(reply) {
+  function replyError(reply, stack) {
     const error = new NativeError(reply.message);
     const set = (key, value) => {
       if (value === undefined || value === null) return;
@@ -605,8 +661,10 @@
     set("name", reply.name);
     set("code", reply.code);
     set("toolId", reply.toolId);
-    // Made while nothing of the guest ran: its frames would all be ours.
-    defineProperty(error, "stack", { __proto__: null, value: "", writable: true, configurable: true });
+    // Made while nothing of the guest runs: its own frames would all be ours.
+    defineProperty(error, "stack", {
+      __proto__: null, value: guestFrames(stack), writable: true, configurable: true,
+    });
     weakSet(nested, error, NativeString(reply.toolId ?? ""));
     return error;
   }
@@ -622,7 +680,7 @@
       mailbox[open.slot]--;
       const { resolve, reject } = open;
       if (reply[1]) resolve(reply[2]);
-      else reject(replyError(reply[2]));
+      else reject(replyError(reply[2], open.stack));
     }
     while (backlogStart < backlogEnd && mailbox[OPEN_OTHERS] < mailbox[MAX_OTHERS]) {
       send(backlog[backlogStart]);
@@ -830,6 +888,11 @@
   const counts = new NativeMap();
   const clocks = new NativeMap();
 
+  function logTime(label = "default", ...values) {
+    const begun = mapGet(clocks, label);
+    if (begun !== undefined) log(label + ": " + (monotonic() - begun).toFixed(1) + " ms", ...values);
+  }
+
   // Without a prototype: a tool may be called `toString`, and one that is missing must be missing.
   const tools = {
     __proto__: null,
@@ -1012,6 +1075,7 @@
     const names = objectKeys(setup.names);
     for (let i = 0; i < names.length; i++) {
       const id = setup.names[names[i]];
+      toolIds[names[i]] = id;
       const call = (input) => request("call", [id, input === undefined ? {} : input]);
       defineProperty(call, "name", { __proto__: null, value: names[i] });
       defineProperty(tools, names[i], {
@@ -1041,17 +1105,19 @@
     clearInterval(id) { clearTimer(id); },
     console: {
       log, info: log, debug: log, warn: log, error: log, trace: log, dir: log, table: log,
-      group: log, groupCollapsed: log, groupEnd: nothing,
+      group: log, groupCollapsed: log, groupEnd: nothing, clear: nothing,
       assert(condition, ...values) { if (!condition) log("Assertion failed:", ...values); },
       count(label = "default") {
         const count = (mapGet(counts, label) ?? 0) + 1;
         mapSet(counts, label, count);
         log(label + ": " + count);
       },
+      countReset(label = "default") { mapDelete(counts, label); },
       time(label = "default") { mapSet(clocks, label, monotonic()); },
+      timeLog: logTime,
       timeEnd(label = "default") {
-        const begun = mapGet(clocks, label);
-        if (begun !== undefined) log(label + ": " + (monotonic() - begun).toFixed(1) + " ms");
+        logTime(label);
+        mapDelete(clocks, label);
       },
     },
     tools,
