@@ -4,7 +4,9 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import httpx2
 import pytest
 
 from clawmode.exceptions import ERROR_CODES
@@ -30,7 +32,7 @@ def test_the_program_in_the_readme_runs_and_prints_what_it_says() -> None:
 
 
 def test_the_programs_of_the_library_page_run(tmp_path: Path) -> None:
-    first, second = (
+    first, web, second = (
         subprocess.run(
             [sys.executable, "-c", program],
             cwd=tmp_path,
@@ -47,8 +49,32 @@ def test_the_programs_of_the_library_page_run(tmp_path: Path) -> None:
         "end openclaw:core:send_mail completed",
         "sent to ann@example.org",
     ]
+    assert web == ""
     assert second.startswith("docs cannot be reached")
     assert second.rstrip().endswith("}")
+
+
+@pytest.mark.covers("N-17")
+@pytest.mark.anyio
+async def test_the_web_server_of_the_library_page_answers_requests_with_one_pool() -> None:
+    (program,) = (each for each in blocks("docs/library.md", "python") if "starlette" in each)
+    defined: dict[str, Any] = {"__name__": "web"}
+    exec(program, defined)
+    app = defined["app"]
+    async with app.router.lifespan_context(app) as state:
+
+        async def serve(scope: Any, receive: Any, send: Any) -> None:
+            await app({**scope, "state": state}, receive, send)
+
+        transport = httpx2.ASGITransport(app=serve)
+        async with httpx2.AsyncClient(transport=transport, base_url="http://web") as client:
+            answers = [
+                await client.post("/run", content=text, headers={"x-user": user})
+                for user, text in [("ann", "return tools.whoami()"), ("bob", "throw 1")]
+            ]
+        assert [answer.status_code for answer in answers] == [200, 422]
+        assert answers[0].json() == {"value": "ann"}
+        assert answers[1].json()["code"] == "internal_error"
 
 
 def test_every_code_of_a_failed_call_is_documented() -> None:
