@@ -14,6 +14,7 @@ from clawmode.agent.known_secrets import known_secrets, withheld
 from clawmode.agent.model_choice import Models
 from clawmode.agent.operator_hooks import OperatorHooks
 from clawmode.agent.own_tools import OwnTools
+from clawmode.agent.protected_paths import protected_paths
 from clawmode.agent.resolve import Configured
 from clawmode.agent.runtime import AgentRuntime
 from clawmode.agent.sessions import SessionStore
@@ -83,7 +84,8 @@ async def open_host(
         webhooks = await _open_webhooks(setup, lambda it: inboxes[0].receive(it), opened)
         outbox = Outbox({it.name: it for it in (*webhooks, *channels)}, AgentHooks(hooks))
         models = await opened.enter_async_context(models or Models(configuration))
-        own = OwnTools(configuration, setup.state, hooks, outbox, withheld(setup))
+        guards = withheld(setup), protected_paths(setup)
+        own = OwnTools(configuration, setup.state, hooks, outbox, *guards)
         await opened.enter_async_context(own)
         skills = tuple(extensions.plugins.skill_folders)
         resolver = Configured(configuration, models, setup.state, setup.narrowed, skills)

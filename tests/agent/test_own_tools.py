@@ -1,13 +1,22 @@
 """Our own tools in runs: hidden behind code mode, as policy and configuration leave them."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 from tests.chat.driver import Room, Talk, talking
 
-from clawmode.testing import Turn, call
+from clawmode import tool
+from clawmode.agent.model_choice import Models
+from clawmode.agent.protected_paths import protected_paths
+from clawmode.agent.requests import AgentRequest
+from clawmode.approvals import Approvals
+from clawmode.command_setup import Options, Setup, set_up
+from clawmode.host import open_host
+from clawmode.testing import ScriptedModel, Turn, call
 from clawmode.tools import JsonObject
 
 pytestmark = pytest.mark.anyio
@@ -210,3 +219,77 @@ def is_alive(pid: int) -> bool:
     except OSError:
         return False
     return state != "Z"
+
+
+# ---- What the setup reads ----
+
+
+def set_up_in(folder: Path, state: Path, **sections: Any) -> Setup:
+    """A setup whose configuration file is in the workspace."""
+    folder.mkdir(exist_ok=True)
+    defaults = {"model": "scripted/a", "workspace": str(folder)}
+    whole = {"agents": {"defaults": defaults}, "plugins": {"enabled": False}, **sections}
+    (folder / "clawmode.json5").write_text(json.dumps(whole))
+    return set_up(Options(config=str(folder / "clawmode.json5"), state=str(state)))
+
+
+@pytest.mark.covers("S-2")
+async def test_a_model_cannot_rewrite_the_configuration_in_its_workspace(tmp_path: Path) -> None:
+    """The attack as it was reported: rules taken out, a hook put in, for the next turn."""
+    folder = tmp_path / "project"
+    setup = set_up_in(folder, tmp_path / "state", tools={"deny": ["exec", "process"]})
+    before = (folder / "clawmode.json5").read_text()
+    attack: JsonObject = {"path": "clawmode.json5", "content": "{hooks: {}}"}
+    other: JsonObject = {"path": "notes.txt", "content": "fine"}
+    script = [Turn(call("write", attack, id="c1"), call("write", other, id="c2")), "Done."]
+    model = ScriptedModel(script)
+    models = Models(setup.configuration, {"scripted/*": model})
+    async with open_host(setup, Approvals(), models) as host:
+        run = await host.runtime.start(AgentRequest(message="go"))
+        with anyio.fail_after(15):
+            await host.runtime.result(run.id)
+    assert (folder / "clawmode.json5").read_text() == before
+    assert (folder / "notes.txt").read_text() == "fine"
+    assert "is read-only for tools" in str(model.requests[-1].messages)
+
+
+@pytest.mark.covers("S-2")
+def test_everything_that_a_setup_reads_code_rules_or_keys_from_is_protected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "project"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    for name in ("server.py", "hook.sh", "decide.py", "print_key.py"):
+        (folder / name).write_text("")
+    entries = {
+        "f": {"events": ["session:start"], "file": "hook.py"},
+        "c": {"events": ["session:start"], "command": ["sh", "hook.sh", "."]},
+    }
+    provider = {"baseUrl": "http://localhost:1", "auth": {"file": "key.txt"}}
+    setup = set_up_in(
+        folder,
+        tmp_path / "state",
+        plugins={"load": {"paths": ["plugins"]}},
+        skills={"load": {"extraDirs": ["skills-of-mine"]}},
+        hooks={"internal": {"entries": entries}},
+        security={"installPolicy": {"command": ["python", "decide.py"]}},
+        models={"providers": {"lab": provider}},
+        auth={"profiles": {"p": {"provider": "lab", "command": ["python", "print_key.py"]}}},
+        gateway={"tls": {"cert": "cert.pem", "key": "key.pem"}},
+        mcp={"servers": {"s": {"command": "python", "args": ["server.py", "."]}}},
+    )
+    found = protected_paths(replace(setup, tools=[add]))
+    inside = {str(path.relative_to(folder)) for path in found if path.is_relative_to(folder)}
+    assert inside == {
+        *("clawmode.json5", "plugins", "skills-of-mine", "hook.py", "hook.sh", "decide.py"),
+        *("key.txt", "print_key.py", "cert.pem", "key.pem", "server.py"),
+    }
+    assert Path(__file__) in found
+    assert tmp_path / "state" / "exec-approvals.json" in found
+
+
+@tool
+def add(a: int, b: int) -> int:
+    """Add two numbers."""
+    return a + b

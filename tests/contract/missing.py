@@ -16,6 +16,5 @@ MISSING: frozenset[str] = frozenset(
         "N-41",
         "N-44",
         "N-46",
-        "S-2",
     }
 )

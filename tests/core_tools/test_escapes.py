@@ -11,14 +11,17 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
 from tests.core_tools.driver import SECRET, Bench, bench, neighbourhood, picture
 
 from clawmode.core_tools.confined import Workspace
-from clawmode.core_tools.places import Place
+from clawmode.core_tools.files import FileSettings
+from clawmode.core_tools.places import FileLimits, Place
 from clawmode.core_tools.problems import ToolProblem
+from clawmode.executor import ToolFailure
 
 pytestmark = pytest.mark.anyio
 
@@ -362,3 +365,61 @@ async def test_what_is_there_outside_cannot_be_told_from_what_is_not(tmp_path: P
         there = await tools.problem("read", path="../outside/secret.txt")
         missing = await tools.problem("read", path="../outside/missing.txt")
     assert there == missing == "outside"
+
+
+# ---- What the setup reads ----
+
+
+def patch(*lines: str) -> str:
+    return "\n".join(("*** Begin Patch", *lines, "*** End Patch"))
+
+
+@pytest.mark.covers("S-2")
+async def test_what_the_setup_reads_cannot_be_changed_by_any_path(tmp_path: Path) -> None:
+    """Configuration, plugins, hooks, keys: directly, by links, by moves, and before they exist."""
+    root, _ = neighbourhood(tmp_path)
+    config, plugins, hook = root / "clawmode.json5", root / "plugins", root / "hooks" / "h.py"
+    for file in (config, plugins / "p" / "main.py", hook, root / "data.txt"):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("old\n", "utf-8")
+    (root / "link.txt").symlink_to("clawmode.json5")
+    (root / "way").symlink_to("plugins")
+    (root / "hard.txt").hardlink_to(config)
+    (root / "by_link").symlink_to("inside/keys")  # a protected path that is a link, to nothing yet
+    protected = (config, plugins, hook, root / "later" / "key.pem", root / "by_link")
+    limits = FileLimits(protected=protected, hard_links=True)
+    before = picture(root)
+    attempts: list[tuple[str, dict[str, Any]]] = [
+        (name, input)
+        for path in (
+            *("clawmode.json5", "./inside/../clawmode.json5", str(config), "link.txt", "hard.txt"),
+            *("plugins/p/main.py", "plugins/new.py", "plugins/q/r/s.py", "way/p/main.py", "way/x"),
+            *("hooks/h.py", "later/key.pem", "by_link", "inside/keys"),
+        )
+        for name, input in (
+            ("write", {"path": path, "content": "new"}),
+            ("edit", {"path": path, "oldText": "old", "newText": "new"}),
+            ("apply_patch", {"input": patch(f"*** Add File: {path}", "+new")}),
+            ("apply_patch", {"input": patch(f"*** Delete File: {path}")}),
+            ("apply_patch", {"input": patch(f"*** Update File: {path}", "@@", "-old", "+new")}),
+            (
+                "apply_patch",
+                {"input": patch(f"*** Update File: {path}", "*** Move to: away.txt")},
+            ),
+            (
+                "apply_patch",
+                {"input": patch("*** Update File: data.txt", f"*** Move to: {path}")},
+            ),
+        )
+    ]
+    async with bench(root, files=FileSettings(limits=limits)) as tools:
+        for name, input in attempts:
+            with pytest.raises(ToolFailure):
+                await tools.call(name, **input)
+        assert picture(root) == before
+        with pytest.raises(ToolFailure, match="the setup reads code, rules or keys from there"):
+            await tools.call("write", path="link.txt", content="new")
+        # What is not protected can be changed, right beside it too.
+        for path in ("hooks/other.py", "later/notes.txt", "clawmode.json5.txt", "inside/plain.txt"):
+            await tools.call("write", path=path, content="new")
+        assert (await tools.call("read", path="clawmode.json5"))["content"] == "old\n"

@@ -44,7 +44,10 @@ def typed(page: Path) -> list[list[str]]:
 def test_the_gateway_starts_by_the_command_that_the_page_shows(tmp_path: Path) -> None:
     """And `status` and `stop` find it; all of what it writes to a file is JSON."""
     (tmp_path / "clawmode.json5").write_text("{gateway: {port: 0}, plugins: {enabled: false}}")
-    environment = os.environ | {"CLAWMODE_STATE": str(tmp_path / "state")}
+    environment = os.environ | {
+        "CLAWMODE_STATE": str(tmp_path / "state"),
+        "CLAWMODE_CONFIG": "clawmode.json5",
+    }
     options: dict[str, Any] = {"cwd": tmp_path, "env": environment}
     start, *others = (line for line in typed(PAGE) if line[0] == "gateway")
     assert start == ["gateway"]
@@ -162,7 +165,8 @@ def test_lines_at_a_terminal_have_a_time(capsys: pytest.CaptureFixture[str]) -> 
 def test_a_gateway_that_cannot_start_says_so_in_json(tmp_path: Path) -> None:
     (tmp_path / "clawmode.json5").write_text('{gateway: {port: "x"}}')
     options: dict[str, Any] = {"cwd": tmp_path, "capture_output": True, "text": True, "timeout": 15}
-    done = subprocess.run([*COMMAND, "gateway", "--state", "state"], check=False, **options)
+    named = ["--state", "state", "--config", "clawmode.json5"]
+    done = subprocess.run([*COMMAND, "gateway", *named], check=False, **options)
     assert done.returncode == 2
     said = [json.loads(line) for line in done.stderr.splitlines()]
     assert [line["level"] for line in said] == ["error"]

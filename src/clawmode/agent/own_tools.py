@@ -41,6 +41,7 @@ class OwnTools:
         hooks: Where whoever decides about commands is heard.
         outbox: Where messages go; without one, there is no `message`.
         withheld: Secrets that commands do not inherit.
+        protected: Files and folders that file tools cannot change.
     """
 
     def __init__(
@@ -50,8 +51,10 @@ class OwnTools:
         hooks: Hooks,
         outbox: Outbox | None = None,
         withheld: Withheld = Withheld(),  # noqa: B008 - frozen
+        protected: tuple[Path, ...] = (),
     ) -> None:
         self._configuration = configuration
+        self._protected = protected
         self._withheld = withheld
         self._outbox = outbox
         self._commands = ShellSessions()
@@ -67,10 +70,13 @@ class OwnTools:
         self._talking = self._make_talking()
         self._made: OrderedDict[_Wanted, tuple[Tool, ...]] = OrderedDict()
 
-    def change(self, configuration: Configuration, withheld: Withheld) -> None:
+    def change(
+        self, configuration: Configuration, withheld: Withheld, protected: tuple[Path, ...]
+    ) -> None:
         """Another configuration holds from now on; for commands that are under way, too."""
         self._configuration = configuration
         self._withheld = withheld
+        self._protected = protected
 
     async def __aenter__(self) -> "OwnTools":
         await self._commands.__aenter__()
@@ -91,6 +97,7 @@ class OwnTools:
             options.files.hard_links is True,
             tuple(sorted(env.items())),
             self._withheld,
+            self._protected,
         )
         made = self._made.get(wanted)
         if made is None:
@@ -184,13 +191,16 @@ class _Wanted(NamedTuple):
     hard_links: bool
     env: tuple[tuple[str, str], ...]
     withheld: Withheld
+    protected: tuple[Path, ...]
 
     def make(self, commands: ShellSessions, guard: ExecGuard) -> tuple[Tool, ...]:
         """Makes them."""
         shell, fetch = self.shell, self.fetch
         made = core_tools(
             self.workspace,
-            files=FileSettings(limits=FileLimits(hard_links=self.hard_links)),
+            files=FileSettings(
+                limits=FileLimits(hard_links=self.hard_links, protected=self.protected)
+            ),
             shell=ShellSettings(
                 timeout_seconds=shell.timeout_sec or 1_800,
                 yield_ms=10_000 if shell.background_ms is None else shell.background_ms,

@@ -191,7 +191,9 @@ class _Walk:
         if final is not None and self._wants_folder:
             code = "not_found" if self._missing else "not_a_folder"
             raise ToolProblem(code, f"{shown(self._path)} is not a folder")
-        return Place(self._workspace.limits, self._path, self._stack[-1], tuple(folders), final)
+        above = frozenset((it.st_dev, it.st_ino) for it in map(os.fstat, self._stack))
+        limits = self._workspace.limits
+        return Place(limits, self._path, self._stack[-1], tuple(folders), final, above)
 
     def _up(self) -> None:
         if self._missing:

@@ -11,7 +11,9 @@ import secrets
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import TracebackType
+from typing import TypeAlias
 
 from clawmode.core_tools.problems import ToolProblem
 
@@ -30,10 +32,28 @@ class FileLimits:
     Attributes:
         max_bytes: The largest one that is read or written.
         hard_links: Whether those may that have other names, which may be anywhere.
+        protected: Files and folders that can be read and not changed, by their absolute paths.
     """
 
     max_bytes: int = 16 << 20
     hard_links: bool = False
+    protected: tuple[Path, ...] = ()
+
+
+Identity: TypeAlias = tuple[int, int]
+"""Device and inode."""
+
+
+def _identity(status: os.stat_result) -> Identity:
+    return status.st_dev, status.st_ino
+
+
+def identity(path: Path) -> Identity | None:
+    """What a path leads to; None if that cannot be said."""
+    try:
+        return _identity(os.stat(path))
+    except (OSError, ValueError):
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +96,7 @@ class Place:
         folder: A descriptor of the last folder that is there.
         missing: Folders below that one, which are not.
         name: The name in the last of them; None if the path leads to `folder` itself.
+        above: The folders from the workspace to `folder`, by device and inode.
     """
 
     limits: FileLimits
@@ -83,6 +104,7 @@ class Place:
     folder: int
     missing: tuple[str, ...]
     name: str | None
+    above: frozenset[Identity] = frozenset()
     _staged: str | None = field(default=None, init=False)
     _made: list[tuple[int, str]] = field(default_factory=list[tuple[int, str]], init=False)
 
@@ -164,12 +186,35 @@ class Place:
             ToolProblem: It cannot.
         """
         status = self.status()
+        if any(self._is_in(each, status) for each in self.limits.protected):
+            raise ToolProblem(
+                "read_only",
+                f"{shown(self.path)} is read-only for tools: the setup reads code, "
+                "rules or keys from there; ask its operator to change it",
+            )
         if status is None:
             return None
         self._check(status)
         if not status.st_mode & 0o222:
             raise ToolProblem("read_only", f"{shown(self.path)} is read-only")
         return Signature.of(status)
+
+    def _is_in(self, protected: Path, status: os.stat_result | None) -> bool:
+        """Whether this is a protected file or folder, or below it, by whatever path it is reached.
+
+        What is there is compared by its inode, what is not there yet by its name in a folder.
+        """
+        found = identity(protected)
+        if found is not None and (found in self.above or (status and found == _identity(status))):
+            return True
+        own = (*self.missing, self.name)
+        for path in (protected, Path(os.path.realpath(protected))):
+            names: tuple[str, ...] = ()
+            while (folder := identity(path)) is None or not names:
+                names, path = (path.name, *names), path.parent
+            if folder == _identity(os.fstat(self.folder)) and own[: len(names)] == names:
+                return True
+        return False
 
     def _check(self, status: os.stat_result | None) -> None:
         if status is None:

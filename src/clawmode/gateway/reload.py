@@ -15,6 +15,7 @@ import anyio
 from clawmode import command_setup
 from clawmode.agent import settings
 from clawmode.agent.known_secrets import known_secrets, withheld
+from clawmode.agent.protected_paths import protected_paths
 from clawmode.agent.settings import Configuration
 from clawmode.config_file import Problem, Report
 from clawmode.config_schema import members
@@ -125,7 +126,8 @@ def _apply(gateway: Gateway, used: Configuration, jobs: tuple[Job, ...]) -> None
     host.runtime.learn(secrets)
     host.models.change(used)
     host.resolver.change(used)
-    host.own.change(used, withheld(host.setup) | withheld(setup))
+    protected = dict.fromkeys((*protected_paths(host.setup), *protected_paths(setup)))
+    host.own.change(used, withheld(host.setup) | withheld(setup), tuple(protected))
     host.inbox.change(used.messages.queue, settings.default_agent(used))
     gateway.jobs.configured = {job.id: job for job in jobs}
     cron = used.cron
