@@ -3,7 +3,7 @@
 import logging
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import anyio
@@ -222,10 +222,9 @@ return total"""
     assert await value(pool, source, tools=tools) == 12_000_000
 
 
-@pytest.mark.covers("B-13", "WA-4")
-async def test_a_search_that_outlives_the_deadline_is_pending_and_answered_later(
-    pool: Pool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def held_search(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Searches take until this is set."""
     go, search = threading.Event(), Catalog.search
 
     def slow(*args: Any, **options: Any) -> Any:
@@ -233,14 +232,34 @@ async def test_a_search_that_outlives_the_deadline_is_pending_and_answered_later
         return search(*args, **options)
 
     monkeypatch.setattr(Catalog, "search", slow)
+    yield go
+    go.set()
+
+
+@pytest.mark.covers("B-13", "WA-4")
+async def test_a_search_that_outlives_the_deadline_is_pending_and_answered_later(
+    pool: Pool, held_search: threading.Event
+) -> None:
     source = "return (await tools.search('add')).map((found) => found.name)"
     async with making(pool, config=CodeModeConfig(timeout_ms=300)) as one:
         result = await one.exec(source)
         assert (result.status, result.reason) == ("waiting", "pending_tools")
         expected = [{"id": "1", "method": "search", "state": "queued"}]
         assert result.pending_tool_calls == expected
-        go.set()
+        held_search.set()
         assert (await finish(one, result)).value == ["add"]
+
+
+@pytest.mark.covers("B-12")
+async def test_unanswered_searches_are_not_parked_without_bounds(
+    pool: Pool, held_search: threading.Event
+) -> None:
+    source = "await Promise.all([1, 2, 3].map(() => tools.search('x'.repeat(200_000))))"
+    config = CodeModeConfig(timeout_ms=300, max_snapshot_bytes=500_000)
+    async with making(pool, config=config) as one:
+        result = await one.exec(source)
+    assert result.code == "snapshot_limit_exceeded"
+    assert "look-ups" in str(result.error)
 
 
 async def test_a_failing_tool_can_be_caught_and_else_names_itself(pool: Pool) -> None:

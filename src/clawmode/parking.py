@@ -126,6 +126,10 @@ class Parking:
             Aborted: Somebody ended it.
         """
         owner, snapshot = await self.owner(), b""
+        asked, most = sum(len(each.args) for each in run.lookups), self._config.max_snapshot_bytes
+        if asked > most:
+            text = f"The unanswered look-ups of the program are {asked} bytes; {most} are allowed."
+            raise SnapshotTooLarge(text)
         if frozen is not None:
             self.check_size(frozen)
             bound = self._bound(run.id, f"snapshot {run.park}")
