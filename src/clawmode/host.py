@@ -7,6 +7,7 @@ plugins, hooks and channels.
 from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 from clawmode.agent import settings
 from clawmode.agent.hooks import AgentHooks, MessageEvent
@@ -63,6 +64,7 @@ async def open_host(
     *,
     channels: Iterable[Channel] = (),
     on_chat: OnChat = lambda event: None,
+    workspace: Path | None = None,
 ) -> AsyncIterator[Host]:
     """Opens everything that a setup says.
 
@@ -72,6 +74,7 @@ async def open_host(
         models: Those of the configuration, if some of them are open already.
         channels: Channels beside those of the configuration.
         on_chat: Told what chat clients are to see.
+        workspace: Where agents work that have no workspace in the configuration.
 
     Raises:
         ConfigurationError: Something of it cannot be meant.
@@ -88,7 +91,8 @@ async def open_host(
         own = OwnTools(configuration, setup.state, hooks, outbox, *guards)
         await opened.enter_async_context(own)
         skills = tuple(extensions.plugins.skill_folders)
-        resolver = Configured(configuration, models, setup.state, setup.narrowed, skills)
+        narrowed = setup.narrowed
+        resolver = Configured(configuration, models, setup.state, narrowed, skills, workspace)
         runtime = await _open_runtime(setup, approvals, resolver, extensions, own, opened)
         await opened.enter_async_context(Delivery(runtime, outbox, on_chat))
         inbox = Inbox(

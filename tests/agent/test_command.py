@@ -127,6 +127,26 @@ def test_a_turn_says_its_words_on_stdout_and_draws_its_calls_on_stderr(shop: Pat
     assert [request.asked.tool_names for request in server.requests] == [("exec", "wait")] * 2
 
 
+@pytest.mark.covers("N-14")
+def test_an_agent_works_in_the_current_folder(tmp_path: Path, zygote: Zygote) -> None:
+    """The first example of the command's page asks about files in `docs/`."""
+    project = tmp_path / "project"
+    (project / "docs").mkdir(parents=True)
+    (project / "docs" / "a.md").write_text("It mentions snapshots.")
+    script = [
+        Turn(call("read", {"path": "docs/a.md"}, id="c1"), call("read", {"path": "b"}, id="c2")),
+        Turn("a.md does."),
+    ]
+    with serving(script) as server:
+        configure(project, server, tools={})
+        done = zygote.run("agent", "-q", "-m", "Which of the files in docs/ do?", cwd=project)
+    assert (done.returncode, done.stdout) == (0, "a.md does.\n")
+    read = server.requests[1].raw.decode()
+    assert "It mentions snapshots." in read
+    assert f"'b' is not in the workspace, {project}" in read
+    assert not (tmp_path / "state" / "workspace").exists()
+
+
 def test_options_reach_the_model_and_a_session_goes_on(shop: Path, zygote: Zygote) -> None:
     with serving([Turn(think("Hm."), "First."), Turn("Second.")]) as server:
         configure(shop, server)

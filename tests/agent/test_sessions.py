@@ -24,7 +24,7 @@ from clawmode.agent.session_keys import (
 )
 from clawmode.agent.session_lock import SessionBusy
 from clawmode.agent.sessions import Session, SessionStore, SessionsUnavailable, UnknownSession
-from clawmode.agent.workspaces import sandbox_root, workspace_of
+from clawmode.agent.workspaces import current_folder, sandbox_root, workspace_of
 from clawmode.exceptions import ConfigurationError
 from clawmode.messages import Usage, UserMessage
 
@@ -491,3 +491,22 @@ def test_no_hostile_name_leads_out_of_the_state_folder(tmp_path: Path, name: str
     with pytest.raises(InvalidSession):
         sandbox_root(tmp_path, name, scope="agent")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.covers("N-14")
+def test_a_person_at_a_terminal_works_in_the_current_folder_unless_keys_or_state_are_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state, home, project = tmp_path / "x" / "state", tmp_path / "home", tmp_path / "project"
+    for folder in (state, home / "deep", project):
+        folder.mkdir(parents=True)
+    (tmp_path / "link").symlink_to(home)
+    monkeypatch.setenv("HOME", str(home))
+    found: dict[str, Path | None] = {}
+    for name in ("project", "home/deep", "home", "link", "x", "x/state", "."):
+        monkeypatch.chdir(tmp_path / name)
+        found[name] = current_folder(state)
+    assert found == dict.fromkeys(("home", "link", "x", "x/state", ".")) | {
+        "project": project.resolve(),
+        "home/deep": (home / "deep").resolve(),
+    }

@@ -2,9 +2,11 @@
 
 import os
 import signal
+import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import anyio
 
@@ -19,6 +21,7 @@ from clawmode.agent.sessions import Session, SessionStore, UnknownSession
 from clawmode.agent.shown import Left, ShownTurn
 from clawmode.agent.shown import told_logs as told_logs
 from clawmode.agent.view import AgentView
+from clawmode.agent.workspaces import current_folder
 from clawmode.approvals import Approvals
 from clawmode.command_setup import Setup
 from clawmode.exceptions import ConfigurationError
@@ -35,11 +38,28 @@ CONNECTS = "… starting"
 
 @asynccontextmanager
 async def open_runtime(
-    setup: Setup, approvals: Approvals, models: Models | None = None
+    setup: Setup,
+    approvals: Approvals,
+    models: Models | None = None,
+    workspace: Path | None = None,
 ) -> AsyncIterator[AgentRuntime]:
     """A runtime with everything that a setup says, for whoever wants nothing else of the host."""
-    async with open_host(setup, approvals, models) as host:
+    async with open_host(setup, approvals, models, workspace=workspace) as host:
         yield host.runtime
+
+
+def find_workspace(setup: Setup) -> Path | None:
+    """Where the agents of a person at a terminal work, unless the configuration says otherwise.
+
+    That is the current folder. Where that cannot be, each has its own folder in the state folder,
+    and the person is told.
+    """
+    here = current_folder(setup.state)
+    configured = setup.configuration.agents.defaults.workspace
+    if here is None and not configured and sys.stderr.isatty():
+        text = "the home folder or the state folder is in the current one"
+        tell(f"the agent works in {setup.state / 'workspace'}, because {text}")
+    return here
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +80,9 @@ class AgentCommand(ShownTurn):
         """
 
         async def look() -> Preview:
-            async with interruptible(), open_runtime(self.setup, Approvals()) as runtime:
+            workspace = find_workspace(self.setup)
+            opened = open_runtime(self.setup, Approvals(), workspace=workspace)
+            async with interruptible(), opened as runtime:
                 return await runtime.preview(request)
 
         made = anyio.run(look)
@@ -91,7 +113,8 @@ class AgentCommand(ShownTurn):
             paused=view.paused,
             tell=tell,
         )
-        async with interruptible(), open_runtime(self.setup, approvals, models) as runtime:
+        opened = open_runtime(self.setup, approvals, models, find_workspace(self.setup))
+        async with interruptible(), opened as runtime:
             unsubscribe = runtime.subscribe(view.take)
             run = await runtime.start(request)
             ended: RunResult | Run = run

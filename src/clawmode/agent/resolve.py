@@ -35,6 +35,8 @@ class Configured:
         state: The folder of the process's state.
         narrowed: Rules beside those of the configuration.
         skill_folders: Where plugins have skills.
+        workspace: Where agents work that have no workspace in the configuration; by default each
+            has a folder of its own in the state folder.
     """
 
     def __init__(
@@ -44,12 +46,14 @@ class Configured:
         state: Path,
         narrowed: Policy | None = None,
         skill_folders: tuple[Path, ...] = (),
+        workspace: Path | None = None,
     ) -> None:
         self._configuration = configuration
         self._models = models
         self._state = state
         self._narrowed = narrowed or Policy()
         self._skill_folders = skill_folders
+        self._default_workspace = workspace
         self._loaders: dict[Path, SkillLoader] = {}
 
     def change(self, configuration: Configuration) -> None:
@@ -64,7 +68,7 @@ class Configured:
             ConfigurationError: There is no such agent.
         """
         agent = settings.agent(self._configuration, agent_id)
-        workspace = workspace_of(self._state, agent.id, agent.workspace or None)
+        workspace = self._own_workspace(agent)
         return await anyio.to_thread.run_sync(self._loader(workspace).load)
 
     def agent_of(self, request: AgentRequest) -> str:
@@ -149,9 +153,14 @@ class Configured:
 
     def _workspace(self, agent: AgentSettings, session: Session, sandboxed: bool) -> Path:
         if not sandboxed:
-            return workspace_of(self._state, agent.id, agent.workspace or None)
+            return self._own_workspace(agent)
         root = agent.sandbox_workspace_root or None
         return sandbox_root(self._state, agent.id, session.id, configured=root)
+
+    def _own_workspace(self, agent: AgentSettings) -> Path:
+        if self._default_workspace is not None and not agent.workspace:
+            return self._default_workspace
+        return workspace_of(self._state, agent.id, agent.workspace or None)
 
     def _ingredients(
         self, request: AgentRequest, agent: AgentSettings, workspace: Path

@@ -62,6 +62,18 @@ def holds_state(folder: Path, state: Path) -> bool:
     return state.resolve().is_relative_to(folder.resolve())
 
 
+def current_folder(state: Path) -> Path | None:
+    """The folder that a person at a terminal is in, if an agent may work there; None if not.
+
+    Not where its tools could change the state, nor in a home folder as a whole, where keys are.
+    """
+    try:
+        here, home = Path.cwd().resolve(), Path.home().resolve()
+    except (OSError, RuntimeError):  # it was removed; there is no home
+        return None
+    return None if holds_state(here, state) or home.is_relative_to(here) else here
+
+
 def sandbox_root(
     state: Path,
     agent_id: str = "main",

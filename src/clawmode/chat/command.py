@@ -12,6 +12,7 @@ from clawmode.agent.resolve import Configured
 from clawmode.agent.session_keys import is_session_id
 from clawmode.agent.sessions import Session, SessionStore
 from clawmode.agent.view import AgentView
+from clawmode.agent.workspaces import current_folder
 from clawmode.approvals import Approvals
 from clawmode.chat.conversation import HISTORY, Chat
 from clawmode.chat.embedded import HostPartner
@@ -68,7 +69,10 @@ class ChatCommand:
                 chat = Chat(screen, self.setup.state / HISTORY, session.key)
                 approvals = self._approvals(screen, chat)
                 channels = [chat.channel]
-                async with open_host(self.setup, approvals, models, channels=channels) as host:
+                workspace = current_folder(self.setup.state)
+                async with open_host(
+                    self.setup, approvals, models, channels=channels, workspace=workspace
+                ) as host:
                     desk = approvals if isinstance(approvals, ChatDesk) else None
                     partner = HostPartner(host, session.key, chat.channel.answers)
                     await chat.run(partner, desk)
