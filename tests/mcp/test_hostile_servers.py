@@ -68,7 +68,7 @@ def offer(name: Any, description: str = "", **properties: JsonValue) -> JsonObje
         ("invalid", "no valid result"),
         ("manyParts", "ask for less"),
         ("manyBlocks", "over 10000 entries"),
-        ("onlyGarbage", "first '<html>what?</html>'"),
+        ("onlyGarbage", "not JSON-RPC to stdout: '<html>what?</html>'"),
         ("rpcError", "answered with error -32050: quota \\x1b[31mexceeded"),
     ],
 )
