@@ -554,7 +554,7 @@ def test_giving_up_while_a_server_is_being_started_leaves_no_process_and_no_pipe
 # ---- Servers that cannot be reached ----
 
 
-@pytest.mark.covers("MC-9")
+@pytest.mark.covers("MC-9", "N-12")
 @pytest.mark.parametrize(
     "entry",
     [
@@ -579,6 +579,8 @@ async def test_one_server_that_cannot_be_reached_is_named_and_the_rest_works(
         assert list(scene.code_mode.missing_servers) == ["gone"]
         assert "MCP servers: good." in scene.prompt
         assert "MCP servers that cannot be reached now: gone." in scene.prompt
+        failed = await scene.code_mode.exec("return await MCP.gone.anything({})")
+        assert "The MCP server 'gone' cannot be " in (failed.error or "")
 
 
 async def test_a_server_that_is_switched_off_is_not_missed(pool: Pool) -> None:

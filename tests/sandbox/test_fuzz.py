@@ -62,6 +62,7 @@ from clawmode.sandbox.protocol import (
     decode_question,
     encode,
     frame_length,
+    read_json,
 )
 from clawmode.sandbox.source import Uncompiled, describe_failure, wrap
 from clawmode.sandbox.vm import Vm, zstd
@@ -630,6 +631,60 @@ def strict_json(text: bytes) -> Any:
 
     # As JavaScript has it: all numbers are floats.
     return json.loads(text.decode("utf-8"), parse_constant=refuse, parse_int=float)
+
+
+json_pieces = st.sampled_from(
+    [
+        *(
+            b"[",
+            b"]",
+            b"{",
+            b"}",
+            b",",
+            b":",
+            b'"',
+            b'"a":',
+            b"1",
+            b"-",
+            b".5",
+            b"e",
+            b"E+",
+            b"308",
+        ),
+        *(b"999", b"9" * 30, b"\\", b"\\u", b"d8", b"D83d", b"dc00", b"NaN", b"Infinity", b"null"),
+        *(
+            b"\xff",
+            b"\xed\xa0\x80",
+            b"\xef\xbb\xbf",
+            b" ",
+            b"\0",
+            "é".encode(),
+            b"[" * 200,
+            b"]" * 200,
+        ),
+    ]
+)
+
+
+@pytest.mark.covers("S-7")
+@fuzz(500)
+@given(
+    st.one_of(
+        st.lists(json_pieces, max_size=12).map(b"".join),
+        json_values.map(lambda value: json.dumps(value).encode()),
+        st.binary(max_size=30),
+    )
+)
+@example(b"1e308")
+@example(b'["\\ud83d\\ude00"]')
+@example(b"[[1e400]]")
+@example(b"9" * 23)
+def test_what_is_read_of_a_worker_can_be_written_as_json(text: bytes) -> None:
+    try:
+        value = read_json(text)
+    except ProtocolError:
+        return
+    assert json.loads(json.dumps(value, ensure_ascii=False, allow_nan=False).encode()) == value
 
 
 @pytest.mark.anyio
