@@ -605,7 +605,7 @@ def change(folder: Path, statement: str, *values: Any, file: str = "cells") -> N
         assert database.execute(statement, values).rowcount
 
 
-async def replayed(pool: Pool, folder: Path, run_id: str, shop: Shop) -> None:
+async def expect_refusal(pool: Pool, folder: Path, run_id: str, shop: Shop) -> None:
     """Whatever was done to the file: the program is refused, and pays nothing."""
     before = list(shop.paid)
     async with code_mode(pool, SqliteStore(folder), shop.tools, config=CodeModeConfig()) as other:
@@ -630,7 +630,7 @@ async def test_record_and_snapshot_of_an_earlier_park_are_refused(pool: Pool, fo
     shop = Shop()
     run_id, before = await parked_twice(pool, folder, shop)
     put_back(folder, before)
-    await replayed(pool, folder, run_id, shop)
+    await expect_refusal(pool, folder, run_id, shop)
 
 
 @pytest.mark.covers("S-10")
@@ -642,7 +642,7 @@ async def test_a_finished_program_that_is_put_back_is_refused(pool: Pool, folder
             pass
     assert shop.paid == [1, 2]
     put_back(folder, {**before, "ended": []})
-    await replayed(pool, folder, run_id, shop)
+    await expect_refusal(pool, folder, run_id, shop)
 
 
 @pytest.mark.covers("S-10")
@@ -652,7 +652,7 @@ async def test_an_older_snapshot_beside_the_newest_record_is_refused(
     shop = Shop()
     run_id, before = await parked_twice(pool, folder, shop)
     change(folder, "update cells set snapshot = ?", before["cells"][0][-1])
-    await replayed(pool, folder, run_id, shop)
+    await expect_refusal(pool, folder, run_id, shop)
 
 
 @pytest.mark.covers("S-10")
@@ -679,7 +679,7 @@ async def test_a_program_that_runs_cannot_be_run_a_second_time_from_its_copy(
         with anyio.fail_after(5):
             await begun.wait()
         put_back(folder, before)
-        await replayed(pool, folder, run_id, shop)
+        await expect_refusal(pool, folder, run_id, shop)
         await one.abort(run_id)
     assert shop.paid == [1]
 
@@ -698,7 +698,7 @@ async def test_a_mark_cannot_be_made_up(pool: Pool, folder: Path, how: str) -> N
     else:
         mark = marks[other] if how == "of another program" else bytes(len(marks[run_id]))
         change(folder, "update parks set mark = ? where cell = ?", mark, run_id, file="parks")
-    await replayed(pool, folder, run_id, shop)
+    await expect_refusal(pool, folder, run_id, shop)
 
 
 # ---- Other builds ----

@@ -4,7 +4,7 @@ Data only. A test names the ids that it proves, `@pytest.mark.covers("EX-3", "OU
 `test_coverage.py` compares those marks with this list, and `missing.py` records what no test
 covers yet. The sentences say what to look for; the page or behaviours.md decides.
 
-Ids are stable. CF to ER are those of behaviours.md (ER has one per error code); CM is
+Ids are stable. CF to ER and AD are those of behaviours.md (ER has one per error code); CM is
 code-mode.md, with CM-V its validation checklist, CM-N its namespace checklist and CM-E its
 end-to-end plan; TS is tool-search.md; AL is agent-loop.md. The lists of code-mode.md are here in
 full; otherwise what behaviours.md says already is not repeated for a page. N, S, B and P are what
@@ -440,6 +440,13 @@ _ALL: tuple[Requirement, ...] = (
             "HK-7",
             "`allow-always` is stored per agent and tool id, says so when asking, and can be "
             "listed and withdrawn.",
+        ),
+    ),
+    *_at(
+        "behaviours.md: Additions of ours",
+        (
+            "AD-9",
+            "A guard that matches no tool of the run is a warning with the nearest name.",
         ),
     ),
     *_at(

@@ -71,7 +71,7 @@ def is_check(node: ast.AST) -> bool:
     if not isinstance(node, ast.Call):
         return False
     name = ast.unparse(node.func).rpartition(".")[2].lstrip("_")
-    return name == "raises" or name.startswith(("assert", "check", "expect"))
+    return name in ("raises", "warns") or name.startswith(("assert", "check", "expect"))
 
 
 def marked_tests(
