@@ -10,9 +10,6 @@ MISSING: frozenset[str] = frozenset(
         "N-35",
         "N-37",
         "N-38",
-        "N-39",
-        "N-40",
-        "N-41",
         "N-44",
         "N-46",
     }

@@ -50,14 +50,19 @@ def listed(zygote: Zygote, folder: Path) -> list[Any]:
     return answer(zygote.run("cron", "list", "--json", cwd=folder))["jobs"]
 
 
+@pytest.mark.covers("N-40")
 def test_jobs_are_added_listed_and_removed(tmp_path: Path, zygote: Zygote) -> None:
     fixed = {"id": "fixed", "every": "90m", "message": "Hi.", "enabled": False}
     empty = zygote.run("cron", "list", cwd=tmp_path)
     assert (empty.returncode, empty.stdout) == (0, "")
     assert "there are no jobs" in empty.stderr
-    configure(tmp_path, cron={"jobs": [fixed]})
+    configure(tmp_path, cron={"jobs": [fixed]}, channels={"web": {"secret": "correct horse"}})
     added = zygote.run(*DAILY, cwd=tmp_path)
-    assert (added.returncode, added.stderr) == (0, "")
+    assert added.returncode == 0
+    assert added.stderr == (
+        "clawmode: no gateway runs on this state folder: the job runs once one does "
+        "(clawmode gateway)\n"
+    )
     assert added.stdout.startswith("daily: Mon to Fri at 08:00, Europe/Berlin; next: 20")
     how = ("--agent", "main", "--model", "a/b", "--thinking", "low", "--timeout", "60")
     where = ("--channel", "web", "--target", "me", "--json")
@@ -204,3 +209,29 @@ def test_questions_are_put_and_who_wants_to_decide_later_stops_it(
     assert status == 130
     (job,) = listed(zygote, tmp_path)
     assert job["lastRun"]["status"] == "aborted"
+
+
+@pytest.mark.covers("N-40")
+def test_a_job_is_switched_off_and_on(tmp_path: Path, zygote: Zygote) -> None:
+    fixed = {"id": "fixed", "every": "90m", "message": "Hi."}
+    configure(tmp_path, cron={"jobs": [fixed]})
+    zygote.run(*DAILY, cwd=tmp_path)
+    off = zygote.run("cron", "disable", "daily", cwd=tmp_path)
+    assert (off.returncode, off.stdout, off.stderr) == (0, "daily: next: disabled\n", "")
+    on = zygote.run("cron", "enable", "daily", cwd=tmp_path)
+    assert "daily: next: 20" in on.stdout
+    assert "no gateway runs" in on.stderr
+    refused = zygote.run("cron", "disable", "fixed", cwd=tmp_path)
+    assert refused.returncode == 1
+    assert "stands in the configuration" in refused.stderr
+
+
+@pytest.mark.covers("N-40")
+def test_a_job_cannot_be_added_for_a_channel_that_is_not_there(
+    tmp_path: Path, zygote: Zygote
+) -> None:
+    configure(tmp_path, channels={"team": {"secret": "correct horse"}})
+    refused = zygote.run(*DAILY, "--channel", "nope", "--target", "ann", cwd=tmp_path)
+    assert refused.returncode == 2
+    assert "there is no channel 'nope'; the configuration has: team" in refused.stderr
+    assert listed(zygote, tmp_path) == []

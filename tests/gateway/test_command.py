@@ -4,28 +4,32 @@ import json
 import logging
 import os
 import re
+import signal
 import subprocess
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import anyio
+import anyio.to_thread
 import httpx2
 import pytest
-from tests.cli_driver import COMMAND
+from tests.cli_driver import COMMAND, trusted
 from tests.gateway.driver import wired
 from tests.gateway.inside import ANY, inside, until
 
 from clawmode.agent.requests import RunResult
 from clawmode.core_tools.shell import _program
-from clawmode.gateway import logs, metrics
+from clawmode.exceptions import ConfigurationError
+from clawmode.gateway import command, logs, metrics
 from clawmode.gateway.client import GatewayClient
 from clawmode.gateway.figures import MAX_MODELS, Figures
 from clawmode.gateway.protocol import RpcError
 from clawmode.messages import Usage
 from clawmode.models.base import ModelError
 from clawmode.redaction import Redactor
-from clawmode.testing import Turn, call
+from clawmode.testing import Turn, call, pause
 from clawmode.tools import JsonObject, Tool, ToolContext
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
@@ -40,15 +44,14 @@ def typed(page: Path) -> list[list[str]]:
     return [line.split() for line in lines]
 
 
-@pytest.mark.covers("N-1", "N-20")
-def test_the_gateway_starts_by_the_command_that_the_page_shows(tmp_path: Path) -> None:
-    """And `status` and `stop` find it; all of what it writes to a file is JSON."""
-    (tmp_path / "clawmode.json5").write_text("{gateway: {port: 0}, plugins: {enabled: false}}")
-    environment = os.environ | {
-        "CLAWMODE_STATE": str(tmp_path / "state"),
-        "CLAWMODE_CONFIG": "clawmode.json5",
-    }
-    options: dict[str, Any] = {"cwd": tmp_path, "env": environment}
+@pytest.mark.covers("N-1", "N-20", "N-41")
+def test_the_gateway_starts_by_the_command_that_the_page_shows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the others of the page find it; all of what it writes to a file is JSON."""
+    monkeypatch.setenv("CLAWMODE_STATE", str(tmp_path / "state"))
+    trusted(tmp_path, "{gateway: {port: 0}, plugins: {enabled: false}}")
+    options: dict[str, Any] = {"cwd": tmp_path}
     start, *others = (line for line in typed(PAGE) if line[0] == "gateway")
     assert start == ["gateway"]
     gateway = subprocess.Popen([*COMMAND, *start], stderr=subprocess.PIPE, text=True, **options)
@@ -62,7 +65,8 @@ def test_the_gateway_starts_by_the_command_that_the_page_shows(tmp_path: Path) -
             ).stdout
             for line in others
         ]
-        assert [line.partition(" ")[0].strip() for line in said] == ["running", "stopped"]
+        words = [line.split()[0] for line in said]
+        assert words == ["running", "nothing", first["at"], "stopped"]
         rest = gateway.stderr.read().splitlines()
         assert gateway.wait(10) == 0
     finally:
@@ -70,6 +74,43 @@ def test_the_gateway_starts_by_the_command_that_the_page_shows(tmp_path: Path) -
         gateway.wait()
         gateway.stderr.close()
     assert all({"at", "level", "message"} <= json.loads(line).keys() for line in rest)
+
+
+@pytest.mark.covers("N-41")
+async def test_stop_says_what_it_waits_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    killed, said, kill_others = list[int](), list[str](), os.kill
+
+    def kill(pid: int, number: int) -> None:
+        if pid == os.getpid():
+            killed.append(number)
+        else:
+            kill_others(pid, number)
+
+    monkeypatch.setattr(command.os, "kill", kill)
+    monkeypatch.setattr(command, "TELL_SECONDS", 0.0)
+    async with wired(tmp_path, [Turn(pause(60))], announced=True) as it:
+        await it.call("agent", message="go")
+        await until(lambda: it.model.requests)
+        state = it.gateway.host.setup.state
+        with pytest.raises(ConfigurationError, match=r"has not stopped in 0\.2 s; kill -9"):
+            await anyio.to_thread.run_sync(command.stop_gateway, state, said.append, 0.2)
+    assert killed == [signal.SIGTERM]
+    assert said == [f"waiting for process {os.getpid()} and 1 run to end"]
+
+
+@pytest.mark.covers("N-41")
+async def test_a_lost_connection_is_told_in_plain_words(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with wired(tmp_path) as it, it.connect() as client:
+        it.hang_up()
+        await until(lambda: caplog.messages)
+        assert await client.call("health")
+    (told,) = caplog.messages
+    assert told == (
+        f"the connection to the gateway at {it.url} was lost (the gateway closed the connection "
+        "(1011 lost)); connecting again"
+    )
 
 
 # ---- What is logged ----
@@ -80,10 +121,12 @@ def lines(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], list[dict
     """The lines that were logged with a word in their message."""
     monkeypatch.setattr(logs, "RECENT", recent := deque[Any]())
     handler, clawmode = logs._Lines(Redactor(["hunter22"])), logging.getLogger("clawmode")
-    monkeypatch.setattr(clawmode, "level", logging.INFO)
+    before = clawmode.level
+    clawmode.setLevel(logging.INFO)
     clawmode.addHandler(handler)
     yield lambda word: [line for line in recent if word in line["message"]]
     clawmode.removeHandler(handler)
+    clawmode.setLevel(before)
 
 
 Lines: TypeAlias = Callable[[str], list[dict[str, Any]]]
@@ -118,8 +161,8 @@ async def test_the_start_and_the_end_of_every_run_are_logged(tmp_path: Path, lin
     assert (failed["level"], failed["about"]["status"]) == ("warning", "error")
     assert failed["about"]["error"] == "HTTP 401 for ***"
     assert failed["about"]["runId"] == failed_start["about"]["runId"]
-    (command,) = lines("runs the command")
-    assert command["message"] == "session agent:main:main runs the command echo"
+    (ran,) = lines("runs the command")
+    assert ran["message"] == "session agent:main:main runs the command echo"
     assert "hunter22" not in json.dumps([*lines("")])
 
 

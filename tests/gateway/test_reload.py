@@ -1,5 +1,6 @@
 """Another configuration without a restart: what it changes, what waits, and what it never does."""
 
+import logging
 import os
 import signal
 from pathlib import Path
@@ -190,18 +191,25 @@ async def test_new_secrets_are_struck_out_and_old_ones_still_are(tmp_path: Path)
         assert {"first-secret", "second-secret"} <= set(known)
 
 
+@pytest.mark.covers("N-39")
 async def test_sighup_reloads_and_survives_a_bad_file(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.INFO, "clawmode.gateway")
     async with inside(tmp_path) as it, anyio.create_task_group() as tasks:
         tasks.start_soon(reload_at_signal, it.gateway)
         await anyio.wait_all_tasks_blocked()
         it.config.write_text("{")
         os.kill(os.getpid(), signal.SIGHUP)
         await until(lambda: "SIGHUP" in caplog.text)
-        it.configure(messages={"queue": {"cap": 3}})
+        assert "the configuration has 1 error, and nothing was changed" in caplog.text
+        line = next(text for text in caplog.messages if text.startswith(str(it.config)))
+        assert ":1:1: unclosed object" in line
+        assert "[{" not in caplog.text
+        it.configure(messages={"queue": {"cap": 3}}, gateway={"port": 1})
         os.kill(os.getpid(), signal.SIGHUP)
         await until(lambda: it.gateway.host.inbox._queue.cap == 3)
+        assert caplog.messages[-1].endswith("changed: messages; waits for a restart: gateway")
         tasks.cancel_scope.cancel()
         assert events(it.admin, "shutdown") == []
 

@@ -272,7 +272,14 @@ async def test_health_and_metrics(tmp_path: Path) -> None:
         assert "clawmode_uptime_seconds" in right.text
         assert TOKEN not in right.text
         assert (await http.get(f"{base}/nothing")).status_code == 404
-        assert (await http.get(base)).status_code in (404, 426)
+
+
+@pytest.mark.covers("N-41")
+async def test_a_browser_is_told_what_this_is_and_where_to_go(tmp_path: Path) -> None:
+    async with wired(tmp_path) as it, httpx2.AsyncClient() as http:
+        page = await http.get(it.url.replace("ws://", "http://") + "/")
+    assert page.status_code == 200
+    assert page.text.startswith("This is a clawmode gateway.")
 
 
 def test_what_can_be_reached_from_elsewhere_needs_a_token_that_somebody_made(

@@ -1,4 +1,4 @@
-"""`cron list|add|run|remove`: turns at set times."""
+"""`cron list|add|enable|disable|run|remove`: turns at set times."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,10 +17,12 @@ from clawmode.commands.common import (
     ToolsOption,
     command,
     fail,
+    find_gateway,
     gather,
     load_setup,
     new_app,
     read_source,
+    say,
 )
 
 if TYPE_CHECKING:
@@ -111,11 +113,46 @@ def add_job(
             channel=channel,
             target=target,
         )
-        added = add(_setup(config, state), job)
+        setup = _setup(config, state)
+        added = add(setup, job)
         if as_json:
             out.json(describe(added))
         else:
             out.say(f"{added.job.id}: {in_words(job.schedule())}; next: {next_time(added)}")
+        _say_who_runs_it(setup, state)
+
+
+@app.command("enable")
+def enable_job(job_id: JobArgument, config: ConfigOption = None, state: StateOption = None) -> None:
+    """Let a job that was added run at its times again."""
+    _switch(job_id, config, state, enabled=True)
+
+
+@app.command("disable")
+def disable_job(
+    job_id: JobArgument, config: ConfigOption = None, state: StateOption = None
+) -> None:
+    """Keep a job that was added from running by itself; `cron run` still runs it."""
+    _switch(job_id, config, state, enabled=False)
+
+
+def _switch(job_id: str, config: str | None, state: str | None, *, enabled: bool) -> None:
+    with command() as out:
+        from clawmode.cron.command import enable, next_time
+
+        setup = _setup(config, state)
+        changed = enable(setup, job_id, enabled)
+        out.say(f"{changed.job.id}: next: {next_time(changed)}")
+        if enabled:
+            _say_who_runs_it(setup, state)
+
+
+def _say_who_runs_it(setup: "Setup", state: str | None) -> None:
+    """Says why jobs do not run by themselves now, if they do not."""
+    if not setup.configuration.cron.enabled:
+        say("cron.enabled is false: no job runs by itself")
+    elif find_gateway(gather(None, None, None, None, "ask", state)) is None:
+        say("no gateway runs on this state folder: the job runs once one does (clawmode gateway)")
 
 
 @app.command("remove")

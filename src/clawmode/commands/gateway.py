@@ -1,8 +1,8 @@
-"""`gateway`, `gateway status|stop`, `gateway token add|list|revoke`."""
+"""`gateway`, `gateway status|stop|reload|logs`, `gateway token add|list|revoke`."""
 
 import logging
 import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -20,7 +20,12 @@ from clawmode.commands.common import (
     gather,
     load_setup,
     new_app,
+    say,
 )
+
+if TYPE_CHECKING:
+    from clawmode.tools import JsonObject
+    from clawmode.types import JsonValue
 
 logger = logging.getLogger("clawmode.gateway")
 
@@ -109,8 +114,57 @@ def stop(config: ConfigOption = None, state: StateOption = None) -> None:
         from clawmode.gateway.command import stop_gateway
 
         setup = load_setup(gather(None, config, None, None, "ask", state))
-        stopped = stop_gateway(setup.state)
+        stopped = stop_gateway(setup.state, say)
         out.say("not running" if stopped is None else f"stopped (process {stopped.pid})")
+
+
+@app.command("reload")
+def reload(config: ConfigOption = None, state: StateOption = None) -> None:
+    """Have the gateway read its configuration again: says what changed, and what needs a restart.
+
+    Exit status: 0 it was read, 1 it has errors and nothing was changed, or no gateway runs.
+    """
+    with command() as out:
+        from clawmode.gateway.command import ask_gateway
+        from clawmode.gateway.protocol import RpcError
+        from clawmode.gateway.reload import summary
+
+        setup = load_setup(gather(None, config, None, None, "ask", state))
+        try:
+            done = ask_gateway(setup.state, "config.reload")
+        except RpcError as error:
+            fail("\n".join([str(error), *texts(error.details.get("report"))]), FAILED)
+        out.say(summary(texts(done["applied"]), texts(done["needsRestart"])))
+
+
+def texts(value: "JsonValue | None") -> list[str]:
+    """The texts of a list that the gateway answered."""
+    return [str(each) for each in value] if isinstance(value, list) else []
+
+
+@app.command("logs")
+def show_logs(
+    lines: Annotated[
+        int, typer.Option("--lines", "-n", min=1, max=2_000, help="How many, the newest last.")
+    ] = 100,
+    level: Annotated[str, typer.Option(help="Only these: info, warning or error.")] = "",
+    config: ConfigOption = None,
+    state: StateOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Print the last lines that the gateway logged: it keeps 2000 in memory."""
+    with command() as out:
+        from clawmode.gateway.command import ask_gateway
+        from clawmode.gateway.logs import in_words
+
+        setup = load_setup(gather(None, config, None, None, "ask", state))
+        params: JsonObject = {"limit": lines, **({"level": level} if level else {})}
+        found: Any = ask_gateway(setup.state, "logs.tail", params)["lines"]
+        for line in found:
+            if as_json:
+                out.json(line)
+            else:
+                out.say(in_words(line))
 
 
 # ---- Tokens ----

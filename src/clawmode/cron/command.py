@@ -7,14 +7,13 @@ from dataclasses import dataclass
 
 import anyio
 
-from clawmode.agent import settings
 from clawmode.agent.command import AgentCommand, open_runtime
 from clawmode.agent.model_choice import Models
 from clawmode.agent.requests import AgentRequest, RunResult
 from clawmode.agent.runtime import AgentRuntime, Run
 from clawmode.agent.view import AgentView
 from clawmode.command_setup import Setup
-from clawmode.cron.job import Job, configured_jobs
+from clawmode.cron.job import Job, check_named, configured_jobs
 from clawmode.cron.jobs import Jobs, Standing
 from clawmode.cron.schedule import read_zone
 from clawmode.cron.scheduler import Scheduler
@@ -93,9 +92,17 @@ def add(setup: Setup, job: Job) -> Standing:
         ConfigurationError: It cannot be meant.
         JobError: There is one of that id.
     """
-    if job.agent:
-        settings.agent(setup.configuration, job.agent)
+    check_named(setup.configuration, job)
     return anyio.run(open_jobs(setup).add, job)
+
+
+def enable(setup: Setup, job_id: str, enabled: bool) -> Standing:
+    """Switches a job on or off.
+
+    Raises:
+        JobError: There is none, or it stands in the configuration.
+    """
+    return anyio.run(open_jobs(setup).enable, job_id, enabled)
 
 
 def remove(setup: Setup, job_id: str) -> None:

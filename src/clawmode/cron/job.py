@@ -5,8 +5,10 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
+from clawmode.agent import settings
 from clawmode.agent.operation_sections import DAY_SECONDS, CronSection
 from clawmode.agent.runtime import MAX_MESSAGE_CHARS
+from clawmode.agent.sections import Configuration
 from clawmode.agent.session_keys import InvalidSession, check_agent_id
 from clawmode.cron.expressions import BadSchedule
 from clawmode.cron.schedule import Schedule, read_at, read_cron, read_every, read_zone
@@ -106,6 +108,23 @@ def faults(job: Job) -> Iterator[ConfigurationError]:
     if job.target and not job.channel:
         yield _wrong("target", "a target needs a channel")
     yield from _wrong_manner(job)
+
+
+def check_named(configuration: Configuration, job: Job) -> None:
+    """Checks that what a job names is in the configuration.
+
+    Raises:
+        ConfigurationError: Its agent or channel is not there; `path` is the field.
+    """
+    if job.agent:
+        try:
+            settings.agent(configuration, job.agent)
+        except ConfigurationError as error:
+            raise _wrong("agent", str(error)) from None
+    if job.channel and job.channel not in configuration.channels:
+        known = ", ".join(configuration.channels) or "none"
+        text = f"there is no channel {job.channel!r}; the configuration has: {known}"
+        raise _wrong("channel", text)
 
 
 def _wrong_times(job: Job) -> Iterator[ConfigurationError]:

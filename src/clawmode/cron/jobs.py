@@ -11,7 +11,7 @@ import sqlite3
 import time
 import uuid
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from clawmode.cron import ledger
@@ -163,13 +163,31 @@ class Jobs(SqliteFile):
             UnknownJob: There is none.
             JobError: It stands in the configuration.
         """
+        await self._run(self._remove, self._added(job_id))
+
+    async def enable(self, job_id: str, enabled: bool) -> Standing:
+        """Switches a job that was added on or off.
+
+        Raises:
+            UnknownJob: There is none.
+            JobError: It stands in the configuration.
+        """
+        wanted = self._added(job_id)
+        return await self._run(self._enable, wanted, enabled)
+
+    def _added(self, job_id: str) -> str:
+        """The id of a job that commands may change.
+
+        Raises:
+            JobError: It stands in the configuration.
+        """
         wanted = check_id(job_id)
         if wanted in self.configured:
             raise JobError(
                 f"the job {wanted!r} stands in the configuration: take it out of cron.jobs there, "
                 "or set its `enabled` to false"
             )
-        await self._run(self._remove, wanted)
+        return wanted
 
     # ---- For schedulers ----
 
@@ -258,6 +276,17 @@ class Jobs(SqliteFile):
             # One that could not be read may be in its place.
             database.execute("insert or replace into jobs values (?, ?, ?)", row)
             ledger.write_state(database, job.id, state)
+            return _standing(job, state, "", now)
+
+    def _enable(self, job_id: str, enabled: bool) -> Standing:
+        with self._transaction() as database:
+            known, now = self._jobs(database), self._clock()
+            if job_id not in known:
+                raise _unknown(job_id, known)
+            job = replace(known[job_id], enabled=enabled)
+            row = (json.dumps(job.to_json()), job_id)
+            database.execute("update jobs set data = ? where id = ?", row)
+            state = ledger.settle(database, job, "", now)
             return _standing(job, state, "", now)
 
     def _remove(self, job_id: str) -> None:

@@ -206,7 +206,9 @@ class Caller:
                     self._end(error)
                     return
                 wait = getattr(error, "retry_after_ms", None) or 0
-                logger.warning("%r: %s", self, error)
+                where = "" if address is None else f" at {address.url}"
+                text = "the connection to the gateway%s was lost (%s); connecting again"
+                logger.warning(text, where, error)
             finally:
                 self._link = None
             delay = min(LAST_DELAY, random.uniform(FIRST_DELAY, 3 * delay))  # noqa: S311 (jitter)

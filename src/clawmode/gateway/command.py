@@ -22,6 +22,7 @@ from clawmode.exceptions import ClawmodeError, ConfigurationError
 from clawmode.gateway import place, protocol
 from clawmode.gateway.admission import Descriptors, raise_descriptor_limit
 from clawmode.gateway.catalog import METHODS
+from clawmode.gateway.client import GatewayClient
 from clawmode.gateway.dispatch import Dispatcher
 from clawmode.gateway.ledger import Ledger
 from clawmode.gateway.listen import check_reach, listen_at, tokens_of
@@ -32,10 +33,13 @@ from clawmode.gateway.server import Wire, serve
 from clawmode.gateway.service import Gateway
 from clawmode.gateway.tokens import Tokens, new_token
 from clawmode.host import open_host
+from clawmode.tools import JsonObject
 
 logger = logging.getLogger("clawmode.gateway")
 
 STOP_SECONDS = 60.0
+TELL_SECONDS = 0.5
+ASK_SECONDS = 5.0
 CLOSE_SECONDS = 8.0
 """How long connections may take to close."""
 
@@ -178,8 +182,15 @@ async def _until_signal(stop: anyio.Event) -> None:
 # ---- From outside ----
 
 
-def stop_gateway(state: Path, seconds: float = STOP_SECONDS) -> Place | None:
+def stop_gateway(
+    state: Path, tell: Callable[[str], None] = lambda text: None, seconds: float = STOP_SECONDS
+) -> Place | None:
     """Stops the gateway of a state folder, and waits for its end; None: none runs.
+
+    Args:
+        state: The folder.
+        tell: Told what there is to wait for, if that takes a while.
+        seconds: How long to wait.
 
     Raises:
         ConfigurationError: It does not stop.
@@ -187,10 +198,39 @@ def stop_gateway(state: Path, seconds: float = STOP_SECONDS) -> Place | None:
     known = place.find(state)
     if known is None or not place.is_held(state) or place.holder(state) != known.pid:
         return None
+    runs = _count_runs(state)
     os.kill(known.pid, signal.SIGTERM)
-    deadline = time.monotonic() + seconds
+    began, told = time.monotonic(), False
     while place.is_held(state):
-        if time.monotonic() > deadline:
-            raise ConfigurationError(f"process {known.pid} does not stop")
+        waited = time.monotonic() - began
+        if waited > seconds:
+            text = f"process {known.pid} has not stopped in {seconds:g} s; kill -9 {known.pid}"
+            raise ConfigurationError(f"{text} ends it: runs are continued at the next start")
+        if waited > TELL_SECONDS and not told:
+            told = True
+            tell(f"waiting for process {known.pid}" + (f" and {runs} to end" if runs else ""))
         time.sleep(0.05)
     return known
+
+
+def ask_gateway(state: Path, method: str, params: JsonObject | None = None) -> JsonObject:
+    """Calls a method of the gateway of a state folder.
+
+    Raises:
+        ClawmodeError: None runs, or it says no.
+    """
+
+    async def ask() -> JsonObject:
+        async with GatewayClient.local(state, client_id="clawmode-gateway", mode="cli") as client:
+            return await client.call(method, params or {}, timeout=ASK_SECONDS)
+
+    return anyio.run(ask)
+
+
+def _count_runs(state: Path) -> str:
+    """How many runs are under way, in words; nothing if that cannot be found out."""
+    try:
+        runs: Any = ask_gateway(state, "status")["runs"]
+    except (ClawmodeError, TimeoutError):
+        return ""
+    return f"{len(runs)} run{'' if len(runs) == 1 else 's'}" if runs else ""

@@ -266,6 +266,6 @@ def _translated() -> Iterator[None]:
     except ConnectionClosed as error:
         close = error.rcvd or error.sent
         why = f" ({close.code} {close.reason[:120]})".rstrip() if close else ""
-        raise GatewayUnreachable(f"the gateway has hung up{why}") from None
+        raise GatewayUnreachable(f"the gateway closed the connection{why}") from None
     except (OSError, WebSocketException) as error:
         raise GatewayUnreachable(f"the connection broke: {type(error).__name__}") from None

@@ -52,12 +52,17 @@ class _Lines(logging.Handler):
                 line[ABOUT] = self.redactor.value(about)
             RECENT.append(line)
             at = time.strftime("%H:%M:%S", time.localtime(record.created))
-            words = f"{at} {line['level']}: {line['message']}"
-            shown = json.dumps(line) if self._json else one_line(words, MAX_CHARS)
+            shown = json.dumps(line) if self._json else in_words(line, at)
             sys.stderr.write(f"{shown}\n")
             sys.stderr.flush()
         except Exception:
             self.handleError(record)
+
+
+def in_words(line: JsonObject, at: str = "") -> str:
+    """A line for people."""
+    words = f"{at or line['at']} {line['level']}: {line['message']}"
+    return one_line(words, MAX_CHARS)
 
 
 def log_to_stderr() -> None:

@@ -17,7 +17,7 @@ from clawmode.agent.trajectory_export import ExportError, export
 from clawmode.agent.workspaces import workspace_of
 from clawmode.chat.slash import COMMANDS
 from clawmode.command_setup import Setup
-from clawmode.cron.job import Job
+from clawmode.cron.job import Job, check_named
 from clawmode.cron.jobs import JobError, JobsUnavailable, UnknownJob
 from clawmode.exceptions import ConfigurationError
 from clawmode.gateway import logs
@@ -173,19 +173,14 @@ async def _add_job(gateway: Gateway, client: Client, given: Params) -> JsonObjec
         channel=given.text("channel"),
         target=given.text("target"),
     )
+    try:
+        check_named(gateway.host.setup.configuration, job)
+    except ConfigurationError as error:
+        raise RpcError("INVALID_REQUEST", str(error), field=error.path) from None
     with _told("id"):
-        if job.agent:
-            _check_agent(gateway, job.agent)
         added = await gateway.jobs.add(job)
     gateway.scheduler.wake()
     return {"job": added.described()}
-
-
-def _check_agent(gateway: Gateway, agent_id: str) -> None:
-    try:
-        settings.agent(gateway.host.setup.configuration, agent_id)
-    except ConfigurationError as error:
-        raise RpcError("INVALID_REQUEST", str(error), field="agent") from None
 
 
 async def _remove_job(gateway: Gateway, client: Client, given: Params) -> JsonObject:

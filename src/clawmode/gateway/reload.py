@@ -74,8 +74,12 @@ def examine(path: Path | None, host: Host) -> Examined:
 
 def refuse(found: Examined, field: str = "") -> RpcError:
     """What is said of a configuration with errors."""
-    text = f"the configuration has {len(found.report.errors)} errors, and nothing was changed"
-    return RpcError("INVALID_REQUEST", text, field=field, details={"issues": found.issues})
+    errors = found.report.errors
+    many = "1 error" if len(errors) == 1 else f"{len(errors)} errors"
+    text = f"the configuration has {many}, and nothing was changed"
+    report = list[JsonValue]([problem.text for problem in errors])
+    details: JsonObject = {"issues": found.issues, "report": report}
+    return RpcError("INVALID_REQUEST", text, field=field, details=details)
 
 
 async def reload(gateway: Gateway) -> JsonObject:
@@ -94,12 +98,21 @@ async def reload(gateway: Gateway) -> JsonObject:
     applied = [key for key in keys if _of(before, key) != _of(used, key)]
     waiting = [key for key in (*NEEDS_RESTART, *FIXED) if _of(used, key) != _of(wanted, key)]
     _apply(gateway, used, found.jobs)
-    logger.info("the configuration was read again: %s", ", ".join(applied) or "nothing is new")
+    logger.info("the configuration was read again: %s", summary(applied, waiting))
+    for problem in found.report.warnings:
+        logger.warning("%s", problem.text)
     return {
         "applied": list[JsonValue](applied),
         "needsRestart": list[JsonValue](waiting),
         "warnings": found.warnings,
     }
+
+
+def summary(applied: list[str], waiting: list[str]) -> str:
+    """What a reload has changed, in words."""
+    said = [f"changed: {', '.join(applied)}"] if applied else []
+    said += [f"waits for a restart: {', '.join(waiting)}"] if waiting else []
+    return "; ".join(said) or "nothing has changed"
 
 
 def _usable(before: Configuration, wanted: Configuration) -> Configuration:
@@ -154,4 +167,7 @@ async def reload_at_signal(gateway: Gateway) -> None:
             try:
                 await reload(gateway)
             except RpcError as error:
-                logger.error("SIGHUP: %s: %s", error, error.details.get("issues"))
+                logger.error("SIGHUP: %s", error)
+                report: Any = error.details.get("report", [])
+                for line in report:
+                    logger.error("%s", line)

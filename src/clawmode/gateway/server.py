@@ -42,6 +42,19 @@ MAX_UNREAD = 64 << 10
 CLOSE_SECONDS = 2.0
 """How long a client may take to read the end of its connection."""
 
+PAGE = """\
+This is a clawmode gateway. Clients talk to it over WebSocket at this address, with a token.
+
+clawmode chat            talk to its agents, on this machine
+clawmode gateway status  whether it runs; also: logs, reload, stop, token add
+/healthz, /readyz        whether it answers, and takes work
+/metrics                 figures for Prometheus; needs a token
+POST /channels/<name>    messages of a webhook, signed
+
+For programs: clawmode.gateway.client in Python, or the protocol, in docs/gateway.md.
+"""
+"""What a browser shows."""
+
 TRUST, ABORT = "clawmode.trust", "clawmode.abort"
 
 
@@ -129,6 +142,7 @@ class Wire:
         self.app = Starlette(
             routes=[
                 WebSocketRoute("/", self._serve),
+                Route("/", self._page),
                 WebSocketRoute("/ws", self._serve),
                 Route("/healthz", self._health),
                 Route("/readyz", self._ready),
@@ -245,6 +259,9 @@ class Wire:
             limit.release()
 
     # ---- HTTP ----
+
+    async def _page(self, request: HttpRequest) -> Response:
+        return PlainTextResponse(PAGE)
 
     async def _health(self, request: HttpRequest) -> Response:
         return JSONResponse({"status": "ok"})

@@ -142,6 +142,10 @@ class Gateway:
         self.stopping, self.ready = True, False
         self.broadcast("shutdown", {"reason": "stop", "restartExpectedMs": None})
         seconds = self.host.setup.configuration.gateway.shutdown_seconds
+        under_way = sum(not run.ended.is_set() for run in self.host.runtime.runs())
+        if under_way:
+            runs = "1 run" if under_way == 1 else f"{under_way} runs"
+            logger.info("it stops when %s ended, at the latest in %d s", runs, seconds)
         with anyio.move_on_after(seconds):
             for effect in tuple(self.effects.values()):
                 await effect.done.wait()
