@@ -29,6 +29,8 @@ from clawmode.plugins.setup import plugin_faults
 from clawmode.policy import GROUPS, find_unmatched
 from clawmode.tools import Tool
 
+NO_KEY = "has no key"
+
 OWN_TOOLS = tuple(
     Tool(name, "", {}, lambda given, context: None)
     for name in (*GROUPS["fs"], "exec", "process", "web_fetch", "session_status", "message", "wait")
@@ -112,7 +114,7 @@ def _models(configuration: Configuration, models: Models) -> Iterator[Told]:
     for provider, path in providers.items():
         used = next(_settled(models, provider), None)
         if used is not None and (missing := missing_key(used)):
-            yield ConfigWarning(path, f"the provider {show(provider)} has no key: {missing}")
+            yield ConfigWarning(path, f"the provider {show(provider)} {NO_KEY}: {missing}")
     for name, profile in configuration.auth.profiles.items():
         if profile.provider and not list(_settled(models, profile.provider)):
             path = join(join("auth.profiles", name), "provider")

@@ -1,17 +1,29 @@
 """`clawmode doctor`: whether everything that programs need is there, and if not, what to do."""
 
+import logging
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Literal, TypeAlias
 
 import anyio
 
 from clawmode import command_setup
+from clawmode.agent import settings
+from clawmode.agent.model_choice import Models
+from clawmode.agent.own_tools import HOST_FILE
+from clawmode.agent.protected_paths import protected_paths
+from clawmode.agent.workspaces import current_folder
 from clawmode.code_mode import CodeMode
 from clawmode.command_setup import Options, Setup
+from clawmode.config_check import NO_KEY, OWN_TOOLS, missing_key, named_models
+from clawmode.core_tools.exec_approvals import HostFile
 from clawmode.exceptions import ClawmodeError, ConfigurationError
 from clawmode.gateway import place
+from clawmode.listings import count
 from clawmode.mcp.client import ServerView
 from clawmode.mcp.command import log_file, open_servers
 from clawmode.plugins.setup import describe_plugins
@@ -23,6 +35,12 @@ from clawmode.stores import MemoryStore
 from clawmode.vectors import MissingExtra, choose_ranker
 
 Health: TypeAlias = Literal["ok", "note", "problem"]
+
+AGENT_LIBRARIES = ("pydantic_ai", "openai", "anthropic")
+"""The libraries of the extra `agent`."""
+
+INSTALL_AGENT = "pip install 'clawmode[agent]'"
+MAX_NAMED = 5
 
 CELLS = {"javascript": "return 1 + 1", "typescript": "const n: number = 2; return n"}
 
@@ -36,27 +54,50 @@ class Finding:
     detail: str
 
 
-def examine(options: Options) -> list[Finding]:
-    """Looks at everything; does not raise."""
-    return anyio.run(_collect, options)
+Tell: TypeAlias = Callable[[str], None]
 
 
-async def _collect(options: Options) -> list[Finding]:
-    found = [finding async for finding in _runtime()]
-    found += _search()
+async def examine(options: Options, tell: Tell = lambda text: None) -> AsyncIterator[Finding]:
+    """Looks at everything; does not raise.
+
+    Args:
+        options: Those of the command.
+        tell: Told what is waited for, before it takes long.
+    """
+    tell("running a program in JavaScript and in TypeScript")
+    async for finding in _runtime():
+        yield finding
+    for finding in _extras():
+        yield finding
     try:
         setup = command_setup.set_up(options)
     except ConfigurationError as error:
-        return [*found, Finding("configuration", "problem", str(error))]
-    found += _configuration(options, setup)
-    found.append(await _store(setup))
-    found += [finding async for finding in _servers(setup)]
-    found += _plugins(setup)
-    found.append(_gateway(setup))
-    return found
+        report = command_setup.check(options.config, command_setup.state_folder(options.state))
+        for text in [problem.text for problem in report.errors] or [str(error)]:
+            yield Finding("configuration", "problem", text)
+        return
+    for finding in (*_configuration(options, setup), *_models(setup), *_workspaces(setup)):
+        yield finding
+    yield await _store(setup)
+    if setup.servers:
+        tell(
+            f"connecting {count(setup.servers, 'MCP server')}, which may take {_patience(setup)} s"
+        )
+    async for finding in _servers(setup):
+        yield finding
+    for finding in (*_plugins(setup), _gateway(setup)):
+        yield finding
+
+
+def _patience(setup: Setup) -> int:
+    return round(max(server.connect_timeout for server in setup.servers))
 
 
 async def _runtime() -> AsyncIterator[Finding]:
+    parts: tuple[artifacts.Part, ...] = ("quickjs", "swc")
+    for part in parts:  # before the clock runs: the first time takes seconds, and says so itself
+        with suppress(ClawmodeError):  # the program below fails with the same reason
+            await anyio.to_thread.run_sync(artifacts.load, part)
     async with Pool(size=1) as pool, CodeMode(pool=pool, store=MemoryStore()) as code_mode:
         for language, source in CELLS.items():
             began = time.monotonic()
@@ -82,22 +123,88 @@ def _machine_code() -> Finding:
     return Finding("machine code", "note", f"{detail}; {artifacts.CACHE_ADVICE}")
 
 
-def _search() -> Iterator[Finding]:
+def _missing_library() -> str:
+    """A library of the extra `agent` that is not installed; none is imported."""
+    return next((name for name in AGENT_LIBRARIES if find_spec(name) is None), "")
+
+
+def _extras() -> Iterator[Finding]:
+    if missing := _missing_library():
+        advice = f"agents have no models, because {missing} is missing: {INSTALL_AGENT}"
+        yield Finding("extra agent", "note", advice)
+    else:
+        yield Finding("extra agent", "ok", "models can be asked")
     try:
         choose_ranker(required=True)
-        yield Finding("search", "ok", "by words and by meaning")
+        yield Finding("extra search", "ok", "tools are found by words and by meaning")
     except MissingExtra as error:
-        yield Finding("search", "note", f"by words alone: {error}")
+        yield Finding("extra search", "note", f"tools are found by words alone: {error}")
 
 
 def _configuration(options: Options, setup: Setup) -> Iterator[Finding]:
-    report = command_setup.check(options.config)
-    told = [problem.text for problem in report.warnings] + setup.notes
+    report = command_setup.check(options.config, setup.state)
     where = "none: everything has its default" if report.path is None else str(report.path)
-    yield Finding("configuration", "ok", where)
-    yield from (Finding("configuration", "note", text) for text in dict.fromkeys(told))
-    shown = len(setup.policy.effective(setup.tools))
-    yield Finding("tools", "ok", f"{shown} of {len(setup.tools)} Python tools are allowed")
+    # What is wrong with one MCP server is told where the server is.
+    errors = [it.text for it in report.errors if not it.path.startswith(("mcp.", "mcpServers"))]
+    notes = [it.text for it in report.warnings if NO_KEY not in it.what]  # told beside the model
+    if not errors:
+        yield Finding("configuration", "ok", where)
+    yield from (Finding("configuration", "problem", text) for text in errors)
+    known = {it.text for it in (*report.errors, *report.warnings)}
+    notes += [text for text in setup.notes if text not in known]
+    yield from (Finding("configuration", "note", text) for text in dict.fromkeys(notes))
+    own = [tool for tool in OWN_TOOLS if tool.name != "wait"]
+    tools = [*own, *setup.tools]
+    shown = len(setup.policy.effective(tools))
+    kinds = f"{len(own)} of our own and {len(setup.tools)} of Python"
+    yield Finding("tools", "ok", f"{shown} of {count(tools, 'tool')} are allowed: {kinds}")
+
+
+def _models(setup: Setup) -> Iterator[Finding]:
+    """The models of the configuration and their keys; no key's command runs."""
+    models = Models(setup.configuration)
+    main = settings.agent(setup.configuration).model
+    if not main:
+        hint = 'set agents.defaults.model, such as "anthropic/claude-sonnet-4-5"'
+        yield Finding("model", "note", f"none is configured, so agents cannot run: {hint}")
+    if main and _missing_library():
+        yield Finding("model", "problem", f"{main} needs the extra `agent`: {INSTALL_AGENT}")
+    keys: dict[str, Finding] = {}
+    for name in dict.fromkeys((main, *(name for _, name in named_models(setup.configuration)))):
+        try:
+            used = models.settings(name) if name else None
+        except ConfigurationError:
+            continue  # told of the configuration
+        if used is None:
+            continue
+        yield Finding("model", "ok", f"{name}, at {used.place}")
+        missing = missing_key(used)
+        health: Health = "ok" if not missing else "problem" if name == main else "note"
+        detail = missing or (f"from {used.key}" if used.key else "none is needed")
+        keys.setdefault(used.id, Finding(f"key of {used.id}", health, detail))
+    yield from keys.values()
+
+
+def _workspaces(setup: Setup) -> Iterator[Finding]:
+    """Which of the files that the setup reads are in a workspace, and who can change them."""
+    protected = [path for path in protected_paths(setup) if path.exists()]
+    ids = dict.fromkeys((settings.MAIN, *(it.id for it in setup.configuration.agents.list)))
+    folders: dict[Path, None] = {}
+    for agent_id in ids:
+        configured = settings.agent(setup.configuration, agent_id).workspace
+        folder = Path(configured) if configured else current_folder(setup.state)
+        if folder is not None:
+            folders[folder.resolve()] = None
+    for folder in folders:
+        inside = [path for path in protected if path.resolve().is_relative_to(folder)]
+        names = ", ".join(str(path.resolve().relative_to(folder)) for path in inside[:MAX_NAMED])
+        if inside:
+            more = f" and {len(inside) - MAX_NAMED} more" if len(inside) > MAX_NAMED else ""
+            text = f"{folder} holds {names}{more}: file tools cannot change that, commands can"
+            yield Finding("workspace", "note", text)
+    problem = HostFile(setup.state / HOST_FILE).for_agent(settings.MAIN).problem
+    if problem:
+        yield Finding("commands", "problem", f"none may run: {problem}")
 
 
 async def _store(setup: Setup) -> Finding:
@@ -129,6 +236,9 @@ def _gateway(setup: Setup) -> Finding:
 
 
 async def _servers(setup: Setup) -> AsyncIterator[Finding]:
+    # What goes wrong is told below, once; the log would tell it on stderr as well.
+    logging.getLogger("clawmode.mcp").propagate = False
+    logging.getLogger("clawmode.mcp").addHandler(logging.NullHandler())
     async with open_servers(setup, told=False) as servers:
         for view in servers.views:
             for finding in _server(view, setup.policy):
@@ -146,7 +256,7 @@ def _server(view: ServerView, policy: Policy) -> Iterator[Finding]:
     if view.state == "disabled":
         yield Finding(what, "note", "switched off")
         return
-    yield Finding(what, "ok", f"{len(view.tools)} tools")
+    yield Finding(what, "ok", count(view.tools, "tool"))
     yield from (Finding(what, "note", note) for note in view.notes)
     reasons = [reason for tool in view.tools if (reason := policy.why_denied(tool)) is not None]
     if reasons:

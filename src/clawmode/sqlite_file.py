@@ -174,4 +174,5 @@ def _reason(what: str, error: Exception) -> str:
         return f"{what} is locked by another process: try again."
     if "CORRUPT" in code or "NOTADB" in code:
         return f"{what} is damaged: its operator has to move it away."
-    return f"{what} cannot be used: {code or type(error).__name__}."
+    reason = error.strerror if isinstance(error, OSError) else None
+    return f"{what} cannot be used: {reason or code or type(error).__name__}."

@@ -7,7 +7,6 @@ MISSING: frozenset[str] = frozenset(
     {
         "N-5",
         "N-18",
-        "N-35",
         "N-37",
         "N-38",
         "N-44",

@@ -18,6 +18,7 @@ from clawmode.commands.common import (
     command,
     gather,
     load_setup,
+    say,
     told_errors,
 )
 
@@ -74,12 +75,21 @@ def doctor(
     Exit status: 0 all is well, perhaps with notes; 1 there is a problem.
     """
     with command() as out:
-        from clawmode.doctor import examine
+        import anyio
 
-        found = examine(gather(tools, config, mcp_config, policy, "ask", state))
+        from clawmode.doctor import Finding, examine
+        from clawmode.terminal import harmless
+
+        found: list[Finding] = []
+
+        async def look() -> None:
+            options = gather(tools, config, mcp_config, policy, "ask", state)
+            async for it in examine(options, lambda text: say(f"… {text}")):
+                found.append(it)
+                if not as_json:  # as it is found: some of it takes long
+                    out.say(harmless(f"{it.health:<8} {it.what:<15} {it.detail}"))
+
+        anyio.run(look)
         if as_json:
             out.json({"findings": [asdict(finding) for finding in found]})
-        else:
-            rows = [(finding.health, finding.what, finding.detail) for finding in found]
-            out.table(["", "what", "detail"], rows)
     raise typer.Exit(FAILED if any(each.health == "problem" for each in found) else 0)

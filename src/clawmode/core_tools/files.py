@@ -75,8 +75,7 @@ class _Files:
             if place.name is None:
                 return _listing(place)
             if place.status() is None:
-                where = f"the workspace, {self.workspace.root}"
-                raise ToolProblem("not_found", f"{shown(path)} is not in {where}")
+                raise ToolProblem("not_found", f"{shown(path)} is not in the workspace")
             data, _ = place.read()
         text = decode(data, path).removeprefix("\ufeff")
         lines = min(limit or self.settings.max_lines, self.settings.max_lines)
