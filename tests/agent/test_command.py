@@ -19,8 +19,13 @@ from tests.cli_driver import COMMAND, SHOP, Person, answer, clawmode, plain, tru
 from tests.mcp.driver import HERE as MCP
 from tests.test_docs import blocks
 
+from clawmode.agent.events import AgentEvent
+from clawmode.agent.requests import RunResult
+from clawmode.agent.view import AgentView
 from clawmode.models.base import ModelError
+from clawmode.terminal import ProgramOutput
 from clawmode.testing import ScriptServer, Turn, call, pause, think
+from clawmode.tools import JsonObject
 
 # The first test of a process waits until the zygote has imported everything.
 pytestmark = pytest.mark.timeout(45)
@@ -297,8 +302,69 @@ def test_what_a_provider_answers_is_told_and_a_cut_is_mended(shop: Path, zygote:
     assert "error: mine/small" in failed.stderr
     assert "no such key bad \\u001b[2J" in failed.stderr
     assert (as_json.returncode, answer(as_json)["problem"]) == (1, "auth")
-    assert (mended.returncode, mended.stdout) == (0, "Half a sent\nWhole.\n")
+    assert (mended.returncode, mended.stdout) == (0, "Whole.\n")
     assert "(the model was cut off, and begins again)" in mended.stderr
+
+
+class Out(ProgramOutput):
+    """A stdout that keeps what is written to it."""
+
+    def __init__(self, *, is_terminal: bool) -> None:
+        self.is_terminal = is_terminal
+        self.written = ""
+
+    def write(self, text: str) -> None:
+        self.written += text
+
+
+def shown(*events: JsonObject, is_terminal: bool, lost_after: int = 99, **result: Any) -> str:
+    """What a turn with these words writes to stdout; the events after `lost_after` come late."""
+    out = Out(is_terminal=is_terminal)
+    view = AgentView(out, live=False, summary=False)
+    for number, data in enumerate(events):
+        if number == lost_after:
+            view.lose_words("(lost)")
+        view.take(AgentEvent(run_id="r", seq=number, stream="assistant", data=data))
+    payloads = tuple({"text": text} for text in result.pop("payloads", ()))
+    given: dict[str, Any] = {"status": "ok", "run_id": "r", "session_key": "k", "session_id": "s"}
+    view.close(RunResult(payloads=payloads, **{**given, **result}))
+    return out.written
+
+
+CUT: tuple[JsonObject, ...] = ({"delta": "Half a "}, {"delta": "sent"}, {"reset": True})
+WHOLE: tuple[JsonObject, ...] = (
+    {"delta": "Half a "},
+    {"delta": "sentence."},
+    {"text": "Half a sentence."},
+    {"message": "Half a sentence."},
+)
+
+
+@pytest.mark.covers("N-38")
+def test_a_reply_that_was_cut_twice_is_written_once_to_a_pipe() -> None:
+    assert shown(*CUT, *CUT, *WHOLE, is_terminal=False) == "Half a sentence.\n"
+    at_terminal = shown(*CUT, *CUT, *WHOLE, is_terminal=True)
+    assert at_terminal == "Half a sent\nHalf a sent\nHalf a sentence.\n"
+    # A run that fails in the end has no reply; one that was stopped has said what it said.
+    assert shown(*CUT, *CUT[:2], is_terminal=False, status="error", error="gone") == ""
+    assert shown(*CUT[:2], is_terminal=False, status="aborted") == "Half a sent\n"
+
+
+@pytest.mark.covers("N-38")
+@pytest.mark.parametrize("lost_after", range(9))
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_words_that_were_lost_on_the_way_are_added_and_none_is_repeated(
+    lost_after: int, is_terminal: bool
+) -> None:
+    later: tuple[JsonObject, ...] = ({"delta": "Th"}, {"delta": "en."}, {"message": "Then."})
+    said = ("Half a sentence.", "Then.", "Half a sentence.")
+    written = shown(
+        *WHOLE, *later, *WHOLE, is_terminal=is_terminal, lost_after=lost_after, payloads=said
+    )
+    if not is_terminal:
+        assert written == "Half a sentence.\nThen.\nHalf a sentence.\n"
+    # At a terminal, only the line that was cut has a break in it.
+    assert "".join(written.split()) == "Halfasentence.Then.Halfasentence."
 
 
 def test_output_that_nobody_reads_or_that_cannot_be_written(shop: Path, zygote: Zygote) -> None:

@@ -8,7 +8,6 @@ MISSING: frozenset[str] = frozenset(
         "N-5",
         "N-18",
         "N-37",
-        "N-38",
         "N-44",
         "N-46",
     }

@@ -1,9 +1,13 @@
-"""A run as people see it: words as they come on stdout, calls as a tree on stderr."""
+"""A run as people see it: words on stdout, calls as a tree on stderr.
+
+A terminal shows words as they come. A pipe or a file gets every answer once, when it is complete.
+"""
 
 import json
 import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -21,6 +25,7 @@ BESIDE_ARGS = 20
 
 WAITS = "… waiting for the model"
 THINKS = "… the model thinks"
+WRITES = "… the model writes"
 
 
 class AgentView:
@@ -42,6 +47,10 @@ class AgentView:
         self._nested: dict[str, CallEvent] = {}
         self._in_line = False
         self._spoke = False
+        self._at_once = out is not None and out.is_terminal
+        self._answer: list[str] = []  # pieces of the answer that is being given
+        self._answers: Counter[str] = Counter()
+        self._torn = False
         self._noted = ""
         self._held = 0
         self._kept: list[AgentEvent] = []
@@ -83,11 +92,25 @@ class AgentView:
         self._wipe()
         if result is None:
             return
-        if self._out is not None and not self._spoke and result.status == "ok":
-            for payload in result.payloads:  # not the model's words: a hook has answered
-                self._out.say(str(payload.get("text", "")))
+        if self._torn or (not self._spoke and result.status == "ok"):  # or a hook has answered
+            self._say_missed(result)
+        elif result.status in ("aborted", "timeout"):  # what the model had said is recorded
+            self._write_answer()
         if self._summary:
             complain(_footer(result, time.time() - self._began))
+
+    def lose_words(self, note: str = "") -> None:
+        """Says that events were lost. The words that are missing are shown at the end.
+
+        Args:
+            note: What the user is told, the first time.
+        """
+        if note and self._out is not None and not self._torn:
+            with self.paused():
+                complain(note)
+        self._torn = True
+        if not self._at_once:
+            self._answer.clear()
 
     def _show(self, event: AgentEvent) -> None:
         data: dict[str, Any] = dict(event.data)
@@ -114,17 +137,53 @@ class AgentView:
             self._wipe()
             self._end_line()
             complain("(the model was cut off, and begins again)")
-        if (delta := data.get("delta")) and self._out is not None:
-            self._wipe()
-            self._in_line = not delta.endswith("\n")
-            self._spoke = True
-            self._out.stream(delta)
+        if self._out is not None and not self._torn:
+            self._hear(data, self._out)
         if "text" in data:
             self._end_line()
             self.note(WAITS)
         if "call" in data:
             self._end_line()
             self.note(f"… the model writes a call of {one_line(str(data['call']), 40)}")
+
+    def _hear(self, data: dict[str, Any], out: ProgramOutput) -> None:
+        if data.get("reset"):
+            self._answer.clear()
+        if delta := data.get("delta"):
+            self._spoke = True
+            self._answer.append(delta)
+            if self._at_once:
+                self._wipe()
+                self._in_line = not delta.endswith("\n")
+                out.stream(delta)
+            else:
+                self.note(WRITES)
+        if "text" in data and self._answer and not self._at_once:
+            self._answer += [] if self._answer[-1].endswith("\n") else ["\n"]
+        if "message" in data:
+            self._answers[str(data["message"] or "").strip()] += 1
+            self._write_answer()
+
+    def _write_answer(self) -> None:
+        """Writes an answer that was not written as it came."""
+        if self._out is not None and not self._at_once and self._answer:
+            text = "".join(self._answer)
+            self._out.stream(text if text.endswith("\n") else f"{text}\n")
+        self._answer.clear()
+
+    def _say_missed(self, result: RunResult) -> None:
+        """Writes what the result says and was not heard; of an answer that was cut, the rest."""
+        for payload in result.payloads:
+            text = str(payload.get("text", "")).strip()
+            if self._out is None or (payload.get("isError") and result.error is not None):
+                continue  # errors are told on stderr
+            if self._answers[text]:
+                self._answers[text] -= 1
+            elif not (self._spoke and payload.get("kind")):
+                rest = text.removeprefix("".join(self._answer).strip()).lstrip()
+                self._answer.clear()
+                if rest:
+                    self._out.say(rest)
 
     def _end_line(self) -> None:
         if self._in_line and self._out is not None:

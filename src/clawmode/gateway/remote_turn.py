@@ -43,6 +43,8 @@ LOOK_SECONDS = 1.0
 LAST_SECONDS = 2.0
 """How long what a run said last may take to be shown, when its end is known."""
 
+LOST = "(the connection to the gateway was lost; the rest of the reply follows at the end)"
+
 STREAMS: tuple[Stream, ...] = get_args(Stream)
 STATUSES: tuple[Status, ...] = get_args(Status)
 
@@ -107,17 +109,7 @@ class RemoteTurn(ShownTurn):
         ended = await watched.to_its_end(events, desk)
         if ended is None:
             return begun
-        result = read_result(begun, ended)
-        if watched.gap and not self.as_json:
-            self._say_again(view, result)
-        return result
-
-    def _say_again(self, view: AgentView, result: RunResult) -> None:
-        """What was said while nobody listened is in the reply, which is shown as a whole."""
-        with view.paused():
-            complain("(the connection was lost meanwhile: the whole reply again)")
-            for payload in result.payloads:
-                self.out.say(str(payload.get("text", "")))
+        return read_result(begun, ended)
 
 
 # ---- The run ----
@@ -209,7 +201,6 @@ class _Watched:
     """A run that a person watches, answers for, and can stop.
 
     Attributes:
-        gap: Whether something of what was told is missing.
         gone: Whether the gateway was away for too long.
     """
 
@@ -217,7 +208,6 @@ class _Watched:
     begun: Left
     view: AgentView
     questions: RemoteQuestions
-    gap: bool = False
     gone: bool = False
     _seen: anyio.Event = field(default_factory=anyio.Event)
 
@@ -234,8 +224,10 @@ class _Watched:
                 tasks.start_soon(_put_questions, desk, tasks.cancel_scope)
             try:
                 ended = await self.client.wait(self.begun.run_id)
-                with anyio.move_on_after(LAST_SECONDS):
+                with anyio.move_on_after(LAST_SECONDS) as late:
                     await self._seen.wait()
+                if late.cancelled_caught:
+                    self.view.lose_words()
             except ClawmodeError as error:  # else it would come out in a group
                 failure = error
             tasks.cancel_scope.cancel()
@@ -249,15 +241,14 @@ class _Watched:
         try:
             async for event in events:
                 if event.name == GAP:
-                    self.gap = True
+                    self.view.lose_words(LOST)
                     tasks.start_soon(self._catch_up, tasks)
                 elif event.name == "agent":
                     self._show(event.payload)
                 elif self.questions.is_new(event):
                     tasks.start_soon(self.questions.answer, event)
         except ClawmodeError as error:
-            self.gap = True
-            complain(str(error))
+            self.view.lose_words(f"({error})")
 
     def _show(self, payload: JsonObject) -> None:
         event = read_event(payload)
