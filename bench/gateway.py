@@ -270,7 +270,7 @@ def main() -> None:
             whole = {
                 "agents": {"defaults": {"model": "mine/small", "maxConcurrent": 100}},
                 "models": {"providers": {"mine": provider}},
-                "tools": {"codeMode": True},
+                "tools": {"codeMode": True, "approve": "always"},
             }
             (folder / "clawmode.json5").write_text(json.dumps(whole))
             state = folder / "state"

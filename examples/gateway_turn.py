@@ -27,15 +27,11 @@ const counted = await tools.call("openclaw:core:exec", { command: "wc -w < list.
 return { note: note.text, town, words: parseInt(counted.output ?? counted) };
 """
 
-MODEL = [
-    Turn("I write it down.", call("exec", {"code": PROGRAM})),
-    lambda request: again(request),
-    lambda request: again(request),
-]
 
-
-def again(request: Any) -> Turn:
-    """Waits for the program as long as that waits for somebody, and says what came of it."""
+def model(request: Any) -> Turn:
+    """Writes the program, waits for it as long as it waits for somebody, and says what it gave."""
+    if not request.results:
+        return Turn("I write it down.", call("exec", {"code": PROGRAM}))
     found = request.last_result()
     if found["status"] == "waiting":
         return Turn(call("wait", {"runId": found["runId"]}))
@@ -57,16 +53,16 @@ def configure(folder: Path, url: str) -> None:
             }
         },
         "plugins": {"load": {"paths": [str(HERE / "plugins")]}},
-        "tools": {"codeMode": True, "exec": {"ask": "always"}},
+        "tools": {"codeMode": True},
     }
     (folder / "clawmode.json5").write_text(json.dumps(whole, indent=2))
 
 
 async def decide(client: GatewayClient, events: Events) -> None:
-    """Shows what happens, and says yes to the command."""
+    """Shows what happens, and says yes to every question: the calls may change something."""
     async for event in events:
         about: Any = event.payload
-        if event.name == "exec.approval.requested":
+        if event.name.endswith(".approval.requested"):
             print(f"  approval: {about['toolId']} {json.dumps(about['input'])} … yes")
             given = {"id": about["id"], "decision": "allow-once"}
             await client.call("exec.approval.resolve", given)
@@ -92,7 +88,7 @@ async def turn(state: Path) -> str:
 async def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder, state = Path(name), Path(name) / "state"
-        async with ScriptServer(MODEL) as server:
+        async with ScriptServer(model) as server:
             configure(folder, server.url)
             command = [sys.executable, "-m", "clawmode", "gateway", "--port", "0", "--json"]
             process = await anyio.open_process(

@@ -26,6 +26,8 @@ from clawmode.types import copy_json
 logger = logging.getLogger("clawmode.approvals")
 
 Decision: TypeAlias = Literal["allow-once", "allow-always", "deny"]
+Mode: TypeAlias = Literal["ask", "always", "never"]
+"""What is done about calls that may change something: `tools.approve` and `--approve`."""
 Resolution: TypeAlias = Literal["allow-once", "allow-always", "deny", "timeout"]
 
 EXPIRY_SECONDS = 1800.0
@@ -158,6 +160,10 @@ class Approvals:
             for rule in self._rules
         )
 
+    def needs_approval(self, tool: Tool, run: RunContext) -> bool:
+        """Whether calls of a tool need approval, whatever hooks say."""
+        return self._asks(tool)
+
     def unmatched(self, tools: Sequence[Tool]) -> list[Unmatched]:
         """The patterns of `ask_for` that match none of a run's tools."""
         texts = [rule.text for rule in self._rules]
@@ -188,7 +194,7 @@ class Approvals:
         told = tuple(wish.on_resolution for wish in wishes if wish.on_resolution is not None)
         if (run.agent_id, tool.id) in self._always and not told:
             return None
-        if not wishes and not self._asks(tool):
+        if not wishes and not self.needs_approval(tool, run):
             return None
         wish = wishes[0] if wishes else RequireApproval(title=f"Run {tool.label or tool.name}?")
         seconds = min(wish.timeout_seconds or self._expiry, self._expiry)

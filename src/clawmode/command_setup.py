@@ -57,7 +57,7 @@ class Options:
     mcp_config: str | None = None
     policy: str | None = None
     state: str | None = None
-    approve: str = "ask"
+    approve: str | None = None
     limits: Mapping[str, int] = field(default_factory=dict)
 
     def resuming(self, run_id: str) -> str:
@@ -68,7 +68,7 @@ class Options:
         for name in ("config", "mcp_config", "policy", "state"):
             if (value := getattr(self, name)) is not None:
                 words += [option_of(name), value]
-        if self.approve != "ask":
+        if self.approve not in (None, "ask"):
             words += ["--approve", self.approve]
         for name, number in self.limits.items():
             words += [option_of(name), str(number)]

@@ -78,6 +78,7 @@ async def examine(options: Options, tell: Tell = lambda text: None) -> AsyncIter
         return
     for finding in (*_configuration(options, setup), *_models(setup), *_workspaces(setup)):
         yield finding
+    yield _approval(setup)
     yield await _store(setup)
     if setup.servers:
         tell(
@@ -205,6 +206,12 @@ def _workspaces(setup: Setup) -> Iterator[Finding]:
     problem = HostFile(setup.state / HOST_FILE).for_agent(settings.MAIN).problem
     if problem:
         yield Finding("commands", "problem", f"none may run: {problem}")
+
+
+def _approval(setup: Setup) -> Finding:
+    if warning := settings.unasked(setup.configuration):
+        return Finding("approval", "note", warning)
+    return Finding("approval", "ok", "agents ask before calls that may change something")
 
 
 async def _store(setup: Setup) -> Finding:

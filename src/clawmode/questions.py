@@ -12,16 +12,14 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractContextManager, asynccontextmanager
-from typing import IO, Literal, TypeAlias
+from typing import IO, Literal
 
 import anyio
 
-from clawmode.approvals import Approvals, Decision, InputQuestion, Question, Resolution
+from clawmode.approvals import Approvals, Decision, InputQuestion, Mode, Question, Resolution
 from clawmode.forms import fill_in, introduce
 from clawmode.terminal import duration, fold, harmless, one_line
 from clawmode.tools import JsonObject, Tool
-
-Mode: TypeAlias = Literal["ask", "always", "never"]
 
 ANSWERS: dict[str, Decision] = {
     "once": "allow-once",

@@ -5,11 +5,13 @@ import uuid
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import anyio
 
+from clawmode.agent import settings
 from clawmode.agent.model_choice import Models
 from clawmode.command_setup import Options, set_up
 from clawmode.cron.job import configured_jobs
@@ -118,6 +120,9 @@ async def until(check: Callable[[], object]) -> None:
 
 def write(path: Path, sections: dict[str, Any]) -> None:
     data: dict[str, Any] = {"plugins": {"enabled": False}, **sections}
+    # Most tests are not about approval.
+    rules = {"approve": "always", **data.get("tools", {})}
+    data["tools"] = {key: value for key, value in rules.items() if value is not None}
     defaults = data.setdefault("agents", {}).setdefault("defaults", {})
     defaults.setdefault("model", "scripted/a")
     path.write_text(json.dumps(data, indent=2))
@@ -146,7 +151,8 @@ async def inside(
     write(config, {**sections, "tools": rules or {}})
     setup = set_up(Options(config=str(config), state=str(folder / "state")))
     setup = replace(setup, tools=[*tools])
-    model, approvals = ScriptedModel(script or []), SharedApprovals()
+    mode = partial(settings.approve_mode, setup.configuration)
+    model, approvals = ScriptedModel(script or []), SharedApprovals(mode)
     models = Models(setup.configuration, {"scripted/*": model})
     made: list[Gateway] = []
     async with open_host(setup, approvals, models, on_chat=lambda it: made[0].chat(it)) as host:

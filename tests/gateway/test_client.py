@@ -681,7 +681,7 @@ def configure(folder: Path, url: str, **sections: Any) -> None:
     whole: dict[str, Any] = {
         "agents": {"defaults": {"model": "mine/small"}},
         "models": {"providers": {"mine": provider}},
-        "tools": {"codeMode": True},
+        "tools": {"codeMode": True, "approve": "always"},
         **sections,
     }
     (folder / "clawmode.json5").write_text(json.dumps(whole), "utf-8")

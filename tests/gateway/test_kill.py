@@ -157,7 +157,7 @@ def configure(folder: Path, url: str, *, code_mode: bool = True, **more: Any) ->
     whole = {
         "agents": {"defaults": {"model": "mine/small"}},
         "models": {"providers": {"mine": provider}},
-        "tools": {"codeMode": code_mode},
+        "tools": {"codeMode": code_mode, "approve": "always"},
         **more,
     }
     (folder / "clawmode.json5").write_text(json.dumps(whole))

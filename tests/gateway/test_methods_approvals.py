@@ -1,15 +1,18 @@
 """Questions that clients put and answer; what tools want to know; the host's rules for commands."""
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
-from tests.gateway.inside import ANY, Refused, events, inside, until
+from tests.gateway.inside import ANY, Inside, Refused, echo, events, inside, until
 
 from clawmode.core_tools.exec_policy import EXEC_ID
 from clawmode.gateway import approval_methods
+from clawmode.questions import make_approvals
+from clawmode.testing import Turn, call
 from clawmode.tools import InputRequest, JsonObject, Tool, ToolContext
 
 pytestmark = pytest.mark.anyio
@@ -254,3 +257,79 @@ async def test_rules_that_cannot_be_read_are_told(tmp_path: Path) -> None:
         with pytest.raises(Refused) as refused:
             await it.call("exec.approvals.get")
         assert refused.value.code == "UNAVAILABLE"
+
+
+# ---- Whether anybody is asked at all ----
+
+ECHO = 'return (await tools.echo({ word: "tea" })).said'
+SHELL = 'return await tools.exec({ command: "echo $((6*7))" })'
+
+
+def program(code: str) -> Turn:
+    return Turn(call("exec", {"code": code}))
+
+
+def tells(request: Any) -> Turn:
+    """Waits for a program as long as it waits, and says what came of it."""
+    found = request.last_result()
+    if found["status"] == "waiting":
+        return Turn(call("wait", {"runId": found["runId"]}))
+    return Turn(json.dumps(found.get("value") or found.get("error")))
+
+
+@pytest.mark.covers("N-5")
+@pytest.mark.parametrize(
+    ("code", "tool_id"), [(ECHO, "openclaw:core:echo"), (SHELL, EXEC_ID)], ids=["tool", "shell"]
+)
+@pytest.mark.parametrize("decision", ["allow-once", "deny"])
+async def test_a_call_that_may_change_something_is_asked_about_by_default(
+    tmp_path: Path, code: str, tool_id: str, decision: str
+) -> None:
+    """As at a terminal without a gateway, with the same words."""
+    script = [program(code), tells, tells]
+    rules = {"codeMode": True, "approve": None}
+    async with inside(tmp_path, script, tools=[echo()], rules=rules) as it:
+        run = await it.call("agent", message="go")
+        await until(lambda: it.gateway.approvals.pending())
+        (question,) = it.gateway.approvals.pending()
+        there = make_approvals("ask", later=True, terminal=None, paused=nullcontext, tell=print)
+        local = there.question(_tool(it, tool_id), question.input, question.run, ())
+        assert local is not None
+        assert (question.title, question.tool_id) == (local.title, tool_id)
+        await it.call("exec.approval.resolve", id=question.id, decision=decision)
+        said = await said_by(it, run["runId"])
+    assert ("not approved" in said) is (decision == "deny")
+    assert ("tea" in said or "42" in said) is (decision == "allow-once")
+
+
+async def said_by(it: Inside, run_id: str) -> str:
+    """What a run said last."""
+    with anyio.fail_after(10):
+        return str((await it.gateway.host.runtime.result(run_id)).payloads[-1]["text"])
+
+
+def _tool(it: Inside, tool_id: str) -> Tool:
+    found = {tool.id: tool for tool in it.gateway.host.setup.tools}
+    return found.get(tool_id) or Tool("exec", "", ANY, echo().execute, effect="write")
+
+
+@pytest.mark.covers("N-5")
+async def test_what_only_reads_is_not_asked_about(tmp_path: Path) -> None:
+    script = [program(ECHO), tells]
+    rules = {"codeMode": True, "approve": "ask"}
+    async with inside(tmp_path, script, tools=[echo(effect="read")], rules=rules) as it:
+        run = await it.call("agent", message="go")
+        assert "tea" in await said_by(it, run["runId"])
+
+
+@pytest.mark.covers("N-5")
+async def test_an_agent_has_its_own_rule_and_a_reload_changes_it(tmp_path: Path) -> None:
+    agents = {"list": [{"id": "main"}, {"id": "worker", "tools": {"approve": "always"}}]}
+    async with inside(tmp_path, tools=[echo()], rules={"approve": "never"}, agents=agents) as it:
+        mine = await it.call("tools.invoke", name="echo", agentId="main")
+        theirs = await it.call("tools.invoke", name="echo", agentId="worker")
+        assert (mine["ok"], theirs["ok"]) == (False, True)
+        assert "not approved" in mine["error"]["message"]
+        it.configure(tools={"approve": "always"}, agents=agents)
+        await it.call("config.reload")
+        assert (await it.call("tools.invoke", name="echo", agentId="main"))["ok"]

@@ -106,6 +106,7 @@ def garden(folder: Path, server: ScriptServer, code_mode: Any) -> Iterator[Start
                 "message",
                 "session_status",
             ],
+            "approve": "always",
             "codeMode": code_mode,
         },
         "plugins": {"load": {"paths": [str(folder / "garden")]}},

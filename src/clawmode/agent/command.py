@@ -105,11 +105,12 @@ class AgentCommand(ShownTurn):
         self, request: AgentRequest, view: AgentView, models: Models
     ) -> RunResult | Run:
         """The result; or the run, if it was left waiting."""
-        asks = self.approve == "ask"
+        agent_id = request.agent_id or settings.default_agent(self.setup.configuration)
+        mode = self.approve or settings.approve_mode(self.setup.configuration, agent_id)
         approvals = make_approvals(
-            self.approve,
+            mode,
             later=False,
-            terminal=Terminal.find(stdin_is_taken=self.stdin_is_taken) if asks else None,
+            terminal=Terminal.find(stdin_is_taken=self.stdin_is_taken) if mode == "ask" else None,
             paused=view.paused,
             tell=tell,
         )

@@ -1,5 +1,6 @@
 """The whole of `clawmode.json5`: how it is read, and what it says for one agent."""
 
+import getpass
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
@@ -36,6 +37,7 @@ from clawmode.agent.tool_sections import (
     ToolSettings,
     WebSection,
 )
+from clawmode.approvals import Mode
 from clawmode.config import PATH, CodeModeConfig, Setting, resolve, show
 from clawmode.config_schema import Found, Reader, schema_of
 from clawmode.exceptions import ConfigurationError
@@ -229,6 +231,32 @@ def tool_options(configuration: Configuration, agent_id: str | None = None) -> T
         _merged(own.fs, everyone.fs) or FileSection(),
         _merged(own.message, everyone.message) or MessageSection(),
     )
+
+
+def approve_mode(configuration: Configuration, agent_id: str | None = None) -> Mode:
+    """What is done about an agent's calls that may change something."""
+    entry = _entry(configuration, agent_id)
+    own = entry.tools.approve if entry else None
+    return own or configuration.tools.approve or "ask"
+
+
+def unasked(configuration: Configuration) -> str:
+    """What follows if agents need no approval, for the operator; empty if all of them do."""
+    ids = [entry.id for entry in configuration.agents.list] or [default_agent(configuration)]
+    free = [each for each in ids if approve_mode(configuration, each) == "always"]
+    if not free:
+        return ""
+    return (
+        f'tools.approve is "always" for {", ".join(free)}: anyone who can write to such an agent '
+        f"can change files and run commands as the user {_login()}, and nobody is asked"
+    )
+
+
+def _login() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return str(os.geteuid())
 
 
 def max_concurrent(configuration: Configuration) -> int:

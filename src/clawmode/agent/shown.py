@@ -43,7 +43,7 @@ class ShownTurn:
     Attributes:
         options: As they were given, to be given again.
         out: Where the model's words go.
-        approve: Who decides about calls.
+        approve: Who decides about calls; None: as the configuration says.
         as_json: A program reads the result.
         quiet: Show the words alone.
         stdin_is_taken: The message was read from there, so a person's answers are not.
@@ -51,7 +51,7 @@ class ShownTurn:
 
     options: Options
     out: ProgramOutput
-    approve: Mode = "ask"
+    approve: Mode | None = None
     as_json: bool = False
     quiet: bool = False
     stdin_is_taken: bool = False

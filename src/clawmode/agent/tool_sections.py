@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import ClassVar
 
+from clawmode.approvals import Mode
 from clawmode.config import KEYS, RANGES, SUSPENDED_RUNS, CodeModeConfig, Setting, join, wrong
 from clawmode.config_schema import (
     ABSENT,
@@ -220,6 +221,11 @@ class ToolSettings(ToolRules):
         *("sessions", "sessions_spawn", "subagents", "loopDetection", "experimental"),
     )
 
+    approve: Mode | None = option(
+        "What is done about calls of tools that do not only read: a person is asked, all are "
+        "allowed, or none is.",
+        unset="ask",
+    )
     by_provider: dict[str, ToolRules] = option(
         "Rules for a provider, or for a model as `provider/model`.", dict
     )

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import anyio
 
+from clawmode.agent import settings
 from clawmode.agent.command import CONNECTS, load_models, told_logs
 from clawmode.agent.model_choice import Models
 from clawmode.agent.requests import AgentRequest
@@ -34,14 +35,14 @@ class ChatCommand:
         session: The conversation: a key, an id, or nothing for the main one.
         agent_id: Who answers; empty for the default agent.
         model: Who answers from now on, instead of the agent's model.
-        approve: Who decides about calls.
+        approve: Who decides about calls; None: as the configuration says.
     """
 
     setup: Setup
     session: str = ""
     agent_id: str = ""
     model: str = ""
-    approve: Mode = "ask"
+    approve: Mode | None = None
 
     def run(self) -> None:
         """Runs the chat to its end.
@@ -78,10 +79,13 @@ class ChatCommand:
                     await chat.run(partner, desk)
 
     def _approvals(self, screen: Screen, chat: Chat) -> Approvals:
-        if self.approve == "ask":
+        configuration = self.setup.configuration
+        agent_id = self.agent_id or settings.default_agent(configuration)
+        mode = self.approve or settings.approve_mode(configuration, agent_id)
+        if mode == "ask":
             return ChatDesk(chat.seat, screen.paused)
         return make_approvals(
-            self.approve, later=False, terminal=None, paused=screen.paused, tell=screen.say
+            mode, later=False, terminal=None, paused=screen.paused, tell=screen.say
         )
 
     # ---- The conversation ----

@@ -36,14 +36,14 @@ class RemoteChatCommand:
         session: The conversation: a key, an id, or nothing for the main one.
         agent_id: Who answers; empty for the default agent.
         model: Who answers from now on, instead of the agent's model.
-        approve: Who decides about calls.
+        approve: Who decides about calls; None: as the configuration says.
     """
 
     state: Path
     session: str = ""
     agent_id: str = ""
     model: str = ""
-    approve: Mode = "ask"
+    approve: Mode | None = None
 
     def run(self) -> None:
         """Runs the chat to its end.
@@ -70,9 +70,9 @@ class RemoteChatCommand:
                     await chat.run(RemotePartner(client, key, questions), desk)
 
     def _approvals(self, screen: Screen, chat: Chat) -> Approvals:
-        if self.approve == "ask":
+        if self.approve in (None, "ask"):
             return RemoteChatDesk(chat.seat, screen.paused)
-        return remote_approvals(self.approve, None, screen.paused)
+        return remote_approvals(self.approve or "ask", None, screen.paused)
 
     # ---- The conversation ----
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from clawmode.commands.common import (
-    ApproveOption,
+    AgentApproveOption,
     ConfigOption,
     McpConfigOption,
     PolicyOption,
@@ -41,7 +41,7 @@ def chat(
     config: ConfigOption = None,
     mcp_config: McpConfigOption = None,
     policy: PolicyOption = None,
-    approve: ApproveOption = "ask",
+    approve: AgentApproveOption = None,
     state: StateOption = None,
 ) -> None:
     """Talk with an agent. What it says and does appears above the line that you type.

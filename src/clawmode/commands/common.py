@@ -70,6 +70,13 @@ ApproveOption = Annotated[
     Approve,
     typer.Option(help='What to do about calls of tools that are not declared effect="read".'),
 ]
+AgentApproveOption = Annotated[
+    Approve | None,
+    typer.Option(
+        help='What to do about calls of tools that are not declared effect="read". Default: '
+        "`tools.approve` of the configuration, else ask."
+    ),
+]
 StateOption = Annotated[
     str | None,
     typer.Option(
@@ -104,7 +111,7 @@ def gather(
     config: str | None,
     mcp_config: str | None,
     policy: str | None,
-    approve: Approve = "ask",
+    approve: Approve | None = None,
     state: str | None = None,
     limits: dict[str, int | None] | None = None,
 ) -> "Options":

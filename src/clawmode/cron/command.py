@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import anyio
 
+from clawmode.agent import settings
 from clawmode.agent.command import AgentCommand, open_runtime
 from clawmode.agent.model_choice import Models
 from clawmode.agent.requests import AgentRequest, RunResult
@@ -137,11 +138,12 @@ class CronCommand(AgentCommand):
     async def _drive(
         self, request: AgentRequest, view: AgentView, models: Models
     ) -> RunResult | Run:
-        asks = self.approve == "ask"
+        agent_id = request.agent_id or settings.default_agent(self.setup.configuration)
+        mode = self.approve or settings.approve_mode(self.setup.configuration, agent_id)
         approvals = make_approvals(
-            self.approve,
+            mode,
             later=False,
-            terminal=Terminal.find(stdin_is_taken=False) if asks else None,
+            terminal=Terminal.find(stdin_is_taken=False) if mode == "ask" else None,
             paused=view.paused,
             tell=tell,
         )

@@ -15,6 +15,7 @@ from typing import Any
 import anyio
 
 from clawmode import __version__
+from clawmode.agent import settings
 from clawmode.command_setup import Setup
 from clawmode.cron.job import configured_jobs
 from clawmode.cron.jobs import Jobs
@@ -100,6 +101,8 @@ class GatewayCommand:
                 routes = [channel.route() for channel in gateway.host.webhooks]
                 dispatcher = Dispatcher(gateway, METHODS)
                 wire = Wire(dispatcher, section.allowed_origins, routes)
+                if warning := settings.unasked(self.setup.configuration):
+                    logger.warning("%s", warning)
                 with place.announced(self.setup.state, here):
                     await self._serve(gateway, here, partial(serve, wire, listen, bound))
 
@@ -118,8 +121,8 @@ class GatewayCommand:
 
     @asynccontextmanager
     async def _open(self, tokens: Tokens) -> AsyncIterator[Gateway]:
-        approvals, made = SharedApprovals(), list[Gateway]()
-        setup = self.setup
+        setup, made = self.setup, list[Gateway]()
+        approvals = SharedApprovals(partial(settings.approve_mode, setup.configuration))
         jobs = Jobs(setup.state, configured_jobs(setup.configuration.cron))
         process = uuid.uuid4().hex
         async with open_host(setup, approvals, on_chat=lambda it: made[0].chat(it)) as host:

@@ -8,9 +8,10 @@ from typing import TypeAlias
 
 import anyio
 
-from clawmode.approvals import Approvals, InputQuestion, Question, Resolution
+from clawmode.approvals import Approvals, InputQuestion, Mode, Question, Resolution
+from clawmode.context import RunContext
 from clawmode.core_tools.exec_policy import EXEC_ID, PROCESS_ID
-from clawmode.tools import JsonObject
+from clawmode.tools import JsonObject, Tool
 from clawmode.types import JsonValue
 
 MAX_KNOWN = 1_000
@@ -44,16 +45,24 @@ class SharedApprovals(Approvals):
     """Approvals whose questions are told to whoever listens.
 
     Attributes:
+        mode: What the configuration says for an agent, by its id.
         tell: Told of each question, and of its answer.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, mode: Callable[[str], Mode]) -> None:
         super().__init__(inputs="ask")
+        self.mode = mode
         self.tell: OnQuestion = lambda name, payload: None
         self._known: OrderedDict[str, Asked] = OrderedDict()
 
+    def needs_approval(self, tool: Tool, run: RunContext) -> bool:
+        """The same calls as at a terminal: those of tools that are not known to only read."""
+        return tool.effect != "read" and self.mode(run.agent_id) != "always"
+
     async def ask(self, question: Question) -> Resolution:
         """Waits for the answer, no longer than the question lives."""
+        if self.mode(question.run.agent_id) == "never":
+            return "deny"
         asked = self._remember(Asked(question))
         self.tell(f"{asked.family}.approval.requested", describe(asked))
         try:

@@ -7,6 +7,7 @@ behind it needs a restart, and stays as it was until then.
 import logging
 import signal
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +140,7 @@ def _apply(gateway: Gateway, used: Configuration, jobs: tuple[Job, ...]) -> None
     host.runtime.learn(secrets)
     host.models.change(used)
     host.resolver.change(used)
+    gateway.approvals.mode = partial(settings.approve_mode, used)
     protected = dict.fromkeys((*protected_paths(host.setup), *protected_paths(setup)))
     host.own.change(used, withheld(host.setup) | withheld(setup), tuple(protected))
     host.inbox.change(used.messages.queue, settings.default_agent(used))

@@ -100,9 +100,9 @@ class RemoteTurn(ShownTurn):
     async def _watch(
         self, client: GatewayClient, events: Events, begun: Left, view: AgentView
     ) -> RunResult | Left:
-        asks = self.approve == "ask"
+        asks = self.approve in (None, "ask")
         terminal = Terminal.find(stdin_is_taken=self.stdin_is_taken) if asks else None
-        approvals = remote_approvals(self.approve, terminal, view.paused)
+        approvals = remote_approvals(self.approve or "ask", terminal, view.paused)
         questions = RemoteQuestions(client, approvals, begun.run_id)
         watched = _Watched(client, begun, view, questions)
         desk = approvals if isinstance(approvals, RemoteDesk) else None
