@@ -132,6 +132,21 @@ def lines(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], list[dict
 Lines: TypeAlias = Callable[[str], list[dict[str, Any]]]
 
 
+@pytest.mark.covers("N-11")
+async def test_the_traceback_of_a_tool_is_in_the_log_without_secrets(
+    tmp_path: Path, lines: Lines
+) -> None:
+    def broken(given: JsonObject, context: ToolContext) -> None:
+        raise KeyError("hunter22")
+
+    tool = Tool("broken", "Fails.", {"type": "object"}, broken)
+    async with inside(tmp_path, tools=[tool]) as it:
+        assert not (await it.call("tools.invoke", name="broken"))["ok"]
+    (line,) = lines("openclaw:core:broken")
+    assert "in broken" in line["traceback"]
+    assert "KeyError: '***'" in line["traceback"]
+
+
 @pytest.mark.covers("N-20")
 async def test_the_start_and_the_end_of_every_run_are_logged(tmp_path: Path, lines: Lines) -> None:
     script = [

@@ -7,6 +7,7 @@ import json
 import logging
 import sys
 import time
+import traceback
 from collections import deque
 from collections.abc import Iterable
 
@@ -47,6 +48,9 @@ class _Lines(logging.Handler):
                 "logger": record.name,
                 "message": self.redactor.text(text)[:MAX_CHARS],
             }
+            if record.exc_info and record.exc_info[1] is not None:
+                trace = "".join(traceback.format_exception(record.exc_info[1]))
+                line["traceback"] = self.redactor.text(trace)[-MAX_CHARS:]
             about: JsonObject | None = getattr(record, ABOUT, None)
             if about:
                 line[ABOUT] = self.redactor.value(about)
