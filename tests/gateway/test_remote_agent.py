@@ -183,7 +183,7 @@ async def test_the_gateways_own_configuration_may_be_named(tmp_path: Path, zygot
 
 async def test_local_runs_in_this_process(tmp_path: Path, zygote: Zygote) -> None:
     async with office(tmp_path, zygote, []) as at:
-        done = await at.run("-m", "Hi", "--local")
+        done = await at.run("-m", "Hi", "--local", "--config", "clawmode.json5")
         assert at.it.gateway.host.runtime.runs() == []
     assert done.returncode == 2  # it has no scripted model
     assert "scripted" in done.stderr
@@ -193,7 +193,7 @@ async def test_a_gateway_that_has_stopped_is_none(tmp_path: Path, zygote: Zygote
     async with office(tmp_path, zygote, []) as at:
         pass
     assert (tmp_path / "state" / place.LOCK).exists()
-    done = await at.run("-m", "Hi")
+    done = await at.run("-m", "Hi", "--config", "clawmode.json5")
     assert (done.returncode, "scripted" in done.stderr) == (2, True)
 
 
