@@ -5,7 +5,9 @@ import sys
 import threading
 import time
 import unicodedata
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.cli_driver import SHOP, Person, clawmode, plain, trusted
@@ -14,7 +16,7 @@ from clawmode.approvals import Question
 from clawmode.command_setup import Options, set_up
 from clawmode.context import RunContext
 from clawmode.executor import CallEvent
-from clawmode.questions import describe
+from clawmode.questions import Desk, Terminal, attended, describe
 from clawmode.terminal import (
     IN_TEXT,
     MAX_CALLS_KEPT,
@@ -94,12 +96,89 @@ def test_what_was_typed_before_the_question_and_nonsense_are_no_answers(shop: Pa
         person.types("once\n")
         person.reads(PROMPT)
         person.types("yes please\n")
+        person.reads("Please answer once (or yes), always, or deny (or no).")
         person.reads(PROMPT)
         person.types("\n")
         person.reads(PROMPT)
         person.types("deny\n")
         status, out = person.leaves()
     assert (status, "it was denied" in out) == (0, True)
+
+
+class Typist(Terminal):
+    """A terminal where somebody types these lines."""
+
+    def __init__(self, *lines: str) -> None:
+        self._lines = list(lines)
+        self.shown = ""
+
+    @property
+    def width(self) -> int:
+        return 80
+
+    def show(self, text: str) -> None:
+        self.shown += text
+
+    async def ask(self, prompt: str) -> str | None:
+        self.show(prompt)
+        return self._lines.pop(0)
+
+
+@pytest.mark.anyio
+@pytest.mark.covers("N-37")
+@pytest.mark.parametrize(
+    ("lines", "decision", "hints"),
+    [
+        (("yes",), "allow-once", 0),
+        (("Y",), "allow-once", 0),
+        (("no",), "deny", 0),
+        (("n",), "deny", 0),
+        (("sure", "", "yes please", "deny"), "deny", 3),
+    ],
+)
+async def test_yes_is_once_no_is_deny_and_anything_else_gets_a_hint(
+    lines: tuple[str, ...], decision: str, hints: int
+) -> None:
+    typist = Typist(*lines)
+    desk = Desk(ask_for=lambda tool: True, terminal=typist, paused=nullcontext)
+    async with attended(desk):
+        found = await desk.ask(a_question())
+    assert found == decision
+    assert typist.shown.count("Please answer once (or yes), always, or deny (or no).\n") == hints
+
+
+@pytest.mark.anyio
+@pytest.mark.covers("N-37")
+async def test_yes_does_not_allow_what_was_not_shown() -> None:
+    typist = Typist("yes", "y", "show", "yes")
+    desk = Desk(ask_for=lambda tool: True, terminal=typist, paused=nullcontext)
+    async with attended(desk):
+        found = await desk.ask(a_question(input={"lines": ["x"] * 50}))
+    assert found == "allow-once"
+    assert typist.shown.count("Not all of the arguments were shown: please answer show") == 2
+
+
+@pytest.mark.covers("N-37")
+def test_what_we_say_in_a_question_is_broken_between_words() -> None:
+    run = RunContext(session_key="agent:main:main", sender="root", channel="terminal")
+    for width in range(56, 100):
+        text, _ = describe(a_question(run=run, title="Order an item?"), width)
+        words = {word for line in text.splitlines() for word in line.split()}
+        assert {"session", "agent:main:main,", "channel", "terminal", "Order", "item?"} <= words
+        assert max(map(len, text.splitlines())) <= width
+
+
+def a_question(**given: Any) -> Question:
+    whole: dict[str, Any] = {
+        "title": "Order?",
+        "tool_id": "openclaw:core:order",
+        "input": {"item": "tea"},
+        "run": RunContext(),
+        "always": "openclaw:core:order for the agent main",
+        "expires": time.time() + 60,
+        **given,
+    }
+    return Question(**whole)
 
 
 def test_a_question_is_put_while_other_calls_run(shop: Path) -> None:

@@ -58,7 +58,8 @@ async def fill_in(
         done = await ask("done, or decline? ")
         return {} if (done or "").lower() == "done" else None
     fields = _fields(question.request.schema)
-    if (await ask("fill it in, or decline? [fill/decline] ") or "").lower() not in ("fill", "f"):
+    wish = await ask("fill it in, or decline? [fill/decline] ") or ""
+    if wish.lower() not in ("fill", "f", *TRUE):
         return None
     filled: JsonObject = {}
     for name, schema, required in fields:

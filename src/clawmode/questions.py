@@ -18,17 +18,23 @@ import anyio
 
 from clawmode.approvals import Approvals, Decision, InputQuestion, Mode, Question, Resolution
 from clawmode.forms import fill_in, introduce
-from clawmode.terminal import duration, fold, harmless, one_line
+from clawmode.terminal import duration, fold, fold_words, harmless, one_line
 from clawmode.tools import JsonObject, Tool
 
 ANSWERS: dict[str, Decision] = {
     "once": "allow-once",
     "always": "allow-always",
     "deny": "deny",
+    "yes": "allow-once",
+    "no": "deny",
     "o": "allow-once",
     "a": "allow-always",
     "d": "deny",
+    "y": "allow-once",
+    "n": "deny",
 }
+HINT = "Please answer once (or yes), always, or deny (or no).\n"
+HINT_TO_SHOW = "Not all of the arguments were shown: please answer show, or deny (or no).\n"
 MAX_LINES = 40
 """Of the arguments, until somebody asks for all of them."""
 
@@ -139,7 +145,7 @@ def _asker(question: Question) -> str:
 
 def _words(label: str, text: str, width: int) -> list[str]:
     """A text that others chose, behind a label of ours."""
-    first, *more = fold(label + one_line(text, MAX_WORDS), width - RULE)
+    first, *more = fold_words(label + one_line(text, MAX_WORDS), width - RULE)
     return [first, *(f"  ┆ {line}" for line in more)]
 
 
@@ -256,6 +262,8 @@ class Desk(Approvals):
                 self._terminal.show(text)
             elif answer in ANSWERS and (complete or ANSWERS[answer] == "deny"):
                 return ANSWERS[answer]
+            else:
+                self._terminal.show(HINT if complete else HINT_TO_SHOW)
 
 
 class SharedDesk(Desk):

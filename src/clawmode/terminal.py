@@ -9,6 +9,7 @@ import json
 import os
 import re
 import sys
+import textwrap
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -44,7 +45,7 @@ MAX_CELL_CHARS = 400
 MAX_WIDTH = 10_000
 REFRESHES_PER_SECOND = 8
 
-RED, YELLOW = 31, 33
+RED, YELLOW, CYAN = 31, 33, 36
 
 State: TypeAlias = Literal["open", "completed", "failed", "cancelled"]
 
@@ -82,6 +83,22 @@ def fold(line: str, width: int) -> list[str]:
     # Terminals disagree about the width of characters, by a factor of two.
     room = max(width, 20)
     return chop_cells(line, room if line.isascii() else room // 2) or [""]
+
+
+def fold_words(line: str, width: int) -> list[str]:
+    """As `fold`, but broken between words; only a word that is longer than a line is cut."""
+    room = max(width, 20)
+    columns = room if line.isascii() else room // 2
+    return textwrap.wrap(line, columns, break_on_hyphens=False) or [""]
+
+
+def wrap(text: str, width: int) -> str:
+    """The text with lines broken between words. A longer word stays whole, to be copied."""
+    lines = (
+        textwrap.wrap(line, max(width, 20), break_long_words=False, break_on_hyphens=False) or [""]
+        for line in text.split("\n")
+    )
+    return "\n".join(part for parts in lines for part in parts)
 
 
 def _escape(char: str) -> str:

@@ -479,6 +479,18 @@ def test_who_wants_it_plain_gets_it_plain(
     assert never not in person.seen
 
 
+@pytest.mark.covers("N-37")
+def test_the_error_of_a_run_is_broken_between_words(shop: Path, zygote: Zygote) -> None:
+    refused = Turn(error=ModelError("auth", "consequently " * 12 + "end"))
+    with serving([refused]) as server:
+        configure(shop, server)
+        with Seat(zygote, "agent", "-m", "Go.", cwd=shop, size=(24, 50)) as person:
+            assert person.leaves()[0] == 1
+    lines = plain(person.seen[person.seen.rindex("error: ") :]).splitlines()
+    assert max(map(len, lines)) < 50
+    assert " ".join(lines).count("consequently") == 12
+
+
 @pytest.mark.covers("N-6")
 def test_a_question_keeps_the_terminal_and_no_model_is_asked_meanwhile(
     shop: Path, zygote: Zygote
@@ -554,7 +566,7 @@ def test_a_tool_asks_whoever_sits_there(shop: Path, zygote: Zygote) -> None:
         with Seat(zygote, "agent", "-m", "Go.", *TOOLS, cwd=shop) as person:
             person.reads("│ Who are you?\\u001b[2J")
             person.reads("[fill/decline] ")
-            person.types("fill\n")
+            person.types("yes\n")
             person.reads("name")
             person.types("Ann\n")
             person.reads("It returned hello {'name': 'Ann'}.")

@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 from tests.agent.command_driver import Zygote, serving
 from tests.chat.terminal_driver import Chatter, Tmux
-from tests.cli_driver import SHOP, trusted
+from tests.cli_driver import SHOP, plain, trusted
 
+from clawmode.models.base import ModelError
 from clawmode.testing import ScriptServer, Turn, call, pause
 
 # The first test of a process waits until the zygote has imported everything.
@@ -235,8 +236,8 @@ def test_messages_steer_or_wait_while_a_tool_runs_and_ctrl_c_stops_it(
             person.reads("Followed.")
             person.says("Now forever.", "openclaw:core:forever")
             person.types("\x03")
-            person.reads("Stopped: 1.")
             person.reads("- openclaw:core:forever")
+            person.reads("Stopped.")
             person.types("half a line\x03")
             time.sleep(2.1)  # that was too long ago
             person.types("\x03")
@@ -281,9 +282,9 @@ def test_calls_are_decided_about_in_the_place_of_the_prompt(shop: Path, zygote: 
         with Chatter(zygote, *TOOLS, cwd=shop) as person:
             person.says("Order.", "Approval needed (warning): Run Order an item?", PROMPT)
             assert '│   "item": "tea"' in person.transcript
-            person.says("yes", PROMPT)
+            person.says("sure", "Please answer once (or yes), always, or deny (or no).", PROMPT)
             person.says("/status", "Approval needed (warning): Run Order an item?")
-            person.says("once", "It returned 1 tea.")
+            person.says("yes", "It returned 1 tea.")
             person.types("Order again.\ronce")  # a line that was begun before the question
             person.reads(PROMPT)
             person.says("deny", "order was not approved: it was denied")
@@ -291,7 +292,7 @@ def test_calls_are_decided_about_in_the_place_of_the_prompt(shop: Path, zygote: 
             person.reads("> once")
             person.reads("Once what?")
             person.says("Order.", PROMPT)
-            person.says("/stop", "Stopped: 1.")
+            person.says("/stop", "Stopped.")
             person.says("Well?", "Well.")
             assert "The question is not open any more." in person.transcript
             person.types("\x04")
@@ -372,21 +373,52 @@ def test_what_cannot_be_a_chat_is_wrong_usage(shop: Path, zygote: Zygote) -> Non
             person.__exit__(None, None, None)
 
 
-def test_the_errors_of_models_and_of_unknown_models_are_told(shop: Path, zygote: Zygote) -> None:
-    with serving([Turn(error="auth"), Turn("Better.")]) as server:
+@pytest.mark.covers("N-37")
+@pytest.mark.parametrize("no_colour", ["", "1"])
+def test_the_errors_of_models_and_of_unknown_models_are_told(
+    shop: Path, zygote: Zygote, monkeypatch: pytest.MonkeyPatch, no_colour: str
+) -> None:
+    long = "the script says: auth " + "consequently " * 12 + "end"
+    monkeypatch.setenv("NO_COLOR", no_colour)
+    with serving([Turn(error=ModelError("auth", long)), Turn("Better.")]) as server:
         configure(shop, server)
         with Chatter(zygote, "--approve", "never", cwd=shop) as person:
-            person.says("Hello.", "the script says: auth")
+            person.says("Hello.", "error: mine/small", "the script says: auth", "end")
             person.says("/model other/x", "/model: there is no provider 'other'")
             person.says("Hello?", "Better.")
             person.types("\x04")
             assert person.leaves()[0] == 0
     assert person.transcript.count("the script says: auth") == 1
+    assert person.transcript.count("consequently") == 12  # none is cut
+    lines = plain(person.transcript).splitlines()
+    assert max(len(line) for line in lines if "consequently" in line) < 80
+    red = "\x1b[31merror: mine/small" in person.transcript
+    assert (red, "\x1b[3" in person.transcript) == ((False, False) if no_colour else (True, True))
+
+
+@pytest.mark.covers("N-37")
+def test_a_sentence_ends_before_it_is_said_that_it_was_stopped(shop: Path, zygote: Zygote) -> None:
+    half = Turn("One line.\nHalf a sentence", pause(30), "never")
+    with serving([half, half]) as server:
+        configure(shop, server)
+        with Chatter(zygote, cwd=shop) as person:
+            for way in ("\x03", "/stop\r"):
+                person.types("Go.\r")
+                person.reads("Half a sentence")
+                person.types(way)
+                person.reads("Stopped.")
+            person.types("\x04")
+            assert person.leaves()[0] == 0
+    shown = plain(person.transcript).splitlines()
+    first = ["> Go.", "One line.", "Half a sentence", "Stopped."]
+    assert shown[-9:] == [*first, "> Go.", "One line.", "> /stop", *first[2:]]
 
 
 @pytest.mark.skipif(shutil.which("tmux") is None, reason="needs tmux")
+@pytest.mark.covers("N-37")
 def test_the_screen_shows_words_above_the_line_and_what_goes_on_below(shop: Path) -> None:
-    with serving([program("return await tools.gate()", "First.\nThen")]) as server:
+    script = [program("return await tools.gate()", "First.\nThen"), Turn("Half a", pause(30))]
+    with serving(script) as server:
         configure(shop, server)
         command = f"{sys.executable} -m clawmode chat --tools shop:TOOLS"
         with Tmux(command, cwd=shop, size=(20, 70)) as screen:
@@ -399,7 +431,11 @@ def test_the_screen_shows_words_above_the_line_and_what_goes_on_below(shop: Path
             seen = screen.until(lambda lines: lines[-1].startswith(status) and len(lines) == 12)
             assert [line for line in seen if line.startswith("> Next")] == ["> Next"]
             (shop / "gate-is-open").touch()
-            screen.until(lambda lines: "the model: 2 calls" in lines)
+            seen = screen.until(lambda lines: lines[-1] == f"{status}the model writes")
+            at = seen.index("> Next")
+            assert (seen[at - 1], seen[at + 1 : -1]) == ("Half a", [""] * (len(seen) - at - 2))
             screen.types("C-c")
+            seen = screen.until(lambda lines: lines[-1] == f"{status}ready")
+            assert seen[seen.index("Half a") + 1] == "Stopped."
             screen.types("C-d")
             screen.until(lambda lines: lines[-1] == "" and "> Next" not in lines)

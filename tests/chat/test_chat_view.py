@@ -4,11 +4,12 @@ import stat
 from pathlib import Path
 
 import pytest
+from prompt_toolkit.utils import get_cwidth
 
 from clawmode.agent.events import AgentEvent, Stream
 from clawmode.channels.outbox import split_text
 from clawmode.chat.conversation import hint
-from clawmode.chat.screen import MAX_LINE, Lines, break_line
+from clawmode.chat.screen import MAX_LINE, Lines, break_line, line_end
 from clawmode.chat.terminal import open_history
 from clawmode.chat.view import MAX_PART, ChatView, Words
 from clawmode.types import JsonValue
@@ -19,7 +20,7 @@ class Seen:
 
     def __init__(self, width: int = 20) -> None:
         self.lines: list[str] = []
-        self.view = ChatView(self.lines.append, lambda: width)
+        self.view = ChatView(self.lines.append, lambda: width, self.lines.append)
 
     def take(self, stream: Stream, run_id: str = "run", /, **data: JsonValue) -> None:
         self.view.take(AgentEvent(run_id=run_id, seq=1, stream=stream, data=data))
@@ -89,6 +90,47 @@ def test_a_long_reply_goes_out_in_parts_and_none_of_them_is_shown_again() -> Non
     parts = split_text(long.strip())
     assert len(parts) > 2
     assert not any(map(seen.view.is_new, parts))
+
+
+@pytest.mark.covers("N-37")
+def test_the_line_that_is_written_is_shown_before_it_is_full_and_ends_before_an_error() -> None:
+    seen = Seen()
+    seen.take("lifecycle", phase="start")
+    seen.take("assistant", delta="A line.\nHalf a ")
+    seen.take("assistant", delta="sent")
+    assert (seen.lines, seen.view.part) == (["A line."], "Half a sent")
+    seen.take("lifecycle", phase="error", status="error", error="HTTP 401: no such key")
+    assert seen.lines[1:] == ["Half a sent", "error: HTTP 401: no such key"]
+    assert seen.view.part == ""
+    assert not seen.view.is_new("HTTP 401: no such key")  # the channel is sent it too
+
+
+@pytest.mark.covers("N-37")
+def test_a_line_ends_where_the_answer_to_stop_follows_and_a_stop_is_no_error() -> None:
+    seen = Seen()
+    seen.take("lifecycle", phase="start")
+    seen.take("assistant", delta="Half a sent")
+    seen.view.end_lines()
+    assert (seen.lines, seen.view.part) == (["Half a sent"], "")
+    seen.take("lifecycle", phase="error", status="aborted", error="The run was stopped.")
+    assert seen.lines == ["Half a sent"]
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("short", "short"),
+        ("0123456789", "0123456789"),
+        ("a\tb", "a       b"),
+        ("0123456789a", "…23456789a"),
+        ("\x1b[2J" * 9, "…[2J\\u001b[2J"[-10:]),
+        ("日本語日本語", "…本語"),
+    ],
+)
+def test_of_a_line_that_is_too_long_the_end_is_shown(text: str, shown: str) -> None:
+    line = line_end(text, 10)
+    assert line == shown or (line.startswith("…") and line.endswith(shown[1:]))
+    assert get_cwidth(line) <= 10
 
 
 def test_what_goes_on_is_told_and_harmless() -> None:

@@ -121,7 +121,7 @@ async def test_the_end_of_a_chat_tells_how_it_ended(tmp_path: Path) -> None:
         await talk.say("/stop")
         await talk.settled()
         assert talk.chat[-1]["state"] == "aborted"
-        assert talk.room.texts()[1:] == ["Stopped: 1."]
+        assert talk.room.texts()[1:] == ["Stopped."]
 
 
 @pytest.mark.covers("AL-55")

@@ -181,7 +181,7 @@ def test_a_conversation_in_the_gateway_looks_as_if_it_ran_here(
         person.says("/status", "session agent:main:notes", "model mine/small", "tokens ")
         person.says("/model mine/large", "goes on with mine/large", "large")
         person.says("/stattus", "did you mean /status?")
-        person.says("And now?", "the script says: auth")
+        person.says("And now?", "error: mine/large", "the script says: auth")
         person.says("/new Again?", "A new conversation has begun", "New.")
         person.says("/exit")
         assert person.leaves()[0] == 0
@@ -230,8 +230,8 @@ def test_lines_steer_ctrl_c_stops_and_who_leaves_can_come_back(
         person.says("Again.", "openclaw:core:gate")
         person.says("Later.", "(waits for the run that goes on)", "1 message waits")
         person.types("\x03")
-        person.reads("Stopped: 2.")
         person.reads("- openclaw:core:gate")
+        person.reads("Stopped. 1 waiting message was dropped.")
         person.reads("ready")
         person.says("Once more.", "I look.", "openclaw:core:gate")
         person.types("\x04")

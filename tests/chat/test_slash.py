@@ -62,7 +62,7 @@ async def test_stop_stops(tmp_path: Path) -> None:
         await talk.say("waits", sender="eve")
         await talk.say("/stop")
         await talk.settled()
-        assert talk.room.texts() == ["Nothing runs.", "Stopped: 2."]
+        assert talk.room.texts() == ["Nothing runs.", "Stopped. 1 waiting message was dropped."]
         assert len(talk.model.requests) == 1
 
 

@@ -14,7 +14,7 @@ from clawmode.agent.view import AgentView
 from clawmode.command_setup import Options
 from clawmode.interrupts import outlast_tools
 from clawmode.questions import Mode
-from clawmode.terminal import RED, YELLOW, ProgramOutput, complain
+from clawmode.terminal import RED, YELLOW, ProgramOutput, complain, wrap
 from clawmode.tools import JsonObject
 
 
@@ -86,7 +86,7 @@ class ShownTurn:
         if ended.status == "aborted":
             raise KeyboardInterrupt
         if ended.error is not None and not self.as_json:
-            complain(f"{ended.status}: {ended.error}", RED)
+            complain(_wrapped(f"{ended.status}: {ended.error}"), RED)
         outlast_tools()
         gc.freeze()  # else the interpreter looks at all of the libraries before it ends
         return ended
@@ -111,6 +111,14 @@ class ShownTurn:
         words[at : at + 2] = ["agent", "--continue", left.run_id, "--session", left.session_key]
         words += [word for option, value in given.items() if value for word in (option, value)]
         return shlex.join(words)
+
+
+def _wrapped(text: str) -> str:
+    """The text, broken between words if stderr is a terminal."""
+    try:
+        return wrap(text, os.get_terminal_size(2).columns - 1)
+    except OSError:
+        return text
 
 
 # ---- Around it ----

@@ -18,11 +18,11 @@ from anyio.streams.memory import MemoryObjectReceiveStream
 from clawmode.agent.events import AgentEvent, Listener
 from clawmode.chat.inbox import How
 from clawmode.chat.screen import Screen
-from clawmode.chat.slash import COMMANDS
+from clawmode.chat.slash import COMMANDS, tell_stopped
 from clawmode.chat.terminal import ChatDesk, Prompt, Seat, TerminalChannel
-from clawmode.chat.view import ChatView
+from clawmode.chat.view import ChatView, Words
 from clawmode.exceptions import ClawmodeError
-from clawmode.terminal import one_line
+from clawmode.terminal import RED, one_line, wrap
 
 HISTORY = "chat_history"
 """What was typed, in the folder of the state."""
@@ -114,10 +114,12 @@ class Chat:
     def __init__(self, screen: Screen, history: Path, key: str) -> None:
         self._screen = screen
         self._key = key
-        self._view = ChatView(screen.say, lambda: screen.width)
-        self._prompt = Prompt(screen, history, NAMES, self._status)
+        self._view = ChatView(screen.say, lambda: screen.width, self._tell_failure)
+        self._prompt = Prompt(
+            screen, history, NAMES, above=lambda: self._view.part, status=self._status
+        )
         self.seat = Seat(screen, self._prompt)
-        self.channel = TerminalChannel(self._tell, screen.say_now)
+        self.channel = TerminalChannel(self._tell, self._answer)
         self._partner: Partner | None = None
         self._tasks: TaskGroup | None = None
         self._model = ""
@@ -125,6 +127,7 @@ class Chat:
         self._stopped_at = -math.inf
         self._failure: ClawmodeError | None = None
         self._ending = anyio.Event()
+        self._run_ended = anyio.Event()
 
     async def run(self, partner: Partner, desk: ChatDesk | None) -> None:
         """Talks, until the person has had enough.
@@ -169,10 +172,24 @@ class Chat:
         if event.session_key == self._key:
             self._view.take(event)
             self._prompt.redraw()
+            if not self._view.doing:
+                self._run_ended.set()
+                self._run_ended = anyio.Event()
 
     def _tell(self, text: str) -> None:
         if self._view.is_new(text):
-            self._screen.say(text)
+            words = Words(self._screen.say, lambda: self._screen.width)
+            words.add(text)
+            words.end()
+
+    def _answer(self, text: str) -> None:
+        self._screen.say_now(wrap(text, self._screen.width - 1))
+
+    def _tell_failure(self, text: str) -> None:
+        self._screen.say(wrap(text, self._screen.width - 1), RED)
+
+    def _tell_error(self, error: ClawmodeError) -> None:
+        self._screen.say_now(wrap(f"error: {error}", self._screen.width - 1), RED)
 
     def _status(self) -> str:
         """What stands below the prompt."""
@@ -182,16 +199,14 @@ class Chat:
         doing = trouble or asked or self._view.doing
         wait = f"{waiting} message{'s' * (waiting != 1)} wait{'s' * (waiting == 1)}"
         parts = (self._key, self._model, doing or "ready", wait if waiting else "")
-        first = " · ".join(part for part in parts if part)
-        part = "" if self._prompt.asks else self._view.part
-        return f" {first}\n {part}" if part else f" {first}"
+        return " " + " · ".join(part for part in parts if part)
 
     async def _look_up_model(self) -> None:
         try:
             self._model = one_line(await self._talks_with.model(), MAX_NAME)
         except ClawmodeError as error:
             self._model = "no model"
-            self._screen.say_now(str(error))
+            self._tell_error(error)
         self._prompt.redraw()
 
     # ---- What is typed ----
@@ -209,6 +224,8 @@ class Chat:
             elif said := hint(line):
                 self._screen.say_now(said)
             else:
+                if word == "/stop":  # its answer is not to stand in the middle of a sentence
+                    self._view.end_lines()
                 await self._receive(line, is_command=word in NAMES)
             if word == "/help":
                 self._screen.say_now(HELP)
@@ -217,11 +234,11 @@ class Chat:
         try:
             heard = await self._talks_with.receive(line.strip())
         except ClawmodeError as error:
-            self._screen.say_now(str(error))
+            self._tell_error(error)
         else:
             for note in (heard.text, NOTES.get(heard.how, "")):
                 if note:
-                    self._screen.say_now(note)
+                    self._answer(note)
         if is_command:
             await self._look_up_model()
 
@@ -235,8 +252,8 @@ class Chat:
             self._tasks.start_soon(self._stop, was_empty, time.monotonic())
 
     async def _stop(self, was_empty: bool, now: float) -> None:
-        if count := await self._stop_all():
-            self._screen.say_now(f"Stopped: {count}.")
+        if told := await self._stop_all():
+            self._screen.say_now(told)
         elif now - self._stopped_at < AGAIN_SECONDS:
             self._end()
         else:
@@ -244,16 +261,24 @@ class Chat:
             if was_empty:
                 self._screen.say_now("(Ctrl-C again ends the chat)")
 
-    async def _stop_all(self) -> int:
-        """Stops what runs. While that is waited for, there is nothing else to be stopped."""
+    async def _stop_all(self) -> str:
+        """Stops what runs, and waits until its last line is shown; says what was stopped.
+
+        While that is waited for, there is nothing else to be stopped.
+        """
         if self._stopping:
-            return 0
+            return ""
         self._stopping = True
         try:
-            return await self._talks_with.stop()
+            waiting = self._talks_with.waiting
+            count = await self._talks_with.stop()
+            with anyio.move_on_after(SHOWN_SECONDS):
+                while count and self._view.doing:
+                    await self._run_ended.wait()
+            return tell_stopped(count, waiting)
         except ClawmodeError as error:
-            self._screen.say_now(str(error))
-            return 0
+            self._tell_error(error)
+            return ""
         finally:
             self._stopping = False
 

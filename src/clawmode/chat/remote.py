@@ -347,10 +347,11 @@ class RemotePartner:
 
     async def _look_up_ended(self, run_id: str, texts: list[str]) -> None:
         result = await self._result(run_id, 0)
-        if self._missed(run_id, texts):
+        failure: JsonObject = {key: (result or {}).get(key) for key in ("status", "error")}
+        if failure["error"] or self._missed(run_id, texts):
             self._emit(run_id, "lifecycle", {"phase": "start"})
             self._show_missed(run_id, texts)
-            self._emit(run_id, "lifecycle", {"phase": "end"})
+            self._emit(run_id, "lifecycle", {"phase": "end", **failure})
         if result is not None:  # else it begins later, and that is told
             self._conclude(run_id, result)
             self._done.append(run_id)

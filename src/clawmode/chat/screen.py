@@ -23,6 +23,7 @@ from contextlib import (
 import anyio
 from prompt_toolkit.application import in_terminal
 from prompt_toolkit.input.vt100 import Vt100Input
+from prompt_toolkit.output import ColorDepth
 from prompt_toolkit.output.defaults import create_output
 from prompt_toolkit.utils import get_cwidth
 
@@ -62,6 +63,8 @@ class Screen:
         self._typed = os.fdopen(os.dup(0), encoding="utf-8")
         self.keys = Keys(self._typed)
         self.output = create_output(self._terminal)
+        depth = self.output.get_default_color_depth()  # it looks at TERM and NO_COLOR
+        self._has_colours = depth != ColorDepth.DEPTH_1_BIT
         self._opened = ExitStack()
         self._lock = threading.Lock()
         self._lines: list[str] = []
@@ -117,17 +120,20 @@ class Screen:
         """In columns."""
         return self.output.get_size().columns
 
-    def say(self, text: str) -> None:
+    def say(self, text: str, colour: int = 0) -> None:
         """Shows lines above the prompt, soon. May be called in any thread."""
-        self._add(text, self._kept if self._held else self._lines)
+        self._add(text, self._kept if self._held else self._lines, colour)
 
-    def say_now(self, text: str) -> None:
+    def say_now(self, text: str, colour: int = 0) -> None:
         """Shows lines even where others are held back."""
-        self._add(text, self._lines)
+        self._add(text, self._lines, colour)
 
-    def _add(self, text: str, where: "list[str] | deque[str]") -> None:
+    def _add(self, text: str, where: "list[str] | deque[str]", colour: int) -> None:
+        shown = harmless(text, IN_TEXT)
+        if colour and self._has_colours:
+            shown = f"\x1b[{colour}m{shown}\x1b[0m"
         with self._lock:
-            where.append(f"{harmless(text, IN_TEXT)}\n")
+            where.append(f"{shown}\n")
         self._wake()
 
     def _wake(self) -> None:
@@ -236,6 +242,16 @@ def break_line(text: str, width: int) -> tuple[list[str], str]:
             used = get_cwidth(text[start : at + 1])
             space = -1
     return lines, text[start:]
+
+
+def line_end(text: str, width: int) -> str:
+    """The text harmless, in one line that fits; of a longer one, the end."""
+    line = harmless(text, IN_TEXT).replace("\n", " ").expandtabs()
+    if get_cwidth(line) <= width:
+        return line
+    while get_cwidth(line) >= width:
+        line = line[1 + (get_cwidth(line) - width) // 2 :]
+    return f"…{line}"
 
 
 def check_terminal() -> None:

@@ -140,8 +140,8 @@ class SlashCommands:
         return "The conversation was reset."
 
     async def _stop(self, arguments: str, message: Inbound, session: Session) -> str:
-        count = self._stop_all(session.key)
-        return f"Stopped: {count}." if count else "Nothing runs."
+        waiting = self._waiting(session.key)
+        return tell_stopped(self._stop_all(session.key), waiting) or "Nothing runs."
 
     async def _compact(self, arguments: str, message: Inbound, session: Session) -> str:
         # What a guest wishes would stand among what the model is told of everyone.
@@ -225,6 +225,20 @@ def describe(question: Question) -> str:
     always = f"allow-always remembers: {question.always}"
     title = one_line(question.title, MAX_TITLE_CHARS)
     return f"Approval needed ({question.severity}): {title}\n{about}\n{asker}\n{always}"
+
+
+def tell_stopped(count: int, waiting: int) -> str:
+    """Says in words what a stop did; empty if there was nothing to stop.
+
+    Args:
+        count: How many runs and messages were stopped.
+        waiting: How many messages waited before.
+    """
+    dropped = min(waiting, count)
+    messages = "1 waiting message was" if dropped == 1 else f"{dropped} waiting messages were"
+    return " ".join(
+        (*(["Stopped."] if count > dropped else ()), *([f"{messages} dropped."] if dropped else ()))
+    )
 
 
 def _words(settings: QueueSettings) -> str:

@@ -13,6 +13,7 @@ from prompt_toolkit.buffer import Buffer
 from prompt_toolkit.completion import CompleteEvent, Completer, Completion
 from prompt_toolkit.document import Document
 from prompt_toolkit.filters import Condition
+from prompt_toolkit.formatted_text import StyleAndTextTuples
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.shortcuts import CompleteStyle
@@ -20,6 +21,7 @@ from prompt_toolkit.shortcuts import CompleteStyle
 from clawmode.approvals import Question
 from clawmode.chat.screen import Screen
 from clawmode.questions import SharedDesk, Terminal
+from clawmode.terminal import CYAN, YELLOW
 from clawmode.tools import Tool
 
 READY = "> "
@@ -50,20 +52,28 @@ class Prompt:
         screen: Where.
         history: The file that remembers what was typed.
         commands: Names of commands, with their slash: they are no answers.
+        above: The line that is being written above it.
         status: What stands below the line.
     """
 
     def __init__(
-        self, screen: Screen, history: Path, commands: Sequence[str], status: Callable[[], str]
+        self,
+        screen: Screen,
+        history: Path,
+        commands: Sequence[str],
+        *,
+        above: Callable[[], str],
+        status: Callable[[], str],
     ) -> None:
         self._screen = screen
+        self._above = above
         self._commands = commands
         self._asked: _Asked | None = None
         self._on_line: Callable[[str], None] = lambda text: None
         self._on_interrupt: Callable[[bool], None] = lambda was_empty: None
         self._on_end: Callable[[], None] = lambda: None
         self._session: PromptSession[None] = PromptSession(
-            lambda: READY if self._asked is None else self._asked.prompt,
+            self._message,
             history=open_history(history),
             completer=_Commands(commands),
             complete_while_typing=False,
@@ -76,6 +86,13 @@ class Prompt:
         )
         self._session.app.min_redraw_interval = REDRAW_SECONDS
         self._buffer.accept_handler = self._accept
+
+    def _message(self) -> StyleAndTextTuples:
+        """What stands before the text that is typed."""
+        if self._asked is not None:  # above a question is nothing that could pass for its words
+            return [("ansiyellow", self._asked.prompt)]
+        above = self._above()
+        return [("", f"{above}\n" if above else ""), ("ansicyan", READY)]
 
     def listen(
         self,
@@ -175,11 +192,11 @@ class Prompt:
         word = text.split(maxsplit=1)[0].lower() if text.strip() else ""
         if asked is None or word in self._commands:
             if word:
-                self._screen.say_now(READY + text.strip().replace("\n", "\n  "))
+                self._screen.say_now(READY + text.strip().replace("\n", "\n  "), CYAN)
                 buffer.append_to_history()
                 self._on_line(text)
         elif not asked.answered.is_set():
-            self._screen.say_now(asked.prompt + text)
+            self._screen.say_now(asked.prompt + text, YELLOW)
             asked.settle(text.strip())
         buffer.reset()
         return True  # it is done already, and answers are not remembered

@@ -9,8 +9,8 @@ from clawmode.agent.replies import is_silent
 from clawmode.agent.view import AgentView
 from clawmode.channels.outbox import split_text
 from clawmode.chat.delivery import may_be_silent
-from clawmode.chat.screen import break_line
-from clawmode.terminal import harmless, one_line
+from clawmode.chat.screen import break_line, line_end
+from clawmode.terminal import one_line
 
 MAX_NAMES = 3
 MAX_NAME_CHARS = 40
@@ -129,11 +129,18 @@ class ChatView:
     Args:
         say: Shows lines.
         width: Columns that there are.
+        fail: Shows why a run failed.
     """
 
-    def __init__(self, say: Callable[[str], None], width: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        say: Callable[[str], None],
+        width: Callable[[], int],
+        fail: Callable[[str], None],
+    ) -> None:
         self._say = say
         self._width = width
+        self._fail = fail
         self._runs: dict[str, _RunView] = {}
         self._streamed: deque[set[str]] = deque(maxlen=2)
 
@@ -149,8 +156,20 @@ class ChatView:
             run.words.end()
             run.calls.close(None)
             del self._runs[event.run_id]
+            self._tell_error(run, dict(event.data))
         elif run is not None:
             run.take(event)
+
+    def _tell_error(self, run: _RunView, data: dict[str, Any]) -> None:
+        error, status = str(data.get("error") or ""), data.get("status", "error")
+        if error and status != "aborted":
+            self._fail(f"{status}: {error}")
+            run.streamed.update(split_text(error))  # the channel is sent it too
+
+    def end_lines(self) -> None:
+        """Shows what models have begun to write, as lines of their own."""
+        for run in self._runs.values():
+            run.words.end()
 
     def is_new(self, text: str) -> bool:
         """Whether a message that is sent was not seen already, as it came; asked once for each."""
@@ -167,6 +186,6 @@ class ChatView:
 
     @property
     def part(self) -> str:
-        """The end of the line that the model writes."""
+        """The line that the model writes, or the end of it, if it is too long."""
         part = next((run.words.seen for run in self._runs.values()), "")
-        return harmless(part)[-max(self._width() - 4, 10) :]
+        return line_end(part, self._width() - 1)
