@@ -88,6 +88,7 @@ class Setup:
         state: The folder in which cells wait.
         folder: What relative paths in the configuration begin at.
         file: The configuration file; None if there is none.
+        named: What `--mcp-config` and `--policy` say: files, or rules themselves.
     """
 
     tools: list[Tool]
@@ -100,6 +101,7 @@ class Setup:
     folder: Path
     notes: list[str]
     file: Path | None = None
+    named: tuple[str, ...] = ()
 
     @property
     def sessions_folder(self) -> Path:
@@ -158,6 +160,7 @@ def set_up(options: Options, purpose: Purpose = "look") -> Setup:
         folder=_folder(file),
         notes=notes,
         file=None if file.path is None else file.path.absolute(),
+        named=tuple(filter(None, (options.mcp_config, options.policy))),
     )
 
 
@@ -210,11 +213,17 @@ def reach(data: Mapping[str, JsonValue]) -> list[str]:
             lines.append(f"models of {name}: {provider.base_url}")
         if provider.auth is not None and provider.auth.command:
             lines.append(f"key of {name}: {shlex.join(provider.auth.command)}")
+    for name, profile in found.auth.profiles.items():
+        if profile.command:
+            lines.append(f"key {name}: {shlex.join(profile.command)}")
     for name, hook in found.hooks.internal.entries.items():
         lines.append(f"hook {name}: {shlex.join(hook.command) if hook.command else hook.file}")
     lines += [f"plugins in {each}" for each in found.plugins.load.paths]
     lines += [f"channel {name}: {it.url}" for name, it in found.channels.items() if it.url]
-    return lines
+    if command := found.security.install_policy.command:
+        lines.append(f"what may be installed: {shlex.join(command)}")
+    # First: only the beginning of a long list is shown.
+    return [*filter(None, [settings.unasked(found)]), *lines]
 
 
 class _Unfilled(dict[str, str]):

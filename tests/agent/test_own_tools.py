@@ -289,6 +289,19 @@ def test_everything_that_a_setup_reads_code_rules_or_keys_from_is_protected(
     assert tmp_path / "state" / "exec-approvals.json" in found
 
 
+@pytest.mark.covers("S-2")
+def test_servers_and_rules_that_are_named_on_the_command_line_are_protected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """New attack: an agent in the current folder rewrites what starts programs the next time."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mcp.json").write_text('{"mcpServers": {}}')
+    (tmp_path / "rules.json").write_text("{}")
+    state = str(tmp_path / "state")
+    setup = set_up(Options(mcp_config="mcp.json", policy="rules.json", state=state))
+    assert {tmp_path / "mcp.json", tmp_path / "rules.json"} <= {*protected_paths(setup)}
+
+
 @tool
 def add(a: int, b: int) -> int:
     """Add two numbers."""

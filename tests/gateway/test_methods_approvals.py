@@ -2,6 +2,7 @@
 
 import json
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -333,3 +334,22 @@ async def test_an_agent_has_its_own_rule_and_a_reload_changes_it(tmp_path: Path)
         it.configure(tools={"approve": "always"}, agents=agents)
         await it.call("config.reload")
         assert (await it.call("tools.invoke", name="echo", agentId="main"))["ok"]
+
+
+@pytest.mark.covers("N-5")
+async def test_never_holds_for_what_was_allowed_for_always_and_is_told_to_who_asked(
+    tmp_path: Path,
+) -> None:
+    async with inside(tmp_path, tools=[echo()], rules={"approve": "ask"}) as it:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(partial(it.call, "tools.invoke", name="echo"))
+            await until(lambda: it.gateway.approvals.pending())
+            (question,) = it.gateway.approvals.pending()
+            await it.call("exec.approval.resolve", id=question.id, decision="allow-always")
+        it.configure(tools={"approve": "never"})
+        await it.call("config.reload")
+        denied = await it.call("tools.invoke", name="echo")
+        assert "not approved" in denied["error"]["message"]
+        put = await it.call("exec.approval.request", command="true")
+        decided = await it.call("exec.approval.waitDecision", id=put["id"])
+        assert decided["decision"] == "deny"

@@ -26,6 +26,7 @@ def protected_paths(setup: Setup) -> tuple[Path, ...]:
     """The files and folders that file tools must not change, whether they are there or not."""
     here, configuration = Path.cwd(), setup.configuration
     found = [here / NAME, *(setup.state / name for name in IN_STATE)]
+    found += _files(setup.named, here)
     if setup.file is not None:
         found.append(setup.file)
     found += [here / _home(each) for each in configuration.plugins.load.paths]

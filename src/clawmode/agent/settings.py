@@ -242,7 +242,8 @@ def approve_mode(configuration: Configuration, agent_id: str | None = None) -> M
 
 def unasked(configuration: Configuration) -> str:
     """What follows if agents need no approval, for the operator; empty if all of them do."""
-    ids = [entry.id for entry in configuration.agents.list] or [default_agent(configuration)]
+    # `main` can be named by whoever writes, also where the list has other agents alone.
+    ids = dict.fromkeys((MAIN, *(entry.id for entry in configuration.agents.list)))
     free = [each for each in ids if approve_mode(configuration, each) == "always"]
     if not free:
         return ""

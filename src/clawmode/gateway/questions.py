@@ -11,6 +11,7 @@ import anyio
 from clawmode.approvals import Approvals, InputQuestion, Mode, Question, Resolution
 from clawmode.context import RunContext
 from clawmode.core_tools.exec_policy import EXEC_ID, PROCESS_ID
+from clawmode.hooks import RequireApproval
 from clawmode.tools import JsonObject, Tool
 from clawmode.types import JsonValue
 
@@ -59,12 +60,25 @@ class SharedApprovals(Approvals):
         """The same calls as at a terminal: those of tools that are not known to only read."""
         return tool.effect != "read" and self.mode(run.agent_id) != "always"
 
+    def question(
+        self,
+        tool: Tool,
+        params: JsonObject,
+        run: RunContext,
+        wishes: tuple[RequireApproval, ...],
+        patience: float | None = None,
+    ) -> Question | None:
+        """As everywhere; but `never` also holds for what was allowed for always before."""
+        if self.mode(run.agent_id) == "never":
+            self.revoke(run.agent_id, tool.id)
+        return super().question(tool, params, run, wishes, patience)
+
     async def ask(self, question: Question) -> Resolution:
         """Waits for the answer, no longer than the question lives."""
-        if self.mode(question.run.agent_id) == "never":
-            return "deny"
         asked = self._remember(Asked(question))
-        self.tell(f"{asked.family}.approval.requested", describe(asked))
+        waits = self.mode(question.run.agent_id) != "never"
+        if waits:
+            self.tell(f"{asked.family}.approval.requested", describe(asked))
         try:
             asked.resolution = await super().ask(question)
             return asked.resolution
@@ -72,7 +86,14 @@ class SharedApprovals(Approvals):
             asked.settled.set()
             decision = asked.resolution or "cancelled"
             told: JsonObject = {"id": question.id, "decision": decision}
-            self.tell(f"{asked.family}.approval.resolved", told)
+            if waits:
+                self.tell(f"{asked.family}.approval.resolved", told)
+
+    async def _ask(self, question: Question) -> Resolution:
+        # Here and not in `ask`: whoever put the question is told the answer in any case.
+        if self.mode(question.run.agent_id) == "never":
+            return "deny"
+        return await super()._ask(question)
 
     async def ask_input(self, question: InputQuestion) -> JsonObject | None:
         """The same for what a tool wants to know. What it is told is nobody else's business."""
