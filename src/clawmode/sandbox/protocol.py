@@ -431,7 +431,8 @@ def read_json(text: JsonText) -> JsonValue:
             has a number, half of a surrogate pair or a depth that the prelude never writes.
     """
     # Most texts hold nothing suspicious. Only the others pay for the checks in Python.
-    decoder = _CAREFUL if _SUSPICIOUS.search(text) else _QUICK
+    shape = text.translate(_SHAPES)
+    decoder = _CAREFUL if any(each in shape for each in _SUSPICIOUS) else _QUICK
     try:
         value: JsonValue = decoder.decode(text.decode())
         if decoder is _CAREFUL:
@@ -443,7 +444,9 @@ def read_json(text: JsonText) -> JsonValue:
     return value
 
 
-_SUSPICIOUS = re.compile(rb"[0-9]{22}|[eE]\+?[0-9]{3}|\\u[dD]")
+# Not a regular expression: that takes twenty times as long, on the event loop.
+_SHAPES = bytes.maketrans(b"123456789ED", b"000000000ed")
+_SUSPICIOUS = (b"0" * 22, b"e000", b"e+000", b"\\ud")
 
 
 def _refuse_number(text: str) -> NoReturn:
