@@ -21,7 +21,6 @@ from tests.cli_driver import answer, plain
 from tests.gateway.driver import Wired, wired
 from tests.gateway.inside import echo, until
 
-from clawmode.command_setup import agree
 from clawmode.commands import common
 from clawmode.gateway import place
 from clawmode.hooks import BeforeToolCall, RequireApproval, ToolCallDecision
@@ -86,7 +85,6 @@ async def office(
 ) -> AsyncIterator[Office]:
     given: dict[str, Any] = {"rules": CODE_MODE, "tools": [echo()], **options}
     async with wired(folder, script, announced=True, **given) as it:
-        agree(str(it.config))  # for turns that run in the command's own process
         yield Office(it, folder, zygote)
 
 
