@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clawmode.redaction import HIDDEN, MAX_DEPTH, Redactor, veil
+from clawmode.redaction import HIDDEN, MAX_DEPTH, KnownSecrets, Redactor, veil
 
 JWT = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.dBjftJeZ4CVPmB92K27uhbUJU1p1r"
 PEM = "-----BEGIN RSA PRIVATE KEY-----\nMIIEpAIBAAKCAQEA7bq9\n-----END RSA PRIVATE KEY-----"
@@ -251,3 +251,33 @@ def test_any_value_stays_json_and_a_second_time_changes_nothing(value: Any) -> N
 def test_a_known_secret_never_comes_through(before: str, after: str) -> None:
     secret = "Xy7-known-secret-Zq"
     assert secret not in Redactor([secret]).text(before + secret + after)
+
+
+# ---- Texts that come in pieces ----
+
+
+@pytest.mark.covers("S-8")
+@given(
+    secrets=st.lists(st.text("ab", min_size=6, max_size=9), min_size=1, max_size=2),
+    pieces=st.lists(st.text("ab", max_size=60) | st.text("abc", max_size=4), max_size=12),
+)
+def test_a_known_secret_never_comes_through_in_pieces(
+    secrets: list[str], pieces: list[str]
+) -> None:
+    known, held, said = KnownSecrets(secrets), "", ""
+    for piece in (*pieces, ""):
+        held += piece
+        kept = known.begun(held)
+        said += known.text(held[: len(held) - kept])
+        held = held[len(held) - kept :]
+    said += known.text(held)
+    assert [secret for secret in secrets if secret in said] == []
+
+
+@pytest.mark.covers("S-8")
+def test_a_long_piece_is_read_at_its_end_only() -> None:
+    known = KnownSecrets(["hunter2-hunter2", "x" * 40 + "y"])
+    began = time.process_time()
+    assert known.begun("x" * 8 * MEGABYTE) == 40
+    assert known.begun("and " * 2 * MEGABYTE + "hunter2-") == 8
+    assert time.process_time() - began < 0.5

@@ -339,7 +339,7 @@ class KnownSecrets:
 
     def begun(self, text: str) -> int:
         """How many characters at the end of a text may be the beginning of a secret."""
-        start = 0
+        start = self._safe_start(text)
         while start < len(text):
             forms = self._by_first.get(text[start], ())
             left = len(text) - start
@@ -347,6 +347,16 @@ class KnownSecrets:
                 return left
             # What begins inside of a whole secret goes with it.
             start += next((len(form) for form in forms if text.startswith(form, start)), 1)
+        return 0
+
+    def _safe_start(self, text: str) -> int:
+        """A place near the end that is inside of no secret: only what follows has to be read."""
+        longest = len(self._forms[0]) if self._forms else 0
+        start = len(text) - 2 * longest
+        while start > 0:
+            if not self.are_in(text[max(start - longest + 1, 0) : start + longest - 1]):
+                return start
+            start -= longest
         return 0
 
 
