@@ -275,6 +275,17 @@ def test_a_known_secret_never_comes_through_in_pieces(
 
 
 @pytest.mark.covers("S-8")
+@pytest.mark.parametrize("secret", ["ababab", "abaaba", "aaaaaa"])
+def test_a_secret_that_repeats_itself_is_cut_nowhere(secret: str) -> None:
+    known = KnownSecrets([secret])
+    for length in range(3, 300):
+        first = (secret * 60)[:length]
+        kept = known.begun(first)
+        said = known.text(first[: length - kept])
+        assert said.replace(HIDDEN, "") == "", "whole secrets only"
+
+
+@pytest.mark.covers("S-8")
 def test_a_long_piece_is_read_at_its_end_only() -> None:
     known = KnownSecrets(["hunter2-hunter2", "x" * 40 + "y"])
     began = time.process_time()
