@@ -30,6 +30,7 @@ from rich.console import Console
 from rich.panel import Panel
 from rich.syntax import Syntax
 from rich.tree import Tree
+from shop import get_price, list_products, place_order
 
 from clawmode import (
     Approvals,
@@ -38,7 +39,6 @@ from clawmode import (
     CodeModeResult,
     RunContext,
     SqliteStore,
-    tool,
 )
 from clawmode.executor import CallEvent
 from clawmode.testing import ScriptRequest, ScriptServer, Turn, call
@@ -51,32 +51,6 @@ SECONDS = 60
 WHO = RunContext(agent_id="demo", session_id="demo", session_key="demo", run_id="demo-run")
 
 console = Console(width=WIDTH, highlight=False)
-
-# ---- Tools, as a Python developer writes them ----
-
-PRICES = {"tea": 3.2, "coffee": 4.5, "cake": 5.1, "water": 1.0}
-
-
-@tool(effect="read")
-async def list_products() -> list[str]:
-    """List the names of all products."""
-    return list(PRICES)
-
-
-@tool(effect="read")
-async def get_price(product: str) -> float:
-    """Look up what a product costs. The register is slow."""
-    await anyio.sleep(0.1)
-    return PRICES[product]
-
-
-@tool(effect="write")
-async def place_order(product: str, amount: int) -> dict[str, str | int]:
-    """Order a product. Costs money."""
-    return {"ordered": product, "amount": amount}
-
-
-TOOLS = [list_products, get_price, place_order]
 
 # ---- Programs, as a model writes them ----
 
@@ -252,8 +226,8 @@ async def run_agent(state: Path) -> None:
         show("clawmode.json5", file.read_text("utf-8"), "json5")
         options = ["--config", str(file), "--state", str(state)]
         began = time.perf_counter()
-        turn = ["agent", "-m", message, "--tools", "demo:TOOLS"]
-        console.print(f'$ clawmode agent -m "{message}" --tools demo:TOOLS')
+        turn = ["agent", "-m", message, "--tools", "shop:TOOLS"]
+        console.print(f'$ clawmode agent -m "{message}" --tools shop:TOOLS')
         status, seen = await anyio.to_thread.run_sync(at_a_terminal, [*turn, *options])
         console.print(f"{time.perf_counter() - began:.1f} s, starting included\n")
     assert status == 0, f"exit status {status}"

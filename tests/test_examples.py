@@ -16,7 +16,7 @@ from tests.agent.command_driver import serving
 from clawmode.testing import ScriptServer, Turn, call
 
 ROOT = Path(__file__).parent.parent
-NO_EXAMPLES = {"warehouse_server.py"}  # which the demo starts
+NO_EXAMPLES = {"shop.py", "warehouse_server.py"}  # which the demo uses
 SLOW = {"demo.py": 60}
 """Seconds for an example that takes its time: the command in it imports a model's library."""
 

@@ -20,7 +20,7 @@ from types import ModuleType
 from clawmode.exceptions import ConfigurationError
 from clawmode.tools import Tool
 
-FORM = "MODULE:ATTRIBUTE, such as shop.tools:TOOLS"
+FORM = "MODULE:ATTRIBUTE, such as examples.shop:TOOLS"
 MAX_TOOLS = 100_000
 MAX_REASON_CHARS = 300
 

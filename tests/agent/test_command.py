@@ -17,7 +17,6 @@ import pytest
 from tests.agent.command_driver import Seat, Zygote, serving
 from tests.cli_driver import COMMAND, SHOP, Person, answer, clawmode, plain, trusted
 from tests.mcp.driver import HERE as MCP
-from tests.test_docs import blocks
 
 from clawmode.agent.events import AgentEvent
 from clawmode.agent.requests import RunResult
@@ -638,19 +637,3 @@ print(sorted(heavy & set(sys.modules)))
     )
     seconds, heavy = done.stdout.splitlines()
     assert (float(seconds) < 4, heavy) == (True, "[]")
-
-
-def test_the_program_of_the_page_runs_and_says_what_it_does() -> None:
-    (source,) = blocks("docs/agent.md", "python")
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", source],
-        capture_output=True,
-        text=True,
-        timeout=20,
-        check=False,
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    lines = done.stdout.splitlines()
-    assert lines[0] == "lifecycle start"
-    assert "tool start" in lines
-    assert lines[-1] == "It is 3. True"

@@ -231,6 +231,20 @@ async def test_a_client_hands_in_the_result_of_its_own_tool_once(
     assert codes == ["NOT_FOUND callId", "INVALID_REQUEST result", "NOT_FOUND callId"]
 
 
+@pytest.mark.covers("N-5")
+@pytest.mark.parametrize(("effect", "asked"), [("read", 0), ("write", 1), (None, 1)])
+async def test_a_client_says_which_of_its_tools_only_read(
+    tmp_path: Path, effect: str | None, asked: int
+) -> None:
+    script = [Turn(call("look", {})), Turn("done")]
+    tool = {"name": "look"} | ({"effect": effect} if effect else {})
+    rules = {"codeMode": False, "approve": "ask"}
+    async with inside(tmp_path, script, rules=rules) as it:
+        await it.call("agent", message="go", clientTools=[tool])
+        await until(lambda: events(it.admin, "tool.call") or it.gateway.approvals.pending())
+        assert len(it.gateway.approvals.pending()) == asked
+
+
 async def test_halves_of_characters_do_no_harm(tmp_path: Path) -> None:
     async with inside(tmp_path, tools=[echo()]) as it:
         done = await it.call("tools.invoke", name="echo", args={"a": "x\ud800"})

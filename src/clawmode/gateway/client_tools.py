@@ -3,12 +3,13 @@
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import get_args
 
 import anyio
 
 from clawmode.exceptions import ClawmodeError
 from clawmode.gateway.connection import Client, Told
-from clawmode.tools import JsonObject, Tool, ToolContext, ToolResult
+from clawmode.tools import Effect, JsonObject, Tool, ToolContext, ToolResult
 from clawmode.types import JsonValue
 
 GRACE_SECONDS = 30.0
@@ -44,7 +45,10 @@ class ClientTools:
         self._calls: dict[str, _Call] = {}
 
     def tool(self, client: Client, given: JsonObject) -> Tool:
-        """A client's tool. `given` has a name, and may have a description and parameters."""
+        """A client's tool. `given` has a name, and may have description, parameters and effect.
+
+        The client is believed about the effect: the call changes nothing but what is its own.
+        """
         parameters = given.get("parameters")
         principal, client_id = client.principal, client.hello.client_id
 
@@ -67,6 +71,7 @@ class ClientTools:
             execute,
             source="client",
             owner="client",
+            effect=next((it for it in get_args(Effect) if it == given.get("effect")), None),
         )
 
     async def _ask(self, call: _Call) -> JsonValue:

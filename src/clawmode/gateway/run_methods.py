@@ -50,6 +50,7 @@ CLIENT_TOOL: JsonObject = {
         "name": {"type": "string", "minLength": 1, "maxLength": 64},
         "description": {"type": "string", "maxLength": 4_096},
         "parameters": OBJECT,
+        "effect": choice("read", "write"),
     },
     "required": ["name"],
     "additionalProperties": False,

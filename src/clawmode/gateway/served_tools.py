@@ -68,6 +68,7 @@ def describe(tools: Iterable[Tool]) -> list[JsonValue]:
             "name": tool.name,
             "description": tool.description,
             "parameters": dict[str, JsonValue](tool.parameters),
+            **({"effect": tool.effect} if tool.effect else {}),
         }
     return list(made.values())
 
