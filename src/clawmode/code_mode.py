@@ -622,6 +622,7 @@ class CodeMode:
             groups = [known[run_id] for run_id in self._left_waiting if run_id in known]
             if not groups or not all(group.waits_for_people() for group in groups):
                 return
+            self.executor.on_question()
             async with anyio.create_task_group() as tasks:
 
                 async def notice(group: CallGroup, version: int) -> None:

@@ -113,12 +113,17 @@ class _Doing:
 
 @dataclass(slots=True)
 class Executor:
-    """Makes calls, under one policy, one set of hooks and one desk for approvals."""
+    """Makes calls, under one policy, one set of hooks and one desk for approvals.
+
+    Attributes:
+        on_question: Told before a person is waited for.
+    """
 
     policy: Policy
     hooks: Hooks = field(default_factory=Hooks)
     approvals: Approvals = field(default_factory=Approvals)
     watchers: list[Watcher] = field(default_factory=list[Watcher])
+    on_question: Callable[[], None] = lambda: None
 
     async def call(self, call: Call) -> ToolResult:
         """Makes one call.
@@ -204,6 +209,8 @@ class Executor:
         Raises:
             ToolFailure: It is no, or there was none in time.
         """
+        if not self.approvals.inline:
+            self.on_question()
         try:
             resolution = await self.approvals.ask(question)
         except NotApproved as error:
@@ -271,6 +278,7 @@ class Executor:
             return None
         question = self.approvals.input_question(call.tool, request, call.run, call.patience)
         call.on_asking(True)
+        self.on_question()
         try:
             return await self.approvals.ask_input(replace(question, call_id=call.id))
         except BaseException as error:

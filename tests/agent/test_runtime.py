@@ -211,6 +211,35 @@ async def test_what_is_said_to_a_run_that_waits_for_a_person_reaches_the_model(
     assert "Never mind." in str(model.requests[1].messages[-1])
 
 
+@pytest.mark.covers("N-5", "N-6", "AL-15")
+@pytest.mark.parametrize("code_mode", [True, False], ids=["program", "direct"])
+async def test_runs_that_wait_for_people_keep_no_other_from_going_on(
+    tmp_path: Path, code_mode: bool
+) -> None:
+    """Attack: whoever may write has all places wait for answers that nobody gives."""
+    ask = Turn(call("order", {"item": "tea"}, id="c1"))
+    if code_mode:
+        ask = program('return await tools.order({ item: "tea" })')
+    model = ScriptedModel([ask, Turn("the other"), Turn("ordered")])
+    approvals = Approvals(ask_for=["order"])
+    config = configured(tools={"codeMode": code_mode})
+    async with opened(
+        tmp_path,
+        model,
+        configuration=config,
+        tools=[order],
+        approvals=approvals,
+        max_concurrent=1,
+    ) as agent:
+        waits = await agent.runtime.start(AgentRequest(message="go"))
+        question = await asked(approvals)
+        other = await agent.runtime.start(AgentRequest(message="go", session_key="other"))
+        with anyio.fail_after(10):
+            assert (await agent.runtime.result(other.id)).payloads == ({"text": "the other"},)
+            approvals.resolve(question.id, "deny")
+            assert (await agent.runtime.result(waits.id)).payloads == ({"text": "ordered"},)
+
+
 @pytest.mark.covers("N-6")
 async def test_a_run_that_waits_for_a_person_can_be_aborted(tmp_path: Path) -> None:
     model = ScriptedModel([program('return await tools.order({ item: "tea" })')])

@@ -19,6 +19,30 @@ class _Lane:
     users: int = 0
 
 
+class Place:
+    """A run's place among those that go on side by side.
+
+    Args:
+        shared: The places; None: it needs none.
+    """
+
+    def __init__(self, shared: anyio.Semaphore | None = None) -> None:
+        self._shared = shared
+        self._held = False
+
+    async def take(self) -> None:
+        """Waits for a place, unless the run has it."""
+        if self._shared is not None and not self._held:
+            await self._shared.acquire()
+            self._held = True
+
+    def leave(self) -> None:
+        """Lets another run go on: this one has ended, or waits for a person."""
+        if self._shared is not None and self._held:
+            self._held = False
+            self._shared.release()
+
+
 class Lanes:
     """A lane for each session, and one that all of them share.
 
@@ -36,7 +60,7 @@ class Lanes:
         return 0 if lane is None else lane.users
 
     @contextlib.asynccontextmanager
-    async def enter(self, key: str, *, shared: bool = True) -> AsyncIterator[None]:
+    async def enter(self, key: str, *, shared: bool = True) -> AsyncIterator[Place]:
         """Waits until it is this one's turn, and keeps its place.
 
         Args:
@@ -46,11 +70,14 @@ class Lanes:
         """
         lane = self._lanes.setdefault(key, _Lane())
         lane.users += 1
+        place = Place(self._shared if shared else None)
         try:
             # The session's first: who waits for their own session takes no place of the others.
-            async with lane.lock, self._shared if shared else contextlib.nullcontext():
-                yield
+            async with lane.lock:
+                await place.take()
+                yield place
         finally:
+            place.leave()
             lane.users -= 1
             if not lane.users:
                 del self._lanes[key]

@@ -126,6 +126,7 @@ class Turn:
         intake: What people say meanwhile, read before each request.
         shorten: Makes a conversation shorter that is too long for a model.
         until_decided: Waits as long as the calls that were made wait for nothing but people.
+        take_place: Waits until the run may go on: others do while it waits for people.
         heard: Whether something of the present answer was passed on.
         turns: How often the model was asked.
         requests: Requests that were sent for that, with those that failed.
@@ -146,6 +147,7 @@ class Turn:
     intake: Intake = field(default_factory=Intake)
     shorten: "Shorten | None" = None
     until_decided: Callable[[], Awaitable[None]] | None = None
+    take_place: Callable[[], Awaitable[None]] | None = None
     usage: Usage = field(default_factory=Usage)
     turns: int = 0
     requests: int = 0
@@ -193,6 +195,8 @@ async def run_loop(turn: Turn) -> Outcome:
             text = f"The model made the same call of {names} {times} times, with the same result."
             return Outcome("error", reply, text, "repeats")
         await _until_decided(turn)
+        if turn.take_place is not None:
+            await turn.take_place()
     text = f"The model was asked {turn.limits.max_turns} times and had still not finished."
     return Outcome("error", None, text, "too_many_turns")
 

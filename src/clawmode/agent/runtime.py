@@ -20,7 +20,7 @@ from anyio.abc import TaskGroup
 from clawmode.agent.events import AgentEvent, Listener, Stream
 from clawmode.agent.hooks import AgentEnd, AgentHooks, ModelResolve
 from clawmode.agent.intake import Said
-from clawmode.agent.lanes import Lanes
+from clawmode.agent.lanes import Lanes, Place
 from clawmode.agent.loop import Outcome, Status
 from clawmode.agent.operator_hooks import OperatorHooks
 from clawmode.agent.preview import Preview, looking, preview
@@ -371,8 +371,8 @@ class AgentRuntime:
         outcome: Ended | None = None
         try:
             with run.scope:
-                async with self._lanes.enter(run.session.key):
-                    outcome = await self._carry_out(run)
+                async with self._lanes.enter(run.session.key) as place:
+                    outcome = await self._carry_out(run, place)
         except Exception as error:
             logger.exception("run %s", run.id)
             outcome = Ended.badly(f"{type(error).__name__}: {told(error)}")
@@ -385,7 +385,7 @@ class AgentRuntime:
         with anyio.CancelScope(shield=True):
             await self._conclude(run, outcome)
 
-    async def _carry_out(self, run: Run) -> Ended:
+    async def _carry_out(self, run: Run, place: Place) -> Ended:
         run.started_at, run.state = time.time(), "running"
         self._emit(run, "lifecycle", {"phase": "start", "startedAt": int(run.started_at * 1000)})
         try:
@@ -408,6 +408,7 @@ class AgentRuntime:
                     emit=lambda stream, data: self._emit(run, stream, data),
                     closing=lambda: self._closing,
                     sent=run.sent,
+                    place=place,
                 )
                 return await run.inside.carry_out()
         except ClawmodeError as error:

@@ -21,6 +21,7 @@ from clawmode.agent.compaction import Compactor, estimate
 from clawmode.agent.events import Stream
 from clawmode.agent.hooks import AgentHooks, ClaimedReply, PromptBuild
 from clawmode.agent.intake import Intake, Said
+from clawmode.agent.lanes import Place
 from clawmode.agent.loop import Outcome, Shorten, Turn, run_loop
 from clawmode.agent.operator_hooks import OperatorHooks
 from clawmode.agent.prompt import Ingredients, Prompt, build
@@ -127,6 +128,7 @@ class SessionRun:
         closing: Whether the process is about to end: then the run is left unfinished.
         intake: What people say to it while it goes on.
         sent: What messaging tools have sent.
+        place: Its place among the runs that go on side by side; left while a person is waited for.
         programs: Its code mode, as long as that is open.
         ended: How it ended; also if it was cancelled, and `carry_out` could not say.
     """
@@ -141,6 +143,7 @@ class SessionRun:
     closing: Callable[[], bool]
     intake: Intake = field(default_factory=Intake)
     sent: Sent = field(default_factory=Sent)
+    place: Place = field(default_factory=Place)
     programs: CodeMode | None = None
     ended: Ended | None = None
     _turn: Turn | None = None
@@ -260,6 +263,7 @@ class SessionRun:
             return await self._with_programs(recorder)
         executor = Executor(settings.policy, shared.hooks, shared.approvals)
         executor.watchers.append(recorder.watch)
+        executor.on_question = self.place.leave
         if surface.search is not None:
             return await self._with_search(recorder, executor)
         self._surface = {"codeModeEngaged": False, "visibleTools": len(surface.tools)}
@@ -308,6 +312,7 @@ class SessionRun:
     async def _with_programs(self, recorder: Recorder) -> Outcome:
         async with self._code_mode() as code_mode:
             code_mode.watch(recorder.watch)
+            code_mode.executor.on_question = self.place.leave
             self.programs = code_mode
             try:
                 return await self._converse(recorder, CodeModeTools(code_mode))
@@ -373,6 +378,7 @@ class SessionRun:
             shorten=None if request.raw_model_call else self._shortening(prompt.context),
             known=KnownSecrets(self.shared.secrets),
             until_decided=None if self.programs is None else self.programs.until_decided,
+            take_place=self.place.take,
         )
         self.intake.open()
         return await run_loop(self._turn)
