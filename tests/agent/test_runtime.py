@@ -9,6 +9,7 @@ import pytest
 from tests.agent.driver import configured, opened
 
 from clawmode import tool
+from clawmode.agent import lanes
 from clawmode.agent.history import NEVER_ANSWERED
 from clawmode.agent.intake import Said
 from clawmode.agent.requests import AgentRequest
@@ -588,3 +589,26 @@ async def test_a_runtime_may_be_left_by_another_task(tmp_path: Path) -> None:
     assert (await agent.ask()).payloads == ({"text": "hello"},)
     await asyncio.create_task(lifetime.__aexit__(None, None, None))
     assert agent.runtime._shared.pool._workers == {}
+
+
+@pytest.mark.covers("N-6", "AL-15")
+async def test_only_so_many_runs_that_wait_for_people_step_aside(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They hold open files: without a limit, whoever may write could use up all of them."""
+    monkeypatch.setattr(lanes, "MAX_ASIDE", 1)
+    made = lanes.Lanes(2)
+    async with made.enter("a") as first, made.enter("b") as second:
+        first.step_aside()
+        second.step_aside()  # there is no room: it keeps its place
+        async with made.enter("c"):
+            with anyio.move_on_after(0.01) as full:
+                async with made.enter("d"):
+                    pass
+            assert full.cancelled_caught
+        with anyio.fail_after(5):
+            await first.take()
+            await second.take()
+    with anyio.fail_after(5):
+        async with made.enter("a"), made.enter("b"):
+            pass

@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 
 import anyio
 
+MAX_ASIDE = 100
+"""Runs that wait for people and do not count: each holds open files. More of them count."""
+
 
 def default_limit() -> int:
     """How many runs go on side by side unless somebody says otherwise."""
@@ -24,23 +27,36 @@ class Place:
 
     Args:
         shared: The places; None: it needs none.
+        aside: The places of runs that wait for people.
     """
 
-    def __init__(self, shared: anyio.Semaphore | None = None) -> None:
-        self._shared = shared
-        self._held = False
+    def __init__(
+        self, shared: anyio.Semaphore | None = None, aside: anyio.Semaphore | None = None
+    ) -> None:
+        self._shared, self._aside = shared, aside
+        self._held: anyio.Semaphore | None = None
 
     async def take(self) -> None:
         """Waits for a place, unless the run has it."""
-        if self._shared is not None and not self._held:
+        if self._shared is not None and self._held is not self._shared:
             await self._shared.acquire()
-            self._held = True
+            self.leave()
+            self._held = self._shared
+
+    def step_aside(self) -> None:
+        """Lets another run go on while this one waits for a person, unless too many do."""
+        if self._aside is None or self._held is not self._shared:
+            return
+        with contextlib.suppress(anyio.WouldBlock):
+            self._aside.acquire_nowait()
+            self.leave()
+            self._held = self._aside
 
     def leave(self) -> None:
-        """Lets another run go on: this one has ended, or waits for a person."""
-        if self._shared is not None and self._held:
-            self._held = False
-            self._shared.release()
+        """The run has ended."""
+        held, self._held = self._held, None
+        if held is not None:
+            held.release()
 
 
 class Lanes:
@@ -52,6 +68,7 @@ class Lanes:
 
     def __init__(self, limit: int = 0) -> None:
         self._shared = anyio.Semaphore(limit or default_limit())
+        self._aside = anyio.Semaphore(MAX_ASIDE)
         self._lanes: dict[str, _Lane] = {}
 
     def waiting(self, key: str) -> int:
@@ -70,7 +87,7 @@ class Lanes:
         """
         lane = self._lanes.setdefault(key, _Lane())
         lane.users += 1
-        place = Place(self._shared if shared else None)
+        place = Place(self._shared, self._aside) if shared else Place()
         try:
             # The session's first: who waits for their own session takes no place of the others.
             async with lane.lock:

@@ -263,7 +263,7 @@ class SessionRun:
             return await self._with_programs(recorder)
         executor = Executor(settings.policy, shared.hooks, shared.approvals)
         executor.watchers.append(recorder.watch)
-        executor.on_question = self.place.leave
+        executor.on_question = self.place.step_aside
         if surface.search is not None:
             return await self._with_search(recorder, executor)
         self._surface = {"codeModeEngaged": False, "visibleTools": len(surface.tools)}
@@ -312,7 +312,7 @@ class SessionRun:
     async def _with_programs(self, recorder: Recorder) -> Outcome:
         async with self._code_mode() as code_mode:
             code_mode.watch(recorder.watch)
-            code_mode.executor.on_question = self.place.leave
+            code_mode.executor.on_question = self.place.step_aside
             self.programs = code_mode
             try:
                 return await self._converse(recorder, CodeModeTools(code_mode))
