@@ -5,7 +5,6 @@ Written by `python tests/contract/test_coverage.py --write`, never by hand.
 
 MISSING: frozenset[str] = frozenset(
     {
-        "N-44",
         "N-46",
     }
 )

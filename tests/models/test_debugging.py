@@ -78,7 +78,7 @@ async def test_without_a_switch_nothing_is_logged(
 async def test_transport_tells_where_to_what_status_how_long_how_much(
     api: Api, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(debug.TRANSPORT, "1")
+    monkeypatch.setenv("OPENCLAW_DEBUG_MODEL_TRANSPORT", "1")
     paths = dict(zip(APIS, ("/v1/chat/completions", "/v1/responses", "/v1/messages"), strict=True))
     sent, received = await logged(api, caplog)
     assert sent.startswith("scripted/scripted (run-7): POST http://127.0.0.1:")
@@ -103,7 +103,7 @@ def overloaded() -> ModelError:
 async def test_the_tools_that_were_sent_are_told(
     api: Api, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(debug.PAYLOAD, "tools")
+    monkeypatch.setenv("OPENCLAW_DEBUG_MODEL_PAYLOAD", "tools")
     assert await logged(api, caplog) == ["scripted/scripted (run-7): 2 tools: exec, wait"]
 
 
@@ -113,7 +113,7 @@ async def test_the_tools_that_were_sent_are_told(
 async def test_the_payload_is_shown_without_secrets(
     api: Api, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(debug.PAYLOAD, "full-redacted")
+    monkeypatch.setenv("OPENCLAW_DEBUG_MODEL_PAYLOAD", "full-redacted")
     (line,) = await logged(api, caplog)
     body = json.loads(line.partition("payload: ")[2])
     assert len(body["tools"]) == 2
@@ -126,7 +126,7 @@ async def test_the_payload_is_shown_without_secrets(
 async def test_the_payload_is_capped(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(debug.PAYLOAD, "full-redacted")
+    monkeypatch.setenv("OPENCLAW_DEBUG_MODEL_PAYLOAD", "full-redacted")
     (line,) = await logged("anthropic-messages", caplog, system="long words " * 20_000)
     assert 60_000 < len(line) < 70_000
     assert line.endswith(" bytes in all)")
@@ -138,7 +138,7 @@ async def test_the_payload_is_capped(
 async def test_the_events_of_the_stream_are_told_by_their_type(
     api: Api, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(debug.SSE, "events")
+    monkeypatch.setenv("OPENCLAW_DEBUG_SSE", "events")
     lines = await logged(api, caplog)
     kinds = [line.partition(": event ")[2] for line in lines]
     first = {
@@ -162,7 +162,7 @@ async def test_the_events_of_the_stream_are_told_by_their_type(
 async def test_a_peek_shows_five_events_and_no_more(
     api: Api, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(debug.SSE, "peek")
+    monkeypatch.setenv("OPENCLAW_DEBUG_SSE", "peek")
     turn = Turn(f"{KEY} is what you said, and sk-abcdefghijklmnop is what I say. " * 3)
     lines = await logged(api, caplog, turn)
     assert len(lines) == 5
@@ -175,7 +175,10 @@ async def test_a_peek_shows_five_events_and_no_more(
 async def test_a_refused_request_is_not_told_as_if_it_had_been_sent(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in ((debug.TRANSPORT, "1"), (debug.PAYLOAD, "full-redacted")):
+    for name, value in (
+        ("OPENCLAW_DEBUG_MODEL_TRANSPORT", "1"),
+        ("OPENCLAW_DEBUG_MODEL_PAYLOAD", "full-redacted"),
+    ):
         monkeypatch.setenv(name, value)
     assert await logged("openai-responses", caplog, tools=()) == []
 
@@ -202,7 +205,7 @@ async def test_an_answer_that_is_compressed_against_our_wish_does_not_break_the_
 
     from clawmode.testing import Raw
 
-    for name, value in ((debug.SSE, "peek"), (debug.TRANSPORT, "1")):
+    for name, value in (("OPENCLAW_DEBUG_SSE", "peek"), ("OPENCLAW_DEBUG_MODEL_TRANSPORT", "1")):
         monkeypatch.setenv(name, value)
     kind = {"content-type": "text/event-stream", "content-encoding": "gzip"}
     raw = Raw(body=gzip.compress(b"data: {}\n\n" * 50, level, mtime=0), headers=kind)
@@ -214,25 +217,31 @@ async def test_an_answer_that_is_compressed_against_our_wish_does_not_break_the_
 # ---- The switches ----
 
 
-def test_switches_are_read_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.covers("N-44")
+@pytest.mark.parametrize("prefix", ["CLAWMODE", "OPENCLAW"])
+def test_switches_are_read_each_time_under_both_names(
+    prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert debug_flags() == DebugFlags()
-    for name in (debug.CODE_MODE, debug.TRANSPORT):
-        monkeypatch.setenv(name, "1")
-    monkeypatch.setenv(debug.PAYLOAD, "Tools ")
-    monkeypatch.setenv(debug.SSE, "peek")
+    for name in ("CODE_MODE", "MODEL_TRANSPORT"):
+        monkeypatch.setenv(f"{prefix}_DEBUG_{name}", "1")
+    monkeypatch.setenv(f"{prefix}_DEBUG_MODEL_PAYLOAD", "Tools ")
+    monkeypatch.setenv(f"{prefix}_DEBUG_SSE", "peek")
     assert debug_flags() == DebugFlags(True, True, "tools", "peek")
-    monkeypatch.setenv(debug.TRANSPORT, "0")
+    monkeypatch.setenv("CLAWMODE_DEBUG_MODEL_TRANSPORT", "0")  # ours is stronger
     assert not debug_flags().transport
 
 
+@pytest.mark.parametrize("prefix", ["CLAWMODE", "OPENCLAW"])
 def test_what_no_switch_knows_is_told_once(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    prefix: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(debug.PAYLOAD, "everything")
-    monkeypatch.setenv(debug.SSE, "off")
+    monkeypatch.setattr(debug, "_told", set())
+    monkeypatch.setenv(f"{prefix}_DEBUG_MODEL_PAYLOAD", "everything")
+    monkeypatch.setenv(f"{prefix}_DEBUG_SSE", "off")
     assert debug_flags() == debug_flags() == DebugFlags()
     assert [it.getMessage() for it in caplog.records] == [
-        "OPENCLAW_DEBUG_MODEL_PAYLOAD=everything is ignored; known: tools, full-redacted"
+        f"{prefix}_DEBUG_MODEL_PAYLOAD=everything is ignored; known: tools, full-redacted"
     ]
 
 

@@ -1,10 +1,11 @@
 """The debugging switches, and how what they show is made fit to be shown.
 
-    OPENCLAW_DEBUG_CODE_MODE=1                          how code mode was activated
-    OPENCLAW_DEBUG_MODEL_TRANSPORT=1                    requests: where to, status, time, bytes
-    OPENCLAW_DEBUG_MODEL_PAYLOAD=tools|full-redacted    the tools that were sent, or the whole body
-    OPENCLAW_DEBUG_SSE=events|peek                      the stream's events, or the first five of it
+    CLAWMODE_DEBUG_CODE_MODE=1                          how code mode was activated
+    CLAWMODE_DEBUG_MODEL_TRANSPORT=1                    requests: where to, status, time, bytes
+    CLAWMODE_DEBUG_MODEL_PAYLOAD=tools|full-redacted    the tools that were sent, or the whole body
+    CLAWMODE_DEBUG_SSE=events|peek                      the stream's events, or the first five of it
 
+The contract calls them OPENCLAW_DEBUG_*; these names work too, unless ours is set.
 Without them nothing is logged. With them, words of the conversation may be; keys never.
 """
 
@@ -21,10 +22,10 @@ from clawmode.types import JsonValue
 
 logger = logging.getLogger("clawmode.models")
 
-CODE_MODE = "OPENCLAW_DEBUG_CODE_MODE"
-TRANSPORT = "OPENCLAW_DEBUG_MODEL_TRANSPORT"
-PAYLOAD = "OPENCLAW_DEBUG_MODEL_PAYLOAD"
-SSE = "OPENCLAW_DEBUG_SSE"
+CODE_MODE = "CLAWMODE_DEBUG_CODE_MODE"
+TRANSPORT = "CLAWMODE_DEBUG_MODEL_TRANSPORT"
+PAYLOAD = "CLAWMODE_DEBUG_MODEL_PAYLOAD"
+SSE = "CLAWMODE_DEBUG_SSE"
 
 MAX_PAYLOAD = 64 << 10
 """Characters of a body that are logged."""
@@ -62,8 +63,13 @@ def debug_flags() -> DebugFlags:
     )
 
 
+def _set(name: str) -> str:
+    """The name under which a switch is set: ours, or that of the contract."""
+    return name if name in os.environ else name.replace("CLAWMODE", "OPENCLAW")
+
+
 def _value(name: str) -> str:
-    return os.environ.get(name, "").strip().lower()
+    return os.environ.get(_set(name), "").strip().lower()
 
 
 def _is_on(name: str) -> bool:
@@ -75,7 +81,7 @@ def _off(name: str, value: str) -> Literal[""]:
     if value not in _OFF and (name, value) not in _told:
         _told.add((name, value))
         known = {PAYLOAD: "tools, full-redacted", SSE: "events, peek"}.get(name, "1")
-        logger.warning("%s=%s is ignored; known: %s", name, value[:40], known)
+        logger.warning("%s=%s is ignored; known: %s", _set(name), value[:40], known)
     return ""
 
 
