@@ -216,3 +216,10 @@ def test_the_main_agent_is_named_as_unasked_where_the_list_has_only_others() -> 
     agents: JsonObject = {"list": [{"id": "helper", "tools": {"approve": "ask"}}]}
     found = settings.read({"tools": {"approve": "always"}, "agents": agents}).section
     assert settings.unasked(found).startswith('tools.approve is "always" for main:')
+
+
+@pytest.mark.covers("S-1")
+def test_a_pipe_in_the_working_folder_holds_no_command_up(work: Path) -> None:
+    """New attack: whoever reads it waits for a writer for ever."""
+    os.mkfifo(work / "clawmode.json5")
+    assert "it is a pipe" in refused()

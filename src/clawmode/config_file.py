@@ -120,6 +120,10 @@ def load(path: str | Path | None = None) -> ConfigFile:
     found = find(path)
     if found is None:
         return ConfigFile({})
+    unnamed = path is None and not os.environ.get(VARIABLE) and found == Path(NAME)
+    if unnamed and found.is_fifo():
+        # A folder from somebody else may have one, and reading it would never end.
+        raise ConfigurationError(f"the configuration {found} is not read: it is a pipe, not a file")
     text, digest = _read(found)
     document = _parse(text, str(found))
     if not isinstance(document.value, dict):
@@ -127,7 +131,6 @@ def load(path: str | Path | None = None) -> ConfigFile:
             f"{found}: found {show(document.value)}, expected an object: {{ ... }}",
             expected="an object",
         )
-    unnamed = path is None and not os.environ.get(VARIABLE) and found == Path(NAME)
     return ConfigFile(document.value, found, document, digest, unnamed)
 
 

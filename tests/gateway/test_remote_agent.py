@@ -150,6 +150,7 @@ async def test_options_go_along_and_programs_read_the_result(
     assert second.request.message == "Two."
 
 
+@pytest.mark.covers("N-5")
 @pytest.mark.parametrize(
     "options",
     [
@@ -157,9 +158,10 @@ async def test_options_go_along_and_programs_read_the_result(
         ("--policy", "{}"),
         ("--mcp-config", "mcp.json"),
         ("--approve", "never"),
+        ("--approve", "ask"),  # the gateway asks nobody
         ("--config", "other.json5"),
     ],
-    ids=lambda options: options[0],
+    ids=" ".join,
 )
 async def test_what_only_this_process_can_honour_needs_local(
     tmp_path: Path, zygote: Zygote, options: tuple[str, str]

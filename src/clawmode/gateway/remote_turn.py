@@ -11,6 +11,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from clawmode import config_file
+from clawmode.agent import settings
 from clawmode.agent.events import AgentEvent, Stream
 from clawmode.agent.loop import Status
 from clawmode.agent.requests import AgentRequest, RunResult
@@ -59,6 +60,8 @@ def check_options(options: Options, place: Place) -> None:
     only_here = [option for option, value in given.items() if value]
     if options.approve == "never":
         only_here.append("--approve never")
+    if options.approve == "ask" and _asks_nobody(place):
+        only_here.append('--approve ask (its tools.approve is "always")')
     found = config_file.find(options.config)
     mine = "" if found is None else str(found.absolute())
     if options.config is not None and mine != place.config:
@@ -70,6 +73,13 @@ def check_options(options: Options, place: Place) -> None:
         )
     if mine != place.config:
         tell(f"the gateway's configuration is used: {place.config or 'none'}, not {mine or 'none'}")
+
+
+def _asks_nobody(place: Place) -> bool:
+    """Whether the gateway's configuration has agents that need no approval."""
+    if not place.config:
+        return False
+    return bool(settings.unasked(settings.read(config_file.load(place.config).data).section))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
