@@ -88,6 +88,7 @@ class Setup:
         state: The folder in which cells wait.
         folder: What relative paths in the configuration begin at.
         file: The configuration file; None if there is none.
+        found_here: The file was found in the working folder: nobody has named it.
         named: What `--mcp-config` and `--policy` say: files, or rules themselves.
     """
 
@@ -101,6 +102,7 @@ class Setup:
     folder: Path
     notes: list[str]
     file: Path | None = None
+    found_here: bool = False
     named: tuple[str, ...] = ()
 
     @property
@@ -160,6 +162,7 @@ def set_up(options: Options, purpose: Purpose = "look") -> Setup:
         folder=_folder(file),
         notes=notes,
         file=None if file.path is None else file.path.absolute(),
+        found_here=file.unnamed,
         named=tuple(filter(None, (options.mcp_config, options.policy))),
     )
 
@@ -173,17 +176,28 @@ def _require_trust(file: config_file.ConfigFile) -> None:
     Raises:
         UntrustedConfiguration: The user has not, and cannot be asked or says no.
     """
-    # Not that of `--state`: the folder with the file may bring a state folder along.
-    state = state_folder()
-    if not file.unnamed or file.path is None or is_trusted(file.path, file.digest, state):
+    if not file.unnamed or file.path is None or _is_agreed(file):
         return
-    changed = was_trusted(file.path, state)
+    changed = was_trusted(file.path, state_folder())
     what = "has changed since you agreed to it" if changed else "has not been used before"
     head = f"{config_file.NAME} in this folder {what}. It decides what runs as you"
     if _asks(f"{head}:", reach(file.data)):
-        trust(file.path, file.digest, state)
+        trust(file.path, file.digest, state_folder())
         return
     raise UntrustedConfiguration(f"{head}, so it is not used unasked. {TRUST_HINT}")
+
+
+def _is_agreed(file: config_file.ConfigFile) -> bool:
+    # Not the folder of `--state`: the folder with the file may bring a state folder along.
+    return file.path is None or is_trusted(file.path, file.digest, state_folder())
+
+
+def _require_agreement(file: config_file.ConfigFile) -> None:
+    if not _is_agreed(file):
+        raise UntrustedConfiguration(
+            f"{file.path} has changed since you agreed to it, so it is not used unasked. Read it, "
+            f"then run `clawmode config trust` in its folder"
+        )
 
 
 def agree(path: str | None) -> tuple[Path, list[str]]:
@@ -310,18 +324,31 @@ def check(path: str | None, state: Path | None = None) -> config_file.Report:
 
 
 def read(
-    path: str | Path | None, state: Path | None = None, models: "Models | None" = None
+    path: str | Path | None,
+    state: Path | None = None,
+    models: "Models | None" = None,
+    *,
+    found_here: bool = False,
 ) -> tuple[Configuration, config_file.Report]:
     """A whole configuration file, and everything that start-up would say about it; does not raise.
 
     With errors the configuration is not to be used.
+
+    Args:
+        path: The file; None: wherever it is found.
+        state: The state folder.
+        models: Those that the configuration is for.
+        found_here: Nobody named the file at start-up: it is read again if its user has agreed to
+            what it says now.
     """
     try:
         file = config_file.load(path)
+        if found_here:
+            _require_agreement(file)
     except ConfigurationError as error:
         return Configuration(), config_file.unreadable(path, error)
     found = _read_configuration(file)
-    if file.unnamed and file.path and not is_trusted(file.path, file.digest, state_folder()):
+    if file.unnamed and not _is_agreed(file):
         found.said.append(ConfigWarning("", f"you have not agreed to this file yet. {TRUST_HINT}"))
     found = _examined(file, found, state or state_folder(), models)
     return found.configuration, found.report

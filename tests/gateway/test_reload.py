@@ -3,6 +3,7 @@
 import logging
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from tests.chat.driver import Gate
 from tests.gateway.inside import Inside, Refused, echo, events, inside, until
 
+from clawmode.command_setup import agree
 from clawmode.gateway.reload import reload_at_signal
 from clawmode.testing import Turn, call
 
@@ -224,3 +226,22 @@ async def test_work_beside_that_fails_leaves_the_gateway_alone(
         it.gateway.begin(fail)
         await until(lambda: "it is broken" in caplog.text)
         assert (await it.call("health"))["ok"]
+
+
+@pytest.mark.covers("S-1")
+async def test_a_file_that_nobody_named_is_read_again_once_its_user_has_agreed_to_the_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """New attack: an update of a downloaded folder takes the rules of a running gateway away."""
+    monkeypatch.setenv("CLAWMODE_STATE", str(tmp_path / "state"))
+    async with inside(tmp_path, tools=[echo()], rules={"approve": "never"}) as it:
+        setup = replace(it.gateway.host.setup, found_here=True)
+        it.gateway.host = replace(it.gateway.host, setup=setup)
+        it.configure(tools={"approve": "always"})
+        with pytest.raises(Refused) as refused:
+            await it.call("config.reload")
+        assert "run `clawmode config trust`" in str(refused.value.details["report"])
+        assert not (await it.call("tools.invoke", name="echo"))["ok"]
+        agree(str(it.config))
+        await it.call("config.reload")
+        assert (await it.call("tools.invoke", name="echo"))["ok"]

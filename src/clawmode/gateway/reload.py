@@ -66,9 +66,11 @@ class Examined:
         }
 
 
-def examine(path: Path | None, host: Host) -> Examined:
+def examine(path: Path | None, host: Host, *, found_here: bool = False) -> Examined:
     """Looks at a configuration file as `config check` does. Does not raise."""
-    configuration, report = command_setup.read(path, host.setup.state, host.models)
+    configuration, report = command_setup.read(
+        path, host.setup.state, host.models, found_here=found_here
+    )
     jobs = () if report.errors else configured_jobs(configuration.cron)
     return Examined(configuration, jobs, report)
 
@@ -90,7 +92,8 @@ async def reload(gateway: Gateway) -> JsonObject:
         RpcError: It has errors; nothing was changed.
     """
     host = gateway.host
-    found = await anyio.to_thread.run_sync(examine, host.setup.file, host)
+    look = partial(examine, host.setup.file, host, found_here=host.setup.found_here)
+    found = await anyio.to_thread.run_sync(look)
     if found.report.errors:
         raise refuse(found)
     before, wanted = host.setup.configuration, found.configuration
