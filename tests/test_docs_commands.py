@@ -421,6 +421,8 @@ class Reader:
                 ROOT / folder, self.clone / folder, ignore=shutil.ignore_patterns("__pycache__")
             )
         (self.clone / ".venv").symlink_to(sys.prefix)
+        for name in ("tests", "pyproject.toml"):
+            (self.clone / name).symlink_to(ROOT / name)
         place = self.home / ".config" / "clawmode"
         place.mkdir(parents=True)
         self.writes(place / "clawmode.json5", DEFAULTS)

@@ -3,6 +3,7 @@
 import importlib.metadata
 import json
 import os
+import re
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -876,3 +877,28 @@ async def test_the_engine_is_the_packages_own_and_no_copy_that_lies_around(
     monkeypatch.setenv("NODE_PATH", os.fspath(tmp_path / "node_modules"))
     async with Pool(size=1) as pool:
         assert (await CodeMode(pool=pool).exec("return 6 * 7")).value == 42
+
+
+# ---- The page ----
+
+LANGUAGE = """
+AggregateError Array ArrayBuffer AsyncDisposableStack BigInt BigInt64Array BigUint64Array Boolean
+DataView Date DisposableStack Error EvalError FinalizationRegistry Float16Array Float32Array
+Float64Array Function Infinity Int16Array Int32Array Int8Array Iterator JSON Map Math NaN Number
+Object Promise Proxy RangeError ReferenceError Reflect RegExp Set SharedArrayBuffer String
+SuppressedError Symbol SyntaxError TypeError URIError Uint16Array Uint32Array Uint8Array
+Uint8ClampedArray WeakMap WeakRef WeakSet decodeURI decodeURIComponent encodeURI
+encodeURIComponent escape eval globalThis isFinite isNaN parseFloat parseInt undefined unescape
+""".split()
+"""The globals of JavaScript itself, which no page of ours explains."""
+
+
+async def test_every_global_is_on_the_page(pool: Pool) -> None:
+    async with CodeMode(pool=pool) as code_mode:
+        result = await code_mode.exec("return Object.getOwnPropertyNames(globalThis)")
+    page = Path(__file__).parents[1].joinpath("docs", "guest.md").read_text("utf-8")
+    table = page.partition("## Globals")[2].partition("\n\n**")[0]
+    named = set(re.findall(r"`(\w+)", table))
+    found = set(result.value_as(list[str])) - {*LANGUAGE}
+    assert sorted(found - named) == [], "docs/guest.md does not say what these are"
+    assert found >= {"text", "tools", "MCP", "console"}

@@ -360,7 +360,7 @@ def test_a_wheel_built_from_the_sdist_without_npm_carries_files_and_licences(
     npm.answers("sys.exit('a build must not need npm here')\n")
     tree = tmp_path / "tree"
     ignored = shutil.ignore_patterns("__pycache__", ".*cache")
-    for name in ("src", "scripts"):
+    for name in ("src", "scripts", "docs"):
         shutil.copytree(ROOT / name, tree / name, ignore=ignored)
     for name in ("pyproject.toml", "hatch_build.py", "README.md", "LICENSE", ".gitignore"):
         shutil.copy(ROOT / name, tree)
@@ -370,6 +370,7 @@ def test_a_wheel_built_from_the_sdist_without_npm_carries_files_and_licences(
     with tarfile.open(sdist) as archive:
         archive.extractall(tmp_path / "unpacked", filter="data")
     (unpacked,) = (tmp_path / "unpacked").iterdir()
+    assert (unpacked / "docs/reference/cli.md").exists()  # to which README leads
     wheel = hatchling(unpacked, "wheel", npm.folder)
 
     assert npm.called_with() == []

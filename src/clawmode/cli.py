@@ -13,7 +13,9 @@ import typer
 from clawmode.commands import agent, cells, chat, config, cron, gateway, plugins, servers, tools
 from clawmode.commands.common import new_app
 
-app = new_app("Gives a language model two tools, exec and wait, instead of two hundred.")
+app = new_app(
+    "Gives a language model two tools, exec and wait, instead of two hundred.", completion=True
+)
 app.command("run")(cells.run)
 app.command("wait")(cells.wait_for)
 app.command("agent")(agent.agent)

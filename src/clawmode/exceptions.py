@@ -187,8 +187,8 @@ class ProgramWaiting(ClawmodeError):
 
     def __str__(self) -> str:
         return (
-            f"The program {self.run_id} is not done, {len(self.pending)} calls are pending: "
-            "await code_mode.wait(result.run_id) until result.status is not 'waiting'."
+            f"The program {self.run_id} is not done, it waits for {len(self.pending)} of its "
+            "calls: await code_mode.wait(result.run_id) until result.status is not 'waiting'."
         )
 
 

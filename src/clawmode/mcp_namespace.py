@@ -139,11 +139,13 @@ class McpNamespace:
 
     def _description(self, path: str) -> str:
         if path == "mcp/index.d.ts":
-            return f"All {len(self._servers)} MCP servers and the names of their tools."
+            return f"The MCP servers ({len(self._servers)}) and the names of their tools."
         name = path.removeprefix("mcp/").removesuffix(".d.ts")
         if name not in self._servers:
             return f"MCP.{name} is still connecting."
-        return f"Declarations of MCP.{name}: {len(self._servers[name].functions)} tools."
+        return (
+            f"Declarations of the tools of MCP.{name}, {len(self._servers[name].functions)} in all."
+        )
 
     # ---- What a program asks for ----
 

@@ -490,3 +490,10 @@ async def test_a_link_in_place_of_the_file_is_not_followed(path: Path) -> None:
             pass
     assert victim.read_text() == "precious"
     assert str(path.parent) not in str(caught.value)
+
+
+async def test_the_file_of_a_lock_is_there_only_while_somebody_has_it(tmp_path: Path) -> None:
+    path = tmp_path / "abc.jsonl"
+    async with SessionLock(path).hold(), SessionLock(path).hold(allow_reentrant=True):
+        assert os.listdir(tmp_path) == ["abc.jsonl.lock"]
+    assert os.listdir(tmp_path) == []

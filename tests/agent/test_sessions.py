@@ -315,7 +315,7 @@ async def test_to_delete_a_key_deletes_its_sessions_and_their_files(store: Sessi
     assert await store.delete("a") == 3
     assert await store.list() == [kept]
     names = {path.name for path in kept.transcript.parent.iterdir()}
-    assert names == {kept.transcript.name, f"{kept.transcript.name}.lock"}
+    assert names == {kept.transcript.name}
     with pytest.raises(UnknownSession):
         await store.get(sessions[0].id)
     with pytest.raises(UnknownSession):

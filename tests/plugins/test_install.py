@@ -364,6 +364,13 @@ async def test_one_that_is_put_there_by_hand_keeps_its_place(tmp_path: Path) -> 
     assert (code, "'someone'" in text) == ("not_ours", True)
 
 
+async def test_an_address_is_said_to_be_one(tmp_path: Path) -> None:
+    with pytest.raises(InstallRefused) as caught:
+        await installer(tmp_path).install("https://example.org/x.zip")
+    assert caught.value.code == "unsupported"
+    assert "'https://example.org/x.zip' is an address: download the archive" in str(caught.value)
+
+
 async def test_one_of_the_configuration_is_not_installed_over(tmp_path: Path) -> None:
     paths: Any = {"load": {"paths": [str(plugin(tmp_path / "configured"))]}}
     made = installer(tmp_path / "state", plugins=paths)

@@ -1,6 +1,7 @@
 """The write lock of a session: one writer at a time, in this process or in any other.
 
-    <transcript>.lock    locked by the process that writes; says which one, and since when
+    <transcript>.lock    locked by the process that writes, and there as long as it does; says
+                         which process that is, and since when
 
 The lock is the kernel's, on the open file: a process that dies gives it back, one that was stopped
 keeps it, and a file that was left behind locks nobody out. Two tasks of one process exclude each
@@ -262,7 +263,10 @@ def _release(hold: Hold) -> None:
         if hold.active:
             return
         with contextlib.suppress(OSError):
-            os.ftruncate(hold._descriptor, 0)
+            # While it is still locked: whoever has opened it sees that it is gone, and tries again.
+            if _is_at(hold._descriptor, hold._name):
+                os.unlink(hold._name)
+        with contextlib.suppress(OSError):
             # By name, not by closing alone: a child that is just being started may have a copy.
             fcntl.flock(hold._descriptor, fcntl.LOCK_UN)
         os.close(hold._descriptor)
@@ -298,7 +302,7 @@ def _lock_file(name: str) -> int | None:
         except BaseException:
             os.close(descriptor)
             raise
-        # Deleted with its session just before it was locked: that one excludes nobody.
+        # Deleted by its last holder just before it was locked: that one excludes nobody.
         os.close(descriptor)
 
 

@@ -82,7 +82,9 @@ def agent(
     as_json: JsonOption = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show the words alone.")] = False,
 ) -> None:
-    """Run one turn of an agent: what it says goes to stdout, what it does is shown on stderr.
+    """Run one turn of an agent.
+
+    What the agent says goes to stdout, what it does is shown on stderr.
 
     Exit status: 0 done, 1 failed, 2 usage, 3 waiting, 130 stopped.
     """
@@ -212,7 +214,10 @@ def export_trajectory(
     state: StateOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Write what is known of a session's runs, without secrets, to a folder in the workspace."""
+    """Export a session's runs, without secrets.
+
+    They are written to a folder in the agent's workspace.
+    """
     with session_command() as out:
         from clawmode.agent.listings import export
 

@@ -95,9 +95,9 @@ def wait_for(
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Go on with a cell that `run` left waiting, with the same tools.
+    """Resume a program that `run` left waiting.
 
-    Exit status: as for `run`.
+    It needs the same tools. Exit status: as for `run`.
     """
     limits = limits_of(timeout_ms, memory_limit_bytes, max_output_bytes, max_snapshot_bytes)
     with command() as out:

@@ -1,15 +1,17 @@
 """What the commands share: options, reading them, stdout, and errors without tracebacks."""
 
 import os
+import re
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, TypeAlias, TypeVar
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 if TYPE_CHECKING:
     from clawmode.command_setup import Options, Purpose, Setup
@@ -21,13 +23,56 @@ USAGE = 2
 STOPPED = 130
 GATEWAY_LOCK = "gateway.lock"
 
+Run = TypeVar("Run", bound=Callable[..., Any])
 
-def new_app(about: str) -> typer.Typer:
-    """A group of commands."""
-    return typer.Typer(
+
+_TYPE_OF_ARGUMENT = re.compile(r"^(  [A-Z|]+) <[^>]*>", re.MULTILINE)
+
+
+def _name_values(params: Iterable[Any]) -> None:
+    """Names the values of arguments and options in the help by their own last word: `FILE`."""
+    for param in params:
+        if param.metavar is None and not getattr(param, "is_flag", False):
+            param.metavar = param.opts[0].rpartition("-")[2].upper()
+
+
+class _Command(TyperCommand):
+    """A command whose help says `FILE`, where typer would say `{file}` and `file <str>`."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        _name_values(self.params)
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """The words of the line `Usage:`."""
+        return [piece.strip("{}") for piece in super().collect_usage_pieces(ctx)]
+
+    def get_help(self, ctx: Any) -> str:
+        """What `--help` prints."""
+        return _TYPE_OF_ARGUMENT.sub(r"\1", super().get_help(ctx))
+
+
+class _Group(TyperGroup):
+    """A group of commands with the same help for its own options."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        _name_values(self.params)
+
+
+class _App(typer.Typer):
+    def command(self, name: str | None = None, **options: Any) -> Callable[[Run], Run]:
+        """Registers a function as a command."""
+        return super().command(name, cls=_Command, **options)
+
+
+def new_app(about: str, *, completion: bool = False) -> typer.Typer:
+    """A group of commands. The outermost one can install completion for the user's shell."""
+    return _App(
+        cls=_Group,
         help=about,
         no_args_is_help=True,
-        add_completion=False,
+        add_completion=completion,
         pretty_exceptions_enable=False,
         rich_markup_mode=None,  # rich takes longer to import than the rest of `--help`
     )
@@ -68,13 +113,17 @@ PolicyOption = Annotated[
 ]
 ApproveOption = Annotated[
     Approve,
-    typer.Option(help='What to do about calls of tools that are not declared effect="read".'),
+    typer.Option(
+        metavar="ask|always|never",
+        help='What to do about calls of tools that are not declared effect="read".',
+    ),
 ]
 AgentApproveOption = Annotated[
     Approve | None,
     typer.Option(
+        metavar="ask|always|never",
         help='What to do about calls of tools that are not declared effect="read". Default: '
-        "`tools.approve` of the configuration, else ask."
+        "`tools.approve` of the configuration, else ask.",
     ),
 ]
 StateOption = Annotated[

@@ -25,10 +25,11 @@ def check_config(
     state: StateOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Say everything for which an agent or a gateway would not start with the configuration file.
+    """List what is wrong with the configuration file.
 
-    Nothing is started: no plugin, hook or command of the file runs. Variables of the environment
-    are read, so run it where the agent will run.
+    That is everything for which an agent or a gateway would not start. Nothing of the
+    file runs: no plugin, hook or command. Variables of the environment are read, so run it where
+    the agent will run.
 
     Exit status: 0 it can be used, perhaps with warnings; 1 it cannot, or with --strict there are
     warnings; 2 usage.
@@ -52,7 +53,7 @@ def trust_config(
         str | None, typer.Argument(help="Default: where every command looks for it.")
     ] = None,
 ) -> None:
-    """Agree to the configuration file as it is now, so that commands use it unasked.
+    """Agree to the configuration file as it is now.
 
     A clawmode.json5 in the working folder is used once its user has agreed to it, at a terminal or
     by this command; one that is named with --config or CLAWMODE_CONFIG needs no agreement.

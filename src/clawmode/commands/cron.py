@@ -86,7 +86,10 @@ def add_job(
     state: StateOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Add a job: a turn of an agent, in a session of its own each time, at set times."""
+    """Add a job: a turn of an agent at set times.
+
+    Each turn has a session of its own.
+    """
     with command() as out:
         from clawmode.cron.command import add, describe, next_time
         from clawmode.cron.job import Job
@@ -132,7 +135,10 @@ def enable_job(job_id: JobArgument, config: ConfigOption = None, state: StateOpt
 def disable_job(
     job_id: JobArgument, config: ConfigOption = None, state: StateOption = None
 ) -> None:
-    """Keep a job that was added from running by itself; `cron run` still runs it."""
+    """Keep a job from running by itself.
+
+    `cron run` still runs it.
+    """
     _switch(job_id, config, state, enabled=False)
 
 
@@ -176,7 +182,9 @@ def run_job(
     as_json: JsonOption = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show the words alone.")] = False,
 ) -> None:
-    """Run a job now, whatever its times are, and show it as `agent` shows a turn.
+    """Run a job now, whatever its times are.
+
+    It is shown as `agent` shows a turn.
 
     Exit status: 0 done, 1 failed or under way, 2 usage, 130 stopped.
     """

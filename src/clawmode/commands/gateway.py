@@ -109,7 +109,10 @@ def status(
 
 @app.command("stop")
 def stop(config: ConfigOption = None, state: StateOption = None) -> None:
-    """Stop the gateway of the state folder: runs end or are left to be continued."""
+    """Stop the gateway of the state folder.
+
+    Runs end, or are continued at the next start.
+    """
     with command() as out:
         from clawmode.gateway.command import stop_gateway
 
@@ -120,7 +123,9 @@ def stop(config: ConfigOption = None, state: StateOption = None) -> None:
 
 @app.command("reload")
 def reload(config: ConfigOption = None, state: StateOption = None) -> None:
-    """Have the gateway read its configuration again: says what changed, and what needs a restart.
+    """Have the gateway read its configuration again.
+
+    Prints what changed, and what needs a restart.
 
     Exit status: 0 it was read, 1 it has errors and nothing was changed, or no gateway runs.
     """
@@ -152,7 +157,10 @@ def show_logs(
     state: StateOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Print the last lines that the gateway logged: it keeps 2000 in memory."""
+    """Print the last lines that the gateway logged.
+
+    It keeps 2000 in memory.
+    """
     with command() as out:
         from clawmode.gateway.command import ask_gateway
         from clawmode.gateway.logs import in_words
@@ -180,7 +188,10 @@ def add_token(
     config: ConfigOption = None,
     state: StateOption = None,
 ) -> None:
-    """Make a token, and print it: it is kept as a hash, and not seen again."""
+    """Make a token and print it.
+
+    It is kept as a hash, and cannot be shown again.
+    """
     with command() as out:
         from clawmode.gateway.scopes import SCOPES
         from clawmode.gateway.tokens import Tokens
@@ -218,7 +229,10 @@ def revoke_token(
     config: ConfigOption = None,
     state: StateOption = None,
 ) -> None:
-    """Take a token back: whoever is connected stays so, nobody is let in with it again."""
+    """Revoke a token.
+
+    Connections that are open stay open; nobody can connect with the token again.
+    """
     with command() as out:
         from clawmode.gateway.tokens import Tokens
 

@@ -54,9 +54,10 @@ def install_plugin(
     state: StateOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Install or update a plugin or a skill, if the operator's policy and the hooks agree.
+    """Install or update a plugin or a skill.
 
-    Its code runs, with all that you may do. Exit status: 0 installed; 1 refused; 2 usage.
+    The operator's policy and the hooks have to agree. Its code runs, with all that you may
+    do. Exit status: 0 installed; 1 refused; 2 usage.
     """
     with plugin_command() as out:
         import anyio
@@ -113,7 +114,7 @@ def check_plugins(
     state: StateOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Load plugins, and say what they bring and all that is wrong with them.
+    """Load plugins, and list what is wrong with them.
 
     Exit status: 0 nothing is wrong; 1 something is, or there is no such plugin; 2 usage.
     """

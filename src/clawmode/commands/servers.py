@@ -35,10 +35,10 @@ def serve_mcp(
     approve: ApproveOption = "ask",
     timeout_ms: TimeoutOption = None,
 ) -> None:
-    """Be an MCP server with two tools, exec and wait, in front of all the others.
+    """Be an MCP server with two tools, exec and wait.
 
-    Over HTTP clients show a bearer token: that of CLAWMODE_MCP_TOKEN, or one that is made and
-    printed.
+    Programs call the tools of the servers behind it. Over HTTP clients show a bearer token:
+    that of CLAWMODE_MCP_TOKEN, or one that is made and printed.
     """
     with told_errors():
         from clawmode.mcp.command import serve
@@ -55,7 +55,10 @@ def login(
     mcp_config: McpConfigOption = None,
     state: StateOption = None,
 ) -> None:
-    """Log in to an MCP server that wants a person to, in a browser; the token is kept."""
+    """Log in to an MCP server in a browser.
+
+    The token is kept in the state folder.
+    """
     with told_errors():
         from clawmode.mcp.command import log_in
 
@@ -70,7 +73,9 @@ def doctor(
     state: StateOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Say whether everything is there that programs need, MCP servers included.
+    """Check that everything is there that programs need.
+
+    That includes models, keys and MCP servers.
 
     Exit status: 0 all is well, perhaps with notes; 1 there is a problem.
     """

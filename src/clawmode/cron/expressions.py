@@ -92,9 +92,10 @@ def read_fields(text: str) -> Fields:
         raise BadSchedule(f"a cron expression has up to {MAX_CHARS} characters, not {len(text)}")
     words = list(_words(_resolved(text)))
     if len(words) != len(KINDS):
+        fields = "1 field" if len(words) == 1 else f"{len(words)} fields"
         raise BadSchedule(
-            f"{text!r} has {len(words)} fields, expected five: minute, hour, day of the month, "
-            "month, day of the week"
+            f"{text!r} has {fields}, expected five: minute, hour, day of the month, month, day of "
+            "the week"
         )
     sets = [
         _Field(kind, text, at).read(word) for kind, (at, word) in zip(KINDS, words, strict=True)

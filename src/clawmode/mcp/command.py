@@ -160,7 +160,7 @@ def log_in(setup: Setup, name: str) -> None:
     view = anyio.run(connect)
     if view.problem:
         raise McpError(name, "unavailable", view.problem)
-    tell(f"logged in to {name}: {len(view.tools)} tools")
+    tell(f"logged in to {name}, tools: {len(view.tools)}")
 
 
 async def _serve(setup: Setup, approve: Mode, address: tuple[str, int] | None, token: str) -> None:

@@ -178,6 +178,9 @@ def stage(given: str, place: Path, limits: Limits) -> Material:
     Raises:
         InstallRefused: It is hostile, too large, or neither a plugin nor a skill.
     """
+    if "://" in given and not os.path.exists(given):
+        text = f"{given[:200]!r} is an address: download the archive, and install the file"
+        raise InstallRefused("unsupported", text)
     try:
         source = Path(os.path.realpath(os.path.expanduser(given)))
     except ValueError:  # a NUL in the name
