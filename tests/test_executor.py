@@ -129,6 +129,19 @@ async def test_an_exception_keeps_its_type_and_its_traceback_is_logged(
 
 
 @pytest.mark.covers("N-11")
+async def test_half_a_character_in_an_exception_breaks_no_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def broken(input: JsonObject, context: ToolContext) -> None:
+        raise ValueError("\ud800")
+
+    await failure(executor(), call(tool(broken)))
+    assert caplog.text.encode("utf-8")
+    assert "in broken" in caplog.text
+    assert "ValueError: \\ud800" in caplog.text
+
+
+@pytest.mark.covers("N-11")
 async def test_what_leaves_a_thread_without_being_an_exception_keeps_its_type(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

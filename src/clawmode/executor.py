@@ -8,6 +8,7 @@ import inspect
 import json
 import logging
 import time
+import traceback
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
@@ -335,8 +336,17 @@ def _tool_failed(tool: Tool, error: BaseException) -> ToolFailure:
     if isinstance(error, ClawmodeError):  # raised on purpose, in words for the caller
         logger.info("tool %s: %s: %s", tool.id, name, told(error))
         return ToolFailure("tool_failed", told(error))
-    logger.error("tool %s raised %s", tool.id, name, exc_info=error)
+    logger.error("tool %s raised %s", tool.id, name, exc_info=_loggable(error))
     return ToolFailure("tool_failed", told(error), name)
+
+
+def _loggable(error: BaseException) -> BaseException:
+    """The exception, or one like it whose text any log can write: without halves of characters."""
+    text = "".join(traceback.format_exception(error))
+    clean = text.encode("utf-8", "backslashreplace").decode()
+    if clean == text:
+        return error
+    return RuntimeError(clean).with_traceback(error.__traceback__)
 
 
 def _check_input(tool: Tool, params: JsonObject) -> None:
