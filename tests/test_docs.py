@@ -80,3 +80,29 @@ def test_every_module_opens_with_what_it_owns_and_is_in_the_architecture() -> No
         if not path.stem.startswith("__"):
             name = str(path.relative_to(source).with_suffix(""))
             assert f"`{name}`" in page, f"{name} is missing in ARCHITECTURE.md"
+
+
+def test_every_module_that_the_architecture_names_exists() -> None:
+    page = (ROOT / "ARCHITECTURE.md").read_text("utf-8")
+    rows = re.findall(r"^\| (`.*?) \|", page, re.MULTILINE)
+    named = [name for row in rows for name in re.findall(r"`([^`]+)`", row)]
+    assert len(named) > 150
+    source = ROOT / "src" / "clawmode"
+    assert [
+        each
+        for each in named
+        if not (source / f"{each}.py").exists() and not (source / each).is_dir()
+    ] == []
+
+
+@pytest.mark.covers("N-46")
+def test_there_is_a_quick_subset_of_the_tests_and_the_way_to_run_one() -> None:
+    """`test_docs_commands` types what the page shows."""
+    page = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+    assert "`make test-quick`" in page
+    assert re.search(r"^\.venv/bin/pytest tests/\w+\.py::test_\w+$", page, re.MULTILINE)
+    makefile = (ROOT / "Makefile").read_text("utf-8").replace("\\\n", " ")
+    (quick,) = re.findall(r"^QUICK := (.*)$", makefile, re.MULTILINE)
+    assert len(quick.split()) > 10
+    assert [path for path in quick.split() if not (ROOT / path).exists()] == []
+    assert "pyrefly check --summary=none" in makefile  # no count of what is not shown
