@@ -104,9 +104,11 @@ async def test_a_request_with_any_other_tool_is_not_sent(
 ) -> None:
     add_tools = Exchange.__init__
 
-    def smuggle(self: Exchange, label: str, exact_tools: frozenset[str] | None) -> None:
+    def smuggle(
+        self: Exchange, model: str, exact_tools: frozenset[str] | None, run_id: str
+    ) -> None:
         assert exact_tools is not None
-        add_tools(self, label, exact_tools | {"another"})
+        add_tools(self, model, exact_tools | {"another"}, run_id)
 
     monkeypatch.setattr(Exchange, "__init__", smuggle)
     async with ScriptServer(["never"]) as server:
