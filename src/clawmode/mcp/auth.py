@@ -26,7 +26,6 @@ from mcp.client.auth import (
     OAuthClientProvider,
     OAuthFlowError,
 )
-from mcp.client.auth.extensions.client_credentials import ClientCredentialsOAuthProvider
 from mcp.shared.auth import OAuthClientInformationFull, OAuthClientMetadata, OAuthToken
 
 from clawmode.core_tools.addresses import Resolve, ask_system, find_target
@@ -73,6 +72,9 @@ def make_auth(
     scope = " ".join(wanted.scopes) or None
     storage = _Tokens(settings, tokens)
     if wanted.grant == "client_credentials":
+        # Brings a library for tokens, which takes a while, and few need it.
+        from mcp.client.auth.extensions.client_credentials import ClientCredentialsOAuthProvider
+
         assert wanted.client_id is not None
         assert wanted.client_secret is not None
         robot = ClientCredentialsOAuthProvider(
