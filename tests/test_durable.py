@@ -482,8 +482,9 @@ async def test_a_program_left_by_its_wait_ends_with_the_object(
 def test_a_durable_store_without_a_chosen_run_id_warns(
     tmp_path: Path, context: RunContext | None
 ) -> None:
-    with pytest.warns(ClawmodeWarning, match="run_id="):
+    with pytest.warns(ClawmodeWarning, match="run_id=") as caught:
         CodeMode(store=SqliteStore(tmp_path), context=context)
+    assert len(caught) == 1
     CodeMode(store=MemoryStore(), context=context)
     CodeMode(store=SqliteStore(tmp_path), context=RunContext(run_id="r"))
 
