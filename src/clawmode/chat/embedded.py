@@ -80,7 +80,8 @@ class HostPartner:
     async def leave(self, say: Callable[[str], None]) -> None:
         """Stops what runs here, and waits until that is written down."""
         runs = self._host.runtime.under_way(self._key)
-        if runs:
+        # A run that was stopped a moment ago may not have ended yet: the user knows of that one.
+        if any(not run.scope.cancel_called for run in runs):
             say("The run that goes on is stopped.")
         self._host.inbox.stop(self._key)
         with anyio.move_on_after(LEAVE_SECONDS):
