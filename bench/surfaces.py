@@ -4,7 +4,7 @@
 
 Catalogs of the tools of public MCP servers (`bench/data/`), filled up with generated ones; every
 other tool is a plugin's. What is measured is a preview of a real run: what an agent's first request
-would hold. Writes the chart that docs/tool-search.md shows.
+would hold. Writes the chart that docs/guide/tool-search.md shows.
 """
 
 import json

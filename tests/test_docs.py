@@ -23,7 +23,7 @@ def blocks(page: str, language: str) -> list[str]:
 @pytest.mark.covers("N-17")
 @pytest.mark.anyio
 async def test_the_web_server_of_the_library_page_answers_requests_with_one_pool() -> None:
-    (program,) = (each for each in blocks("docs/library.md", "python") if "starlette" in each)
+    (program,) = (each for each in blocks("docs/guide/library.md", "python") if "starlette" in each)
     defined: dict[str, Any] = {"__name__": "web"}
     exec(program, defined)
     app = defined["app"]
@@ -48,12 +48,12 @@ def test_every_code_of_a_failed_call_is_documented() -> None:
     source = ROOT / "src" / "clawmode"
     codes = {code for path in source.glob("*.py") for code in made.findall(path.read_text("utf-8"))}
     assert len(codes) > 8
-    text = (ROOT / "docs/guest.md").read_text("utf-8")
+    text = (ROOT / "docs/guide/programs.md").read_text("utf-8")
     assert sorted(code for code in codes if f"`{code}`" not in text) == []
 
 
 def test_every_error_code_is_documented() -> None:
-    text = (ROOT / "docs/guest.md").read_text("utf-8")
+    text = (ROOT / "docs/guide/programs.md").read_text("utf-8")
     text += (ROOT / "docs/reference/config.md").read_text("utf-8")
     assert [code for code in ERROR_CODES if f"`{code}`" not in text] == []
 

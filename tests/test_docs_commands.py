@@ -67,8 +67,14 @@ NOT_RUN = {
 """Blocks and lines of blocks by how they begin, and why they are only looked at."""
 
 ELSEWHERE = {
-    ("docs/channels.md", "sh"): "tests/channels/test_webhook_in.py::test_the_examples_of_the_page",
-    ("docs/channels.md", "python"): "tests/channels/test_webhook_in.py::test_the_examples_of_the",
+    (
+        "docs/operate/channels.md",
+        "sh",
+    ): "tests/channels/test_webhook_in.py::test_the_examples_of_the_page",
+    (
+        "docs/operate/channels.md",
+        "python",
+    ): "tests/channels/test_webhook_in.py::test_the_examples_of_the",
 }
 """Blocks that need more around them, and the test that runs them."""
 
@@ -248,7 +254,7 @@ os.execvp("sh", ["sh", "-c", sys.argv[1]])"""
         return shown
 
 
-FOLDERS = {"docs/plugins.md": "garden"}
+FOLDERS = {"docs/guide/plugins.md": "garden"}
 """Where the files that a page shows belong, if that is not the folder of the clone."""
 
 STATUS = {"clawmode config check clawmode.json5": 1}
@@ -434,7 +440,7 @@ class Reader:
             if block.name and block.language != "json5":
                 (folder / block.name).write_text(block.text, "utf-8")
         self.clients = [block for block in blocks if NEEDS_GATEWAY in block.text]
-        if self.page == "docs/plugins.md":
+        if self.page == "docs/guide/plugins.md":
             shutil.make_archive(str(self.clone / "garden-1.0.0"), "zip", folder)
 
     def writes(self, file: Path, text: str) -> None:

@@ -896,9 +896,9 @@ encodeURIComponent escape eval globalThis isFinite isNaN parseFloat parseInt und
 async def test_every_global_is_on_the_page(pool: Pool) -> None:
     async with CodeMode(pool=pool) as code_mode:
         result = await code_mode.exec("return Object.getOwnPropertyNames(globalThis)")
-    page = Path(__file__).parents[1].joinpath("docs", "guest.md").read_text("utf-8")
+    page = Path(__file__).parents[1].joinpath("docs", "guide", "programs.md").read_text("utf-8")
     table = page.partition("## Globals")[2].partition("\n\n**")[0]
     named = set(re.findall(r"`(\w+)", table))
     found = set(result.value_as(list[str])) - {*LANGUAGE}
-    assert sorted(found - named) == [], "docs/guest.md does not say what these are"
+    assert sorted(found - named) == [], "docs/guide/programs.md does not say what these are"
     assert found >= {"text", "tools", "MCP", "console"}

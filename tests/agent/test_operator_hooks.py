@@ -547,12 +547,12 @@ async def test_nonsense_about_files_is_named_and_changes_nothing(
 
 @pytest.mark.covers("AL-31", "AL-32")
 async def test_the_examples_of_the_page_work(tmp_path: Path) -> None:
-    page = Path(__file__).parents[2].joinpath("docs/hooks.md").read_text("utf-8")
+    page = Path(__file__).parents[2].joinpath("docs/guide/hooks.md").read_text("utf-8")
     blocks = re.findall(r"^```(\w+)\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     configuration, rules, journal = (text for _, text in blocks[1:])
     (tmp_path / "house_rules.py").write_text(rules, "utf-8")
     (tmp_path / "journal.py").write_text(journal, "utf-8")
-    section: Any = json5.parse(configuration, "docs/hooks.md").value
+    section: Any = json5.parse(configuration, "docs/guide/hooks.md").value
     found = read(InternalHooks, section["hooks"]["internal"])
     assert found.warnings == []
     made = OperatorHooks(found.unwrap(), tmp_path)

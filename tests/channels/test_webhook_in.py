@@ -106,7 +106,7 @@ async def test_the_examples_of_the_page_are_taken(language: str) -> None:
     needed = {"python": [sys.executable], "sh": ["sh", "curl", "openssl", "date"]}[language]
     if not all(map(shutil.which, needed)):
         pytest.skip("curl or openssl is missing")
-    page = Path(__file__).parents[2].joinpath("docs/channels.md").read_text("utf-8")
+    page = Path(__file__).parents[2].joinpath("docs/operate/channels.md").read_text("utf-8")
     (program,) = re.findall(rf"^```{language}\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     async with door(name="team") as here:
         env = {"TEAM_SECRET": SECRET, "URL": f"http://127.0.0.1:{here.port}"}

@@ -34,7 +34,7 @@ from clawmode.tools import JsonObject, Tool, ToolContext
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
 
-PAGE = Path(__file__).parents[2] / "docs" / "gateway.md"
+PAGE = Path(__file__).parents[2] / "docs" / "operate" / "gateway.md"
 
 
 def typed(page: Path) -> list[list[str]]:

@@ -33,8 +33,8 @@ def plugin(folder: Path, code: str = QUIET, *, name: str = "garden", **more: Any
 
 
 def documented_plugin(folder: Path) -> Path:
-    """Writes the plugin that `docs/plugins.md` shows."""
-    page = Path(__file__).parents[2].joinpath("docs", "plugins.md").read_text("utf-8")
+    """Writes the plugin that `docs/guide/plugins.md` shows."""
+    page = Path(__file__).parents[2].joinpath("docs", "guide", "plugins.md").read_text("utf-8")
     folder.mkdir(parents=True)
     for name, language in ((MANIFEST, "json"), ("main.py", "python")):
         found = re.search(rf"```{language}\n(.*?)```", page, re.DOTALL)

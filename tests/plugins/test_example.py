@@ -82,7 +82,7 @@ def test_the_check_finds_nothing_wrong(tmp_path: Path) -> None:
 
 
 def block(language: str) -> str:
-    text = (ROOT / "docs" / "plugins.md").read_text("utf-8")
+    text = (ROOT / "docs" / "guide" / "plugins.md").read_text("utf-8")
     (found, *_) = re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     return found
 

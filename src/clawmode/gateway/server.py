@@ -51,7 +51,7 @@ clawmode gateway status  whether it runs; also: logs, reload, stop, token add
 /metrics                 figures for Prometheus; needs a token
 POST /channels/<name>    messages of a webhook, signed
 
-For programs: clawmode.gateway.client in Python, or the protocol, in docs/gateway.md.
+For programs: clawmode.gateway.client in Python, or the protocol, in docs/operate/gateway.md.
 """
 """What a browser shows."""
 
