@@ -3,7 +3,8 @@
 Marks are read from the source of the tests, so nothing is imported or run to find them, and a
 partial test run judges the same as a full one.
 
-As a script it prints the progress per family; with `--write` it also renews `missing.py`.
+As a script it prints the progress per family; with `--write` it also renews `missing.py` and the
+page `docs/reference/requirements.md`.
 """
 
 import ast
@@ -18,11 +19,13 @@ from pathlib import Path
 CONTRACT = Path(__file__).resolve().parent
 TESTS = CONTRACT.parent
 MISSING_FILE = CONTRACT / "missing.py"
-RENEW = "run `python tests/contract/test_coverage.py --write` and commit missing.py"
+PAGE = TESTS.parent / "docs" / "reference" / "requirements.md"
+RENEW = "run `python tests/contract/test_coverage.py --write` and commit what it changes"
 
 # Run by path, because pytest's importlib mode makes siblings unimportable by name.
 _LISTED = runpy.run_path(str(CONTRACT / "requirements.py"))["REQUIREMENTS"]
 TEXTS: dict[str, str] = {id_: requirement.text for id_, requirement in _LISTED.items()}
+PLACES: dict[str, str] = {id_: requirement.place for id_, requirement in _LISTED.items()}
 
 
 @dataclass(frozen=True)
@@ -156,6 +159,15 @@ def test_every_covering_test_checks_something() -> None:
     assert not empty, "marked, but without a check:\n" + "\n".join(empty)
 
 
+def test_the_page_of_requirements_is_up_to_date() -> None:
+    """Readers of the repository have no other place to look an id up."""
+    assert PAGE.read_text(encoding="utf-8") == requirements_page(), f"{PAGE.name}: {RENEW}"
+
+
+def test_every_family_of_requirements_has_a_title() -> None:
+    assert {family(id_) for id_ in TEXTS} == TITLES.keys()
+
+
 SAMPLE = """
 import pytest
 pytestmark = [pytest.mark.slow, pytest.mark.covers("M-1")]
@@ -215,6 +227,72 @@ def progress_table() -> str:
     return "family covered total\n" + "".join(f"{n:<6} {c:>7} {t:>5}\n" for n, c, t in rows)
 
 
+TITLES = {
+    "CF": "Configuration",
+    "SF": "Activation and what the model sees",
+    "IN": "Input of `exec`",
+    "EX": "Running a cell",
+    "OU": "Values and output",
+    "WA": "`wait`, suspension and snapshots",
+    "CA": "Catalog and names",
+    "MC": "MCP",
+    "NS": "Namespaces",
+    "HK": "Hooks, approvals and policy",
+    "AD": "Additions to the pages",
+    "TR": "Transcript, trajectory and telemetry",
+    "WK": "Workers",
+    "ER": "Error codes",
+    "CM-V": "Code mode: validation checklist",
+    "CM-N": "Code mode: namespace checklist",
+    "CM-E": "Code mode: end-to-end plan",
+    "CM": "Code mode: everything else",
+    "TS": "Tool Search",
+    "AL": "The agent loop",
+    "N": "Findings of new users and operators",
+    "S": "Findings of attackers",
+    "B": "Findings of programs that were written against the contract",
+    "P": "Findings of measurements",
+}
+
+PREFACE = """\
+# Requirements
+
+Use this page to look up an id such as `EX-3`, which a test cites with
+`@pytest.mark.covers("EX-3")`. To find the tests that prove a requirement, search for its id:
+
+```sh
+grep -rn '"EX-3"' tests
+```
+
+`python tests/contract/test_coverage.py --write` generates this page from
+`tests/contract/requirements.py` and `tests/contract/findings.py`. Change sentences there, not here.
+
+The column "from" names the source of a requirement:
+
+- `code-mode.md`, `tool-search.md` and `agent-loop.md` are three pages of the documentation of
+  OpenClaw, the agent runtime whose contract clawmode implements.
+- `behaviours.md` is the project's notes on what those pages require in detail. They are not part of
+  this repository.
+- `findings.py` lists problems that people found when they tried clawmode. Each sentence states the
+  behaviour since the fix.
+
+The [glossary](../glossary.md) explains the terms.
+"""
+
+
+def requirements_page() -> str:
+    """Returns `docs/reference/requirements.md`: one table per family of ids."""
+    parts = [PREFACE]
+    for name, title in TITLES.items():
+        parts.append(f"\n## {name}: {title}\n\n| id | requirement | from |\n| --- | --- | --- |\n")
+        parts += [
+            f"| {id_} | {text.replace('|', chr(92) + '|')} | {PLACES[id_]} |\n"
+            for id_, text in TEXTS.items()
+            if family(id_) == name
+        ]
+    return "".join(parts)
+
+
 def write_missing() -> None:
     """Renews `missing.py` from the marks, one id per line so that branches merge well."""
     ids = [id_ for id_ in TEXTS if id_ not in covered_ids()]
@@ -231,4 +309,5 @@ def write_missing() -> None:
 if __name__ == "__main__":
     if "--write" in sys.argv[1:]:
         write_missing()
+        PAGE.write_text(requirements_page(), encoding="utf-8")
     sys.stdout.write(progress_table())
