@@ -13,16 +13,19 @@ from pathlib import Path
 
 import anyio
 
-from clawmode import tool
-from clawmode.agent.events import AgentEvent
-from clawmode.agent.history import read_transcript
-from clawmode.agent.model_choice import Models
-from clawmode.agent.requests import AgentRequest, RunResult
-from clawmode.agent.resolve import Configured
-from clawmode.agent.runtime import AgentRuntime
-from clawmode.agent.sessions import SessionStore
-from clawmode.agent.settings import read
-from clawmode.agent.trajectory_view import render
+from clawmode import (
+    AgentEvent,
+    AgentRequest,
+    AgentRuntime,
+    ConfigResolver,
+    ModelPool,
+    RunResult,
+    SessionStore,
+    read_configuration,
+    read_transcript,
+    render_transcript,
+    tool,
+)
 from clawmode.testing import ScriptedModel, Turn, call
 
 STOCK = {"tea": 12, "coffee": 3, "cake": 0}
@@ -69,14 +72,14 @@ async def ask(runtime: AgentRuntime, message: str) -> RunResult:
 
 
 async def main(state: Path) -> None:
-    configuration = read(
+    configuration = read_configuration(
         {"agents": {"defaults": {"model": "scripted/demo"}}, "tools": {"codeMode": True}}
-    ).section
+    ).unwrap()
     model = ScriptedModel(SCRIPT)
     async with (
-        Models(configuration, given={"scripted/*": model}) as models,
+        ModelPool(configuration, given={"scripted/*": model}) as models,
         AgentRuntime(
-            resolver=Configured(configuration, models, state),
+            resolver=ConfigResolver(configuration, models, state),
             sessions=SessionStore(state / "sessions"),
             state=state,
             tools=[in_stock],
@@ -93,7 +96,7 @@ async def main(state: Path) -> None:
     assert [tool.name for tool in model.requests[0].tools] == ["exec", "wait"]
     assert len(model.requests[2].messages) == 5  # the whole conversation
     print("\nAll of it, as `clawmode sessions show stock` draws it:")
-    lines = render(read_transcript(session.transcript), width=100)
+    lines = render_transcript(read_transcript(session.transcript), width=100)
     print("\n".join(lines))
     assert sum("openclaw:core:in_stock" in line for line in lines) == 3, lines
 

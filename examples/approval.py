@@ -8,8 +8,7 @@ program can catch.
 
 import anyio
 
-from clawmode import Approvals, CodeMode, tool
-from clawmode.approvals import Decision
+from clawmode import Approvals, CodeMode, Decision, tool
 
 PROGRAM = """\
 const done = { deleted: [], kept: [] };

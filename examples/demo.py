@@ -34,13 +34,13 @@ from shop import get_price, list_products, place_order
 
 from clawmode import (
     Approvals,
+    CallEvent,
     CodeMode,
     CodeModeConfig,
     CodeModeResult,
     RunContext,
     SqliteStore,
 )
-from clawmode.executor import CallEvent
 from clawmode.testing import ScriptRequest, ScriptServer, Turn, call
 
 HERE = Path(__file__).parent

@@ -11,8 +11,7 @@ import anyio
 from rich.console import Console
 from rich.tree import Tree
 
-from clawmode import CodeMode, tool
-from clawmode.executor import CallEvent
+from clawmode import CallEvent, CodeMode, tool
 
 COUNT, SECONDS = 12, 0.05
 

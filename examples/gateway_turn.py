@@ -14,8 +14,7 @@ from typing import Any
 
 import anyio
 
-from clawmode import tool
-from clawmode.gateway.client import Events, GatewayClient
+from clawmode import GatewayClient, tool
 from clawmode.testing import ScriptServer, Turn, call
 
 HERE = Path(__file__).parent
@@ -58,9 +57,9 @@ def configure(folder: Path, url: str) -> None:
     (folder / "clawmode.json5").write_text(json.dumps(whole, indent=2))
 
 
-async def decide(client: GatewayClient, events: Events) -> None:
+async def decide(client: GatewayClient) -> None:
     """Shows what happens, and says yes to every question: the calls may change something."""
-    async for event in events:
+    async for event in client.events():
         about: Any = event.payload
         if event.name.endswith(".approval.requested"):
             print(f"  approval: {about['toolId']} {json.dumps(about['input'])} … yes")
@@ -76,7 +75,7 @@ async def turn(state: Path) -> str:
     async with GatewayClient.local(state, client_id="example") as client:
         await client.follow("*")
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(decide, client, client.events())
+            tasks.start_soon(decide, client)
             result = await client.agent("Note: tea for the meeting.", tools=[where], timeout=60)
             status: Any = await client.call("status")
             tasks.cancel_scope.cancel()

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import anyio
 
-from clawmode import CodeMode
-from clawmode.plugins.host import Plugins
+from clawmode import CodeMode, Plugins
 
 FOLDER = Path(__file__).parent / "plugins" / "notes"
 

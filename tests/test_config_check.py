@@ -12,7 +12,7 @@ import pytest
 from clawmode.command_setup import Options, check, set_up
 from clawmode.config_check import OWN_TOOLS
 from clawmode.config_file import Report
-from clawmode.core_tools.suite import core_tools
+from clawmode.core_tools.suite import make_core_tools
 from clawmode.exceptions import ConfigurationError
 
 GOOD: dict[str, Any] = {"agents": {"defaults": {"model": "openai/gpt-4o"}}}
@@ -219,7 +219,7 @@ def test_rules_for_tools_of_others_are_not_taken_for_typing_mistakes(tmp_path: P
 
 def test_the_tools_that_every_run_has_are_known(tmp_path: Path) -> None:
     names = {tool.name for tool in OWN_TOOLS}
-    assert names == {tool.name for tool in core_tools(tmp_path).tools} | {
+    assert names == {tool.name for tool in make_core_tools(tmp_path).tools} | {
         *("session_status", "message", "wait")
     }
 

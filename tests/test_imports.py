@@ -113,6 +113,7 @@ def test_nothing_imports_a_face_but_a_face() -> None:
         source: found
         for source, names in SOURCES.items()
         if area(source) not in FACES
+        and source != "__init__.py"  # imports every public name, for type checkers alone
         and (found := {face for face in ours(names) & FACES if (source, face) not in LAZY})
     }
     assert wrong == {}

@@ -10,8 +10,8 @@ from clawmode.agent.hooks import (
     AgentEnd,
     AgentHooks,
     ClaimedReply,
-    Decision,
     Install,
+    InstallDecision,
     MessageEvent,
     ModelOverride,
     ModelResolve,
@@ -161,7 +161,7 @@ async def test_the_end_of_a_run_is_shown_with_its_messages() -> None:
     [
         ([None, {"block": False}], None),
         ([{"block": True, "blockReason": "no"}, {"block": False}], "no"),
-        ([{"block": False}, Decision(block=True)], "blocked by the hook 'hook1'"),
+        ([{"block": False}, InstallDecision(block=True)], "blocked by the hook 'hook1'"),
         ([ValueError("x")], "the hook 'hook0' failed"),
         ([{"blok": True}], "the hook 'hook0' failed"),
     ],

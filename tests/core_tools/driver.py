@@ -14,7 +14,7 @@ import pytest
 
 from clawmode.context import RunContext
 from clawmode.core_tools.problems import ToolProblem
-from clawmode.core_tools.suite import CoreTools, core_tools
+from clawmode.core_tools.suite import CoreTools, make_core_tools
 from clawmode.executor import Call, Executor, ToolFailure
 from clawmode.hooks import Hooks
 from clawmode.policy import Policy
@@ -67,7 +67,7 @@ class Bench:
 
 @asynccontextmanager
 async def bench(root: Path, hooks: Hooks | None = None, **settings: Any) -> AsyncIterator[Bench]:
-    async with core_tools(root, **settings) as suite:
+    async with make_core_tools(root, **settings) as suite:
         yield Bench(suite, root, Executor(Policy(), hooks or Hooks()))
 
 

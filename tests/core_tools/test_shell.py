@@ -15,7 +15,7 @@ from tests.core_tools.driver import OTHER, RUN, Bench, bench, eventually, is_ali
 from clawmode.context import RunContext
 from clawmode.core_tools.processes import Output, ProcessLimits, ShellSessions
 from clawmode.core_tools.shell import ShellSettings, reduced
-from clawmode.core_tools.suite import core_tools
+from clawmode.core_tools.suite import make_core_tools
 
 pytestmark = pytest.mark.anyio
 
@@ -396,7 +396,7 @@ async def test_a_run_that_ends_can_take_its_own_alone(tools: Bench) -> None:
 
 async def test_sessions_that_are_shared_outlive_a_suite(tmp_path: Path) -> None:
     async with ShellSessions(QUICK) as sessions:
-        async with core_tools(tmp_path, sessions=sessions) as suite:
+        async with make_core_tools(tmp_path, sessions=sessions) as suite:
             await suite.aclose()
             async with bench(tmp_path, sessions=sessions) as tools:
                 await run(tools, "sleep 60", background=True)

@@ -14,7 +14,7 @@ from clawmode.activation import activate
 from clawmode.config import CodeModeConfig
 from clawmode.core_tools.exec_approvals import ExecRules
 from clawmode.core_tools.shell import ShellSettings
-from clawmode.core_tools.suite import core_tools
+from clawmode.core_tools.suite import make_core_tools
 from clawmode.hooks import Hooks
 from clawmode.policy import GROUPS, Policy
 
@@ -40,7 +40,7 @@ async def run(code_mode: CodeMode, source: str) -> Any:
 
 
 async def test_the_tools_are_our_own_and_say_what_they_do(tmp_path: Path) -> None:
-    async with core_tools(tmp_path) as suite:
+    async with make_core_tools(tmp_path) as suite:
         tools = suite.tools
     assert [tool.id for tool in tools] == [f"openclaw:core:{name}" for name in NAMES]
     assert [tool.effect for tool in tools] == ["read", *["write"] * 5, "read"]
@@ -60,7 +60,7 @@ def test_the_groups_of_policies_name_them() -> None:
 async def test_the_shell_is_hidden_from_the_model_and_called_by_its_id(
     tmp_path: Path, pool: Pool
 ) -> None:
-    async with core_tools(tmp_path) as suite:
+    async with make_core_tools(tmp_path) as suite:
         surface = activate(CodeModeConfig(enabled=True), Policy(), core=suite.tools)
         assert [tool.id for tool in surface.visible] == [
             "openclaw:code_mode:exec",
@@ -84,7 +84,7 @@ async def test_a_shell_that_policy_denies_is_neither_seen_nor_called(
     tmp_path: Path, pool: Pool
 ) -> None:
     policy = Policy.from_config({"deny": ["exec"]})
-    async with core_tools(tmp_path) as suite:
+    async with make_core_tools(tmp_path) as suite:
         async with CodeMode(tools=suite.tools, pool=pool, policy=policy) as code_mode:
             value = await run(
                 code_mode,
@@ -105,7 +105,7 @@ return [ALL_TOOLS.map((t) => t.name), found.map((t) => t.name).includes("exec"),
 async def test_rules_of_commands_hold_for_programs_too(tmp_path: Path, pool: Pool) -> None:
     rules = ExecRules(security="allowlist")
     hooks = Hooks()
-    async with core_tools(tmp_path, shell=ShellSettings(rules=rules)) as suite:
+    async with make_core_tools(tmp_path, shell=ShellSettings(rules=rules)) as suite:
         suite.guard.install(hooks)
         async with CodeMode(tools=suite.tools, pool=pool, hooks=hooks) as code_mode:
             value = await run(
@@ -122,7 +122,7 @@ return [fine.output.trim(), error]""",
 async def test_a_program_that_is_stopped_ends_its_command(tmp_path: Path, pool: Pool) -> None:
     config = CodeModeConfig(timeout_ms=300)
     path = tmp_path / "pid"
-    async with core_tools(tmp_path) as suite:
+    async with make_core_tools(tmp_path) as suite:
         async with CodeMode(tools=suite.tools, pool=pool, config=config) as code_mode:
             with anyio.fail_after(15):
                 result = await code_mode.exec(
@@ -138,7 +138,7 @@ async def test_a_program_that_is_stopped_ends_its_command(tmp_path: Path, pool: 
 
 
 async def test_input_that_does_not_fit_never_reaches_a_tool(tmp_path: Path, pool: Pool) -> None:
-    async with core_tools(tmp_path) as suite:
+    async with make_core_tools(tmp_path) as suite:
         async with CodeMode(tools=suite.tools, pool=pool) as code_mode:
             value = await run(
                 code_mode,

@@ -8,11 +8,17 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from clawmode import Tool, ToolCallDecision, tool
-from clawmode.hooks import BeforeToolCall
-from clawmode.namespaces import NamespaceContext, NamespaceRegistration, namespace_tool
-from clawmode.plugins.host import PluginApi
-from clawmode.types import JsonValue
+from clawmode import (
+    BeforeToolCall,
+    JsonValue,
+    NamespaceContext,
+    NamespaceRegistration,
+    PluginApi,
+    Tool,
+    ToolCallDecision,
+    namespace_tool,
+    tool,
+)
 
 from .notebook import Notebook
 

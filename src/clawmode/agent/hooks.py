@@ -6,7 +6,7 @@
     before_agent_reply(PromptBuild) -> ClaimedReply | None           answers instead of the model
     agent_end(AgentEnd)                                              watches
     before_compaction, after_compaction(CompactionEvent)             watch
-    before_install(Install) -> Decision | None                       may block
+    before_install(Install) -> InstallDecision | None                may block
     tool_result_persist(ToolMessage) -> ToolMessage | None           rewrites, at once
     message_received, message_sent(MessageEvent)                     watch
     message_sending(MessageEvent) -> SendDecision | None             rewrites, cancels
@@ -171,7 +171,7 @@ class ClaimedReply:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Decision:
+class InstallDecision:
     """Whether something is blocked. `block=False` decides nothing."""
 
     block: bool = False
@@ -260,7 +260,7 @@ class AgentHooks:
         """Why something must not be installed; None if nobody objects. A block is final."""
         for registered in self.hooks.of("before_install"):
             answered = await registered.ask(event)
-            decision = None if answered.failed else _read(answered.answer, Decision)
+            decision = None if answered.failed else _read(answered.answer, InstallDecision)
             broken = answered.failed or (decision is None and answered.answer is not None)
             if broken:
                 return f"the hook {answered.name!r} failed"

@@ -21,7 +21,7 @@ from clawmode.core_tools.places import FileLimits
 from clawmode.core_tools.problems import ToolProblem
 from clawmode.core_tools.processes import ShellSessions
 from clawmode.core_tools.shell import ShellSettings, Withheld
-from clawmode.core_tools.suite import core_tools
+from clawmode.core_tools.suite import make_core_tools
 from clawmode.core_tools.web import WebSettings
 from clawmode.hooks import Hooks
 from clawmode.tool_function import tool
@@ -196,7 +196,7 @@ class _Wanted(NamedTuple):
     def make(self, commands: ShellSessions, guard: ExecGuard) -> tuple[Tool, ...]:
         """Makes them."""
         shell, fetch = self.shell, self.fetch
-        made = core_tools(
+        made = make_core_tools(
             self.workspace,
             files=FileSettings(
                 limits=FileLimits(hard_links=self.hard_links, protected=self.protected)

@@ -49,7 +49,7 @@ class CoreTools:
             await self.sessions.aclose()
 
 
-def core_tools(
+def make_core_tools(
     workspace: Path,
     *,
     files: FileSettings | None = None,
