@@ -8,9 +8,9 @@ import anyio.lowlevel
 import pytest
 
 from clawmode import ClawmodeError, CodeMode, Pool, tool
-from clawmode.lifetime import Lifetime
 from clawmode.mcp.client import McpServers
 from clawmode.mcp.config import read_servers
+from clawmode.tasks import Lifetime
 
 
 @tool

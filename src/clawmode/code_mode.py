@@ -42,7 +42,6 @@ from clawmode.exceptions import (
 from clawmode.executor import Executor, ToolFailure, Watcher
 from clawmode.gate import Gate, gate_input
 from clawmode.hooks import Hooks
-from clawmode.lifetime import Lifetime
 from clawmode.mcp_namespace import McpNamespace
 from clawmode.namespaces import (
     NamespaceContext,
@@ -67,6 +66,7 @@ from clawmode.surface import (
     exec_description,
     exec_schema,
 )
+from clawmode.tasks import Lifetime
 from clawmode.telemetry import Telemetry
 from clawmode.tools import JsonObject, Tool
 from clawmode.types import JsonValue

@@ -25,8 +25,8 @@ from typing import Literal, get_args
 
 from clawmode.context import Scope
 from clawmode.exceptions import Aborted, SnapshotTooLarge, StoreUnavailable
+from clawmode.files import Layout, SqliteFile
 from clawmode.snapshots import KeyRing
-from clawmode.sqlite_file import Layout, SqliteFile
 from clawmode.stores import (
     FULL,
     Abort,

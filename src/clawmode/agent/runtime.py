@@ -35,11 +35,11 @@ from clawmode.context import RunContext
 from clawmode.exceptions import ClawmodeError, ConfigurationError
 from clawmode.foreign import told
 from clawmode.hooks import Hooks
-from clawmode.lifetime import Lifetime
 from clawmode.namespaces import NamespaceRegistry
 from clawmode.redaction import KnownSecrets, Redactor
 from clawmode.sandbox.pool import Pool
 from clawmode.sqlite_store import SqliteStore
+from clawmode.tasks import Lifetime
 from clawmode.tools import JsonObject, Tool
 
 if TYPE_CHECKING:

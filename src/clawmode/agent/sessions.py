@@ -30,9 +30,9 @@ from clawmode.agent.session_keys import (
 )
 from clawmode.agent.session_lock import ACQUIRE_SECONDS, SessionLock
 from clawmode.agent.transcript import Transcript, open_transcript
+from clawmode.files import Layout, SqliteFile
 from clawmode.messages import Usage
 from clawmode.search import NearNames
-from clawmode.sqlite_file import Layout, SqliteFile
 from clawmode.tools import JsonObject
 from clawmode.types import JsonValue
 

@@ -20,8 +20,8 @@ from clawmode.cron.job import Job, check, check_id, kept_job
 from clawmode.cron.ledger import LEASE_SECONDS, RunRecord, RunStatus, State
 from clawmode.cron.words import in_words
 from clawmode.exceptions import ClawmodeError, ConfigurationError
+from clawmode.files import Layout, SqliteFile
 from clawmode.search import NearNames
-from clawmode.sqlite_file import Layout, SqliteFile
 from clawmode.tools import JsonObject
 
 logger = logging.getLogger("clawmode.cron")

@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeAlias
 
 from clawmode.channels.base import Inbound
 from clawmode.exceptions import ClawmodeError
-from clawmode.sqlite_file import Layout, SqliteFile
+from clawmode.files import Layout, SqliteFile
 from clawmode.tools import JsonObject
 
 logger = logging.getLogger("clawmode.gateway")

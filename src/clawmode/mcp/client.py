@@ -23,7 +23,6 @@ from mcp.shared.exceptions import MCPError
 
 from clawmode.exceptions import ConfigurationError
 from clawmode.foreign import is_ours, told
-from clawmode.lifetime import Lifetime
 from clawmode.mcp.auth import OnLogin, make_auth
 from clawmode.mcp.calls import ServerCalls
 from clawmode.mcp.http import explain, open_http
@@ -41,6 +40,7 @@ from clawmode.mcp.session import CURRENT, UNKNOWN, Connection, Undelivered, is_e
 from clawmode.mcp.settings import ServerSettings
 from clawmode.mcp.stdio import CannotStart, open_stdio
 from clawmode.mcp.tools import PROMPTS, RESOURCES, Problems
+from clawmode.tasks import Lifetime
 from clawmode.tools import JsonObject, Tool, ToolContext
 
 logger = logging.getLogger("clawmode.mcp")

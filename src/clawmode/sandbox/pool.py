@@ -24,7 +24,6 @@ from clawmode.exceptions import (
     SandboxError,
     SnapshotTooLarge,
 )
-from clawmode.lifetime import Lifetime
 from clawmode.sandbox.process import Lockdown, WorkerProcess, loaded
 from clawmode.sandbox.protocol import (
     Done,
@@ -37,6 +36,7 @@ from clawmode.sandbox.protocol import (
     Start,
     Suspended,
 )
+from clawmode.tasks import Lifetime
 from clawmode.types import JsonText
 
 logger = logging.getLogger("clawmode.sandbox")

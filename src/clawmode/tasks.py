@@ -1,0 +1,222 @@
+"""Blocks to build concurrent code of: owners of tasks, background tasks, wake-ups, backoff."""
+
+import asyncio
+import contextlib
+import logging
+import random
+from collections.abc import Awaitable, Callable
+from typing import Self
+
+import anyio
+from anyio.abc import TaskGroup
+from anyio.lowlevel import checkpoint
+
+from clawmode.foreign import is_ours
+
+# ---- Owners of a task group ----
+
+
+class TaskOwner:
+    """Base class of objects that run tasks inside of `async with`, entered and left by one task.
+
+    Leaving cancels the tasks and waits for them. For objects that one task opens and another task
+    closes, see `Lifetime`.
+    """
+
+    _tasks: TaskGroup | None = None
+
+    async def __aenter__(self) -> Self:
+        assert self._tasks is None, f"{type(self).__name__} is entered once"
+        self._tasks = await anyio.create_task_group().__aenter__()
+        try:
+            await self._opened(self._tasks)
+        except BaseException:
+            await self.__aexit__()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._tasks is not None
+        try:
+            await self._closing()
+        finally:
+            self._tasks.cancel_scope.cancel()
+            # The group must not see the exception of the `async with` block: it would wrap the
+            # caller's own exception in an ExceptionGroup.
+            await self._tasks.__aexit__(None, None, None)
+
+    async def _opened(self, tasks: TaskGroup) -> None:
+        """Override to start tasks. If it raises, the tasks are cancelled, and nothing is open."""
+
+    async def _closing(self) -> None:
+        """Override to clean up before the tasks are cancelled.
+
+        The caller may be cancelled already: shield and bound what has to be awaited.
+        """
+
+
+class BackgroundTasks(TaskOwner):
+    """Background tasks whose exceptions are logged and never cancel their siblings.
+
+    Args:
+        name: Whose tasks these are, for the log.
+        logger: Where exceptions are logged.
+    """
+
+    def __init__(self, name: str, logger: logging.Logger) -> None:
+        self._name = name
+        self._logger = logger
+
+    def start(self, function: Callable[..., Awaitable[object]], *args: object) -> None:
+        """Starts a task."""
+        assert self._tasks is not None, f"{self._name} is used inside of `async with`"
+        self._tasks.start_soon(run_logged, self._logger, self._name, function, *args)
+
+
+async def run_logged(
+    logger: logging.Logger,
+    name: str,
+    function: Callable[..., Awaitable[object]],
+    *args: object,
+) -> None:
+    """Calls `function`. Its exception is logged, so that the task group of the caller lives on."""
+    try:
+        await function(*args)
+    except BaseException as error:
+        if is_ours(error):
+            raise
+        logger.error("%s", name, exc_info=error)
+
+
+_KEEPERS: set[asyncio.Task[None]] = set()
+"""asyncio keeps only weak references: without this set an object that nobody closed would lose its
+task, and with the task the clean-up at the end of the event loop."""
+
+
+class Lifetime:
+    """A task group that any task may open and close, open until then or the event loop's end.
+
+    anyio lets only the task that entered a cancel scope leave the scope. A pytest fixture, a
+    notebook and most web frameworks open an object in one task and close it in another. So a task
+    of its own enters and leaves the group; `open` and `close` only signal that task.
+
+    Args:
+        name: The name of that task, for debugging.
+        on_end: Awaited, shielded, before the group is left. The group then waits for its tasks:
+            cancel `tasks.cancel_scope` here if the tasks do not end by themselves.
+    """
+
+    def __init__(self, name: str, on_end: Callable[[TaskGroup], Awaitable[None]]) -> None:
+        self._name = name
+        self._on_end = on_end
+        self._keeper: asyncio.Task[None] | None = None
+        self._closing: anyio.Event | None = None
+        self.tasks: TaskGroup | None = None
+
+    async def open(self) -> TaskGroup:
+        """Opens the group. To be called once."""
+        assert self._keeper is None, "a lifetime is opened once"
+        opened, self._closing = anyio.Event(), anyio.Event()
+        keep = self._keep(opened, self._closing)
+        self._keeper = asyncio.create_task(keep, name=self._name)
+        _KEEPERS.add(self._keeper)
+        self._keeper.add_done_callback(_KEEPERS.discard)
+        try:
+            await opened.wait()
+        except BaseException:
+            self._closing.set()
+            raise
+        assert self.tasks is not None
+        return self.tasks
+
+    async def _keep(self, opened: anyio.Event, closing: anyio.Event) -> None:
+        async with anyio.create_task_group() as tasks:
+            self.tasks = tasks
+            opened.set()
+            try:
+                await closing.wait()
+            finally:
+                # Also when the event loop ends and cancels all tasks.
+                with anyio.CancelScope(shield=True):
+                    await self._on_end(tasks)
+
+    async def close(self) -> None:
+        """Ends the group and waits until it has ended. Idempotent.
+
+        A caller who is cancelled meanwhile leaves early by asyncio's own means only
+        (`asyncio.wait_for`); the group ends in any case.
+
+        Raises:
+            ExceptionGroup: Tasks of the group failed.
+        """
+        if self._keeper is None or self._closing is None:
+            return
+        if not self._keeper.done():
+            self._closing.set()
+            with anyio.CancelScope(shield=True):
+                await asyncio.wait([self._keeper])
+        with contextlib.suppress(asyncio.CancelledError):  # the event loop had ended before
+            self._keeper.result()
+
+
+# ---- Waking up ----
+
+
+class Notifier:
+    """Wakes every task that waits, each time something changes.
+
+    A waiter that works between two waits passes the count that it has seen, so that no
+    notification is lost:
+
+        seen = changes.count
+        await work()
+        await changes.wait(seen)
+
+    Attributes:
+        count: The number of notifications so far.
+    """
+
+    __slots__ = ("_next", "count")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._next: anyio.Event | None = None  # made by the first waiter: notifying costs nothing
+
+    def notify(self) -> None:
+        """Wakes all waiters. In the thread of the event loop only."""
+        self.count += 1
+        if self._next is not None:
+            self._next.set()
+            self._next = None
+
+    async def wait(self, since: int | None = None) -> int:
+        """Waits for a notification; returns the count.
+
+        Args:
+            since: The count that the caller has seen. With more notifications by now, there is
+                nothing to wait for. None: the next notification is awaited.
+        """
+        if since is not None and since != self.count:
+            await checkpoint()
+            return self.count
+        self._next = self._next or anyio.Event()
+        await self._next.wait()
+        return self.count
+
+
+# ---- Backoff ----
+
+
+def backoff(attempt: int, first: float, longest: float, *, jitter: float = 0.5) -> float:
+    """The seconds to pause after an attempt: doubled each time, with jitter.
+
+    Args:
+        attempt: The number of attempts that have failed, from 1 on.
+        first: The longest pause after the first attempt.
+        longest: The longest pause of all.
+        jitter: The part of a pause that is random, so that many clients of one server do not come
+            back at once; 0 for none.
+    """
+    # The exponent is bounded: from 2**1024 on there is no float.
+    pause = min(first * 2.0 ** min(attempt - 1, 64), longest)
+    return pause * random.uniform(1 - jitter, 1)  # noqa: S311 - no secret
