@@ -31,9 +31,9 @@ from bench.cells import SECONDS
 from bench.floor import Floor
 from bench.processes import family_pss
 from clawmode import CodeMode, CodeModeConfig, MemoryStore, Pool, SqliteStore, Tool, tool
-from clawmode.catalog import Catalog
+from clawmode.catalog.catalog import Catalog
 from clawmode.sandbox.protocol import Start
-from clawmode.tools import JsonObject
+from clawmode.tools.tool import JsonObject
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench" / "results" / "latest.json"

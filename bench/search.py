@@ -24,10 +24,10 @@ from typing import Any, NamedTuple, TypeAlias
 from rich.console import Console
 from rich.table import Table
 
-from clawmode.catalog import Catalog
-from clawmode.search import RankerMaker, go_by_words
-from clawmode.tools import JsonObject, Tool, ToolSource
-from clawmode.vectors import MissingExtra, choose_ranker
+from clawmode.catalog.catalog import Catalog
+from clawmode.catalog.search import RankerMaker, go_by_words
+from clawmode.catalog.vectors import MissingExtra, choose_ranker
+from clawmode.tools.tool import JsonObject, Tool, ToolSource
 
 ROOT = Path(__file__).parents[1]
 DATA = ROOT / "bench/data"

@@ -17,8 +17,8 @@ from typing import NamedTuple
 from rich.console import Console
 from rich.table import Table
 
-from clawmode.search import Document, Ranker, SearchIndex
-from clawmode.vectors import VectorRanker
+from clawmode.catalog.search import Document, Ranker, SearchIndex
+from clawmode.catalog.vectors import VectorRanker
 
 LIMIT = 8
 SIZES = (0, 1_000, 10_000)

@@ -19,14 +19,14 @@ import anyio
 from rich.console import Console
 from rich.table import Table
 
-from clawmode.agent.model_choice import Models
+from clawmode.agent.models import Models
 from clawmode.agent.requests import AgentRequest
-from clawmode.agent.resolve import Configured
+from clawmode.agent.resolver import Configured
 from clawmode.agent.runtime import AgentRuntime
-from clawmode.agent.sessions import SessionStore
-from clawmode.agent.settings import read
+from clawmode.config.resolve import read
+from clawmode.sessions.store import SessionStore
 from clawmode.testing import ScriptedModel
-from clawmode.tools import JsonObject, Tool, ToolSource
+from clawmode.tools.tool import JsonObject, Tool, ToolSource
 
 ROOT = Path(__file__).parents[1]
 DATA = ROOT / "bench/data/mcp_tools.json"

@@ -14,15 +14,15 @@ import anyio
 import anyio.abc
 
 from clawmode import Tool, tool
-from clawmode.agent.model_choice import Models
+from clawmode.agent.models import Models
 from clawmode.agent.requests import AgentRequest
-from clawmode.agent.resolve import Configured
+from clawmode.agent.resolver import Configured
 from clawmode.agent.runtime import AgentRuntime
-from clawmode.agent.sessions import SessionStore
-from clawmode.agent.settings import read
-from clawmode.models.scripted import Reaction
+from clawmode.config.resolve import read
 from clawmode.models.settings import make_model
+from clawmode.sessions.store import SessionStore
 from clawmode.testing import ScriptRequest, ScriptServer, Turn, call
+from clawmode.testing.scripted import Reaction
 
 FILES = 50
 LINES = 40

@@ -42,6 +42,7 @@ from clawmode import (
     SqliteStore,
 )
 from clawmode.testing import ScriptRequest, ScriptServer, Turn, call
+from clawmode.tools.executor import CallEvent
 
 HERE = Path(__file__).parent
 WIDTH = 100

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from clawmode.command_setup import agree
+from clawmode.app.setup import agree
 
 COMMAND = [sys.executable, "-m", "clawmode"]
 SECONDS = 18

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import test_files
-from clawmode.declarations import SHARED_TYPES
+from clawmode.catalog.declarations import SHARED_TYPES
 
 SECONDS = 15
 OPTIONS = ["--noEmit", "--strict", "--target", "es2022", "--lib", "es2023", "--types", ""]

@@ -11,7 +11,7 @@ from pathlib import Path
 import anyio
 
 from clawmode import Approvals, CodeMode, CodeModeConfig, RunContext, tool
-from clawmode.sqlite_store import SqliteStore
+from clawmode.code_mode.sqlite_store import SqliteStore
 
 FOLDER = Path(sys.argv[1])
 WHO = RunContext(agent_id="a", session_id="s", session_key="k", run_id="r")

@@ -3,12 +3,12 @@
 import pytest
 
 from clawmode import CodeModeConfig, Policy, Tool
-from clawmode.activation import activate
-from clawmode.agent import settings
-from clawmode.catalog import Catalog
-from clawmode.control import EXEC, WAIT
+from clawmode.agent.activation import activate
+from clawmode.catalog.catalog import Catalog
+from clawmode.catalog.control import EXEC, WAIT
+from clawmode.config import resolve as settings
 from clawmode.exceptions import ConfigurationError
-from clawmode.tools import ToolSource
+from clawmode.tools.tool import ToolSource
 from clawmode.types import JsonValue
 
 ON = CodeModeConfig(enabled=True)

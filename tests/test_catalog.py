@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clawmode.catalog import Catalog, safe_name
-from clawmode.control import CONTROL_NAMES, is_control
+from clawmode.catalog.catalog import Catalog, safe_name
+from clawmode.catalog.control import CONTROL_NAMES, is_control
 from clawmode.exceptions import AmbiguousTool, ConfigurationError, DuplicateTool, UnknownTool
-from clawmode.tools import JsonObject, Tool, ToolContext, ToolSource
+from clawmode.tools.tool import JsonObject, Tool, ToolContext, ToolSource
 from clawmode.types import JsonValue
 
 quickly = settings(derandomize=True, max_examples=100, deadline=None)

@@ -140,7 +140,9 @@ def test_help_answers_quickly_and_loads_nothing_heavy() -> None:
         times.append(time.perf_counter() - began)
     # 0.25 s alone on the machine; the bound leaves room for the other tests.
     assert min(times) < 1.5
-    program = "import sys, clawmode.cli; print('anyio' in sys.modules, 'rich' in sys.modules)"
+    program = (
+        "import sys, clawmode.commands.cli; print('anyio' in sys.modules, 'rich' in sys.modules)"
+    )
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )

@@ -12,12 +12,7 @@ from typing import Any
 import pytest
 from tests.cli_driver import SHOP, Person, clawmode, plain, trusted
 
-from clawmode.approvals import Question
-from clawmode.command_setup import Options, set_up
-from clawmode.context import RunContext
-from clawmode.executor import CallEvent
-from clawmode.questions import Desk, Terminal, attended, describe
-from clawmode.terminal import (
+from clawmode.app.console import (
     IN_TEXT,
     MAX_CALLS_KEPT,
     CallTree,
@@ -26,6 +21,11 @@ from clawmode.terminal import (
     harmless,
     one_line,
 )
+from clawmode.app.setup import Options, set_up
+from clawmode.context import RunContext
+from clawmode.terminal.desk import Desk, Terminal, attended, describe
+from clawmode.tools.approvals import Question
+from clawmode.tools.executor import CallEvent
 from clawmode.types import JsonValue
 
 TOOLS = ("--tools", "shop:TOOLS")

@@ -13,10 +13,10 @@ from tests.cli_driver import SHOP, answer, clawmode
 from tests.mcp.driver import listed
 from typer.testing import CliRunner
 
-from clawmode.cli import app
-from clawmode.command_setup import Options, check, read_policy, state_folder
+from clawmode.app.setup import Options, check, read_policy, state_folder
+from clawmode.commands.cli import app
 from clawmode.exceptions import ConfigurationError
-from clawmode.tool_loading import load_tools
+from clawmode.tools.loading import load_tools
 
 TOOLS = ("--tools", "shop:TOOLS")
 

@@ -11,9 +11,9 @@ import anyio
 import pytest
 
 from clawmode import CodeMode, CodeModeConfig, CodeModeResult, Pool, RunContext
+from clawmode.code_mode.stores import MemoryStore
 from clawmode.exceptions import ClawmodeWarning, NotOpen, RuntimeUnavailable
 from clawmode.sandbox import artifacts
-from clawmode.stores import MemoryStore
 
 pytestmark = pytest.mark.anyio
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from clawmode.config import (
+from clawmode.code_mode.config import (
     KEYS,
     RANGES,
     SUSPENDED_DURABLE,

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from clawmode.command_setup import Options, check, set_up
-from clawmode.config_check import OWN_TOOLS
-from clawmode.config_file import Report
+from clawmode.app.setup import Options, check, set_up
+from clawmode.app.check import OWN_TOOLS
+from clawmode.config.file import Report
 from clawmode.core_tools.suite import make_core_tools
 from clawmode.exceptions import ConfigurationError
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clawmode.command_setup import Options, check, set_up
-from clawmode.config_file import MAX_SIZE, ConfigFile, find, load
+from clawmode.app.setup import Options, check, set_up
+from clawmode.config.file import MAX_SIZE, ConfigFile, find, load
 from clawmode.exceptions import ConfigurationError
 
 

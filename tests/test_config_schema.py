@@ -11,9 +11,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from clawmode.agent.settings import schema
-from clawmode.config import ConfigWarning
-from clawmode.config_schema import (
+from clawmode.code_mode.config import ConfigWarning
+from clawmode.config.reader import (
     MAX_ITEMS,
     MAX_NAME,
     MAX_PROBLEMS,
@@ -25,10 +24,11 @@ from clawmode.config_schema import (
     read,
     schema_of,
 )
+from clawmode.config.resolve import schema
 from clawmode.exceptions import ConfigurationError
-from clawmode.tools import JsonObject
+from clawmode.tools.tool import JsonObject
+from clawmode.tools.validation import Validator
 from clawmode.types import JsonValue
-from clawmode.validation import Validator
 
 # ruff: noqa: RUF009 (`option` makes a field, not a value)
 

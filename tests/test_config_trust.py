@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from clawmode import config_trust
-from clawmode.agent import settings
-from clawmode.command_setup import Options, agree, check, set_up
-from clawmode.config_file import load
-from clawmode.config_trust import UntrustedConfiguration
+from clawmode.app.setup import Options, agree, check, set_up
+from clawmode.config import resolve as settings
+from clawmode.config import trust as config_trust
+from clawmode.config.file import load
+from clawmode.config.trust import UntrustedConfiguration
 from clawmode.exceptions import ConfigurationError
-from clawmode.tools import JsonObject
+from clawmode.tools.tool import JsonObject
 
 NOBODY = 65_534
 EVIL = '{mcp: {servers: {m: {command: "sh", args: ["-c", "touch %s"]}}}}'

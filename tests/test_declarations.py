@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.compiler import Compiler, find_compiler, without_shared_types
 
-from clawmode.declarations import (
+from clawmode.catalog.declarations import (
     MAX_FILE_CHARS,
     MAX_INDEX_CHARS,
     ROOT_MEMBERS,
@@ -21,7 +21,7 @@ from clawmode.declarations import (
     render_index,
     render_server,
 )
-from clawmode.tools import Tool
+from clawmode.tools.tool import Tool
 from clawmode.types import JsonValue
 
 quickly = settings(derandomize=True, max_examples=100, deadline=None)

@@ -31,9 +31,9 @@ from tests.agent.command_driver import serving
 from tests.cli_driver import Person, plain
 from tests.tool_search.driver import bodies
 
-from clawmode import json5
-from clawmode.cli import app
-from clawmode.command_setup import check
+from clawmode.app.setup import check
+from clawmode.commands.cli import app
+from clawmode.config import json5
 from clawmode.core_tools.exec_approvals import HostFile
 from clawmode.core_tools.patches import parse
 from clawmode.plugins.staging import Material

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from clawmode import command_setup, doctor
-from clawmode.command_setup import Options, Setup
+from clawmode.app import setup as command_setup
+from clawmode.app.setup import Options, Setup
 from clawmode.sandbox import artifacts
+from clawmode.terminal import doctor
 
 SERVER = """
 from mcp.server.mcpserver import MCPServer

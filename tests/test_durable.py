@@ -20,13 +20,13 @@ from anyio.abc import ByteReceiveStream, Process
 from anyio.streams.text import TextReceiveStream
 
 from clawmode import Approvals, CodeMode, CodeModeConfig, CodeModeResult, Pool, RunContext, tool
+from clawmode.code_mode.snapshots import KeyRing
+from clawmode.code_mode.sqlite_store import SqliteStore
+from clawmode.code_mode.stores import MemoryStore, SnapshotStore, StoredCell
 from clawmode.exceptions import ClawmodeWarning, StoreUnavailable
 from clawmode.sandbox.pool import Cell
 from clawmode.sandbox.protocol import Frozen
-from clawmode.snapshots import KeyRing
-from clawmode.sqlite_store import SqliteStore
-from clawmode.stores import MemoryStore, SnapshotStore, StoredCell
-from clawmode.tools import JsonObject, Tool, ToolContext
+from clawmode.tools.tool import JsonObject, Tool, ToolContext
 
 pytestmark = pytest.mark.anyio
 

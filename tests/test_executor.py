@@ -10,22 +10,22 @@ from typing import Any
 import anyio
 import pytest
 
-from clawmode import approvals as approvals_module
-from clawmode import hooks as hooks_module
-from clawmode import tool_function
-from clawmode.approvals import Approvals, Question
 from clawmode.context import RunContext
 from clawmode.exceptions import ClawmodeError, ConfigurationError
-from clawmode.executor import Call, CallEvent, CallState, Executor, ToolFailure
-from clawmode.hooks import (
+from clawmode.tools import approvals as approvals_module
+from clawmode.tools import function as tool_function
+from clawmode.tools import hooks as hooks_module
+from clawmode.tools.approvals import Approvals, Question
+from clawmode.tools.executor import Call, CallEvent, CallState, Executor, ToolFailure
+from clawmode.tools.hooks import (
     AfterToolCall,
     BeforeToolCall,
     Hooks,
     RequireApproval,
     ToolCallDecision,
 )
-from clawmode.policy import Policy
-from clawmode.tools import JsonObject, Tool, ToolContext, ToolResult
+from clawmode.tools.policy import Policy
+from clawmode.tools.tool import JsonObject, Tool, ToolContext, ToolResult
 
 pytestmark = pytest.mark.anyio
 

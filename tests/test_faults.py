@@ -24,10 +24,10 @@ from clawmode import (
     ToolContext,
     tool,
 )
-from clawmode.approvals import Decision
-from clawmode.executor import CallEvent
-from clawmode.hooks import AfterToolCall
-from clawmode.tools import JsonObject, Tool
+from clawmode.tools.approvals import Decision
+from clawmode.tools.executor import CallEvent
+from clawmode.tools.hooks import AfterToolCall
+from clawmode.tools.tool import JsonObject, Tool
 
 pytestmark = pytest.mark.anyio
 

@@ -20,8 +20,8 @@ from clawmode import (
     ToolCallDecision,
     tool,
 )
-from clawmode.approvals import Decision, Question
-from clawmode.hooks import AfterToolCall, BeforeToolCall
+from clawmode.tools.approvals import Decision, Question
+from clawmode.tools.hooks import AfterToolCall, BeforeToolCall
 
 pytestmark = pytest.mark.anyio
 

@@ -27,9 +27,7 @@ from clawmode import (
     ToolResult,
     tool,
 )
-from clawmode.executor import CallEvent
-from clawmode.hooks import AfterToolCall, BeforeToolCall
-from clawmode.namespaces import (
+from clawmode.catalog.namespaces import (
     CreateScope,
     NamespaceContext,
     NamespaceError,
@@ -38,7 +36,9 @@ from clawmode.namespaces import (
     namespace_tool,
 )
 from clawmode.sandbox import artifacts
-from clawmode.tools import JsonObject
+from clawmode.tools.executor import CallEvent
+from clawmode.tools.hooks import AfterToolCall, BeforeToolCall
+from clawmode.tools.tool import JsonObject
 
 pytestmark = pytest.mark.anyio
 

@@ -7,12 +7,12 @@ import pytest
 from tests.cli_driver import Person
 
 from clawmode import Approvals, CodeMode
-from clawmode.approvals import InputQuestion
 from clawmode.context import RunContext
-from clawmode.executor import Call, Executor
-from clawmode.forms import introduce
-from clawmode.policy import Policy
-from clawmode.tools import InputRequest, JsonObject, Tool, ToolContext
+from clawmode.terminal.forms import introduce
+from clawmode.tools.approvals import InputQuestion
+from clawmode.tools.executor import Call, Executor
+from clawmode.tools.policy import Policy
+from clawmode.tools.tool import InputRequest, JsonObject, Tool, ToolContext
 
 pytestmark = pytest.mark.anyio
 
@@ -99,7 +99,7 @@ async def test_the_end_of_a_program_takes_its_question_along() -> None:
 
 FORM = """
 from clawmode import ToolContext, tool
-from clawmode.tools import InputRequest
+from clawmode.tools.tool import InputRequest
 
 FIELDS = {
     "who": {"type": "string", "title": "Name"},

@@ -27,11 +27,11 @@ from clawmode import (
     Tool,
     ToolContext,
 )
-from clawmode.executor import CallEvent
-from clawmode.hooks import BeforeToolCall
-from clawmode.namespaces import NamespaceRegistration, NamespaceRegistry, namespace_tool
-from clawmode.stores import SnapshotStore
-from clawmode.tools import JsonObject
+from clawmode.catalog.namespaces import NamespaceRegistration, NamespaceRegistry, namespace_tool
+from clawmode.code_mode.stores import SnapshotStore
+from clawmode.tools.executor import CallEvent
+from clawmode.tools.hooks import BeforeToolCall
+from clawmode.tools.tool import JsonObject
 
 pytestmark = pytest.mark.anyio
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from clawmode.config.json5 import MAX_DEPTH, Parts, parse, place
 from clawmode.exceptions import ConfigurationError
-from clawmode.json5 import MAX_DEPTH, Parts, parse, place
 from clawmode.types import JsonValue
 
 

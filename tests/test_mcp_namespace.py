@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from clawmode import CodeMode, Hooks, Pool, Tool, ToolCallDecision, ToolResult, tool
-from clawmode.hooks import BeforeToolCall
-from clawmode.tools import JsonObject, ToolContext
+from clawmode.tools.hooks import BeforeToolCall
+from clawmode.tools.tool import JsonObject, ToolContext
 
 pytestmark = pytest.mark.anyio
 

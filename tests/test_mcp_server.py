@@ -23,14 +23,14 @@ from tests.mcp.driver import raw
 from tests.plugins.material import documented_plugin
 
 from clawmode import Approvals, CodeMode, Pool, tool
-from clawmode.command_setup import Options, set_up
+from clawmode.app.servers import serve
+from clawmode.app.setup import Options, set_up
+from clawmode.config.mcp import read_servers
 from clawmode.context import RunContext
 from clawmode.exceptions import ConfigurationError
-from clawmode.gateway.tokens import Attempts
-from clawmode.mcp.client import McpServers
-from clawmode.mcp.command import serve
-from clawmode.mcp.config import read_servers
 from clawmode.mcp.server import RequireToken, opened
+from clawmode.mcp.servers import McpServers
+from clawmode.rpc.tokens import Attempts
 
 pytestmark = pytest.mark.anyio
 

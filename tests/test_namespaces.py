@@ -13,9 +13,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from clawmode.context import RunContext
-from clawmode.exceptions import SandboxError
-from clawmode.namespaces import (
+from clawmode.catalog.namespaces import (
     BUILT_IN_GLOBALS,
     MAX_PROMPT_CHARS,
     MAX_SCOPE_BYTES,
@@ -35,9 +33,11 @@ from clawmode.namespaces import (
     register_namespace_for_plugin,
     unregister_namespace,
 )
+from clawmode.context import RunContext
+from clawmode.exceptions import SandboxError
 from clawmode.sandbox.pool import Pool
 from clawmode.sandbox.protocol import Done, Start, Suspended
-from clawmode.tools import JsonObject, Tool, ToolSource
+from clawmode.tools.tool import JsonObject, Tool, ToolSource
 from clawmode.types import JsonValue
 
 TOOL_NAMES = ("list_issues", "update_issue")

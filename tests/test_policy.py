@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clawmode.exceptions import ConfigurationError
-from clawmode.policy import (
+from clawmode.tools.policy import (
     GROUPS,
     PROFILES,
     SCOPES,
@@ -17,7 +17,7 @@ from clawmode.policy import (
     find_unmatched,
     matches,
 )
-from clawmode.tools import Tool, ToolSource
+from clawmode.tools.tool import Tool, ToolSource
 from clawmode.types import JsonValue
 
 

@@ -30,10 +30,10 @@ from clawmode import (
     tool,
 )
 from clawmode.exceptions import UnknownTool
-from clawmode.executor import CallEvent
-from clawmode.hooks import BeforeToolCall
 from clawmode.sandbox import artifacts
-from clawmode.tools import JsonObject
+from clawmode.tools.executor import CallEvent
+from clawmode.tools.hooks import BeforeToolCall
+from clawmode.tools.tool import JsonObject
 
 pytestmark = pytest.mark.anyio
 

@@ -10,9 +10,9 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from tests.compiler import Compiler, find_compiler
 
-from clawmode.schema_types import STAGES, render_type
+from clawmode.catalog.schema_types import STAGES, render_type
+from clawmode.catalog.typescript_text import clean_line, clean_lines, quote, render_comment
 from clawmode.types import JsonValue
-from clawmode.typescript_text import clean_line, clean_lines, quote, render_comment
 
 T = TypeVar("T")
 GENERATE = (Phase.generate,)

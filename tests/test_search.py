@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clawmode import search
-from clawmode.search import Document, NearNames, Ranker, SearchIndex, stem, terms_of
+from clawmode.catalog import search
+from clawmode.catalog.search import Document, NearNames, Ranker, SearchIndex, stem, terms_of
 
 TOOLS = [
     Document("read_file", "", "Read the contents of a local file", "path encoding"),

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clawmode.signatures import MAX_CHARS, render_input
+from clawmode.catalog.signatures import MAX_CHARS, render_input
 from clawmode.types import JsonValue
 
 quickly = settings(derandomize=True, max_examples=100, deadline=None)

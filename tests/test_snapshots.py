@@ -8,10 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from clawmode.context import Scope
-from clawmode.exceptions import SnapshotKeyLost, SnapshotRefused
-from clawmode.sandbox.protocol import Frozen
-from clawmode.snapshots import (
+from clawmode.code_mode.snapshots import (
     KEY_VARIABLE,
     KeyRing,
     bind,
@@ -20,6 +17,9 @@ from clawmode.snapshots import (
     unseal,
     unseal_bytes,
 )
+from clawmode.context import Scope
+from clawmode.exceptions import SnapshotKeyLost, SnapshotRefused
+from clawmode.sandbox.protocol import Frozen
 
 WASM = bytes(range(32))
 SCOPE = Scope("a", "s", "k", "r")

@@ -15,14 +15,14 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
 
-from clawmode.approvals import Approvals
-from clawmode.code_mode import CodeMode
+from clawmode.code_mode.code_mode import CodeMode
+from clawmode.code_mode.results import CodeModeResult
+from clawmode.code_mode.spans import MAX_CHARS, SpanRecorder, cell_span, find_recorder
 from clawmode.context import RunContext
-from clawmode.executor import Call, CallEvent, Executor, ToolFailure
-from clawmode.policy import Policy
-from clawmode.results import CodeModeResult
-from clawmode.spans import MAX_CHARS, SpanRecorder, cell_span, find_recorder
-from clawmode.tools import JsonObject, Tool, ToolContext
+from clawmode.tools.approvals import Approvals
+from clawmode.tools.executor import Call, CallEvent, Executor, ToolFailure
+from clawmode.tools.policy import Policy
+from clawmode.tools.tool import JsonObject, Tool, ToolContext
 
 pytestmark = pytest.mark.anyio
 
@@ -334,8 +334,8 @@ def test_without_a_recorder_a_cell_costs_next_to_nothing() -> None:
 USE = """
 import sys
 from clawmode.context import RunContext
-from clawmode.results import CodeModeResult
-from clawmode.spans import cell_span, find_recorder
+from clawmode.code_mode.results import CodeModeResult
+from clawmode.code_mode.spans import cell_span, find_recorder
 recorder = find_recorder()
 with cell_span(recorder, "exec", "e", RunContext()) as span:
     span.conclude(CodeModeResult(status="completed"))

@@ -13,15 +13,16 @@ from typing import Any
 import anyio
 import pytest
 
-from clawmode import Approvals, CodeMode, CodeModeConfig, Pool, RunContext, parking, tool
+from clawmode import Approvals, CodeMode, CodeModeConfig, Pool, RunContext, tool
+from clawmode.code_mode import parking
+from clawmode.code_mode.snapshots import KeyRing
+from clawmode.code_mode.sqlite_store import SqliteStore
+from clawmode.code_mode.stores import MemoryStore, SnapshotStore, StoredCell
 from clawmode.exceptions import ProtocolError, StoreUnavailable
-from clawmode.hooks import BeforeToolCall, Hooks, RequireApproval, ToolCallDecision
 from clawmode.sandbox.pool import Cell
 from clawmode.sandbox.protocol import Frozen, Request, Suspended, decode_answer, encode
-from clawmode.snapshots import KeyRing
-from clawmode.sqlite_store import SqliteStore
-from clawmode.stores import MemoryStore, SnapshotStore, StoredCell
-from clawmode.tools import Tool
+from clawmode.tools.hooks import BeforeToolCall, Hooks, RequireApproval, ToolCallDecision
+from clawmode.tools.tool import Tool
 
 pytestmark = pytest.mark.anyio
 
@@ -195,7 +196,7 @@ async def test_a_closed_object_owns_nothing_again(pool: Pool, folder: Path) -> N
 
 async def test_a_forked_child_does_not_keep_an_owner_alive(folder: Path) -> None:
     program = (
-        "import sys, anyio, os, time; from clawmode.sqlite_store import SqliteStore\n"
+        "import sys, anyio, os, time; from clawmode.code_mode.sqlite_store import SqliteStore\n"
         "store = SqliteStore(sys.argv[1]); print(anyio.run(store.join), flush=True)\n"
         "if os.fork() == 0:\n"
         "    os.closerange(0, 3); time.sleep(3); os._exit(0)\n"

@@ -12,11 +12,11 @@ from typing import TypeAlias
 import anyio
 import pytest
 
-from clawmode import stores
+from clawmode.code_mode import stores
+from clawmode.code_mode.sqlite_store import SqliteStore
+from clawmode.code_mode.stores import MemoryStore, SnapshotStore, StoredCall, StoredCell
 from clawmode.context import Scope
 from clawmode.exceptions import Aborted, AbortUnconfirmed, SnapshotTooLarge, StoreUnavailable
-from clawmode.sqlite_store import SqliteStore
-from clawmode.stores import MemoryStore, SnapshotStore, StoredCall, StoredCell
 
 pytestmark = pytest.mark.anyio
 
@@ -260,8 +260,8 @@ async def test_a_cell_that_was_ended_while_it_ran_cannot_be_parked_again(
 
 
 async def test_tombstones_are_bounded(making: Making, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("clawmode.stores.MAX_TOMBSTONES", 3)
-    monkeypatch.setattr("clawmode.sqlite_store.MAX_TOMBSTONES", 3)
+    monkeypatch.setattr("clawmode.code_mode.stores.MAX_TOMBSTONES", 3)
+    monkeypatch.setattr("clawmode.code_mode.sqlite_store.MAX_TOMBSTONES", 3)
     store = making(lambda: 1000.0)
     me = await store.join()
     for number in range(5):
@@ -345,7 +345,7 @@ async def test_a_torn_page_is_an_error(folder: Path) -> None:
 async def test_a_lock_that_is_held_is_waited_for_and_then_told(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("clawmode.sqlite_store.LOCK_SECONDS", 0.1)
+    monkeypatch.setattr("clawmode.code_mode.sqlite_store.LOCK_SECONDS", 0.1)
     store = SqliteStore(folder)
     me = await store.join()
     holder = sqlite3.connect(folder / "cells.sqlite", isolation_level=None)
@@ -390,7 +390,7 @@ async def test_a_clock_that_is_set_back_makes_no_cell_immortal(folder: Path) -> 
 
 async def test_owners_that_died_leave_no_files(folder: Path) -> None:
     program = (
-        "import sys, anyio, os; from clawmode.sqlite_store import SqliteStore\n"
+        "import sys, anyio, os; from clawmode.code_mode.sqlite_store import SqliteStore\n"
         "store = SqliteStore(sys.argv[1]); print(anyio.run(store.join), flush=True)\n"
         "os.kill(os.getpid(), 9)"
     )

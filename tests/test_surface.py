@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from clawmode import CodeMode, CodeModeConfig, CodeModeResult, Pool, tool
+from clawmode.catalog.namespaces import NamespaceRegistration, NamespaceRegistry, namespace_tool
+from clawmode.code_mode.surface import Format
 from clawmode.exceptions import ConfigurationError, UnknownTool
-from clawmode.namespaces import NamespaceRegistration, NamespaceRegistry, namespace_tool
-from clawmode.surface import Format
-from clawmode.tools import Tool
+from clawmode.tools.tool import Tool
 from clawmode.types import JsonValue
 
 pytestmark = pytest.mark.anyio

@@ -2,9 +2,9 @@
 
 import pytest
 
-from clawmode.catalog import Catalog
-from clawmode.telemetry import MAX_UNMATCHED, Telemetry
-from clawmode.tools import Tool
+from clawmode.catalog.catalog import Catalog
+from clawmode.code_mode.telemetry import MAX_UNMATCHED, Telemetry
+from clawmode.tools.tool import Tool
 
 CATALOG = Catalog([Tool("send_email", "Send a message", {}, lambda given, context: None)])
 

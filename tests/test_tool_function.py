@@ -29,12 +29,12 @@ from inline_snapshot import snapshot
 from pydantic import BaseModel, Field
 
 from clawmode.context import RunContext
-from clawmode.docstrings import parse
 from clawmode.exceptions import InvalidTool
-from clawmode.tool_function import tool
-from clawmode.tools import JsonObject, Tool, ToolContext, ToolResult
+from clawmode.tools.docstrings import parse
+from clawmode.tools.function import tool
+from clawmode.tools.tool import JsonObject, Tool, ToolContext, ToolResult
+from clawmode.tools.validation import validate
 from clawmode.types import JsonValue
-from clawmode.validation import validate
 
 if TYPE_CHECKING:
     from fractions import Fraction
@@ -783,7 +783,7 @@ def test_names_in_the_output_are_those_of_its_schema() -> None:
 
 
 def test_the_package_does_not_load_pydantic() -> None:
-    program = "import sys, clawmode, clawmode.tools; print('pydantic' in sys.modules)"
+    program = "import sys, clawmode, clawmode.tools.tool; print('pydantic' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=20)
     assert done.stdout == b"False\n", done.stderr
 

@@ -10,12 +10,12 @@ import anyio
 import pytest
 
 from clawmode import CodeMode, CodeModeConfig, CodeModeResult, Pool, RunContext
-from clawmode.approvals import Approvals
-from clawmode.catalog import Catalog
-from clawmode.hooks import BeforeToolCall, Hooks, ToolCallDecision
-from clawmode.namespaces import NamespaceRegistration, NamespaceRegistry, namespace_tool
-from clawmode.tool_function import tool
-from clawmode.tools import Tool
+from clawmode.catalog.catalog import Catalog
+from clawmode.catalog.namespaces import NamespaceRegistration, NamespaceRegistry, namespace_tool
+from clawmode.tools.approvals import Approvals
+from clawmode.tools.function import tool
+from clawmode.tools.hooks import BeforeToolCall, Hooks, ToolCallDecision
+from clawmode.tools.tool import Tool
 
 pytestmark = pytest.mark.anyio
 

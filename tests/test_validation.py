@@ -14,13 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from inline_snapshot import snapshot
 
-from clawmode import validation
 from clawmode.exceptions import ClawmodeError
-from clawmode.input_problems import MAX_PROBLEMS, MAX_TEXT
-from clawmode.schema_cost import COUNTLESS, Burden, Schema, SchemaGraph
-from clawmode.tools import JsonObject, Tool
+from clawmode.tools import validation
+from clawmode.tools.input_problems import MAX_PROBLEMS, MAX_TEXT
+from clawmode.tools.schema_cost import COUNTLESS, Burden, Schema, SchemaGraph
+from clawmode.tools.tool import JsonObject, Tool
+from clawmode.tools.validation import MAX_DEPTH, InvalidSchema, Validator, validate
 from clawmode.types import JsonValue
-from clawmode.validation import MAX_DEPTH, InvalidSchema, Validator, validate
 
 ORDER: Schema = {
     "type": "object",
@@ -535,7 +535,7 @@ def test_recursion_as_people_use_it_works_to_the_depth_limit() -> None:
 def test_a_long_chain_of_references_does_not_overrun_the_stack() -> None:
     """In a process of its own, and a thread with little stack: the failure is a dead process."""
     program = """
-from clawmode.validation import InvalidSchema, Validator
+from clawmode.tools.validation import InvalidSchema, Validator
 for length in (50, 100, 190, 350, 700, 1400):
     links = {f"d{i}": {"allOf": [{"$ref": f"#/$defs/d{i + 1}"}]} for i in range(length)}
     links[f"d{length}"] = {"properties": {"a": {"$ref": "#/$defs/d0"}}, "type": "object"}

@@ -14,11 +14,11 @@ from bench.search_quality import LIMIT, Request, measure, read_asked, read_unans
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clawmode import vectors
-from clawmode.catalog import Catalog
-from clawmode.search import Document, SearchIndex, go_by_words, split_identifier
-from clawmode.tools import JsonObject, Tool, ToolSource
-from clawmode.vectors import MissingExtra, VectorRanker, choose_ranker
+from clawmode.catalog import vectors
+from clawmode.catalog.catalog import Catalog
+from clawmode.catalog.search import Document, SearchIndex, go_by_words, split_identifier
+from clawmode.catalog.vectors import MissingExtra, VectorRanker, choose_ranker
+from clawmode.tools.tool import JsonObject, Tool, ToolSource
 
 TOOLS = [
     Document("issue_refund", "", "Return a charge to the customer's card", "charge_id amount"),
@@ -317,9 +317,9 @@ def run_python(code: str) -> str:
 def test_nothing_is_loaded_before_the_first_search() -> None:
     code = """
 import sys
-from clawmode.catalog import Catalog
-from clawmode.tools import Tool
-from clawmode.vectors import choose_ranker
+from clawmode.catalog.catalog import Catalog
+from clawmode.tools.tool import Tool
+from clawmode.catalog.vectors import choose_ranker
 heavy = {"numpy", "tokenizers", "wordllama", "safetensors", "huggingface_hub"}
 tools = [Tool(f"get_{n}", "Get a thing", {}, print) for n in range(9)]
 catalog = Catalog(tools, ranker=choose_ranker(required=True))
@@ -336,8 +336,8 @@ def test_nothing_is_fetched_and_nobody_elses_logging_is_set_up() -> None:
 import logging, socket, sys
 def refuse(*args, **kwargs): raise AssertionError("went to the network")
 socket.socket = socket.create_connection = socket.getaddrinfo = refuse
-from clawmode.search import Document, SearchIndex
-from clawmode.vectors import VectorRanker
+from clawmode.catalog.search import Document, SearchIndex
+from clawmode.catalog.vectors import VectorRanker
 documents = [Document("delete_path", description="Remove a file or folder")]
 found = VectorRanker(documents, SearchIndex(documents)).search("erase a directory", 8)
 print(len(found), logging.getLogger().handlers)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from clawmode.agent.events import AgentEvent
-    from clawmode.agent.history import read_transcript
+    from clawmode.sessions.history import read_transcript
     from clawmode.agent.hooks import (
         AgentEnd,
         ClaimedReply,
@@ -29,17 +29,17 @@ if TYPE_CHECKING:
         SendDecision,
         SessionEvent,
     )
-    from clawmode.agent.model_choice import Models as ModelPool
+    from clawmode.agent.models import Models as ModelPool
     from clawmode.agent.requests import AgentRequest, RunResult
-    from clawmode.agent.resolve import Configured as ConfigResolver
+    from clawmode.agent.resolver import Configured as ConfigResolver
     from clawmode.agent.runtime import AgentRuntime
-    from clawmode.agent.sections import Configuration
-    from clawmode.agent.sessions import SessionStore
-    from clawmode.agent.settings import read as read_configuration
-    from clawmode.agent.trajectory_view import render as render_transcript
-    from clawmode.approvals import Approvals, Decision, InputQuestion, Question
-    from clawmode.code_mode import CodeMode
-    from clawmode.config import CodeModeConfig
+    from clawmode.config.agents import Configuration
+    from clawmode.sessions.store import SessionStore
+    from clawmode.config.resolve import read as read_configuration
+    from clawmode.terminal.trajectory_view import render as render_transcript
+    from clawmode.tools.approvals import Approvals, Decision, InputQuestion, Question
+    from clawmode.code_mode.code_mode import CodeMode
+    from clawmode.code_mode.config import CodeModeConfig
     from clawmode.context import RunContext
     from clawmode.core_tools.confined import FileLimits
     from clawmode.core_tools.files import FileSettings
@@ -64,36 +64,36 @@ if TYPE_CHECKING:
         UnknownHook,
         UnknownTool,
     )
-    from clawmode.executor import CallEvent
-    from clawmode.gateway.client import GatewayClient, TurnResult
-    from clawmode.gateway.event_buffer import EventsLost
-    from clawmode.gateway.link import GatewayUnreachable
-    from clawmode.gateway.protocol import RpcError
-    from clawmode.hooks import (
+    from clawmode.tools.executor import CallEvent
+    from clawmode.rpc.client import GatewayClient, TurnResult
+    from clawmode.rpc.event_buffer import EventsLost
+    from clawmode.rpc.link import GatewayUnreachable
+    from clawmode.rpc.protocol import RpcError
+    from clawmode.tools.hooks import (
         AfterToolCall,
         BeforeToolCall,
         Hooks,
         RequireApproval,
         ToolCallDecision,
     )
-    from clawmode.mcp.client import McpServers
-    from clawmode.mcp.config import read_servers
+    from clawmode.mcp.servers import McpServers
+    from clawmode.config.mcp import read_servers
     from clawmode.messages import ToolMessage
     from clawmode.models.base import Model, ModelError
-    from clawmode.namespaces import (
+    from clawmode.catalog.namespaces import (
         NamespaceContext,
         NamespaceRegistration,
         NamespaceRegistry,
         namespace_tool,
     )
-    from clawmode.plugins.host import PluginApi, Plugins
-    from clawmode.policy import Policy
-    from clawmode.results import CodeModeResult, compact
+    from clawmode.plugins.loader import PluginApi, Plugins
+    from clawmode.tools.policy import Policy
+    from clawmode.code_mode.results import CodeModeResult, compact
     from clawmode.sandbox.pool import Pool
-    from clawmode.sqlite_store import SqliteStore
-    from clawmode.stores import MemoryStore
-    from clawmode.tool_function import tool
-    from clawmode.tools import InputRequest, JsonObject, Tool, ToolContext, ToolResult
+    from clawmode.code_mode.sqlite_store import SqliteStore
+    from clawmode.code_mode.stores import MemoryStore
+    from clawmode.tools.function import tool
+    from clawmode.tools.tool import InputRequest, JsonObject, Tool, ToolContext, ToolResult
     from clawmode.types import JsonValue
 
 __all__ = [
@@ -192,56 +192,56 @@ __version__ = "0.1.0"
 
 LIBRARY = {
     "AbortUnconfirmed": "exceptions",
-    "AfterToolCall": "hooks",
-    "Approvals": "approvals",
-    "BeforeToolCall": "hooks",
-    "CallEvent": "executor",
+    "AfterToolCall": "tools.hooks",
+    "Approvals": "tools.approvals",
+    "BeforeToolCall": "tools.hooks",
+    "CallEvent": "tools.executor",
     "ClawmodeError": "exceptions",
     "ClawmodeWarning": "exceptions",
-    "CodeMode": "code_mode",
-    "CodeModeConfig": "config",
-    "CodeModeResult": "results",
+    "CodeMode": "code_mode.code_mode",
+    "CodeModeConfig": "code_mode.config",
+    "CodeModeResult": "code_mode.results",
     "ConfigurationError": "exceptions",
     "CoreTools": "core_tools.suite",
-    "Decision": "approvals",
+    "Decision": "tools.approvals",
     "DuplicateTool": "exceptions",
     "ErrorCode": "exceptions",
     "FileLimits": "core_tools.confined",
     "FileSettings": "core_tools.files",
-    "Hooks": "hooks",
-    "InputQuestion": "approvals",
-    "InputRequest": "tools",
+    "Hooks": "tools.hooks",
+    "InputQuestion": "tools.approvals",
+    "InputRequest": "tools.tool",
     "InvalidTool": "exceptions",
-    "JsonObject": "tools",
+    "JsonObject": "tools.tool",
     "JsonValue": "types",
-    "McpServers": "mcp.client",
-    "MemoryStore": "stores",
-    "NamespaceContext": "namespaces",
-    "NamespaceRegistration": "namespaces",
-    "NamespaceRegistry": "namespaces",
+    "McpServers": "mcp.servers",
+    "MemoryStore": "code_mode.stores",
+    "NamespaceContext": "catalog.namespaces",
+    "NamespaceRegistration": "catalog.namespaces",
+    "NamespaceRegistry": "catalog.namespaces",
     "NotOpen": "exceptions",
-    "Policy": "policy",
+    "Policy": "tools.policy",
     "Pool": "sandbox.pool",
     "ProgramFailed": "exceptions",
     "ProgramWaiting": "exceptions",
-    "Question": "approvals",
-    "RequireApproval": "hooks",
+    "Question": "tools.approvals",
+    "RequireApproval": "tools.hooks",
     "RunContext": "context",
     "ShellSettings": "core_tools.shell",
-    "SqliteStore": "sqlite_store",
-    "Tool": "tools",
-    "ToolCallDecision": "hooks",
-    "ToolContext": "tools",
-    "ToolResult": "tools",
+    "SqliteStore": "code_mode.sqlite_store",
+    "Tool": "tools.tool",
+    "ToolCallDecision": "tools.hooks",
+    "ToolContext": "tools.tool",
+    "ToolResult": "tools.tool",
     "UnexpectedValue": "exceptions",
     "UnknownHook": "exceptions",
     "UnknownTool": "exceptions",
     "WebSettings": "core_tools.web",
-    "compact": "results",
+    "compact": "code_mode.results",
     "make_core_tools": "core_tools.suite",
-    "namespace_tool": "namespaces",
-    "read_servers": "mcp.config",
-    "tool": "tool_function",
+    "namespace_tool": "catalog.namespaces",
+    "read_servers": "config.mcp",
+    "tool": "tools.function",
 }
 """Run programs: `CodeMode`, and everything that can be given to it."""
 
@@ -252,8 +252,8 @@ AGENT = {
     "AgentRuntime": "agent.runtime",
     "ClaimedReply": "agent.hooks",
     "CompactionEvent": "agent.hooks",
-    "ConfigResolver": "agent.resolve:Configured",
-    "Configuration": "agent.sections",
+    "ConfigResolver": "agent.resolver:Configured",
+    "Configuration": "config.agents",
     "GatewayEvent": "agent.hooks",
     "Install": "agent.hooks",
     "InstallDecision": "agent.hooks",
@@ -262,31 +262,31 @@ AGENT = {
     "Model": "models.base",
     "ModelError": "models.base",
     "ModelOverride": "agent.hooks",
-    "ModelPool": "agent.model_choice:Models",
+    "ModelPool": "agent.models:Models",
     "ModelResolve": "agent.hooks",
-    "PluginApi": "plugins.host",
-    "Plugins": "plugins.host",
+    "PluginApi": "plugins.loader",
+    "Plugins": "plugins.loader",
     "PromptAdditions": "agent.hooks",
     "PromptBuild": "agent.hooks",
     "RunResult": "agent.requests",
     "Scheduler": "cron.scheduler",
     "SendDecision": "agent.hooks",
     "SessionEvent": "agent.hooks",
-    "SessionStore": "agent.sessions",
+    "SessionStore": "sessions.store",
     "ToolMessage": "messages",
     "configured_jobs": "cron.job",
-    "read_configuration": "agent.settings:read",
-    "read_transcript": "agent.history",
-    "render_transcript": "agent.trajectory_view:render",
+    "read_configuration": "config.resolve:read",
+    "read_transcript": "sessions.history",
+    "render_transcript": "terminal.trajectory_view:render",
 }
 """Run agents: models, sessions, hooks, plugins and schedules."""
 
 GATEWAY = {
-    "EventsLost": "gateway.event_buffer",
-    "GatewayClient": "gateway.client",
-    "GatewayUnreachable": "gateway.link",
-    "RpcError": "gateway.protocol",
-    "TurnResult": "gateway.client",
+    "EventsLost": "rpc.event_buffer",
+    "GatewayClient": "rpc.client",
+    "GatewayUnreachable": "rpc.link",
+    "RpcError": "rpc.protocol",
+    "TurnResult": "rpc.client",
 }
 """Use agents of a gateway, from another process or machine."""
 

@@ -1,6 +1,6 @@
 """`python -m clawmode` is the command `clawmode`."""
 
-from clawmode.cli import main
+from clawmode.commands.cli import main
 
 if __name__ == "__main__":
     main()

@@ -31,15 +31,15 @@ from tests.agent.session_writer import Lines, check, say
 # Takes seconds, and here no clock of a test runs.
 import clawmode.models.direct  # noqa: F401
 from clawmode import tool
-from clawmode.agent.history import History, read_transcript
-from clawmode.agent.model_choice import Models
+from clawmode.agent.models import Models
 from clawmode.agent.requests import AgentRequest
-from clawmode.agent.resolve import Configured
+from clawmode.agent.resolver import Configured
 from clawmode.agent.runtime import AgentRuntime
-from clawmode.agent.sessions import SessionStore
-from clawmode.cli import main
+from clawmode.commands.cli import main
 from clawmode.messages import ToolMessage
 from clawmode.models.providers import Api
+from clawmode.sessions.history import History, read_transcript
+from clawmode.sessions.store import SessionStore
 from clawmode.testing import ScriptRequest, ScriptServer, Turn, call, pause
 
 KEY = "sk-secret-of-the-test"

@@ -9,16 +9,16 @@ from typing import Any
 import anyio
 
 from clawmode.agent.events import AgentEvent
-from clawmode.agent.history import History, read_transcript
-from clawmode.agent.model_choice import Models
+from clawmode.agent.models import Models
 from clawmode.agent.requests import AgentRequest, RunResult
-from clawmode.agent.resolve import Configured
+from clawmode.agent.resolver import Configured
 from clawmode.agent.runtime import AgentRuntime
-from clawmode.agent.sessions import SessionStore
-from clawmode.agent.settings import Configuration, read
+from clawmode.config.resolve import Configuration, read
 from clawmode.models.base import Model
+from clawmode.sessions.history import History, read_transcript
+from clawmode.sessions.store import SessionStore
 from clawmode.testing import ScriptedModel
-from clawmode.tools import Tool
+from clawmode.tools.tool import Tool
 
 
 def configured(**sections: Any) -> Configuration:

@@ -20,9 +20,9 @@ from clawmode import tool
 from clawmode.agent.events import AgentEvent
 from clawmode.agent.requests import AgentRequest, RunResult
 from clawmode.agent.runtime import Run
-from clawmode.approvals import Approvals
 from clawmode.testing import ScriptedModel, ScriptRequest, Turn, call, pause, think
-from clawmode.tools import JsonObject, ToolContext
+from clawmode.tools.approvals import Approvals
+from clawmode.tools.tool import JsonObject, ToolContext
 
 
 @tool(effect="read")

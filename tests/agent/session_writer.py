@@ -22,11 +22,11 @@ from anyio.abc import ByteReceiveStream, Process
 from anyio.lowlevel import checkpoint
 from anyio.streams.text import TextReceiveStream
 
-from clawmode.agent.history import UNANSWERED, History, read_transcript
-from clawmode.agent.session_lock import SessionBusy, SessionLock
-from clawmode.agent.sessions import SessionStore
-from clawmode.agent.transcript import Transcript
 from clawmode.messages import AssistantMessage, Text, ToolCall, ToolMessage, UserMessage
+from clawmode.sessions.history import UNANSWERED, History, read_transcript
+from clawmode.sessions.lock import SessionBusy, SessionLock
+from clawmode.sessions.store import SessionStore
+from clawmode.sessions.transcript import Transcript
 
 KILLS_EACH = 10
 """How often writers to one session are killed; then comes the next: reading takes time."""

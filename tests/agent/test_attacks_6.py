@@ -12,13 +12,13 @@ from tests.agent.test_watch import Watching, until
 from tests.chat.driver import ANY, Gate, talking
 
 from clawmode.agent.hooks import SendDecision
-from clawmode.agent.known_secrets import known_secrets
 from clawmode.agent.requests import AgentRequest
-from clawmode.agent.session_run import SessionRun
-from clawmode.agent.sessions import SessionStore
-from clawmode.hooks import Hooks
+from clawmode.agent.run import SessionRun
+from clawmode.app.secrets import known_secrets
+from clawmode.sessions.store import SessionStore
 from clawmode.testing import ScriptedModel, Turn, call, pause
-from clawmode.tools import JsonObject, Tool, ToolContext
+from clawmode.tools.hooks import Hooks
+from clawmode.tools.tool import JsonObject, Tool, ToolContext
 
 pytestmark = pytest.mark.anyio
 

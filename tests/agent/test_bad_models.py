@@ -19,17 +19,16 @@ from tests.agent.ordeals import reply
 # Takes seconds, and here no clock of a test runs.
 import clawmode.models.direct  # noqa: F401
 from clawmode import tool
-from clawmode.agent.history import History
 from clawmode.agent.loop import MAX_ANSWER_CHARS, Problem
-from clawmode.agent.model_choice import Models
+from clawmode.agent.models import Models
 from clawmode.agent.requests import AgentRequest, RunResult, RunSettings
-from clawmode.agent.resolve import Configured
+from clawmode.agent.resolver import Configured
 from clawmode.agent.runtime import AgentRuntime
-from clawmode.agent.sessions import Session, SessionStore
 from clawmode.messages import ToolMessage
-from clawmode.models import scripted
 from clawmode.models.base import ModelError
-from clawmode.testing import Raw, ScriptRequest, ScriptServer, Turn, call, pause, think
+from clawmode.sessions.history import History
+from clawmode.sessions.store import Session, SessionStore
+from clawmode.testing import Raw, ScriptRequest, ScriptServer, Turn, call, pause, scripted, think
 
 pytestmark = pytest.mark.anyio
 

@@ -20,11 +20,11 @@ from tests.mcp.driver import HERE as MCP
 
 from clawmode.agent.events import AgentEvent
 from clawmode.agent.requests import RunResult
-from clawmode.agent.view import AgentView
+from clawmode.app.console import ProgramOutput
 from clawmode.models.base import ModelError
-from clawmode.terminal import ProgramOutput
+from clawmode.terminal.agent_view import AgentView
 from clawmode.testing import ScriptServer, Turn, call, pause, think
-from clawmode.tools import JsonObject
+from clawmode.tools.tool import JsonObject
 
 # The first test of a process waits until the zygote has imported everything.
 pytestmark = pytest.mark.timeout(45)
@@ -34,7 +34,7 @@ TOOLS = ("--tools", "shop:TOOLS")
 KEY = "of no use elsewhere"
 HOSTILE = "bad \x1b[2J\x9b2J\x1b]0;title\x07 \u202e\rover"
 ASKING = '''
-from clawmode.tools import InputRequest
+from clawmode.tools.tool import InputRequest
 
 @tool(effect="read")
 async def ask_name(context: ToolContext) -> str:
@@ -620,13 +620,13 @@ def test_ctrl_c_works_while_libraries_are_loaded_and_leaves_nothing(shop: Path) 
 def test_help_of_every_command_loads_nothing_heavy() -> None:
     script = """
 import contextlib, io, sys, time
-import clawmode.cli
+import clawmode.commands.cli
 paths = [[], ["agent"], ["sessions"], ["sessions", "list"], ["sessions", "show"],
          ["trajectory"], ["trajectory", "show"], ["trajectory", "export"], ["run"], ["mcp"]]
 began = time.perf_counter()
 for path in paths:
     with contextlib.redirect_stdout(io.StringIO()) as said, contextlib.suppress(SystemExit):
-        clawmode.cli.app([*path, "--help"])
+        clawmode.commands.cli.app([*path, "--help"])
     assert said.getvalue().lstrip().startswith("Usage: "), path
 print(time.perf_counter() - began)
 heavy = {"anyio", "rich", "pydantic_ai", "openai", "anthropic", "mcp", "httpx2", "wasmtime"}

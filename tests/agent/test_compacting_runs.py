@@ -8,10 +8,10 @@ from tests.agent.driver import configured, opened
 from tests.agent.test_e2e import WIRES, agent_on, program
 
 from clawmode.agent.compaction import SYSTEM
-from clawmode.agent.history import SUMMARIZED
-from clawmode.hooks import Hooks
 from clawmode.messages import Text, UserMessage
+from clawmode.sessions.history import SUMMARIZED
 from clawmode.testing import ScriptedModel, ScriptServer, Turn
+from clawmode.tools.hooks import Hooks
 
 pytestmark = pytest.mark.anyio
 

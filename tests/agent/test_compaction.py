@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 
 from clawmode.agent.compaction import estimate, plan, summarize, transcript_of
-from clawmode.agent.history import SUMMARIZED, Entry, History
 from clawmode.messages import (
     AssistantMessage,
     Image,
@@ -17,6 +16,7 @@ from clawmode.messages import (
     UserMessage,
 )
 from clawmode.models.base import ModelError
+from clawmode.sessions.history import SUMMARIZED, Entry, History
 from clawmode.testing import ScriptedModel, Turn
 
 pytestmark = pytest.mark.anyio

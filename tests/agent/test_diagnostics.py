@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from clawmode.agent.diagnostics import Monitor
-from clawmode.agent.settings import read
+from clawmode.config.resolve import read
 
 WARN, ABORT = 120.0, 360.0
 

@@ -20,19 +20,19 @@ from tests.mcp.driver import HERE as MCP
 # Takes seconds, and here no clock of a test runs.
 import clawmode.models.direct  # noqa: F401
 from clawmode import tool
-from clawmode.agent.model_choice import Models
+from clawmode.agent.models import Models
 from clawmode.agent.requests import AgentRequest
-from clawmode.agent.resolve import Configured
+from clawmode.agent.resolver import Configured
 from clawmode.agent.runtime import AgentRuntime
-from clawmode.agent.sessions import SessionStore
-from clawmode.agent.settings import Configuration
-from clawmode.agent.trajectory import sidecar_path
-from clawmode.agent.trajectory_export import export
-from clawmode.mcp.client import McpServers
-from clawmode.mcp.config import read_servers
+from clawmode.config.mcp import read_servers
+from clawmode.config.resolve import Configuration
+from clawmode.mcp.servers import McpServers
 from clawmode.messages import ToolMessage
+from clawmode.sessions.export import export
+from clawmode.sessions.store import SessionStore
+from clawmode.sessions.trajectory import sidecar_path
 from clawmode.testing import ScriptServer, Turn, call
-from clawmode.tools import Tool
+from clawmode.tools.tool import Tool
 
 pytestmark = pytest.mark.anyio
 

@@ -5,7 +5,7 @@ from typing import Any
 import anyio
 import pytest
 
-import clawmode.hooks
+import clawmode.tools.hooks
 from clawmode.agent.hooks import (
     AgentEnd,
     AgentHooks,
@@ -21,8 +21,8 @@ from clawmode.agent.hooks import (
 )
 from clawmode.context import RunContext
 from clawmode.exceptions import UnknownHook
-from clawmode.hooks import NAMES, Hooks
 from clawmode.messages import Text, ToolMessage, UserMessage
+from clawmode.tools.hooks import NAMES, Hooks
 
 pytestmark = pytest.mark.anyio
 
@@ -68,7 +68,7 @@ async def test_hooks_run_by_priority_and_ties_in_their_order() -> None:
 async def test_a_hook_that_breaks_down_is_named_and_the_others_run(
     event: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(clawmode.hooks, "HOOK_SECONDS", 0.05)
+    monkeypatch.setattr(clawmode.tools.hooks, "HOOK_SECONDS", 0.05)
     made = Hooks()
     seen: list[Any] = []
 

@@ -11,7 +11,6 @@ from clawmode.agent.intake import Intake, Said
 from clawmode.agent.loop import LoopLimits, Outcome, Turn, run_loop
 from clawmode.agent.toolbox import ABORTED, MAX_RESULT_CHARS, DirectTools
 from clawmode.context import RunContext
-from clawmode.executor import Executor
 from clawmode.messages import (
     AssistantMessage,
     Image,
@@ -21,10 +20,11 @@ from clawmode.messages import (
     UserMessage,
 )
 from clawmode.models.base import ModelError
-from clawmode.policy import Policy
 from clawmode.testing import ScriptedModel, call, pause, think
 from clawmode.testing import Turn as Says
-from clawmode.tools import JsonObject, Tool, ToolContext, ToolResult
+from clawmode.tools.executor import Executor
+from clawmode.tools.policy import Policy
+from clawmode.tools.tool import JsonObject, Tool, ToolContext, ToolResult
 
 pytestmark = pytest.mark.anyio
 

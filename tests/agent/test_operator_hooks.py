@@ -12,13 +12,13 @@ import anyio
 import pytest
 from tests.core_tools.driver import eventually, is_alive
 
-from clawmode import json5
 from clawmode.agent import operator_scripts
 from clawmode.agent.bootstrap import MAX_FILE_CHARS, MAX_TOTAL_CHARS, BootstrapFile
-from clawmode.agent.operation_sections import InternalHook, InternalHooks
 from clawmode.agent.operator_hooks import Answer, OperatorHooks
 from clawmode.agent.operator_scripts import MAX_ANSWER, Program, ScriptError
-from clawmode.config_schema import read
+from clawmode.config import json5
+from clawmode.config.operations import InternalHook, InternalHooks
+from clawmode.config.reader import read
 
 pytestmark = pytest.mark.anyio
 

@@ -20,8 +20,8 @@ from tests.agent.ordeals import (
 from tests.agent.session_writer import started
 
 from clawmode.agent.requests import AgentRequest
+from clawmode.agent.run import CONTINUED
 from clawmode.agent.runtime import Run
-from clawmode.agent.session_run import CONTINUED
 from clawmode.messages import (
     AssistantMessage,
     Message,
@@ -30,9 +30,8 @@ from clawmode.messages import (
     ToolMessage,
     UserMessage,
 )
-from clawmode.models import scripted
 from clawmode.models.providers import Api
-from clawmode.testing import ScriptedModel, ScriptRequest, ScriptServer, Turn, call
+from clawmode.testing import ScriptedModel, ScriptRequest, ScriptServer, Turn, call, scripted
 
 pytestmark = pytest.mark.anyio
 

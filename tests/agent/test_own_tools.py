@@ -10,14 +10,14 @@ import pytest
 from tests.chat.driver import Room, Talk, talking
 
 from clawmode import tool
-from clawmode.agent.model_choice import Models
-from clawmode.agent.protected_paths import protected_paths
+from clawmode.agent.models import Models
 from clawmode.agent.requests import AgentRequest
-from clawmode.approvals import Approvals
-from clawmode.command_setup import Options, Setup, set_up
-from clawmode.host import open_host
+from clawmode.app.host import open_host
+from clawmode.app.protected_paths import protected_paths
+from clawmode.app.setup import Options, Setup, set_up
 from clawmode.testing import ScriptedModel, Turn, call
-from clawmode.tools import JsonObject
+from clawmode.tools.approvals import Approvals
+from clawmode.tools.tool import JsonObject
 
 pytestmark = pytest.mark.anyio
 

@@ -10,17 +10,17 @@ from tests.agent.driver import configured, opened
 
 from clawmode import tool
 from clawmode.agent import lanes
-from clawmode.agent.history import NEVER_ANSWERED
 from clawmode.agent.intake import Said
 from clawmode.agent.requests import AgentRequest
-from clawmode.agent.session_lock import SessionLock
 from clawmode.agent.toolbox import ABORTED
-from clawmode.approvals import Approvals, Question
 from clawmode.exceptions import ConfigurationError
 from clawmode.messages import AssistantMessage, Text, ToolMessage, UserMessage
 from clawmode.models.base import ModelError
+from clawmode.sessions.history import NEVER_ANSWERED
+from clawmode.sessions.lock import SessionLock
 from clawmode.testing import ScriptedModel, Turn, call, pause
-from clawmode.tools import Tool
+from clawmode.tools.approvals import Approvals, Question
+from clawmode.tools.tool import Tool
 
 pytestmark = pytest.mark.anyio
 

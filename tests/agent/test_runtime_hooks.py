@@ -9,9 +9,9 @@ from tests.agent.driver import configured, opened
 
 from clawmode import tool
 from clawmode.agent.hooks import AgentEnd
-from clawmode.hooks import Hooks
 from clawmode.messages import Text, ToolMessage, UserMessage
 from clawmode.testing import ScriptedModel, Turn, call
+from clawmode.tools.hooks import Hooks
 
 pytestmark = pytest.mark.anyio
 

@@ -7,15 +7,15 @@ import pytest
 from tests.agent.driver import configured, opened
 
 from clawmode.agent.hooks import SessionEvent
-from clawmode.agent.operation_sections import InternalHook, InternalHooks
 from clawmode.agent.operator_hooks import OperatorHooks
-from clawmode.agent.session_lock import current_hold
-from clawmode.agent.sessions import UnknownSession
-from clawmode.agent.trajectory import sidecar_path
-from clawmode.hooks import AfterToolCall, BeforeToolCall, Hooks, ToolCallDecision
+from clawmode.config.operations import InternalHook, InternalHooks
 from clawmode.models.base import ModelError
+from clawmode.sessions.lock import current_hold
+from clawmode.sessions.store import UnknownSession
+from clawmode.sessions.trajectory import sidecar_path
 from clawmode.testing import ScriptedModel, Turn, call
-from clawmode.tool_function import tool
+from clawmode.tools.function import tool
+from clawmode.tools.hooks import AfterToolCall, BeforeToolCall, Hooks, ToolCallDecision
 
 pytestmark = pytest.mark.anyio
 

@@ -18,8 +18,8 @@ import pytest
 from anyio.lowlevel import checkpoint
 from tests.agent.session_writer import started
 
-from clawmode.agent import session_lock
-from clawmode.agent.session_lock import (
+from clawmode.sessions import lock as session_lock
+from clawmode.sessions.lock import (
     HeldAlready,
     Hold,
     LockUnavailable,
@@ -336,7 +336,7 @@ async def test_a_forked_child_does_not_have_its_parent_s_lock(path: Path) -> Non
 
 ORPHAN = """
 import anyio, os, signal, sys
-from clawmode.agent.session_lock import SessionLock
+from clawmode.sessions.lock import SessionLock
 
 async def main():
     async with SessionLock(sys.argv[1]).hold():

@@ -15,18 +15,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.agent.session_writer import started
 
-from clawmode.agent.history import read_transcript
-from clawmode.agent.session_keys import (
+from clawmode.exceptions import ConfigurationError
+from clawmode.messages import Usage, UserMessage
+from clawmode.sessions.history import read_transcript
+from clawmode.sessions.keys import (
     InvalidSession,
     check_agent_id,
     check_session_id,
     session_key,
 )
-from clawmode.agent.session_lock import SessionBusy
-from clawmode.agent.sessions import Session, SessionStore, SessionsUnavailable, UnknownSession
-from clawmode.agent.workspaces import current_folder, sandbox_root, workspace_of
-from clawmode.exceptions import ConfigurationError
-from clawmode.messages import Usage, UserMessage
+from clawmode.sessions.lock import SessionBusy
+from clawmode.sessions.store import Session, SessionStore, SessionsUnavailable, UnknownSession
+from clawmode.sessions.workspaces import current_folder, sandbox_root, workspace_of
 
 pytestmark = pytest.mark.anyio
 
@@ -354,7 +354,7 @@ async def test_many_tasks_get_the_same_new_session(tmp_path: Path) -> None:
 async def test_counts_of_several_processes_add_up(tmp_path: Path) -> None:
     program = """
 import anyio, sys
-from clawmode.agent.sessions import SessionStore
+from clawmode.sessions.store import SessionStore
 from clawmode.messages import Usage
 
 async def main():

@@ -11,8 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clawmode import Policy, Tool
-from clawmode.agent.sections import AgentOptions, Configuration
-from clawmode.agent.settings import (
+from clawmode.code_mode.config import KEYS, CodeModeConfig, Setting
+from clawmode.config.agents import AgentOptions, Configuration
+from clawmode.config.reader import Member, is_section, members
+from clawmode.config.resolve import (
     agent,
     code_mode,
     default_agent,
@@ -21,12 +23,10 @@ from clawmode.agent.settings import (
     read,
     schema,
 )
-from clawmode.config import KEYS, CodeModeConfig, Setting
-from clawmode.config_schema import Member, is_section, members
 from clawmode.exceptions import ConfigurationError
-from clawmode.tools import JsonObject, ToolSource
+from clawmode.tools.tool import JsonObject, ToolSource
+from clawmode.tools.validation import Validator
 from clawmode.types import JsonValue
-from clawmode.validation import Validator
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "config.md").read_text("utf-8")
 

@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 from tests.agent.trajectory_sessions import SESSION, START, sidecar_file, trace
 
-from clawmode.agent import trajectory as module
-from clawmode.agent.trajectory import (
+from clawmode.redaction import Redactor
+from clawmode.sessions import trajectory as module
+from clawmode.sessions.trajectory import (
     MAX_LINE_BYTES,
     MAX_SIDECAR_BYTES,
     Trajectory,
@@ -25,7 +26,6 @@ from clawmode.agent.trajectory import (
     read_sidecar,
     sidecar_path,
 )
-from clawmode.redaction import Redactor
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +45,7 @@ def lines_of(path: Path) -> list[dict[str, Any]]:
 
 
 def test_a_line_is_an_event_of_the_schema(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("clawmode.agent.trajectory.time.time", lambda: START)
+    monkeypatch.setattr("clawmode.sessions.trajectory.time.time", lambda: START)
     path = tmp_path / "deep" / "s.trajectory.jsonl"
     with opened(path) as trajectory:
         trajectory.write("session.started", {"trigger": "cli"})
@@ -311,7 +311,7 @@ def test_threads_write_whole_lines_in_one_order(tmp_path: Path) -> None:
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from clawmode.agent.trajectory import Trajectory
+from clawmode.sessions.trajectory import Trajectory
 path, session = Path(sys.argv[1]), sys.argv[2]
 trajectory = Trajectory(path, session_id=session, session_key="k", run_id="r0")
 trajectory.write("session.started", {})

@@ -22,12 +22,12 @@ from tests.agent.trajectory_sessions import (
 )
 
 from clawmode import tool
-from clawmode.agent.history import TranscriptError
-from clawmode.agent.trajectory_bundle import ExportLimits, ExportResult
-from clawmode.agent.trajectory_export import EXPORTS, ExportError, export
 from clawmode.exceptions import ClawmodeError
 from clawmode.messages import Image, ToolCall
 from clawmode.redaction import Redactor
+from clawmode.sessions.bundle import ExportLimits, ExportResult
+from clawmode.sessions.export import EXPORTS, ExportError, export
+from clawmode.sessions.history import TranscriptError
 from clawmode.testing import Turn, call
 
 FILES = (
@@ -389,7 +389,7 @@ def test_a_name_that_leads_elsewhere_is_refused(workspace: Path, name: str) -> N
 
 @given(st.text(max_size=30))
 def test_no_name_at_all_leads_out_of_the_folder(name: str) -> None:
-    from clawmode.agent.trajectory_export import _parts
+    from clawmode.sessions.export import _parts
 
     try:
         parts = _parts(name)

@@ -14,12 +14,12 @@ from tests.agent.trajectory_sessions import (
     two_programs,
 )
 
-from clawmode.agent import trajectory_view as module
-from clawmode.agent.trajectory import read_sidecar
-from clawmode.agent.trajectory_view import fit, render, tree_lines
+from clawmode.app.console import harmless
 from clawmode.messages import Image, ToolCall
 from clawmode.redaction import Redactor
-from clawmode.terminal import harmless
+from clawmode.sessions.trajectory import read_sidecar
+from clawmode.terminal import trajectory_view as module
+from clawmode.terminal.trajectory_view import fit, render, tree_lines
 
 WIDE = 500
 

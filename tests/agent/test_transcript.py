@@ -22,19 +22,6 @@ from hypothesis import strategies as st
 from inline_snapshot import snapshot
 from tests.agent.session_writer import kill_writers, started
 
-from clawmode.agent import history as history_module
-from clawmode.agent.history import (
-    UNANSWERED,
-    Entry,
-    Header,
-    History,
-    NestedCall,
-    TranscriptError,
-    TranscriptRefused,
-    read_transcript,
-)
-from clawmode.agent.session_lock import SessionBusy, SessionLock
-from clawmode.agent.transcript import EntryTooLarge, Transcript, open_transcript
 from clawmode.messages import (
     AssistantMessage,
     Image,
@@ -47,7 +34,20 @@ from clawmode.messages import (
     Usage,
     UserMessage,
 )
-from clawmode.tools import JsonObject
+from clawmode.sessions import history as history_module
+from clawmode.sessions.history import (
+    UNANSWERED,
+    Entry,
+    Header,
+    History,
+    NestedCall,
+    TranscriptError,
+    TranscriptRefused,
+    read_transcript,
+)
+from clawmode.sessions.lock import SessionBusy, SessionLock
+from clawmode.sessions.transcript import EntryTooLarge, Transcript, open_transcript
+from clawmode.tools.tool import JsonObject
 from clawmode.types import JsonValue
 
 pytestmark = pytest.mark.anyio

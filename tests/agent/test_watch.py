@@ -11,12 +11,12 @@ import pytest
 from tests.agent.driver import configured, opened
 from tests.chat.driver import Gate
 
-from clawmode.agent.operation_sections import Diagnostics
 from clawmode.agent.requests import AgentRequest
 from clawmode.agent.runtime import AgentRuntime
 from clawmode.agent.watch import Watch
-from clawmode.approvals import Approvals
+from clawmode.config.operations import Diagnostics
 from clawmode.testing import Turn, call, pause
+from clawmode.tools.approvals import Approvals
 
 pytestmark = pytest.mark.anyio
 

@@ -5,8 +5,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from clawmode.agent.history import Header, History, read_transcript
-from clawmode.agent.trajectory import iso_time
 from clawmode.messages import (
     AssistantMessage,
     Image,
@@ -17,6 +15,8 @@ from clawmode.messages import (
     UserMessage,
     to_json,
 )
+from clawmode.sessions.history import Header, History, read_transcript
+from clawmode.sessions.trajectory import iso_time
 
 START = 1_790_000_000.0
 SESSION = "0a1b2c3d-session"

@@ -13,11 +13,11 @@ from typing import Any
 import rich.live
 import rich.table
 
-import clawmode.agent.command
-import clawmode.agent.listings
-import clawmode.mcp.command
+import clawmode.app.servers
 import clawmode.models.direct
-from clawmode.cli import main
+import clawmode.terminal.agent_listings
+import clawmode.terminal.local_turn
+from clawmode.commands.cli import main
 
 LOADED = (rich, clawmode)
 """All that commands would import one after the other."""

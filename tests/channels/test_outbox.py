@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clawmode.agent.hooks import AgentHooks, MessageEvent, SendDecision
-from clawmode.channels.base import ChannelError
-from clawmode.channels.outbox import MAX_CHARS, Outbox, Receipt, split_text
-from clawmode.hooks import Hooks
+from clawmode.messaging.channel import ChannelError
+from clawmode.messaging.outbox import MAX_CHARS, Outbox, Receipt, split_text
+from clawmode.tools.hooks import Hooks
 
 pytestmark = pytest.mark.anyio
 

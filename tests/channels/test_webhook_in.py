@@ -15,14 +15,14 @@ import pytest
 from tests.channels.webhooks import NOTE, SECRET, Door, door, ignore, sign
 from tests.gateway.inside import inside
 
-from clawmode.agent.operation_sections import ChannelEntry
-from clawmode.channels import webhook, webhook_request
-from clawmode.channels.base import Inbound
-from clawmode.channels.signing import REMEMBERED, Seen
-from clawmode.channels.webhook import WebhookChannel, check_secrets
-from clawmode.channels.webhook_request import MAX_BODY
+from clawmode.config.operations import ChannelEntry
 from clawmode.exceptions import ConfigurationError
 from clawmode.messages import Image
+from clawmode.messaging import webhook, webhook_request
+from clawmode.messaging.channel import Inbound
+from clawmode.messaging.signing import REMEMBERED, Seen
+from clawmode.messaging.webhook import WebhookChannel, check_secrets
+from clawmode.messaging.webhook_request import MAX_BODY
 
 pytestmark = pytest.mark.anyio
 

@@ -10,9 +10,9 @@ import pytest
 from anyio.abc import ByteStream
 from tests.channels.webhooks import SECRET, Answer, answer, receiver, sender
 
-from clawmode.channels.base import ChannelError
-from clawmode.channels.delivery import MAX_ANSWER, Retry
 from clawmode.exceptions import ConfigurationError
+from clawmode.messaging.channel import ChannelError
+from clawmode.messaging.webhook_delivery import MAX_ANSWER, Retry
 
 pytestmark = pytest.mark.anyio
 

@@ -15,10 +15,10 @@ import uvicorn
 from anyio.abc import ByteStream, SocketAttribute
 from starlette.applications import Starlette
 
-from clawmode.agent.operation_sections import ChannelEntry
-from clawmode.channels.base import Inbound
-from clawmode.channels.delivery import Retry
-from clawmode.channels.webhook import WebhookChannel
+from clawmode.config.operations import ChannelEntry
+from clawmode.messaging.channel import Inbound
+from clawmode.messaging.webhook import WebhookChannel
+from clawmode.messaging.webhook_delivery import Retry
 
 SECRET = "correct horse battery staple"
 QUICK = Retry(tries=3, seconds=0.01, longest=0.05)

@@ -10,22 +10,22 @@ import anyio
 from tests.agent.driver import configured
 
 from clawmode.agent.hooks import AgentHooks
-from clawmode.agent.model_choice import Models
+from clawmode.agent.models import Models
 from clawmode.agent.operator_hooks import OperatorHooks
-from clawmode.agent.own_tools import OwnTools
-from clawmode.agent.resolve import Configured
+from clawmode.agent.resolver import Configured
 from clawmode.agent.runtime import AgentRuntime
-from clawmode.agent.sessions import SessionStore
-from clawmode.approvals import Approvals
-from clawmode.channels.base import ChannelError, Inbound
-from clawmode.channels.outbox import Outbox
-from clawmode.chat.delivery import Delivery
-from clawmode.chat.inbox import Inbox, Taken
-from clawmode.hooks import Hooks
+from clawmode.app.own_tools import OwnTools
 from clawmode.messages import Text, UserMessage
+from clawmode.messaging.channel import ChannelError, Inbound
+from clawmode.messaging.inbox import Inbox, Taken
+from clawmode.messaging.outbox import Outbox
+from clawmode.messaging.reply_delivery import Delivery
 from clawmode.models.base import ModelRequest
+from clawmode.sessions.store import SessionStore
 from clawmode.testing import ScriptedModel
-from clawmode.tools import JsonObject, Tool, ToolContext
+from clawmode.tools.approvals import Approvals
+from clawmode.tools.hooks import Hooks
+from clawmode.tools.tool import JsonObject, Tool, ToolContext
 
 ANY: JsonObject = {"type": "object"}
 

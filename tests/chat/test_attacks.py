@@ -14,13 +14,13 @@ from tests.channels.webhooks import NOTE, door
 from tests.chat.driver import Gate, Room, talking
 
 from clawmode.agent.requests import AgentRequest
-from clawmode.agent.session_keys import session_key
-from clawmode.approvals import Approvals
-from clawmode.channels.base import ChannelError, Inbound
-from clawmode.chat.inbox import conversation_key
+from clawmode.messaging.channel import ChannelError, Inbound
+from clawmode.messaging.inbox import conversation_key
 from clawmode.models.base import ModelRequest
+from clawmode.sessions.keys import session_key
 from clawmode.testing import Turn, call, pause, think
-from clawmode.tools import Tool
+from clawmode.tools.approvals import Approvals
+from clawmode.tools.tool import Tool
 
 pytestmark = pytest.mark.anyio
 
@@ -203,7 +203,7 @@ async def test_a_long_message_that_grows_is_not_sent_again_and_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """B1: with each change, all that is over 4000 characters is posted anew."""
-    monkeypatch.setattr("clawmode.chat.delivery.EDIT_SECONDS", 0.02)
+    monkeypatch.setattr("clawmode.messaging.reply_delivery.EDIT_SECONDS", 0.02)
     room = Room(can_edit=True)
     words = " ".join(f"word{number}" for number in range(1_000))  # two parts
     parts = [Turn(words, *(piece for n in range(4) for piece in (pause(0.1), f" tail{n}")))]
@@ -283,7 +283,7 @@ async def test_a_change_that_fails_does_not_swallow_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """B6: the last change of a message that grew fails: the person is left with half of it."""
-    monkeypatch.setattr("clawmode.chat.delivery.EDIT_SECONDS", 0.02)
+    monkeypatch.setattr("clawmode.messaging.reply_delivery.EDIT_SECONDS", 0.02)
 
     class Stubborn(Room):
         async def edit(self, target: str, message_id: str, text: str) -> None:
@@ -393,7 +393,7 @@ async def test_what_a_tool_has_sent_does_not_grow_a_second_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """B11: a repetition is shown as it grows, and its first half stays there."""
-    monkeypatch.setattr("clawmode.chat.delivery.EDIT_SECONDS", 0.02)
+    monkeypatch.setattr("clawmode.messaging.reply_delivery.EDIT_SECONDS", 0.02)
     room = Room(can_edit=True)
     send = call("message", {"text": "It is done."}, id="c1")
     script = [Turn(send), Turn("It is ", pause(0.2), "done.")]

@@ -27,7 +27,7 @@ PROMPT = "once, always or deny?"
 HOSTILE = "bad \x1b[2J\x9b2J\x1b]0;title\x07 \u202e\rover"
 HARMLESS = "bad \\u001b[2J\\u009b2J\\u001b]0;title\\u0007 \\u202e\\u000dover"
 GATE = '''
-from clawmode.tools import InputRequest
+from clawmode.tools.tool import InputRequest
 
 @tool(effect="read")
 async def gate() -> str:

@@ -7,11 +7,11 @@ import pytest
 from prompt_toolkit.utils import get_cwidth
 
 from clawmode.agent.events import AgentEvent, Stream
-from clawmode.channels.outbox import split_text
-from clawmode.chat.conversation import hint
-from clawmode.chat.screen import MAX_LINE, Lines, break_line, line_end
-from clawmode.chat.terminal import open_history
-from clawmode.chat.view import MAX_PART, ChatView, Words
+from clawmode.messaging.outbox import split_text
+from clawmode.terminal.chat import hint
+from clawmode.terminal.chat_prompt import open_history
+from clawmode.terminal.chat_screen import MAX_LINE, Lines, break_line, line_end
+from clawmode.terminal.chat_view import MAX_PART, ChatView, Words
 from clawmode.types import JsonValue
 
 

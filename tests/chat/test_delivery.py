@@ -7,7 +7,7 @@ import pytest
 from tests.chat.driver import Gate, Room, talking
 
 from clawmode.agent.hooks import MessageEvent, SendDecision
-from clawmode.chat.delivery import may_be_silent
+from clawmode.messaging.reply_delivery import may_be_silent
 from clawmode.testing import Turn, call, pause, think
 
 pytestmark = pytest.mark.anyio

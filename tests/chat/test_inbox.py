@@ -9,8 +9,8 @@ from tests.chat.driver import Gate, talking
 
 from clawmode.agent.hooks import MessageEvent
 from clawmode.agent.requests import AgentRequest
-from clawmode.chat.inbox import conversation_key
 from clawmode.exceptions import ClawmodeError
+from clawmode.messaging.inbox import conversation_key
 from clawmode.testing import Turn, call
 
 pytestmark = pytest.mark.anyio

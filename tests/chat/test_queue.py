@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from clawmode.agent.operation_sections import Queue
-from clawmode.channels.base import Inbound
-from clawmode.chat.queue import Line, Queued, QueueSettings, parse_override, settings_for
+from clawmode.config.operations import Queue
 from clawmode.messages import Image
+from clawmode.messaging.channel import Inbound
+from clawmode.messaging.queue import Line, Queued, QueueSettings, parse_override, settings_for
 
 
 def queued(name: str, **more: Any) -> Queued:

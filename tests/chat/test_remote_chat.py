@@ -14,7 +14,7 @@ from tests.chat.terminal_driver import Chatter
 from tests.cli_driver import SECONDS, trusted
 from tests.gateway.driver import Started
 
-from clawmode.gateway.client import GatewayClient
+from clawmode.rpc.client import GatewayClient
 from clawmode.testing import ScriptServer, Turn, call, pause
 
 # The first test waits until the zygote and the gateway have imported everything.

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 from tests.chat.driver import Gate, talking
 
-from clawmode.agent.operation_sections import InternalHook, InternalHooks
 from clawmode.agent.operator_hooks import OperatorHooks
-from clawmode.approvals import Approvals
+from clawmode.config.operations import InternalHook, InternalHooks
 from clawmode.testing import Turn, call
+from clawmode.tools.approvals import Approvals
 
 pytestmark = pytest.mark.anyio
 

@@ -15,10 +15,10 @@ import pytest
 from clawmode.context import RunContext
 from clawmode.core_tools.problems import ToolProblem
 from clawmode.core_tools.suite import CoreTools, make_core_tools
-from clawmode.executor import Call, Executor, ToolFailure
-from clawmode.hooks import Hooks
-from clawmode.policy import Policy
-from clawmode.tools import Tool, ToolContext, ToolResult
+from clawmode.tools.executor import Call, Executor, ToolFailure
+from clawmode.tools.hooks import Hooks
+from clawmode.tools.policy import Policy
+from clawmode.tools.tool import Tool, ToolContext, ToolResult
 
 SECRET = "the-secret-of-the-neighbour"
 RUN = RunContext(agent_id="main", session_id="s1", session_key="agent:main:s1", run_id="r1")

@@ -4,7 +4,7 @@ import ipaddress
 
 import pytest
 
-from clawmode.core_tools.addresses import find_target, is_public
+from clawmode.addresses import find_target, is_public
 from clawmode.core_tools.problems import ToolProblem
 
 pytestmark = pytest.mark.anyio

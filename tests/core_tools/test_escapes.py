@@ -21,7 +21,7 @@ from clawmode.core_tools.confined import Workspace
 from clawmode.core_tools.files import FileSettings
 from clawmode.core_tools.places import FileLimits, Place
 from clawmode.core_tools.problems import ToolProblem
-from clawmode.executor import ToolFailure
+from clawmode.tools.executor import ToolFailure
 
 pytestmark = pytest.mark.anyio
 

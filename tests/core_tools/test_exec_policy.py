@@ -14,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.core_tools.driver import OTHER, RUN, bench
 
-from clawmode.approvals import Approvals
 from clawmode.context import RunContext
 from clawmode.core_tools.command_line import NotUnderstood, parse, pinned
 from clawmode.core_tools.exec_approvals import (
@@ -36,10 +35,11 @@ from clawmode.core_tools.exec_policy import (
 )
 from clawmode.core_tools.problems import ToolProblem
 from clawmode.core_tools.shell import ShellSettings
-from clawmode.executor import Executor, ToolFailure
-from clawmode.hooks import BeforeToolCall, Hooks, RequireApproval, ToolCallDecision
-from clawmode.policy import Policy
-from clawmode.tools import JsonObject
+from clawmode.tools.approvals import Approvals
+from clawmode.tools.executor import Executor, ToolFailure
+from clawmode.tools.hooks import BeforeToolCall, Hooks, RequireApproval, ToolCallDecision
+from clawmode.tools.policy import Policy
+from clawmode.tools.tool import JsonObject
 
 pytestmark = pytest.mark.anyio
 

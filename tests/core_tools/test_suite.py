@@ -10,13 +10,13 @@ import pytest
 from tests.core_tools.driver import eventually, is_alive
 
 from clawmode import CodeMode, Pool
-from clawmode.activation import activate
-from clawmode.config import CodeModeConfig
+from clawmode.agent.activation import activate
+from clawmode.code_mode.config import CodeModeConfig
 from clawmode.core_tools.exec_approvals import ExecRules
 from clawmode.core_tools.shell import ShellSettings
 from clawmode.core_tools.suite import make_core_tools
-from clawmode.hooks import Hooks
-from clawmode.policy import GROUPS, Policy
+from clawmode.tools.hooks import Hooks
+from clawmode.tools.policy import GROUPS, Policy
 
 pytestmark = pytest.mark.anyio
 

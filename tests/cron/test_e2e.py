@@ -18,7 +18,7 @@ from clawmode.cron.scheduler import Scheduler
 from clawmode.cron.turns import request_for
 from clawmode.models.base import ModelLimits
 from clawmode.testing import ScriptedModel, Turn, call, pause
-from clawmode.tools import Tool
+from clawmode.tools.tool import Tool
 
 pytestmark = pytest.mark.anyio
 

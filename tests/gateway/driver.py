@@ -18,13 +18,14 @@ from websockets.asyncio.server import ServerConnection
 from websockets.asyncio.server import serve as serve_sockets
 from websockets.exceptions import ConnectionClosed
 
-from clawmode.gateway import place, protocol
-from clawmode.gateway.admission import Accepted
-from clawmode.gateway.client import Events, GatewayClient
-from clawmode.gateway.listen import Listen
-from clawmode.gateway.place import Place
 from clawmode.gateway.server import Wire, serve
-from clawmode.gateway.tokens import Token, Tokens, digest
+from clawmode.rpc import presence as place
+from clawmode.rpc import protocol
+from clawmode.rpc.admission import Accepted
+from clawmode.rpc.client import Events, GatewayClient
+from clawmode.rpc.listen import Listen
+from clawmode.rpc.presence import Place
+from clawmode.rpc.tokens import Token, Tokens, digest
 
 TOKEN = "cm_for_tests_alone_0123456789"
 SECONDS = 15.0

@@ -11,24 +11,24 @@ from typing import Any
 
 import anyio
 
-from clawmode.agent import settings
-from clawmode.agent.model_choice import Models
-from clawmode.command_setup import Options, set_up
+from clawmode.agent.models import Models
+from clawmode.app.host import open_host
+from clawmode.app.setup import Options, set_up
+from clawmode.config import resolve as settings
 from clawmode.cron.job import configured_jobs
 from clawmode.cron.jobs import Jobs
+from clawmode.gateway.approvals import SharedApprovals
 from clawmode.gateway.catalog import METHODS
-from clawmode.gateway.connection import Client
+from clawmode.gateway.clients import Client
 from clawmode.gateway.dispatch import Dispatcher
+from clawmode.gateway.gateway import Gateway
 from clawmode.gateway.ledger import Ledger
-from clawmode.gateway.protocol import Hello, parse
-from clawmode.gateway.questions import SharedApprovals
-from clawmode.gateway.scopes import SCOPES, expand
-from clawmode.gateway.service import Gateway
-from clawmode.gateway.tokens import Tokens
-from clawmode.host import open_host
 from clawmode.messages import ToolMessage
+from clawmode.rpc.protocol import Hello, parse
+from clawmode.rpc.scopes import SCOPES, expand
+from clawmode.rpc.tokens import Tokens
 from clawmode.testing import ScriptedModel
-from clawmode.tools import JsonObject, Tool, ToolContext
+from clawmode.tools.tool import JsonObject, Tool, ToolContext
 
 ANY: JsonObject = {"type": "object"}
 

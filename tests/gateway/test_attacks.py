@@ -23,13 +23,15 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
 from clawmode.agent.runtime import Run
-from clawmode.gateway import admission, logs, place, protocol, service
+from clawmode.gateway import gateway as service
+from clawmode.gateway import logs
 from clawmode.gateway.ledger import Ledger, LedgerUnavailable
-from clawmode.gateway.tokens import TokenError, Tokens
-from clawmode.models import scripted
 from clawmode.redaction import KnownSecrets, Redactor
-from clawmode.testing import Turn, call, think
-from clawmode.tools import JsonObject, Tool, ToolContext
+from clawmode.rpc import admission, protocol
+from clawmode.rpc import presence as place
+from clawmode.rpc.tokens import TokenError, Tokens
+from clawmode.testing import Turn, call, scripted, think
+from clawmode.tools.tool import JsonObject, Tool, ToolContext
 
 pytestmark = pytest.mark.anyio
 

@@ -20,9 +20,10 @@ from tests.gateway.inside import until
 from websockets.asyncio.server import ServerConnection
 
 from clawmode.exceptions import ConfigurationError
-from clawmode.gateway import caller, link, place, protocol
 from clawmode.gateway.catalog import METHODS
-from clawmode.gateway.client import (
+from clawmode.rpc import caller, link, protocol
+from clawmode.rpc import presence as place
+from clawmode.rpc.client import (
     GAP,
     EventsLost,
     GatewayClient,
@@ -30,9 +31,9 @@ from clawmode.gateway.client import (
     RpcError,
     TurnResult,
 )
-from clawmode.gateway.tokens import Tokens
+from clawmode.rpc.tokens import Tokens
 from clawmode.testing import Turn, call, pause
-from clawmode.tools import JsonObject, Tool, ToolContext
+from clawmode.tools.tool import JsonObject, Tool, ToolContext
 
 pytestmark = pytest.mark.anyio
 

@@ -23,14 +23,14 @@ from clawmode.agent.requests import RunResult
 from clawmode.core_tools.shell import _program
 from clawmode.exceptions import ConfigurationError
 from clawmode.gateway import command, logs, metrics
-from clawmode.gateway.client import GatewayClient
 from clawmode.gateway.figures import MAX_MODELS, Figures
-from clawmode.gateway.protocol import RpcError
 from clawmode.messages import Usage
 from clawmode.models.base import ModelError
 from clawmode.redaction import Redactor
+from clawmode.rpc.client import GatewayClient
+from clawmode.rpc.protocol import RpcError
 from clawmode.testing import Turn, call, pause
-from clawmode.tools import JsonObject, Tool, ToolContext
+from clawmode.tools.tool import JsonObject, Tool, ToolContext
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
 

@@ -6,10 +6,10 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from clawmode.gateway import protocol
-from clawmode.gateway.connection import MAX_FRAMES, Client, Told
-from clawmode.gateway.protocol import Hello
-from clawmode.gateway.scopes import expand
+from clawmode.gateway.clients import MAX_FRAMES, Client, Told
+from clawmode.rpc import protocol
+from clawmode.rpc.protocol import Hello
+from clawmode.rpc.scopes import expand
 
 pytestmark = pytest.mark.anyio
 

@@ -15,7 +15,7 @@ from tests.gateway.driver import Started
 
 from clawmode.cron.job import Job
 from clawmode.cron.jobs import Jobs
-from clawmode.gateway.client import GatewayClient
+from clawmode.rpc.client import GatewayClient
 from clawmode.testing import ScriptRequest, Turn, call
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(90)]

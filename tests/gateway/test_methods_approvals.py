@@ -12,9 +12,9 @@ from tests.gateway.inside import ANY, Inside, Refused, echo, events, inside, unt
 
 from clawmode.core_tools.exec_policy import EXEC_ID
 from clawmode.gateway import approval_methods
-from clawmode.questions import make_approvals
+from clawmode.terminal.desk import make_approvals
 from clawmode.testing import Turn, call
-from clawmode.tools import InputRequest, JsonObject, Tool, ToolContext
+from clawmode.tools.tool import InputRequest, JsonObject, Tool, ToolContext
 
 pytestmark = pytest.mark.anyio
 

@@ -10,8 +10,8 @@ import pytest
 from tests.chat.driver import Gate
 from tests.gateway.inside import Inside, inside
 
+from clawmode.code_mode.stores import StoredCell
 from clawmode.context import Scope
-from clawmode.stores import StoredCell
 from clawmode.testing import Turn, call
 
 pytestmark = pytest.mark.anyio

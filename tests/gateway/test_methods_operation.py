@@ -11,8 +11,8 @@ import anyio
 import pytest
 from tests.gateway.inside import Inside, Refused, events, inside, until
 
-from clawmode.chat.slash import COMMANDS
 from clawmode.gateway import logs
+from clawmode.messaging.slash import COMMANDS
 from clawmode.redaction import Redactor
 from clawmode.testing import Turn
 

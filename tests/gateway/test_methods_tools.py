@@ -7,9 +7,9 @@ import anyio
 import pytest
 from tests.gateway.inside import ANY, Inside, Refused, echo, events, inside, until
 
-from clawmode.hooks import BeforeToolCall, RequireApproval, ToolCallDecision
 from clawmode.testing import Turn, call
-from clawmode.tools import JsonObject, Tool, ToolContext
+from clawmode.tools.hooks import BeforeToolCall, RequireApproval, ToolCallDecision
+from clawmode.tools.tool import JsonObject, Tool, ToolContext
 
 pytestmark = pytest.mark.anyio
 

@@ -16,7 +16,7 @@ from tests.gateway.driver import Started
 from tests.mcp.driver import HERE as MCP
 
 from clawmode import tool
-from clawmode.gateway.client import GatewayClient, TurnResult
+from clawmode.rpc.client import GatewayClient, TurnResult
 from clawmode.testing import ScriptRequest, ScriptServer, Turn, call
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(90)]

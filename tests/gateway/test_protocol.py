@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clawmode.gateway import protocol
-from clawmode.gateway.protocol import (
+from clawmode.rpc import protocol
+from clawmode.rpc.protocol import (
     CONNECT_SCHEMA,
     MAX_FIRST_BYTES,
     MAX_PAYLOAD,

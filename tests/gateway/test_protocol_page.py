@@ -6,9 +6,9 @@ from typing import Any, get_args
 
 import pytest
 
-from clawmode.gateway import link, protocol
 from clawmode.gateway.catalog import METHODS
-from clawmode.gateway.scopes import EVENTS
+from clawmode.rpc import link, protocol
+from clawmode.rpc.scopes import EVENTS
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "gateway-protocol.md"
 TEXT = PAGE.read_text("utf-8")

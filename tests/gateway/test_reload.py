@@ -12,7 +12,7 @@ import pytest
 from tests.chat.driver import Gate
 from tests.gateway.inside import Inside, Refused, echo, events, inside, until
 
-from clawmode.command_setup import agree
+from clawmode.app.setup import agree
 from clawmode.gateway.reload import reload_at_signal
 from clawmode.testing import Turn, call
 

@@ -21,11 +21,11 @@ from tests.cli_driver import answer, plain
 from tests.gateway.driver import Wired, wired
 from tests.gateway.inside import echo, until
 
-from clawmode.commands import common
-from clawmode.gateway import place
-from clawmode.hooks import BeforeToolCall, RequireApproval, ToolCallDecision
+from clawmode.commands import options as common
+from clawmode.rpc import presence as place
 from clawmode.testing import Turn, call, pause
-from clawmode.tools import InputRequest, JsonObject, Tool, ToolContext
+from clawmode.tools.hooks import BeforeToolCall, RequireApproval, ToolCallDecision
+from clawmode.tools.tool import InputRequest, JsonObject, Tool, ToolContext
 
 # The first test of a process waits until the zygote has imported everything.
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(45)]
@@ -404,7 +404,7 @@ async def test_what_a_tool_wants_to_know_is_asked_here(tmp_path: Path, zygote: Z
 def test_nothing_of_the_gateway_is_imported_where_none_ever_ran(tmp_path: Path) -> None:
     code = (
         "import sys\n"
-        "from clawmode.cli import main\n"
+        "from clawmode.commands.cli import main\n"
         "sys.argv = ['clawmode', 'agent', '-m', 'Hi']\n"
         "try:\n    main()\n"
         "except SystemExit as exit:\n    status = exit.code\n"

@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from tests.gateway.inside import Inside, inside
 
 from clawmode.gateway.catalog import METHODS
-from clawmode.gateway.connection import Client, Told
+from clawmode.gateway.clients import Client, Told
 from clawmode.gateway.dispatch import Dispatcher
+from clawmode.gateway.gateway import Gateway
 from clawmode.gateway.methods import IDEMPOTENCY, Params
-from clawmode.gateway.protocol import Hello
-from clawmode.gateway.scopes import EVENTS, SCOPES, Scope, expand, may_see
-from clawmode.gateway.service import Gateway
-from clawmode.tools import JsonObject
+from clawmode.rpc.protocol import Hello
+from clawmode.rpc.scopes import EVENTS, SCOPES, Scope, expand, may_see
+from clawmode.tools.tool import JsonObject
 
 pytestmark = pytest.mark.anyio
 

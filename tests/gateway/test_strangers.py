@@ -16,9 +16,9 @@ from tests.gateway.inside import until
 from tests.gateway.test_client import make_certificate
 from tests.gateway.test_kill import configure
 
-from clawmode.gateway import admission
-from clawmode.gateway.admission import Descriptors, Doorway
-from clawmode.gateway.client import GatewayClient
+from clawmode.rpc import admission
+from clawmode.rpc.admission import Descriptors, Doorway
+from clawmode.rpc.client import GatewayClient
 from clawmode.testing import Turn
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]

@@ -17,10 +17,10 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from clawmode.exceptions import ConfigurationError
-from clawmode.gateway.connection import MAX_FRAMES, Client
-from clawmode.gateway.listen import Listen, check_reach, is_loopback
-from clawmode.gateway.protocol import MAX_FIRST_BYTES
-from clawmode.gateway.tokens import Attempts, Token, Tokens
+from clawmode.gateway.clients import MAX_FRAMES, Client
+from clawmode.rpc.listen import Listen, check_reach, is_loopback
+from clawmode.rpc.protocol import MAX_FIRST_BYTES
+from clawmode.rpc.tokens import Attempts, Token, Tokens
 
 pytestmark = pytest.mark.anyio
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import anyio
 
+from clawmode.config.mcp import read_servers
 from clawmode.context import RunContext
 from clawmode.mcp.auth import OnLogin
-from clawmode.mcp.client import McpServers, ServerView
-from clawmode.mcp.config import read_servers
-from clawmode.tools import Ask, Tool, ToolContext, ToolResult, decline
+from clawmode.mcp.servers import McpServers, ServerView
+from clawmode.tools.tool import Ask, Tool, ToolContext, ToolResult, decline
 from clawmode.types import JsonValue
 
 HERE = Path(__file__).parent

@@ -14,10 +14,10 @@ from tests.mcp.driver import listed, raw
 from tests.mcp.test_http import free_port, sdk_server
 
 from clawmode import CodeMode, Pool
-from clawmode.declarations import MAX_FILE_CHARS
-from clawmode.executor import CallEvent
-from clawmode.surface import Format
-from clawmode.tools import JsonObject
+from clawmode.catalog.declarations import MAX_FILE_CHARS
+from clawmode.code_mode.surface import Format
+from clawmode.tools.executor import CallEvent
+from clawmode.tools.tool import JsonObject
 from clawmode.types import JsonValue
 
 pytestmark = pytest.mark.anyio

@@ -17,9 +17,9 @@ import pytest
 from tests.mcp.driver import HERE, call, connected, eventually, find, view_of
 from tests.mcp.web_server import Request, web_server
 
-from clawmode.mcp.client import McpServers
-from clawmode.mcp.link import McpError
-from clawmode.tools import InputRequest, JsonObject
+from clawmode.mcp.servers import McpServers
+from clawmode.mcp.wire import McpError
+from clawmode.tools.tool import InputRequest, JsonObject
 from clawmode.types import JsonValue
 
 pytestmark = pytest.mark.anyio

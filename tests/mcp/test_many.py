@@ -6,9 +6,9 @@ import anyio
 import pytest
 from tests.mcp.driver import call, connected, raw
 
+from clawmode.config.mcp import read_servers
 from clawmode.exceptions import ConfigurationError
-from clawmode.mcp.client import McpServers, ServerView
-from clawmode.mcp.config import read_servers
+from clawmode.mcp.servers import McpServers, ServerView
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
 

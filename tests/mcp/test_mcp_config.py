@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clawmode.config import MAX_UNKNOWN
-from clawmode.exceptions import ConfigurationError
-from clawmode.mcp.config import (
+from clawmode.code_mode.config import MAX_UNKNOWN
+from clawmode.config.mcp import (
     Bearer,
     McpConfig,
     OAuth,
@@ -20,6 +19,7 @@ from clawmode.mcp.config import (
     read,
     read_servers,
 )
+from clawmode.exceptions import ConfigurationError
 
 ENVIRONMENT = {"TOKEN": "s3cr3t-token", "EMPTY": "", "PORT": "80"}
 

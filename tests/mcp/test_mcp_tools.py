@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mcp_types import methods
 
-from clawmode.mcp.tools import (
+from clawmode.catalog.mcp_namespace import with_defaults
+from clawmode.mcp.listing import (
     MAX_PROBLEMS,
     MAX_TOOLS,
     Listing,
@@ -16,8 +17,7 @@ from clawmode.mcp.tools import (
     make_tool,
     sift,
 )
-from clawmode.mcp_namespace import with_defaults
-from clawmode.tools import Tool
+from clawmode.tools.tool import Tool
 
 
 def offer(name: str, schema: Any = None, **hints: bool) -> Offer:

@@ -22,7 +22,7 @@ from tests.mcp.test_http import free_port, sdk_server
 from tests.mcp.test_real import behind_an_address, node
 
 from clawmode import CodeMode, CodeModeConfig, CodeModeResult, Pool, Tool, tool
-from clawmode.executor import CallEvent
+from clawmode.tools.executor import CallEvent
 
 # Of the function only: the first test to want them fetches the real servers.
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(20, func_only=True)]
@@ -423,7 +423,7 @@ async def test_a_server_that_is_killed_in_a_call_is_an_error_and_is_called_again
 async def test_a_server_that_is_stopped_in_a_call_is_an_error_in_time_and_is_replaced(
     pool: Pool, victim: Victim, parked: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("clawmode.mcp.session.PROBE_SECONDS", 0.5)
+    monkeypatch.setattr("clawmode.mcp.connection.PROBE_SECONDS", 0.5)
     first, other, again = await strike(
         pool, victim, signal.SIGSTOP, parked=parked, tries=40, timeoutMs=700
     )

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from tests.mcp.driver import call, connected, eventually, view_of
 
-from clawmode.tools import InputRequest, JsonObject
+from clawmode.tools.tool import InputRequest, JsonObject
 from clawmode.types import JsonValue
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(360)]  # the first test fetches them

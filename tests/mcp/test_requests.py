@@ -6,8 +6,8 @@ from contextlib import ExitStack
 import anyio
 import pytest
 
-from clawmode.mcp.link import McpError
 from clawmode.mcp.requests import STRETCH, OpenRequests
+from clawmode.mcp.wire import McpError
 
 pytestmark = pytest.mark.anyio
 

@@ -11,15 +11,15 @@ import anyio
 import pytest
 from tests.mcp.driver import call, connected, context, eventually, find, raw, view_of
 
-from clawmode.approvals import Approvals
-from clawmode.command_setup import Options, set_up
+from clawmode.app.servers import log_file, open_servers
+from clawmode.app.setup import Options, set_up
 from clawmode.context import RunContext
-from clawmode.executor import Call, Executor, ToolFailure
-from clawmode.mcp.client import McpServers
-from clawmode.mcp.command import log_file, open_servers
-from clawmode.mcp.link import McpError
-from clawmode.policy import Policy
-from clawmode.tools import InputRequest, JsonObject, ToolContext
+from clawmode.mcp.servers import McpServers
+from clawmode.mcp.wire import McpError
+from clawmode.tools.approvals import Approvals
+from clawmode.tools.executor import Call, Executor, ToolFailure
+from clawmode.tools.policy import Policy
+from clawmode.tools.tool import InputRequest, JsonObject, ToolContext
 from clawmode.types import JsonValue
 
 pytestmark = pytest.mark.anyio
@@ -283,7 +283,7 @@ async def test_a_call_that_is_cancelled_ends_at_once_and_the_server_is_told() ->
 
 @pytest.mark.covers("MC-9")
 async def test_a_server_that_hangs_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("clawmode.mcp.session.PROBE_SECONDS", 0.5)
+    monkeypatch.setattr("clawmode.mcp.connection.PROBE_SECONDS", 0.5)
     entries = {"raw": raw(timeoutMs=300), "other": raw()}
     problems: list[str | None] = []
     async with connected(entries, on_change=lambda view: problems.append(view.problem)) as servers:

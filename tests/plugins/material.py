@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from clawmode.agent.settings import read
+from clawmode.config.resolve import read
 from clawmode.plugins.install import Installer
 from clawmode.plugins.setup import open_plugins
 from clawmode.plugins.staging import Limits

@@ -10,7 +10,7 @@ from tests.cli_driver import answer, clawmode
 from clawmode import CodeMode
 from clawmode.agent.skills import SkillLoader
 from clawmode.plugins.check import try_out
-from clawmode.plugins.host import Plugins
+from clawmode.plugins.loader import Plugins
 from clawmode.types import JsonValue
 
 pytestmark = pytest.mark.anyio

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from clawmode.hooks import Hooks
-from clawmode.namespaces import NamespaceRegistry
-from clawmode.plugins.host import Plugins, PluginView
+from clawmode.catalog.namespaces import NamespaceRegistry
+from clawmode.plugins.loader import Plugins, PluginView
 from clawmode.plugins.manifest import PluginError, read
+from clawmode.tools.hooks import Hooks
 
 GARDEN = '''
 from clawmode import tool
-from clawmode.namespaces import NamespaceRegistration, namespace_tool
+from clawmode.catalog.namespaces import NamespaceRegistration, namespace_tool
 
 @tool(effect="write")
 async def water(plant: str) -> str:

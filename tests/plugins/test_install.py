@@ -11,7 +11,7 @@ import anyio
 import pytest
 from tests.plugins.material import MANIFEST, installer, left_in, plugin, skill, tarred, zipped
 
-from clawmode.agent.settings import read
+from clawmode.config.resolve import read
 from clawmode.plugins import replacing
 from clawmode.plugins.install import Installer, remove, workshop
 from clawmode.plugins.setup import describe_plugins
@@ -204,7 +204,7 @@ async def test_the_modules_of_the_version_that_runs_stay_its_own(tmp_path: Path)
 
 NAMESPACE = """
 from clawmode import tool
-from clawmode.namespaces import NamespaceRegistration, namespace_tool
+from clawmode.catalog.namespaces import NamespaceRegistration, namespace_tool
 @tool
 async def water() -> str:
     "x"

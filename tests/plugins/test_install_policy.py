@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from clawmode.agent.operation_sections import InstallPolicy
+from clawmode.config.operations import InstallPolicy
 from clawmode.exceptions import ConfigurationError
 from clawmode.plugins import install_policy
 from clawmode.plugins.install_policy import by_rules, decide

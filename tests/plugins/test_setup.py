@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 from tests.plugins.material import QUIET, plugin, skill
 
-from clawmode.agent.settings import read
-from clawmode.hooks import Hooks
-from clawmode.namespaces import NamespaceRegistry
+from clawmode.catalog.namespaces import NamespaceRegistry
+from clawmode.config.resolve import read
 from clawmode.plugins.check import reports, try_out
-from clawmode.plugins.host import Plugins
+from clawmode.plugins.loader import Plugins
 from clawmode.plugins.manifest import PluginError
 from clawmode.plugins.setup import describe_plugins, open_plugins
+from clawmode.tools.hooks import Hooks
 
 
 def opened(state: Path, **section: Any) -> Plugins:
@@ -78,7 +78,7 @@ def test_describing_runs_no_code(tmp_path: Path) -> None:
 
 FAULTY = """
 from clawmode import Tool
-from clawmode.namespaces import NamespaceRegistration, namespace_tool
+from clawmode.catalog.namespaces import NamespaceRegistration, namespace_tool
 def fail(context): raise ValueError("no scope")
 def register(api):
     api.tool(Tool("dig", "Dig.", {"type": "nonsense"}, lambda given, context: None))

@@ -11,10 +11,10 @@ import anyio
 import pytest
 from tests.sandbox.stepping import value_of
 
+from clawmode.code_mode.snapshots import KeyRing, seal
 from clawmode.sandbox import artifacts
 from clawmode.sandbox.pool import Pool
 from clawmode.sandbox.protocol import Start, Suspended
-from clawmode.snapshots import KeyRing, seal
 
 pytestmark = pytest.mark.anyio
 
@@ -30,7 +30,7 @@ import anyio
 from clawmode.sandbox import artifacts
 from clawmode.sandbox.pool import Pool
 from clawmode.sandbox.protocol import Resume, Settled
-from clawmode.snapshots import KeyRing, unseal
+from clawmode.code_mode.snapshots import KeyRing, unseal
 
 async def main():
     folder = Path(sys.argv[1])

@@ -10,16 +10,16 @@ from typing import Any
 from tests.agent.driver import Agent, configured, opened
 
 from clawmode import Policy, tool
-from clawmode.approvals import Approvals
+from clawmode.agent.tool_search import ToolSearch
+from clawmode.agent.tool_search_code import SearchCode
+from clawmode.config.tool_search import ToolSearchConfig
 from clawmode.context import RunContext
-from clawmode.executor import CallEvent, Executor
-from clawmode.hooks import Hooks
 from clawmode.sandbox.pool import Pool
 from clawmode.testing import Turn, call
-from clawmode.tool_search import ToolSearch
-from clawmode.tool_search_code import SearchCode
-from clawmode.tool_search_config import ToolSearchConfig
-from clawmode.tools import JsonObject, Tool, ToolContext, ToolSource
+from clawmode.tools.approvals import Approvals
+from clawmode.tools.executor import CallEvent, Executor
+from clawmode.tools.hooks import Hooks
+from clawmode.tools.tool import JsonObject, Tool, ToolContext, ToolSource
 
 CONTROLS = ["tool_search", "tool_describe", "tool_call"]
 

@@ -9,16 +9,16 @@ import pytest
 from tests.tool_search.driver import ISSUE, RING, add, bodies, fake, forbidden, water
 
 from clawmode import Policy, ToolCallDecision
-from clawmode.approvals import Approvals, Question
-from clawmode.bridge import BadRequest
+from clawmode.agent.tool_search import ControlRefused, ToolSearch
+from clawmode.agent.tool_search_code import SearchCode
+from clawmode.code_mode.bridge import BadRequest
 from clawmode.context import RunContext
 from clawmode.exceptions import RuntimeUnavailable
-from clawmode.executor import Executor
-from clawmode.hooks import Hooks
 from clawmode.sandbox.pool import Pool
 from clawmode.sandbox.protocol import Request
-from clawmode.tool_search import ControlRefused, ToolSearch
-from clawmode.tool_search_code import SearchCode
+from clawmode.tools.approvals import Approvals, Question
+from clawmode.tools.executor import Executor
+from clawmode.tools.hooks import Hooks
 
 pytestmark = pytest.mark.anyio
 

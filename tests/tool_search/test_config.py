@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from clawmode.agent import settings
-from clawmode.tool_search_config import ToolSearchConfig
+from clawmode.config import resolve as settings
+from clawmode.config.tool_search import ToolSearchConfig
 
 
 def load(value: Any, own: Any = None) -> ToolSearchConfig:

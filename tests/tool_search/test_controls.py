@@ -6,15 +6,15 @@ import pytest
 from tests.tool_search.driver import ISSUE, RING, add, fake, forbidden, water
 
 from clawmode import Policy
-from clawmode.tool_search import (
+from clawmode.agent.tool_search import (
     MAX_DESCRIPTION_CHARS,
     MAX_QUERIES,
     ControlRefused,
     ToolSearch,
     exposed_name,
 )
-from clawmode.tool_search_config import ToolSearchConfig
-from clawmode.tools import Tool
+from clawmode.config.tool_search import ToolSearchConfig
+from clawmode.tools.tool import Tool
 
 pytestmark = pytest.mark.anyio
 

@@ -17,11 +17,7 @@ from tests.tool_search.driver import (
     water,
 )
 
-from clawmode.exceptions import DuplicateTool
-from clawmode.hooks import Hooks
-from clawmode.messages import ToolMessage
-from clawmode.testing import ScriptedModel, Turn, call
-from clawmode.tool_directory import (
+from clawmode.agent.tool_directory import (
     MAX_CHARS,
     MAX_SCHEMA_BYTES,
     MAX_SCHEMAS,
@@ -29,8 +25,12 @@ from clawmode.tool_directory import (
     choose_schemas,
     directory_text,
 )
-from clawmode.tool_search import ToolSearch
-from clawmode.tools import Tool
+from clawmode.agent.tool_search import ToolSearch
+from clawmode.exceptions import DuplicateTool
+from clawmode.messages import ToolMessage
+from clawmode.testing import ScriptedModel, Turn, call
+from clawmode.tools.hooks import Hooks
+from clawmode.tools.tool import Tool
 
 pytestmark = pytest.mark.anyio
 

@@ -16,9 +16,9 @@ from tests.plugins.material import plugin
 
 # Takes seconds, and here no clock of a test runs.
 import clawmode.models.direct  # noqa: F401
-from clawmode.agent.history import read_transcript
-from clawmode.agent.settings import Configuration
+from clawmode.config.resolve import Configuration
 from clawmode.models.wire import Exchange
+from clawmode.sessions.history import read_transcript
 from clawmode.testing import ScriptServer, Turn, call
 
 pytestmark = pytest.mark.anyio

@@ -23,12 +23,12 @@ from tests.tool_search.driver import (
 
 from clawmode import ToolCallDecision
 from clawmode.agent.requests import AgentRequest
-from clawmode.agent.trajectory import sidecar_path
-from clawmode.approvals import Approvals
 from clawmode.exceptions import RuntimeUnavailable
-from clawmode.hooks import Hooks
 from clawmode.messages import ToolMessage
+from clawmode.sessions.trajectory import sidecar_path
 from clawmode.testing import ScriptedModel, Turn, call
+from clawmode.tools.approvals import Approvals
+from clawmode.tools.hooks import Hooks
 
 pytestmark = pytest.mark.anyio
 

@@ -11,13 +11,10 @@ from dataclasses import dataclass, replace
 import anyio
 
 from clawmode.agent.events import Stream
-from clawmode.agent.history import Entry, History, TranscriptError
 from clawmode.agent.hooks import CompactionEvent
 from clawmode.agent.loop import Turn
-from clawmode.agent.transcript import Transcript
 from clawmode.context import RunContext
 from clawmode.foreign import is_ours
-from clawmode.hooks import Hooks
 from clawmode.messages import (
     AssistantMessage,
     Image,
@@ -29,7 +26,10 @@ from clawmode.messages import (
     UserMessage,
 )
 from clawmode.models.base import Finished, Model, ModelError, ModelRequest
-from clawmode.tools import JsonObject
+from clawmode.sessions.history import Entry, History, TranscriptError
+from clawmode.sessions.transcript import Transcript
+from clawmode.tools.hooks import Hooks
+from clawmode.tools.tool import JsonObject
 
 logger = logging.getLogger("clawmode.agent")
 

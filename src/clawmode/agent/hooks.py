@@ -23,9 +23,9 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar
 
 from clawmode.context import RunContext
-from clawmode.hooks import Hooks, Registered
 from clawmode.messages import Message, ToolMessage
-from clawmode.tools import JsonObject
+from clawmode.tools.hooks import Hooks, Registered
+from clawmode.tools.tool import JsonObject
 from clawmode.types import JsonValue
 
 logger = logging.getLogger("clawmode.hooks")

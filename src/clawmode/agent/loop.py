@@ -17,7 +17,6 @@ import anyio
 
 from clawmode.agent.events import Stream
 from clawmode.agent.intake import Intake
-from clawmode.agent.sanitize import bounded, bounded_parts
 from clawmode.agent.toolbox import ABORTED, Toolbox, fail
 from clawmode.foreign import is_ours, told
 from clawmode.messages import (
@@ -45,7 +44,8 @@ from clawmode.models.base import (
     ThinkingLevel,
 )
 from clawmode.redaction import KnownSecrets
-from clawmode.tools import JsonObject
+from clawmode.sessions.sanitize import bounded, bounded_parts
+from clawmode.tools.tool import JsonObject
 
 logger = logging.getLogger("clawmode.agent")
 

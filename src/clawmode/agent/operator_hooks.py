@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from clawmode.agent.bootstrap import MAX_FILE_CHARS, MAX_TOTAL_CHARS, BootstrapFile
-from clawmode.agent.operation_sections import InternalHook, InternalHooks
 from clawmode.agent.operator_scripts import Program, PythonFile, Script, ScriptError
-from clawmode.config import ConfigWarning, join, show
+from clawmode.code_mode.config import ConfigWarning, join, show
+from clawmode.config.operations import InternalHook, InternalHooks
 from clawmode.exceptions import ConfigurationError
-from clawmode.tools import JsonObject
+from clawmode.tools.tool import JsonObject
 from clawmode.types import JsonValue
 
 logger = logging.getLogger("clawmode.hooks")

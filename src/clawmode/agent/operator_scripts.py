@@ -28,7 +28,7 @@ from anyio.abc import ByteReceiveStream, Process
 from clawmode.exceptions import ClawmodeError
 from clawmode.foreign import is_ours, told
 from clawmode.redaction import Redactor
-from clawmode.tools import JsonObject
+from clawmode.tools.tool import JsonObject
 from clawmode.types import copy_json
 
 MAX_ANSWER = 1 << 20

@@ -15,15 +15,15 @@ from pathlib import Path
 
 import anyio
 
+from clawmode.agent.care import context_of
 from clawmode.agent.compaction import estimate
 from clawmode.agent.prompt import CHARS_PER_TOKEN, Prompt
 from clawmode.agent.requests import AgentRequest, Resolver
-from clawmode.agent.session_care import context_of
-from clawmode.agent.session_keys import session_key
-from clawmode.agent.session_run import Resources, SessionRun
-from clawmode.agent.sessions import Session, SessionStore, UnknownSession
+from clawmode.agent.run import Resources, SessionRun
 from clawmode.models.base import ToolDefinition
-from clawmode.tools import JsonObject
+from clawmode.sessions.keys import session_key
+from clawmode.sessions.store import Session, SessionStore, UnknownSession
+from clawmode.tools.tool import JsonObject
 from clawmode.types import JsonValue
 
 NOWHERE = Path("nowhere")

@@ -12,7 +12,7 @@ from clawmode.agent import bootstrap
 from clawmode.agent.bootstrap import BootstrapFile
 from clawmode.agent.hooks import PromptAdditions
 from clawmode.agent.skills import Skills
-from clawmode.tools import JsonObject
+from clawmode.tools.tool import JsonObject
 from clawmode.types import JsonValue
 
 BASE = (

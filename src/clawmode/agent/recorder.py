@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterator
 import anyio
 
 from clawmode.agent.events import Stream
-from clawmode.agent.history import UNANSWERED, TranscriptError
-from clawmode.agent.sanitize import bounded
 from clawmode.agent.toolbox import fail
-from clawmode.agent.trajectory import Trajectory
-from clawmode.agent.transcript import EntryTooLarge, NestedState, Transcript
-from clawmode.executor import CallEvent
 from clawmode.messages import AssistantMessage, Message, Text, ToolMessage
-from clawmode.tools import JsonObject
+from clawmode.sessions.history import UNANSWERED, TranscriptError
+from clawmode.sessions.sanitize import bounded
+from clawmode.sessions.trajectory import Trajectory
+from clawmode.sessions.transcript import EntryTooLarge, NestedState, Transcript
+from clawmode.tools.executor import CallEvent
+from clawmode.tools.tool import JsonObject
 
 TOO_LARGE = "The result was too large to be kept."
 

@@ -4,9 +4,9 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from clawmode.agent.sections import Verbosity
+from clawmode.config.agents import Verbosity
 from clawmode.messages import AssistantMessage, Message, Thinking, ToolMessage
-from clawmode.tools import JsonObject
+from clawmode.tools.tool import JsonObject
 
 SILENT = ("NO_REPLY", "no_reply")
 """What a model says that has nothing to say. Exactly this, and nothing beside it."""

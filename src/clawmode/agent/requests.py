@@ -9,14 +9,14 @@ from clawmode.agent.intake import Said
 from clawmode.agent.loop import LoopLimits, Status
 from clawmode.agent.prompt import Ingredients
 from clawmode.agent.replies import Shape
-from clawmode.agent.sections import Break, Reasoning, Verbosity
-from clawmode.agent.sessions import Session
-from clawmode.config import CodeModeConfig
+from clawmode.code_mode.config import CodeModeConfig
+from clawmode.config.agents import Break, Reasoning, Verbosity
+from clawmode.config.tool_search import ToolSearchConfig
 from clawmode.messages import Image
 from clawmode.models.base import Model, ThinkingLevel
-from clawmode.policy import Policy
-from clawmode.tool_search_config import ToolSearchConfig
-from clawmode.tools import JsonObject, Tool
+from clawmode.sessions.store import Session
+from clawmode.tools.policy import Policy
+from clawmode.tools.tool import JsonObject, Tool
 from clawmode.types import JsonValue
 
 

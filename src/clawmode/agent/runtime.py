@@ -26,24 +26,24 @@ from clawmode.agent.operator_hooks import OperatorHooks
 from clawmode.agent.preview import Preview, looking, preview
 from clawmode.agent.replies import Sent, shape
 from clawmode.agent.requests import AgentRequest, Resolver, RunResult, RunSettings, Streaming
-from clawmode.agent.session_care import Forget, SessionCare
-from clawmode.agent.session_run import STOPPED, Ended, Resources, SessionRun
-from clawmode.agent.sessions import Session, SessionStore
-from clawmode.approvals import Approvals
-from clawmode.code_mode import CodeMode
+from clawmode.agent.care import Forget, SessionCare
+from clawmode.agent.run import STOPPED, Ended, Resources, SessionRun
+from clawmode.sessions.store import Session, SessionStore
+from clawmode.tools.approvals import Approvals
+from clawmode.code_mode.code_mode import CodeMode
 from clawmode.context import RunContext
 from clawmode.exceptions import ClawmodeError, ConfigurationError
 from clawmode.foreign import told
-from clawmode.hooks import Hooks
-from clawmode.namespaces import NamespaceRegistry
+from clawmode.tools.hooks import Hooks
+from clawmode.catalog.namespaces import NamespaceRegistry
 from clawmode.redaction import KnownSecrets, Redactor
 from clawmode.sandbox.pool import Pool
-from clawmode.sqlite_store import SqliteStore
+from clawmode.code_mode.sqlite_store import SqliteStore
 from clawmode.tasks import Lifetime
-from clawmode.tools import JsonObject, Tool
+from clawmode.tools.tool import JsonObject, Tool
 
 if TYPE_CHECKING:
-    from clawmode.mcp.client import McpServers, ServerView
+    from clawmode.mcp.servers import McpServers, ServerView
 
 logger = logging.getLogger("clawmode.agent")
 

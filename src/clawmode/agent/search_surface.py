@@ -7,23 +7,23 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from clawmode.agent.search_tools import DirectoryTools, SearchCodeTools, SearchTools
-from clawmode.agent.toolbox import Toolbox
-from clawmode.context import RunContext
-from clawmode.executor import Executor
-from clawmode.sandbox.pool import Pool
-from clawmode.tool_directory import (
+from clawmode.agent.tool_directory import (
     check_names,
     choose_schemas,
     directory_text,
     without_collisions,
 )
-from clawmode.tool_search import ToolSearch
-from clawmode.tool_search_code import SearchCode
-from clawmode.tool_search_config import SearchMode, ToolSearchConfig
-from clawmode.tools import JsonObject, Tool
+from clawmode.agent.tool_search import ToolSearch
+from clawmode.agent.tool_search_code import SearchCode
+from clawmode.agent.toolbox import Toolbox
+from clawmode.config.tool_search import SearchMode, ToolSearchConfig
+from clawmode.context import RunContext
+from clawmode.sandbox.pool import Pool
+from clawmode.tools.executor import Executor
+from clawmode.tools.tool import JsonObject, Tool
 
 if TYPE_CHECKING:
-    from clawmode.mcp.client import McpServers
+    from clawmode.mcp.servers import McpServers
 
 logger = logging.getLogger("clawmode.tool_search")
 

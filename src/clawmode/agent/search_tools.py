@@ -7,13 +7,7 @@ import difflib
 from collections.abc import Iterable
 from dataclasses import replace
 
-from clawmode.agent.toolbox import execute, fail, shorten
-from clawmode.context import RunContext
-from clawmode.executor import Call, Executor
-from clawmode.messages import Text, ToolCall, ToolMessage
-from clawmode.models.base import ToolDefinition
-from clawmode.results import compact
-from clawmode.tool_search import (
+from clawmode.agent.tool_search import (
     CONTROLS,
     MAX_NAME,
     Control,
@@ -21,8 +15,14 @@ from clawmode.tool_search import (
     ToolSearch,
     exposed_name,
 )
-from clawmode.tool_search_code import NAME, SearchCode
-from clawmode.tools import JsonObject, Tool
+from clawmode.agent.tool_search_code import NAME, SearchCode
+from clawmode.agent.toolbox import execute, fail, shorten
+from clawmode.code_mode.results import compact
+from clawmode.context import RunContext
+from clawmode.messages import Text, ToolCall, ToolMessage
+from clawmode.models.base import ToolDefinition
+from clawmode.tools.executor import Call, Executor
+from clawmode.tools.tool import JsonObject, Tool
 
 
 class SearchTools:

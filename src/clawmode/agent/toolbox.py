@@ -10,16 +10,16 @@ import json
 from collections.abc import Iterable
 from typing import Protocol
 
-from clawmode.code_mode import CodeMode
+from clawmode.agent.tool_search import MAX_NAME
+from clawmode.agent.tool_search import exposed_name as exposed_name
+from clawmode.code_mode.code_mode import CodeMode
+from clawmode.code_mode.results import compact
 from clawmode.context import RunContext
 from clawmode.exceptions import DuplicateTool
-from clawmode.executor import Call, Executor, ToolFailure
 from clawmode.messages import Image, Text, ToolCall, ToolMessage
 from clawmode.models.base import ToolDefinition
-from clawmode.results import compact
-from clawmode.tool_search import MAX_NAME
-from clawmode.tool_search import exposed_name as exposed_name
-from clawmode.tools import JsonObject, Tool, ToolResult
+from clawmode.tools.executor import Call, Executor, ToolFailure
+from clawmode.tools.tool import JsonObject, Tool, ToolResult
 from clawmode.types import JsonValue
 
 MAX_RESULT_CHARS = 200_000

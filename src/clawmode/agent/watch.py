@@ -8,9 +8,9 @@ import anyio
 
 from clawmode.agent.diagnostics import Monitor, Report
 from clawmode.agent.events import AgentEvent
-from clawmode.agent.operation_sections import Diagnostics
 from clawmode.agent.runtime import AgentRuntime
-from clawmode.tools import JsonObject
+from clawmode.config.operations import Diagnostics
+from clawmode.tools.tool import JsonObject
 
 logger = logging.getLogger("clawmode.diagnostics")
 

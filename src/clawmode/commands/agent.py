@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from clawmode.commands.common import (
+from clawmode.commands.options import (
     FAILED,
     STOPPED,
     USAGE,
@@ -28,10 +28,10 @@ from clawmode.commands.common import (
 
 if TYPE_CHECKING:
     from clawmode.agent.requests import AgentRequest
-    from clawmode.agent.shown import ShownTurn
-    from clawmode.command_setup import Setup
-    from clawmode.gateway.place import Place
-    from clawmode.terminal import ProgramOutput
+    from clawmode.app.console import ProgramOutput
+    from clawmode.app.setup import Setup
+    from clawmode.rpc.presence import Place
+    from clawmode.terminal.turn import ShownTurn
 
 EXIT = {"ok": 0, "error": FAILED, "timeout": FAILED, "aborted": STOPPED}
 WAITING = 3
@@ -117,8 +117,8 @@ def agent(
 
 def _request(session: str, thinking: str, **given: Any) -> "AgentRequest":
     from clawmode.agent.requests import AgentRequest
-    from clawmode.agent.session_keys import is_session_id
     from clawmode.models.base import THINKING_LEVELS
+    from clawmode.sessions.keys import is_session_id
 
     level = next((it for it in THINKING_LEVELS if it == thinking), None)
     if thinking and level is None:
@@ -134,14 +134,14 @@ def _request(session: str, thinking: str, **given: Any) -> "AgentRequest":
 
 
 def _embedded_turn(shown: dict[str, Any]) -> "ShownTurn":
-    from clawmode.agent.command import AgentCommand
+    from clawmode.terminal.local_turn import AgentCommand
 
     return AgentCommand(setup=load_setup(shown["options"], "agent"), **shown)
 
 
 def _remote_turn(place: "Place", shown: dict[str, Any]) -> "ShownTurn":
-    from clawmode.command_setup import state_folder
-    from clawmode.gateway.remote_turn import RemoteTurn, check_options
+    from clawmode.app.setup import state_folder
+    from clawmode.terminal.remote_turn import RemoteTurn, check_options
 
     options = shown["options"]
     check_options(options, place)
@@ -161,7 +161,7 @@ def list_sessions(
 ) -> None:
     """List conversations, the one that was used last first."""
     with session_command() as out:
-        from clawmode.agent.listings import list_all, print_sessions
+        from clawmode.terminal.agent_listings import list_all, print_sessions
 
         found = list_all(_setup(config, state), agent_id, limit)
         if as_json:
@@ -180,7 +180,7 @@ def show_session(
 ) -> None:
     """Show a conversation: what was said, and the calls that were made."""
     with session_command() as out:
-        from clawmode.agent.listings import read_session, show
+        from clawmode.terminal.agent_listings import read_session, show
 
         setup = _setup(config, state)
         if as_json:
@@ -201,7 +201,7 @@ def show_trajectory(
 ) -> None:
     """Draw what the runs of a session did as a tree."""
     with session_command() as out:
-        from clawmode.agent.listings import show
+        from clawmode.terminal.agent_listings import show
 
         show(out, _setup(config, state), session, run)
 
@@ -219,7 +219,7 @@ def export_trajectory(
     They are written to a folder in the agent's workspace.
     """
     with session_command() as out:
-        from clawmode.agent.listings import export
+        from clawmode.terminal.agent_listings import export
 
         made = export(_setup(config, state), session, name)
         if as_json:
@@ -236,8 +236,8 @@ def _setup(config: str | None, state: str | None) -> "Setup":
 def session_command() -> "Iterator[ProgramOutput]":
     """As `command`; and what cannot be a session's name is wrong usage."""
     with command() as out:
-        from clawmode.agent.session_keys import InvalidSession
         from clawmode.exceptions import ConfigurationError
+        from clawmode.sessions.keys import InvalidSession
 
         try:
             yield out

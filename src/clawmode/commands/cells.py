@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from clawmode.commands.common import (
+from clawmode.commands.options import (
     USAGE,
     ApproveOption,
     ConfigOption,
@@ -59,8 +59,8 @@ def run(
     chosen = language or ("typescript" if file.endswith((".ts", ".mts", ".cts")) else "javascript")
     limits = limits_of(timeout_ms, memory_limit_bytes, max_output_bytes, max_snapshot_bytes)
     with command() as out:
-        from clawmode.foreground import Foreground
         from clawmode.sandbox.protocol import LANGUAGES
+        from clawmode.terminal.cell import Foreground
 
         if chosen not in LANGUAGES:
             fail(f"--language must be {' or '.join(LANGUAGES)}, not {chosen!r}", USAGE)
@@ -101,7 +101,7 @@ def wait_for(
     """
     limits = limits_of(timeout_ms, memory_limit_bytes, max_output_bytes, max_snapshot_bytes)
     with command() as out:
-        from clawmode.foreground import Foreground
+        from clawmode.terminal.cell import Foreground
 
         options = gather(tools, config, mcp_config, policy, approve, state, limits)
         cell = Foreground(

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from clawmode.commands.common import (
+from clawmode.commands.options import (
     AgentApproveOption,
     ConfigOption,
     McpConfigOption,
@@ -18,10 +18,10 @@ from clawmode.commands.common import (
 )
 
 if TYPE_CHECKING:
-    from clawmode.chat.command import ChatCommand
-    from clawmode.chat.remote_command import RemoteChatCommand
-    from clawmode.command_setup import Options
-    from clawmode.gateway.place import Place
+    from clawmode.app.setup import Options
+    from clawmode.rpc.presence import Place
+    from clawmode.terminal.chat_command import ChatCommand
+    from clawmode.terminal.chat_remote_command import RemoteChatCommand
 
 
 def chat(
@@ -49,9 +49,9 @@ def chat(
     Exit status: 0 when you leave, 1 failed, 2 usage.
     """
     with told_errors():
-        from clawmode.agent.session_keys import InvalidSession
-        from clawmode.chat.screen import check_terminal
         from clawmode.exceptions import ConfigurationError
+        from clawmode.sessions.keys import InvalidSession
+        from clawmode.terminal.chat_screen import check_terminal
 
         check_terminal()
         options = gather(tools, config, mcp_config, policy, approve, state)
@@ -65,15 +65,15 @@ def chat(
 
 
 def _embedded(options: "Options", given: dict[str, Any]) -> "ChatCommand":
-    from clawmode.chat.command import ChatCommand
+    from clawmode.terminal.chat_command import ChatCommand
 
     return ChatCommand(setup=load_setup(options, "agent"), **given)
 
 
 def _remote(place: "Place", options: "Options", given: dict[str, Any]) -> "RemoteChatCommand":
-    from clawmode.chat.remote_command import RemoteChatCommand
-    from clawmode.command_setup import state_folder
-    from clawmode.gateway.remote_turn import check_options
+    from clawmode.app.setup import state_folder
+    from clawmode.terminal.chat_remote_command import RemoteChatCommand
+    from clawmode.terminal.remote_turn import check_options
 
     check_options(options, place)
     return RemoteChatCommand(state=state_folder(options.state), **given)

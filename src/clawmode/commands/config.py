@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from clawmode.commands.common import (
+from clawmode.commands.options import (
     FAILED,
     JsonOption,
     StateOption,
@@ -35,8 +35,8 @@ def check_config(
     warnings; 2 usage.
     """
     with command() as out:
-        from clawmode.command_setup import check, state_folder
-        from clawmode.listings import print_report
+        from clawmode.app.setup import check, state_folder
+        from clawmode.terminal.listings import print_report
 
         report = check(file, state_folder(state))
         if as_json:
@@ -59,7 +59,7 @@ def trust_config(
     by this command; one that is named with --config or CLAWMODE_CONFIG needs no agreement.
     """
     with command() as out:
-        from clawmode.command_setup import agree
+        from clawmode.app.setup import agree
 
         path, lines = agree(file)
         out.say("\n".join([f"trusted: {path}", *(f"  {line}" for line in lines)]))
@@ -69,6 +69,6 @@ def trust_config(
 def print_schema() -> None:
     """Print the JSON Schema of the configuration file, for editors."""
     with command() as out:
-        from clawmode.agent.settings import schema
+        from clawmode.config.resolve import schema
 
         out.json(schema())

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from clawmode.commands.common import (
+from clawmode.commands.options import (
     FAILED,
     STOPPED,
     USAGE,
@@ -26,7 +26,7 @@ from clawmode.commands.common import (
 )
 
 if TYPE_CHECKING:
-    from clawmode.command_setup import Setup
+    from clawmode.app.setup import Setup
 
 EXIT = {"ok": 0, "error": FAILED, "timeout": FAILED, "aborted": STOPPED}
 
@@ -41,7 +41,7 @@ def list_jobs(
 ) -> None:
     """List jobs: when they run next, and how they ran last."""
     with command() as out:
-        from clawmode.cron.command import list_all, print_jobs
+        from clawmode.terminal.cron_turn import list_all, print_jobs
 
         setup = _setup(config, state)
         if as_json:
@@ -91,10 +91,10 @@ def add_job(
     Each turn has a session of its own.
     """
     with command() as out:
-        from clawmode.cron.command import add, describe, next_time
         from clawmode.cron.job import Job
         from clawmode.cron.words import in_words
         from clawmode.models.base import THINKING_LEVELS
+        from clawmode.terminal.cron_turn import add, describe, next_time
 
         level = next((it for it in THINKING_LEVELS if it == thinking), None)
         if thinking and level is None:
@@ -144,7 +144,7 @@ def disable_job(
 
 def _switch(job_id: str, config: str | None, state: str | None, *, enabled: bool) -> None:
     with command() as out:
-        from clawmode.cron.command import enable, next_time
+        from clawmode.terminal.cron_turn import enable, next_time
 
         setup = _setup(config, state)
         changed = enable(setup, job_id, enabled)
@@ -165,7 +165,7 @@ def _say_who_runs_it(setup: "Setup", state: str | None) -> None:
 def remove_job(job_id: JobArgument, config: ConfigOption = None, state: StateOption = None) -> None:
     """Remove a job that was added, and what is known of its runs. Its sessions are kept."""
     with command():
-        from clawmode.cron.command import remove
+        from clawmode.terminal.cron_turn import remove
 
         remove(_setup(config, state), job_id)
 
@@ -189,7 +189,7 @@ def run_job(
     Exit status: 0 done, 1 failed or under way, 2 usage, 130 stopped.
     """
     with command() as out:
-        from clawmode.cron.command import CronCommand
+        from clawmode.terminal.cron_turn import CronCommand
 
         options = gather(tools, config, mcp_config, policy, approve, state)
         turn = CronCommand(

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from clawmode.commands.common import (
+from clawmode.commands.options import (
     FAILED,
     USAGE,
     ConfigOption,
@@ -24,7 +24,7 @@ from clawmode.commands.common import (
 )
 
 if TYPE_CHECKING:
-    from clawmode.tools import JsonObject
+    from clawmode.tools.tool import JsonObject
     from clawmode.types import JsonValue
 
 logger = logging.getLogger("clawmode.gateway")
@@ -57,12 +57,12 @@ def gateway(
     if context.invoked_subcommand is not None:
         return
     with command() as out:
-        from clawmode.agent.known_secrets import known_secrets
-        from clawmode.command_setup import set_up
+        from clawmode.app.secrets import known_secrets
+        from clawmode.app.setup import set_up
         from clawmode.exceptions import ClawmodeError, ConfigurationError
         from clawmode.gateway import logs
         from clawmode.gateway.command import GatewayCommand
-        from clawmode.gateway.place import Place
+        from clawmode.rpc.presence import Place
 
         def ready(here: Place) -> None:
             where = "the gateway is at %s (process %d); Ctrl-C stops it"
@@ -92,7 +92,7 @@ def status(
 ) -> None:
     """Say whether a gateway runs on the state folder. Exit status: 0 it does, 1 it does not."""
     with command() as out:
-        from clawmode.gateway import place
+        from clawmode.rpc import presence as place
 
         setup = load_setup(gather(None, config, None, None, "ask", state))
         known = place.find(setup.state)
@@ -131,8 +131,8 @@ def reload(config: ConfigOption = None, state: StateOption = None) -> None:
     """
     with command() as out:
         from clawmode.gateway.command import ask_gateway
-        from clawmode.gateway.protocol import RpcError
         from clawmode.gateway.reload import summary
+        from clawmode.rpc.protocol import RpcError
 
         setup = load_setup(gather(None, config, None, None, "ask", state))
         try:
@@ -193,8 +193,8 @@ def add_token(
     It is kept as a hash, and cannot be shown again.
     """
     with command() as out:
-        from clawmode.gateway.scopes import SCOPES
-        from clawmode.gateway.tokens import Tokens
+        from clawmode.rpc.scopes import SCOPES
+        from clawmode.rpc.tokens import Tokens
 
         wanted = tuple(it if it.startswith("operator.") else f"operator.{it}" for it in scope or ())
         unknown = [it for it in wanted if it not in SCOPES]
@@ -212,7 +212,7 @@ def list_tokens(
 ) -> None:
     """List whose tokens there are, and what they may."""
     with command() as out:
-        from clawmode.gateway.tokens import Tokens
+        from clawmode.rpc.tokens import Tokens
 
         setup = load_setup(gather(None, config, None, None, "ask", state))
         found = Tokens(setup.state).list()
@@ -234,7 +234,7 @@ def revoke_token(
     Connections that are open stay open; nobody can connect with the token again.
     """
     with command() as out:
-        from clawmode.gateway.tokens import Tokens
+        from clawmode.rpc.tokens import Tokens
 
         setup = load_setup(gather(None, config, None, None, "ask", state))
         Tokens(setup.state).revoke(name)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from clawmode.commands.common import (
+from clawmode.commands.options import (
     FAILED,
     ConfigOption,
     JsonOption,
@@ -19,9 +19,9 @@ from clawmode.commands.common import (
 )
 
 if TYPE_CHECKING:
-    from clawmode.command_setup import Setup
+    from clawmode.app.console import ProgramOutput
+    from clawmode.app.setup import Setup
     from clawmode.plugins.install import Installed, Installer
-    from clawmode.terminal import ProgramOutput
 
 app = new_app("Look at plugins, install and remove them.")
 
@@ -32,8 +32,8 @@ def list_plugins(
 ) -> None:
     """List the plugins that there are, loaded or not, and why not."""
     with plugin_command() as out:
-        from clawmode.plugins.listings import print_views
         from clawmode.plugins.setup import open_plugins
+        from clawmode.terminal.plugin_listings import print_views
 
         setup = _setup(config, state)
         views = open_plugins(setup.configuration, setup.state).views
@@ -63,8 +63,8 @@ def install_plugin(
         import anyio
 
         from clawmode.plugins.install import Installer
-        from clawmode.plugins.listings import print_installed
         from clawmode.plugins.setup import open_plugins
+        from clawmode.terminal.plugin_listings import print_installed
 
         setup = _setup(config, state)
         plugins = open_plugins(setup.configuration, setup.state)
@@ -120,8 +120,8 @@ def check_plugins(
     """
     with plugin_command() as out:
         from clawmode.plugins.check import reports
-        from clawmode.plugins.listings import print_report
         from clawmode.plugins.setup import open_plugins, settings_of
+        from clawmode.terminal.plugin_listings import print_report
 
         setup = _setup(config, state)
         plugins = open_plugins(setup.configuration, setup.state)
@@ -136,7 +136,7 @@ def check_plugins(
 
 
 async def _install(installer: "Installer", source: str) -> "Installed":
-    from clawmode.interrupts import interruptible
+    from clawmode.terminal.interrupts import interruptible
 
     async with interruptible():
         done = await installer.install(source)
@@ -151,7 +151,7 @@ def _setup(config: str | None, state: str | None) -> "Setup":
 def plugin_command() -> "Iterator[ProgramOutput]":
     """As `command`; and what is logged meanwhile is said in harmless lines."""
     with command() as out:
-        from clawmode.plugins.listings import told_logs
+        from clawmode.terminal.plugin_listings import told_logs
 
         with told_logs():
             yield out

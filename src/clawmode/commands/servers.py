@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from clawmode.commands.common import (
+from clawmode.commands.options import (
     FAILED,
     ApproveOption,
     ConfigOption,
@@ -41,7 +41,7 @@ def serve_mcp(
     that of CLAWMODE_MCP_TOKEN, or one that is made and printed.
     """
     with told_errors():
-        from clawmode.mcp.command import serve
+        from clawmode.app.servers import serve
 
         options = gather(
             tools, config, mcp_config, policy, approve, None, {"timeout_ms": timeout_ms}
@@ -60,7 +60,7 @@ def login(
     The token is kept in the state folder.
     """
     with told_errors():
-        from clawmode.mcp.command import log_in
+        from clawmode.app.servers import log_in
 
         log_in(load_setup(gather(None, config, mcp_config, None, "ask", state)), server)
 
@@ -82,8 +82,8 @@ def doctor(
     with command() as out:
         import anyio
 
-        from clawmode.doctor import Finding, examine
-        from clawmode.terminal import harmless
+        from clawmode.app.console import harmless
+        from clawmode.terminal.doctor import Finding, examine
 
         found: list[Finding] = []
 

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from clawmode.commands.common import (
+from clawmode.commands.options import (
     FAILED,
     ConfigOption,
     JsonOption,
@@ -36,7 +36,7 @@ def list_tools(
 ) -> None:
     """List the tools that programs can call."""
     with command() as out:
-        from clawmode.listings import list_all, print_entries
+        from clawmode.terminal.listings import list_all, print_entries
 
         setup = connected(load_setup(gather(tools, config, mcp_config, policy)))
         entries = list_all(setup.tools, setup.policy)
@@ -61,7 +61,7 @@ def search_tools(
 ) -> None:
     """Search as programs do, the best match first."""
     with command() as out:
-        from clawmode.listings import print_found, search
+        from clawmode.terminal.listings import print_found, search
 
         setup = connected(load_setup(gather(tools, config, mcp_config, policy)))
         wanted = min(limit or setup.config.search_default_limit, setup.config.max_search_limit)
@@ -89,7 +89,7 @@ def show_tool(
     """
     with command() as out:
         from clawmode.exceptions import ToolLookupError
-        from clawmode.listings import page_of, print_page, why_not
+        from clawmode.terminal.listings import page_of, print_page, why_not
 
         setup = connected(load_setup(gather(tools, config, mcp_config, policy)))
         try:

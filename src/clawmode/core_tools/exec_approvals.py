@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
-from clawmode.tools import JsonObject
+from clawmode.tools.tool import JsonObject
 from clawmode.types import JsonValue
 
 Security: TypeAlias = Literal["deny", "allowlist", "full"]

@@ -26,8 +26,8 @@ from clawmode.core_tools.exec_approvals import (
     HostRules,
 )
 from clawmode.core_tools.problems import ToolProblem
-from clawmode.hooks import BeforeToolCall, Hooks, RequireApproval, ToolCallDecision
-from clawmode.tools import JsonObject
+from clawmode.tools.hooks import BeforeToolCall, Hooks, RequireApproval, ToolCallDecision
+from clawmode.tools.tool import JsonObject
 from clawmode.types import JsonValue
 
 logger = logging.getLogger("clawmode.exec")

@@ -11,8 +11,8 @@ from clawmode.core_tools.confined import Workspace
 from clawmode.core_tools.patches import Add, Change, Delete, Effort, Update, parse, patched
 from clawmode.core_tools.places import FileLimits, Place, Signature, shown
 from clawmode.core_tools.problems import ToolProblem
-from clawmode.tool_function import tool
-from clawmode.tools import JsonObject, Tool, ToolResult
+from clawmode.tools.function import tool
+from clawmode.tools.tool import JsonObject, Tool, ToolResult
 from clawmode.types import JsonValue
 
 MAX_LINE_CHARS = 2_000

@@ -21,8 +21,8 @@ from clawmode.core_tools.exec_policy import EXEC_ID, PROCESS_ID, ExecGuard
 from clawmode.core_tools.problems import ToolProblem
 from clawmode.core_tools.processes import Command, ProcessLimits, ShellSessions
 from clawmode.redaction import Redactor, veil
-from clawmode.tool_function import tool
-from clawmode.tools import JsonObject, Tool, ToolContext, ToolResult
+from clawmode.tools.function import tool
+from clawmode.tools.tool import JsonObject, Tool, ToolContext, ToolResult
 from clawmode.types import JsonValue
 
 logger = logging.getLogger("clawmode.core_tools")

@@ -8,7 +8,7 @@ from clawmode.core_tools.files import FileSettings, file_tools
 from clawmode.core_tools.processes import ShellSessions
 from clawmode.core_tools.shell import ShellSettings, shell_tools
 from clawmode.core_tools.web import WebSettings, web_tools
-from clawmode.tools import Tool
+from clawmode.tools.tool import Tool
 
 
 class CoreTools:

@@ -20,11 +20,11 @@ import anyio
 import httpx2
 
 from clawmode import __version__
-from clawmode.core_tools.addresses import Resolve, Target, ask_system, find_target
+from clawmode.addresses import Resolve, Target, ask_system, find_target
 from clawmode.core_tools.page_text import read_page
 from clawmode.core_tools.problems import ToolProblem
-from clawmode.tool_function import tool
-from clawmode.tools import JsonObject, Tool, ToolResult
+from clawmode.tools.function import tool
+from clawmode.tools.tool import JsonObject, Tool, ToolResult
 
 MAX_URL = 4_096
 CONNECT_TRIES = 3

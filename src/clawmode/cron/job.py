@@ -5,16 +5,16 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
-from clawmode.agent import settings
-from clawmode.agent.operation_sections import DAY_SECONDS, CronSection
 from clawmode.agent.runtime import MAX_MESSAGE_CHARS
-from clawmode.agent.sections import Configuration
-from clawmode.agent.session_keys import InvalidSession, check_agent_id
+from clawmode.config import resolve as settings
+from clawmode.config.agents import Configuration
+from clawmode.config.operations import DAY_SECONDS, CronSection
 from clawmode.cron.expressions import BadSchedule
 from clawmode.cron.schedule import Schedule, read_at, read_cron, read_every, read_zone
 from clawmode.exceptions import ConfigurationError
 from clawmode.models.base import THINKING_LEVELS, ThinkingLevel
-from clawmode.tools import JsonObject
+from clawmode.sessions.keys import InvalidSession, check_agent_id
+from clawmode.tools.tool import JsonObject
 
 MAX_TEXT_CHARS = 500
 """Of a model, a channel, a target."""

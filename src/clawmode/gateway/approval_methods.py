@@ -13,14 +13,13 @@ from typing import Literal, TypeAlias
 import anyio
 from anyio.lowlevel import checkpoint
 
-from clawmode.agent.own_tools import HOST_FILE
-from clawmode.agent.session_keys import session_key
-from clawmode.approvals import Decision, InputQuestion, Question, Resolution
-from clawmode.chat.slash import DECISIONS
+from clawmode.app.own_tools import HOST_FILE
 from clawmode.context import RunContext
 from clawmode.core_tools.exec_approvals import Changed, HostFile, digest
 from clawmode.core_tools.exec_policy import EXEC_ID, analyse
-from clawmode.gateway.connection import Client
+from clawmode.gateway.approvals import Asked, describe, describe_input
+from clawmode.gateway.clients import Client
+from clawmode.gateway.gateway import Gateway
 from clawmode.gateway.methods import (
     NAME,
     OBJECT,
@@ -34,12 +33,13 @@ from clawmode.gateway.methods import (
     method,
     params,
 )
-from clawmode.gateway.protocol import RpcError
-from clawmode.gateway.questions import Asked, describe, describe_input
-from clawmode.gateway.service import Gateway
-from clawmode.hooks import Severity
-from clawmode.tools import JsonObject
-from clawmode.validation import InvalidSchema, Validator
+from clawmode.messaging.slash import DECISIONS
+from clawmode.rpc.protocol import RpcError
+from clawmode.sessions.keys import session_key
+from clawmode.tools.approvals import Decision, InputQuestion, Question, Resolution
+from clawmode.tools.hooks import Severity
+from clawmode.tools.tool import JsonObject
+from clawmode.tools.validation import InvalidSchema, Validator
 
 Family: TypeAlias = Literal["exec", "plugin"]
 

@@ -8,8 +8,8 @@ from typing import get_args
 import anyio
 
 from clawmode.exceptions import ClawmodeError
-from clawmode.gateway.connection import Client, Told
-from clawmode.tools import Effect, JsonObject, Tool, ToolContext, ToolResult
+from clawmode.gateway.clients import Client, Told
+from clawmode.tools.tool import Effect, JsonObject, Tool, ToolContext, ToolResult
 from clawmode.types import JsonValue
 
 GRACE_SECONDS = 30.0

@@ -3,14 +3,14 @@
 import time
 from dataclasses import dataclass
 
-from clawmode.agent.session_keys import session_key
+from clawmode.code_mode.stores import KnownState, abort_cell
 from clawmode.context import Scope
-from clawmode.gateway.connection import Client
+from clawmode.gateway.clients import Client
+from clawmode.gateway.gateway import Gateway
 from clawmode.gateway.methods import NAME, Params, method, params
-from clawmode.gateway.protocol import RpcError
-from clawmode.gateway.service import Gateway
-from clawmode.stores import KnownState, abort_cell
-from clawmode.tools import JsonObject
+from clawmode.rpc.protocol import RpcError
+from clawmode.sessions.keys import session_key
+from clawmode.tools.tool import JsonObject
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

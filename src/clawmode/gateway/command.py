@@ -15,26 +15,27 @@ from typing import Any
 import anyio
 
 from clawmode import __version__
-from clawmode.agent import settings
-from clawmode.command_setup import Setup
+from clawmode.app.host import open_host
+from clawmode.app.setup import Setup
+from clawmode.config import resolve as settings
 from clawmode.cron.job import configured_jobs
 from clawmode.cron.jobs import Jobs
 from clawmode.exceptions import ClawmodeError, ConfigurationError
-from clawmode.gateway import place, protocol
-from clawmode.gateway.admission import Descriptors, raise_descriptor_limit
+from clawmode.gateway.approvals import SharedApprovals
 from clawmode.gateway.catalog import METHODS
-from clawmode.gateway.client import GatewayClient
 from clawmode.gateway.dispatch import Dispatcher
+from clawmode.gateway.gateway import Gateway
 from clawmode.gateway.ledger import Ledger
-from clawmode.gateway.listen import check_reach, listen_at, tokens_of
-from clawmode.gateway.place import Place
-from clawmode.gateway.questions import SharedApprovals
 from clawmode.gateway.reload import reload_at_signal
 from clawmode.gateway.server import Wire, serve
-from clawmode.gateway.service import Gateway
-from clawmode.gateway.tokens import Tokens, new_token
-from clawmode.host import open_host
-from clawmode.tools import JsonObject
+from clawmode.rpc import presence as place
+from clawmode.rpc import protocol
+from clawmode.rpc.admission import Descriptors, raise_descriptor_limit
+from clawmode.rpc.client import GatewayClient
+from clawmode.rpc.listen import check_reach, listen_at, tokens_of
+from clawmode.rpc.presence import Place
+from clawmode.rpc.tokens import Tokens, new_token
+from clawmode.tools.tool import JsonObject
 
 logger = logging.getLogger("clawmode.gateway")
 

@@ -11,23 +11,24 @@ from typing import Any, get_args, get_origin
 
 import anyio
 
-from clawmode import config_file, config_trust
-from clawmode.agent import settings
-from clawmode.agent.known_secrets import known_secrets
-from clawmode.agent.settings import Configuration
-from clawmode.command_setup import state_folder
-from clawmode.config_schema import Option, Section, is_section, members
+from clawmode.app.host import Host
+from clawmode.app.secrets import known_secrets
+from clawmode.app.setup import state_folder
+from clawmode.config import file as config_file
+from clawmode.config import resolve as settings
+from clawmode.config import trust as config_trust
+from clawmode.config.reader import Option, Section, is_section, members
+from clawmode.config.resolve import Configuration
+from clawmode.config.variables import variable
 from clawmode.exceptions import ConfigurationError
-from clawmode.gateway.connection import Client
+from clawmode.gateway.clients import Client
+from clawmode.gateway.gateway import Gateway
 from clawmode.gateway.methods import NAME, TEXT, Params, method, params
-from clawmode.gateway.protocol import RpcError
 from clawmode.gateway.reload import Examined, examine, refuse, reload
-from clawmode.gateway.service import Gateway
-from clawmode.host import Host
 from clawmode.redaction import HIDDEN, Redactor
-from clawmode.tools import JsonObject
+from clawmode.rpc.protocol import RpcError
+from clawmode.tools.tool import JsonObject
 from clawmode.types import JsonValue
-from clawmode.variables import variable
 
 _writing = threading.Lock()
 

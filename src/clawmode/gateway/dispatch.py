@@ -8,13 +8,14 @@ from contextlib import suppress
 
 from clawmode.exceptions import ClawmodeError, ConfigurationError
 from clawmode.foreign import is_ours
-from clawmode.gateway import protocol, restart
-from clawmode.gateway.connection import Client
+from clawmode.gateway import restart
+from clawmode.gateway.clients import Client
+from clawmode.gateway.gateway import Effect, Gateway
 from clawmode.gateway.ledger import LedgerUnavailable
 from clawmode.gateway.methods import IDEMPOTENCY, Method, Params
-from clawmode.gateway.protocol import Request, RpcError
-from clawmode.gateway.service import Effect, Gateway
-from clawmode.tools import JsonObject
+from clawmode.rpc import protocol
+from clawmode.rpc.protocol import Request, RpcError
+from clawmode.tools.tool import JsonObject
 
 logger = logging.getLogger("clawmode.gateway")
 

@@ -13,9 +13,9 @@ from collections.abc import Iterable
 
 from clawmode.agent.requests import RunResult
 from clawmode.agent.runtime import Run
+from clawmode.app.console import one_line
 from clawmode.redaction import Redactor
-from clawmode.terminal import one_line
-from clawmode.tools import JsonObject
+from clawmode.tools.tool import JsonObject
 
 logger = logging.getLogger("clawmode.gateway")
 

@@ -6,12 +6,12 @@ from typing import Any, TypeAlias
 
 from clawmode.agent.requests import AgentRequest
 from clawmode.exceptions import ConfigurationError
-from clawmode.gateway import protocol
-from clawmode.gateway.connection import Client
-from clawmode.gateway.protocol import RpcError
-from clawmode.gateway.scopes import Scope
-from clawmode.gateway.service import Gateway
-from clawmode.tools import JsonObject
+from clawmode.gateway.clients import Client
+from clawmode.gateway.gateway import Gateway
+from clawmode.rpc import protocol
+from clawmode.rpc.protocol import RpcError
+from clawmode.rpc.scopes import Scope
+from clawmode.tools.tool import JsonObject
 from clawmode.types import JsonValue
 
 MAX_TEXT = 4_096

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from clawmode import __version__
 from clawmode.gateway.figures import SECONDS, Figures
-from clawmode.gateway.service import Gateway
+from clawmode.gateway.gateway import Gateway
 
 MEDIA_TYPE = "text/plain; version=0.0.4"
 

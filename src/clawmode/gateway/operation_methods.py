@@ -7,21 +7,16 @@ from pathlib import Path
 
 import anyio
 
-from clawmode.agent import settings
-from clawmode.agent.history import read_transcript
-from clawmode.agent.known_secrets import known_secrets
-from clawmode.agent.operation_sections import DAY_SECONDS
-from clawmode.agent.sessions import Session
-from clawmode.agent.trajectory import sidecar_path
-from clawmode.agent.trajectory_export import ExportError, export
-from clawmode.agent.workspaces import workspace_of
-from clawmode.chat.slash import COMMANDS
-from clawmode.command_setup import Setup
+from clawmode.app.secrets import known_secrets
+from clawmode.app.setup import Setup
+from clawmode.config import resolve as settings
+from clawmode.config.operations import DAY_SECONDS
 from clawmode.cron.job import Job, check_named
 from clawmode.cron.jobs import JobError, JobsUnavailable, UnknownJob
 from clawmode.exceptions import ConfigurationError
 from clawmode.gateway import logs
-from clawmode.gateway.connection import Client
+from clawmode.gateway.clients import Client
+from clawmode.gateway.gateway import Gateway
 from clawmode.gateway.methods import (
     BOOLEAN,
     NAME,
@@ -34,13 +29,18 @@ from clawmode.gateway.methods import (
     method,
     params,
 )
-from clawmode.gateway.protocol import RpcError
 from clawmode.gateway.run_methods import SESSION
-from clawmode.gateway.service import Gateway
 from clawmode.gateway.session_methods import find
+from clawmode.messaging.slash import COMMANDS
 from clawmode.models.base import THINKING_LEVELS
 from clawmode.redaction import Redactor
-from clawmode.tools import JsonObject
+from clawmode.rpc.protocol import RpcError
+from clawmode.sessions.export import ExportError, export
+from clawmode.sessions.history import read_transcript
+from clawmode.sessions.store import Session
+from clawmode.sessions.trajectory import sidecar_path
+from clawmode.sessions.workspaces import workspace_of
+from clawmode.tools.tool import JsonObject
 from clawmode.types import JsonValue
 
 LEVELS = ("debug", "info", "warning", "error", "critical")

@@ -13,19 +13,19 @@ from typing import Any
 
 import anyio
 
-from clawmode import command_setup
-from clawmode.agent import settings
-from clawmode.agent.known_secrets import known_secrets, withheld
-from clawmode.agent.protected_paths import protected_paths
-from clawmode.agent.settings import Configuration
-from clawmode.config_file import Problem, Report
-from clawmode.config_schema import members
+from clawmode.app import setup as command_setup
+from clawmode.app.host import Host
+from clawmode.app.protected_paths import protected_paths
+from clawmode.app.secrets import known_secrets, withheld
+from clawmode.config import resolve as settings
+from clawmode.config.file import Problem, Report
+from clawmode.config.reader import members
+from clawmode.config.resolve import Configuration
 from clawmode.cron.job import Job, configured_jobs
 from clawmode.gateway import logs
-from clawmode.gateway.protocol import RpcError
-from clawmode.gateway.service import Gateway
-from clawmode.host import Host
-from clawmode.tools import JsonObject
+from clawmode.gateway.gateway import Gateway
+from clawmode.rpc.protocol import RpcError
+from clawmode.tools.tool import JsonObject
 from clawmode.types import JsonValue
 
 logger = logging.getLogger("clawmode.gateway")

@@ -8,21 +8,21 @@ from typing import Any
 import anyio
 from anyio.abc import TaskGroup
 
-from clawmode.agent.history import read_transcript
 from clawmode.agent.requests import AgentRequest, RunResult
 from clawmode.agent.runtime import AgentRuntime, Run
-from clawmode.agent.session_keys import InvalidSession, SessionError
-from clawmode.agent.session_lock import SessionBusy
-from clawmode.agent.sessions import Session, UnknownSession
-from clawmode.channels.base import Inbound
-from clawmode.chat.inbox import Inbox
 from clawmode.cron.scheduler import Scheduler
 from clawmode.cron.turns import CRON
 from clawmode.exceptions import ClawmodeError
 from clawmode.gateway.ledger import Ledger, RunRow
-from clawmode.gateway.protocol import RpcError
 from clawmode.messages import Image
-from clawmode.tools import JsonObject
+from clawmode.messaging.channel import Inbound
+from clawmode.messaging.inbox import Inbox
+from clawmode.rpc.protocol import RpcError
+from clawmode.sessions.history import read_transcript
+from clawmode.sessions.keys import InvalidSession, SessionError
+from clawmode.sessions.lock import SessionBusy
+from clawmode.sessions.store import Session, UnknownSession
+from clawmode.tools.tool import JsonObject
 from clawmode.types import JsonValue
 
 logger = logging.getLogger("clawmode.gateway")

@@ -7,9 +7,10 @@ import time
 from typing import Any
 
 from clawmode import __version__
-from clawmode.agent import settings
 from clawmode.agent.requests import AgentRequest
-from clawmode.gateway.connection import Client
+from clawmode.config import resolve as settings
+from clawmode.gateway.clients import Client
+from clawmode.gateway.gateway import Gateway
 from clawmode.gateway.methods import (
     BOOLEAN,
     IDEMPOTENCY,
@@ -24,11 +25,10 @@ from clawmode.gateway.methods import (
     method,
     params,
 )
-from clawmode.gateway.protocol import RpcError
-from clawmode.gateway.service import Gateway
 from clawmode.messages import Image
 from clawmode.models.base import THINKING_LEVELS
-from clawmode.tools import JsonObject
+from clawmode.rpc.protocol import RpcError
+from clawmode.tools.tool import JsonObject
 from clawmode.types import JsonValue
 
 WAIT_MS = 30_000

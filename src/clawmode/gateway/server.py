@@ -19,13 +19,14 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.http11 import Request as Upgrade
 
-from clawmode.gateway import admission, metrics, protocol
-from clawmode.gateway.admission import Accepted, Doorway
-from clawmode.gateway.connection import Client
+from clawmode.gateway import metrics
+from clawmode.gateway.clients import Client
 from clawmode.gateway.dispatch import Dispatcher
-from clawmode.gateway.listen import Listen, is_loopback
-from clawmode.gateway.protocol import BadFrame, Request, RpcError
-from clawmode.tools import JsonObject
+from clawmode.rpc import admission, protocol
+from clawmode.rpc.admission import Accepted, Doorway
+from clawmode.rpc.listen import Listen, is_loopback
+from clawmode.rpc.protocol import BadFrame, Request, RpcError
+from clawmode.tools.tool import JsonObject
 
 logger = logging.getLogger("clawmode.gateway")
 
@@ -51,7 +52,7 @@ clawmode gateway status  whether it runs; also: logs, reload, stop, token add
 /metrics                 figures for Prometheus; needs a token
 POST /channels/<name>    messages of a webhook, signed
 
-For programs: clawmode.gateway.client in Python, or the protocol, in docs/operate/gateway.md.
+For programs: clawmode.rpc.client in Python, or the protocol, in docs/operate/gateway.md.
 """
 """What a browser shows."""
 

@@ -5,13 +5,8 @@ from typing import Any
 
 import anyio
 
-from clawmode.agent.history import read_transcript
-from clawmode.agent.session_keys import session_key
-from clawmode.agent.sessions import Session
-from clawmode.channels.base import Inbound
-from clawmode.chat.inbox import message_id
-from clawmode.chat.queue import parse_override
-from clawmode.gateway.connection import EVERYTHING, Client
+from clawmode.gateway.clients import EVERYTHING, Client
+from clawmode.gateway.gateway import Gateway
 from clawmode.gateway.methods import (
     IDEMPOTENCY,
     NAME,
@@ -24,9 +19,7 @@ from clawmode.gateway.methods import (
     method,
     params,
 )
-from clawmode.gateway.protocol import RpcError
 from clawmode.gateway.run_methods import IMAGE, SESSION, run_id_for
-from clawmode.gateway.service import Gateway
 from clawmode.messages import (
     AssistantMessage,
     Image,
@@ -36,7 +29,14 @@ from clawmode.messages import (
     ToolCall,
     ToolMessage,
 )
-from clawmode.tools import JsonObject
+from clawmode.messaging.channel import Inbound
+from clawmode.messaging.inbox import message_id
+from clawmode.messaging.queue import parse_override
+from clawmode.rpc.protocol import RpcError
+from clawmode.sessions.history import read_transcript
+from clawmode.sessions.keys import session_key
+from clawmode.sessions.store import Session
+from clawmode.tools.tool import JsonObject
 from clawmode.types import JsonValue
 
 MAX_LISTED = 1_000

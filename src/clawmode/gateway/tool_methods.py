@@ -4,13 +4,13 @@ import uuid
 from collections.abc import Iterable
 
 from clawmode.agent.requests import AgentRequest
-from clawmode.agent.session_run import SessionRun
+from clawmode.agent.run import SessionRun
 from clawmode.agent.toolbox import exposed_name
-from clawmode.catalog import Catalog
-from clawmode.control import CONTROL_NAMES, EXEC, WAIT
+from clawmode.catalog.catalog import Catalog
+from clawmode.catalog.control import CONTROL_NAMES, EXEC, WAIT
 from clawmode.exceptions import AmbiguousTool, UnknownTool
-from clawmode.executor import Call, CallEvent, CallState, Executor, ToolFailure
-from clawmode.gateway.connection import Client
+from clawmode.gateway.clients import Client
+from clawmode.gateway.gateway import Gateway
 from clawmode.gateway.methods import (
     ANYTHING,
     BOOLEAN,
@@ -22,9 +22,9 @@ from clawmode.gateway.methods import (
     method,
     params,
 )
-from clawmode.gateway.protocol import RpcError
-from clawmode.gateway.service import Gateway
-from clawmode.tools import JsonObject, Tool, ToolResult
+from clawmode.rpc.protocol import RpcError
+from clawmode.tools.executor import Call, CallEvent, CallState, Executor, ToolFailure
+from clawmode.tools.tool import JsonObject, Tool, ToolResult
 from clawmode.types import JsonValue
 
 MAX_OUTPUT = 4 << 20

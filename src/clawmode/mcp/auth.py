@@ -28,7 +28,7 @@ from mcp.client.auth import (
 )
 from mcp.shared.auth import OAuthClientInformationFull, OAuthClientMetadata, OAuthToken
 
-from clawmode.core_tools.addresses import Resolve, ask_system, find_target
+from clawmode.addresses import Resolve, ask_system, find_target
 from clawmode.core_tools.problems import ToolProblem
 from clawmode.mcp.settings import OAuth, ServerSettings
 

@@ -16,7 +16,8 @@ from mcp.client.sse import sse_client
 from mcp.client.streamable_http import MCP_SESSION_ID, streamable_http_client
 
 from clawmode.foreign import told
-from clawmode.mcp.link import (
+from clawmode.mcp.settings import Bearer
+from clawmode.mcp.wire import (
     MAX_MESSAGE,
     NOT_AUTHORIZED,
     NOT_DELIVERED,
@@ -27,7 +28,6 @@ from clawmode.mcp.link import (
     Writes,
     why_refused,
 )
-from clawmode.mcp.settings import Bearer
 
 MAX_CONNECTIONS = 256
 MAX_PEEK = 4_096

@@ -14,8 +14,8 @@ import mcp_types as types
 from mcp.client.session import ClientRequestContext
 
 from clawmode.foreign import is_ours
-from clawmode.mcp.link import McpError
-from clawmode.tools import InputRequest, JsonObject, ToolContext
+from clawmode.mcp.wire import McpError
+from clawmode.tools.tool import InputRequest, JsonObject, ToolContext
 
 logger = logging.getLogger("clawmode.mcp")
 

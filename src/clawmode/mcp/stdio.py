@@ -20,7 +20,8 @@ from mcp.shared.message import SessionMessage
 from mcp_types import JSONRPCMessage, JSONRPCRequest, jsonrpc_message_adapter
 
 from clawmode.exceptions import ClawmodeError
-from clawmode.mcp.link import (
+from clawmode.mcp.settings import SECRETIVE, ServerSettings
+from clawmode.mcp.wire import (
     GRACE,
     MAX_MESSAGE,
     TOO_LARGE,
@@ -32,7 +33,6 @@ from clawmode.mcp.link import (
     find_id,
     why_refused,
 )
-from clawmode.mcp.settings import SECRETIVE, ServerSettings
 
 logger = logging.getLogger("clawmode.mcp.stderr")
 

@@ -6,16 +6,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from clawmode.agent.skills import SkillLoader
+from clawmode.catalog.namespaces import NamespaceContext, NamespaceRegistry, NamespaceRuntime
 from clawmode.context import RunContext
 from clawmode.exceptions import ClawmodeError
-from clawmode.namespaces import NamespaceContext, NamespaceRegistry, NamespaceRuntime
 from clawmode.plugins import manifest as manifests
 from clawmode.plugins import modules
-from clawmode.plugins.host import Plugins, PluginView
+from clawmode.plugins.loader import Plugins, PluginView
 from clawmode.plugins.manifest import PluginError
-from clawmode.tools import JsonObject, Tool
+from clawmode.tools.tool import JsonObject, Tool
+from clawmode.tools.validation import InvalidSchema, validate
 from clawmode.types import JsonValue
-from clawmode.validation import InvalidSchema, validate
 
 
 @dataclass(frozen=True, slots=True)

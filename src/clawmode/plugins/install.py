@@ -29,15 +29,15 @@ from clawmode.agent.skills import FILE as SKILL_FILE
 from clawmode.agent.skills import SkillLoader
 from clawmode.plugins import archives, check, install_policy, replacing
 from clawmode.plugins import manifest as manifests
-from clawmode.plugins.host import Plugins
+from clawmode.plugins.loader import Plugins
 from clawmode.plugins.manifest import PluginError
 from clawmode.plugins.setup import FOLDER, settings_of
 from clawmode.plugins.staging import InstallRefused, Kind, Limits, Material, Stage
-from clawmode.tools import JsonObject
+from clawmode.tools.tool import JsonObject
 from clawmode.types import JsonValue
 
 if TYPE_CHECKING:
-    from clawmode.agent.sections import Configuration
+    from clawmode.config.agents import Configuration
 
 SKILLS = "skills"
 STAGING = "staging"

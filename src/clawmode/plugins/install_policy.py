@@ -22,10 +22,10 @@ from anyio.abc import Process
 
 from clawmode.exceptions import ConfigurationError
 from clawmode.plugins.staging import Material
-from clawmode.tools import JsonObject
+from clawmode.tools.tool import JsonObject
 
 if TYPE_CHECKING:
-    from clawmode.agent.operation_sections import InstallPolicy
+    from clawmode.config.operations import InstallPolicy
 
 PATH = "security.installPolicy"
 KINDS = ("plugin:", "skill:", "from:")

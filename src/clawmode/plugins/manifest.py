@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from clawmode.exceptions import ClawmodeError
-from clawmode.tools import JsonObject
+from clawmode.tools.tool import JsonObject
 from clawmode.types import JsonValue
 
 FILE = "clawmode.plugin.json"

@@ -6,16 +6,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from clawmode.config import ConfigWarning, join, nearest, show
+from clawmode.catalog.namespaces import NamespaceRegistry, default_registry
+from clawmode.code_mode.config import ConfigWarning, join, nearest, show
 from clawmode.exceptions import ConfigurationError
-from clawmode.hooks import Hooks
-from clawmode.namespaces import NamespaceRegistry, default_registry
-from clawmode.plugins.host import Plugins
-from clawmode.tools import JsonObject
+from clawmode.plugins.loader import Plugins
+from clawmode.tools.hooks import Hooks
+from clawmode.tools.tool import JsonObject
 from clawmode.types import JsonValue
 
 if TYPE_CHECKING:
-    from clawmode.agent.sections import Configuration
+    from clawmode.config.agents import Configuration
 
 FOLDER = "plugins"
 """Where installed ones are, in the state folder."""

@@ -1,0 +1,550 @@
+"""One run inside of its session: the lock is held, the transcript is open, the clock runs.
+
+From the tools that the run may use over the prompt to the loop; and how it ended, written down
+whatever ended it.
+"""
+
+import json
+import logging
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import anyio
+
+from clawmode import __version__
+from clawmode.agent.activation import ToolSurface, activate
+from clawmode.agent.compaction import Compactor, estimate
+from clawmode.agent.events import Stream
+from clawmode.agent.hooks import AgentHooks, ClaimedReply, PromptBuild
+from clawmode.agent.intake import Intake, Said
+from clawmode.agent.lanes import Place
+from clawmode.agent.loop import Outcome, Shorten, Turn, run_loop
+from clawmode.agent.operator_hooks import OperatorHooks
+from clawmode.agent.prompt import Ingredients, Prompt, build
+from clawmode.agent.recorder import Recorder
+from clawmode.agent.replies import SILENT, Sent, Shape
+from clawmode.agent.requests import AgentRequest, RunSettings
+from clawmode.agent.search_surface import SearchSurface, open_search
+from clawmode.agent.toolbox import CodeModeTools, DirectTools, Toolbox
+from clawmode.catalog.control import is_control
+from clawmode.catalog.namespaces import NamespaceRegistry
+from clawmode.code_mode.code_mode import CodeMode
+from clawmode.code_mode.stores import SnapshotStore
+from clawmode.context import RunContext
+from clawmode.exceptions import ClawmodeError
+from clawmode.messages import AssistantMessage, Message, Text, Usage, UserMessage
+from clawmode.models.base import Model, ToolDefinition
+from clawmode.models.debug import debug_flags, log
+from clawmode.redaction import KnownSecrets, Redactor
+from clawmode.sandbox.pool import Pool
+from clawmode.sessions.store import Session
+from clawmode.sessions.trajectory import Trajectory, sidecar_path
+from clawmode.sessions.transcript import Transcript
+from clawmode.tools.approvals import Approvals
+from clawmode.tools.executor import Executor
+from clawmode.tools.hooks import Hooks
+from clawmode.tools.tool import JsonObject, Tool
+from clawmode.types import JsonValue
+
+if TYPE_CHECKING:
+    from clawmode.mcp.servers import McpServers
+
+logger = logging.getLogger("clawmode.agent")
+
+STOPPED = "The run was stopped."
+NOTHING_SAID = "The process ended before it was written down what was asked: ask again."
+CONTINUED = "[The process ended in the middle of this, and has been started again. Go on.]"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resources:
+    """What all runs of a process share.
+
+    Attributes:
+        tools: Tools of all runs.
+        own: Makes those that each run has for itself.
+        plugin_tools: Those of plugins.
+        servers: MCP servers, open.
+        operator: Scripts of the operator's.
+        store: Where programs wait.
+        pool: Where programs run.
+        secrets: What is struck out of trajectories.
+    """
+
+    tools: tuple[Tool, ...]
+    own: "Callable[[SessionRun], tuple[Tool, ...]]"
+    plugin_tools: tuple[Tool, ...]
+    servers: "McpServers | None"
+    hooks: Hooks
+    operator: OperatorHooks | None
+    approvals: Approvals
+    namespaces: NamespaceRegistry | None
+    store: SnapshotStore
+    pool: Pool
+    secrets: tuple[str, ...] = field(default=(), repr=False)
+
+
+@dataclass(slots=True)
+class Ended:
+    """How a run ended, and what was said in it.
+
+    Attributes:
+        sent: What messaging tools have sent.
+        unread: What people have said to it, and no model has read.
+    """
+
+    outcome: Outcome
+    usage: Usage = field(default_factory=Usage)
+    metadata: JsonObject = field(default_factory=dict[str, JsonValue])
+    said: tuple[Message, ...] = ()
+    shape: Shape = field(default_factory=Shape)
+    sent: Sent = field(default_factory=Sent)
+    unread: tuple[Said, ...] = ()
+
+    @classmethod
+    def badly(cls, text: str) -> "Ended":
+        """With an error, before anything was said."""
+        return cls(Outcome("error", None, text))
+
+    def to_json(self) -> JsonObject:
+        """For the trajectory."""
+        outcome = self.outcome
+        told: JsonObject = {"status": outcome.status, "error": outcome.error}
+        return {**told, "usage": self.usage.to_json(), "metadata": self.metadata}
+
+
+@dataclass(eq=False, slots=True, kw_only=True, weakref_slot=True)
+class SessionRun:
+    """A run that has its session to itself.
+
+    Attributes:
+        shared: What all runs share.
+        context: Whose run it is.
+        emit: Tells whoever watches.
+        closing: Whether the process is about to end: then the run is left unfinished.
+        intake: What people say to it while it goes on.
+        sent: What messaging tools have sent.
+        place: Its place among the runs that go on side by side; left while a person is waited for.
+        programs: Its code mode, as long as that is open.
+        ended: How it ended; also if it was cancelled, and `carry_out` could not say.
+    """
+
+    shared: Resources
+    request: AgentRequest
+    session: Session
+    context: RunContext
+    settings: RunSettings
+    transcript: Transcript
+    emit: Callable[[Stream, JsonObject], None]
+    closing: Callable[[], bool]
+    intake: Intake = field(default_factory=Intake)
+    sent: Sent = field(default_factory=Sent)
+    place: Place = field(default_factory=Place)
+    programs: CodeMode | None = None
+    ended: Ended | None = None
+    _turn: Turn | None = None
+    _own: tuple[Tool, ...] = ()
+    _surface: JsonObject = field(default_factory=dict[str, JsonValue])
+    _sent: JsonObject = field(default_factory=dict[str, JsonValue])
+
+    async def carry_out(self) -> Ended:
+        """Runs it under its clock."""
+        run_id, transcript = self.context.run_id, self.transcript
+        if self.request.resume and run_id not in transcript.open_runs():
+            text = f"This session has no run {run_id[:80]!r} that was left unfinished."
+            return Ended.badly(text)
+        limit = self.settings.timeout_seconds
+        clock = anyio.CancelScope(deadline=anyio.current_time() + limit)
+        with self._trajectory() as trajectory:
+            recorder = Recorder(
+                run_id,
+                transcript,
+                trajectory,
+                emit=self.emit,
+                stop=clock.cancel,
+                persist=AgentHooks(self.shared.hooks).persist,
+            )
+            outcome = Outcome("aborted", None, STOPPED)
+            try:
+                with clock:
+                    outcome = await self._with_tools(recorder)
+            finally:
+                if recorder.failure is not None:
+                    outcome = Outcome("error", None, recorder.failure)
+                elif clock.cancelled_caught:
+                    outcome = Outcome("timeout", None, f"The run took longer than {limit:g} s.")
+                self.ended = self._end(outcome)
+                recorder.trace("session.ended", self.ended.to_json())
+            return self.ended
+
+    def _trajectory(self) -> Trajectory:
+        session = self.session
+        workspace = self.settings.workspace
+        trajectory = Trajectory(
+            sidecar_path(session.transcript, session.id),
+            session_id=session.id,
+            session_key=session.key,
+            run_id=self.context.run_id,
+            agent_id=self.settings.agent_id,
+            redactor=Redactor(self.shared.secrets, workspace=workspace, home=Path.home()),
+            enabled=self.settings.trace,
+        )
+        trajectory.write("session.started", {"trigger": self._trigger})
+        return trajectory
+
+    @property
+    def _trigger(self) -> str:
+        return self.request.trigger or self.request.channel or "api"
+
+    def status(self) -> JsonObject:
+        """What is known of the session and of this run, for the model and for people."""
+        settings, turn = self.settings, self._turn
+        model = settings.models[0] if turn is None or turn.model is None else turn.model
+        messages = self.transcript.messages()
+        told: JsonObject = {
+            "sessionKey": self.session.key,
+            "sessionId": self.session.id,
+            "agentId": settings.agent_id,
+            "runId": self.context.run_id,
+            "model": f"{model.provider}/{model.name}",
+            "thinking": settings.thinking,
+            "workspace": str(settings.workspace),
+            "messages": len(messages),
+            "contextTokens": estimate(messages),
+            "contextRoom": settings.compaction.room(model),
+            "usage": self.session.usage.to_json(),
+            "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        }
+        if turn is not None:
+            told |= {"runUsage": turn.usage.to_json(), "requests": turn.turns}
+        return told
+
+    # ---- Tools ----
+
+    def activate(self) -> ToolSurface:
+        """Makes the run's own tools; what the model sees, and what it can call."""
+        shared, settings, request = self.shared, self.settings, self.request
+        self._own = shared.own(self)
+        return activate(
+            settings.code_mode,
+            settings.policy,
+            core=(*shared.tools, *self._own),
+            plugin=shared.plugin_tools,
+            mcp=() if shared.servers is None else shared.servers.tools(),
+            client=request.client_tools,
+            disable_tools=request.disable_tools,
+            raw_model_call=request.raw_model_call,
+            tool_search=settings.tool_search,
+        )
+
+    def offered(self) -> tuple[Tool, ...]:
+        """All tools that it was made with, before any policy."""
+        servers = self.shared.servers
+        mcp = () if servers is None else servers.tools()
+        own, others = (*self.shared.tools, *self._own), self.shared.plugin_tools
+        return (*own, *others, *mcp, *self.request.client_tools)
+
+    async def _with_tools(self, recorder: Recorder) -> Outcome:
+        shared, settings = self.shared, self.settings
+        surface = self.activate()
+        _log_surface(self.context.run_id, surface, settings)
+        model = settings.models[0]
+        self.transcript.start_run(
+            self.context.run_id,
+            model=f"{model.provider}/{model.name}",
+            trigger=self._trigger,
+            code_mode=surface.code_mode,
+        )
+        if surface.code_mode:
+            return await self._with_programs(recorder)
+        executor = Executor(settings.policy, shared.hooks, shared.approvals)
+        executor.watchers.append(recorder.watch)
+        executor.on_question = self.place.step_aside
+        if surface.search is not None:
+            return await self._with_search(recorder, executor)
+        self._surface = {"codeModeEngaged": False, "visibleTools": len(surface.tools)}
+        return await self._converse(recorder, DirectTools(surface.tools, executor, self.context))
+
+    async def _with_search(self, recorder: Recorder, executor: Executor) -> Outcome:
+        async with self._search(executor) as search:
+            try:
+                return await self._converse(recorder, search.toolbox, search.directory)
+            finally:
+                self._surface = search.report()
+
+    def _search(self, executor: Executor) -> AbstractAsyncContextManager[SearchSurface]:
+        settings, shared = self.settings, self.shared
+
+        def tools() -> tuple[Tool, ...]:
+            found = settings.policy.effective(self.offered())
+            return tuple(tool for tool in found if not is_control(tool))
+
+        return open_search(
+            settings.tool_search,
+            tools,
+            executor=executor,
+            context=self.context,
+            pool=shared.pool,
+            servers=shared.servers,
+            message=self.request.message,
+        )
+
+    def _code_mode(self) -> CodeMode:
+        shared, settings = self.shared, self.settings
+        tools = (*shared.tools, *self._own, *shared.plugin_tools, *self.request.client_tools)
+        return CodeMode(
+            tools=tools,
+            mcp_servers=() if shared.servers is None else shared.servers,
+            config=settings.code_mode,
+            policy=settings.policy,
+            hooks=shared.hooks,
+            approvals=shared.approvals,
+            namespaces=shared.namespaces,
+            store=shared.store,
+            context=self.context,
+            pool=shared.pool,
+        )
+
+    async def _with_programs(self, recorder: Recorder) -> Outcome:
+        async with self._code_mode() as code_mode:
+            code_mode.watch(recorder.watch)
+            code_mode.executor.on_question = self.place.step_aside
+            self.programs = code_mode
+            try:
+                return await self._converse(recorder, CodeModeTools(code_mode))
+            finally:
+                self.programs = None
+                self._surface = _engaged(code_mode)
+                if not self.closing():
+                    with anyio.CancelScope(shield=True):
+                        await _end_programs(code_mode)
+
+    async def preview(self) -> tuple[Prompt, tuple[ToolDefinition, ...]]:
+        """What the model would be told before the conversation, and which tools it would see."""
+        surface = self.activate()
+        messages = tuple(self.transcript.messages())
+        shown = PromptBuild(prompt=self.request.message, run=self.context, messages=messages)
+        added = await AgentHooks(self.shared.hooks).build_prompt(shown)
+        given = await self._ingredients()
+        prompt = build(given, added)
+        if not surface.code_mode:
+            executor = Executor(self.settings.policy, self.shared.hooks, self.shared.approvals)
+            if surface.search is not None:
+                async with self._search(executor) as search:
+                    prompt = build(replace(given, directory=search.directory), added)
+                    return prompt, search.toolbox.definitions()
+            return prompt, DirectTools(surface.tools, executor, self.context).definitions()
+        async with self._code_mode() as code_mode:
+            return prompt, CodeModeTools(code_mode).definitions()
+
+    # ---- The conversation ----
+
+    async def _converse(self, recorder: Recorder, toolbox: Toolbox, directory: str = "") -> Outcome:
+        request, settings = self.request, self.settings
+        if not request.resume:
+            recorder.record(UserMessage(content=(Text(request.message), *request.images)))
+        elif (outcome := _take_up(self.context.run_id, self.transcript, recorder)) is not None:
+            return outcome
+        messages = self.transcript.messages()
+        prompt = Prompt()
+        if request.raw_model_call:
+            messages = messages[-1:]
+        else:
+            hooks = AgentHooks(self.shared.hooks)
+            before = tuple(messages[:-1])
+            shown = PromptBuild(prompt=request.message, run=self.context, messages=before)
+            claimed = await hooks.claim_reply(shown)
+            if claimed is not None:
+                return _answer_instead(claimed, recorder)
+            given = replace(await self._ingredients(), directory=directory)
+            prompt = build(given, await hooks.build_prompt(shown))
+            messages = _with_context(messages, prompt.context)
+        self._trace_start(recorder, _compiled(prompt, toolbox, len(messages)))
+        self._turn = Turn(
+            models=settings.models,
+            toolbox=toolbox,
+            system=prompt.text,
+            messages=messages,
+            sink=recorder,
+            limits=settings.limits,
+            thinking=settings.thinking,
+            run_id=self.context.run_id,
+            cache_key=self.session.id,
+            intake=self.intake,
+            shorten=None if request.raw_model_call else self._shortening(prompt.context),
+            known=KnownSecrets(self.shared.secrets),
+            until_decided=None if self.programs is None else self.programs.until_decided,
+            take_place=self.place.take,
+        )
+        self.intake.open()
+        return await run_loop(self._turn)
+
+    def _trace_start(self, recorder: Recorder, compiled: JsonObject) -> None:
+        request = self.request
+        self._sent = {key: compiled[key] for key in ("toolSchemaBytes", "promptBytes")}
+        recorder.trace("trace.metadata", _about(request, self.settings))
+        recorder.trace("context.compiled", compiled)
+        recorder.trace("prompt.submitted", {"prompt": request.message, "resumed": request.resume})
+
+    async def _ingredients(self) -> Ingredients:
+        """What the prompt is made of, after the operator's scripts have seen the files."""
+        given, operator, run = self.settings.ingredients, self.shared.operator, self.context
+        if operator is None or not operator.has("agent:bootstrap"):
+            return given
+        about: JsonObject = {
+            "agentId": run.agent_id,
+            "sessionKey": run.session_key,
+            "runId": run.run_id,
+        }
+        files = await operator.bootstrap(given.files, about, self.settings.workspace)
+        return replace(given, files=files)
+
+    def _shortening(self, context: str) -> Shorten:
+        """Shortens the conversation; what hooks put before what was said last stays there."""
+        compactor = Compactor(
+            self.settings.compaction,
+            self.transcript,
+            self.context,
+            self.shared.hooks,
+            self.emit,
+        )
+
+        async def shorten(turn: Turn, model: Model, *, overflow: bool) -> Sequence[Message] | None:
+            shorter = await compactor(turn, model, overflow=overflow)
+            return None if shorter is None else _with_context(list(shorter), context)
+
+        return shorten
+
+    # ---- The end ----
+
+    def _end(self, outcome: Outcome) -> Ended:
+        """All that came of it, and its end in the transcript."""
+        run_id, turn = self.context.run_id, self._turn
+        said = (it.message for it in self.transcript.entries if it.run_id == run_id)
+        ended = Ended(
+            outcome,
+            said=tuple(message for message in said if message is not None),
+            shape=self.settings.shape,
+            sent=self.sent,
+            unread=tuple(self.intake.close()),
+        )
+        if turn is not None:
+            ended.usage = turn.usage
+            counts: JsonObject = {"assistantTurns": turn.turns, "toolCalls": turn.tool_calls}
+            ended.metadata |= counts | {"modelRequests": turn.requests}
+            if turn.errors:
+                ended.metadata["modelErrors"] = dict[str, JsonValue](turn.errors)
+            if turn.model is not None:
+                ended.metadata |= {"provider": turn.model.provider, "model": turn.model.name}
+        ended.metadata |= self._surface | self._sent
+        if not self.closing() and run_id in self.transcript.open_runs():
+            self._write(ended)
+        return ended
+
+    def _write(self, ended: Ended) -> None:
+        outcome = ended.outcome
+        try:
+            self.transcript.end_run(
+                self.context.run_id,
+                outcome.status,
+                error=outcome.error,
+                usage=ended.usage,
+                metadata=ended.metadata,
+            )
+        except ClawmodeError as error:
+            logger.error("run %s: its end was not written: %s", self.context.run_id, error)
+            if outcome.status == "ok":
+                ended.outcome = Outcome("error", outcome.reply, str(error))
+
+
+async def _end_programs(code_mode: CodeMode) -> None:
+    try:
+        await code_mode.end_run()
+    except ClawmodeError as error:
+        logger.error("programs that wait could not be deleted: %s", error)
+
+
+def _take_up(run_id: str, transcript: Transcript, recorder: Recorder) -> Outcome | None:
+    """Makes a run ready to go on; or says how it ended, if that alone was not written down."""
+    recorder.settle_lost_calls()
+    last = transcript.open_runs()[run_id].last
+    if last is None:
+        return Outcome("error", None, NOTHING_SAID)
+    if isinstance(last, AssistantMessage) and not last.calls and last.stop != "aborted":
+        return Outcome("ok", last)
+    if isinstance(transcript.messages()[-1], AssistantMessage):
+        # What was cut off, or another run's answer: models want to be asked something.
+        recorder.record(UserMessage.of(CONTINUED))
+    return None
+
+
+def _answer_instead(claimed: ClaimedReply, recorder: Recorder) -> Outcome:
+    """The turn is a hook's: it answers, or nobody does."""
+    silent = claimed.silent or not claimed.text.strip()
+    said = AssistantMessage(
+        content=(Text(SILENT[0] if silent else claimed.text),), provider="hook", model="hook"
+    )
+    recorder.record(said)
+    return Outcome("ok", said)
+
+
+def _with_context(messages: list[Message], context: str) -> list[Message]:
+    """The conversation with something before what a person said last; it is not kept."""
+    spoken = [n for n, message in enumerate(messages) if isinstance(message, UserMessage)]
+    if not context or not spoken:
+        return messages
+    last = messages[spoken[-1]]
+    assert isinstance(last, UserMessage)
+    told = replace(last, content=(Text(f"{context}\n\n"), *last.content))
+    return [*messages[: spoken[-1]], told, *messages[spoken[-1] + 1 :]]
+
+
+def _log_surface(run_id: str, surface: ToolSurface, settings: RunSettings) -> None:
+    if debug_flags().code_mode:
+        log(
+            "run %s: code mode is %s and %s; the model sees %s; %d tools are behind",
+            run_id,
+            "enabled" if settings.code_mode.enabled else "not enabled",
+            "engaged" if surface.code_mode else "not engaged",
+            ", ".join(tool.name for tool in surface.visible[:50]) or "no tools",
+            len(surface.tools) if surface.code_mode or surface.search else 0,
+        )
+
+
+def _about(request: AgentRequest, settings: RunSettings) -> JsonObject:
+    return {
+        "version": __version__,
+        "models": [f"{model.provider}/{model.name}" for model in settings.models],
+        "thinking": settings.thinking,
+        "timeoutSeconds": settings.timeout_seconds,
+        "sender": request.sender,
+    }
+
+
+def _compiled(prompt: Prompt, toolbox: Toolbox, messages: int) -> JsonObject:
+    tools: list[JsonValue] = [
+        {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
+        for tool in toolbox.definitions()
+    ]
+    return {
+        "systemPrompt": prompt.text,
+        "promptReport": prompt.report(),
+        "tools": tools,
+        "toolSchemaBytes": len(json.dumps(tools, separators=(",", ":")).encode()),
+        "promptBytes": len(prompt.text.encode("utf-8", "replace")),
+        "messageCount": messages,
+    }
+
+
+def _engaged(code_mode: CodeMode) -> JsonObject:
+    counted = code_mode.telemetry
+    calls: JsonObject = {
+        "search": counted.searches,
+        "describe": counted.describes,
+        "call": counted.calls,
+    }
+    return {"codeModeEngaged": True, "visibleTools": 2, "bridgeCalls": calls}

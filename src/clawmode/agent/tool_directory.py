@@ -1,0 +1,156 @@
+"""Tool Search's directory: names and descriptions for the prompt, and the few schemas beside it.
+
+The same tools give the same bytes, so that providers can cache the prompt. Words of MCP servers
+and clients never enter it: of a server it has the name, which is the operator's.
+"""
+
+import json
+import logging
+import re
+from collections.abc import Iterable, Sequence
+
+import anyio
+
+from clawmode.agent.tool_search import MAX_QUERY_CHARS, ToolSearch, exposed_name
+from clawmode.catalog.control import CONTROL_NAMES
+from clawmode.exceptions import DuplicateTool
+from clawmode.tools.policy import safe_server_name
+from clawmode.tools.tool import Tool
+
+logger = logging.getLogger("clawmode.tool_search")
+
+MAX_CHARS = 8000
+"""Of the whole directory."""
+
+LENGTHS = (160, 100, 60, 30, 0)
+"""Of descriptions: the longest with which all names fit."""
+
+MAX_SERVER_CHARS = 1000
+
+MAX_SCHEMAS = 5
+"""Tools of the catalog that a turn is shown whole."""
+
+LIKELY = 3
+"""How many of them may be there because the message sounds like them."""
+
+MAX_SCHEMA_BYTES = 8 << 10
+
+_HEAD = (
+    "Tools that you can call by name. Their inputs are not shown here: ask tool_describe before "
+    "you call one."
+)
+_MORE = "{} more tools are not listed: find them with tool_search."
+_SERVERS = "Tools of these MCP servers are found with tool_search: {}."
+
+
+# ---- The text ----
+
+
+def directory_text(tools: Iterable[Tool], max_chars: int = MAX_CHARS) -> str:
+    """The directory; empty if there is nothing behind it."""
+    entries = list(tools)
+    listed = {exposed_name(tool): tool for tool in entries if tool.trusted}
+    servers = _servers(entries)
+    room = max_chars - len(_HEAD) - len(servers) - len(_MORE) - 16
+    lines = _fit(dict(sorted(listed.items())), room)
+    if not lines and not listed:
+        return servers
+    left_out = len(listed) - len(lines)
+    more = [_MORE.format(left_out)] if left_out else []
+    return "\n".join([*([_HEAD] if lines else []), *lines, *more, *([servers] if servers else [])])
+
+
+def _fit(listed: dict[str, Tool], room: int) -> list[str]:
+    """A line for each tool. Descriptions shorten before a name is left out."""
+    lines: list[str] = []
+    for length in LENGTHS:
+        lines = [_line(name, tool, length) for name, tool in listed.items()]
+        if sum(len(line) + 1 for line in lines) <= room:
+            return lines
+    shown: list[str] = []
+    for line in lines:
+        if len(line) + 1 <= room:
+            shown.append(line)
+            room -= len(line) + 1
+    return shown
+
+
+def _line(name: str, tool: Tool, length: int) -> str:
+    text = " ".join(
+        "".join(char if char.isprintable() else " " for char in tool.description).split()
+    )
+    if len(text) > length:
+        text = text[: length - 1] + "…" if length else ""
+    return f"- {name}: {text}" if text else f"- {name}"
+
+
+def _servers(tools: Iterable[Tool]) -> str:
+    names = sorted({safe_server_name(tool.owner) for tool in tools if tool.source == "mcp"})
+    shown: list[str] = []
+    for name in names:
+        if sum(len(each) + 2 for each in shown) + len(name) <= MAX_SERVER_CHARS:
+            shown.append(name)
+    if len(shown) < len(names):
+        shown.append(f"and {len(names) - len(shown)} more")
+    return _SERVERS.format(", ".join(shown)) if shown else ""
+
+
+# ---- Schemas beside it ----
+
+
+async def choose_schemas(search: ToolSearch, message: str) -> tuple[Tool, ...]:
+    """The tools that a message names, and then those that it sounds like; trusted ones, and few."""
+    said = set(re.findall(r"[\w-]+", message[:MAX_QUERY_CHARS]))
+    named = [tool for tool in search.catalog.entries if exposed_name(tool) in said]
+    found = await anyio.to_thread.run_sync(search.catalog.search, message[:MAX_QUERY_CHARS], LIKELY)
+    likely = [search.resolve(str(entry["id"])) for entry in found]
+    chosen: dict[str, Tool] = {}
+    room = MAX_SCHEMA_BYTES
+    for tool in (*named, *likely):
+        size = len(tool.description) + len(json.dumps(dict(tool.parameters)))
+        by_name = search.by_name.get(exposed_name(tool)) is tool
+        if tool.trusted and by_name and tool.id not in chosen and size <= room:
+            chosen[tool.id] = tool
+            room -= size
+    return tuple(chosen.values())[:MAX_SCHEMAS]
+
+
+# ---- Names ----
+
+
+def check_names(tools: Sequence[Tool]) -> None:
+    """Checks that no client tool is called like another tool: calls go by these names.
+
+    Raises:
+        DuplicateTool: One is.
+    """
+    taken = _taken(tools)
+    for tool in tools:
+        if tool.source == "client":
+            name = exposed_name(tool)
+            if name in taken:
+                raise DuplicateTool(
+                    f"{tool.id}: the client's tool has the name {name!r}, which is that of "
+                    f"{taken[name]}. Rename it, or use another mode of tools.toolSearch."
+                )
+            taken[name] = tool.id
+
+
+def _taken(tools: Iterable[Tool]) -> dict[str, str]:
+    taken = dict.fromkeys(CONTROL_NAMES, "a control of Tool Search")
+    for tool in tools:
+        if tool.source != "client":
+            taken |= {exposed_name(tool): tool.id, tool.name: tool.id}
+    return taken
+
+
+def without_collisions(tools: Sequence[Tool]) -> tuple[Tool, ...]:
+    """The same, without those that came later and are called like a client's tool."""
+    clients = {exposed_name(tool) for tool in tools if tool.source == "client"}
+    kept: list[Tool] = []
+    for tool in tools:
+        if tool.source != "client" and clients & {exposed_name(tool), tool.name}:
+            logger.warning("%s is left out: a client's tool of the run has its name", tool.id)
+        else:
+            kept.append(tool)
+    return tuple(kept)

@@ -1,0 +1,1 @@
+"""The parts put together, as the commands and the gateway start them."""

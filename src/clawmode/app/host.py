@@ -1,0 +1,189 @@
+"""Everything that a setup says, opened: the runtime of agents, and what stands around it.
+
+The command's turn, the chat and the gateway all begin here, so that all have the same tools,
+plugins, hooks and channels.
+"""
+
+from collections.abc import AsyncIterator, Iterable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from clawmode.agent.hooks import AgentHooks, MessageEvent
+from clawmode.agent.models import Models
+from clawmode.agent.operator_hooks import OperatorHooks
+from clawmode.agent.resolver import Configured
+from clawmode.agent.runtime import AgentRuntime
+from clawmode.app.own_tools import OwnTools
+from clawmode.app.protected_paths import protected_paths
+from clawmode.app.secrets import known_secrets, withheld
+from clawmode.app.setup import Setup
+from clawmode.config import resolve as settings
+from clawmode.messaging.channel import Channel, Receive
+from clawmode.messaging.inbox import Inbox
+from clawmode.messaging.outbox import Outbox
+from clawmode.messaging.reply_delivery import Delivery, OnChat
+from clawmode.messaging.webhook import WebhookChannel, check_secrets
+from clawmode.plugins.loader import Plugins
+from clawmode.plugins.setup import open_plugins
+from clawmode.sessions.store import SessionStore
+from clawmode.tools.approvals import Approvals
+from clawmode.tools.hooks import Hooks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """What is open.
+
+    Attributes:
+        webhooks: Channels whose messages come in over HTTP: whoever has a server serves them.
+    """
+
+    setup: Setup
+    runtime: AgentRuntime
+    resolver: Configured
+    own: OwnTools
+    models: Models
+    plugins: Plugins
+    operator: OperatorHooks
+    outbox: Outbox
+    inbox: Inbox
+    webhooks: tuple[WebhookChannel, ...]
+
+    @property
+    def hooks(self) -> Hooks:
+        """Where plugins, and others, watch and decide."""
+        return self.runtime.hooks
+
+
+@asynccontextmanager
+async def open_host(
+    setup: Setup,
+    approvals: Approvals,
+    models: Models | None = None,
+    *,
+    channels: Iterable[Channel] = (),
+    on_chat: OnChat = lambda event: None,
+    workspace: Path | None = None,
+) -> AsyncIterator[Host]:
+    """Opens everything that a setup says.
+
+    Args:
+        setup: What it says.
+        approvals: Who is asked.
+        models: Those of the configuration, if some of them are open already.
+        channels: Channels beside those of the configuration.
+        on_chat: Told what chat clients are to see.
+        workspace: Where agents work that have no workspace in the configuration.
+
+    Raises:
+        ConfigurationError: Something of it cannot be meant.
+    """
+    configuration = setup.configuration
+    async with AsyncExitStack() as opened:
+        extensions = _extend(setup, opened)
+        hooks, operator = extensions.plugins.hooks, extensions.operator
+        inboxes: list[Inbox] = []  # it wants the channels, and they want it
+        webhooks = await _open_webhooks(setup, lambda it: inboxes[0].receive(it), opened)
+        outbox = Outbox({it.name: it for it in (*webhooks, *channels)}, AgentHooks(hooks))
+        models = await opened.enter_async_context(models or Models(configuration))
+        guards = withheld(setup), protected_paths(setup)
+        own = OwnTools(configuration, setup.state, hooks, outbox, *guards)
+        await opened.enter_async_context(own)
+        skills = tuple(extensions.plugins.skill_folders)
+        narrowed = setup.narrowed
+        resolver = Configured(configuration, models, setup.state, narrowed, skills, workspace)
+        runtime = await _open_runtime(setup, approvals, resolver, extensions, own, opened)
+        await opened.enter_async_context(Delivery(runtime, outbox, on_chat))
+        inbox = Inbox(
+            runtime=runtime,
+            outbox=outbox,
+            queue=configuration.messages.queue,
+            find_model=models.find,
+            default_agent=settings.default_agent(configuration),
+            operator=operator,
+        )
+        inboxes.append(await opened.enter_async_context(inbox))
+        if webhooks:  # at a terminal, the question itself stands there
+            approvals.on_question = inbox.tell_question
+        yield Host(
+            setup=setup,
+            runtime=runtime,
+            resolver=resolver,
+            own=own,
+            models=models,
+            plugins=extensions.plugins,
+            operator=operator,
+            outbox=outbox,
+            inbox=inbox,
+            webhooks=webhooks,
+        )
+
+
+# ---- Piece by piece ----
+
+
+@dataclass(frozen=True, slots=True)
+class _Extensions:
+    plugins: Plugins
+    operator: OperatorHooks
+
+
+def _extend(setup: Setup, opened: AsyncExitStack) -> _Extensions:
+    """What plugins bring, and the operator's scripts."""
+    plugins = open_plugins(setup.configuration, setup.state)
+    opened.callback(plugins.unload)
+    operator = OperatorHooks(setup.configuration.hooks.internal, setup.folder)
+    if operator.has("message:sent"):
+
+        async def tell(event: MessageEvent) -> None:
+            await operator.run("message:sent", event.to_json())
+
+        plugins.hooks.on("message_sent", tell, name="scripts of the operator")
+    return _Extensions(plugins, operator)
+
+
+async def _open_webhooks(
+    setup: Setup, receive: Receive, opened: AsyncExitStack
+) -> tuple[WebhookChannel, ...]:
+    entries = setup.configuration.channels.items()
+    made = [WebhookChannel(name, entry, receive) for name, entry in entries if entry.enabled]
+    for error in check_secrets(setup.configuration.channels):
+        raise error
+    for channel in made:
+        await opened.enter_async_context(channel)
+    return tuple(made)
+
+
+async def _open_runtime(
+    setup: Setup,
+    approvals: Approvals,
+    resolver: Configured,
+    extensions: _Extensions,
+    own: OwnTools,
+    opened: AsyncExitStack,
+) -> AgentRuntime:
+    configuration, plugins = setup.configuration, extensions.plugins
+    servers = None
+    if setup.servers:
+        from clawmode.app.servers import open_servers  # takes a second, and not all need it
+
+        asks = approvals.takes_input
+        servers = await opened.enter_async_context(open_servers(setup, asks=asks))
+    runtime = AgentRuntime(
+        resolver=resolver,
+        sessions=SessionStore(setup.sessions_folder),
+        state=setup.state,
+        tools=setup.tools,
+        own=own.for_run,
+        forget=own.end_session,
+        plugin_tools=plugins.tools,
+        servers=servers,
+        hooks=plugins.hooks,
+        operator=extensions.operator,
+        approvals=approvals,
+        namespaces=plugins.namespaces,
+        max_concurrent=settings.max_concurrent(configuration),
+        secrets=known_secrets(setup),
+    )
+    return await opened.enter_async_context(runtime)

@@ -1,0 +1,240 @@
+"""Our own tools, as the configuration wants them: made for each run, and for its workspace."""
+
+import fnmatch
+import os
+from collections import OrderedDict
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+from weakref import WeakValueDictionary
+
+from clawmode.agent.run import SessionRun
+from clawmode.config import resolve as settings
+from clawmode.config.resolve import Configuration, ToolOptions
+from clawmode.config.tools import ExecSettings, FetchSettings, MessageSection
+from clawmode.context import RunContext
+from clawmode.core_tools.exec_approvals import ExecRules, HostFile
+from clawmode.core_tools.exec_policy import ExecGuard
+from clawmode.core_tools.files import FileSettings
+from clawmode.core_tools.places import FileLimits
+from clawmode.core_tools.problems import ToolProblem
+from clawmode.core_tools.processes import ShellSessions
+from clawmode.core_tools.shell import ShellSettings, Withheld
+from clawmode.core_tools.suite import make_core_tools
+from clawmode.core_tools.web import WebSettings
+from clawmode.messaging.outbox import Outbox
+from clawmode.tools.function import tool
+from clawmode.tools.hooks import Hooks
+from clawmode.tools.tool import JsonObject, Tool, ToolContext
+
+HOST_FILE = "exec-approvals.json"
+MAX_MADE = 64
+"""Sets of core tools that are kept."""
+
+
+class OwnTools:
+    """Our own tools, for all runs of a process. Commands run only inside of `async with`.
+
+    Args:
+        configuration: What they may do.
+        state: Where the host's rules for commands are.
+        hooks: Where whoever decides about commands is heard.
+        outbox: Where messages go; without one, there is no `message`.
+        withheld: Secrets that commands do not inherit.
+        protected: Files and folders that file tools cannot change.
+    """
+
+    def __init__(
+        self,
+        configuration: Configuration,
+        state: Path,
+        hooks: Hooks,
+        outbox: Outbox | None = None,
+        withheld: Withheld = Withheld(),  # noqa: B008 - frozen
+        protected: tuple[Path, ...] = (),
+    ) -> None:
+        self._configuration = configuration
+        self._protected = protected
+        self._withheld = withheld
+        self._outbox = outbox
+        self._commands = ShellSessions()
+        self._guard = ExecGuard(
+            self._rules,
+            host=HostFile(state / HOST_FILE),
+            search_path=os.environ.get("PATH", os.defpath),
+        )
+        self._guard.install(hooks)
+        # To derive a tool from its function takes milliseconds: once for all runs, and for each
+        # workspace. Whose call it is, its context says.
+        self._runs: WeakValueDictionary[str, SessionRun] = WeakValueDictionary()
+        self._talking = self._make_talking()
+        self._made: OrderedDict[_Wanted, tuple[Tool, ...]] = OrderedDict()
+
+    def change(
+        self, configuration: Configuration, withheld: Withheld, protected: tuple[Path, ...]
+    ) -> None:
+        """Another configuration holds from now on; for commands that are under way, too."""
+        self._configuration = configuration
+        self._withheld = withheld
+        self._protected = protected
+
+    async def __aenter__(self) -> "OwnTools":
+        await self._commands.__aenter__()
+        return self
+
+    async def __aexit__(self, *about: Any) -> None:
+        await self._commands.__aexit__(*about)
+
+    def for_run(self, run: SessionRun) -> tuple[Tool, ...]:
+        """The tools of a run, before any policy."""
+        self._runs[run.context.run_id] = run
+        options = self._options(run.context)
+        env = run.settings.ingredients.skills.env() | (options.exec.env or {})
+        wanted = _Wanted(
+            run.settings.workspace,
+            replace(options.exec, env=None),
+            options.fetch,
+            options.files.hard_links is True,
+            tuple(sorted(env.items())),
+            self._withheld,
+            self._protected,
+        )
+        made = self._made.get(wanted)
+        if made is None:
+            made = self._made[wanted] = wanted.make(self._commands, self._guard)
+            while len(self._made) > MAX_MADE:
+                self._made.popitem(last=False)
+        return (*made, *self._talking)
+
+    async def end_session(self, run: RunContext) -> None:
+        """Ends the commands that a session left running."""
+        await self._commands.end(run)
+
+    def _make_talking(self) -> tuple[Tool, ...]:
+        """`session_status`, and `message` if there is a way out."""
+
+        @tool(effect="read", idempotent=True)
+        def session_status(context: ToolContext) -> JsonObject:
+            """Look up this conversation: its key, model, tokens, and what runs in it."""
+            return self._run_of(context).status()
+
+        @tool(effect="write")
+        async def message(
+            text: str,
+            context: ToolContext,
+            action: Literal["send", "edit"] = "send",
+            channel: str = "",
+            target: str = "",
+            messageId: str = "",
+        ) -> JsonObject:
+            """Send a message to a person now, or change one that you sent.
+
+            What you answer at the end is sent by itself: use this for what cannot wait, or is for
+            somebody else. Do not say the same again at the end.
+
+            Args:
+                text: What to say.
+                context: Whose message it is.
+                action: `send`, or `edit` with `messageId`.
+                channel: By which channel; the one you were asked by, if it is left out.
+                target: To whom; whoever asked, if it is left out.
+                messageId: The message to change.
+            """
+            run = self._run_of(context)
+            to = _destination(run, channel, target, self._options(run.context).message)
+            return await self._send(run, to, text, messageId if action == "edit" else None)
+
+        return (session_status, message) if self._outbox is not None else (session_status,)
+
+    def _run_of(self, context: ToolContext) -> SessionRun:
+        run = self._runs.get(context.run.run_id)
+        if run is None:
+            raise ToolProblem("not_found", "there is no conversation around this call")
+        return run
+
+    async def _send(
+        self, run: SessionRun, to: tuple[str, str], text: str, edited: str | None
+    ) -> JsonObject:
+        assert self._outbox is not None
+        if not text.strip():
+            raise ToolProblem("invalid", "the message is empty")
+        if edited is None:
+            sent = await self._outbox.send(*to, text, session_key=run.session.key)
+        elif edited:
+            sent = await self._outbox.edit(*to, edited, text, session_key=run.session.key)
+        else:
+            raise ToolProblem("invalid", "to change a message, its messageId has to be given")
+        if sent.status == "failed":
+            raise ToolProblem("not_sent", f"it was not sent: {sent.error}")
+        if sent.status == "sent":
+            run.sent.add(sent.text, visible=to == (run.request.channel, run.request.target))
+        return {"status": sent.status, "messageId": sent.message_id, "channel": to[0]}
+
+    def _options(self, run: RunContext) -> ToolOptions:
+        return settings.tool_options(self._configuration, run.agent_id)
+
+    def _rules(self, run: RunContext) -> ExecRules:
+        wanted = self._options(run).exec
+        return ExecRules(
+            security=wanted.security or "full",
+            ask=wanted.ask or "off",
+            ask_fallback=wanted.ask_fallback or "full",
+        )
+
+
+class _Wanted(NamedTuple):
+    """What core tools are made with; the same makes the same."""
+
+    workspace: Path
+    shell: ExecSettings
+    fetch: FetchSettings
+    hard_links: bool
+    env: tuple[tuple[str, str], ...]
+    withheld: Withheld
+    protected: tuple[Path, ...]
+
+    def make(self, commands: ShellSessions, guard: ExecGuard) -> tuple[Tool, ...]:
+        """Makes them."""
+        shell, fetch = self.shell, self.fetch
+        made = make_core_tools(
+            self.workspace,
+            files=FileSettings(
+                limits=FileLimits(hard_links=self.hard_links, protected=self.protected)
+            ),
+            shell=ShellSettings(
+                timeout_seconds=shell.timeout_sec or 1_800,
+                yield_ms=10_000 if shell.background_ms is None else shell.background_ms,
+                env=dict(self.env),
+                withheld=self.withheld,
+            ),
+            web=WebSettings(
+                allow_private=fetch.allow_private or (),
+                max_chars=fetch.max_chars or 50_000,
+                timeout_seconds=fetch.timeout_seconds or 30,
+            ),
+            sessions=commands,
+            guard=guard,
+        )
+        return made.tools
+
+
+def _destination(
+    run: SessionRun, channel: str, target: str, options: MessageSection
+) -> tuple[str, str]:
+    """Channel and target of a message.
+
+    Raises:
+        ToolProblem: There is none, or it may not be sent there.
+    """
+    here = (run.request.channel, run.request.target)
+    to = (channel or here[0], target or (here[1] if channel in ("", here[0]) else ""))
+    if to == here and all(here):
+        return to
+    if not all(to):
+        text = "say by which channel and to whom: this run was not asked by a channel"
+        raise ToolProblem("invalid", text)
+    allowed = options.targets or ()
+    if not any(fnmatch.fnmatchcase(":".join(to), pattern) for pattern in allowed):
+        text = f"messages to {to[0]}:{to[1]} are not allowed (tools.message.targets)"
+        raise ToolProblem("not_allowed", text)
+    return to

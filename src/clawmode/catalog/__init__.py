@@ -1,0 +1,1 @@
+"""What a run can call, as programs and models find it."""

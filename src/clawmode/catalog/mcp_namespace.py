@@ -1,0 +1,286 @@
+"""MCP servers as programs see them: `MCP.<server>.<tool>(input)`, `$api`, and the files of `API`.
+
+Host side of the guest's `MCP` and `API`. A call comes back as a path and becomes a tool of the run
+and its input; nothing is called here. The tools are the run's, so what policy removed is not there.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from types import MappingProxyType
+
+from clawmode.catalog.declarations import (
+    MAX_FILE_CHARS,
+    ROOT_MEMBERS,
+    identifiers,
+    render_index,
+    render_server,
+)
+from clawmode.catalog.namespaces import NamespaceCallRefused
+from clawmode.catalog.search import NearNames
+from clawmode.tools.tool import JsonObject, Tool
+from clawmode.types import JsonValue, copy_json
+
+MAX_ALL_FILES_CHARS = 2 << 20
+MIN_FILE_CHARS = 8 << 10
+"""Each file gets a part of the former, and at least the latter."""
+
+MAX_SHOWN = 80
+MAX_LISTED = 10
+
+GROUPS = {"resources": ("list", "read"), "prompts": ("list", "get")}
+"""What a server can have beside its own tools; behind `resources.list` is `resources/list`."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Server:
+    """One server's tools, by what programs call them."""
+
+    name: str
+    functions: dict[str, Tool]
+    groups: dict[str, dict[str, Tool]]
+    own_names: dict[str, str]
+
+    def find(self, path: list[str]) -> Tool | None:
+        match path:
+            case [function]:
+                return self.functions.get(self.identifier(function))
+            case [group, function]:
+                return self.groups.get(group, {}).get(function)
+        return None
+
+    def identifier(self, wanted: str) -> str:
+        """What programs call a tool that may be named as the server does."""
+        return wanted if wanted in self.functions else self.own_names.get(wanted, wanted)
+
+
+_CONNECTING = "// MCP.{0} is still connecting: `await MCP.{0}.$api()` waits for it.\n"
+
+
+class McpNamespace:
+    """The MCP servers of one run.
+
+    Args:
+        tools: The run's tools; those of MCP servers are used.
+        absent: Servers whose tools are not known, and why; empty while they connect.
+    """
+
+    def __init__(
+        self, tools: Iterable[Tool], absent: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
+        by_server: defaultdict[str, list[Tool]] = defaultdict(list)
+        for tool in tools:
+            if tool.source == "mcp":
+                by_server[tool.owner].append(tool)
+        self.absent = {name: why for name, why in absent.items() if name not in by_server}
+        everything = {*by_server, *self.absent}
+        names = identifiers(everything, reserved=ROOT_MEMBERS, empty="server")
+        self._servers = {names[name]: _server(name, by_server[name]) for name in sorted(by_server)}
+        self._identifiers = names
+        self._near: dict[str, tuple[list[str], NearNames]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._servers)
+
+    def server_names(self) -> list[str]:
+        """What programs call the servers."""
+        return list(self._servers)
+
+    def connecting(self) -> list[str]:
+        """What programs call the servers that are still connecting."""
+        return [self._identifiers[name] for name, why in sorted(self.absent.items()) if not why]
+
+    @cached_property
+    def files(self) -> dict[str, str]:
+        """The virtual files, by path."""
+        index = {name: server.functions for name, server in self._servers.items()}
+        made = {"mcp/index.d.ts": render_index(index)}
+        # Every program has them in its heap, where it must still be possible to freeze it.
+        share = max(MAX_ALL_FILES_CHARS // max(len(self._servers), 1), MIN_FILE_CHARS)
+        for name, server in self._servers.items():
+            made[f"mcp/{name}.d.ts"] = render_server(
+                name,
+                server.functions,
+                resources="resources" in server.groups,
+                prompts="prompts" in server.groups,
+                max_chars=min(share, MAX_FILE_CHARS),
+            )
+        for name in self.connecting():
+            made[f"mcp/{name}.d.ts"] = _CONNECTING.format(name)
+        return made
+
+    def setup(self) -> JsonObject | None:
+        """What a program is given from the start; None if there is no server."""
+        if not self and not self.connecting():
+            return None
+        servers: JsonObject = {
+            name: {
+                "functions": list[JsonValue](server.functions),
+                "groups": {key: list[JsonValue](calls) for key, calls in server.groups.items()},
+            }
+            for name, server in self._servers.items()
+        }
+        files: list[JsonValue] = [
+            {
+                "path": path,
+                "description": self._description(path),
+                "bytes": len(text.encode("utf-8", "replace")),
+                "text": text,
+            }
+            for path, text in self.files.items()
+        ]
+        own_names: JsonObject = {
+            name: identifier
+            for name, identifier in self._identifiers.items()
+            if name not in self._servers and identifier in self._servers
+        }
+        return {"servers": servers, "names": own_names, "files": files}
+
+    def _description(self, path: str) -> str:
+        if path == "mcp/index.d.ts":
+            return f"The MCP servers ({len(self._servers)}) and the names of their tools."
+        name = path.removeprefix("mcp/").removesuffix(".d.ts")
+        if name not in self._servers:
+            return f"MCP.{name} is still connecting."
+        return (
+            f"Declarations of the tools of MCP.{name}, {len(self._servers[name].functions)} in all."
+        )
+
+    # ---- What a program asks for ----
+
+    def resolve(self, path: JsonValue, args: JsonValue) -> tuple[Tool, JsonObject]:
+        """The tool that a call means, and its input.
+
+        Raises:
+            NamespaceCallRefused: There is none, or the input is no object.
+        """
+        parts = [part for part in path if isinstance(part, str)] if isinstance(path, list) else []
+        if not isinstance(path, list) or len(parts) != len(path) or not parts:
+            raise NamespaceCallRefused("MCP functions are called by their path.")
+        name, server = self._server(parts[0])
+        tool = server.find(parts[1:])
+        if tool is None:
+            raise self._no_tool(name, server, ".".join(parts[1:]))
+        given, *more = args if isinstance(args, list) and args else [{}]
+        if not isinstance(given, dict):
+            raise NamespaceCallRefused(f"{tool.id} takes one object.")
+        if any(each is not None for each in more):  # None: `undefined`, which is no argument
+            text = f"{tool.id} takes one object, not {1 + len(more)} arguments: merge them."
+            raise NamespaceCallRefused(text)
+        # Before hooks and approvals: they are to see what is sent.
+        return tool, with_defaults(tool.parameters, given)
+
+    def describe(self, server: JsonValue, wanted: JsonValue, options: JsonValue) -> JsonObject:
+        """The answer of `$api`: a header of all servers, of one, or of one of its tools.
+
+        Raises:
+            NamespaceCallRefused: There is no such server or tool.
+        """
+        schema = isinstance(options, dict) and options.get("schema") is True
+        if server is None:
+            if wanted is None:
+                names = list[JsonValue](self._servers)
+                return {"header": self.files["mcp/index.d.ts"], "servers": names}
+            server, wanted = wanted, None
+        name, found = self._server(server if isinstance(server, str) else "")
+        if wanted is None:
+            tools = list[JsonValue](found.functions)
+            return {"header": self.files[f"mcp/{name}.d.ts"], "server": name, "tools": tools}
+        return self._describe_tool(name, found, wanted, schema)
+
+    def _describe_tool(
+        self, name: str, server: _Server, wanted: JsonValue, schema: bool
+    ) -> JsonObject:
+        identifier = server.identifier(wanted) if isinstance(wanted, str) else ""
+        tool = server.functions.get(identifier)
+        if tool is None:
+            raise self._no_tool(name, server, str(wanted)[:MAX_SHOWN])
+        header = render_server(name, {identifier: tool})
+        made: JsonObject = {"header": header, "server": name, "tools": [identifier]}
+        if schema:
+            schemas: JsonObject = {"parameters": dict(tool.parameters)}
+            if tool.output_schema is not None:
+                schemas["outputSchema"] = dict(tool.output_schema)
+            made["schemas"] = {identifier: schemas}
+        return made
+
+    # ---- Names ----
+
+    def call_of(self, tool: Tool) -> str:
+        """How a program calls a tool of these servers: `MCP.time.convertTime`."""
+        name = self._identifiers[tool.owner]
+        server = self._servers[name]
+        if tool.name in server.own_names:
+            return f"MCP.{name}.{server.own_names[tool.name]}"
+        return f"MCP.{name}.{tool.name.replace('/', '.')}"
+
+    def absent_server(self, wanted: JsonValue) -> str | None:
+        """The name of a server whose tools are not known, if a program means one."""
+        if not isinstance(wanted, str) or wanted in self._servers:
+            return None
+        if wanted in self.absent:
+            return wanted
+        return next((name for name in self.absent if self._identifiers[name] == wanted), None)
+
+    def _server(self, wanted: str) -> tuple[str, _Server]:
+        name = wanted if wanted in self._servers else self._identifiers.get(wanted, wanted)
+        server = self._servers.get(name)
+        if (absent := self.absent_server(wanted)) is not None:
+            why = self.absent[absent] or "is still connecting"
+            told = why if why.startswith("cannot be ") else f"cannot be reached: it {why}"
+            raise NamespaceCallRefused(f"The MCP server {absent!r} {told}", "tool_failed")
+        if server is None:
+            text = f"There is no MCP server {wanted[:MAX_SHOWN]!r}"
+            others = self._nearest("", wanted, {each: each for each in self._servers})
+            raise NamespaceCallRefused(f"{text}{others or ': none is connected.'}", "unknown_tool")
+        return name, server
+
+    def _no_tool(self, name: str, server: _Server, wanted: str) -> NamespaceCallRefused:
+        known = {each: each for each in server.functions} | server.own_names
+        others = self._nearest(name, wanted, known) or "."
+        text = f"MCP.{name} has no tool {wanted[:MAX_SHOWN]!r}{others}"
+        return NamespaceCallRefused(f"{text} `await MCP.{name}.$api()` has all.", "unknown_tool")
+
+    def _nearest(self, place: str, wanted: str, known: Mapping[str, str]) -> str:
+        """Which name was meant, or which names there are."""
+        if place not in self._near:
+            spellings = list(known)
+            self._near[place] = spellings, NearNames(spellings)
+        spellings, names = self._near[place]
+        if found := names.find(wanted, 1):
+            return f": did you mean {known[spellings[found[0]]]}?"
+        some = list(dict.fromkeys(known.values()))
+        more = f" and {len(some) - MAX_LISTED} more" if len(some) > MAX_LISTED else ""
+        return f": there are {', '.join(some[:MAX_LISTED])}{more}." if some else ""
+
+
+def _server(name: str, tools: list[Tool]) -> _Server:
+    by_name = {tool.name: tool for tool in tools}
+    groups: dict[str, dict[str, Tool]] = {}
+    for group, members in GROUPS.items():
+        found = {
+            key: by_name.pop(f"{group}/{key}") for key in members if f"{group}/{key}" in by_name
+        }
+        if found:
+            groups[group] = found
+    names = identifiers(by_name)
+    return _Server(name, {names[key]: by_name[key] for key in sorted(by_name)}, groups, names)
+
+
+def with_defaults(schema: Mapping[str, JsonValue], given: Mapping[str, JsonValue]) -> JsonObject:
+    """The input with the schema's defaults for what was not given."""
+    missing = {key: value for key, value in defaults_of(schema).items() if key not in given}
+    return {**given, **copy_json(missing)}
+
+
+def defaults_of(schema: Mapping[str, JsonValue]) -> JsonObject:
+    """The defaults of a schema's properties."""
+    properties = schema.get("properties")
+    if not isinstance(properties, dict):
+        return {}
+    return {
+        key: each["default"]
+        for key, each in properties.items()
+        if isinstance(each, dict) and "default" in each
+    }

@@ -1,1 +1,0 @@
-"""Channels: ways for messages to come in and go out."""

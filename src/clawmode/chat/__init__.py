@@ -1,1 +1,0 @@
-"""Conversations with people: messages become turns and commands, and runs become replies."""

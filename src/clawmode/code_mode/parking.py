@@ -1,0 +1,389 @@
+"""Cells on their way into the store and back: written down, sealed, read again.
+
+What a store keeps was sealed here, and is believed only if it opens. `docs/reference/snapshot.md`
+describes what is in it.
+"""
+
+import contextlib
+import json
+import struct
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any, get_args
+
+import anyio
+
+from clawmode import __version__
+from clawmode.code_mode.cell import CallState, Entry, OpenCall, Run
+from clawmode.code_mode.config import CodeModeConfig
+from clawmode.code_mode.snapshots import bind, seal, seal_bytes, unseal, unseal_bytes
+from clawmode.code_mode.stores import (
+    FULL,
+    End,
+    Refusal,
+    SnapshotStore,
+    StoredCall,
+    StoredCell,
+    abort_cell,
+    confirm,
+)
+from clawmode.code_mode.stores import CallState as StoredState
+from clawmode.context import RunContext
+from clawmode.exceptions import (
+    ERROR_CODES,
+    Aborted,
+    SnapshotOfOtherBuild,
+    SnapshotRefused,
+    SnapshotTooLarge,
+    StoreUnavailable,
+)
+from clawmode.sandbox import artifacts
+from clawmode.sandbox.protocol import METHODS, Done, Failed, Frozen, Limits, Request, Settled, Start
+from clawmode.types import JsonValue
+
+_REPLY = struct.Struct("<Ic")
+_NUMBER = struct.Struct("<Q")
+
+FORMAT = 2
+"""Of the record. A cell of another format is left to the build that parked it."""
+
+REPLAYED = "an older copy of the program was put back into the store: it has run since"
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """An answer in the inbox. `unknown`: nobody knows whether the call was made."""
+
+    settled: Settled
+    unknown: bool = False
+
+
+class Parking:
+    """One run's way to the store.
+
+    Args:
+        store: Where cells are kept.
+        context: Whose they are.
+        config: Limits.
+    """
+
+    def __init__(self, store: SnapshotStore, context: RunContext, config: CodeModeConfig) -> None:
+        self.store = store
+        self._scope = context.scope
+        self._config = config
+        self._owner = ""
+        self._joining = anyio.Lock(fast_acquire=True)
+        self._closed = False
+
+    async def owner(self) -> str:
+        """The name under which this process makes calls and waits.
+
+        Raises:
+            Aborted: There is none any more.
+        """
+        async with self._joining:
+            if self._closed:
+                raise Aborted("The run is closed.")
+            if not self._owner:
+                self._owner = await self.store.join()
+            return self._owner
+
+    async def close(self) -> None:
+        """Nothing is owned any more, nor will be."""
+        self._closed = True
+        owner, self._owner = self._owner, ""
+        if owner:
+            with contextlib.suppress(StoreUnavailable):  # it has been logged, and we go anyway
+                await self.store.leave(owner)
+
+    # ---- In ----
+
+    def check_size(self, frozen: Frozen) -> None:
+        """Refuses a cell that could not be parked.
+
+        Raises:
+            SnapshotTooLarge: It is over `maxSnapshotBytes`.
+        """
+        size, most = len(frozen.pages), self._config.max_snapshot_bytes
+        if size > most:
+            text = f"The program is {size} bytes when frozen; {most} are allowed."
+            raise SnapshotTooLarge(text)
+
+    async def check_room(self) -> None:
+        """Refuses to go on if no cell can be parked.
+
+        Raises:
+            SnapshotTooLarge: `maxSuspendedRuns` are.
+        """
+        if not await self.store.room(self._config.max_suspended_runs):
+            raise SnapshotTooLarge(FULL)
+
+    async def park(self, run: Run, frozen: Frozen | None) -> None:
+        """Writes a cell down. `frozen` is None if it has not started, or has ended unheard.
+
+        Raises:
+            SnapshotTooLarge: It is too large, or too many are parked.
+            Aborted: Somebody ended it.
+        """
+        owner, snapshot = await self.owner(), b""
+        asked, most = sum(len(each.args) for each in run.lookups), self._config.max_snapshot_bytes
+        if asked > most:
+            text = f"The unanswered look-ups of the program are {asked} bytes; {most} are allowed."
+            raise SnapshotTooLarge(text)
+        if frozen is not None:
+            self.check_size(frozen)
+            bound = self._bound(run.id, f"snapshot {run.park}")
+            snapshot = seal(frozen, wasm_hash(), bound, self.store.keys)
+        mine = [call for call in run.calls.values() if not call.owner]
+        cell = StoredCell(
+            id=run.id,
+            scope=self._scope,
+            ttl=float(self._config.snapshot_ttl_seconds),
+            record=self._seal(_record(run, frozen), run.id, "record"),
+            snapshot=snapshot,
+            calls=tuple(self._stored(run.id, call, owner) for call in mine),
+            replies=tuple(self.sealed_reply(run.id, _reply(run, item)) for item in run.inbox),
+            mark=self._mark(run.id, run.park),
+        )
+        limit = self._config.max_suspended_runs
+        # Before it is: whoever is cancelled meanwhile cannot know whether it was.
+        again, run.stored = run.stored, True
+        await self.store.park(cell, owner, limit, again=again)
+        run.inbox.clear()
+
+    def _stored(self, run_id: str, call: OpenCall, owner: str) -> StoredCall:
+        request, state = call.request, call.entry.state
+        assert state in get_args(StoredState)
+        body = {"method": request.method, "args": request.args.decode("utf-8", "replace")}
+        return StoredCall(call.id, owner, state, self._seal(body, run_id, f"call {call.id}"))  # pyrefly: ignore[bad-argument-type] - asserted above
+
+    def sealed_reply(self, run_id: str, reply: Reply) -> bytes:
+        """An answer as the inbox keeps it."""
+        settled = reply.settled
+        flag = b"?" if reply.unknown else b"+" if settled.ok else b"-"
+        data = _REPLY.pack(settled.id, flag) + settled.value
+        return seal_bytes(data, self._bound(run_id, "reply"), self.store.keys)
+
+    # ---- Out ----
+
+    async def claim(self, run_id: str) -> Run | Refusal:
+        """The cell, to be waited for by us alone.
+
+        Raises:
+            SnapshotRefused: What the store has is not what was parked. It is kept if that may
+                change, and else deleted.
+        """
+        found = await self.store.claim(run_id, self._scope, await self.owner())
+        if isinstance(found, str):
+            return found
+        try:
+            return self._read(found)
+        except SnapshotRefused as error:
+            if error.kept:
+                await self.release(run_id)
+            else:
+                await self.end(run_id, "finished")
+            raise
+
+    def _read(self, cell: StoredCell) -> Run:
+        try:
+            record = self._unseal(cell.record, cell.id, "record")
+            _check_build(record)
+            run = _run(cell.id, record)
+            if self._number(cell) != run.park:
+                raise SnapshotRefused(REPLAYED)
+            run.mark = cell.mark
+            run.calls = {call.id: self._call(run, call) for call in cell.calls}
+        except (AttributeError, KeyError, TypeError, ValueError):
+            raise SnapshotRefused("the snapshot's record cannot be read") from None
+        return run
+
+    def _call(self, run: Run, stored: StoredCall) -> OpenCall:
+        body: Any = self._unseal(stored.body, run.id, f"call {stored.id}")
+        # State and owner are not sealed: they change while it is parked.
+        known = stored.state in get_args(StoredState) and isinstance(stored.owner, str)
+        if body["method"] not in METHODS or not known or not stored.owner:
+            raise ValueError(stored.id)
+        request = Request(stored.id, body["method"], body["args"].encode())
+        entry = run.ledger.find(stored.id) or Entry(stored.id, "", None)
+        entry.state = stored.state
+        return OpenCall(request, entry, None, {}, owner=stored.owner)
+
+    async def take(self, run: Run) -> Frozen | None:
+        """The cell's memory; its inbox is the run's from now on. None: it has not started.
+
+        Raises:
+            SnapshotRefused: It does not open; the cell is deleted.
+            Aborted: Somebody ended it.
+        """
+        owner, mark = await self.owner(), self._mark(run.id, run.park + 1)
+        cell = await self.store.take(run.id, owner, seen=run.mark, mark=mark)
+        if cell is None:
+            raise Aborted
+        bound = self._bound(run.id, f"snapshot {run.park}")
+        run.park += 1
+        try:
+            for sealed in cell.replies:
+                self.deliver(run, sealed)
+            if run.start is not None or run.outcome is not None:
+                return None
+            return unseal(cell.snapshot, wasm_hash(), bound, self.store.keys)
+        except SnapshotRefused:
+            await self.end(run.id, "finished")
+            raise
+
+    def deliver(self, run: Run, sealed: bytes) -> None:
+        """Gives a cell that is driven here an answer that the store kept."""
+        data = unseal_bytes(sealed, self._bound(run.id, "reply"), self.store.keys)
+        number, flag = _REPLY.unpack_from(data)
+        settled = Settled(number, flag == b"+", data[_REPLY.size :])
+        run.receive(settled, unknown=flag == b"?")
+
+    async def release(self, run_id: str) -> None:
+        """Ends a claim: the cell waits on, with new time to live."""
+        await self.store.release(run_id, await self.owner())
+
+    async def end(self, run_id: str, end: End) -> bool:
+        """Deletes a cell. False: there is none."""
+        return await self.store.end(run_id, self._scope, end)
+
+    async def abort(self, run_id: str) -> bool:
+        """Aborts a cell, in whichever process it runs. False: there is none.
+
+        Raises:
+            AbortUnconfirmed: That process has not confirmed its end in time.
+        """
+        return await abort_cell(self.store, run_id, self._scope, self._owner)
+
+    async def give_up(self, run_id: str) -> None:
+        """What this process had of an aborted cell is over."""
+        await self.store.abort(run_id, self._scope, self._owner)
+
+    async def end_all(self, *, session: bool) -> set[str]:
+        """Aborts the cells of the run, or of the session, in whichever process they run.
+
+        Raises:
+            AbortUnconfirmed: Another process has not confirmed the end of a cell in time.
+        """
+        return await confirm(
+            lambda: self.store.end_all(self._scope, session=session, owner=self._owner)
+        )
+
+    # ---- Sealing ----
+
+    def _mark(self, run_id: str, number: int) -> bytes:
+        return seal_bytes(_NUMBER.pack(number), self._bound(run_id, "park"), self.store.keys)
+
+    def _number(self, cell: StoredCell) -> int:
+        """The number of the cell's last park; 0: there is none."""
+        if not cell.mark:
+            return 0
+        opened = unseal_bytes(cell.mark, self._bound(cell.id, "park"), self.store.keys)
+        return _NUMBER.unpack(opened)[0]
+
+    def _bound(self, run_id: str, what: str) -> bytes:
+        return bind(self._scope, run_id, what)
+
+    def _seal(self, value: JsonValue, run_id: str, what: str) -> bytes:
+        return seal_bytes(json.dumps(value).encode(), self._bound(run_id, what), self.store.keys)
+
+    def _unseal(self, sealed: bytes, run_id: str, what: str) -> Any:
+        return json.loads(unseal_bytes(sealed, self._bound(run_id, what), self.store.keys))
+
+
+def _reply(run: Run, settled: Settled) -> Reply:
+    entry = run.ledger.find(settled.id)
+    return Reply(settled, unknown=entry is not None and entry.state == "unknown")
+
+
+def wasm_hash() -> bytes:
+    """The engine that snapshots are of."""
+    return bytes.fromhex(artifacts.locked_hash("quickjs"))
+
+
+# ---- The record ----
+
+
+def _check_build(record: Any) -> None:
+    """Leaves a cell alone that another build parked.
+
+    Raises:
+        SnapshotOfOtherBuild: It did.
+    """
+    if record.get("format") != FORMAT or record.get("engine") != wasm_hash().hex():
+        raise other_build(record.get("build"))
+
+
+def other_build(build: str | None) -> SnapshotOfOtherBuild:
+    """What is said of a cell that another build parked."""
+    writer = f"clawmode {build}" if build else "an earlier build of clawmode"
+    return SnapshotOfOtherBuild(
+        f"The program was parked by {writer}, and this build ({__version__}) cannot resume it. "
+        "It is kept until it expires: wait for it with the build that parked it."
+    )
+
+
+def _record(run: Run, frozen: Frozen | None) -> JsonValue:
+    start: JsonValue = None
+    if run.start is not None:
+        start = {"source": run.start.source, "language": run.start.language}
+    return {
+        "format": FORMAT,
+        "build": __version__,
+        "engine": wasm_hash().hex(),
+        "image": frozen.image.hex() if frozen is not None else "",
+        "park": run.park,
+        "parent": run.parent_id,
+        "outputLeft": run.output_left,
+        "yields": list[JsonValue](run.yields),
+        "lookups": [
+            [request.id, request.method, request.args.decode("utf-8", "replace")]
+            for request in run.lookups
+        ],
+        "timers": run.timers,
+        "due": run.due,
+        "start": start,
+        # What nobody has heard: the `wait` that drove the cell was cancelled.
+        "output": list[JsonValue](run.output) if run.unheard else [],
+        "outcome": _outcome(run.outcome),
+        "ledger": [
+            [entry.id, entry.tool_id, entry.effect, entry.state] for entry in run.ledger.entries
+        ],
+        "omitted": dict[str, JsonValue](run.ledger.omitted),
+    }
+
+
+def _outcome(outcome: Done | Failed | None) -> JsonValue:
+    if isinstance(outcome, Failed):
+        return {"code": outcome.code, "error": outcome.error}
+    return None if outcome is None else {"value": outcome.value.decode("utf-8", "replace")}
+
+
+def _read_outcome(kept: Any) -> Done | Failed | None:
+    if kept is None:
+        return None
+    if "value" in kept:
+        return Done(kept["value"].encode(), parsed=json.loads(kept["value"]))
+    if kept["code"] not in ERROR_CODES:
+        raise ValueError(kept["code"])
+    return Failed(kept["code"], kept["error"])
+
+
+def _run(run_id: str, record: Any) -> Run:
+    run = Run(record["parent"], record["outputLeft"], id=run_id, stored=True)
+    run.park, run.image, run.build = record["park"], bytes.fromhex(record["image"]), record["build"]
+    run.yields = record["yields"]
+    for number, method, args in record.get("lookups", ()):
+        run.lookups.append(Request(number, method, args.encode()))
+    # Absolute, and nothing of this machine's uptime: the cell may go on on another machine.
+    run.set_timers(record["timers"], record["due"])
+    run.output, run.outcome = record["output"], _read_outcome(record["outcome"])
+    if record["start"] is not None:
+        run.start = Start(record["start"]["source"], record["start"]["language"], Limits())
+    states = get_args(CallState)
+    for number, tool_id, effect, state in record["ledger"]:
+        if state not in states:
+            raise ValueError(state)
+        run.ledger.entries.append(Entry(number, tool_id, effect, state))
+    run.ledger.omitted = Counter(record["omitted"])
+    return run

@@ -1,0 +1,128 @@
+"""Calls of `wait` that have not returned: one for each program, each in a task of its own.
+
+A caller that is cancelled must not end the program that it waits for. So the program is driven by a
+task that the caller only watches. If the caller leaves, the program runs to its next suspension and
+is parked again; the result that nobody heard is kept for the next `wait`.
+"""
+
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field, replace
+
+import anyio
+from anyio.abc import TaskGroup
+
+from clawmode.code_mode.results import CodeModeResult
+
+MAX_UNHEARD = 256
+DISMISS_SECONDS = 2.0
+
+
+@dataclass(slots=True)
+class Waiting:
+    """One `wait` that has not returned.
+
+    Attributes:
+        left: True if its caller was cancelled.
+        on_leave: Called once when the caller is cancelled.
+        result: What it returned.
+        error: What it raised.
+    """
+
+    left: bool = False
+    on_leave: Callable[[], None] = lambda: None
+    done: anyio.Event = field(default_factory=anyio.Event)
+    result: CodeModeResult | None = None
+    error: Exception | None = None
+
+
+@dataclass(slots=True)
+class Waits:
+    """The waits of one `CodeMode`."""
+
+    _under_way: dict[str, Waiting] = field(default_factory=dict[str, Waiting])
+    _unheard: OrderedDict[str, CodeModeResult] = field(
+        default_factory=OrderedDict[str, CodeModeResult]
+    )
+
+    async def free(self, run_id: str, deadline: float) -> bool:
+        """True if no `wait` for the program is under way.
+
+        One whose caller was cancelled is about to park the program: its end is waited for.
+        """
+        waiting = self._under_way.get(run_id)
+        if waiting is not None and waiting.left:
+            with anyio.move_on_after(max(deadline - time.monotonic(), 0)):
+                await waiting.done.wait()
+        return run_id not in self._under_way
+
+    async def make(
+        self,
+        run_id: str,
+        tasks: TaskGroup | None,
+        wait: Callable[[Waiting], Awaitable[CodeModeResult]],
+    ) -> CodeModeResult | None:
+        """Makes a `wait` for a program that is `free`. None: `tasks` was cancelled.
+
+        Args:
+            run_id: The program.
+            tasks: Where it runs on when the caller is cancelled; None: it does not.
+            wait: Makes it.
+        """
+        waiting = self._under_way[run_id] = Waiting()
+        earlier = self._unheard.pop(run_id, None)
+        if tasks is None:
+            await self._serve(run_id, waiting, wait, earlier)
+        else:
+            tasks.start_soon(self._serve, run_id, waiting, wait, earlier)
+        try:
+            await waiting.done.wait()
+        except BaseException:
+            waiting.left = True
+            waiting.on_leave()
+            self._keep(run_id, waiting)
+            raise
+        if waiting.error is not None:
+            raise waiting.error
+        return waiting.result
+
+    async def dismiss(self) -> None:
+        """Ends all waits: a program that is still parked stays so, and its caller is told that."""
+        waits = list(self._under_way.values())
+        for waiting in waits:
+            waiting.on_leave()
+        with anyio.move_on_after(DISMISS_SECONDS):
+            for waiting in waits:
+                await waiting.done.wait()
+
+    async def _serve(
+        self,
+        run_id: str,
+        waiting: Waiting,
+        wait: Callable[[Waiting], Awaitable[CodeModeResult]],
+        earlier: CodeModeResult | None,
+    ) -> None:
+        try:
+            if earlier is not None and earlier.status != "waiting":
+                waiting.result = earlier
+                return
+            result = await wait(waiting)
+            if earlier is not None:
+                result = replace(result, output=earlier.output + result.output)
+            waiting.result = result
+        except Exception as error:  # raised to the caller: here it would end all other programs
+            waiting.error = error
+        finally:
+            del self._under_way[run_id]
+            if waiting.left:
+                self._keep(run_id, waiting)
+            waiting.done.set()
+
+    def _keep(self, run_id: str, waiting: Waiting) -> None:
+        """Keeps what the store does not have: it is too late to park a program that has ended."""
+        result = waiting.result
+        if result is not None and (result.status != "waiting" or result.output):
+            self._unheard[run_id] = result
+            if len(self._unheard) > MAX_UNHEARD:
+                self._unheard.popitem(last=False)

@@ -1,0 +1,1 @@
+"""The configuration file: how it is read, checked and resolved."""

@@ -1,0 +1,162 @@
+"""What the tools of an MCP server do: a call in, a request out, a result back."""
+
+import contextlib
+import json
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Protocol
+
+import mcp_types as types
+
+from clawmode.catalog.mcp_namespace import with_defaults
+from clawmode.mcp.connection import Connection
+from clawmode.mcp.listing import Offer, make_protocol_tools, make_tool
+from clawmode.mcp.settings import ServerSettings
+from clawmode.mcp.wire import McpError
+from clawmode.tools.tool import Execute, JsonObject, Tool, ToolContext, ToolResult
+from clawmode.types import JsonValue
+
+MAX_ARGUMENTS = 1 << 20
+
+
+class Ask(Protocol):
+    """Makes a request of the server; raises `McpError`."""
+
+    def __call__(
+        self, request: types.ClientRequest, context: ToolContext | None = None
+    ) -> Awaitable[JsonObject]:
+        """Waits for the result."""
+        ...
+
+
+class ServerCalls:
+    """The tools of one server.
+
+    Args:
+        settings: The server.
+        usable: The connection of today; raises `McpError`.
+        ask: Makes a request.
+    """
+
+    def __init__(
+        self, settings: ServerSettings, usable: Callable[[], Awaitable[Connection]], ask: Ask
+    ) -> None:
+        self._settings = settings
+        self._usable = usable
+        self._ask = ask
+        self._offers: dict[str, Offer] = {}
+        self._tools: dict[str, Tool] = {}
+        self._protocol: dict[str, Tool] = {}
+
+    def tools(self, offers: Iterable[Offer]) -> tuple[Tool, ...]:
+        """The tools of a new list. What has not changed stays the same object."""
+        fresh = {offer.name: offer for offer in offers}
+        self._tools = {
+            name: self._tools[name] if self._offers.get(name) == offer else self._tool(offer)
+            for name, offer in fresh.items()
+        }
+        self._offers = fresh
+        return tuple(self._tools.values())
+
+    def protocol_tools(self, names: Iterable[str]) -> tuple[Tool, ...]:
+        """The tools for resources or prompts."""
+        if not self._protocol:
+            executes: dict[str, Execute] = {
+                "resources/list": self._list_resources,
+                "resources/read": self._read_resource,
+                "prompts/list": self._list_prompts,
+                "prompts/get": self._get_prompt,
+            }
+            made = make_protocol_tools(executes, server=self._settings.name, execute=executes)
+            self._protocol = {tool.name: tool for tool in made}
+        return tuple(self._protocol[name] for name in names)
+
+    def _tool(self, offer: Offer) -> Tool:
+        async def execute(given: JsonObject, context: ToolContext) -> ToolResult:
+            return await self._call(offer.name, given, context)
+
+        return make_tool(
+            offer,
+            server=self._settings.name,
+            execute=execute,
+            trusting=self._settings.trust_annotations,
+        )
+
+    async def _call(self, name: str, given: JsonObject, context: ToolContext) -> ToolResult:
+        offer = self._offers.get(name)
+        if offer is None:
+            text = f"does not offer the tool {name!r} any more"
+            raise McpError(self._settings.name, "gone", text)
+        arguments = with_defaults(offer.schema, given)
+        self._check(arguments)
+        params = types.CallToolRequestParams(name=name, arguments=arguments)
+        result = await self._ask(types.CallToolRequest(params=params), context)
+        details: JsonObject = {"content": result.get("content", [])}
+        if result.get("structuredContent") is not None:
+            details["structuredContent"] = result["structuredContent"]
+        if result.get("isError") is True:
+            details["isError"] = True
+        return ToolResult(details=details)
+
+    def _check(self, given: Mapping[str, JsonValue]) -> None:
+        """A guest's input can be what no wire carries; it must not end the connection."""
+        try:
+            size = len(json.dumps(given, ensure_ascii=False).encode())
+        except (ValueError, RecursionError):  # a lone surrogate, or too deep
+            text = "was not called: the input cannot be written as JSON"
+            raise McpError(self._settings.name, "invalid_input", text) from None
+        if size > MAX_ARGUMENTS:
+            text = f"was not called: the input is over {MAX_ARGUMENTS} bytes"
+            raise McpError(self._settings.name, "invalid_input", text)
+
+    # ---- Resources and prompts ----
+
+    async def _list_resources(self, given: JsonObject, context: ToolContext) -> ToolResult:
+        self._check(given)
+        connection = await self._usable()
+        cursor = _cursor(given)
+        found = await connection.list_all(
+            lambda at: types.ListResourcesRequest(params=_page(at)), "resources", cursor
+        )
+        if cursor is None:
+            # Not every server that has resources knows of templates.
+            with contextlib.suppress(McpError):
+                templates = await connection.list_all(
+                    lambda at: types.ListResourceTemplatesRequest(params=_page(at)),
+                    "resourceTemplates",
+                    None,
+                )
+                found["resourceTemplates"] = templates["resourceTemplates"]
+        return ToolResult(details=found)
+
+    async def _read_resource(self, given: JsonObject, context: ToolContext) -> ToolResult:
+        self._check(given)
+        params = types.ReadResourceRequestParams(uri=str(given["uri"]))
+        request = types.ReadResourceRequest(params=params)
+        return ToolResult(details=await self._ask(request, context))
+
+    async def _list_prompts(self, given: JsonObject, context: ToolContext) -> ToolResult:
+        self._check(given)
+        connection = await self._usable()
+        found = await connection.list_all(
+            lambda at: types.ListPromptsRequest(params=_page(at)), "prompts", _cursor(given)
+        )
+        return ToolResult(details=found)
+
+    async def _get_prompt(self, given: JsonObject, context: ToolContext) -> ToolResult:
+        self._check(given)
+        arguments = given.get("arguments")
+        texts = arguments.items() if isinstance(arguments, dict) else ()
+        params = types.GetPromptRequestParams(
+            name=str(given["name"]), arguments={key: str(value) for key, value in texts}
+        )
+        request = types.GetPromptRequest(params=params)
+        return ToolResult(details=await self._ask(request, context))
+
+
+def _cursor(given: JsonObject) -> str | None:
+    cursor = given.get("cursor")
+    return cursor if isinstance(cursor, str) else None
+
+
+def _page(cursor: str | None) -> types.PaginatedRequestParams:
+    return types.PaginatedRequestParams(cursor=cursor)

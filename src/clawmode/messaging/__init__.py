@@ -1,0 +1,1 @@
+"""Messages from people and systems, and the replies to them."""

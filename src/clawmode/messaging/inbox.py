@@ -1,0 +1,454 @@
+"""What comes in: each message becomes a command, a word to the run that is under way, or a turn.
+
+A message acts with the rights of whoever sent it. So it steers no run of somebody else's, and is
+made one turn only with others of the same sender.
+"""
+
+import hashlib
+import logging
+import re
+import uuid
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Literal, Protocol, TypeAlias
+
+import anyio
+
+from clawmode.agent.events import AgentEvent
+from clawmode.agent.hooks import MessageEvent
+from clawmode.agent.intake import Said
+from clawmode.agent.operator_hooks import OperatorHooks
+from clawmode.agent.requests import AgentRequest
+from clawmode.agent.runtime import AgentRuntime
+from clawmode.config.operations import Queue
+from clawmode.exceptions import ClawmodeError
+from clawmode.messages import Text, UserMessage
+from clawmode.messaging.background import Beside
+from clawmode.messaging.channel import Inbound
+from clawmode.messaging.outbox import Outbox
+from clawmode.messaging.queue import Batch, Line, Queued, settings_for
+from clawmode.messaging.slash import DECISIONS, Slash, SlashCommands, describe
+from clawmode.sessions.keys import InvalidSession, check_agent_id, session_key
+from clawmode.sessions.store import Session
+from clawmode.tools.approvals import Question
+
+logger = logging.getLogger("clawmode.chat")
+
+How: TypeAlias = Literal["started", "steered", "queued", "dropped", "command", "repeated"]
+
+MAX_DEBOUNCES = 5
+"""How often in a row more may be waited for: who keeps talking is heard all the same."""
+
+MAX_KNOWN = 10_000
+"""Messages that are known by their ids, so that none is taken twice."""
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What became of a message.
+
+    Attributes:
+        id: By which it can be cancelled: that of its run, if it is not joined with others.
+        text: What a command was answered with, where there is no channel to say it.
+    """
+
+    how: How
+    id: str = ""
+    session_key: str = ""
+    text: str = ""
+
+
+class Keeper(Protocol):
+    """Keeps messages until a run has them, beyond the life of a process."""
+
+    async def keep(self, message_id: str, session_key: str, message: Inbound) -> None:
+        """Keeps a message."""
+        ...
+
+    async def release(self, ids: list[str]) -> None:
+        """These need not be kept any more."""
+        ...
+
+
+class Inbox:
+    """Takes messages in. Used inside of `async with`, in one task.
+
+    Args:
+        runtime: Where turns are run.
+        outbox: Where commands are answered.
+        queue: What is done with messages that come while a run is under way.
+        find_model: Looks a model up by its name, for `/model`.
+        default_agent: Who answers where nobody is named.
+        operator: Scripts of the operator's.
+
+    Attributes:
+        keeper: Who keeps messages beyond the life of the process, if anybody does.
+    """
+
+    def __init__(
+        self,
+        *,
+        runtime: AgentRuntime,
+        outbox: Outbox,
+        queue: Queue,
+        find_model: Callable[[str], object],
+        default_agent: str,
+        operator: OperatorHooks | None = None,
+    ) -> None:
+        self._runtime = runtime
+        self._outbox = outbox
+        self._queue = queue
+        self._default_agent = default_agent
+        self._operator = operator
+        self._slash = SlashCommands(
+            runtime=runtime,
+            queue=queue,
+            find_model=find_model,
+            stop=self.stop,
+            waiting=lambda key: len(self.waiting(key)),
+            operator=operator,
+        )
+        self._lines: dict[str, Line] = {}
+        self._steered: dict[str, tuple[str, Queued]] = {}
+        self._known: OrderedDict[tuple[str, str], None] = OrderedDict()
+        self._arriving: dict[str, list[object]] = {}
+        self._locks: dict[str, _Lock] = {}
+        self.keeper: Keeper | None = None
+        self._beside = Beside("the inbox")
+        self._unsubscribe: Callable[[], None] = lambda: None
+
+    async def __aenter__(self) -> "Inbox":
+        await self._beside.__aenter__()
+        self._unsubscribe = self._runtime.subscribe(self._watch)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._unsubscribe()
+        await self._beside.__aexit__()
+
+    def change(self, queue: Queue, default_agent: str) -> None:
+        """What holds for messages from now on."""
+        self._queue = self._slash.queue = queue
+        self._default_agent = default_agent
+
+    # ---- For channels ----
+
+    async def receive(self, message: Inbound) -> Taken:
+        """Takes a message in; returns as soon as it is kept.
+
+        Raises:
+            ClawmodeError: It cannot be taken: there is no such agent, or the state cannot be used.
+        """
+        if self._is_known(message):
+            return Taken("repeated", message_id(message))
+        try:
+            session = await self._session(message)
+            found = self._slash.parse(message.text)
+            if found is not None and found.at_once:
+                # Whatever holds others up must not hold up who wants it to stop.
+                self._beside.start(self._announce, message, session)
+                self._arriving.pop(session.key, None)
+                return await self._obey(found, message, session)
+            return await self._receive(message, session, found)
+        except BaseException:
+            self._known.pop((message.channel, message.id), None)  # it may be sent again
+            raise
+
+    async def _receive(self, message: Inbound, session: Session, found: Slash | None) -> Taken:
+        """Takes a message in, after those before it; unless all is stopped meanwhile."""
+        arrival = object()
+        self._arriving.setdefault(session.key, []).append(arrival)
+        try:
+            async with self._in_order(session.key):
+                await self._announce(message, session)
+                if found is not None:
+                    return await self._obey(found, message, session)
+                now = await self._runtime.sessions.get(session.key)
+                if arrival not in self._arriving.get(session.key, ()):
+                    return Taken("dropped", session_key=session.key)
+                return await self._keep(message, now)
+        finally:
+            arriving = self._arriving.get(session.key, [])
+            if arrival in arriving:
+                arriving.remove(arrival)
+            if not arriving:
+                self._arriving.pop(session.key, None)
+
+    async def _keep(self, message: Inbound, session: Session) -> Taken:
+        """Takes a message that is kept from now on."""
+        kept = message_id(message)
+        if self.keeper is not None:
+            await self.keeper.keep(kept, session.key, message)
+        return self._take(kept, message, session)
+
+    async def restore(self, kept: str, session_key: str, message: Inbound) -> None:
+        """Takes a message that was kept by a process before this one.
+
+        Raises:
+            ClawmodeError: It cannot be taken.
+        """
+        session = await self._runtime.sessions.get(session_key)
+        self._take(kept, message, session)
+
+    def _release(self, ids: Iterable[str]) -> None:
+        """These need not be kept any more: they were read, or given up."""
+        if self.keeper is not None and (gone := list(ids)):
+            self._beside.start(self.keeper.release, gone)
+
+    def cancel(self, message_id: str) -> bool:
+        """Takes a message back: one that waits, one that a run has not read yet, or its run."""
+        self._steered.pop(message_id, None)
+        self._release([message_id])
+        if any(line.remove(message_id) for line in self._lines.values()):
+            return True
+        return self._runtime.withdraw(message_id) or self._runtime.abort(message_id)
+
+    def stop(self, session_key: str) -> int:
+        """Takes back all that waits in a session, and stops what runs; how many that were."""
+        self._release(each.id for each in self.waiting(session_key))
+        line = self._lines.get(session_key)
+        count = 0 if line is None else line.clear()
+        for run in self._runtime.under_way(session_key):
+            unread = list[Said]() if run.inside is None else run.inside.intake.close()
+            self._release(said.id for said in unread)
+            for said in unread:
+                self._steered.pop(said.id, None)
+        return count + self._runtime.stop(session_key)
+
+    def waiting(self, session_key: str) -> list[Queued]:
+        """What waits in a session, oldest first."""
+        line = self._lines.get(session_key)
+        return [] if line is None else list(line.waiting)
+
+    # ---- Taking ----
+
+    def _is_known(self, message: Inbound) -> bool:
+        if not message.id:
+            return False
+        key = (message.channel, message.id)
+        known = key in self._known
+        self._known[key] = None
+        while len(self._known) > MAX_KNOWN:
+            self._known.popitem(last=False)
+        return known
+
+    async def _session(self, message: Inbound) -> Session:
+        agent = message.agent_id or self._default_agent
+        key = message.session_key or conversation_key(agent, message.channel, message.target)
+        owner = None if key.startswith("agent:") else agent
+        return await self._runtime.sessions.resolve(key, agent_id=owner)
+
+    def _in_order(self, key: str) -> "_Lock":
+        """Messages of a session are taken one after the other, as they came."""
+        return self._locks.setdefault(key, _Lock(lambda: self._locks.pop(key, None)))
+
+    async def _announce(self, message: Inbound, session: Session) -> None:
+        event = MessageEvent(
+            text=message.text,
+            channel=message.channel,
+            target=message.target,
+            sender=message.sender,
+            session_key=session.key,
+        )
+        await self._runtime.hooks.notify("message_received", event)
+        if self._operator is not None and self._operator.has("message:received"):
+            await self._operator.run("message:received", event.to_json())
+
+    def _take(self, kept: str, message: Inbound, session: Session) -> Taken:
+        settings = settings_for(self._queue, message.channel, session.data.get("queue"))
+        queued = Queued(kept, message, settings)
+        line = self._lines.setdefault(session.key, Line())
+        busy = bool(self._runtime.under_way(session.key)) or line.served
+        if busy and settings.mode == "interrupt":
+            self.stop(session.key)
+        elif busy and settings.mode == "steer" and self._steer(session.key, queued, line):
+            return Taken("steered", queued.id, session.key)
+        # The first one is not waited with: nothing is under way that more could be said about.
+        line.last = anyio.current_time() if busy else 0.0
+        if not line.waiting:
+            line.first = line.last
+        gone = line.add(queued)
+        self._release(each.id for each in gone)
+        self._serve(session.key, line)
+        if queued in gone:
+            return Taken("dropped", queued.id, session.key)
+        return Taken("queued" if busy else "started", queued.id, session.key)
+
+    def _steer(self, key: str, queued: Queued, line: Line) -> bool:
+        """Says it to the run that is under way, if that is the sender's own and nothing waits."""
+        if line.waiting:
+            return False
+        message = queued.message
+        said = Said(queued.id, UserMessage(content=(Text(message.text), *message.images)))
+        for run in self._runtime.under_way(key):
+            asked = (run.request.channel, run.request.target, run.request.sender)
+            own = asked == (message.channel, message.target, message.sender)
+            if own and self._runtime.steer(run.id, said):
+                assert run.inside is not None
+                run.inside.intake.on_read = self._release
+                self._steered[queued.id] = (run.id, queued)
+                return True
+        return False
+
+    # ---- Turns ----
+
+    def _serve(self, key: str, line: Line) -> None:
+        if not line.served:
+            line.served = True
+            self._beside.start(self._drain, key, line)
+
+    async def _drain(self, key: str, line: Line) -> None:
+        """Makes turns of what waits in a session, until nothing does."""
+        try:
+            while line.waiting:
+                await self._until_free(key)
+                await self._until_quiet(line)
+                line.starting = line.next()
+                if line.starting is not None:
+                    await self._turn(key, line, line.starting)
+        finally:
+            line.served = False
+            if not line.waiting and self._lines.get(key) is line:
+                del self._lines[key]
+
+    async def _until_free(self, key: str) -> None:
+        while runs := self._runtime.under_way(key):
+            await runs[-1].ended.wait()
+
+    async def _until_quiet(self, line: Line) -> None:
+        while line.waiting and line.last:
+            wait = line.waiting[0].settings.debounce_seconds
+            until = min(line.last + wait, line.first + wait * MAX_DEBOUNCES)
+            if (rest := until - anyio.current_time()) <= 0:
+                return
+            await anyio.sleep(rest)
+
+    async def _turn(self, key: str, line: Line, batch: Batch) -> None:
+        message = batch.message
+        request = AgentRequest(
+            message=batch.text,
+            images=batch.images,
+            session_key=key,
+            run_id=batch.id,
+            sender=message.sender,
+            channel=message.channel,
+            target=message.target,
+            message_ids=tuple(each.id for each in batch.messages),
+        )
+        try:
+            run = await self._runtime.start(request)
+        except Exception as error:
+            logger.error("session %s: %s: %s", key, type(error).__name__, error)
+            reason = str(error) if isinstance(error, ClawmodeError) else type(error).__name__
+            self._answer(message, key, f"It could not be started: {reason}")
+            self._release(request.message_ids)
+            return
+        finally:
+            line.starting = None
+        if batch.void:
+            self._runtime.abort(run.id)
+        await run.ended.wait()
+
+    def _watch(self, event: AgentEvent) -> None:
+        """What a run has not read is the next turn's."""
+        if event.stream != "lifecycle" or event.data.get("phase") == "start":
+            return
+        run = self._runtime.find(event.run_id)
+        unread = () if run is None or run.result is None else run.result.unread
+        found = [self._steered.pop(said.id, None) for said in unread]
+        for said_id in [
+            key for key, (run_id, _) in self._steered.items() if run_id == event.run_id
+        ]:
+            del self._steered[said_id]
+        if left := [it[1] for it in found if it is not None]:
+            line = self._lines.setdefault(event.session_key, Line())
+            line.put_back(left)
+            self._serve(event.session_key, line)
+
+    # ---- Commands ----
+
+    async def _obey(self, found: Slash, message: Inbound, session: Session) -> Taken:
+        heard = self._outbox.has(message.channel)
+        reply = ""
+        if found.takes_long and heard:
+            self._beside.start(self._carry_out, found, message, session)
+        else:
+            reply = await self._carry_out(found, message, session)
+        if found.begins and found.arguments:
+            begun = await self._runtime.sessions.get(session.key)
+            return await self._keep(replace(message, text=found.arguments), begun)
+        return Taken("command", session_key=session.key, text="" if heard else reply)
+
+    async def _carry_out(self, found: Slash, message: Inbound, session: Session) -> str:
+        reply = await self._slash.run(found, message, session)
+        self._answer(message, session.key, reply)
+        return reply
+
+    def _answer(self, message: Inbound, key: str, text: str) -> None:
+        """Has something said where a message came from; nobody waits for that."""
+        if text and self._outbox.has(message.channel):
+            self._beside.start(self._send, message.channel, message.target, text, key)
+
+    async def _send(self, channel: str, target: str, text: str, key: str) -> None:
+        receipt = await self._outbox.send(channel, target, text, session_key=key)
+        if receipt.status == "failed":
+            logger.error("channel %s: %s", channel, receipt.error)
+
+    def tell_question(self, question: Question) -> None:
+        """Says in the room of a run that it waits for somebody to decide: for `Approvals`."""
+        run = self._runtime.find(question.run.run_id)
+        if run is not None and run.request.target and self._outbox.has(run.request.channel):
+            text = f"{describe(question)}\n/approve {question.id} {'|'.join(DECISIONS)}"
+            to = (run.request.channel, run.request.target)
+            self._beside.start(self._send, *to, text, run.session.key)
+
+
+class _Lock:
+    """A lock that is forgotten when nobody wants it."""
+
+    def __init__(self, forget: Callable[[], object]) -> None:
+        self._lock = anyio.Lock()
+        self._users = 0
+        self._forget = forget
+
+    async def __aenter__(self) -> None:
+        self._users += 1
+        try:
+            await self._lock.acquire()
+        except BaseException:
+            self._leave()
+            raise
+
+    async def __aexit__(self, *about: object) -> None:
+        self._lock.release()
+        self._leave()
+
+    def _leave(self) -> None:
+        self._users -= 1
+        if not self._users:
+            self._forget()
+
+
+def message_id(message: Inbound) -> str:
+    """What a message is called here: the same for the same, so that it is not taken twice."""
+    if not message.id:
+        return uuid.uuid4().hex
+    return hashlib.sha256(f"{message.channel}\0{message.id}".encode()).hexdigest()[:32]
+
+
+def conversation_key(agent_id: str, channel: str, target: str) -> str:
+    """The session of a channel's target. What can be no part of a key is told apart by a digest.
+
+    Raises:
+        InvalidSession: There can be no such agent.
+    """
+    owner = check_agent_id(agent_id)
+    plain = channel == channel.lower() and target == target.lower() and ":" not in channel
+    if plain and not target.startswith("~"):
+        with suppress(InvalidSession):
+            return session_key(f"agent:{owner}:{channel}:{target}")
+    name = re.sub(r"[^a-z0-9]+", "-", channel.lower()).strip("-") or "channel"
+    digest = hashlib.sha256(f"{channel}\0{target}".encode()).hexdigest()[:24]
+    return session_key(f"agent:{owner}:{name[:40]}:~{digest}")

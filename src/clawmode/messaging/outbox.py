@@ -1,0 +1,207 @@
+"""The outbox: the only way out for messages, past the hooks, in order for each target."""
+
+import logging
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import anyio
+
+from clawmode.agent.hooks import AgentHooks, MessageEvent
+from clawmode.messaging.channel import Channel, ChannelError
+
+logger = logging.getLogger("clawmode.channels")
+
+MAX_CHARS = 4_000
+"""Of one message."""
+
+SEND_SECONDS = 120.0
+"""How long a channel may take for one, tries included."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Receipt:
+    """What became of a message.
+
+    Attributes:
+        message_ids: Of its parts, as far as they were sent.
+        text: What was said, as hooks left it; empty if it was cancelled.
+        error: Why it failed.
+    """
+
+    status: Literal["sent", "cancelled", "failed"]
+    message_ids: tuple[str, ...] = ()
+    text: str = ""
+    error: str = ""
+
+    @property
+    def message_id(self) -> str:
+        """That of its first part; empty if nothing was sent."""
+        return self.message_ids[0] if self.message_ids else ""
+
+
+class Outbox:
+    """Sends messages by the channels that there are."""
+
+    def __init__(self, channels: Mapping[str, Channel], hooks: AgentHooks) -> None:
+        self._channels = channels
+        self._hooks = hooks
+        self._turns: dict[tuple[str, str], _Turn] = {}
+
+    def find(self, name: str) -> Channel | None:
+        """A channel by its name."""
+        return self._channels.get(name)
+
+    def has(self, name: str) -> bool:
+        """Whether there is a channel of this name."""
+        return name in self._channels
+
+    async def send(
+        self,
+        channel: str,
+        target: str,
+        text: str,
+        *,
+        session_key: str = "",
+        sender: str = "",
+        limit: int = MAX_CHARS,
+    ) -> Receipt:
+        """Sends a message, in parts if it is long, unless a hook cancels it.
+
+        Raises:
+            ChannelError: There is no such channel.
+        """
+        event = MessageEvent(
+            text=text, channel=channel, target=target, sender=sender, session_key=session_key
+        )
+        return await self._pass(_Job(self._find(channel), event, limit))
+
+    async def edit(
+        self,
+        channel: str,
+        target: str,
+        message_id: str,
+        text: str,
+        *,
+        session_key: str = "",
+        sender: str = "",
+        limit: int = MAX_CHARS,
+    ) -> Receipt:
+        """Changes a message, unless a hook cancels it. Of a long text, the rest is sent after it.
+
+        Raises:
+            ChannelError: There is no such channel, or it cannot change messages.
+        """
+        found = self._find(channel)
+        if not found.can_edit:
+            raise ChannelError(f"the channel {channel!r} cannot change messages")
+        event = MessageEvent(
+            text=text, channel=channel, target=target, sender=sender, session_key=session_key
+        )
+        return await self._pass(_Job(found, event, limit, message_id))
+
+    def _find(self, name: str) -> Channel:
+        channel = self._channels.get(name)
+        if channel is None:
+            known = ", ".join(sorted(self._channels)) or "none"
+            raise ChannelError(f"there is no channel {name[:80]!r}; known: {known}")
+        return channel
+
+    async def _pass(self, job: "_Job") -> Receipt:
+        # Hooks too in turn: one that is slow must not let a later message pass.
+        async with self._turn(job.event.channel, job.event.target):
+            event = await self._hooks.send(job.event)
+            if event is None or not event.text.strip():
+                return Receipt(status="cancelled")
+            receipt = await replace(job, event=event).run()
+        # Not these: they only watch, and may have something to send themselves.
+        sent = replace(event, error=receipt.error or None)
+        await self._hooks.hooks.notify("message_sent", sent)
+        return receipt
+
+    @asynccontextmanager
+    async def _turn(self, channel: str, target: str) -> AsyncIterator[None]:
+        """Waits until it is a message's turn."""
+        turn = self._turns.setdefault((channel, target), _Turn(anyio.Lock()))
+        turn.users += 1
+        try:
+            async with turn.lock:
+                yield
+        finally:
+            turn.users -= 1
+            if not turn.users:
+                del self._turns[channel, target]
+
+
+@dataclass(slots=True)
+class _Turn:
+    """Whose turn it is, and how many want it."""
+
+    lock: anyio.Lock
+    users: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """A message, and by what way it goes out.
+
+    Attributes:
+        edited: The message that is changed; empty: it is a new one.
+    """
+
+    channel: Channel
+    event: MessageEvent
+    limit: int
+    edited: str = ""
+
+    async def run(self) -> Receipt:
+        """Sends all parts; none after one that failed."""
+        parts = split_text(self.event.text, self.limit)
+        ids: list[str] = []
+        error = ""
+        try:
+            for part in parts:
+                ids.append(await self._send(part, first=not ids))
+        except ChannelError as failed:
+            error = str(failed)
+        except Exception as failed:
+            logger.exception("channel %s", self.event.channel)
+            error = f"the channel failed: {type(failed).__name__}"
+        if error and len(parts) > 1:
+            error += f" ({len(ids)} of {len(parts)} parts were sent)"
+        status = "failed" if error else "sent"
+        return Receipt(status=status, message_ids=tuple(ids), text=self.event.text, error=error)
+
+    async def _send(self, text: str, *, first: bool) -> str:
+        # Else one that hangs would hold up all that is sent to its target, for ever.
+        with anyio.move_on_after(SEND_SECONDS):
+            if first and self.edited:
+                await self.channel.edit(self.event.target, self.edited, text)
+                return self.edited
+            return await self.channel.send(self.event.target, text)
+        raise ChannelError(f"the channel took longer than {SEND_SECONDS:g} s")
+
+
+# ---- Long texts ----
+
+
+def split_text(text: str, limit: int = MAX_CHARS) -> list[str]:
+    """A text in parts that are not too long, cut between paragraphs, lines or words if possible."""
+    parts: list[str] = []
+    rest = text.strip("\n").rstrip()
+    while len(rest) > limit:
+        end = _border(rest, limit)
+        parts.append(rest[:end].rstrip())
+        rest = rest[end:].lstrip("\n") if "\n" in rest[end : end + 1] else rest[end:].lstrip()
+    return [part for part in (*parts, rest) if part.strip()]
+
+
+def _border(text: str, limit: int) -> int:
+    # In the second half first: a heading alone is a poor message.
+    for start in (limit // 2, 1):
+        for border in ("\n\n", "\n", " "):
+            found = text.rfind(border, start, limit + len(border))
+            if found > 0:
+                return found
+    return limit

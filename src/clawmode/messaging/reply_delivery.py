@@ -1,0 +1,322 @@
+"""What goes out while a run speaks, and when it has ended: to its channel, and to chat clients.
+
+A chat client gets the words so far, again and again, and one end. A channel gets them as far as it
+can take them: one message that grows, blocks as they are finished, or the reply alone. Nothing is
+sent twice, whatever is retried, and `NO_REPLY` is not sent at all.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import anyio
+
+from clawmode.agent.events import AgentEvent
+from clawmode.agent.replies import SILENT, Sent, is_silent
+from clawmode.agent.requests import RunResult, Streaming
+from clawmode.agent.runtime import AgentRuntime, Run
+from clawmode.messaging.background import Beside
+from clawmode.messaging.channel import Channel
+from clawmode.messaging.outbox import MAX_CHARS, Outbox
+from clawmode.tools.tool import JsonObject
+
+logger = logging.getLogger("clawmode.chat")
+
+DELTA_SECONDS = 0.15
+"""How often chat clients are told the words so far."""
+
+EDIT_SECONDS = 1.0
+"""How often a message that grows is changed."""
+
+CLOSE_SECONDS = 5.0
+"""How long replies may take that are on their way when all is closed."""
+
+OnChat: TypeAlias = Callable[[JsonObject], None]
+"""Told `{runId, sessionKey, seq, state: "delta" | "final" | "error" | "aborted", text, …}`."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """What is finished. Of kind `covered`, it was sent already, in parts."""
+
+    text: str
+    kind: str = ""
+
+
+@dataclass(slots=True)
+class _Reply:
+    """What is known of a run's reply while it is given.
+
+    Attributes:
+        text: The words of the answer so far.
+        thoughts: The same of the model's thoughts.
+        told: What chat clients were told last.
+        parts: Of the answer, which wait because it may come to nothing that is to be seen.
+        blocks: What is finished and to be sent, in this order.
+        sent: What was sent already; `other` is what is no reply: thoughts, calls.
+        growing: The id of the message that grows, and what it shows.
+        before: Set when the reply before it has been sent.
+        done: Set when this one has.
+    """
+
+    run: Run
+    channel: Channel | None
+    before: anyio.Event | None = None
+    text: str = ""
+    thoughts: str = ""
+    seq: int = 0
+    told: tuple[str, str] = ("", "")
+    parts: list[str] = field(default_factory=list[str])
+    blocks: list[_Block] = field(default_factory=list[_Block])
+    sent: Sent = field(default_factory=Sent)
+    other: Sent = field(default_factory=Sent)
+    growing: str = ""
+    shown: str = ""
+    ended: bool = False
+    done: anyio.Event = field(default_factory=anyio.Event)
+    changes: int = 0
+    _news: anyio.Event = field(default_factory=anyio.Event)
+
+    def tell(self) -> None:
+        """Something has changed."""
+        self.changes += 1
+        self._news.set()
+        self._news = anyio.Event()
+
+    async def changed(self, since: int) -> int:
+        """Waits for more changes than there were; how many there are now."""
+        while self.changes == since:
+            await self._news.wait()
+        return self.changes
+
+    @property
+    def streaming(self) -> Streaming:
+        """How it goes out."""
+        return self.run.streaming
+
+    @property
+    def in_blocks(self) -> bool:
+        """Whether it goes out in parts."""
+        return self.streaming.blocks or (self.channel is not None and self.channel.block_streaming)
+
+    @property
+    def to(self) -> tuple[str, str]:
+        """Channel and target."""
+        return self.run.request.channel, self.run.request.target
+
+    @property
+    def result(self) -> RunResult:
+        """What came of the run, which has ended."""
+        assert self.run.result is not None
+        return self.run.result
+
+
+class Delivery:
+    """Delivers the replies of all runs. Used inside of `async with`, in one task.
+
+    Args:
+        runtime: Whose runs.
+        outbox: The way out.
+        on_chat: Told what chat clients are to see.
+    """
+
+    def __init__(
+        self, runtime: AgentRuntime, outbox: Outbox, on_chat: OnChat = lambda event: None
+    ) -> None:
+        self._runtime = runtime
+        self._outbox = outbox
+        self._on_chat = on_chat
+        self._replies: dict[str, _Reply] = {}
+        self._last: dict[tuple[str, str], _Reply] = {}
+        self._beside = Beside("the delivery")
+        self._unsubscribe: Callable[[], None] = lambda: None
+
+    async def __aenter__(self) -> "Delivery":
+        await self._beside.__aenter__()
+        self._unsubscribe = self._runtime.subscribe(self._take)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._unsubscribe()
+        with anyio.move_on_after(CLOSE_SECONDS, shield=True):
+            for reply in [it for it in self._last.values() if it.ended]:
+                await reply.done.wait()
+        await self._beside.__aexit__()
+
+    # ---- What happens ----
+
+    def _take(self, event: AgentEvent) -> None:
+        phase = event.data.get("phase") if event.stream == "lifecycle" else None
+        if phase == "start" or (phase is not None and event.run_id not in self._replies):
+            self._begin(event.run_id)  # one that was aborted in the queue ends without a start
+        reply = self._replies.get(event.run_id)
+        if reply is None:
+            return
+        if phase in ("end", "error"):
+            reply.ended = True
+            del self._replies[event.run_id]
+        elif event.stream == "assistant":
+            _hear(reply, event.data)
+        elif event.stream == "thinking":
+            reply.thoughts += str(event.data.get("delta", ""))
+        reply.tell()
+
+    def _begin(self, run_id: str) -> None:
+        run = self._runtime.find(run_id)
+        assert run is not None
+        request = run.request
+        channel = self._outbox.find(request.channel) if request.target else None
+        reply = self._replies[run_id] = _Reply(run, channel)
+        self._beside.start(self._chat, reply)
+        if channel is not None:
+            key = (run.session.key, request.channel + "\0" + request.target)
+            before = self._last.get(key)
+            reply.before = None if before is None else before.done
+            self._last[key] = reply
+            self._beside.start(self._send, reply, channel, key)
+
+    # ---- Chat clients ----
+
+    async def _chat(self, reply: _Reply) -> None:
+        seen = 0
+        while not reply.ended:
+            seen = await reply.changed(seen)
+            thoughts = reply.thoughts if reply.streaming.reasoning == "stream" else ""
+            text = "" if may_be_silent(reply.text) else reply.text
+            if (text or thoughts) and (text, thoughts) != reply.told and not reply.ended:
+                reply.told = (text, thoughts)
+                self._emit(reply, "delta", text, reasoning=thoughts)
+                await anyio.sleep(DELTA_SECONDS)
+        result = reply.result
+        words = (str(it.get("text", "")) for it in result.payloads if not it.get("kind"))
+        state = {"ok": "final", "aborted": "aborted"}.get(result.status, "error")
+        self._emit(reply, state, "\n\n".join(words), error=result.error or "")
+
+    def _emit(self, reply: _Reply, state: str, text: str, **more: str) -> None:
+        reply.seq += 1
+        event: JsonObject = {
+            "runId": reply.run.id,
+            "sessionKey": reply.run.session.key,
+            "seq": reply.seq,
+            "state": state,
+            "text": text,
+        }
+        self._on_chat(event | {key: value for key, value in more.items() if value})
+
+    # ---- Channels ----
+
+    async def _send(self, reply: _Reply, channel: Channel, key: tuple[str, str]) -> None:
+        """Sends what a channel can take while the run goes on, and the rest at its end."""
+        seen = 0
+        try:
+            if reply.before is not None:
+                await reply.before.wait()
+            while not reply.ended:
+                seen = await reply.changed(seen)
+                if reply.in_blocks or channel.can_edit:
+                    await self._send_blocks(reply)
+                if not reply.in_blocks and channel.can_edit and not reply.ended:
+                    await self._grow(reply)
+            await self._send_blocks(reply)
+            if reply.result.status != "aborted" or reply.run.stopped:
+                for payload in reply.result.payloads:
+                    await self._say(reply, str(payload.get("text", "")), _kind(payload))
+        finally:
+            reply.done.set()
+            if self._last.get(key) is reply:
+                del self._last[key]
+
+    async def _send_blocks(self, reply: _Reply) -> None:
+        while reply.blocks and (reply.in_blocks or not reply.ended):
+            block = reply.blocks.pop(0)
+            await self._say(reply, block.text, block.kind)
+
+    async def _grow(self, reply: _Reply) -> None:
+        """One message, which has the words so far; until they are too many for one."""
+        text = reply.text.strip()
+        by_tools = reply.run.sent
+        if not text or len(text) > MAX_CHARS or may_be_silent(text):
+            return
+        if not reply.sent.has(text) and not by_tools.may_become(text):
+            await self._put(reply, text)
+            await anyio.sleep(EDIT_SECONDS)
+
+    async def _say(self, reply: _Reply, text: str, kind: str = "") -> None:
+        """Sends a text that is complete, unless it was sent; or makes the one that grew so."""
+        known = reply.other if kind not in ("", "covered") else reply.sent
+        if not text.strip() or is_silent(text) or known.has(text):
+            return
+        if known is reply.sent and reply.run.sent.has(text):
+            return
+        known.add(text)
+        if kind == "":
+            await self._put(reply, text, final=True)
+            reply.growing = reply.shown = ""
+        elif kind != "covered":
+            words = f"Reasoning:\n{text.strip()}" if kind == "reasoning" else text
+            await self._post(reply, words)
+
+    async def _put(self, reply: _Reply, text: str, *, final: bool = False) -> None:
+        """Changes the message that grows, or begins one."""
+        if not reply.growing:
+            reply.growing = await self._post(reply, text)
+        elif text != reply.shown:
+            key = reply.run.session.key
+            changed = await self._outbox.edit(*reply.to, reply.growing, text, session_key=key)
+            if changed.status == "failed":
+                logger.error("run %s: a message was not changed: %s", reply.run.id, changed.error)
+                if not final:
+                    return
+                reply.growing = await self._post(reply, text)
+        reply.shown = text
+
+    async def _post(self, reply: _Reply, text: str) -> str:
+        key = reply.run.session.key
+        receipt = await self._outbox.send(*reply.to, text, session_key=key)
+        if receipt.status == "failed":
+            logger.error("run %s: its reply was not sent: %s", reply.run.id, receipt.error)
+        return receipt.message_id
+
+
+def _kind(payload: JsonObject) -> str:
+    return str(payload.get("kind", ""))
+
+
+def _hear(reply: _Reply, data: JsonObject) -> None:
+    """Takes in what the model says. A message that grows ends with the answer."""
+    if data.get("reset"):
+        reply.text = reply.thoughts = ""
+        reply.parts.clear()
+    reply.text += str(data.get("delta", ""))
+    by_text = reply.in_blocks and reply.streaming.at == "text_end"
+    if by_text and (part := str(data.get("text") or "").strip()):
+        reply.parts.append(part)
+        if not may_be_silent("".join(reply.parts)):
+            _finish_parts(reply)
+    if "message" not in data:
+        return
+    whole = str(data["message"] or "").strip()
+    if whole and not is_silent(whole):
+        if by_text:
+            _finish_parts(reply)
+            reply.blocks.append(_Block(whole, "covered"))
+        else:
+            reply.parts[:] = [whole]
+            _finish_parts(reply)
+    reply.parts.clear()
+    reply.text = reply.thoughts = ""
+
+
+def _finish_parts(reply: _Reply) -> None:
+    if reply.parts and reply.streaming.reasoning == "on" and reply.thoughts.strip():
+        reply.blocks.append(_Block(reply.thoughts, "reasoning"))
+        reply.thoughts = ""
+    reply.blocks += [_Block(part) for part in reply.parts]
+    reply.parts.clear()
+
+
+def may_be_silent(text: str) -> bool:
+    """Whether a text is the beginning of one that is not to be seen."""
+    words = text.strip()
+    return any(silent.startswith(words) for silent in SILENT)

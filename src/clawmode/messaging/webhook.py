@@ -1,0 +1,281 @@
+"""The webhook channel: messages come in by a signed POST, and go out by one.
+
+What comes in is answered as soon as it is kept. `webhook_request` reads it, `delivery` sends,
+`signing` has the signatures of both; here is who may write, and what was taken already.
+"""
+
+import logging
+import re
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+
+from clawmode.code_mode.config import join
+from clawmode.config.operations import ChannelEntry
+from clawmode.config.variables import read_secret
+from clawmode.exceptions import ConfigurationError
+from clawmode.foreign import told
+from clawmode.messaging.channel import ChannelError, Inbound, Receive
+from clawmode.messaging.signing import Seen, Signer
+from clawmode.messaging.webhook_delivery import Delivery, Retry, parse_address
+from clawmode.messaging.webhook_request import (
+    MAX_ID,
+    MAX_TARGET,
+    Note,
+    Refused,
+    parse_note,
+    read_signed,
+)
+from clawmode.sessions.keys import InvalidSession
+from clawmode.tools.tool import JsonObject
+
+logger = logging.getLogger("clawmode.channels")
+
+MAX_READ = 64
+"""Requests whose bodies are read at the same time: a mebibyte each."""
+MAX_WAITING = 32
+"""Messages that are being taken at the same time."""
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+
+
+def check_channel(
+    name: str, entry: ChannelEntry, environment: Mapping[str, str] | None = None
+) -> Iterator[ConfigurationError]:
+    """Everything that is wrong with a channel of the configuration."""
+    if not _NAME.fullmatch(name):
+        expected = "up to 64 letters, digits, `_` and `-`"
+        text = f"channels: {name[:80]!r} is no name of a channel: {expected}"
+        yield ConfigurationError(text, path="channels", expected=expected)
+        return
+    try:
+        read_secret(join("channels", name) + ".secret", entry.secret, environment)
+    except ConfigurationError as error:
+        yield error
+    if entry.url:
+        try:
+            parse_address(name, entry.url)
+        except ConfigurationError as error:
+            yield error
+
+
+def check_secrets(
+    channels: Mapping[str, ChannelEntry], environment: Mapping[str, str] | None = None
+) -> Iterator[ConfigurationError]:
+    """Yields an error for each channel that shares its secret with another one.
+
+    The name of a channel is not signed, so each would accept what was signed for the other.
+    """
+    known: list[tuple[str, Signer]] = []
+    for name, entry in channels.items():
+        path = join("channels", name) + ".secret"
+        try:
+            signer = Signer(read_secret(path, entry.secret, environment))
+        except ConfigurationError:  # told by `check_channel`
+            continue
+        for other, its in known:
+            if entry.enabled and signer.has_key_of(its):
+                text = (
+                    f"{path}: the channel {other!r} has the same secret, and a request signed for "
+                    "one would be accepted by the other. Give each channel a secret of its own"
+                )
+                yield ConfigurationError(text, path=path)
+        if entry.enabled:
+            known.append((name, signer))
+
+
+class WebhookChannel:
+    """A channel of the configuration. Used inside of `async with`, or closed by `aclose`.
+
+    Args:
+        name: What the configuration calls it.
+        receive: Takes what comes in.
+        environment: Where `${VARIABLE}` is looked up.
+        retry: How often a message is sent that does not get through.
+        seen: Which messages were taken.
+
+    Raises:
+        ConfigurationError: It has no secret, or a name or an address that can be none.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        entry: ChannelEntry,
+        receive: Receive,
+        *,
+        environment: Mapping[str, str] | None = None,
+        retry: Retry | None = None,
+        seen: Seen | None = None,
+    ) -> None:
+        for error in check_channel(name, entry, environment):
+            raise error
+        self._name = name
+        self._entry = entry
+        self._receive = receive
+        self._signer = Signer(
+            read_secret(join("channels", name) + ".secret", entry.secret, environment)
+        )
+        self._seen = seen or Seen()
+        self._reading = 0
+        self._waiting = 0
+        self._delivery: Delivery | None = None
+        if entry.url:
+            address, seconds = parse_address(name, entry.url), entry.timeout_ms / 1000
+            self._delivery = Delivery(address, self._signer, seconds, retry or Retry())
+
+    async def __aenter__(self) -> "WebhookChannel":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Closes its connections."""
+        if self._delivery is not None:
+            await self._delivery.aclose()
+
+    @property
+    def name(self) -> str:
+        """What the configuration calls it."""
+        return self._name
+
+    @property
+    def can_edit(self) -> bool:
+        """Whether what was sent can be changed."""
+        return self._entry.edits and self._delivery is not None
+
+    @property
+    def block_streaming(self) -> bool:
+        """Whether replies go out in parts, as they come."""
+        return self._entry.block_streaming
+
+    # ---- In ----
+
+    def route(self) -> Route:
+        """Where messages are posted to: `/channels/<name>`."""
+        return Route(f"/channels/{self._name}", self._answer, methods=["POST"])
+
+    async def _answer(self, request: Request) -> JSONResponse:
+        try:
+            return await self._take(request)
+        except Refused as refused:
+            logger.info("channel %s: a request was refused: %s", self._name, refused.code)
+            error = {"code": refused.code, "message": str(refused)}
+            headers = {"retry-after": "1"} if refused.status == 429 else None
+            return JSONResponse({"error": error}, refused.status, headers)
+
+    async def _take(self, request: Request) -> JSONResponse:
+        if self._reading >= MAX_READ:
+            raise Refused(429, "too_many", "too many requests are under way")
+        self._reading += 1
+        try:
+            posted = await read_signed(request, self._signer)
+        finally:
+            self._reading -= 1
+        note = parse_note(posted.body)
+        self._check_sender(note.sender)
+        known = self._seen.look(note.id, posted.signature)
+        if known == "taken":
+            return JSONResponse({"accepted": True, "id": note.id, "repeated": True}, 200)
+        if known == "under_way" or known == "replayed":
+            raise Refused(409, known, "this message is here already")
+        if known == "full" or self._waiting >= MAX_WAITING:
+            raise Refused(429, "too_many", "too many messages wait")
+        with self._taking(note.id, posted.signature):
+            await self._hand_over(note)
+        return JSONResponse({"accepted": True, "id": note.id}, 202)
+
+    def _check_sender(self, sender: str) -> None:
+        allowed = self._entry.allow_from
+        if "*" not in allowed and sender not in allowed:
+            raise Refused(403, "sender_not_allowed", "this sender is not heard here")
+
+    @contextmanager
+    def _taking(self, message_id: str, signature: str) -> Iterator[None]:
+        """A message that is known from here on; unless it fails, then it can be sent again."""
+        taken = False
+        self._waiting += 1
+        self._seen.begin(message_id, signature)
+        try:
+            yield
+            taken = True
+        finally:
+            self._seen.end(message_id, signature, taken=taken)
+            self._waiting -= 1
+
+    async def _hand_over(self, note: Note) -> None:
+        operator = note.sender in self._entry.operators
+        message = Inbound(
+            channel=self._name,
+            target=note.target,
+            sender=note.sender,
+            text=note.text,
+            id=note.id,
+            images=note.images,
+            agent_id=self._entry.agent or "",
+            session_key=note.session if operator else "",
+            operator=operator,
+        )
+        try:
+            await self._receive(message)
+        except InvalidSession as error:
+            raise Refused(400, "invalid_session", str(error)) from None
+        except Exception as error:
+            kind = type(error).__name__
+            logger.error(
+                "channel %s: a message was not taken: %s: %s", self._name, kind, told(error)
+            )
+            raise Refused(500, "not_taken", "the message could not be taken; try again") from None
+
+    # ---- Out ----
+
+    async def send(self, target: str, text: str) -> str:
+        """Sends a message; its id there.
+
+        Raises:
+            ChannelError: It was not sent.
+        """
+        key = uuid.uuid4().hex
+        answer = await self._post("message", target, text, key, key)
+        found = answer.get("id")
+        if isinstance(found, int) and not isinstance(found, bool):
+            found = str(found) if found.bit_length() <= 64 else ""
+        return found if isinstance(found, str) and _is_name(found, MAX_ID) else key
+
+    async def edit(self, target: str, message_id: str, text: str) -> None:
+        """Changes a message that was sent.
+
+        Raises:
+            ChannelError: It was not changed.
+        """
+        if not self.can_edit:
+            raise ChannelError(f"the channel {self._name!r} cannot change messages")
+        if not _is_name(message_id, MAX_ID):
+            raise ChannelError(f"{message_id[:80]!r} can be no id of a message")
+        await self._post("edit", target, text, message_id, uuid.uuid4().hex)
+
+    async def _post(
+        self, kind: str, target: str, text: str, message_id: str, key: str
+    ) -> JsonObject:
+        if self._delivery is None:
+            raise ChannelError(f"nothing can be sent: channels.{self._name}.url is not set")
+        if not _is_name(target, MAX_TARGET):
+            raise ChannelError(f"{target[:80]!r} can be no target")
+        body: JsonObject = {
+            "type": kind,
+            "channel": self._name,
+            "target": target,
+            "text": text.encode("utf-8", "replace").decode(),
+            "id": message_id,
+            "idempotencyKey": key,
+        }
+        return await self._delivery.post(body, key)
+
+
+def _is_name(text: str, limit: int) -> bool:
+    return 0 < len(text) <= limit and text.isprintable()

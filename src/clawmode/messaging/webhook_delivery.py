@@ -1,0 +1,213 @@
+"""Messages on their way to a webhook: posted, signed, tried again, and the answer read with care.
+
+What is tried again has the same idempotency key: whoever receives it can tell. The address may have
+a secret in it, so neither errors nor logs, those of the HTTP library included, have it.
+"""
+
+import functools
+import json
+import logging
+import random
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+import anyio
+import httpx2
+
+from clawmode import __version__
+from clawmode.code_mode.config import join
+from clawmode.exceptions import ConfigurationError
+from clawmode.messaging.channel import ChannelError
+from clawmode.messaging.signing import Signer
+from clawmode.tools.tool import JsonObject
+
+logger = logging.getLogger("clawmode.channels")
+
+IDEMPOTENCY_KEY = "idempotency-key"
+MAX_ANSWER = 64 << 10
+CONNECTIONS = 10
+
+_at_it: ContextVar[bool] = ContextVar("clawmode_channel_at_it", default=False)
+
+
+def _is_not_ours(record: logging.LogRecord) -> bool:
+    return not _at_it.get()
+
+
+for _name in ("connection", "http11"):
+    # At the level DEBUG they tell of hosts, and of all headers of an answer.
+    logging.getLogger(f"httpcore2.{_name}").addFilter(_is_not_ours)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retry:
+    """How often a request is made, and how long to wait between.
+
+    Attributes:
+        seconds: Before the second time; twice as long before each that follows.
+        longest: The longest wait, whatever the other side asks for.
+    """
+
+    tries: int = 4
+    seconds: float = 0.5
+    longest: float = 10.0
+
+    def wait(self, tried: int, asked: float) -> float:
+        """Seconds to wait after so many tries."""
+        backoff = self.seconds * 2 ** (tried - 1) * random.uniform(0.75, 1.25)  # noqa: S311 - no secret
+        return min(max(backoff, asked), self.longest)
+
+
+class _TryAgain(Exception):
+    """Why a request failed that may work the next time, and when."""
+
+    def __init__(self, reason: str, asked: float = 0.0) -> None:
+        super().__init__(reason)
+        self.asked = asked
+
+
+def parse_address(channel: str, text: str) -> httpx2.URL:
+    """Where messages are posted to.
+
+    Raises:
+        ConfigurationError: It is no address.
+    """
+    path = join(join("channels", channel), "url")
+    expected = "an address with http:// or https://, without a user in it"
+    wrong = ConfigurationError(f"{path}: expected {expected}", path=path, expected=expected)
+    try:
+        # The library takes half of an IPv6 address.
+        parts, url = urlsplit(text), httpx2.URL(text)
+        good = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except (httpx2.InvalidURL, ValueError):
+        raise wrong from None
+    if not good or not url.host or url.userinfo:
+        raise wrong
+    return url
+
+
+class Delivery:
+    """Posts to one address. Closed by `aclose`."""
+
+    def __init__(self, url: httpx2.URL, signer: Signer, seconds: float, retry: Retry) -> None:
+        self._url = url
+        self._signer = signer
+        self._seconds = seconds
+        self._retry = retry
+        # The client above it would follow environment variables, keep cookies, and log addresses.
+        self._transport: httpx2.AsyncHTTPTransport | None = None
+
+    async def aclose(self) -> None:
+        """Closes its connections."""
+        transport, self._transport = self._transport, None
+        if transport is not None:
+            await transport.aclose()
+
+    async def post(self, body: JsonObject, key: str) -> JsonObject:
+        """Posts a message; what was answered, if that is a JSON object.
+
+        Raises:
+            ChannelError: It was not taken, or nobody knows.
+        """
+        data = json.dumps(body).encode()
+        token = _at_it.set(True)
+        try:
+            for tried in range(1, self._retry.tries + 1):
+                try:
+                    return await self._try(data, key)
+                except _TryAgain as failed:
+                    if tried == self._retry.tries:
+                        raise ChannelError(f"{failed}, {tried} times") from None
+                    wait = self._retry.wait(tried, failed.asked)
+                    logger.info("%s, try %d; again in %.1f s", failed, tried, wait)
+                    await anyio.sleep(wait)
+        finally:
+            _at_it.reset(token)
+        raise AssertionError("the last try returns or raises")
+
+    async def _try(self, data: bytes, key: str) -> JsonObject:
+        taken = False
+        with anyio.move_on_after(self._seconds) as scope:
+            async with self._opened(data, key) as response:
+                _check(response)
+                taken = True
+                return await _read(response)
+        assert scope.cancelled_caught
+        if not taken:
+            raise _TryAgain("the receiver did not answer in time")
+        return {}
+
+    @asynccontextmanager
+    async def _opened(self, data: bytes, key: str) -> AsyncIterator[httpx2.Response]:
+        """An answer whose body has not been read."""
+        if self._transport is None:
+            limits = httpx2.Limits(max_connections=CONNECTIONS)
+            self._transport = httpx2.AsyncHTTPTransport(_tls(), trust_env=False, limits=limits)
+        headers = {
+            "content-type": "application/json",
+            "accept": "application/json",
+            "accept-encoding": "identity",
+            "user-agent": f"clawmode/{__version__}",
+            IDEMPOTENCY_KEY: key,
+        }
+        request = httpx2.Request(
+            "POST",
+            self._url,
+            content=data,
+            headers=headers | self._signer.headers(data),
+            extensions={"timeout": httpx2.Timeout(self._seconds).as_dict()},
+        )
+        try:
+            response = await self._transport.handle_async_request(request)
+        except (httpx2.TransportError, OSError) as error:
+            raise _TryAgain(_reason(error)) from None
+        try:
+            yield response
+        finally:
+            with anyio.CancelScope(shield=True):
+                await response.aclose()
+
+
+@functools.cache
+def _tls() -> ssl.SSLContext:
+    """Shared: to read the certificates takes 30 ms."""
+    return httpx2.create_ssl_context()
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, httpx2.TimeoutException):
+        return "the receiver did not answer in time"
+    if isinstance(error, httpx2.ConnectError):
+        return "the receiver cannot be connected to"
+    return "the connection to the receiver broke off"
+
+
+def _check(response: httpx2.Response) -> None:
+    status = response.status_code
+    if 200 <= status < 300:
+        return
+    said = f"the receiver answered HTTP {status}"
+    if status == 429 or status >= 500:
+        after = response.headers.get("retry-after", "")
+        raise _TryAgain(said, float(after) if after.isdecimal() and len(after) < 6 else 0.0)
+    if 300 <= status < 400:
+        raise ChannelError(f"{said}: no redirect is followed")
+    raise ChannelError(said)
+
+
+async def _read(response: httpx2.Response) -> JsonObject:
+    """What the receiver says beside that it has the message; nothing, if it makes no sense."""
+    body = bytearray()
+    try:
+        async for chunk in response.aiter_raw():
+            body += chunk
+            if len(body) > MAX_ANSWER:
+                return {}
+        answer = json.loads(body)
+    except (httpx2.HTTPError, httpx2.StreamError, ValueError, RecursionError):
+        return {}
+    return answer if isinstance(answer, dict) else {}

@@ -1,0 +1,173 @@
+"""What somebody posts to a webhook: read, checked, and made a message.
+
+All of it was written by strangers until the signature is checked, and by whoever holds the secret
+from then on.
+"""
+
+import base64
+import json
+from dataclasses import dataclass
+
+import anyio
+from starlette.requests import ClientDisconnect, Request
+
+from clawmode.messages import Image
+from clawmode.messaging.signing import SIGNATURE, TIMESTAMP, Signer
+from clawmode.tools.tool import JsonObject
+from clawmode.types import JsonValue
+
+MAX_BODY = 1 << 20
+BODY_SECONDS = 10.0
+MAX_ID = 200
+MAX_TARGET = 500
+MAX_IMAGES = 10
+IMAGES = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp"})
+
+
+class Refused(Exception):
+    """A request that is not taken: what it is answered."""
+
+    def __init__(self, status: int, code: str, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+
+
+@dataclass(frozen=True, slots=True)
+class Posted:
+    """A body whose signature is right."""
+
+    body: bytes
+    signature: str
+
+
+async def read_signed(request: Request, signer: Signer) -> Posted:
+    """The body of a request.
+
+    Raises:
+        Refused: It is too large, too slow, or not signed.
+    """
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    packed = request.headers.get("content-encoding", "identity").strip().lower()
+    if kind != "application/json" or packed != "identity":
+        raise Refused(415, "unsupported_media_type", "the body is application/json, not packed")
+    signature, timestamp = _only(request, SIGNATURE), _only(request, TIMESTAMP)
+    if not signer.is_fresh(timestamp):
+        raise Refused(401, "bad_timestamp", f"{TIMESTAMP} has to be the time, in seconds")
+    body = await _read_body(request)
+    if not signer.is_mine(signature, timestamp, body):
+        raise Refused(401, "bad_signature", f"{SIGNATURE} does not fit the body")
+    return Posted(body, signature)
+
+
+def _only(request: Request, name: str) -> str:
+    values = request.headers.getlist(name)
+    if len(values) != 1:
+        raise Refused(401, "unsigned", f"there has to be one header {name}")
+    return values[0]
+
+
+async def _read_body(request: Request) -> bytes:
+    length = request.headers.get("content-length", "")
+    if length.isdecimal() and (len(length) > 12 or int(length) > MAX_BODY):
+        raise _too_large()
+    body = bytearray()
+    try:
+        with anyio.fail_after(BODY_SECONDS):
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > MAX_BODY:
+                    raise _too_large()
+    except TimeoutError:
+        raise Refused(408, "too_slow", f"the body took over {BODY_SECONDS:g} s") from None
+    except ClientDisconnect:
+        raise Refused(400, "broken_off", "the body is not complete") from None
+    return bytes(body)
+
+
+def _too_large() -> Refused:
+    return Refused(413, "too_large", f"the body has at most {MAX_BODY} bytes")
+
+
+# ---- What it says ----
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """A message as it was posted."""
+
+    id: str
+    sender: str
+    target: str
+    text: str
+    images: tuple[Image, ...]
+    session: str
+
+
+def parse_note(body: bytes) -> Note:
+    """A body, taken apart.
+
+    Raises:
+        Refused: It is no message.
+    """
+    try:
+        data = json.loads(body.decode("utf-8"), parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        raise Refused(400, "bad_json", "the body is not JSON") from None
+    if not isinstance(data, dict):
+        raise Refused(400, "bad_json", "the body is not a JSON object")
+    note = Note(
+        id=_name(data, "id", MAX_ID),
+        sender=_name(data, "sender", MAX_ID),
+        target=_name(data, "target", MAX_TARGET),
+        text=_text(data),
+        images=_images(data.get("images")),
+        session=_name(data, "session", MAX_TARGET) if data.get("session") else "",
+    )
+    if not note.text.strip() and not note.images:
+        raise _wrong("text", "a text that is not empty")
+    return note
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(constant)
+
+
+def _wrong(field: str, expected: str) -> Refused:
+    return Refused(400, "bad_field", f"`{field}` has to be {expected}")
+
+
+def _name(data: JsonObject, field: str, limit: int) -> str:
+    """What ends up in logs, keys and requests: one line, and not a long one."""
+    value = data.get(field)
+    if isinstance(value, str) and 0 < len(value) <= limit and value.isprintable():
+        return value
+    raise _wrong(field, f"a string of 1 to {limit} printable characters")
+
+
+def _text(data: JsonObject) -> str:
+    value = data.get("text", "")
+    if not isinstance(value, str):
+        raise _wrong("text", "a string")
+    return value.encode("utf-8", "replace").decode()  # half of a character is on no wire
+
+
+def _images(value: JsonValue) -> tuple[Image, ...]:
+    if value is None:
+        return ()
+    if not isinstance(value, list) or len(value) > MAX_IMAGES:
+        raise _wrong("images", f"a list of at most {MAX_IMAGES}")
+    return tuple(_image(item, f"images[{number}]") for number, item in enumerate(value))
+
+
+def _image(item: JsonValue, field: str) -> Image:
+    data, kind = (item.get("data"), item.get("mimeType")) if isinstance(item, dict) else (0, 0)
+    if not isinstance(data, str) or not isinstance(kind, str) or kind not in IMAGES:
+        raise _wrong(field, "{data, mimeType} with one of " + ", ".join(sorted(IMAGES)))
+    try:
+        found = base64.b64decode(data, validate=True)
+    except ValueError:
+        found = b""
+    if not found:
+        raise _wrong(f"{field}.data", "base64")
+    return Image(data, kind)

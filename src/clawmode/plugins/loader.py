@@ -1,0 +1,374 @@
+"""Loading plugins: found, checked, registered; whatever fails takes back all that it registered.
+
+A plugin's code runs in this process, with all that the process may do. What it registers is its
+own: tools are `plugin:<id>:<name>`, and a namespace shows itself only where its tools are.
+"""
+
+import importlib
+import importlib.util
+import inspect
+import logging
+import os
+import traceback
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from importlib.machinery import ModuleSpec, PathFinder
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+from clawmode.catalog.namespaces import NamespaceRegistration, NamespaceRegistry
+from clawmode.exceptions import ClawmodeError
+from clawmode.foreign import told
+from clawmode.plugins import manifest as manifests
+from clawmode.plugins import modules
+from clawmode.plugins.manifest import Manifest, PluginError
+from clawmode.tools.hooks import Hooks
+from clawmode.tools.tool import JsonObject, Tool
+from clawmode.tools.validation import InvalidSchema, validate
+from clawmode.types import JsonValue, copy_json
+
+logger = logging.getLogger("clawmode.plugins")
+
+GROUP = "clawmode.plugins"
+"""Entry points of this group are plugins: each names a package whose folder has a manifest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A plugin that is there, loaded or not.
+
+    Attributes:
+        folder: Where its manifest is.
+        package: What its code is imported as; empty for a folder of its own.
+    """
+
+    manifest: Manifest
+    folder: Path
+    package: str = ""
+
+
+@dataclass(slots=True)
+class PluginView:
+    """What is known of a plugin.
+
+    Attributes:
+        problem: Why it is not loaded, if it was to be.
+    """
+
+    id: str
+    version: str = ""
+    description: str = ""
+    folder: str = ""
+    enabled: bool = True
+    loaded: bool = False
+    problem: str | None = None
+    tools: list[str] = field(default_factory=list[str])
+    hooks: list[str] = field(default_factory=list[str])
+    namespaces: list[str] = field(default_factory=list[str])
+    skills: list[str] = field(default_factory=list[str])
+
+    def to_json(self) -> JsonObject:
+        """For programs."""
+        return {
+            "id": self.id,
+            "version": self.version,
+            "description": self.description,
+            "folder": self.folder,
+            "enabled": self.enabled,
+            "loaded": self.loaded,
+            "problem": self.problem,
+            "tools": list[JsonValue](self.tools),
+            "hooks": list[JsonValue](self.hooks),
+            "namespaces": list[JsonValue](self.namespaces),
+            "skills": list[JsonValue](self.skills),
+        }
+
+
+class PluginApi:
+    """What a plugin's entry is given: where it registers what it brings.
+
+    Attributes:
+        config: Its settings, as the operator wrote them and its schema allows.
+        folder: Where it is.
+    """
+
+    def __init__(self, found: Found, host: "Plugins", config: JsonObject, view: PluginView) -> None:
+        self.config = config
+        self.folder = found.folder
+        self._manifest = found.manifest
+        self._host = host
+        self._view = view
+        self._undo: list[Callable[[], None]] = []
+        self._open = True
+
+    def tool(self, tool: Tool) -> None:
+        """Brings a tool: it becomes `plugin:<id>:<name>`.
+
+        Raises:
+            PluginError: It may not, or has one of this name.
+        """
+        self._check("tools", tool.name, self._manifest.tools)
+        owned = replace(tool, source="plugin", owner=self._manifest.id)
+        if owned.name in self._view.tools:
+            raise PluginError(f"there are two tools named {owned.name!r}")
+        self._host.tools.append(owned)
+        self._undo.append(lambda: self._host.tools.remove(owned))
+        self._view.tools.append(owned.name)
+
+    def hook(self, event: str, hook: Callable[[Any], Any], *, priority: int = 0) -> None:
+        """Brings a hook.
+
+        Raises:
+            PluginError: It may not, or there is no such hook.
+        """
+        self._check("hooks", event, self._manifest.hooks)
+        name = f"{self._manifest.id}:{getattr(hook, '__name__', 'hook')}"
+        try:
+            self._undo.append(self._host.hooks.on(event, hook, priority=priority, name=name))
+        except ValueError as error:
+            raise PluginError(str(error)) from None
+        self._view.hooks.append(event)
+
+    def namespace(self, registration: NamespaceRegistration) -> None:
+        """Brings a namespace for programs.
+
+        Raises:
+            PluginError: It may not.
+            NamespaceError: It cannot be registered.
+        """
+        self._check("namespaces", registration.id, self._manifest.namespaces)
+        self._host.namespaces.register_for_plugin(self._manifest.id, registration)
+        self._undo.append(lambda: self._host.namespaces.unregister(registration.id))
+        self._view.namespaces.append(registration.id)
+
+    def _check(self, what: str, name: str, declared: tuple[str, ...] | None) -> None:
+        self._check_open()
+        if declared is not None and name not in declared:
+            raise PluginError(f"{name!r} is not among the {what} of its manifest")
+
+    def _check_open(self) -> None:
+        if not self._open:
+            raise PluginError("what a plugin brings, it brings when it is loaded")
+
+    def _close(self) -> None:
+        self._open = False
+
+    def _roll_back(self) -> None:
+        while self._undo:
+            self._undo.pop()()
+
+
+class Plugins:
+    """The plugins of a process, and all that they have brought.
+
+    Args:
+        paths: Folders that are plugins, or that hold some.
+        settings: By id: `{"enabled": bool, "config": {...}}`.
+        hooks: Where hooks go.
+        namespaces: Where namespaces go.
+        installed: Whether those of installed packages count too.
+        enabled: Whether any are loaded.
+
+    Attributes:
+        manifests: What those say about themselves that `load` has found, by id.
+    """
+
+    def __init__(
+        self,
+        paths: Iterable[Path] = (),
+        settings: Mapping[str, JsonValue] | None = None,
+        *,
+        hooks: Hooks | None = None,
+        namespaces: NamespaceRegistry | None = None,
+        installed: bool = True,
+        enabled: bool = True,
+    ) -> None:
+        self.hooks = hooks or Hooks()
+        self.namespaces = namespaces or NamespaceRegistry()
+        self.tools: list[Tool] = []
+        self.skill_folders: list[Path] = []
+        self.views: list[PluginView] = []
+        self.manifests: dict[str, Manifest] = {}
+        self._paths = tuple(paths)
+        self._settings = dict(settings or {})
+        self._installed = installed
+        self._enabled = enabled
+        self._apis: dict[str, PluginApi] = {}
+
+    def load(self) -> list[PluginView]:
+        """Loads all that are enabled. Never raises for a plugin: its view tells its problem."""
+        self.views = []
+        for found in self.find():
+            self.manifests[found.manifest.id] = found.manifest
+            self.views.append(self._load(found))
+        for plugin_id in self._settings:
+            if plugin_id not in {view.id for view in self.views}:
+                text = "it is configured, and there is no such plugin"
+                self.views.append(PluginView(plugin_id, problem=text))
+        return self.views
+
+    def unload(self) -> None:
+        """Takes back all that plugins have brought."""
+        for api in reversed(list(self._apis.values())):
+            api._roll_back()
+        self._apis.clear()
+        self.skill_folders.clear()
+
+    # ---- Finding ----
+
+    def find(self) -> list[Found]:
+        """The plugins that are there; of two of one id, the one that was found first."""
+        found: dict[str, Found] = {}
+        for each in (*self._in_paths(), *self._in_packages()):
+            if each.manifest.id in found:
+                first = found[each.manifest.id].folder
+                logger.warning("%s: there is a plugin of this id at %s", each.folder, first)
+            else:
+                found[each.manifest.id] = each
+        return list(found.values())
+
+    def _in_paths(self) -> Iterable[Found]:
+        for path in self._paths:
+            for folder in self._folders(path):
+                try:
+                    yield Found(manifests.load(folder), folder)
+                except PluginError as error:
+                    self._miss(folder, str(error))
+
+    def _folders(self, path: Path) -> list[Path]:
+        try:
+            if (path / manifests.FILE).exists():
+                return [path]
+            inside = sorted(path.iterdir())
+            return [each for each in inside if (each / manifests.FILE).is_file()]
+        except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+            self._miss(path, f"{path}: {getattr(error, 'strerror', None) or error}")
+            return []
+
+    def _miss(self, folder: Path, problem: str) -> None:
+        self.views.append(PluginView(folder.name, folder=str(folder), problem=problem))
+
+    def _in_packages(self) -> Iterable[Found]:
+        for point in entry_points(group=GROUP) if self._installed else ():
+            try:
+                spec = _find_package(point.value)
+                origin = None if spec is None else spec.origin
+                if origin is None:
+                    raise PluginError(f"the package {point.value!r} is not there")
+                folder = Path(origin).parent
+                yield Found(manifests.load(folder), folder, point.value)
+            except (PluginError, ImportError, ValueError) as error:
+                self.views.append(PluginView(point.name, problem=told(error)))
+
+    def faults(self) -> Iterable[tuple[str, str]]:
+        """What is wrong with the settings of plugins, by id; no code of theirs runs."""
+        for found in self.find():
+            settings = self._settings.get(found.manifest.id)
+            known: Mapping[str, JsonValue] = settings if isinstance(settings, dict) else {}
+            if self._enabled and known.get("enabled", True) is not False:
+                try:
+                    _config(found.manifest, known.get("config"))
+                except PluginError as error:
+                    yield found.manifest.id, str(error)
+
+    # ---- Loading one ----
+
+    def _load(self, found: Found) -> PluginView:
+        manifest = found.manifest
+        view = PluginView(manifest.id, manifest.version, manifest.description, str(found.folder))
+        settings = self._settings.get(manifest.id)
+        known: Mapping[str, JsonValue] = settings if isinstance(settings, dict) else {}
+        view.enabled = self._enabled and known.get("enabled", True) is not False
+        if not view.enabled:
+            return view
+        api: PluginApi | None = None
+        folders: list[Path] = []
+        try:
+            config = _config(manifest, known.get("config"))
+            api = PluginApi(found, self, config, view)
+            if manifest.entry:
+                _entry(found)(api)
+            folders = [_skills(found, name) for name in manifest.skills]
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt):
+                raise
+            if api is not None:
+                api._roll_back()
+            self._failed(found, view, error)
+            return view
+        finally:
+            if api is not None:
+                api._close()
+        self._apis[manifest.id] = api
+        self.skill_folders += folders
+        view.skills = list(manifest.skills)
+        view.loaded = True
+        return view
+
+    @staticmethod
+    def _failed(found: Found, view: PluginView, error: BaseException) -> None:
+        if not found.package:
+            modules.forget(view.id)
+        ours = isinstance(error, ClawmodeError)
+        view.problem = told(error) if ours else _unexpected(error, found.folder)
+        for brought in (view.tools, view.hooks, view.namespaces):
+            brought.clear()
+        logger.error("plugin %s: %s", view.id, view.problem)
+
+
+def _find_package(name: str) -> ModuleSpec | None:
+    """Finds a package without importing the packages that it is in."""
+    first, *rest = name.split(".")
+    spec = importlib.util.find_spec(first)
+    for each in rest:
+        if spec is None:
+            return None
+        first = f"{first}.{each}"
+        spec = PathFinder.find_spec(first, spec.submodule_search_locations)
+    return spec
+
+
+def _unexpected(error: BaseException, folder: Path) -> str:
+    """What a plugin raised, and the last place in it that led there."""
+    place, inside = "", os.path.abspath(folder) + os.sep
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        file = frame.f_code.co_filename
+        if file.startswith(inside):
+            place = f" ({file.removeprefix(inside)}, line {line})"
+    return f"{type(error).__name__}: {told(error)}{place}"
+
+
+def _config(manifest: Manifest, given: JsonValue) -> JsonObject:
+    if given is not None and not isinstance(given, dict):
+        raise PluginError(f"plugins.entries.{manifest.id}.config: expected an object")
+    config = copy_json(given or {})
+    if manifest.config_schema is None:
+        return config
+    probe = Tool(manifest.id, "", manifest.config_schema, lambda given, context: None)
+    try:
+        problems = validate(probe, config)
+    except InvalidSchema as error:
+        raise PluginError(f"its configSchema cannot be used: {error}") from None
+    if problems:
+        raise PluginError(f"plugins.entries.{manifest.id}.config: {'; '.join(problems)}")
+    return config
+
+
+def _skills(found: Found, name: str) -> Path:
+    folder = (found.folder / name).resolve()
+    if not folder.is_dir() or not folder.is_relative_to(found.folder.resolve()):
+        raise PluginError(f"its folder of skills {name!r} is not there")
+    return folder
+
+
+def _entry(found: Found) -> Callable[[PluginApi], object]:
+    module, _, name = found.manifest.entry.partition(":")
+    if found.package:
+        imported = importlib.import_module(module)
+    else:
+        imported = modules.import_from(found.folder, found.manifest.id, module)
+    function = getattr(imported, name, None)
+    if not callable(function) or inspect.iscoroutinefunction(function):
+        raise PluginError(f"its entry {found.manifest.entry!r} is no plain function")
+    return function

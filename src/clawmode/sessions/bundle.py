@@ -1,0 +1,419 @@
+"""What is in a bundle: the files that tell a session, without secrets.
+
+`docs/reference/trajectory.md` describes them. Where they go is `trajectory_export`'s business.
+"""
+
+import hashlib
+import heapq
+import importlib.metadata
+import json
+import os
+import platform
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from clawmode.messages import AssistantMessage, Message, UserMessage, to_json
+from clawmode.redaction import WORKSPACE, Redactor
+from clawmode.sessions.history import Header, History
+from clawmode.sessions.trajectory import (
+    MAX_EVENTS,
+    MAX_LINE_BYTES,
+    MAX_SIDECAR_BYTES,
+    SCHEMA,
+    VERSION,
+    Sidecar,
+    TraceEvent,
+    encode_event,
+    iso_time,
+    without_pictures,
+)
+from clawmode.sessions.tree import Nested, RunSteps, Step, runs_of, steps_of
+from clawmode.tools.tool import JsonObject
+from clawmode.types import JsonValue
+
+MANIFEST = "manifest.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportLimits:
+    """How much is read and written. A session that is larger is refused; the rest is cut."""
+
+    sidecar_bytes: int = MAX_SIDECAR_BYTES
+    session_bytes: int = 50 << 20
+    runtime_events: int = MAX_EVENTS
+    total_events: int = 250_000
+    line_bytes: int = MAX_LINE_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class ExportResult:
+    """What was written.
+
+    Attributes:
+        folder: Where it is.
+        files: Their names.
+        events: How many there are in `events.jsonl`.
+        runtime_events: How many of them are from the sidecar.
+        skipped: Lines that could not be read, of the transcript and the sidecar.
+        cut: What is missing because of a limit, by its name; empty if nothing is.
+    """
+
+    folder: Path
+    files: tuple[str, ...]
+    events: int
+    runtime_events: int
+    skipped: int
+    cut: dict[str, int]
+
+
+@dataclass(slots=True)
+class Bundle:
+    """A session, ready to be written."""
+
+    header: Header
+    history: History
+    sidecar: Sidecar
+    redactor: Redactor
+    limits: ExportLimits
+    steps: list[Step] = field(init=False)
+    runs: list[RunSteps] = field(init=False)
+    durations: dict[tuple[str, str], float] = field(init=False)
+    files: list[JsonValue] = field(default_factory=list[JsonValue])
+    names: list[str] = field(default_factory=list[str])
+    written: dict[str, int] = field(default_factory=lambda: {"runtime": 0, "transcript": 0})
+    cut: dict[str, int] = field(default_factory=dict[str, int])
+
+    def __post_init__(self) -> None:
+        self.steps = steps_of(self.history)
+        self.runs = runs_of(self.steps)
+        self.durations = self.sidecar.durations()
+        self._note("sidecarBytes", self.sidecar.over_bytes)
+        self._note("runtimeEvents", self.sidecar.left_out)
+
+    def write(self, inside: int, folder: Path, now: float) -> ExportResult:
+        """Writes all files to the folder that is open as `inside`."""
+        contexts = [it for it in self.sidecar.events if it.type == "context.compiled"]
+        system = _text(contexts[-1].data, "systemPrompt") if contexts else ""
+        tools = contexts[-1].data.get("tools") if contexts else None
+        self._file(inside, "events.jsonl", "application/jsonl", self._lines())
+        self._json(inside, "session-branch.json", self._branch())
+        self._json(inside, "metadata.json", self._metadata())
+        self._json(inside, "artifacts.json", self._artifacts())
+        self._json(inside, "prompts.json", self._prompts(contexts))
+        self._file(inside, "system-prompt.txt", "text/plain", [_utf8(self.redactor.text(system))])
+        self._json(inside, "tools.json", tools if isinstance(tools, list) else [])
+        self._json(inside, MANIFEST, self._manifest(now))
+        return ExportResult(
+            folder=folder,
+            files=tuple(self.names),
+            events=sum(self.written.values()),
+            runtime_events=self.written["runtime"],
+            skipped=self.history.unreadable + self.sidecar.unreadable,
+            cut=dict(self.cut),
+        )
+
+    def _note(self, limit: str, count: int) -> None:
+        if count:
+            self.cut[limit] = self.cut.get(limit, 0) + count
+
+    # ---- Files ----
+
+    def _json(self, inside: int, name: str, value: JsonValue) -> None:
+        plain = self.redactor.value(without_pictures(value))
+        text = json.dumps(plain, ensure_ascii=False, indent=2) + "\n"
+        self._file(inside, name, "application/json", [_utf8(text)])
+
+    def _file(self, inside: int, name: str, kind: str, content: Iterable[bytes]) -> None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+        digest, size = hashlib.sha256(), 0
+        with open(os.open(name, flags, 0o600, dir_fd=inside), "wb") as file:
+            for chunk in content:
+                file.write(chunk)
+                digest.update(chunk)
+                size += len(chunk)
+            file.flush()
+            os.fsync(file.fileno())
+        about: JsonObject = {"path": name, "mediaType": kind, "bytes": size}
+        self.files.append({**about, "sha256": digest.hexdigest()})
+        self.names.append(name)
+
+    def _manifest(self, now: float) -> JsonObject:
+        return {
+            "traceSchema": SCHEMA,
+            "schemaVersion": VERSION,
+            "generatedAt": iso_time(now),
+            "traceId": self.header.id,
+            "sessionId": self.header.id,
+            "sessionKey": self.header.key,
+            "agentId": self.header.agent_id,
+            "workspaceDir": WORKSPACE,
+            "eventCount": sum(self.written.values()),
+            "runtimeEventCount": self.written["runtime"],
+            "transcriptEventCount": self.written["transcript"],
+            "skippedLines": {
+                "session": self.history.unreadable,
+                "runtime": self.sidecar.unreadable,
+            },
+            "cut": dict[str, JsonValue](self.cut),
+            "limits": {
+                "sidecarBytes": self.limits.sidecar_bytes,
+                "sessionBytes": self.limits.session_bytes,
+                "runtimeEvents": self.limits.runtime_events,
+                "totalEvents": self.limits.total_events,
+                "lineBytes": self.limits.line_bytes,
+            },
+            "files": self.files,
+        }
+
+    # ---- Events ----
+
+    def _lines(self) -> Iterator[bytes]:
+        """The lines of `events.jsonl`, numbered."""
+        for number, event in enumerate(self._merged(), 1):
+            if number > self.limits.total_events:
+                self._note("totalEvents", 1)
+                continue
+            self.written["runtime" if event["source"] == "runtime" else "transcript"] += 1
+            data = self.redactor.value(without_pictures(event["data"]))
+            told = self.redactor.value({**event, "seq": number, "data": None})
+            assert isinstance(told, dict)
+            line, cut = encode_event({**told, "data": data}, self.limits.line_bytes)
+            self._note("lineBytes", cut)
+            yield line
+
+    def _merged(self) -> Iterator[JsonObject]:
+        """Both sources by time, each in its own order: clocks may have gone back."""
+        blocks = heapq.merge(
+            _in_order((it.at, 0, [self._runtime_event(it)]) for it in self.sidecar.events),
+            _in_order((_time_of(step), 1, self._step_events(step)) for step in self.steps),
+            key=lambda block: block[:2],
+        )
+        numbers = {"runtime": 0, "transcript": 0}
+        for _, _, events in blocks:
+            for event in events:
+                source = str(event["source"])
+                numbers[source] += 1
+                yield {**event, "sourceSeq": event.get("sourceSeq", numbers[source])}
+
+    def _event(
+        self, source: str, kind: str, at: float, run_id: str, data: JsonObject, **more: JsonValue
+    ) -> JsonObject:
+        return {
+            "traceSchema": SCHEMA,
+            "schemaVersion": VERSION,
+            "traceId": self.header.id,
+            "source": source,
+            "type": kind,
+            "ts": iso_time(at),
+            "seq": 0,
+            "sessionId": self.header.id,
+            "sessionKey": self.header.key,
+            "runId": run_id,
+            **more,
+            "data": data,
+        }
+
+    def _runtime_event(self, event: TraceEvent) -> JsonObject:
+        kind, run_id = event.type[:100], event.run_id
+        return self._event("runtime", kind, event.at, run_id, event.data, sourceSeq=event.seq)
+
+    def _step_events(self, step: Step) -> list[JsonObject]:
+        """A step's event, and right after it those of the calls below."""
+        entry = step.entry
+
+        def made(kind: str, data: JsonObject, at: float = entry.at) -> JsonObject:
+            return self._event("transcript", kind, at, entry.run_id, data, entryId=entry.id)
+
+        message = entry.message
+        below = [made("tool.call", _nested(it), it.at) for it in step.nested]
+        if step.kind == "nested":
+            return below
+        if step.call is not None:
+            return [made("tool.call", self._call(step)), *below]
+        if message is not None:
+            kinds = {"user": "user.message", "assistant": "assistant.message"}
+            return [made(kinds.get(step.kind, "tool.result"), {"message": _told(message)})]
+        if entry.type == "run":
+            ended = entry.data.get("phase") == "end"
+            return [made("run.ended" if ended else "run.started", entry.data)]
+        return [made(f"session.{entry.type[:80]}", entry.data)]
+
+    def _call(self, step: Step) -> JsonObject:
+        assert step.call is not None
+        return {**self._call_summary(step), "arguments": step.call.arguments}
+
+    def _call_summary(self, step: Step) -> JsonObject:
+        assert step.call is not None
+        about: JsonObject = {
+            "callId": step.call.id,
+            "name": step.call.name,
+            "state": step.state,
+            "nestedCalls": len(step.nested),
+        }
+        seconds = self.durations.get((step.entry.run_id, step.call.id), step.seconds)
+        return about if seconds is None else {**about, "ms": round(seconds * 1000)}
+
+    # ---- The other files ----
+
+    def _branch(self) -> JsonObject:
+        header = {key: it for key, it in self.header.to_json().items() if key != "type"}
+        messages: list[JsonValue] = [_told(it, calls=True) for it in self.history.messages()]
+        return {"header": header, "messages": messages}
+
+    def _metadata(self) -> JsonObject:
+        traced: dict[str, JsonObject] = {}
+        for event in self.sidecar.events:
+            if event.type == "trace.metadata":
+                traced.setdefault(event.run_id, {}).update(event.data)
+        runs: list[JsonValue] = [
+            {**_run(run), "trace": traced.get(run.id)} for run in self.runs if run.id
+        ]
+        return {
+            "clawmode": importlib.metadata.version("clawmode"),
+            "python": platform.python_version(),
+            "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+            "session": {
+                "id": self.header.id,
+                "key": self.header.key,
+                "agentId": self.header.agent_id,
+                "createdAt": iso_time(self.header.created_at),
+                "workspace": WORKSPACE,
+            },
+            "runs": runs,
+        }
+
+    def _artifacts(self) -> JsonObject:
+        traced: dict[str, JsonObject] = {}
+        for event in self.sidecar.events:
+            if event.type == "trace.artifacts":
+                traced.setdefault(event.run_id, {}).update(event.data)
+        return {
+            "runs": [
+                {
+                    "runId": run.id,
+                    "status": _status(run),
+                    "finalText": _final_text(run),
+                    "compactions": sum(it.entry.type == "compaction" for it in run.steps),
+                    "toolCalls": [
+                        {**self._call_summary(it), "nested": [_nested(each) for each in it.nested]}
+                        for it in run.steps
+                        if it.call is not None
+                    ],
+                    "trace": traced.get(run.id),
+                }
+                for run in self.runs
+            ]
+        }
+
+    def _prompts(self, contexts: list[TraceEvent]) -> JsonObject:
+        """What was compiled, once for as long as it stayed the same, and what was submitted."""
+        systems: list[JsonValue] = []
+        before: str | None = None
+        for event in contexts:
+            text = _text(event.data, "systemPrompt")
+            if text != before:
+                systems.append({"runId": event.run_id, "ts": iso_time(event.at), "text": text})
+            before = text
+        submitted: list[JsonValue] = [
+            {"runId": it.run_id, "ts": iso_time(it.at), **it.data}
+            for it in self.sidecar.events
+            if it.type == "prompt.submitted"
+        ]
+        said: list[JsonValue] = [
+            {
+                "runId": it.entry.run_id,
+                "ts": iso_time(it.entry.at),
+                "text": _words(it.entry.message),
+            }
+            for it in self.steps
+            if it.kind == "user" and isinstance(it.entry.message, UserMessage)
+        ]
+        return {"systemPrompts": systems, "submitted": submitted, "userMessages": said}
+
+
+_Block = tuple[float, int, list[JsonObject]]
+
+
+def _in_order(blocks: Iterable[_Block]) -> Iterator[_Block]:
+    latest = float("-inf")
+    for at, source, events in blocks:
+        latest = max(latest, at)
+        yield latest, source, events
+
+
+def _time_of(step: Step) -> float:
+    return step.entry.at
+
+
+def _nested(nested: Nested) -> JsonObject:
+    call = nested.call
+    made: JsonObject = {
+        "callId": call.call_id,
+        "parentId": call.parent_id,
+        "toolId": call.tool_id,
+        "state": call.state,
+    }
+    if call.state != "started":
+        made["ms"] = call.ms
+    return made if call.code is None else {**made, "code": call.code}
+
+
+def _run(run: RunSteps) -> JsonObject:
+    start = {} if run.start is None else run.start.data
+    end = {} if run.end is None else run.end.data
+    usage, error = end.get("usage"), end.get("error")
+    calls = [step for step in run.steps if step.call is not None]
+    started, ended = start.get("metadata"), end.get("metadata")
+    return {
+        "runId": run.id,
+        "status": _status(run),
+        "startedAt": None if run.start is None else iso_time(run.start.at),
+        "endedAt": None if run.end is None else iso_time(run.end.at),
+        "model": start.get("model"),
+        "trigger": start.get("trigger"),
+        "codeMode": start.get("codeMode"),
+        "usage": usage,
+        "error": error,
+        "toolCalls": len(calls),
+        "nestedCalls": sum(len(step.nested) for step in run.steps),
+        **(started if isinstance(started, dict) else {}),
+        **(ended if isinstance(ended, dict) else {}),
+    }
+
+
+def _status(run: RunSteps) -> JsonValue:
+    return "unfinished" if run.end is None else run.end.data.get("status")
+
+
+def _final_text(run: RunSteps) -> str:
+    said = (it.entry.message for it in reversed(run.steps) if it.kind == "assistant")
+    last = next((it for it in said if isinstance(it, AssistantMessage)), None)
+    return "" if last is None else last.text
+
+
+def _told(message: Message, *, calls: bool = False) -> JsonObject:
+    """A message without what only its provider understands; in events calls are told apart."""
+    made = to_json(message)
+    content = made["content"]
+    assert isinstance(content, list)
+    dropped = {"meta", "data"} if calls else {"meta", "data", "arguments"}
+    parts: list[JsonValue] = [
+        {key: it for key, it in part.items() if key not in dropped}
+        for part in content
+        if isinstance(part, dict)
+    ]
+    return {**{key: it for key, it in made.items() if key != "meta"}, "content": parts}
+
+
+def _words(message: UserMessage) -> str:
+    return "".join(getattr(part, "text", "") for part in message.content)
+
+
+def _text(data: JsonObject, key: str) -> str:
+    found = data.get(key)
+    return found if isinstance(found, str) else ""
+
+
+def _utf8(text: str) -> bytes:
+    return text.encode("utf-8", "replace")

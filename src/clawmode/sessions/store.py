@@ -1,0 +1,417 @@
+"""Which sessions there are, what is known about them, and where their files are.
+
+    <folder>/sessions.sqlite3                        the index, in WAL
+    <folder>/<agentId>/<sessionId>.jsonl             the transcript, and its `.lock`
+    <folder>/<agentId>/<sessionId>.trajectory.jsonl  what a run did, step by step
+
+A key stays, and leads to one session at a time; an id is one conversation.
+"""
+
+import json
+import logging
+import sqlite3
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+from clawmode.sessions.history import Header
+from clawmode.sessions.keys import (
+    MAX_KEY_CHARS,
+    InvalidSession,
+    SessionError,
+    check_agent_id,
+    check_session_id,
+    is_session_id,
+    session_key,
+)
+from clawmode.sessions.lock import ACQUIRE_SECONDS, SessionLock
+from clawmode.sessions.transcript import Transcript, open_transcript
+from clawmode.files import Layout, SqliteFile
+from clawmode.messages import Usage
+from clawmode.catalog.search import NearNames
+from clawmode.tools.tool import JsonObject
+from clawmode.types import JsonValue
+
+logger = logging.getLogger("clawmode.sessions")
+
+VERSION = 1
+LOCK_SECONDS = 5.0
+"""How long an operation waits for another process's."""
+
+MAX_TITLE_CHARS = 500
+MAX_DATA_BYTES = 64 << 10
+MAX_LISTED = 1_000
+MAX_COMPARED = 2_000
+"""Sessions among which a misspelt one is looked for, the newest first."""
+
+SCHEMA = """
+create table sessions (
+    id text primary key,
+    key text not null, agent text not null,
+    current integer not null default 1,
+    created real not null, updated real not null,
+    title text not null default '', model text not null default '',
+    status text not null default '',
+    input integer not null default 0, output integer not null default 0,
+    cache_read integer not null default 0, cache_write integer not null default 0,
+    data text not null default '{}'
+);
+create unique index sessions_by_key on sessions (key) where current;
+create index sessions_by_update on sessions (current, updated);
+create index sessions_of_key on sessions (key);
+"""
+
+BY_ID = "select * from sessions where id = ?"
+BY_KEY = "select * from sessions where key = ? and current"
+
+
+class UnknownSession(SessionError):
+    """There is no such session.
+
+    Attributes:
+        near: What may have been meant.
+    """
+
+    code: ClassVar[str] = "unknown_session"
+
+    def __init__(self, message: str, near: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.near = near
+
+
+class SessionsUnavailable(SessionError):
+    """The index cannot be read or written; nothing has changed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Session:
+    """A session, as the index knows it.
+
+    Attributes:
+        key: `agent:<agentId>:<rest>`.
+        id: Names its files.
+        transcript: The file that holds what was said.
+        current: Whether its key still leads to it; if not, it was reset.
+        title: What people call it.
+        model: What to use instead of the agent's model; empty for that.
+        last_status: How its last run ended.
+        usage: Tokens of all its runs.
+        data: What others keep about it.
+    """
+
+    key: str
+    id: str
+    agent_id: str
+    transcript: Path
+    created_at: float
+    updated_at: float
+    current: bool = True
+    title: str = ""
+    model: str = ""
+    last_status: str = ""
+    usage: Usage = field(default_factory=Usage)
+    data: JsonObject = field(default_factory=dict[str, JsonValue])
+
+    @property
+    def trajectory(self) -> Path:
+        """The file that holds what its runs did, step by step."""
+        return self.transcript.with_name(f"{self.id}.trajectory.jsonl")
+
+    def header(self, workspace: Path | None = None) -> Header:
+        """The first line of its transcript."""
+        return Header(
+            id=self.id,
+            key=self.key,
+            agent_id=self.agent_id,
+            created_at=self.created_at,
+            workspace="" if workspace is None else str(workspace),
+        )
+
+    def open(
+        self,
+        timeout_seconds: float = ACQUIRE_SECONDS,
+        *,
+        workspace: Path | None = None,
+        allow_reentrant: bool = False,
+    ) -> AbstractAsyncContextManager[Transcript]:
+        """Its transcript and its lock, for one run: see `open_transcript`."""
+        return open_transcript(
+            self.transcript,
+            self.header(workspace),
+            timeout_seconds,
+            allow_reentrant=allow_reentrant,
+        )
+
+
+# ---- The index ----
+
+
+LAYOUT = Layout("The index of sessions", VERSION, SCHEMA, SessionsUnavailable, logger)
+
+
+class SessionStore(SqliteFile):
+    """The sessions in a folder, which any number of processes may share.
+
+    Every method may raise `SessionsUnavailable`; then nothing has changed.
+
+    Args:
+        folder: Made if it is not there, for its user only.
+        clock: Tells the time of day, in seconds.
+    """
+
+    def __init__(self, folder: Path | str, *, clock: Callable[[], float] = time.time) -> None:
+        super().__init__(Path(folder) / "sessions.sqlite3", LAYOUT, lock_seconds=LOCK_SECONDS)
+        self._clock = clock
+
+    # ---- For callers ----
+
+    async def resolve(
+        self,
+        key: str | None = None,
+        session_id: str | None = None,
+        agent_id: str | None = None,
+        *,
+        create: bool = True,
+    ) -> Session:
+        """The session that is meant, by its key or its id; without either, the agent's main one.
+
+        Args:
+            key: With or without `agent:<agentId>:`.
+            session_id: One that exists: ids are given by us. A session that was reset can be meant.
+            agent_id: Whose it has to be. `main`, if neither this nor the key says.
+            create: Whether a key that leads nowhere gets a new session.
+
+        Raises:
+            InvalidSession: What was given can be none, or is not the same session.
+            UnknownSession: There is none.
+        """
+        if session_id is None:
+            wanted = session_key(key, agent_id)
+            return await self._run(self._resolve_key, wanted, create)
+        owner = None if agent_id is None else check_agent_id(agent_id)
+        wanted = None if key is None else session_key(key, agent_id)
+        session = await self.get(session_id)
+        if owner not in (None, session.agent_id):
+            raise InvalidSession(f"The session {session.id} is not one of the agent {owner!r}.")
+        if wanted not in (None, session.key):
+            raise InvalidSession(f"The session {session.id} has the key {session.key!r}.")
+        return session
+
+    async def get(self, reference: str) -> Session:
+        """A session by its id, or by its key as it is kept.
+
+        Raises:
+            InvalidSession: It can be neither.
+            UnknownSession: There is none.
+        """
+        return await self._run(self._get, _reference(reference))
+
+    async def list(
+        self, agent_id: str | None = None, *, limit: int = 100, offset: int = 0
+    ) -> Sequence[Session]:
+        """Sessions, the one that was used last first. Those that were reset are left out."""
+        owner = None if agent_id is None else check_agent_id(agent_id)
+        return await self._run(self._list, owner, max(0, min(limit, MAX_LISTED)), max(0, offset))
+
+    async def touch(
+        self,
+        reference: str,
+        *,
+        status: str | None = None,
+        usage: Usage | JsonObject | None = None,
+        title: str | None = None,
+        model: str | None = None,
+        data: JsonObject | None = None,
+    ) -> Session:
+        """The session was used, or something about it has changed. None leaves a thing as it is.
+
+        Args:
+            reference: Its id, or its key. A run gives the id: the key may lead elsewhere by then.
+            status: How its last run ended.
+            usage: Tokens to be added.
+            title: What people call it; empty for nothing.
+            model: What to use instead of the agent's; empty for that.
+            data: Members to be set; those that are None are taken away.
+
+        Raises:
+            InvalidSession: Something is too long.
+            UnknownSession: There is none.
+        """
+        if title is not None and len(title) > MAX_TITLE_CHARS:
+            raise InvalidSession(f"A title has up to {MAX_TITLE_CHARS} characters.")
+        if max(len(model or ""), len(status or "")) > MAX_KEY_CHARS:
+            raise InvalidSession(f"A model or a status has up to {MAX_KEY_CHARS} characters.")
+        changes = {"status": status, "title": title, "model": model}
+        counted = usage if isinstance(usage, Usage) else Usage.from_json(usage or {})
+        return await self._run(self._touch, _reference(reference), changes, counted, data or {})
+
+    async def reset(self, key: str, agent_id: str | None = None) -> Session:
+        """A new session under a key. The old one and its transcript are kept, under its id.
+
+        Title, model and data go over to the new one.
+
+        Raises:
+            UnknownSession: There is none.
+        """
+        return await self._run(self._reset, session_key(key, agent_id))
+
+    async def delete(
+        self, key: str, agent_id: str | None = None, *, timeout_seconds: float = ACQUIRE_SECONDS
+    ) -> int:
+        """Deletes a key's session, those before it, and their files; how many that were.
+
+        Raises:
+            UnknownSession: There is none.
+            SessionBusy: A run writes to one of them: that one, and later ones, are still there.
+        """
+        wanted = session_key(key, agent_id)
+        found = await self._run(self._all_of, wanted)
+        for session in found:
+            lock = SessionLock(session.transcript)
+            async with lock.hold(timeout_seconds):
+                await self._run(self._delete, session)
+                lock.delete_file()
+        return len(found)
+
+    # ---- In a transaction ----
+
+    def _resolve_key(self, key: str, create: bool) -> Session:
+        with self._transaction("deferred") as database:
+            session = self._find(database, key)
+        if session is not None:
+            return session
+        if not create:
+            with self._transaction("deferred") as database:
+                raise _unknown(database, key)
+        with self._transaction() as database:
+            # Another process may have been faster.
+            found = self._find(database, key)
+            return found or self._insert(database, key, "", "", "{}")
+
+    def _get(self, reference: str) -> Session:
+        with self._transaction("deferred") as database:
+            return self._known(database, reference)
+
+    def _list(self, agent_id: str | None, limit: int, offset: int) -> Sequence[Session]:
+        with self._transaction("deferred") as database:
+            rows = database.execute(
+                "select * from sessions where current and agent = coalesce(?, agent)"
+                " order by updated desc, id limit ? offset ?",
+                (agent_id, limit, offset),
+            )
+            return [self._session(row) for row in rows.fetchall()]
+
+    def _touch(
+        self, reference: str, changes: dict[str, str | None], usage: Usage, data: JsonObject
+    ) -> Session:
+        with self._transaction() as database:
+            session = self._known(database, reference)
+            merged = {**session.data, **data}
+            kept: JsonObject = {key: value for key, value in merged.items() if value is not None}
+            database.execute(
+                "update sessions set updated = :updated, status = coalesce(:status, status),"
+                " title = coalesce(:title, title), model = coalesce(:model, model), data = :data,"
+                " input = input + :input, output = output + :output,"
+                " cache_read = cache_read + :cacheRead, cache_write = cache_write + :cacheWrite"
+                " where id = :id",
+                {
+                    **changes,
+                    **usage.to_json(),
+                    "updated": self._clock(),
+                    "data": _encoded(kept),
+                    "id": session.id,
+                },
+            )
+            return self._known(database, session.id)
+
+    def _reset(self, key: str) -> Session:
+        with self._transaction() as database:
+            old = self._known(database, key)
+            database.execute("update sessions set current = 0 where id = ?", (old.id,))
+            return self._insert(database, key, old.title, old.model, _encoded(old.data))
+
+    def _all_of(self, key: str) -> Sequence[Session]:
+        with self._transaction("deferred") as database:
+            self._known(database, key)
+            # The oldest first: whatever happens, the key leads to a session until the end.
+            query = "select * from sessions where key = ? order by current, created, id"
+            return [self._session(row) for row in database.execute(query, (key,)).fetchall()]
+
+    def _delete(self, session: Session) -> None:
+        with self._transaction() as database:
+            database.execute("delete from sessions where id = ?", (session.id,))
+        for path in (session.transcript, session.trajectory):
+            path.unlink(missing_ok=True)
+
+    def _insert(
+        self, database: sqlite3.Connection, key: str, title: str, model: str, data: str
+    ) -> Session:
+        now = self._clock()
+        agent_id = key.split(":")[1]
+        session_id = uuid.uuid4().hex
+        database.execute(
+            "insert into sessions (id, key, agent, created, updated, title, model, data)"
+            " values (?, ?, ?, ?, ?, ?, ?, ?)",
+            (session_id, key, agent_id, now, now, title, model, data),
+        )
+        return self._known(database, session_id)
+
+    def _known(self, database: sqlite3.Connection, reference: str) -> Session:
+        session = self._find(database, reference)
+        if session is None:
+            raise _unknown(database, reference)
+        return session
+
+    def _find(self, database: sqlite3.Connection, reference: str) -> Session | None:
+        query = BY_ID if is_session_id(reference) else BY_KEY
+        row = database.execute(query, (reference,)).fetchone()
+        return None if row is None else self._session(row)
+
+    def _session(self, row: tuple[Any, ...]) -> Session:
+        session_id, key, agent_id, current, created, updated, title, model, status = row[:9]
+        # What the file says is not trusted: both become parts of a path.
+        folder, name = check_agent_id(agent_id), check_session_id(session_id)
+        return Session(
+            key=key,
+            id=session_id,
+            agent_id=agent_id,
+            transcript=self.folder / folder / f"{name}.jsonl",
+            created_at=created,
+            updated_at=updated,
+            current=bool(current),
+            title=title,
+            model=model,
+            last_status=status,
+            usage=Usage(*row[9:13]),
+            data=json.loads(row[13]),
+        )
+
+
+def _unknown(database: sqlite3.Connection, reference: str) -> UnknownSession:
+    by_id = is_session_id(reference)
+    query = "select id, key from sessions where current order by updated desc limit ?"
+    rows = database.execute(query, (MAX_COMPARED,)).fetchall()
+    names = [session_id if by_id else key for session_id, key in rows]
+    near = tuple(names[position] for position in NearNames(names).find(reference, 3))
+    what = f"There is no session {'with the id' if by_id else 'under the key'} {reference!r}."
+    return UnknownSession(f"{what} Near it: {', '.join(near)}." if near else what, near)
+
+
+def _reference(reference: str) -> str:
+    return check_session_id(reference) if is_session_id(reference) else session_key(reference)
+
+
+def _encoded(data: JsonObject) -> str:
+    try:
+        text = json.dumps(data, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidSession(f"What is to be kept about a session is not JSON: {error}") from None
+    if len(text) > MAX_DATA_BYTES:
+        raise InvalidSession(
+            f"What is kept about a session may have {MAX_DATA_BYTES} bytes, not {len(text)}."
+        )
+    return text

@@ -1,0 +1,401 @@
+"""A session's transcript: JSON Lines that only grow, written under the session's lock.
+
+`docs/reference/transcript.md` describes the format; `history` reads it.
+"""
+
+import contextlib
+import json
+import logging
+import os
+import secrets
+import threading
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal, NoReturn, TypeAlias
+
+import anyio
+
+from clawmode.messages import Message, ToolMessage, Usage
+from clawmode.sessions.history import (
+    MAX_LINE_BYTES,
+    READ_BYTES,
+    Entry,
+    Header,
+    History,
+    TranscriptError,
+    TranscriptRefused,
+    failed,
+    read_lines,
+)
+from clawmode.sessions.lock import ACQUIRE_SECONDS, Hold, SessionLock, current_hold
+from clawmode.tools.tool import JsonObject
+from clawmode.types import JsonValue
+
+logger = logging.getLogger("clawmode.sessions")
+
+RunStatus: TypeAlias = Literal["ok", "error", "aborted", "timeout"]
+NestedState: TypeAlias = Literal["started", "completed", "failed", "cancelled"]
+
+MAX_DETAILS_BYTES = 64 << 10
+
+_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+_ASCII_ENCODER = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
+
+
+class EntryTooLarge(TranscriptError):
+    """One entry is larger than a line may be."""
+
+
+class Transcript(History):
+    """A session's past that grows. Used by whoever has the session's lock, from any thread.
+
+    What was recorded has been written when the method returns, and outlives the process. Whether
+    it outlives the machine is up to `sync`.
+    """
+
+    def __init__(self, path: Path, descriptor: int, hold: Hold) -> None:
+        super().__init__()
+        self.path = path
+        self._descriptor = descriptor
+        self._hold = hold
+        self._size = 0
+        self._broken = False
+        self._unsynced = False
+        self._created = False
+        self._guard = threading.RLock()
+
+    @classmethod
+    def open(cls, path: Path | str, header: Header) -> "Transcript":
+        """Reads a transcript, repairs its end, and goes on with it; makes it if there is none.
+
+        The caller has the lock of `path`. Takes 20 ms for each megabyte: a thread's work.
+
+        Raises:
+            TranscriptRefused: It is another version's, or another session's.
+            TranscriptError: It cannot be read or written.
+        """
+        path = Path(path)
+        hold = current_hold(path)
+        assert hold is not None, "a transcript is opened by whoever has its session's lock"
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK
+        try:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            transcript = cls(path, os.open(path, flags, 0o600), hold)
+        except OSError as error:
+            raise failed(path, "opened", error) from None
+        try:
+            transcript._load(header)
+        except OSError as error:
+            transcript.close()
+            raise failed(path, "read", error) from None
+        except BaseException:
+            transcript.close()
+            raise
+        return transcript
+
+    def close(self) -> None:
+        """Ends writing. Idempotent; what was not synced is the kernel's to write."""
+        with self._guard:
+            if self._descriptor >= 0:
+                os.close(self._descriptor)
+                self._descriptor = -1
+
+    async def sync(self) -> None:
+        """Waits until everything is on the disk: before an effect that must not be forgotten.
+
+        Raises:
+            TranscriptError: The disk failed.
+        """
+        if self._unsynced:
+            await anyio.to_thread.run_sync(self._sync)
+
+    def _sync(self) -> None:
+        with self._guard:
+            if self._descriptor < 0:
+                return
+            self._unsynced, created, self._created = False, self._created, False
+            # A copy: others may write meanwhile, or close.
+            descriptor = os.dup(self._descriptor)
+        try:
+            os.fsync(descriptor)
+            if created:
+                _sync_folder(self.path.parent)
+        except OSError as error:
+            self._unsynced = True
+            raise failed(self.path, "written", error) from None
+        finally:
+            os.close(descriptor)
+
+    # ---- Recording ----
+
+    def start_run(
+        self,
+        run_id: str,
+        *,
+        model: str = "",
+        trigger: str = "",
+        code_mode: bool = False,
+        **metadata: JsonValue,
+    ) -> Entry:
+        """A run begins; or one that was interrupted goes on, under its own id.
+
+        Raises:
+            TranscriptError: It has ended already, or nothing can be written.
+        """
+        with self._guard:
+            if run_id in self._ended or not run_id:
+                raise TranscriptError(f"The run {run_id[:80]!r} has ended, and cannot start again.")
+            phase = "resume" if run_id in self._open else "start"
+            data: JsonObject = {
+                "phase": phase,
+                "model": model,
+                "trigger": trigger,
+                "codeMode": code_mode,
+            }
+            return self._record("run", run_id, {**data, **_given(metadata=metadata or None)})
+
+    def end_run(
+        self,
+        run_id: str,
+        status: RunStatus,
+        *,
+        error: str | None = None,
+        usage: Usage | JsonObject | None = None,
+        metadata: JsonObject | None = None,
+    ) -> Entry:
+        """A run has ended, for good.
+
+        Raises:
+            TranscriptError: It is not under way, or nothing can be written.
+        """
+        counted = usage.to_json() if isinstance(usage, Usage) else usage
+        optional = _given(error=error, usage=counted or None, metadata=metadata or None)
+        with self._guard:
+            self._check_open(run_id)
+            return self._record("run", run_id, {"phase": "end", "status": status, **optional})
+
+    def message(self, run_id: str, message: Message) -> bool:
+        """Something was said. False: a result that no call of the run waits for; not recorded.
+
+        Details of a result that are too large are replaced by a marker.
+
+        Args:
+            run_id: Empty for what was said outside of any run.
+            message: What was said.
+
+        Raises:
+            EntryTooLarge: It does not fit on a line. A result has to be made smaller and recorded
+                again, else its call counts as lost.
+            TranscriptError: The run is not under way, or nothing can be written.
+        """
+        with self._guard:
+            self._check_open(run_id)
+            if isinstance(message, ToolMessage):
+                if message.call_id not in self._unanswered[run_id]:
+                    logger.warning("run %s: no call waits for %.80r", run_id, message.call_id)
+                    return False
+                message = _with_bounded_details(message)
+            self._record("message", run_id, message=message)
+            return True
+
+    def nested(
+        self,
+        run_id: str,
+        *,
+        parent_id: str,
+        call_id: str,
+        tool_id: str,
+        state: NestedState,
+        seconds: float = 0.0,
+        code: str | None = None,
+    ) -> Entry:
+        """A program's call was started, or has ended. For people: no model is told of it.
+
+        Raises:
+            TranscriptError: Nothing can be written.
+        """
+        data: JsonObject = {
+            "parentId": parent_id,
+            "callId": call_id,
+            "toolId": tool_id,
+            "state": state,
+        }
+        ended = {} if state == "started" else {"ms": round(seconds * 1000)}
+        return self._record("nested", run_id, {**data, **ended, **_given(code=code)})
+
+    def compaction(
+        self, run_id: str, summary: str, first_kept: str | None = None, **metadata: JsonValue
+    ) -> Entry:
+        """From here on a model is told `summary` instead of what was said before.
+
+        Args:
+            run_id: Whose it is; may be empty.
+            summary: What was said before, in short.
+            first_kept: The id of the first entry that it is told of all the same.
+            metadata: Anything about it.
+
+        Raises:
+            TranscriptError: Nothing can be written.
+        """
+        data: JsonObject = {"summary": summary, "firstKept": first_kept}
+        return self._record("compaction", run_id, {**data, **_given(metadata=metadata or None)})
+
+    def custom(self, run_id: str, name: str, data: JsonValue) -> Entry:
+        """Anything else. No model is told of it.
+
+        Raises:
+            TranscriptError: Nothing can be written.
+        """
+        return self._record("custom", run_id, {"name": name, "data": data})
+
+    def _check_open(self, run_id: str) -> None:
+        if run_id and run_id not in self._open:
+            state = "has ended" if run_id in self._ended else "was not started"
+            raise TranscriptError(f"The run {run_id[:80]!r} {state}: nothing was recorded.")
+
+    def _record(
+        self,
+        kind: str,
+        run_id: str,
+        data: JsonObject | None = None,
+        message: Message | None = None,
+    ) -> Entry:
+        entry = Entry(
+            type=kind,
+            id=secrets.token_hex(8),
+            run_id=run_id,
+            at=round(time.time(), 3),
+            data=data or {},
+            message=message,
+        )
+        line = _encode(entry.to_json())
+        with self._guard:
+            self._write(line)
+            self.add(entry)
+        return entry
+
+    # ---- The file ----
+
+    def _load(self, header: Header) -> None:
+        with open(self._descriptor, "rb", buffering=READ_BYTES, closefd=False) as file:
+            end = read_lines(file, self, self.path.name)
+        if self.header is not None and self.header.id != header.id:
+            raise TranscriptRefused(
+                f"The transcript {self.path.name} is that of the session {self.header.id[:80]!r}, "
+                f"not of {header.id!r}. Nothing was changed."
+            )
+        self._size = end.size
+        if end.torn:
+            os.ftruncate(self._descriptor, end.size)
+            logger.warning("%s: its last line was cut off: %s bytes removed", self.path, end.torn)
+        if end.unterminated:
+            self._write(b"\n")
+        if self.unreadable:
+            first = self.problems[0]
+            logger.warning(
+                "%s: %s lines cannot be read; the first is %s: %s",
+                self.path,
+                self.unreadable,
+                first.line,
+                first.reason,
+            )
+        self._created = end.size == 0
+        if self.header is None:
+            self._write(_encode(header.to_json()))
+            self.header = header
+
+    def _write(self, line: bytes) -> None:
+        """Appends a line, in one piece or not at all."""
+        if len(line) > MAX_LINE_BYTES:
+            raise EntryTooLarge(
+                f"An entry of {len(line)} bytes is too large for a transcript: "
+                f"{MAX_LINE_BYTES} are allowed. Nothing was recorded."
+            )
+        if self._descriptor < 0 or not self._hold.active:
+            raise TranscriptError("The transcript is closed: nothing was recorded.")
+        if self._broken:
+            raise TranscriptError("An earlier entry was cut off: nothing was recorded.")
+        try:
+            written = os.write(self._descriptor, line)
+        except OSError as error:
+            raise failed(self.path, "written", error) from None
+        if written < len(line):
+            self._take_back()
+        self._size += written
+        self._unsynced = True
+
+    def _take_back(self) -> NoReturn:
+        """Half a line is worse than none: the next would be lost with it."""
+        try:
+            os.ftruncate(self._descriptor, self._size)
+        except OSError as error:
+            self._broken = True
+            raise failed(self.path, "written", error) from None
+        raise TranscriptError("The transcript cannot be written: its disk is full.")
+
+
+@asynccontextmanager
+async def open_transcript(
+    path: Path | str,
+    header: Header,
+    timeout_seconds: float = ACQUIRE_SECONDS,
+    *,
+    allow_reentrant: bool = False,
+) -> AsyncIterator[Transcript]:
+    """A transcript and its session's lock, for one run. Synced at the end.
+
+    Raises:
+        SessionBusy: Somebody else writes to the session.
+        TranscriptError: It cannot be opened.
+    """
+    lock = SessionLock(path)
+    async with lock.hold(timeout_seconds, allow_reentrant=allow_reentrant):
+        with anyio.CancelScope(shield=True):  # else a cancelled caller would leave it open
+            transcript = await anyio.to_thread.run_sync(Transcript.open, path, header)
+        try:
+            yield transcript
+        finally:
+            with anyio.CancelScope(shield=True), contextlib.closing(transcript):
+                try:
+                    await transcript.sync()
+                except TranscriptError as error:
+                    logger.error("%s: %s", path, error)
+
+
+def _given(**members: JsonValue) -> JsonObject:
+    return {key: value for key, value in members.items() if value is not None}
+
+
+def _encode(value: JsonObject) -> bytes:
+    try:
+        try:
+            return (_ENCODER.encode(value) + "\n").encode()
+        except UnicodeEncodeError:
+            # Half of a surrogate pair: no UTF-8, but JSON can say it.
+            return (_ASCII_ENCODER.encode(value) + "\n").encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise TranscriptError(f"An entry is not JSON, and was not recorded: {error}") from None
+
+
+def _with_bounded_details(message: ToolMessage) -> ToolMessage:
+    if message.details is None:
+        return message
+    marker: JsonObject = {"persistedDetailsTruncated": True}
+    try:
+        size = len(_encode({"details": message.details}))
+    except TranscriptError:
+        return replace(message, details=marker)
+    if size <= MAX_DETAILS_BYTES:
+        return message
+    return replace(message, details={**marker, "originalBytes": size})
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

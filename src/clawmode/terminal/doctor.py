@@ -1,0 +1,271 @@
+"""`clawmode doctor`: whether everything that programs need is there, and if not, what to do."""
+
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+import anyio
+
+from clawmode.agent.models import Models
+from clawmode.app import setup as command_setup
+from clawmode.app.check import NO_KEY, OWN_TOOLS, missing_key, named_models
+from clawmode.app.own_tools import HOST_FILE
+from clawmode.app.protected_paths import protected_paths
+from clawmode.app.servers import log_file, open_servers
+from clawmode.app.setup import Options, Setup
+from clawmode.catalog.vectors import MissingExtra, choose_ranker
+from clawmode.code_mode.code_mode import CodeMode
+from clawmode.code_mode.sqlite_store import SqliteStore
+from clawmode.code_mode.stores import MemoryStore
+from clawmode.config import resolve as settings
+from clawmode.core_tools.exec_approvals import HostFile
+from clawmode.exceptions import ClawmodeError, ConfigurationError
+from clawmode.mcp.servers import ServerView
+from clawmode.plugins.setup import describe_plugins
+from clawmode.rpc import presence as place
+from clawmode.sandbox import artifacts
+from clawmode.sandbox.pool import Pool
+from clawmode.sessions.workspaces import current_folder
+from clawmode.terminal.listings import count
+from clawmode.tools.policy import Policy
+
+Health: TypeAlias = Literal["ok", "note", "problem"]
+
+AGENT_LIBRARIES = ("pydantic_ai", "openai", "anthropic")
+"""The libraries of the extra `agent`."""
+
+INSTALL_AGENT = "pip install 'clawmode[agent]'"
+MAX_NAMED = 5
+
+CELLS = {"javascript": "return 1 + 1", "typescript": "const n: number = 2; return n"}
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What was looked at, and how it is."""
+
+    what: str
+    health: Health
+    detail: str
+
+
+Tell: TypeAlias = Callable[[str], None]
+
+
+async def examine(options: Options, tell: Tell = lambda text: None) -> AsyncIterator[Finding]:
+    """Looks at everything; does not raise.
+
+    Args:
+        options: Those of the command.
+        tell: Told what is waited for, before it takes long.
+    """
+    tell("running a program in JavaScript and in TypeScript")
+    async for finding in _runtime():
+        yield finding
+    for finding in _extras():
+        yield finding
+    try:
+        setup = command_setup.set_up(options)
+    except ConfigurationError as error:
+        report = command_setup.check(options.config, command_setup.state_folder(options.state))
+        for text in [problem.text for problem in report.errors] or [str(error)]:
+            yield Finding("configuration", "problem", text)
+        return
+    for finding in (*_configuration(options, setup), *_models(setup), *_workspaces(setup)):
+        yield finding
+    yield _approval(setup)
+    yield await _store(setup)
+    if setup.servers:
+        tell(
+            f"connecting {count(setup.servers, 'MCP server')}, which may take {_patience(setup)} s"
+        )
+    async for finding in _servers(setup):
+        yield finding
+    for finding in (*_plugins(setup), _gateway(setup)):
+        yield finding
+
+
+def _patience(setup: Setup) -> int:
+    return round(max(server.connect_timeout for server in setup.servers))
+
+
+async def _runtime() -> AsyncIterator[Finding]:
+    parts: tuple[artifacts.Part, ...] = ("quickjs", "swc")
+    for part in parts:  # before the clock runs: the first time takes seconds, and says so itself
+        with suppress(ClawmodeError):  # the program below fails with the same reason
+            await anyio.to_thread.run_sync(artifacts.load, part)
+    async with Pool(size=1) as pool, CodeMode(pool=pool, store=MemoryStore()) as code_mode:
+        for language, source in CELLS.items():
+            began = time.monotonic()
+            result = await code_mode.exec(source, language)
+            if result.value == 2:
+                took = f"a cell ran in {(time.monotonic() - began) * 1000:.0f} ms"
+                yield Finding(language, "ok", took)
+            else:
+                yield Finding(language, "problem", result.error or "a cell gave a wrong value")
+        yield await anyio.to_thread.run_sync(_machine_code)
+        notes = pool.lockdown_notes()
+        yield Finding("lockdown", "note" if notes else "ok", "; ".join(notes) or "complete")
+
+
+def _machine_code() -> Finding:
+    folder = artifacts.cache_folder()
+    try:
+        if all(artifacts.is_cached(part) for part in ("quickjs", "swc")):
+            return Finding("machine code", "ok", f"kept in {folder}")
+    except ClawmodeError as error:
+        return Finding("machine code", "problem", str(error))
+    detail = f"cannot be kept in {folder}, so every process prepares its own"
+    return Finding("machine code", "note", f"{detail}; {artifacts.CACHE_ADVICE}")
+
+
+def _missing_library() -> str:
+    """A library of the extra `agent` that is not installed; none is imported."""
+    return next((name for name in AGENT_LIBRARIES if find_spec(name) is None), "")
+
+
+def _extras() -> Iterator[Finding]:
+    if missing := _missing_library():
+        advice = f"agents have no models, because {missing} is missing: {INSTALL_AGENT}"
+        yield Finding("extra agent", "note", advice)
+    else:
+        yield Finding("extra agent", "ok", "models can be asked")
+    try:
+        choose_ranker(required=True)
+        yield Finding("extra search", "ok", "tools are found by words and by meaning")
+    except MissingExtra as error:
+        yield Finding("extra search", "note", f"tools are found by words alone: {error}")
+
+
+def _configuration(options: Options, setup: Setup) -> Iterator[Finding]:
+    report = command_setup.check(options.config, setup.state)
+    where = "none: everything has its default" if report.path is None else str(report.path)
+    # What is wrong with one MCP server is told where the server is.
+    errors = [it.text for it in report.errors if not it.path.startswith(("mcp.", "mcpServers"))]
+    notes = [it.text for it in report.warnings if NO_KEY not in it.what]  # told beside the model
+    if not errors:
+        yield Finding("configuration", "ok", where)
+    yield from (Finding("configuration", "problem", text) for text in errors)
+    known = {it.text for it in (*report.errors, *report.warnings)}
+    notes += [text for text in setup.notes if text not in known]
+    yield from (Finding("configuration", "note", text) for text in dict.fromkeys(notes))
+    own = [tool for tool in OWN_TOOLS if tool.name != "wait"]
+    tools = [*own, *setup.tools]
+    shown = len(setup.policy.effective(tools))
+    kinds = f"{len(own)} of our own and {len(setup.tools)} of Python"
+    yield Finding("tools", "ok", f"{shown} of {count(tools, 'tool')} are allowed: {kinds}")
+
+
+def _models(setup: Setup) -> Iterator[Finding]:
+    """The models of the configuration and their keys; no key's command runs."""
+    models = Models(setup.configuration)
+    main = settings.agent(setup.configuration).model
+    if not main:
+        hint = 'set agents.defaults.model, such as "anthropic/claude-sonnet-4-5"'
+        yield Finding("model", "note", f"none is configured, so agents cannot run: {hint}")
+    if main and _missing_library():
+        yield Finding("model", "problem", f"{main} needs the extra `agent`: {INSTALL_AGENT}")
+    keys: dict[str, Finding] = {}
+    for name in dict.fromkeys((main, *(name for _, name in named_models(setup.configuration)))):
+        try:
+            used = models.settings(name) if name else None
+        except ConfigurationError:
+            continue  # told of the configuration
+        if used is None:
+            continue
+        yield Finding("model", "ok", f"{name}, at {used.place}")
+        missing = missing_key(used)
+        health: Health = "ok" if not missing else "problem" if name == main else "note"
+        detail = missing or (f"from {used.key}" if used.key else "none is needed")
+        keys.setdefault(used.id, Finding(f"key of {used.id}", health, detail))
+    yield from keys.values()
+
+
+def _workspaces(setup: Setup) -> Iterator[Finding]:
+    """Which of the files that the setup reads are in a workspace, and who can change them."""
+    protected = [path for path in protected_paths(setup) if path.exists()]
+    ids = dict.fromkeys((settings.MAIN, *(it.id for it in setup.configuration.agents.list)))
+    folders: dict[Path, None] = {}
+    for agent_id in ids:
+        configured = settings.agent(setup.configuration, agent_id).workspace
+        folder = Path(configured) if configured else current_folder(setup.state)
+        if folder is not None:
+            folders[folder.resolve()] = None
+    for folder in folders:
+        inside = [path for path in protected if path.resolve().is_relative_to(folder)]
+        names = ", ".join(str(path.resolve().relative_to(folder)) for path in inside[:MAX_NAMED])
+        if inside:
+            more = f" and {len(inside) - MAX_NAMED} more" if len(inside) > MAX_NAMED else ""
+            text = f"{folder} holds {names}{more}: file tools cannot change that, commands can"
+            yield Finding("workspace", "note", text)
+    problem = HostFile(setup.state / HOST_FILE).for_agent(settings.MAIN).problem
+    if problem:
+        yield Finding("commands", "problem", f"none may run: {problem}")
+
+
+def _approval(setup: Setup) -> Finding:
+    if warning := settings.unasked(setup.configuration):
+        return Finding("approval", "note", warning)
+    return Finding("approval", "ok", "agents ask before calls that may change something")
+
+
+async def _store(setup: Setup) -> Finding:
+    try:
+        store = SqliteStore(setup.state)
+        await store.leave(await store.join())
+        await anyio.to_thread.run_sync(lambda: store.keys)
+    except ClawmodeError as error:
+        return Finding("store", "problem", f"{setup.state}: {error}")
+    return Finding("store", "ok", str(setup.state))
+
+
+def _plugins(setup: Setup) -> Iterator[Finding]:
+    """Those that there are; none of their code runs."""
+    plugins = describe_plugins(setup.configuration, setup.state)
+    for found in plugins.find():
+        about = f"{found.manifest.version}, at {found.folder}"
+        yield Finding(f"plugin {found.manifest.id}", "ok", about)
+    for view in plugins.views:
+        if view.problem:
+            yield Finding(f"plugin {view.id}", "problem", view.problem)
+
+
+def _gateway(setup: Setup) -> Finding:
+    known = place.find(setup.state)
+    if known is None or not place.is_held(setup.state):
+        return Finding("gateway", "ok", "none runs on this state folder")
+    return Finding("gateway", "ok", f"at {known.url}, process {known.pid}, version {known.version}")
+
+
+async def _servers(setup: Setup) -> AsyncIterator[Finding]:
+    # What goes wrong is told below, once; the log would tell it on stderr as well.
+    logging.getLogger("clawmode.mcp").propagate = False
+    logging.getLogger("clawmode.mcp").addHandler(logging.NullHandler())
+    async with open_servers(setup, told=False) as servers:
+        for view in servers.views:
+            for finding in _server(view, setup.policy):
+                yield finding
+        if any(view.problem for view in servers.views):
+            where = f"what they write to stderr is in {log_file(setup)}"
+            yield Finding("MCP servers", "note", where)
+
+
+def _server(view: ServerView, policy: Policy) -> Iterator[Finding]:
+    what = f"MCP {view.name}"
+    if view.problem:
+        yield Finding(what, "problem", view.problem)
+        return
+    if view.state == "disabled":
+        yield Finding(what, "note", "switched off")
+        return
+    yield Finding(what, "ok", count(view.tools, "tool"))
+    yield from (Finding(what, "note", note) for note in view.notes)
+    reasons = [reason for tool in view.tools if (reason := policy.why_denied(tool)) is not None]
+    if reasons:
+        text = f"policy hides {len(reasons)} of its tools: {reasons[0]}"
+        yield Finding(what, "note", text)

@@ -1,0 +1,282 @@
+"""A server of models that plays a script, over the real wire of three real APIs.
+
+    async with ScriptServer([Turn("Hello.")]) as server:
+        AsyncAnthropic(base_url=server.url, api_key="none")
+        AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none")
+        make_model(server.settings("openai-responses"), "scripted")
+
+Like the real ones it refuses a conversation in which a tool call was left unanswered. Unlike them
+it can be told to misbehave: see `Turn`. Every request is kept, to see what was sent.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Self
+
+import anyio
+import anyio.abc
+from anyio.streams.buffered import BufferedByteReceiveStream
+
+from clawmode.models.auth import KeySource
+from clawmode.models.base import ModelError
+from clawmode.models.providers import Api, ModelSettings, ProviderSettings
+from clawmode.testing.script_wires import WIRES, Wire, status_of
+from clawmode.testing.scripted import Pause, Played, Player, Raw, Script, ScriptRequest
+
+HOST = "127.0.0.1"
+MAX_HEAD = 64 << 10
+NONSENSE = b"data: {this is no JSON\n\n"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedRequest:
+    """A request as it came.
+
+    Attributes:
+        raw: The body, byte by byte.
+        asked: What a script can see of it.
+        hung_up: Set when the client left before the answer was complete.
+    """
+
+    api: Api
+    path: str
+    headers: Mapping[str, str]
+    raw: bytes
+    body: dict[str, Any]
+    asked: ScriptRequest
+    hung_up: anyio.Event = field(default_factory=anyio.Event)
+
+
+class ScriptServer:
+    """The server. It listens inside of `async with`, on a port that the system chooses.
+
+    Attributes:
+        requests: What was asked, oldest first.
+        key: If it is set, requests without it are refused; may be changed at any time.
+    """
+
+    def __init__(self, script: Script, *, key: str | None = None) -> None:
+        self.requests: list[ServedRequest] = []
+        self.key = key
+        self._player = Player(script)
+        self._stack = AsyncExitStack()
+        self._port = 0
+
+    @property
+    def url(self) -> str:
+        """Where it listens, without the `/v1`."""
+        return f"http://{HOST}:{self._port}"
+
+    def settings(
+        self,
+        api: Api,
+        *,
+        id: str = "scripted",
+        key: KeySource | None = None,
+        timeout_seconds: float | None = None,
+        model: ModelSettings | None = None,
+    ) -> ProviderSettings:
+        """How to reach it: a provider whose models are all called as one likes.
+
+        Args:
+            api: Which of its wires to use.
+            id: What the provider is called.
+            key: Where its key comes from.
+            timeout_seconds: How long to wait for it.
+            model: What is known of the model `scripted`.
+        """
+        return ProviderSettings(
+            id=id,
+            api=api,
+            base_url=self.url if api == "anthropic-messages" else f"{self.url}/v1",
+            key=key,
+            timeout_seconds=timeout_seconds,
+            models={"scripted": model} if model is not None else {},
+            # As if it were far away: a local provider is treated more leniently.
+            local=False,
+        )
+
+    # ---- Listening ----
+
+    async def __aenter__(self) -> Self:
+        listener = await anyio.create_tcp_listener(local_host=HOST, local_port=0)
+        port = anyio.abc.SocketAttribute.local_port
+        self._port = listener.extra(port)  # noqa: S610 - no query
+        await self._stack.enter_async_context(listener)
+        tasks = await self._stack.enter_async_context(anyio.create_task_group())
+        # A handler may hang on purpose.
+        self._stack.callback(tasks.cancel_scope.cancel)
+        tasks.start_soon(listener.serve, self._serve)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        # Without the error: a task group would wrap it, and it is the caller's own.
+        await self._stack.aclose()
+
+    async def _serve(self, stream: anyio.abc.SocketStream) -> None:
+        async with stream:
+            with suppress(anyio.BrokenResourceError, anyio.EndOfStream, anyio.IncompleteRead):
+                await self._answer(stream, *await _read(stream))
+
+    # ---- Answering ----
+
+    async def _answer(
+        self, stream: anyio.abc.SocketStream, path: str, headers: Mapping[str, str], raw: bytes
+    ) -> None:
+        wire = next((wire for wire in WIRES if wire.path == path), None)
+        if wire is None:
+            return await _send_error(stream, WIRES[0], ModelError("not_found", f"no {path}"))
+        if self.key is not None and not _shows(headers, self.key):
+            return await _send_error(stream, wire, ModelError("auth", "the key is wrong"))
+        try:
+            body = json.loads(raw)
+            asked = wire.view(body, self._player.count())
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            problem = f"this is no request: {type(error).__name__}: {error}"
+            return await _send_error(stream, wire, ModelError("invalid_request", problem))
+        request = ServedRequest(
+            api=wire.api, path=path, headers=headers, raw=raw, body=body, asked=asked
+        )
+        self.requests.append(request)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(_listen, stream, request, tasks.cancel_scope)
+            with suppress(anyio.BrokenResourceError):
+                await self._play(stream, wire, request)
+            tasks.cancel_scope.cancel()
+
+    async def _play(
+        self, stream: anyio.abc.SocketStream, wire: Wire, request: ServedRequest
+    ) -> None:
+        open_calls = [call for call, result in request.asked.results.items() if result is None]
+        try:
+            if open_calls:
+                unanswered = f"tool calls without a result: {', '.join(open_calls)}"
+                raise ModelError("invalid_request", unanswered)
+            played = await self._player.play(request.asked, len(request.raw))
+        except ModelError as error:
+            return await _send_error(stream, wire, error)
+        except Exception as error:
+            # A script's own mistake. Not 500: some clients would try again, and so skip a turn.
+            problem = ModelError("invalid_request", f"{type(error).__name__}: {error}")
+            return await _send_error(stream, wire, problem)
+        error = played.turn.error
+        if played.turn.raw is not None:
+            await _send(stream, played.turn.raw)
+        elif error is not None and not played.parts:
+            await _fail(stream, wire, error)
+        elif request.body.get("stream"):
+            await _send_events(stream, wire, request, played)
+        else:
+            for part in played.parts:
+                if isinstance(part, Pause):
+                    await part.wait()
+            if error is not None:
+                return await _fail(stream, wire, error)
+            await _send_json(stream, 200, wire.whole(played, request.body))
+
+
+def _shows(headers: Mapping[str, str], key: str) -> bool:
+    return key in (headers.get("x-api-key"), headers.get("authorization", "").partition(" ")[2])
+
+
+async def _read(stream: anyio.abc.SocketStream) -> tuple[str, dict[str, str], bytes]:
+    """One request: path, headers, body."""
+    buffered = BufferedByteReceiveStream(stream)
+    head = (await buffered.receive_until(b"\r\n\r\n", MAX_HEAD)).decode("latin-1").split("\r\n")
+    pairs = [line.partition(":") for line in head[1:]]
+    headers = {name.strip().lower(): value.strip() for name, _, value in pairs}
+    body = await buffered.receive_exactly(int(headers.get("content-length", "0")))
+    return head[0].split(" ")[1].partition("?")[0], headers, body
+
+
+async def _listen(
+    stream: anyio.abc.SocketStream, request: ServedRequest, scope: anyio.CancelScope
+) -> None:
+    """Waits for the client to hang up."""
+    with suppress(anyio.EndOfStream, anyio.BrokenResourceError):
+        while True:
+            await stream.receive()
+    request.hung_up.set()
+    scope.cancel()
+
+
+async def _fail(stream: anyio.abc.SocketStream, wire: Wire, error: ModelError) -> None:
+    """Does what leads to an error, instead of answering."""
+    if error.kind == "timeout":
+        await anyio.sleep(math.inf)
+    elif error.kind == "garbage":
+        await _send(stream, Raw(body=NONSENSE, headers={"content-type": "text/event-stream"}))
+    elif error.kind != "connection":
+        await _send_error(stream, wire, error)
+
+
+async def _send_error(stream: anyio.abc.SocketStream, wire: Wire, error: ModelError) -> None:
+    wait = {} if error.retry_after is None else {"retry-after": f"{error.retry_after:g}"}
+    await _send_json(stream, status_of(error, wire.api), wire.error(error), wait)
+
+
+async def _send_json(
+    stream: anyio.abc.SocketStream,
+    status: int,
+    value: object,
+    headers: Mapping[str, str] | None = None,
+) -> None:
+    kind = {"content-type": "application/json", **(headers or {})}
+    await _send(stream, Raw(body=json.dumps(value).encode(), status=status, headers=kind))
+
+
+async def _send(stream: anyio.abc.SocketStream, raw: Raw) -> None:
+    headers = {**raw.headers, "content-length": str(len(raw.body))}
+    await stream.send(_head(raw.status, headers) + raw.body)
+    await stream.send_eof()
+
+
+def _head(status: int, headers: Mapping[str, str]) -> bytes:
+    lines = [f"HTTP/1.1 {status} -", "connection: close"]
+    lines += [f"{name}: {value}" for name, value in headers.items()]
+    return ("\r\n".join(lines) + "\r\n\r\n").encode()
+
+
+async def _send_events(
+    stream: anyio.abc.SocketStream, wire: Wire, request: ServedRequest, played: Played
+) -> None:
+    kind = {"content-type": "text/event-stream", "transfer-encoding": "chunked"}
+    await stream.send(_head(200, kind))
+    for event in wire.events(played, request.body):
+        if isinstance(event, Pause):
+            await event.wait()
+            continue
+        if played.turn.delay:
+            await anyio.sleep(played.turn.delay)
+        await _send_event(stream, wire, event)
+    if (error := played.turn.error) is not None:
+        if error.kind == "connection":
+            return
+        if error.kind == "timeout":
+            await anyio.sleep(math.inf)
+        if error.kind == "garbage":
+            await _send_chunk(stream, b"event: message\n" + NONSENSE)
+        else:
+            await _send_event(stream, wire, wire.broken(error, played, request.body))
+    elif not wire.named:
+        await _send_chunk(stream, b"data: [DONE]\n\n")
+    await stream.send(b"0\r\n\r\n")
+    await stream.send_eof()
+
+
+async def _send_event(stream: anyio.abc.SocketStream, wire: Wire, event: dict[str, Any]) -> None:
+    name = f"event: {event['type']}\n" if wire.named else ""
+    await _send_chunk(stream, f"{name}data: {json.dumps(event)}\n\n".encode())
+
+
+async def _send_chunk(stream: anyio.abc.SocketStream, data: bytes) -> None:
+    await stream.send(b"%x\r\n%s\r\n" % (len(data), data))

@@ -1,0 +1,1 @@
+"""What a tool is, whether a call may run, and the one way to call it."""

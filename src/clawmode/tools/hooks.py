@@ -1,0 +1,311 @@
+"""The hooks: where others watch and decide, and their runner.
+
+    before_tool_call(BeforeToolCall) -> ToolCallDecision | None   may rewrite, block, ask a person
+    after_tool_call(AfterToolCall) -> None                        watches
+
+Those of the agent and of messages are in `agent/hooks`; all are registered here. Hooks run one
+after the other, highest priority first, ties in the order of registration. One that raises, hangs
+or answers nonsense is logged by name and has said nothing; where it was to guard something, that
+counts as a no, because a guard that broke down has not said yes.
+"""
+
+import difflib
+import inspect
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeAlias
+
+import anyio
+
+from clawmode.context import RunContext
+from clawmode.exceptions import ErrorCode, UnknownHook
+from clawmode.foreign import is_ours, told
+from clawmode.tools.tool import JsonObject, ToolResult
+from clawmode.types import JsonValue
+
+logger = logging.getLogger("clawmode.hooks")
+
+HOOK_SECONDS = 30.0
+
+Severity: TypeAlias = Literal["info", "warning", "critical"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BeforeToolCall:
+    """A call that is about to be made.
+
+    Attributes:
+        tool_kind: `code_mode_exec` for a cell of code mode, whose name is shared with the shell's.
+        tool_input_kind: The cell's language.
+    """
+
+    tool_name: str
+    tool_id: str
+    params: JsonObject
+    run: RunContext
+    tool_call_id: str
+    parent_id: str | None = None
+    tool_kind: Literal["code_mode_exec"] | None = None
+    tool_input_kind: Literal["javascript", "typescript"] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequireApproval:
+    """A hook's wish that a person decides about a call.
+
+    Attributes:
+        on_resolution: Told what came of it: a `Resolution`, or `cancelled`. Who has this remembers
+            `allow-always` for themselves, and the tool as a whole is not allowed by it.
+        always: What they would remember.
+    """
+
+    title: str
+    description: str = ""
+    severity: Severity = "warning"
+    timeout_seconds: float | None = None
+    on_resolution: Callable[[Any], None] | None = None
+    always: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolCallDecision:
+    """What a hook decides. What it leaves out stays as it was; `block=False` decides nothing."""
+
+    params: JsonObject | None = None
+    block: bool = False
+    block_reason: str = ""
+    require_approval: RequireApproval | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AfterToolCall:
+    """A call that has ended."""
+
+    call: BeforeToolCall
+    result: ToolResult | None = None
+    error: str | None = None
+    code: ErrorCode | str | None = None
+    seconds: float = 0.0
+
+
+BeforeHook: TypeAlias = Callable[
+    [BeforeToolCall], "Awaitable[ToolCallDecision | None] | ToolCallDecision | None"
+]
+AfterHook: TypeAlias = Callable[[AfterToolCall], "Awaitable[None] | None"]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What all hooks together decided."""
+
+    params: JsonObject
+    blocked: str | None = None
+    approvals: tuple[RequireApproval, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """What one hook answered; `failed` if it did not."""
+
+    name: str
+    answer: Any = None
+    failed: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Registered:
+    """A hook, and what it is called."""
+
+    event: str
+    hook: Callable[[Any], Any]
+    priority: int
+    name: str
+
+    async def ask(self, about: object, seconds: float | None = None) -> Answered:
+        """Shows it an event, and waits for the answer as long as is bearable."""
+        try:
+            with anyio.fail_after(HOOK_SECONDS if seconds is None else seconds):
+                answer = self.hook(about)
+                found = await answer if inspect.isawaitable(answer) else answer
+        except BaseException as error:
+            if is_ours(error):
+                raise
+            return self._failed(error)
+        return Answered(self.name, found)
+
+    def ask_now(self, about: object) -> Answered:
+        """The same where nobody can wait: an answer that has to be awaited is none."""
+        try:
+            answer = self.hook(about)
+            if inspect.isawaitable(answer):
+                if inspect.iscoroutine(answer):
+                    answer.close()  # nobody will await it, and that is not to be warned of
+                raise TypeError("this hook has to answer at once, without await")
+        except Exception as error:
+            return self._failed(error)
+        return Answered(self.name, answer)
+
+    def _failed(self, error: BaseException) -> Answered:
+        kind = type(error).__name__
+        logger.error("hook %s of %s: %s: %s", self.name, self.event, kind, told(error))
+        return Answered(self.name, failed=True)
+
+
+NAMES = frozenset(
+    {
+        "before_model_resolve",
+        "before_prompt_build",
+        "before_agent_start",
+        "before_agent_reply",
+        "agent_end",
+        "before_compaction",
+        "after_compaction",
+        "before_tool_call",
+        "after_tool_call",
+        "before_install",
+        "tool_result_persist",
+        "message_received",
+        "message_sending",
+        "message_sent",
+        "session_start",
+        "session_end",
+        "gateway_start",
+        "gateway_stop",
+    }
+)
+
+
+class Hooks:
+    """The hooks that one process, or one run, goes through."""
+
+    def __init__(self) -> None:
+        self._registered: dict[str, list[Registered]] = {}
+
+    def on(
+        self,
+        event: str,
+        hook: Callable[[Any], Any],
+        *,
+        priority: int = 0,
+        name: str | None = None,
+    ) -> Callable[[], None]:
+        """Registers a hook, until what it returns is called.
+
+        Raises:
+            UnknownHook: There is no such hook.
+        """
+        if event not in NAMES:
+            near = difflib.get_close_matches(event, sorted(NAMES), n=1)
+            hint = f"did you mean {near[0]}?" if near else "one of " + ", ".join(sorted(NAMES))
+            raise UnknownHook(f"there is no hook {event[:80]!r}: {hint}")
+        label = name or getattr(hook, "__qualname__", None) or repr(hook)
+        registered = Registered(event, hook, priority, label)
+        hooks = self._registered.setdefault(event, [])
+        hooks.append(registered)
+        hooks.sort(key=lambda each: -each.priority)
+
+        def remove() -> None:
+            if registered in hooks:
+                hooks.remove(registered)
+
+        return remove
+
+    def before_tool_call(
+        self, hook: BeforeHook, *, priority: int = 0, name: str | None = None
+    ) -> BeforeHook:
+        """Registers a hook; returns it, so it can be used as a decorator."""
+        self.on("before_tool_call", hook, priority=priority, name=name)
+        return hook
+
+    def after_tool_call(
+        self, hook: AfterHook, *, priority: int = 0, name: str | None = None
+    ) -> AfterHook:
+        """Registers a hook; returns it, so it can be used as a decorator."""
+        self.on("after_tool_call", hook, priority=priority, name=name)
+        return hook
+
+    def has(self, *events: str) -> bool:
+        """Whether there are hooks for any of these."""
+        return any(self._registered.get(event) for event in events)
+
+    @property
+    def empty(self) -> bool:
+        """Whether there are none around tool calls."""
+        return not self.has("before_tool_call", "after_tool_call")
+
+    # ---- Running ----
+
+    def of(self, event: str) -> tuple[Registered, ...]:
+        """The hooks of an event, in the order in which they run."""
+        return tuple(self._registered.get(event, ()))
+
+    async def notify(self, event: str, about: object, seconds: float | None = None) -> None:
+        """Shows an event to hooks that only watch."""
+        for registered in self.of(event):
+            await registered.ask(about, seconds)
+
+    # ---- Tool calls ----
+
+    async def decide(self, call: BeforeToolCall) -> Verdict:
+        """Asks every hook about a call, until one blocks it."""
+        approvals: list[RequireApproval] = []
+        for registered in self.of("before_tool_call"):
+            answered = await registered.ask(call)
+            try:
+                decision = _decision(answered.answer)
+            except TypeError as error:
+                logger.error("hook %s of before_tool_call: %s", answered.name, error)
+                answered = Answered(answered.name, failed=True)
+                decision = None
+            if answered.failed:
+                return Verdict(call.params, f"the hook {answered.name!r} failed")
+            if decision is None:
+                continue
+            if decision.params is not None:
+                call = replace(call, params=decision.params)
+            if decision.require_approval is not None:
+                approvals.append(decision.require_approval)
+            if decision.block:
+                reason = decision.block_reason or f"blocked by the hook {answered.name!r}"
+                return Verdict(call.params, reason)
+        return Verdict(call.params, None, tuple(approvals))
+
+    async def tell(self, ended: AfterToolCall) -> None:
+        """Tells every hook that a call has ended."""
+        await self.notify("after_tool_call", ended)
+
+
+def _decision(answer: object) -> ToolCallDecision | None:
+    if answer is None or isinstance(answer, ToolCallDecision):
+        return answer
+    if isinstance(answer, dict):
+        return _from_json(answer)
+    raise TypeError(f"a hook answers a ToolCallDecision or None, not {type(answer).__name__}")
+
+
+def _from_json(answer: dict[str, JsonValue]) -> ToolCallDecision:
+    """The shape that people know from the page: `{block, blockReason, params, requireApproval}`."""
+    unknown = set(answer) - {"block", "blockReason", "params", "requireApproval"}
+    params, block = answer.get("params"), answer.get("block", False)
+    approval = answer.get("requireApproval")
+    shaped = params is None or isinstance(params, dict)
+    if unknown or not shaped or not isinstance(block, bool):
+        raise TypeError(f"not a decision: {sorted(answer)}")
+    return ToolCallDecision(
+        params=params if isinstance(params, dict) else None,
+        block=block,
+        block_reason=str(answer.get("blockReason") or ""),
+        require_approval=_approval(approval) if isinstance(approval, dict) else None,
+    )
+
+
+def _approval(answer: dict[str, JsonValue]) -> RequireApproval:
+    timeout = answer.get("timeoutMs")
+    severity = answer.get("severity")
+    return RequireApproval(
+        title=str(answer.get("title") or "Approval needed"),
+        description=str(answer.get("description") or ""),
+        severity=severity if severity in ("info", "warning", "critical") else "warning",
+        timeout_seconds=timeout / 1000 if isinstance(timeout, int | float) else None,
+    )

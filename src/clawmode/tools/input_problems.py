@@ -1,0 +1,187 @@
+"""What is wrong with an input, in words: where, what, and what was expected instead.
+
+The reader is a model or the program that it wrote, so a path looks like JavaScript. Nothing here
+grows with the input: a value is shown by its first characters or by its size.
+"""
+
+import json
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
+from typing import TypeAlias
+
+from jsonschema_rs import ValidationError
+from jsonschema_rs import ValidationErrorKind as Kind
+
+from clawmode.tools.schema_cost import Schema, as_map, follow, locate
+
+Path: TypeAlias = tuple[str | int, ...]
+
+MAX_PROBLEMS = 5
+MAX_TEXT = 300
+MAX_SHOWN = 60
+MAX_NAMES = 200
+MAX_LISTED = 8
+
+
+def tell(schema: Schema, errors: Sequence[ValidationError], path: Path = ()) -> list[str]:
+    """A few short sentences about the errors.
+
+    Args:
+        schema: The schema that they were found with.
+        errors: All of them.
+        path: Where the value that was checked lies in the input.
+    """
+    texts = list(dict.fromkeys(shorten(_sentence(schema, error, path)) for error in errors))
+    if len(texts) > MAX_PROBLEMS:
+        left = len(texts) - MAX_PROBLEMS + 1
+        texts[MAX_PROBLEMS - 1 :] = [f"and {left} more problems"]
+    return texts
+
+
+def spell(path: Iterable[str | int], root: str = "input") -> str:
+    """A path as a program would write it, such as `input.rows[3].name`."""
+    text = root
+    for step in path:
+        if isinstance(step, int):
+            text += f"[{step}]"
+        elif step.isidentifier() and step.isascii():
+            text += f".{shorten(step, MAX_SHOWN)}"
+        else:
+            text += f"[{show(step)}]"
+    return shorten(text, MAX_TEXT // 2)
+
+
+def show(value: object) -> str:
+    """A value by its first characters, or by its size."""
+    match value:
+        case dict():
+            return f"an object with {len(value)} properties"
+        case list() | tuple():
+            return f"an array of {len(value)}"
+        case int() if value.bit_length() > MAX_SHOWN:
+            return "a huge integer"
+        case str():
+            # Cut first: nothing longer is ever copied.
+            return shorten(json.dumps(value[:MAX_SHOWN], ensure_ascii=False), MAX_SHOWN)
+        case _:
+            return shorten(json.dumps(value, default=repr), MAX_SHOWN)
+
+
+def shorten(text: str, limit: int = MAX_TEXT) -> str:
+    """The text, cut if it is longer than that."""
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def _sentence(schema: Schema, error: ValidationError, path: Path) -> str:
+    where = spell((*path, *error.instance_path))
+    return f"{where}: {_what(schema, error, path)}"
+
+
+def _what(schema: Schema, error: ValidationError, path: Path) -> str:
+    got = show(error.instance)
+    match error.kind:
+        case Kind.Type(types):
+            return f"expected {' or '.join(types)}, got {got}"
+        case Kind.Required(name):
+            return f"{show(name)} is missing{_expectation(schema, error, name)}"
+        case Kind.AdditionalProperties(names) | Kind.UnevaluatedProperties(names):
+            return _unknown(schema, error, names)
+        case Kind.FalseSchema():
+            return f"expected nothing, got {got}"
+        case Kind.Enum(options):
+            return f"expected one of {_listed(options)}, got {got}"
+        case Kind.Constant(expected):
+            return f"expected {show(expected)}, got {got}"
+        case Kind.AnyOf(branches) | Kind.OneOfNotValid(branches):
+            return _alternatives(schema, error, branches, path)
+        case Kind.OneOfMultipleValid():
+            return "fits several alternatives of which exactly one is expected"
+        case Kind.Pattern(pattern):
+            return f"expected text that matches {shorten(pattern, MAX_SHOWN)}, got {got}"
+        case Kind.BacktrackLimitExceeded() | Kind.RegexEngineFailure():
+            return "could not be compared with its pattern; make it shorter"
+        case _:
+            return _bound(error) or f"does not fit: {error.message}"
+
+
+BOUNDS = {
+    "minimum": "at least {}",
+    "maximum": "at most {}",
+    "exclusiveMinimum": "more than {}",
+    "exclusiveMaximum": "less than {}",
+    "multipleOf": "a multiple of {}",
+    "minLength": "at least {} characters",
+    "maxLength": "at most {} characters",
+    "minItems": "at least {} items",
+    "maxItems": "at most {} items",
+    "minProperties": "at least {} properties",
+    "maxProperties": "at most {} properties",
+}
+
+
+def _bound(error: ValidationError) -> str | None:
+    if error.kind.name not in BOUNDS:
+        return None
+    expected = BOUNDS[error.kind.name].format(show(error.kind.value))
+    return f"expected {expected}, got {show(error.instance)}"
+
+
+def _expectation(schema: Schema, error: ValidationError, name: str) -> str:
+    """What a missing property should have been, if its schema says so in a word."""
+    part = as_map(follow(schema, [*error.schema_path[:-1], "properties", name]))
+    reference = part.get("$ref")
+    if isinstance(reference, str):
+        part = as_map(locate(schema, reference[1:]))
+    kind = part.get("type")
+    return f", expected {shorten(kind, MAX_SHOWN)}" if isinstance(kind, str) else ""
+
+
+def _unknown(schema: Schema, error: ValidationError, names: Sequence[str]) -> str:
+    """Unknown properties, each with the known one that it resembles most."""
+    known = list(as_map(follow(schema, [*error.schema_path[:-1], "properties"])))[:MAX_NAMES]
+    found = [_suggestion(name[:MAX_SHOWN], known) for name in names[:MAX_PROBLEMS]]
+    text = ", ".join(found)
+    if known and "did you mean" not in text:
+        text += f"; known are {_listed(known)}"
+    return f"unknown property {text}"
+
+
+def _suggestion(name: str, known: Sequence[str]) -> str:
+    by_fold = {other[:MAX_SHOWN].casefold(): other for other in known}
+    near = get_close_matches(name.casefold(), by_fold, 1)
+    return f"{show(name)}" + (f" (did you mean {show(by_fold[near[0]])}?)" if near else "")
+
+
+def _listed(values: Sequence[object]) -> str:
+    shown = [show(value) for value in values[:MAX_LISTED]]
+    return ", ".join([*shown, "…"] if len(values) > MAX_LISTED else shown)
+
+
+def _alternatives(
+    schema: Schema, error: ValidationError, branches: list[list[ValidationError]], path: Path
+) -> str:
+    here = len(error.instance_path)
+    types = [
+        name
+        for branch in branches
+        for inner in branch
+        if isinstance(inner.kind, Kind.Type) and len(inner.instance_path) == here
+        for name in inner.kind.types
+    ]
+    if sum(map(len, branches)) == len(branches) and len(types) >= len(branches):
+        return f"expected {' or '.join(dict.fromkeys(types))}, got {show(error.instance)}"
+    nearest = min(
+        (branch for branch in branches if branch), key=lambda found: _distance(found, here)
+    )
+    told = _sentence(schema, nearest[0], path)
+    return f"fits none of {len(branches)} alternatives; nearest: {told}"
+
+
+def _distance(branch: list[ValidationError], here: int) -> tuple[bool, bool, int, int]:
+    """How far off an alternative is: the wrong type is farther than a wrong tag, and so on."""
+    wrong_type = any(
+        isinstance(error.kind, Kind.Type) and len(error.instance_path) == here for error in branch
+    )
+    wrong_tag = any(isinstance(error.kind, Kind.Constant | Kind.Enum) for error in branch)
+    deepest = max(len(error.instance_path) for error in branch)
+    return wrong_type, wrong_tag, len(branch), -deepest

@@ -1,0 +1,292 @@
+"""Whether a tool's input fits its JSON Schema.
+
+Runs in the caller's process, at every call. Schemas come from MCP servers and inputs from guests:
+nothing that a schema names is fetched, and work that cannot be bounded is refused, not begun. What
+a check may cost is `schema_cost`'s arithmetic, what to say about a misfit is `input_problems`'s.
+Here are the limits and the engine.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Never
+from urllib.parse import quote
+
+from jsonschema_rs import (
+    FancyRegexOptions,
+    ReferencingError,
+    RegexOptions,
+    Registry,
+    ValidationError,
+    validator_for,
+)
+from jsonschema_rs import Validator as Compiled
+
+from clawmode.exceptions import InvalidSchema as InvalidSchema
+from clawmode.tools.input_problems import Path, shorten, show, spell, tell
+from clawmode.tools.schema_cost import (
+    MAX_HEIGHT,
+    Burden,
+    Schema,
+    SchemaGraph,
+    UnusableSchema,
+    as_map,
+    children,
+    locate,
+)
+from clawmode.tools.tool import Tool
+from clawmode.types import JsonValue
+
+MAX_DEPTH = 128
+MAX_VALUES = 1_000_000
+MAX_CHECKS = 5_000_000
+MAX_EXPLAINED = 2_000
+"""An error costs a thousand times what a check does, and the library collects all there are."""
+MAX_PATTERNS = 32
+MAX_CACHED = 2_048
+
+HOME = "urn:clawmode:schema"
+VALUE = "the value"
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """A way to run regular expressions, and how many characters it may be given.
+
+    Even the linear one takes time in proportion to the size of the expression: up to 7 µs for a
+    character at 16 KiB, 70 at 256 KiB, 400 at 4 MiB. The budgets make that a few seconds at worst,
+    for somebody who writes both the schema and the value.
+    """
+
+    options: RegexOptions | FancyRegexOptions
+    characters: int
+
+
+ENGINES = (
+    Engine(RegexOptions(size_limit=16 << 10), 500_000),
+    Engine(RegexOptions(size_limit=256 << 10), 50_000),
+    Engine(RegexOptions(size_limit=4 << 20), 5_000),
+    Engine(FancyRegexOptions(backtrack_limit=5_000, size_limit=256 << 10), 10_000),
+)
+"""In the order in which they are tried. The last knows look-around, and gives up in time."""
+
+
+class UnusableValue(ValueError):
+    """The value cannot be checked, for the reason in its message."""
+
+
+class Validator:
+    """Checks input against one JSON Schema, which is read at the first check.
+
+    Args:
+        schema: The schema.
+        name: Whose it is, for the error.
+    """
+
+    def __init__(self, schema: Mapping[str, JsonValue], *, name: str = "a tool") -> None:
+        # Without an address of its own, every reference in it is to itself.
+        self._schema: Schema = {key: schema[key] for key in schema if key not in ("$id", "id")}
+        self._name = name
+        self._reading: Reading | str | None = None
+
+    def validate(self, value: JsonValue) -> list[str]:
+        """What is wrong with the value: a few short sentences, none if it fits.
+
+        Raises:
+            InvalidSchema: The schema is wrong, or checking against it could take for ever.
+        """
+        if self._reading is None:
+            try:
+                self._reading = Reading(self._schema)
+            except UnusableSchema as error:
+                self._reading = shorten(f"the input schema of {self._name} is unusable: {error}")
+        if isinstance(self._reading, str):
+            raise InvalidSchema(self._reading)
+        return self._reading.problems(value)
+
+
+_cache: dict[int, tuple[Tool, Validator]] = {}
+
+
+def validate(tool: Tool, value: JsonValue) -> list[str]:
+    """What is wrong with an input for this tool: a few short sentences, none if it fits.
+
+    Raises:
+        InvalidSchema: The schema of the tool is wrong, or checking could take for ever.
+    """
+    # By identity, because comparing tools compares their schemas; kept alive, so that it holds.
+    found = _cache.get(id(tool))
+    if found is None:
+        found = _cache[id(tool)] = tool, Validator(tool.parameters, name=tool.id)
+        if len(_cache) > MAX_CACHED:
+            del _cache[next(iter(_cache))]
+    return found[1].validate(value)
+
+
+class Reading:
+    """A schema that was found usable, compiled.
+
+    Raises:
+        UnusableSchema: It was not.
+    """
+
+    def __init__(self, schema: Schema) -> None:
+        self._schema = schema
+        self._graph = SchemaGraph(schema)
+        if _overburdened(self._graph.burden(0), 1):
+            raise UnusableSchema("it applies too much of itself to a single value")
+        self._engine, self._compiled = _compile_with_any(schema, self._graph.patterns)
+        self._parts: dict[str, Compiled] = {}
+
+    def problems(self, value: JsonValue) -> list[str]:
+        """What is wrong with the value."""
+        try:
+            self._refuse_costly(value)
+            if self._compiled.is_valid(value):
+                return []
+            if self._explicable(value, 0):
+                return tell(self._schema, list(self._compiled.iter_errors(value)))
+            return self._explain_part(value)
+        except (TypeError, ValueError) as error:  # also a lone surrogate, or what is not JSON
+            return [shorten(f"input: cannot be checked: {error}")]
+
+    def _refuse_costly(self, value: JsonValue) -> None:
+        """Raises if checking the value could take too long, or more stack than there is."""
+        size = measure(value)
+        burden = self._graph.burden(size.depth)
+        if _overburdened(burden, size.leaves):
+            raise UnusableValue("too large or too deeply nested for this tool's schema")
+        if burden.patterns * size.characters > self._engine.characters:
+            most = self._engine.characters // burden.patterns
+            raise UnusableValue(
+                f"{size.characters} characters are too long for this tool's patterns; "
+                f"send at most {most}"
+            )
+
+    def _explicable(self, value: JsonValue, depth: int) -> bool:
+        """Whether all errors can be collected in a value that lies so deep in the input."""
+        size = measure(value)
+        return self._graph.burden(depth + size.depth).checks * size.leaves <= MAX_EXPLAINED
+
+    def _explain_part(self, value: JsonValue) -> list[str]:
+        """Descends to a part that is wrong and small enough to say what about it is."""
+        path: Path = ()
+        pointer = ""
+        while (found := self._wrong_part(pointer, value)) is not None:
+            pointer, step, value = found
+            path = (*path, step)
+            if self._explicable(value, len(path)):
+                errors = list(self._part(pointer).iter_errors(value))
+                return tell(self._schema, errors, path)
+        return [f"{spell(path)}: does not fit the schema, and is too large to say where"]
+
+    def _wrong_part(
+        self, pointer: str, value: JsonValue
+    ) -> tuple[str, str | int, JsonValue] | None:
+        """The first member or element that does not fit: its schema's place, its name, itself."""
+        for inner, step, child in self._members(pointer, value):
+            if not self._part(inner).is_valid(child):
+                return inner, step, child
+        return None
+
+    def _members(
+        self, pointer: str, value: JsonValue
+    ) -> Iterator[tuple[str, str | int, JsonValue]]:
+        """Members and elements that have a schema to themselves."""
+        node = as_map(locate(self._schema, pointer))
+        reference = node.get("$ref")
+        if isinstance(reference, str) and reference.startswith("#/"):
+            pointer = reference[1:]
+            node = as_map(locate(self._schema, pointer))
+        if isinstance(value, dict):
+            for name in filter(value.__contains__, as_map(node.get("properties"))):
+                segment = quote(name.replace("~", "~0").replace("/", "~1"), safe="~")
+                yield f"{pointer}/properties/{segment}", name, value[name]
+        elif isinstance(value, list) and isinstance(node.get("items"), dict):
+            yield from ((f"{pointer}/items", index, item) for index, item in enumerate(value))
+
+    def _part(self, pointer: str) -> Compiled:
+        """What checks against a part of the schema alone."""
+        if pointer not in self._parts:
+            registry = Registry([(HOME, self._schema)], retriever=_refuse_to_fetch)
+            outer: Schema = {"$ref": f"{HOME}#{pointer}"}
+            if "$schema" in self._schema:
+                outer["$schema"] = self._schema["$schema"]
+            self._parts[pointer] = _compile(outer, self._engine, registry)
+        return self._parts[pointer]
+
+
+@dataclass(slots=True)
+class Size:
+    """How large a value is: how deep, how many values without parts, how many characters."""
+
+    depth: int = 0
+    leaves: int = 0
+    characters: int = 0
+
+
+def measure(value: JsonValue) -> Size:
+    """Measures a value, layer by layer.
+
+    Raises:
+        UnusableValue: It is too large or too deep for any schema.
+    """
+    size = Size()
+    layer = [value]
+    while True:
+        below: list[JsonValue] = []
+        for item in layer:
+            inside = children(item)
+            if not inside:
+                size.leaves += 1
+            if isinstance(item, str):
+                size.characters += len(item)
+            elif isinstance(item, dict):
+                size.characters += sum(map(len, item))
+            below.extend(inside)
+        if not below:
+            return size
+        size.depth += 1
+        if size.depth > MAX_DEPTH:
+            raise UnusableValue(f"nested more than {MAX_DEPTH} deep")
+        if size.leaves + len(below) > MAX_VALUES:
+            raise UnusableValue(f"more than {MAX_VALUES} values")
+        layer = below
+
+
+def _overburdened(burden: Burden, leaves: int) -> bool:
+    return burden.height > MAX_HEIGHT or burden.checks * leaves > MAX_CHECKS
+
+
+def _compile_with_any(schema: Schema, patterns: int) -> tuple[Engine, Compiled]:
+    """Compiles with the first engine that can."""
+    # Each costs up to 15 ms to compile in a large engine: few of them, or small ones.
+    engines = ENGINES if patterns <= MAX_PATTERNS else ENGINES[:1]
+    reason = ""
+    for engine in engines:
+        try:
+            return engine, _compile(schema, engine)
+        except ValidationError as error:
+            place = "".join(f"/{step}" for step in error.instance_path)
+            reason = error.message.replace(VALUE, f"{show(error.instance)} at {place}")
+            if error.kind.value != "regex":
+                break
+        except (ReferencingError, ValueError) as error:  # for example deeper than it can go
+            reason = str(error)
+            break
+    raise UnusableSchema(reason)
+
+
+def _compile(schema: Schema, engine: Engine, registry: Registry | None = None) -> Compiled:
+    return validator_for(
+        schema,
+        registry=registry,
+        retriever=_refuse_to_fetch,
+        pattern_options=engine.options,
+        mask=VALUE,  # no message of the library shows input; `input_problems` does, cut
+        validate_formats=False,  # a hint for readers; many that are fine would not pass
+    )
+
+
+def _refuse_to_fetch(uri: str) -> Never:
+    """Stands where the library would open a file or a connection that a schema names."""
+    raise ValueError("a schema is not fetched")
