@@ -33,7 +33,7 @@ from bench.processes import family_pss
 from clawmode import CodeMode, CodeModeConfig, MemoryStore, Pool, SqliteStore, Tool, tool
 from clawmode.catalog.catalog import Catalog
 from clawmode.sandbox.protocol import Start
-from clawmode.tools.tool import JsonObject
+from clawmode.types import JsonObject
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench" / "results" / "latest.json"

@@ -27,7 +27,8 @@ from rich.table import Table
 from clawmode.catalog.catalog import Catalog
 from clawmode.catalog.search import RankerMaker, go_by_words
 from clawmode.catalog.vectors import MissingExtra, choose_ranker
-from clawmode.tools.tool import JsonObject, Tool, ToolSource
+from clawmode.tools.tool import Tool, ToolSource
+from clawmode.types import JsonObject
 
 ROOT = Path(__file__).parents[1]
 DATA = ROOT / "bench/data"

@@ -26,7 +26,8 @@ from clawmode.agent.runtime import AgentRuntime
 from clawmode.config.resolve import read
 from clawmode.sessions.store import SessionStore
 from clawmode.testing import ScriptedModel
-from clawmode.tools.tool import JsonObject, Tool, ToolSource
+from clawmode.tools.tool import Tool, ToolSource
+from clawmode.types import JsonObject
 
 ROOT = Path(__file__).parents[1]
 DATA = ROOT / "bench/data/mcp_tools.json"

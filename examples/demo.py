@@ -42,7 +42,6 @@ from clawmode import (
     SqliteStore,
 )
 from clawmode.testing import ScriptRequest, ScriptServer, Turn, call
-from clawmode.tools.executor import CallEvent
 
 HERE = Path(__file__).parent
 WIDTH = 100

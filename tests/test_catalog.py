@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from clawmode.catalog.catalog import Catalog, safe_name
 from clawmode.catalog.control import CONTROL_NAMES, is_control
 from clawmode.exceptions import AmbiguousTool, ConfigurationError, DuplicateTool, UnknownTool
-from clawmode.tools.tool import JsonObject, Tool, ToolContext, ToolSource
-from clawmode.types import JsonValue
+from clawmode.tools.tool import Tool, ToolContext, ToolSource
+from clawmode.types import JsonObject, JsonValue
 
 quickly = settings(derandomize=True, max_examples=100, deadline=None)
 

@@ -12,18 +12,11 @@ from typing import Any
 import pytest
 from tests.cli_driver import SHOP, Person, clawmode, plain, trusted
 
-from clawmode.app.console import (
-    IN_TEXT,
-    MAX_CALLS_KEPT,
-    CallTree,
-    CallView,
-    duration,
-    harmless,
-    one_line,
-)
+from clawmode.app.console import IN_TEXT, MAX_CALLS_KEPT, CallTree, CallView, duration, harmless
 from clawmode.app.setup import Options, set_up
 from clawmode.context import RunContext
 from clawmode.terminal.desk import Desk, Terminal, attended, describe
+from clawmode.text import one_line
 from clawmode.tools.approvals import Question
 from clawmode.tools.executor import CallEvent
 from clawmode.types import JsonValue

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from clawmode.app.setup import Options, check, set_up
 from clawmode.app.check import OWN_TOOLS
+from clawmode.app.setup import Options, check, set_up
 from clawmode.config.file import Report
 from clawmode.core_tools.suite import make_core_tools
 from clawmode.exceptions import ConfigurationError

@@ -26,9 +26,8 @@ from clawmode.config.reader import (
 )
 from clawmode.config.resolve import schema
 from clawmode.exceptions import ConfigurationError
-from clawmode.tools.tool import JsonObject
 from clawmode.tools.validation import Validator
-from clawmode.types import JsonValue
+from clawmode.types import JsonObject, JsonValue
 
 # ruff: noqa: RUF009 (`option` makes a field, not a value)
 

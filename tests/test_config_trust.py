@@ -14,7 +14,7 @@ from clawmode.config import trust as config_trust
 from clawmode.config.file import load
 from clawmode.config.trust import UntrustedConfiguration
 from clawmode.exceptions import ConfigurationError
-from clawmode.tools.tool import JsonObject
+from clawmode.types import JsonObject
 
 NOBODY = 65_534
 EVIL = '{mcp: {servers: {m: {command: "sh", args: ["-c", "touch %s"]}}}}'

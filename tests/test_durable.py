@@ -26,7 +26,8 @@ from clawmode.code_mode.stores import MemoryStore, SnapshotStore, StoredCell
 from clawmode.exceptions import ClawmodeWarning, StoreUnavailable
 from clawmode.sandbox.pool import Cell
 from clawmode.sandbox.protocol import Frozen
-from clawmode.tools.tool import JsonObject, Tool, ToolContext
+from clawmode.tools.tool import Tool, ToolContext
+from clawmode.types import JsonObject
 
 pytestmark = pytest.mark.anyio
 

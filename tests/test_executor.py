@@ -25,7 +25,8 @@ from clawmode.tools.hooks import (
     ToolCallDecision,
 )
 from clawmode.tools.policy import Policy
-from clawmode.tools.tool import JsonObject, Tool, ToolContext, ToolResult
+from clawmode.tools.tool import Tool, ToolContext, ToolResult
+from clawmode.types import JsonObject
 
 pytestmark = pytest.mark.anyio
 

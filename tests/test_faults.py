@@ -27,7 +27,8 @@ from clawmode import (
 from clawmode.tools.approvals import Decision
 from clawmode.tools.executor import CallEvent
 from clawmode.tools.hooks import AfterToolCall
-from clawmode.tools.tool import JsonObject, Tool
+from clawmode.tools.tool import Tool
+from clawmode.types import JsonObject
 
 pytestmark = pytest.mark.anyio
 

@@ -38,7 +38,7 @@ from clawmode.catalog.namespaces import (
 from clawmode.sandbox import artifacts
 from clawmode.tools.executor import CallEvent
 from clawmode.tools.hooks import AfterToolCall, BeforeToolCall
-from clawmode.tools.tool import JsonObject
+from clawmode.types import JsonObject
 
 pytestmark = pytest.mark.anyio
 

@@ -12,7 +12,8 @@ from clawmode.terminal.forms import introduce
 from clawmode.tools.approvals import InputQuestion
 from clawmode.tools.executor import Call, Executor
 from clawmode.tools.policy import Policy
-from clawmode.tools.tool import InputRequest, JsonObject, Tool, ToolContext
+from clawmode.tools.tool import InputRequest, Tool, ToolContext
+from clawmode.types import JsonObject
 
 pytestmark = pytest.mark.anyio
 

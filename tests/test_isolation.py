@@ -31,7 +31,7 @@ from clawmode.catalog.namespaces import NamespaceRegistration, NamespaceRegistry
 from clawmode.code_mode.stores import SnapshotStore
 from clawmode.tools.executor import CallEvent
 from clawmode.tools.hooks import BeforeToolCall
-from clawmode.tools.tool import JsonObject
+from clawmode.types import JsonObject
 
 pytestmark = pytest.mark.anyio
 

@@ -8,8 +8,8 @@ import anyio.lowlevel
 import pytest
 
 from clawmode import ClawmodeError, CodeMode, Pool, tool
-from clawmode.mcp.servers import McpServers
 from clawmode.config.mcp import read_servers
+from clawmode.mcp.servers import McpServers
 from clawmode.tasks import Lifetime
 
 

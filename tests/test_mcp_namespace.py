@@ -9,7 +9,8 @@ import pytest
 
 from clawmode import CodeMode, Hooks, Pool, Tool, ToolCallDecision, ToolResult, tool
 from clawmode.tools.hooks import BeforeToolCall
-from clawmode.tools.tool import JsonObject, ToolContext
+from clawmode.tools.tool import ToolContext
+from clawmode.types import JsonObject
 
 pytestmark = pytest.mark.anyio
 

@@ -23,14 +23,14 @@ from tests.mcp.driver import raw
 from tests.plugins.material import documented_plugin
 
 from clawmode import Approvals, CodeMode, Pool, tool
-from clawmode.app.servers import serve
+from clawmode.addresses import Attempts
 from clawmode.app.setup import Options, set_up
 from clawmode.config.mcp import read_servers
 from clawmode.context import RunContext
 from clawmode.exceptions import ConfigurationError
 from clawmode.mcp.server import RequireToken, opened
 from clawmode.mcp.servers import McpServers
-from clawmode.rpc.tokens import Attempts
+from clawmode.terminal.mcp_face import serve
 
 pytestmark = pytest.mark.anyio
 

@@ -37,8 +37,8 @@ from clawmode.context import RunContext
 from clawmode.exceptions import SandboxError
 from clawmode.sandbox.pool import Pool
 from clawmode.sandbox.protocol import Done, Start, Suspended
-from clawmode.tools.tool import JsonObject, Tool, ToolSource
-from clawmode.types import JsonValue
+from clawmode.tools.tool import Tool, ToolSource
+from clawmode.types import JsonObject, JsonValue
 
 TOOL_NAMES = ("list_issues", "update_issue")
 quickly = settings(derandomize=True, max_examples=150, deadline=None)

@@ -33,7 +33,7 @@ from clawmode.exceptions import UnknownTool
 from clawmode.sandbox import artifacts
 from clawmode.tools.executor import CallEvent
 from clawmode.tools.hooks import BeforeToolCall
-from clawmode.tools.tool import JsonObject
+from clawmode.types import JsonObject
 
 pytestmark = pytest.mark.anyio
 

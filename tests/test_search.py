@@ -7,7 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clawmode.catalog import search
-from clawmode.catalog.search import Document, NearNames, Ranker, SearchIndex, stem, terms_of
+from clawmode.catalog.search import Document, Ranker, SearchIndex, stem, terms_of
+from clawmode.tools import near_names
+from clawmode.tools.near_names import NearNames
 
 TOOLS = [
     Document("read_file", "", "Read the contents of a local file", "path encoding"),
@@ -343,7 +345,7 @@ def test_likeness_counts_the_letters_that_two_names_have_in_the_same_order(a: st
         row = [0]
         for at, y in enumerate(b):
             row.append(above[at] + 1 if x == y else max(above[at + 1], row[at]))
-    assert search._Likeness(a, set())._common(b) == row[-1]
+    assert near_names._Likeness(a, set())._common(b) == row[-1]
 
 
 @pytest.mark.covers("B-3")
@@ -352,12 +354,12 @@ def test_a_misspelt_name_among_ten_thousand_is_compared_with_few(
 ) -> None:
     names = [f"create_issue_in_project_{number}" for number in range(10_000)]
     near, compared = NearNames(names), list[str]()
-    to = search._Likeness.to
+    to = near_names._Likeness.to
     monkeypatch.setattr(
-        search._Likeness, "to", lambda it, name: compared.append(name) or to(it, name)
+        near_names._Likeness, "to", lambda it, name: compared.append(name) or to(it, name)
     )
     assert names[near.find("creat_isue_in_projct_4711", 3)[0]] == "create_issue_in_project_4711"
-    assert len(compared) <= search.MAX_COMPARED
+    assert len(compared) <= near_names.MAX_COMPARED
 
 
 def test_another_ranker_can_take_its_place() -> None:

@@ -22,7 +22,8 @@ from clawmode.context import RunContext
 from clawmode.tools.approvals import Approvals
 from clawmode.tools.executor import Call, CallEvent, Executor, ToolFailure
 from clawmode.tools.policy import Policy
-from clawmode.tools.tool import JsonObject, Tool, ToolContext
+from clawmode.tools.tool import Tool, ToolContext
+from clawmode.types import JsonObject
 
 pytestmark = pytest.mark.anyio
 

@@ -32,9 +32,9 @@ from clawmode.context import RunContext
 from clawmode.exceptions import InvalidTool
 from clawmode.tools.docstrings import parse
 from clawmode.tools.function import tool
-from clawmode.tools.tool import JsonObject, Tool, ToolContext, ToolResult
+from clawmode.tools.tool import Tool, ToolContext, ToolResult
 from clawmode.tools.validation import validate
-from clawmode.types import JsonValue
+from clawmode.types import JsonObject, JsonValue
 
 if TYPE_CHECKING:
     from fractions import Fraction

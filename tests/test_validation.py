@@ -18,9 +18,9 @@ from clawmode.exceptions import ClawmodeError
 from clawmode.tools import validation
 from clawmode.tools.input_problems import MAX_PROBLEMS, MAX_TEXT
 from clawmode.tools.schema_cost import COUNTLESS, Burden, Schema, SchemaGraph
-from clawmode.tools.tool import JsonObject, Tool
+from clawmode.tools.tool import Tool
 from clawmode.tools.validation import MAX_DEPTH, InvalidSchema, Validator, validate
-from clawmode.types import JsonValue
+from clawmode.types import JsonObject, JsonValue
 
 ORDER: Schema = {
     "type": "object",

@@ -18,7 +18,8 @@ from clawmode.catalog import vectors
 from clawmode.catalog.catalog import Catalog
 from clawmode.catalog.search import Document, SearchIndex, go_by_words, split_identifier
 from clawmode.catalog.vectors import MissingExtra, VectorRanker, choose_ranker
-from clawmode.tools.tool import JsonObject, Tool, ToolSource
+from clawmode.tools.tool import Tool, ToolSource
+from clawmode.types import JsonObject
 
 TOOLS = [
     Document("issue_refund", "", "Return a charge to the customer's card", "charge_id amount"),

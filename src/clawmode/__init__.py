@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from clawmode.agent.events import AgentEvent
-    from clawmode.sessions.history import read_transcript
     from clawmode.agent.hooks import (
         AgentEnd,
         ClaimedReply,
@@ -33,13 +32,20 @@ if TYPE_CHECKING:
     from clawmode.agent.requests import AgentRequest, RunResult
     from clawmode.agent.resolver import Configured as ConfigResolver
     from clawmode.agent.runtime import AgentRuntime
-    from clawmode.config.agents import Configuration
-    from clawmode.sessions.store import SessionStore
-    from clawmode.config.resolve import read as read_configuration
-    from clawmode.terminal.trajectory_view import render as render_transcript
-    from clawmode.tools.approvals import Approvals, Decision, InputQuestion, Question
+    from clawmode.catalog.namespaces import (
+        NamespaceContext,
+        NamespaceRegistration,
+        NamespaceRegistry,
+        namespace_tool,
+    )
     from clawmode.code_mode.code_mode import CodeMode
     from clawmode.code_mode.config import CodeModeConfig
+    from clawmode.code_mode.results import CodeModeResult, compact
+    from clawmode.code_mode.sqlite_store import SqliteStore
+    from clawmode.code_mode.stores import MemoryStore
+    from clawmode.config.agents import Configuration
+    from clawmode.config.mcp import read_servers
+    from clawmode.config.resolve import read as read_configuration
     from clawmode.context import RunContext
     from clawmode.core_tools.confined import FileLimits
     from clawmode.core_tools.files import FileSettings
@@ -64,11 +70,21 @@ if TYPE_CHECKING:
         UnknownHook,
         UnknownTool,
     )
-    from clawmode.tools.executor import CallEvent
+    from clawmode.mcp.servers import McpServers
+    from clawmode.messages import ToolMessage
+    from clawmode.models.base import Model, ModelError
+    from clawmode.plugins.loader import PluginApi, Plugins
     from clawmode.rpc.client import GatewayClient, TurnResult
     from clawmode.rpc.event_buffer import EventsLost
     from clawmode.rpc.link import GatewayUnreachable
     from clawmode.rpc.protocol import RpcError
+    from clawmode.sandbox.pool import Pool
+    from clawmode.sessions.history import read_transcript
+    from clawmode.sessions.store import SessionStore
+    from clawmode.terminal.trajectory_view import render as render_transcript
+    from clawmode.tools.approvals import Approvals, Decision, InputQuestion, Question
+    from clawmode.tools.executor import CallEvent
+    from clawmode.tools.function import tool
     from clawmode.tools.hooks import (
         AfterToolCall,
         BeforeToolCall,
@@ -76,25 +92,9 @@ if TYPE_CHECKING:
         RequireApproval,
         ToolCallDecision,
     )
-    from clawmode.mcp.servers import McpServers
-    from clawmode.config.mcp import read_servers
-    from clawmode.messages import ToolMessage
-    from clawmode.models.base import Model, ModelError
-    from clawmode.catalog.namespaces import (
-        NamespaceContext,
-        NamespaceRegistration,
-        NamespaceRegistry,
-        namespace_tool,
-    )
-    from clawmode.plugins.loader import PluginApi, Plugins
     from clawmode.tools.policy import Policy
-    from clawmode.code_mode.results import CodeModeResult, compact
-    from clawmode.sandbox.pool import Pool
-    from clawmode.code_mode.sqlite_store import SqliteStore
-    from clawmode.code_mode.stores import MemoryStore
-    from clawmode.tools.function import tool
-    from clawmode.tools.tool import InputRequest, JsonObject, Tool, ToolContext, ToolResult
-    from clawmode.types import JsonValue
+    from clawmode.tools.tool import InputRequest, Tool, ToolContext, ToolResult
+    from clawmode.types import JsonObject, JsonValue
 
 __all__ = [
     "AbortUnconfirmed",
@@ -212,7 +212,7 @@ LIBRARY = {
     "InputQuestion": "tools.approvals",
     "InputRequest": "tools.tool",
     "InvalidTool": "exceptions",
-    "JsonObject": "tools.tool",
+    "JsonObject": "types",
     "JsonValue": "types",
     "McpServers": "mcp.servers",
     "MemoryStore": "code_mode.stores",

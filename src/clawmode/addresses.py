@@ -8,15 +8,19 @@ import contextlib
 import ipaddress
 import re
 import socket
+import time
+from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import TypeAlias
 
 import anyio
 
-from clawmode.core_tools.problems import ToolProblem
+from clawmode.exceptions import ToolProblem
 
 MAX_ADDRESSES = 16
+MAX_FAILED = 1_000
+"""Addresses whose failed attempts are remembered."""
 
 Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
 Resolve: TypeAlias = Callable[[str, int], Awaitable[list[str]]]
@@ -133,3 +137,56 @@ async def _look_up(host: str, port: int, resolve: Resolve) -> list[Address]:
     if not found:
         raise ToolProblem("not_found", f"the host {host[:200]!r} was not found")
     return found
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address leads to this machine alone."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+class Attempts:
+    """Failed attempts by address: who has too many has to wait.
+
+    Args:
+        most: How many in a window.
+        seconds: The window.
+        clock: The time, in seconds.
+    """
+
+    def __init__(
+        self,
+        most: int = 10,
+        seconds: float = 60.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._most = most
+        self._seconds = seconds
+        self._clock = clock
+        self._failed: OrderedDict[str, deque[float]] = OrderedDict()
+
+    def wait(self, address: str) -> float:
+        """How long an address has to wait, in seconds; 0: it may try."""
+        times = self._failed.get(address)
+        if times is None:
+            return 0.0
+        now = self._clock()
+        while times and times[0] <= now - self._seconds:
+            times.popleft()
+        if not times:
+            del self._failed[address]
+        if len(times) < self._most:
+            return 0.0
+        return times[0] + self._seconds - now
+
+    def fail(self, address: str) -> None:
+        """One more that failed."""
+        times = self._failed.setdefault(address, deque(maxlen=self._most))
+        times.append(self._clock())
+        self._failed.move_to_end(address)
+        while len(self._failed) > MAX_FAILED:
+            self._failed.popitem(last=False)

@@ -272,3 +272,15 @@ class ProtocolError(ClawmodeError):
     def __init__(self, message: str) -> None:
         # It is logged, and quotes what was sent.
         super().__init__(message[:300])
+
+
+class ToolProblem(ClawmodeError):
+    """A call that cannot be served. Its message is for the caller, and says what to do.
+
+    Attributes:
+        code: What kind of trouble it is, such as `outside` or `not_found`; for tests and logs.
+    """
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code

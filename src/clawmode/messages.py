@@ -8,8 +8,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
-from clawmode.tools.tool import JsonObject
-from clawmode.types import JsonValue
+from clawmode.types import JsonObject, JsonValue
 
 StopReason: TypeAlias = Literal["stop", "tool_calls", "length", "refused", "error", "aborted"]
 STOP_REASONS: tuple[StopReason, ...] = (

@@ -5,6 +5,8 @@ from typing import Any, TypeAlias
 JsonValue: TypeAlias = "str | int | float | bool | list[JsonValue] | dict[str, JsonValue] | None"
 """What crosses the bridge, once parsed."""
 
+JsonObject: TypeAlias = dict[str, JsonValue]
+
 JsonText: TypeAlias = bytes
 """UTF-8 JSON that has not been parsed: what the sandbox carries, without looking inside."""
 

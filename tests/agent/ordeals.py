@@ -22,7 +22,8 @@ from clawmode.agent.requests import AgentRequest, RunResult
 from clawmode.agent.runtime import Run
 from clawmode.testing import ScriptedModel, ScriptRequest, Turn, call, pause, think
 from clawmode.tools.approvals import Approvals
-from clawmode.tools.tool import JsonObject, ToolContext
+from clawmode.tools.tool import ToolContext
+from clawmode.types import JsonObject
 
 
 @tool(effect="read")

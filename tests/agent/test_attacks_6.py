@@ -18,7 +18,8 @@ from clawmode.app.secrets import known_secrets
 from clawmode.sessions.store import SessionStore
 from clawmode.testing import ScriptedModel, Turn, call, pause
 from clawmode.tools.hooks import Hooks
-from clawmode.tools.tool import JsonObject, Tool, ToolContext
+from clawmode.tools.tool import Tool, ToolContext
+from clawmode.types import JsonObject
 
 pytestmark = pytest.mark.anyio
 

@@ -24,7 +24,7 @@ from clawmode.app.console import ProgramOutput
 from clawmode.models.base import ModelError
 from clawmode.terminal.agent_view import AgentView
 from clawmode.testing import ScriptServer, Turn, call, pause, think
-from clawmode.tools.tool import JsonObject
+from clawmode.types import JsonObject
 
 # The first test of a process waits until the zygote has imported everything.
 pytestmark = pytest.mark.timeout(45)

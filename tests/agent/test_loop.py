@@ -24,7 +24,8 @@ from clawmode.testing import ScriptedModel, call, pause, think
 from clawmode.testing import Turn as Says
 from clawmode.tools.executor import Executor
 from clawmode.tools.policy import Policy
-from clawmode.tools.tool import JsonObject, Tool, ToolContext, ToolResult
+from clawmode.tools.tool import Tool, ToolContext, ToolResult
+from clawmode.types import JsonObject
 
 pytestmark = pytest.mark.anyio
 

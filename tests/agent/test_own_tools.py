@@ -17,7 +17,7 @@ from clawmode.app.protected_paths import protected_paths
 from clawmode.app.setup import Options, Setup, set_up
 from clawmode.testing import ScriptedModel, Turn, call
 from clawmode.tools.approvals import Approvals
-from clawmode.tools.tool import JsonObject
+from clawmode.types import JsonObject
 
 pytestmark = pytest.mark.anyio
 

@@ -24,9 +24,9 @@ from clawmode.config.resolve import (
     schema,
 )
 from clawmode.exceptions import ConfigurationError
-from clawmode.tools.tool import JsonObject, ToolSource
+from clawmode.tools.tool import ToolSource
 from clawmode.tools.validation import Validator
-from clawmode.types import JsonValue
+from clawmode.types import JsonObject, JsonValue
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "config.md").read_text("utf-8")
 

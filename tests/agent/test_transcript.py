@@ -47,8 +47,7 @@ from clawmode.sessions.history import (
 )
 from clawmode.sessions.lock import SessionBusy, SessionLock
 from clawmode.sessions.transcript import EntryTooLarge, Transcript, open_transcript
-from clawmode.tools.tool import JsonObject
-from clawmode.types import JsonValue
+from clawmode.types import JsonObject, JsonValue
 
 pytestmark = pytest.mark.anyio
 

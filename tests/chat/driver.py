@@ -25,7 +25,8 @@ from clawmode.sessions.store import SessionStore
 from clawmode.testing import ScriptedModel
 from clawmode.tools.approvals import Approvals
 from clawmode.tools.hooks import Hooks
-from clawmode.tools.tool import JsonObject, Tool, ToolContext
+from clawmode.tools.tool import Tool, ToolContext
+from clawmode.types import JsonObject
 
 ANY: JsonObject = {"type": "object"}
 

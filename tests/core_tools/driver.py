@@ -13,8 +13,8 @@ import anyio
 import pytest
 
 from clawmode.context import RunContext
-from clawmode.core_tools.problems import ToolProblem
 from clawmode.core_tools.suite import CoreTools, make_core_tools
+from clawmode.exceptions import ToolProblem
 from clawmode.tools.executor import Call, Executor, ToolFailure
 from clawmode.tools.hooks import Hooks
 from clawmode.tools.policy import Policy

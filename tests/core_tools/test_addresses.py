@@ -5,7 +5,7 @@ import ipaddress
 import pytest
 
 from clawmode.addresses import find_target, is_public
-from clawmode.core_tools.problems import ToolProblem
+from clawmode.exceptions import ToolProblem
 
 pytestmark = pytest.mark.anyio
 

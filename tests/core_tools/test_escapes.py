@@ -20,7 +20,7 @@ from tests.core_tools.driver import SECRET, Bench, bench, neighbourhood, picture
 from clawmode.core_tools.confined import Workspace
 from clawmode.core_tools.files import FileSettings
 from clawmode.core_tools.places import FileLimits, Place
-from clawmode.core_tools.problems import ToolProblem
+from clawmode.exceptions import ToolProblem
 from clawmode.tools.executor import ToolFailure
 
 pytestmark = pytest.mark.anyio

@@ -33,13 +33,13 @@ from clawmode.core_tools.exec_policy import (
     analyse,
     is_safe,
 )
-from clawmode.core_tools.problems import ToolProblem
 from clawmode.core_tools.shell import ShellSettings
+from clawmode.exceptions import ToolProblem
 from clawmode.tools.approvals import Approvals
 from clawmode.tools.executor import Executor, ToolFailure
 from clawmode.tools.hooks import BeforeToolCall, Hooks, RequireApproval, ToolCallDecision
 from clawmode.tools.policy import Policy
-from clawmode.tools.tool import JsonObject
+from clawmode.types import JsonObject
 
 pytestmark = pytest.mark.anyio
 

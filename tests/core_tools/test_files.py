@@ -14,8 +14,7 @@ from tests.core_tools.driver import Bench, bench
 from clawmode.core_tools.confined import Workspace
 from clawmode.core_tools.files import FileSettings, replaced
 from clawmode.core_tools.places import FileLimits, Place
-from clawmode.core_tools.problems import ToolProblem
-from clawmode.exceptions import ConfigurationError
+from clawmode.exceptions import ConfigurationError, ToolProblem
 
 pytestmark = pytest.mark.anyio
 

@@ -12,7 +12,7 @@ from tests.core_tools.driver import Bench, bench, picture
 
 from clawmode.core_tools.patches import Add, Delete, Effort, Hunk, Update, parse, patched
 from clawmode.core_tools.places import Place
-from clawmode.core_tools.problems import ToolProblem
+from clawmode.exceptions import ToolProblem
 
 pytestmark = pytest.mark.anyio
 

@@ -16,7 +16,7 @@ from clawmode.cron.job import Job
 from clawmode.cron.jobs import Jobs, Standing
 from clawmode.cron.ledger import RunRecord
 from clawmode.cron.scheduler import Scheduler
-from clawmode.tools.tool import JsonObject
+from clawmode.types import JsonObject
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -28,7 +28,8 @@ from clawmode.rpc.protocol import Hello, parse
 from clawmode.rpc.scopes import SCOPES, expand
 from clawmode.rpc.tokens import Tokens
 from clawmode.testing import ScriptedModel
-from clawmode.tools.tool import JsonObject, Tool, ToolContext
+from clawmode.tools.tool import Tool, ToolContext
+from clawmode.types import JsonObject
 
 ANY: JsonObject = {"type": "object"}
 

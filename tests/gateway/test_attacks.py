@@ -31,7 +31,8 @@ from clawmode.rpc import admission, protocol
 from clawmode.rpc import presence as place
 from clawmode.rpc.tokens import TokenError, Tokens
 from clawmode.testing import Turn, call, scripted, think
-from clawmode.tools.tool import JsonObject, Tool, ToolContext
+from clawmode.tools.tool import Tool, ToolContext
+from clawmode.types import JsonObject
 
 pytestmark = pytest.mark.anyio
 

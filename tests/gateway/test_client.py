@@ -33,7 +33,8 @@ from clawmode.rpc.client import (
 )
 from clawmode.rpc.tokens import Tokens
 from clawmode.testing import Turn, call, pause
-from clawmode.tools.tool import JsonObject, Tool, ToolContext
+from clawmode.tools.tool import Tool, ToolContext
+from clawmode.types import JsonObject
 
 pytestmark = pytest.mark.anyio
 

@@ -30,7 +30,8 @@ from clawmode.redaction import Redactor
 from clawmode.rpc.client import GatewayClient
 from clawmode.rpc.protocol import RpcError
 from clawmode.testing import Turn, call, pause
-from clawmode.tools.tool import JsonObject, Tool, ToolContext
+from clawmode.tools.tool import Tool, ToolContext
+from clawmode.types import JsonObject
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
 

@@ -14,7 +14,8 @@ from clawmode.core_tools.exec_policy import EXEC_ID
 from clawmode.gateway import approval_methods
 from clawmode.terminal.desk import make_approvals
 from clawmode.testing import Turn, call
-from clawmode.tools.tool import InputRequest, JsonObject, Tool, ToolContext
+from clawmode.tools.tool import InputRequest, Tool, ToolContext
+from clawmode.types import JsonObject
 
 pytestmark = pytest.mark.anyio
 

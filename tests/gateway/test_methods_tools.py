@@ -9,7 +9,8 @@ from tests.gateway.inside import ANY, Inside, Refused, echo, events, inside, unt
 
 from clawmode.testing import Turn, call
 from clawmode.tools.hooks import BeforeToolCall, RequireApproval, ToolCallDecision
-from clawmode.tools.tool import JsonObject, Tool, ToolContext
+from clawmode.tools.tool import Tool, ToolContext
+from clawmode.types import JsonObject
 
 pytestmark = pytest.mark.anyio
 

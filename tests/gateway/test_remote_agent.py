@@ -25,7 +25,8 @@ from clawmode.commands import options as common
 from clawmode.rpc import presence as place
 from clawmode.testing import Turn, call, pause
 from clawmode.tools.hooks import BeforeToolCall, RequireApproval, ToolCallDecision
-from clawmode.tools.tool import InputRequest, JsonObject, Tool, ToolContext
+from clawmode.tools.tool import InputRequest, Tool, ToolContext
+from clawmode.types import JsonObject
 
 # The first test of a process waits until the zygote has imported everything.
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(45)]

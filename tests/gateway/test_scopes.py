@@ -20,7 +20,7 @@ from clawmode.gateway.gateway import Gateway
 from clawmode.gateway.methods import IDEMPOTENCY, Params
 from clawmode.rpc.protocol import Hello
 from clawmode.rpc.scopes import EVENTS, SCOPES, Scope, expand, may_see
-from clawmode.tools.tool import JsonObject
+from clawmode.types import JsonObject
 
 pytestmark = pytest.mark.anyio
 

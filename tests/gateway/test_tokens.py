@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from clawmode.addresses import Attempts
 from clawmode.rpc.scopes import EVENTS, SCOPES, expand, granted, may_see
-from clawmode.rpc.tokens import FILE, Attempts, Token, TokenError, Tokens, digest
+from clawmode.rpc.tokens import FILE, Token, TokenError, Tokens, digest
 
 
 def test_a_token_is_known_by_its_hash_alone(tmp_path: Path) -> None:

@@ -16,11 +16,12 @@ from tests.gateway.inside import until
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
+from clawmode.addresses import Attempts, is_loopback
 from clawmode.exceptions import ConfigurationError
 from clawmode.gateway.clients import MAX_FRAMES, Client
-from clawmode.rpc.listen import Listen, check_reach, is_loopback
+from clawmode.rpc.listen import Listen, check_reach
 from clawmode.rpc.protocol import MAX_FIRST_BYTES
-from clawmode.rpc.tokens import Attempts, Token, Tokens
+from clawmode.rpc.tokens import Token, Tokens
 
 pytestmark = pytest.mark.anyio
 

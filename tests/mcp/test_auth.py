@@ -19,11 +19,12 @@ from mcp.client.auth import OAuthFlowError
 from tests.mcp.driver import call, connected, view_of
 from tests.mcp.web_server import Request, WebServer, web_server
 
-from clawmode.app.servers import TOKENS, log_in
+from clawmode.app.servers import TOKENS
 from clawmode.app.setup import Options, set_up
 from clawmode.config.mcp import read_servers
 from clawmode.exceptions import ConfigurationError
 from clawmode.mcp.auth import make_auth
+from clawmode.terminal.mcp_face import log_in
 
 pytestmark = pytest.mark.anyio
 

@@ -17,8 +17,7 @@ from clawmode import CodeMode, Pool
 from clawmode.catalog.declarations import MAX_FILE_CHARS
 from clawmode.code_mode.surface import Format
 from clawmode.tools.executor import CallEvent
-from clawmode.tools.tool import JsonObject
-from clawmode.types import JsonValue
+from clawmode.types import JsonObject, JsonValue
 
 pytestmark = pytest.mark.anyio
 

@@ -19,8 +19,8 @@ from tests.mcp.web_server import Request, web_server
 
 from clawmode.mcp.servers import McpServers
 from clawmode.mcp.wire import McpError
-from clawmode.tools.tool import InputRequest, JsonObject
-from clawmode.types import JsonValue
+from clawmode.tools.tool import InputRequest
+from clawmode.types import JsonObject, JsonValue
 
 pytestmark = pytest.mark.anyio
 

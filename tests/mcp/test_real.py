@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from tests.mcp.driver import call, connected, eventually, view_of
 
-from clawmode.tools.tool import InputRequest, JsonObject
-from clawmode.types import JsonValue
+from clawmode.tools.tool import InputRequest
+from clawmode.types import JsonObject, JsonValue
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(360)]  # the first test fetches them
 

@@ -19,8 +19,8 @@ from clawmode.mcp.wire import McpError
 from clawmode.tools.approvals import Approvals
 from clawmode.tools.executor import Call, Executor, ToolFailure
 from clawmode.tools.policy import Policy
-from clawmode.tools.tool import InputRequest, JsonObject, ToolContext
-from clawmode.types import JsonValue
+from clawmode.tools.tool import InputRequest, ToolContext
+from clawmode.types import JsonObject, JsonValue
 
 pytestmark = pytest.mark.anyio
 

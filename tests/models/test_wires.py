@@ -35,7 +35,7 @@ from clawmode.models.base import (
 )
 from clawmode.models.settings import APIS, Api, ModelSettings, make_model
 from clawmode.testing import Raw, ScriptServer, Turn, call, pause, text, think
-from clawmode.tools.tool import JsonObject
+from clawmode.types import JsonObject
 
 pytestmark = pytest.mark.anyio
 

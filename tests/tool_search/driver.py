@@ -19,7 +19,8 @@ from clawmode.testing import Turn, call
 from clawmode.tools.approvals import Approvals
 from clawmode.tools.executor import CallEvent, Executor
 from clawmode.tools.hooks import Hooks
-from clawmode.tools.tool import JsonObject, Tool, ToolContext, ToolSource
+from clawmode.tools.tool import Tool, ToolContext, ToolSource
+from clawmode.types import JsonObject
 
 CONTROLS = ["tool_search", "tool_describe", "tool_call"]
 

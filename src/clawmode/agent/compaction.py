@@ -29,7 +29,7 @@ from clawmode.models.base import Finished, Model, ModelError, ModelRequest
 from clawmode.sessions.history import Entry, History, TranscriptError
 from clawmode.sessions.transcript import Transcript
 from clawmode.tools.hooks import Hooks
-from clawmode.tools.tool import JsonObject
+from clawmode.types import JsonObject
 
 logger = logging.getLogger("clawmode.agent")
 

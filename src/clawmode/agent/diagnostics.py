@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from clawmode.tools.tool import JsonObject
+from clawmode.types import JsonObject
 
 Work: TypeAlias = Literal["run", "model", "tool"]
 Kind: TypeAlias = Literal["session.long_running", "session.stalled", "session.stuck"]

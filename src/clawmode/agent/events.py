@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from clawmode.tools.tool import JsonObject
+from clawmode.types import JsonObject
 
 Stream: TypeAlias = Literal["lifecycle", "assistant", "thinking", "tool", "compaction"]
 

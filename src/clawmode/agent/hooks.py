@@ -25,8 +25,7 @@ from typing import Any, TypeVar
 from clawmode.context import RunContext
 from clawmode.messages import Message, ToolMessage
 from clawmode.tools.hooks import Hooks, Registered
-from clawmode.tools.tool import JsonObject
-from clawmode.types import JsonValue
+from clawmode.types import JsonObject, JsonValue
 
 logger = logging.getLogger("clawmode.hooks")
 

@@ -45,7 +45,7 @@ from clawmode.models.base import (
 )
 from clawmode.redaction import KnownSecrets
 from clawmode.sessions.sanitize import bounded, bounded_parts
-from clawmode.tools.tool import JsonObject
+from clawmode.types import JsonObject
 
 logger = logging.getLogger("clawmode.agent")
 

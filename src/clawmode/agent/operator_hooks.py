@@ -22,8 +22,7 @@ from clawmode.agent.operator_scripts import Program, PythonFile, Script, ScriptE
 from clawmode.code_mode.config import ConfigWarning, join, show
 from clawmode.config.operations import InternalHook, InternalHooks
 from clawmode.exceptions import ConfigurationError
-from clawmode.tools.tool import JsonObject
-from clawmode.types import JsonValue
+from clawmode.types import JsonObject, JsonValue
 
 logger = logging.getLogger("clawmode.hooks")
 

@@ -28,8 +28,7 @@ from anyio.abc import ByteReceiveStream, Process
 from clawmode.exceptions import ClawmodeError
 from clawmode.foreign import is_ours, told
 from clawmode.redaction import Redactor
-from clawmode.tools.tool import JsonObject
-from clawmode.types import copy_json
+from clawmode.types import JsonObject, copy_json
 
 MAX_ANSWER = 1 << 20
 MAX_STDERR = 4_096

@@ -23,8 +23,7 @@ from clawmode.agent.run import Resources, SessionRun
 from clawmode.models.base import ToolDefinition
 from clawmode.sessions.keys import session_key
 from clawmode.sessions.store import Session, SessionStore, UnknownSession
-from clawmode.tools.tool import JsonObject
-from clawmode.types import JsonValue
+from clawmode.types import JsonObject, JsonValue
 
 NOWHERE = Path("nowhere")
 """The transcript of a session that there is not."""

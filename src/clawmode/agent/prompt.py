@@ -12,8 +12,7 @@ from clawmode.agent import bootstrap
 from clawmode.agent.bootstrap import BootstrapFile
 from clawmode.agent.hooks import PromptAdditions
 from clawmode.agent.skills import Skills
-from clawmode.tools.tool import JsonObject
-from clawmode.types import JsonValue
+from clawmode.types import JsonObject, JsonValue
 
 BASE = (
     "You are an agent that works for a person by calling tools. Do what is asked with as few "

@@ -14,7 +14,7 @@ from clawmode.sessions.sanitize import bounded
 from clawmode.sessions.trajectory import Trajectory
 from clawmode.sessions.transcript import EntryTooLarge, NestedState, Transcript
 from clawmode.tools.executor import CallEvent
-from clawmode.tools.tool import JsonObject
+from clawmode.types import JsonObject
 
 TOO_LARGE = "The result was too large to be kept."
 

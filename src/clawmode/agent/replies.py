@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from clawmode.config.agents import Verbosity
 from clawmode.messages import AssistantMessage, Message, Thinking, ToolMessage
-from clawmode.tools.tool import JsonObject
+from clawmode.types import JsonObject
 
 SILENT = ("NO_REPLY", "no_reply")
 """What a model says that has nothing to say. Exactly this, and nothing beside it."""

@@ -16,8 +16,8 @@ from clawmode.messages import Image
 from clawmode.models.base import Model, ThinkingLevel
 from clawmode.sessions.store import Session
 from clawmode.tools.policy import Policy
-from clawmode.tools.tool import JsonObject, Tool
-from clawmode.types import JsonValue
+from clawmode.tools.tool import Tool
+from clawmode.types import JsonObject, JsonValue
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

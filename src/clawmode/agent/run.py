@@ -47,8 +47,8 @@ from clawmode.sessions.transcript import Transcript
 from clawmode.tools.approvals import Approvals
 from clawmode.tools.executor import Executor
 from clawmode.tools.hooks import Hooks
-from clawmode.tools.tool import JsonObject, Tool
-from clawmode.types import JsonValue
+from clawmode.tools.tool import Tool
+from clawmode.types import JsonObject, JsonValue
 
 if TYPE_CHECKING:
     from clawmode.mcp.servers import McpServers

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 import anyio
 from anyio.abc import TaskGroup
 
+from clawmode.agent.care import Forget, SessionCare
 from clawmode.agent.events import AgentEvent, Listener, Stream
 from clawmode.agent.hooks import AgentEnd, AgentHooks, ModelResolve
 from clawmode.agent.intake import Said
@@ -26,21 +27,21 @@ from clawmode.agent.operator_hooks import OperatorHooks
 from clawmode.agent.preview import Preview, looking, preview
 from clawmode.agent.replies import Sent, shape
 from clawmode.agent.requests import AgentRequest, Resolver, RunResult, RunSettings, Streaming
-from clawmode.agent.care import Forget, SessionCare
 from clawmode.agent.run import STOPPED, Ended, Resources, SessionRun
-from clawmode.sessions.store import Session, SessionStore
-from clawmode.tools.approvals import Approvals
+from clawmode.catalog.namespaces import NamespaceRegistry
 from clawmode.code_mode.code_mode import CodeMode
+from clawmode.code_mode.sqlite_store import SqliteStore
 from clawmode.context import RunContext
 from clawmode.exceptions import ClawmodeError, ConfigurationError
 from clawmode.foreign import told
-from clawmode.tools.hooks import Hooks
-from clawmode.catalog.namespaces import NamespaceRegistry
 from clawmode.redaction import KnownSecrets, Redactor
 from clawmode.sandbox.pool import Pool
-from clawmode.code_mode.sqlite_store import SqliteStore
+from clawmode.sessions.store import Session, SessionStore
 from clawmode.tasks import Lifetime
-from clawmode.tools.tool import JsonObject, Tool
+from clawmode.tools.approvals import Approvals
+from clawmode.tools.hooks import Hooks
+from clawmode.tools.tool import Tool
+from clawmode.types import JsonObject
 
 if TYPE_CHECKING:
     from clawmode.mcp.servers import McpServers, ServerView

@@ -20,7 +20,8 @@ from clawmode.config.tool_search import SearchMode, ToolSearchConfig
 from clawmode.context import RunContext
 from clawmode.sandbox.pool import Pool
 from clawmode.tools.executor import Executor
-from clawmode.tools.tool import JsonObject, Tool
+from clawmode.tools.tool import Tool
+from clawmode.types import JsonObject
 
 if TYPE_CHECKING:
     from clawmode.mcp.servers import McpServers

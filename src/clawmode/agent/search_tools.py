@@ -22,7 +22,8 @@ from clawmode.context import RunContext
 from clawmode.messages import Text, ToolCall, ToolMessage
 from clawmode.models.base import ToolDefinition
 from clawmode.tools.executor import Call, Executor
-from clawmode.tools.tool import JsonObject, Tool
+from clawmode.tools.tool import Tool
+from clawmode.types import JsonObject
 
 
 class SearchTools:

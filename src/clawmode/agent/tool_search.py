@@ -20,8 +20,8 @@ from clawmode.code_mode.telemetry import Telemetry
 from clawmode.config.tool_search import DEFAULTS, SearchMode, ToolSearchConfig
 from clawmode.exceptions import ClawmodeError, ToolLookupError, UnknownTool
 from clawmode.tools.policy import safe_server_name
-from clawmode.tools.tool import JsonObject, Tool
-from clawmode.types import JsonValue
+from clawmode.tools.tool import Tool
+from clawmode.types import JsonObject, JsonValue
 
 MAX_QUERIES = 8
 """Searches of one `tool_search`."""

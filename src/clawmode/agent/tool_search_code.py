@@ -29,8 +29,7 @@ from clawmode.exceptions import ErrorCode, SandboxError
 from clawmode.sandbox.pool import Pool
 from clawmode.sandbox.protocol import MAX_SOURCE, Done, Failed, Start
 from clawmode.tools.executor import Executor
-from clawmode.tools.tool import JsonObject
-from clawmode.types import JsonValue
+from clawmode.types import JsonObject, JsonValue
 
 NAME = "tool_search_code"
 

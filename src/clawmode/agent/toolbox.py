@@ -19,8 +19,8 @@ from clawmode.exceptions import DuplicateTool
 from clawmode.messages import Image, Text, ToolCall, ToolMessage
 from clawmode.models.base import ToolDefinition
 from clawmode.tools.executor import Call, Executor, ToolFailure
-from clawmode.tools.tool import JsonObject, Tool, ToolResult
-from clawmode.types import JsonValue
+from clawmode.tools.tool import Tool, ToolResult
+from clawmode.types import JsonObject, JsonValue
 
 MAX_RESULT_CHARS = 200_000
 """Of one result that the model reads. Code mode has its own, smaller limit."""

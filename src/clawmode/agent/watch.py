@@ -10,7 +10,7 @@ from clawmode.agent.diagnostics import Monitor, Report
 from clawmode.agent.events import AgentEvent
 from clawmode.agent.runtime import AgentRuntime
 from clawmode.config.operations import Diagnostics
-from clawmode.tools.tool import JsonObject
+from clawmode.types import JsonObject
 
 logger = logging.getLogger("clawmode.diagnostics")
 

@@ -17,15 +17,16 @@ from clawmode.core_tools.exec_approvals import ExecRules, HostFile
 from clawmode.core_tools.exec_policy import ExecGuard
 from clawmode.core_tools.files import FileSettings
 from clawmode.core_tools.places import FileLimits
-from clawmode.core_tools.problems import ToolProblem
 from clawmode.core_tools.processes import ShellSessions
 from clawmode.core_tools.shell import ShellSettings, Withheld
 from clawmode.core_tools.suite import make_core_tools
 from clawmode.core_tools.web import WebSettings
+from clawmode.exceptions import ToolProblem
 from clawmode.messaging.outbox import Outbox
 from clawmode.tools.function import tool
 from clawmode.tools.hooks import Hooks
-from clawmode.tools.tool import JsonObject, Tool, ToolContext
+from clawmode.tools.tool import Tool, ToolContext
+from clawmode.types import JsonObject
 
 HOST_FILE = "exec-approvals.json"
 MAX_MADE = 64

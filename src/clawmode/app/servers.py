@@ -1,59 +1,23 @@
-"""`clawmode mcp`: what is configured, behind `exec` and `wait`, for one MCP client or for many."""
+"""The configured MCP servers, started and connected, with progress on stderr."""
 
 import logging
 import os
-import secrets
-import webbrowser
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
 import anyio
 
-from clawmode.app.console import Progress, complain, tell
+from clawmode.app.console import Progress, tell
 from clawmode.app.setup import Setup
-from clawmode.code_mode.code_mode import CodeMode
-from clawmode.code_mode.stores import MemoryStore
-from clawmode.context import RunContext
-from clawmode.exceptions import ConfigurationError
-from clawmode.mcp.server import Opener, serve_http, serve_stdio
 from clawmode.mcp.servers import McpServers, ServerView
-from clawmode.mcp.settings import OAuth
-from clawmode.mcp.wire import McpError
-from clawmode.plugins.setup import loaded_plugins
-from clawmode.rpc.listen import MIN_TOKEN, is_loopback
-from clawmode.sandbox.pool import Pool
-from clawmode.terminal.desk import Mode, make_approvals
 from clawmode.tools.tool import Tool
 
 MAX_LOG = 1 << 20
 TOKENS = "mcp-tokens"
 """Where logins are kept, in the folder of the state."""
-
-TOKEN_VARIABLE = "CLAWMODE_MCP_TOKEN"  # noqa: S105 - its name
-
-
-def serve(setup: Setup, approve: Mode, http: str | None) -> None:
-    """Serves until the client hangs up, or until it is stopped.
-
-    Args:
-        setup: What programs can call, and their limits.
-        approve: Who decides about calls of tools that do not only read.
-        http: The address to listen at; None for stdio.
-
-    Raises:
-        ConfigurationError: The address is none, or the token is too short.
-    """
-    address = None if http is None else _address(http)
-    token = os.environ.get(TOKEN_VARIABLE, "") if http else ""
-    if 0 < len(token) < MIN_TOKEN:
-        raise ConfigurationError(
-            f"{TOKEN_VARIABLE} has {len(token)} characters, and needs {MIN_TOKEN} or more; "
-            "without the variable, a token is made and printed"
-        )
-    anyio.run(_serve, setup, approve, address, token)
 
 
 def with_servers(setup: Setup) -> Setup:
@@ -77,14 +41,15 @@ async def open_servers(
         asks: There is a person whom they can ask.
         told: Say which cannot be reached, and why.
     """
-    async with _started(setup, asks=asks) as servers:
+    async with start_servers(setup, asks=asks) as servers:
         if setup.servers:
             await _connect(setup, servers, told=told)
         yield servers
 
 
 @asynccontextmanager
-async def _started(setup: Setup, *, asks: bool) -> AsyncIterator[McpServers]:
+async def start_servers(setup: Setup, *, asks: bool) -> AsyncIterator[McpServers]:
+    """Yields the configured servers, not connected yet; logs what they write to stderr."""
     tokens = setup.state / TOKENS
     with _stderr_kept(setup):
         async with McpServers(setup.servers, asks=asks, tokens=tokens, logs=False) as servers:
@@ -130,112 +95,3 @@ def _stderr_kept(setup: Setup) -> Iterator[None]:
         log.setLevel(level)
         log.removeHandler(handler)
         handler.close()
-
-
-def log_in(setup: Setup, name: str) -> None:
-    """Has a person log in to a server, and keeps the token.
-
-    Raises:
-        ConfigurationError: There is no such server, or it wants no login.
-        McpError: It cannot be reached, or nobody has logged in.
-    """
-    found = [server for server in setup.servers if server.name == name]
-    if not found:
-        known = ", ".join(server.name for server in setup.servers) or "there are none"
-        raise ConfigurationError(f"there is no MCP server named {name!r}: {known}")
-    if not isinstance(found[0].auth, OAuth):
-        raise ConfigurationError(f'MCP server {name!r} wants no login: it has no `auth: "oauth"`')
-
-    async def send_to(server: str, address: str) -> bool:
-        tell(f"log in to {server} at this address; it comes back to this command by itself:")
-        complain(f"  {address}")
-        webbrowser.open(address)
-        return True
-
-    async def connect() -> ServerView:
-        async with McpServers(found, on_login=send_to, tokens=setup.state / TOKENS) as servers:
-            (view,) = await servers.connect()
-            return view
-
-    view = anyio.run(connect)
-    if view.problem:
-        raise McpError(name, "unavailable", view.problem)
-    tell(f"logged in to {name}, tools: {len(view.tools)}")
-
-
-async def _serve(setup: Setup, approve: Mode, address: tuple[str, int] | None, token: str) -> None:
-    """One set of servers and workers for all clients."""
-    store = MemoryStore()
-
-    def opener(context: RunContext) -> CodeMode:
-        return CodeMode(
-            tools=[*setup.tools, *plugins.tools],
-            hooks=plugins.hooks,
-            namespaces=plugins.namespaces,
-            mcp_servers=servers,
-            config=setup.config,
-            policy=setup.policy,
-            approvals=make_approvals(
-                approve, later=True, terminal=None, paused=nullcontext, tell=tell, inputs="ask"
-            ),
-            store=store,
-            context=context,
-            pool=pool,
-        )
-
-    with loaded_plugins(setup.configuration, setup.state) as plugins:
-        async with Pool() as pool, _started(setup, asks=True) as servers:
-            with _problems_told(setup, servers):
-                # Behind the answer to `initialize`: clients give up on a server that starts slowly.
-                servers.begin()
-                if address is None:
-                    await serve_stdio(opener, servers)
-                else:
-                    await _serve_http(opener, servers, *address, token)
-
-
-@contextmanager
-def _problems_told(setup: Setup, servers: McpServers) -> Iterator[None]:
-    """Says on stderr why a server cannot be reached, once for each reason."""
-    told: dict[str, str | None] = {}
-
-    def tell_of(view: ServerView) -> None:
-        if view.problem and told.get(view.name) != view.problem:
-            tell(f"MCP server {view.name}: {view.problem}")
-            if not any(told.values()):
-                tell(f"what MCP servers write to stderr is in {log_file(setup)}")
-        told[view.name] = view.problem
-
-    for view in servers.views:
-        tell_of(view)
-    unwatch = servers.watch(tell_of)
-    try:
-        yield
-    finally:
-        unwatch()
-
-
-async def _serve_http(
-    opener: Opener, servers: McpServers, host: str, port: int, token: str
-) -> None:
-    shown = "the token of " + TOKEN_VARIABLE
-    if not token:
-        token = secrets.token_urlsafe(32)
-        shown = f"the bearer token {token}"
-
-    def ready(used: int) -> None:
-        tell(f"MCP server at http://{host}:{used}/mcp, with {shown}")
-        if not is_loopback(host):
-            tell(
-                f"{host} can be reached from other machines, and there is no TLS here: the token "
-                "and all data travel unencrypted. Put a reverse proxy with TLS in front of it"
-            )
-
-    await serve_http(opener, servers, host, port, token, ready)
-
-
-def _address(text: str) -> tuple[str, int]:
-    host, _, port = text.rpartition(":")
-    if not host or not port.isdecimal() or int(port) > 65535:
-        raise ConfigurationError(f"--http takes HOST:PORT, such as 127.0.0.1:8765, not {text!r}")
-    return host.strip("[]"), int(port)

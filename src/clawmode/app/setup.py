@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from warnings import catch_warnings
 
-from clawmode.app.console import complain, one_line
+from clawmode.app.console import complain
 from clawmode.catalog.catalog import Catalog
 from clawmode.catalog.vectors import choose_ranker
 from clawmode.code_mode.config import CodeModeConfig, ConfigWarning
@@ -29,6 +29,7 @@ from clawmode.config.resolve import Configuration
 from clawmode.config.trust import UntrustedConfiguration, is_trusted, trust, was_trusted
 from clawmode.exceptions import ClawmodeWarning, ConfigurationError
 from clawmode.mcp.settings import ServerSettings
+from clawmode.text import one_line
 from clawmode.tools.loading import load_tools
 from clawmode.tools.policy import Policy
 from clawmode.tools.tool import Tool

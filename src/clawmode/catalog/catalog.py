@@ -14,18 +14,12 @@ from functools import cached_property
 from typing import get_args
 
 from clawmode.catalog.control import is_control
-from clawmode.catalog.search import (
-    Document,
-    NearNames,
-    Ranker,
-    RankerMaker,
-    SearchIndex,
-    go_by_words,
-)
+from clawmode.catalog.search import Document, Ranker, RankerMaker, SearchIndex, go_by_words
 from clawmode.catalog.signatures import render_input
 from clawmode.exceptions import AmbiguousTool, DuplicateTool, UnknownTool
-from clawmode.tools.tool import DEFAULT_OWNERS, JsonObject, Tool, ToolSource
-from clawmode.types import JsonText
+from clawmode.tools.near_names import NearNames
+from clawmode.tools.tool import DEFAULT_OWNERS, Tool, ToolSource
+from clawmode.types import JsonObject, JsonText
 
 # `search`, `describe` and `call` are the helpers themselves. The language gives the others a
 # meaning of its own: assigning `__proto__` changes the object instead of adding to it, `await`

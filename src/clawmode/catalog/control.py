@@ -4,7 +4,8 @@ Code mode's own two are known by identity: a shell's tool may be named `exec` to
 id.
 """
 
-from clawmode.tools.tool import JsonObject, Tool, ToolContext
+from clawmode.tools.tool import Tool, ToolContext
+from clawmode.types import JsonObject
 
 
 def _not_called(given: JsonObject, context: ToolContext) -> None:

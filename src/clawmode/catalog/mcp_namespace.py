@@ -18,9 +18,9 @@ from clawmode.catalog.declarations import (
     render_server,
 )
 from clawmode.catalog.namespaces import NamespaceCallRefused
-from clawmode.catalog.search import NearNames
-from clawmode.tools.tool import JsonObject, Tool
-from clawmode.types import JsonValue, copy_json
+from clawmode.tools.near_names import NearNames
+from clawmode.tools.tool import Tool
+from clawmode.types import JsonObject, JsonValue, copy_json
 
 MAX_ALL_FILES_CHARS = 2 << 20
 MIN_FILE_CHARS = 8 << 10

@@ -21,8 +21,8 @@ from typing import Any, TypeAlias
 
 from clawmode.context import RunContext
 from clawmode.exceptions import ClawmodeError, SandboxError
-from clawmode.tools.tool import JsonObject, Tool
-from clawmode.types import JsonValue
+from clawmode.tools.tool import Tool
+from clawmode.types import JsonObject, JsonValue
 
 MAX_SCOPE_DEPTH = 32
 MAX_SCOPE_BYTES = 256 << 10

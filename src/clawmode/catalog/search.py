@@ -9,11 +9,11 @@ import math
 import re
 import unicodedata
 from array import array
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from heapq import nsmallest
-from itertools import chain, islice, pairwise
+from itertools import chain, pairwise
 from typing import NamedTuple, Protocol, TypeAlias
 
 # A word in a name says more than the same word in prose. Chosen on every other request of three
@@ -36,11 +36,7 @@ MAX_FIELD_CHARS = 4_000
 MAX_QUERY_CHARS = 1_000
 MAX_QUERY_TERMS = 128
 MAX_WORD_CHARS = 64
-MAX_NAME_CHARS = 64
 
-MAX_COUNTED = 2_000  # names, over all pairs of letters, that may be looked at to choose those
-MAX_COMPARED = 16  # names that are compared letter by letter
-MIN_LIKENESS = 0.6
 
 STOP_WORDS = frozenset(
     "a an and any are as at be by can could do does for from has have how i if in into is it its "
@@ -238,80 +234,6 @@ def _weigh(term: str, fields: list[_Field], base: int) -> _Posting:
     most = share * _rarity(base, len(frequencies)) * (K1 + 1)
     scores = {at: most * frequency / (frequency + K1) for at, frequency in frequencies.items()}
     return _Posting(scores, max(scores.values()))
-
-
-# Names that were misspelt
-
-
-class NearNames:
-    """Finds the names most like a given one, without comparing all of them letter by letter.
-
-    Args:
-        names: Where to look.
-    """
-
-    def __init__(self, names: Sequence[str]) -> None:
-        self._names = [_shorten(name) for name in names]
-        self._having: defaultdict[str, list[int]] = defaultdict(list)
-        for position, name in enumerate(self._names):
-            for pair in _pairs(name):
-                self._having[pair].append(position)
-
-    def find(self, name: str, limit: int) -> list[int]:
-        """Positions of at most `limit` names that are alike, the most alike first.
-
-        The rarest pairs of letters choose what is compared: in a catalog of ten thousand names
-        that all begin alike, the common pairs say nothing and would take milliseconds.
-        """
-        wanted = _shorten(name)
-        pairs = _pairs(wanted)
-        known = [self._having[pair] for pair in sorted(pairs) if pair in self._having]
-        by_rarity = chain.from_iterable(sorted(known, key=len))
-        shared = Counter(islice(by_rarity, MAX_COUNTED))
-        likeness = _Likeness(wanted, pairs)
-        alike = [
-            (-likeness.to(self._names[position]), position)
-            for position, _ in shared.most_common(MAX_COMPARED)
-        ]
-        return [at for likeness, at in nsmallest(limit, alike) if -likeness >= MIN_LIKENESS]
-
-
-class _Likeness:
-    """How alike names are to one: `payment_refund` is near `refund_payment`."""
-
-    def __init__(self, name: str, pairs: set[str]) -> None:
-        self._name, self._pairs = name, pairs
-        self._places: dict[str, int] = {}
-        for position, letter in enumerate(name):
-            self._places[letter] = self._places.get(letter, 0) | 1 << position
-
-    def to(self, other: str) -> float:
-        """From 0 to 1: by letters in the same order, or by pairs of letters in any order."""
-        pairs = _pairs(other)
-        by_pairs = 2 * len(pairs & self._pairs) / (len(pairs) + len(self._pairs))
-        letters = len(self._name) + len(other)
-        return max(by_pairs, 2 * self._common(other) / letters if letters else 0.0)
-
-    def _common(self, other: str) -> int:
-        """The length of the longest common subsequence, found with one bit for each letter.
-
-        Each step updates a whole column of the usual table (Hyyrö 2004), which is several times as
-        fast as `difflib`: programs ask for a thousand wrong names at once.
-        """
-        whole = row = (1 << len(self._name)) - 1
-        for letter in other:
-            matched = row & self._places.get(letter, 0)
-            row = (row + matched | row - matched) & whole
-        return len(self._name) - row.bit_count()
-
-
-def _shorten(name: str) -> str:
-    return name[:MAX_NAME_CHARS].casefold()
-
-
-def _pairs(name: str) -> set[str]:
-    """Every two neighbouring characters, with the ends: what two spellings mostly share."""
-    return set(map("".join, pairwise(f" {name} ")))
 
 
 # Words to terms

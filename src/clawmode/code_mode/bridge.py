@@ -15,8 +15,8 @@ from clawmode.code_mode.config import CodeModeConfig
 from clawmode.exceptions import ClawmodeError, ProtocolError, ToolLookupError
 from clawmode.sandbox.protocol import MAX_REPLY, MAX_REQUEST, Request, Settled, read_json
 from clawmode.tools.executor import ToolFailure
-from clawmode.tools.tool import JsonObject, Tool, ToolResult
-from clawmode.types import JsonValue
+from clawmode.tools.tool import Tool, ToolResult
+from clawmode.types import JsonObject, JsonValue
 
 
 class BadRequest(ClawmodeError):

@@ -27,7 +27,8 @@ from clawmode.sandbox.protocol import Request, Settled
 from clawmode.tools.approvals import Question
 from clawmode.tools.executor import Call, Executor, ToolFailure
 from clawmode.tools.executor import CallState as Stage
-from clawmode.tools.tool import JsonObject, Tool
+from clawmode.tools.tool import Tool
+from clawmode.types import JsonObject
 
 logger = logging.getLogger("clawmode.calls")
 

@@ -16,8 +16,8 @@ import anyio
 from clawmode.sandbox.pool import Cell
 from clawmode.sandbox.protocol import Done, Failed, Output, Request, Settled, Start
 from clawmode.tools.approvals import Question
-from clawmode.tools.tool import Effect, JsonObject, Tool
-from clawmode.types import JsonValue
+from clawmode.tools.tool import Effect, Tool
+from clawmode.types import JsonObject, JsonValue
 
 CallState: TypeAlias = Literal[
     "queued", "running", "approval", "completed", "failed", "cancelled", "unknown", "not_started"

@@ -21,27 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import anyio
 from anyio.abc import TaskGroup
 
-from clawmode.tools.approvals import Approvals
-from clawmode.code_mode.bridge import Bridge
-from clawmode.code_mode.calls import Calls
 from clawmode.catalog.catalog import Catalog
-from clawmode.code_mode.config import CodeModeConfig
-from clawmode.context import RandomId, RunContext
-from clawmode.code_mode.driver import MARGIN, Driver, Installed
-from clawmode.exceptions import (
-    Aborted,
-    ClawmodeWarning,
-    ConfigurationError,
-    ErrorCode,
-    NotOpen,
-    SandboxError,
-    SnapshotRefused,
-    StoreUnavailable,
-    UnknownTool,
-)
-from clawmode.tools.executor import Executor, ToolFailure, Watcher
-from clawmode.code_mode.gate import Gate, gate_input
-from clawmode.tools.hooks import Hooks
 from clawmode.catalog.mcp_namespace import McpNamespace
 from clawmode.catalog.namespaces import (
     NamespaceContext,
@@ -49,12 +29,15 @@ from clawmode.catalog.namespaces import (
     NamespaceRuntime,
     default_registry,
 )
-from clawmode.code_mode.parking import Parking
-from clawmode.tools.policy import Policy
-from clawmode.code_mode.results import CodeModeResult, WaitingReason
+from clawmode.catalog.vectors import choose_ranker
+from clawmode.code_mode.bridge import Bridge
+from clawmode.code_mode.calls import Calls
 from clawmode.code_mode.cell import CallGroup, Ledger, Run
-from clawmode.sandbox.pool import Pool
-from clawmode.sandbox.protocol import LANGUAGES, MAX_SOURCE, Done, Failed, Language, Start
+from clawmode.code_mode.config import CodeModeConfig
+from clawmode.code_mode.driver import MARGIN, Driver, Installed
+from clawmode.code_mode.gate import Gate, gate_input
+from clawmode.code_mode.parking import Parking
+from clawmode.code_mode.results import CodeModeResult, WaitingReason
 from clawmode.code_mode.spans import cell_span, find_recorder
 from clawmode.code_mode.stores import Refusal, SnapshotStore, default_store
 from clawmode.code_mode.surface import (
@@ -66,12 +49,29 @@ from clawmode.code_mode.surface import (
     exec_description,
     exec_schema,
 )
-from clawmode.tasks import Lifetime
 from clawmode.code_mode.telemetry import Telemetry
-from clawmode.tools.tool import JsonObject, Tool
-from clawmode.types import JsonValue
-from clawmode.catalog.vectors import choose_ranker
 from clawmode.code_mode.waits import Waiting, Waits
+from clawmode.context import RandomId, RunContext
+from clawmode.exceptions import (
+    Aborted,
+    ClawmodeWarning,
+    ConfigurationError,
+    ErrorCode,
+    NotOpen,
+    SandboxError,
+    SnapshotRefused,
+    StoreUnavailable,
+    UnknownTool,
+)
+from clawmode.sandbox.pool import Pool
+from clawmode.sandbox.protocol import LANGUAGES, MAX_SOURCE, Done, Failed, Language, Start
+from clawmode.tasks import Lifetime
+from clawmode.tools.approvals import Approvals
+from clawmode.tools.executor import Executor, ToolFailure, Watcher
+from clawmode.tools.hooks import Hooks
+from clawmode.tools.policy import Policy
+from clawmode.tools.tool import Tool
+from clawmode.types import JsonObject, JsonValue
 
 if TYPE_CHECKING:
     # Whoever hands the definitions to one of these SDKs has it; to others they are `Any`.

@@ -13,7 +13,8 @@ from clawmode.sandbox.protocol import LANGUAGES, Start
 from clawmode.tools.approvals import Question
 from clawmode.tools.executor import Executor, ToolFailure
 from clawmode.tools.hooks import AfterToolCall, BeforeToolCall
-from clawmode.tools.tool import JsonObject, ToolResult
+from clawmode.tools.tool import ToolResult
+from clawmode.types import JsonObject
 
 
 @dataclass(frozen=True, slots=True)

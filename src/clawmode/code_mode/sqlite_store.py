@@ -23,9 +23,6 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Literal, get_args
 
-from clawmode.context import Scope
-from clawmode.exceptions import Aborted, SnapshotTooLarge, StoreUnavailable
-from clawmode.files import Layout, SqliteFile
 from clawmode.code_mode.snapshots import KeyRing
 from clawmode.code_mode.stores import (
     FULL,
@@ -39,6 +36,9 @@ from clawmode.code_mode.stores import (
     StoredCell,
     state_of,
 )
+from clawmode.context import Scope
+from clawmode.exceptions import Aborted, SnapshotTooLarge, StoreUnavailable
+from clawmode.files import Layout, SqliteFile
 
 logger = logging.getLogger("clawmode.store")
 

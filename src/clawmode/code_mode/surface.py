@@ -13,8 +13,7 @@ from clawmode.catalog.namespaces import NamespaceRuntime
 from clawmode.code_mode.config import CodeModeConfig
 from clawmode.exceptions import ConfigurationError
 from clawmode.sandbox.source import SHELL, TYPESCRIPT
-from clawmode.tools.tool import JsonObject
-from clawmode.types import JsonValue
+from clawmode.types import JsonObject, JsonValue
 
 Format: TypeAlias = Literal["openai", "openai-responses", "anthropic", "mcp"]
 

@@ -24,8 +24,7 @@ from clawmode.commands.options import (
 )
 
 if TYPE_CHECKING:
-    from clawmode.tools.tool import JsonObject
-    from clawmode.types import JsonValue
+    from clawmode.types import JsonObject, JsonValue
 
 logger = logging.getLogger("clawmode.gateway")
 

@@ -41,7 +41,7 @@ def serve_mcp(
     that of CLAWMODE_MCP_TOKEN, or one that is made and printed.
     """
     with told_errors():
-        from clawmode.app.servers import serve
+        from clawmode.terminal.mcp_face import serve
 
         options = gather(
             tools, config, mcp_config, policy, approve, None, {"timeout_ms": timeout_ms}
@@ -60,7 +60,7 @@ def login(
     The token is kept in the state folder.
     """
     with told_errors():
-        from clawmode.app.servers import log_in
+        from clawmode.terminal.mcp_face import log_in
 
         log_in(load_setup(gather(None, config, mcp_config, None, "ask", state)), server)
 

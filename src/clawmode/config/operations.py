@@ -9,7 +9,7 @@ from typing import ClassVar, Literal, TypeAlias
 from clawmode.code_mode.config import Setting, join, wrong
 from clawmode.config.reader import Section, Told, option, unused
 from clawmode.models.base import ThinkingLevel
-from clawmode.tools.tool import JsonObject
+from clawmode.types import JsonObject
 
 DAY_MS = 86_400_000
 DAY_SECONDS = 86_400

@@ -19,8 +19,7 @@ from typing import Any, ClassVar, Generic, Literal, TypeAlias, TypeVar, Union, g
 
 from clawmode.code_mode.config import ConfigWarning, Setting, join, show, unknown_key, wrong
 from clawmode.exceptions import ConfigurationError
-from clawmode.tools.tool import JsonObject
-from clawmode.types import JsonValue
+from clawmode.types import JsonObject, JsonValue
 
 MAX_PROBLEMS = 100
 """How many errors are told, and how many warnings: who has more does not read them."""

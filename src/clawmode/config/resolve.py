@@ -44,8 +44,7 @@ from clawmode.exceptions import ConfigurationError
 from clawmode.models.base import ThinkingLevel
 from clawmode.tools.approvals import Mode
 from clawmode.tools.policy import Policy
-from clawmode.tools.tool import JsonObject
-from clawmode.types import JsonValue
+from clawmode.types import JsonObject, JsonValue
 
 MAIN = "main"
 """The agent that is there without being listed."""

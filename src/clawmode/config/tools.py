@@ -31,7 +31,7 @@ from clawmode.core_tools.exec_approvals import Ask, Security
 from clawmode.exceptions import ConfigurationError
 from clawmode.tools.approvals import Mode
 from clawmode.tools.policy import PolicyLayer, Rule
-from clawmode.tools.tool import JsonObject
+from clawmode.types import JsonObject
 
 DAY_SECONDS = 86_400
 

@@ -27,8 +27,7 @@ from pathlib import Path
 from weakref import WeakValueDictionary
 
 from clawmode.core_tools.places import FOLDER, MAX_NAME_BYTES, FileLimits, Place, explained, shown
-from clawmode.core_tools.problems import ToolProblem
-from clawmode.exceptions import ConfigurationError
+from clawmode.exceptions import ConfigurationError, ToolProblem
 
 MAX_PATH_BYTES = 4_096
 MAX_NAMES = 512

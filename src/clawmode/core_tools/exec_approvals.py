@@ -24,8 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
-from clawmode.tools.tool import JsonObject
-from clawmode.types import JsonValue
+from clawmode.types import JsonObject, JsonValue
 
 Security: TypeAlias = Literal["deny", "allowlist", "full"]
 Ask: TypeAlias = Literal["off", "on-miss", "always"]

@@ -25,10 +25,9 @@ from clawmode.core_tools.exec_approvals import (
     HostFile,
     HostRules,
 )
-from clawmode.core_tools.problems import ToolProblem
+from clawmode.exceptions import ToolProblem
 from clawmode.tools.hooks import BeforeToolCall, Hooks, RequireApproval, ToolCallDecision
-from clawmode.tools.tool import JsonObject
-from clawmode.types import JsonValue
+from clawmode.types import JsonObject, JsonValue
 
 logger = logging.getLogger("clawmode.exec")
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from clawmode.core_tools.confined import Workspace
 from clawmode.core_tools.patches import Add, Change, Delete, Effort, Update, parse, patched
 from clawmode.core_tools.places import FileLimits, Place, Signature, shown
-from clawmode.core_tools.problems import ToolProblem
+from clawmode.exceptions import ToolProblem
 from clawmode.tools.function import tool
-from clawmode.tools.tool import JsonObject, Tool, ToolResult
-from clawmode.types import JsonValue
+from clawmode.tools.tool import Tool, ToolResult
+from clawmode.types import JsonObject, JsonValue
 
 MAX_LINE_CHARS = 2_000
 MAX_ENTRIES = 1_000

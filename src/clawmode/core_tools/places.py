@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TypeAlias
 
-from clawmode.core_tools.problems import ToolProblem
+from clawmode.exceptions import ToolProblem
 
 MAX_NAME_BYTES = 255
 

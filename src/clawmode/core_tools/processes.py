@@ -18,7 +18,7 @@ import anyio
 from anyio.abc import Process, TaskGroup
 
 from clawmode.context import RunContext
-from clawmode.core_tools.problems import ToolProblem
+from clawmode.exceptions import ToolProblem
 
 State: TypeAlias = Literal["running", "completed", "failed"]
 

@@ -18,12 +18,12 @@ import anyio
 from clawmode.core_tools.confined import Workspace
 from clawmode.core_tools.exec_approvals import ExecRules
 from clawmode.core_tools.exec_policy import EXEC_ID, PROCESS_ID, ExecGuard
-from clawmode.core_tools.problems import ToolProblem
 from clawmode.core_tools.processes import Command, ProcessLimits, ShellSessions
+from clawmode.exceptions import ToolProblem
 from clawmode.redaction import Redactor, veil
 from clawmode.tools.function import tool
-from clawmode.tools.tool import JsonObject, Tool, ToolContext, ToolResult
-from clawmode.types import JsonValue
+from clawmode.tools.tool import Tool, ToolContext, ToolResult
+from clawmode.types import JsonObject, JsonValue
 
 logger = logging.getLogger("clawmode.core_tools")
 

@@ -22,9 +22,10 @@ import httpx2
 from clawmode import __version__
 from clawmode.addresses import Resolve, Target, ask_system, find_target
 from clawmode.core_tools.page_text import read_page
-from clawmode.core_tools.problems import ToolProblem
+from clawmode.exceptions import ToolProblem
 from clawmode.tools.function import tool
-from clawmode.tools.tool import JsonObject, Tool, ToolResult
+from clawmode.tools.tool import Tool, ToolResult
+from clawmode.types import JsonObject
 
 MAX_URL = 4_096
 CONNECT_TRIES = 3

@@ -14,7 +14,7 @@ from clawmode.cron.schedule import Schedule, read_at, read_cron, read_every, rea
 from clawmode.exceptions import ConfigurationError
 from clawmode.models.base import THINKING_LEVELS, ThinkingLevel
 from clawmode.sessions.keys import InvalidSession, check_agent_id
-from clawmode.tools.tool import JsonObject
+from clawmode.types import JsonObject
 
 MAX_TEXT_CHARS = 500
 """Of a model, a channel, a target."""

@@ -21,8 +21,8 @@ from clawmode.cron.ledger import LEASE_SECONDS, RunRecord, RunStatus, State
 from clawmode.cron.words import in_words
 from clawmode.exceptions import ClawmodeError, ConfigurationError
 from clawmode.files import Layout, SqliteFile
-from clawmode.catalog.search import NearNames
-from clawmode.tools.tool import JsonObject
+from clawmode.tools.near_names import NearNames
+from clawmode.types import JsonObject
 
 logger = logging.getLogger("clawmode.cron")
 

@@ -9,7 +9,7 @@ from dataclasses import astuple, dataclass, fields
 from typing import Literal, TypeAlias
 
 from clawmode.cron.job import Job
-from clawmode.tools.tool import JsonObject
+from clawmode.types import JsonObject
 
 RunStatus: TypeAlias = Literal["running", "ok", "error", "timeout", "aborted", "skipped", "lost"]
 

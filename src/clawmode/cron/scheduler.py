@@ -18,7 +18,7 @@ from clawmode.cron.ledger import LEASE_SECONDS
 from clawmode.cron.turns import Clock, Runtime, WallClock, request_for, run_turn
 from clawmode.exceptions import ClawmodeError
 from clawmode.foreign import told
-from clawmode.tools.tool import JsonObject
+from clawmode.types import JsonObject
 
 logger = logging.getLogger("clawmode.cron")
 

@@ -38,8 +38,8 @@ from clawmode.rpc.protocol import RpcError
 from clawmode.sessions.keys import session_key
 from clawmode.tools.approvals import Decision, InputQuestion, Question, Resolution
 from clawmode.tools.hooks import Severity
-from clawmode.tools.tool import JsonObject
 from clawmode.tools.validation import InvalidSchema, Validator
+from clawmode.types import JsonObject
 
 Family: TypeAlias = Literal["exec", "plugin"]
 

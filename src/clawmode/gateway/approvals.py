@@ -12,8 +12,8 @@ from clawmode.context import RunContext
 from clawmode.core_tools.exec_policy import EXEC_ID, PROCESS_ID
 from clawmode.tools.approvals import Approvals, InputQuestion, Mode, Question, Resolution
 from clawmode.tools.hooks import RequireApproval
-from clawmode.tools.tool import JsonObject, Tool
-from clawmode.types import JsonValue
+from clawmode.tools.tool import Tool
+from clawmode.types import JsonObject, JsonValue
 
 MAX_KNOWN = 1_000
 """Questions whose answers can still be asked for."""

@@ -9,8 +9,8 @@ import anyio
 
 from clawmode.exceptions import ClawmodeError
 from clawmode.gateway.clients import Client, Told
-from clawmode.tools.tool import Effect, JsonObject, Tool, ToolContext, ToolResult
-from clawmode.types import JsonValue
+from clawmode.tools.tool import Effect, Tool, ToolContext, ToolResult
+from clawmode.types import JsonObject, JsonValue
 
 GRACE_SECONDS = 30.0
 """How long a client that has gone may take to come back before its calls fail."""

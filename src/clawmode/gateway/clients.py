@@ -12,8 +12,7 @@ import anyio
 from clawmode.rpc import protocol
 from clawmode.rpc.protocol import Hello
 from clawmode.rpc.scopes import Scope, may_see
-from clawmode.tools.tool import JsonObject
-from clawmode.types import JsonValue
+from clawmode.types import JsonObject, JsonValue
 
 MAX_FRAMES = 20_000
 """That wait for one client."""

@@ -10,7 +10,7 @@ from clawmode.gateway.gateway import Gateway
 from clawmode.gateway.methods import NAME, Params, method, params
 from clawmode.rpc.protocol import RpcError
 from clawmode.sessions.keys import session_key
-from clawmode.tools.tool import JsonObject
+from clawmode.types import JsonObject
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -35,7 +35,7 @@ from clawmode.rpc.client import GatewayClient
 from clawmode.rpc.listen import check_reach, listen_at, tokens_of
 from clawmode.rpc.presence import Place
 from clawmode.rpc.tokens import Tokens, new_token
-from clawmode.tools.tool import JsonObject
+from clawmode.types import JsonObject
 
 logger = logging.getLogger("clawmode.gateway")
 

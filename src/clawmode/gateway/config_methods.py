@@ -27,8 +27,7 @@ from clawmode.gateway.methods import NAME, TEXT, Params, method, params
 from clawmode.gateway.reload import Examined, examine, refuse, reload
 from clawmode.redaction import HIDDEN, Redactor
 from clawmode.rpc.protocol import RpcError
-from clawmode.tools.tool import JsonObject
-from clawmode.types import JsonValue
+from clawmode.types import JsonObject, JsonValue
 
 _writing = threading.Lock()
 

@@ -15,7 +15,7 @@ from clawmode.gateway.ledger import LedgerUnavailable
 from clawmode.gateway.methods import IDEMPOTENCY, Method, Params
 from clawmode.rpc import protocol
 from clawmode.rpc.protocol import Request, RpcError
-from clawmode.tools.tool import JsonObject
+from clawmode.types import JsonObject
 
 logger = logging.getLogger("clawmode.gateway")
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from clawmode.agent.requests import RunResult
-from clawmode.tools.tool import JsonObject
+from clawmode.types import JsonObject
 
 SECONDS = (0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1_800.0, 3_600.0)
 """The upper bounds of the durations that are counted together."""

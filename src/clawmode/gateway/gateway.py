@@ -13,6 +13,7 @@ import anyio
 from anyio.abc import TaskGroup
 from anyio.streams.memory import MemoryObjectSendStream
 
+from clawmode.addresses import Attempts
 from clawmode.agent.events import AgentEvent
 from clawmode.agent.hooks import GatewayEvent
 from clawmode.agent.runtime import Run
@@ -30,8 +31,8 @@ from clawmode.gateway.ledger import Ledger, LedgerUnavailable
 from clawmode.rpc import protocol
 from clawmode.rpc.protocol import CONNECT_SCHEMA, RpcError, read_hello
 from clawmode.rpc.scopes import EVENTS, granted
-from clawmode.rpc.tokens import Attempts, Token, TokenError, Tokens
-from clawmode.tools.tool import JsonObject
+from clawmode.rpc.tokens import Token, TokenError, Tokens
+from clawmode.types import JsonObject
 
 logger = logging.getLogger("clawmode.gateway")
 

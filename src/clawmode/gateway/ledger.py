@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from clawmode.messaging.channel import Inbound
 from clawmode.exceptions import ClawmodeError
 from clawmode.files import Layout, SqliteFile
-from clawmode.tools.tool import JsonObject
+from clawmode.messaging.channel import Inbound
+from clawmode.types import JsonObject
 
 logger = logging.getLogger("clawmode.gateway")
 

@@ -13,9 +13,9 @@ from collections.abc import Iterable
 
 from clawmode.agent.requests import RunResult
 from clawmode.agent.runtime import Run
-from clawmode.app.console import one_line
 from clawmode.redaction import Redactor
-from clawmode.tools.tool import JsonObject
+from clawmode.text import one_line
+from clawmode.types import JsonObject
 
 logger = logging.getLogger("clawmode.gateway")
 

@@ -11,8 +11,7 @@ from clawmode.gateway.gateway import Gateway
 from clawmode.rpc import protocol
 from clawmode.rpc.protocol import RpcError
 from clawmode.rpc.scopes import Scope
-from clawmode.tools.tool import JsonObject
-from clawmode.types import JsonValue
+from clawmode.types import JsonObject, JsonValue
 
 MAX_TEXT = 4_096
 MAX_KEY = 128

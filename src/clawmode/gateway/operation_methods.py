@@ -40,8 +40,7 @@ from clawmode.sessions.history import read_transcript
 from clawmode.sessions.store import Session
 from clawmode.sessions.trajectory import sidecar_path
 from clawmode.sessions.workspaces import workspace_of
-from clawmode.tools.tool import JsonObject
-from clawmode.types import JsonValue
+from clawmode.types import JsonObject, JsonValue
 
 LEVELS = ("debug", "info", "warning", "error", "critical")
 LINES = 200

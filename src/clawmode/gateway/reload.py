@@ -25,8 +25,7 @@ from clawmode.cron.job import Job, configured_jobs
 from clawmode.gateway import logs
 from clawmode.gateway.gateway import Gateway
 from clawmode.rpc.protocol import RpcError
-from clawmode.tools.tool import JsonObject
-from clawmode.types import JsonValue
+from clawmode.types import JsonObject, JsonValue
 
 logger = logging.getLogger("clawmode.gateway")
 

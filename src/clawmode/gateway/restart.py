@@ -22,8 +22,7 @@ from clawmode.sessions.history import read_transcript
 from clawmode.sessions.keys import InvalidSession, SessionError
 from clawmode.sessions.lock import SessionBusy
 from clawmode.sessions.store import Session, UnknownSession
-from clawmode.tools.tool import JsonObject
-from clawmode.types import JsonValue
+from clawmode.types import JsonObject, JsonValue
 
 logger = logging.getLogger("clawmode.gateway")
 

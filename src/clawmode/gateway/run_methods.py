@@ -28,8 +28,7 @@ from clawmode.gateway.methods import (
 from clawmode.messages import Image
 from clawmode.models.base import THINKING_LEVELS
 from clawmode.rpc.protocol import RpcError
-from clawmode.tools.tool import JsonObject
-from clawmode.types import JsonValue
+from clawmode.types import JsonObject, JsonValue
 
 WAIT_MS = 30_000
 DAY_MS = 86_400_000

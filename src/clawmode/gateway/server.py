@@ -19,14 +19,15 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.http11 import Request as Upgrade
 
+from clawmode.addresses import is_loopback
 from clawmode.gateway import metrics
 from clawmode.gateway.clients import Client
 from clawmode.gateway.dispatch import Dispatcher
 from clawmode.rpc import admission, protocol
 from clawmode.rpc.admission import Accepted, Doorway
-from clawmode.rpc.listen import Listen, is_loopback
+from clawmode.rpc.listen import Listen
 from clawmode.rpc.protocol import BadFrame, Request, RpcError
-from clawmode.tools.tool import JsonObject
+from clawmode.types import JsonObject
 
 logger = logging.getLogger("clawmode.gateway")
 

@@ -36,8 +36,7 @@ from clawmode.rpc.protocol import RpcError
 from clawmode.sessions.history import read_transcript
 from clawmode.sessions.keys import session_key
 from clawmode.sessions.store import Session
-from clawmode.tools.tool import JsonObject
-from clawmode.types import JsonValue
+from clawmode.types import JsonObject, JsonValue
 
 MAX_LISTED = 1_000
 MAX_FOLLOWED = 10_000

@@ -24,8 +24,8 @@ from clawmode.gateway.methods import (
 )
 from clawmode.rpc.protocol import RpcError
 from clawmode.tools.executor import Call, CallEvent, CallState, Executor, ToolFailure
-from clawmode.tools.tool import JsonObject, Tool, ToolResult
-from clawmode.types import JsonValue
+from clawmode.tools.tool import Tool, ToolResult
+from clawmode.types import JsonObject, JsonValue
 
 MAX_OUTPUT = 4 << 20
 """Bytes of an output, which the ledger keeps too."""

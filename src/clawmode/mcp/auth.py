@@ -29,7 +29,7 @@ from mcp.client.auth import (
 from mcp.shared.auth import OAuthClientInformationFull, OAuthClientMetadata, OAuthToken
 
 from clawmode.addresses import Resolve, ask_system, find_target
-from clawmode.core_tools.problems import ToolProblem
+from clawmode.exceptions import ToolProblem
 from clawmode.mcp.settings import OAuth, ServerSettings
 
 logger = logging.getLogger("clawmode.mcp")

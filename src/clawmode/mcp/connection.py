@@ -42,8 +42,8 @@ from clawmode.mcp.wire import (
     Reads,
     Writes,
 )
-from clawmode.tools.tool import JsonObject, ToolContext
-from clawmode.types import JsonValue
+from clawmode.tools.tool import ToolContext
+from clawmode.types import JsonObject, JsonValue
 
 logger = logging.getLogger("clawmode.mcp")
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from clawmode.catalog.mcp_namespace import defaults_of
-from clawmode.tools.tool import Execute, JsonObject, Tool
-from clawmode.types import JsonValue
+from clawmode.tools.tool import Execute, Tool
+from clawmode.types import JsonObject, JsonValue
 
 MAX_TOOLS = 1_000
 MAX_LISTED = 5_000

@@ -15,7 +15,8 @@ from mcp.client.session import ClientRequestContext
 
 from clawmode.foreign import is_ours
 from clawmode.mcp.wire import McpError
-from clawmode.tools.tool import InputRequest, JsonObject, ToolContext
+from clawmode.tools.tool import InputRequest, ToolContext
+from clawmode.types import JsonObject
 
 logger = logging.getLogger("clawmode.mcp")
 

@@ -33,12 +33,12 @@ from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from clawmode import __version__
+from clawmode.addresses import Attempts
 from clawmode.code_mode.code_mode import CodeMode
 from clawmode.code_mode.results import compact
 from clawmode.context import RunContext
 from clawmode.foreign import is_ours, told
 from clawmode.mcp.servers import McpServers
-from clawmode.rpc.tokens import Attempts
 from clawmode.tools.approvals import Decision, InputQuestion, Question
 from clawmode.tools.executor import CallEvent
 from clawmode.types import JsonValue

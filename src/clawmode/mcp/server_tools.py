@@ -12,8 +12,8 @@ from clawmode.mcp.connection import Connection
 from clawmode.mcp.listing import Offer, make_protocol_tools, make_tool
 from clawmode.mcp.settings import ServerSettings
 from clawmode.mcp.wire import McpError
-from clawmode.tools.tool import Execute, JsonObject, Tool, ToolContext, ToolResult
-from clawmode.types import JsonValue
+from clawmode.tools.tool import Execute, Tool, ToolContext, ToolResult
+from clawmode.types import JsonObject, JsonValue
 
 MAX_ARGUMENTS = 1 << 20
 

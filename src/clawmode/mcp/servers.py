@@ -24,8 +24,12 @@ from mcp.shared.exceptions import MCPError
 from clawmode.exceptions import ConfigurationError
 from clawmode.foreign import is_ours, told
 from clawmode.mcp.auth import OnLogin, make_auth
-from clawmode.mcp.server_tools import ServerCalls
+from clawmode.mcp.connection import CURRENT, UNKNOWN, Connection, Undelivered, is_end
 from clawmode.mcp.http import explain, open_http
+from clawmode.mcp.listing import PROMPTS, RESOURCES, Problems
+from clawmode.mcp.server_tools import ServerCalls
+from clawmode.mcp.settings import ServerSettings
+from clawmode.mcp.stdio import CannotStart, open_stdio
 from clawmode.mcp.wire import (
     GRACE,
     NOT_AUTHORIZED,
@@ -36,12 +40,9 @@ from clawmode.mcp.wire import (
     Reads,
     Writes,
 )
-from clawmode.mcp.connection import CURRENT, UNKNOWN, Connection, Undelivered, is_end
-from clawmode.mcp.settings import ServerSettings
-from clawmode.mcp.stdio import CannotStart, open_stdio
-from clawmode.mcp.listing import PROMPTS, RESOURCES, Problems
 from clawmode.tasks import Lifetime
-from clawmode.tools.tool import JsonObject, Tool, ToolContext
+from clawmode.tools.tool import Tool, ToolContext
+from clawmode.types import JsonObject
 
 logger = logging.getLogger("clawmode.mcp")
 

@@ -6,8 +6,7 @@ from typing import Any, Protocol, TypeAlias
 
 from clawmode.exceptions import ClawmodeError
 from clawmode.messages import Image
-from clawmode.tools.tool import JsonObject
-from clawmode.types import JsonValue
+from clawmode.types import JsonObject, JsonValue
 
 
 class ChannelError(ClawmodeError):

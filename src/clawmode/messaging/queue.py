@@ -12,8 +12,7 @@ from typing import Any, TypeAlias, get_args
 from clawmode.config.operations import Drop, Queue, QueueMode
 from clawmode.messages import Image
 from clawmode.messaging.channel import Inbound
-from clawmode.tools.tool import JsonObject
-from clawmode.types import JsonValue
+from clawmode.types import JsonObject, JsonValue
 
 MODES: tuple[QueueMode, ...] = get_args(QueueMode)
 DROPS: tuple[Drop, ...] = get_args(Drop)

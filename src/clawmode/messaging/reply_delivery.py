@@ -19,7 +19,7 @@ from clawmode.agent.runtime import AgentRuntime, Run
 from clawmode.messaging.background import Beside
 from clawmode.messaging.channel import Channel
 from clawmode.messaging.outbox import MAX_CHARS, Outbox
-from clawmode.tools.tool import JsonObject
+from clawmode.types import JsonObject
 
 logger = logging.getLogger("clawmode.chat")
 

@@ -11,14 +11,14 @@ from typing import get_args
 from clawmode.agent.operator_hooks import OperatorHooks
 from clawmode.agent.requests import AgentRequest
 from clawmode.agent.runtime import AgentRuntime
-from clawmode.app.console import harmless, one_line
 from clawmode.config.operations import Queue
 from clawmode.exceptions import ClawmodeError
 from clawmode.messaging.channel import Inbound
 from clawmode.messaging.queue import QueueSettings, parse_override, settings_for
 from clawmode.sessions.store import Session
+from clawmode.text import escape, one_line
 from clawmode.tools.approvals import Decision, Question
-from clawmode.tools.tool import JsonObject
+from clawmode.types import JsonObject
 
 DECISIONS: tuple[Decision, ...] = get_args(Decision)
 MAX_LISTED = 10
@@ -220,7 +220,7 @@ def describe(question: Question) -> str:
     if len(given) > MAX_INPUT_CHARS:
         rest = len(given) - MAX_INPUT_CHARS
         given = f"{given[:MAX_INPUT_CHARS]}… ({rest} more characters: decide where all is shown)"
-    about = f"{question.tool_id} with {harmless(given, chr(10))}"
+    about = f"{question.tool_id} with {escape(given, chr(10))}"
     asker = f"agent {question.run.agent_id}, session {question.run.session_key}"
     always = f"allow-always remembers: {question.always}"
     title = one_line(question.title, MAX_TITLE_CHARS)

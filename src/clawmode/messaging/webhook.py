@@ -31,7 +31,7 @@ from clawmode.messaging.webhook_request import (
     read_signed,
 )
 from clawmode.sessions.keys import InvalidSession
-from clawmode.tools.tool import JsonObject
+from clawmode.types import JsonObject
 
 logger = logging.getLogger("clawmode.channels")
 

@@ -23,7 +23,7 @@ from clawmode.code_mode.config import join
 from clawmode.exceptions import ConfigurationError
 from clawmode.messaging.channel import ChannelError
 from clawmode.messaging.signing import Signer
-from clawmode.tools.tool import JsonObject
+from clawmode.types import JsonObject
 
 logger = logging.getLogger("clawmode.channels")
 

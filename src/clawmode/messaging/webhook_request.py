@@ -13,8 +13,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from clawmode.messages import Image
 from clawmode.messaging.signing import SIGNATURE, TIMESTAMP, Signer
-from clawmode.tools.tool import JsonObject
-from clawmode.types import JsonValue
+from clawmode.types import JsonObject, JsonValue
 
 MAX_BODY = 1 << 20
 BODY_SECONDS = 10.0

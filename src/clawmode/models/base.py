@@ -12,7 +12,7 @@ from typing import Literal, Protocol, TypeAlias
 
 from clawmode.exceptions import ClawmodeError
 from clawmode.messages import AssistantMessage, Message
-from clawmode.tools.tool import JsonObject
+from clawmode.types import JsonObject
 
 ThinkingLevel: TypeAlias = Literal["off", "minimal", "low", "medium", "high"]
 THINKING_LEVELS: tuple[ThinkingLevel, ...] = ("off", "minimal", "low", "medium", "high")

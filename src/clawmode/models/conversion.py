@@ -39,7 +39,7 @@ from clawmode.messages import (
 )
 from clawmode.models.base import ModelError, read_arguments
 from clawmode.models.providers import Api
-from clawmode.tools.tool import JsonObject
+from clawmode.types import JsonObject
 
 NOTHING = "(nothing)"
 """Some providers refuse a message without words."""

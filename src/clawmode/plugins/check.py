@@ -13,9 +13,9 @@ from clawmode.plugins import manifest as manifests
 from clawmode.plugins import modules
 from clawmode.plugins.loader import Plugins, PluginView
 from clawmode.plugins.manifest import PluginError
-from clawmode.tools.tool import JsonObject, Tool
+from clawmode.tools.tool import Tool
 from clawmode.tools.validation import InvalidSchema, validate
-from clawmode.types import JsonValue
+from clawmode.types import JsonObject, JsonValue
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,8 +33,7 @@ from clawmode.plugins.loader import Plugins
 from clawmode.plugins.manifest import PluginError
 from clawmode.plugins.setup import FOLDER, settings_of
 from clawmode.plugins.staging import InstallRefused, Kind, Limits, Material, Stage
-from clawmode.tools.tool import JsonObject
-from clawmode.types import JsonValue
+from clawmode.types import JsonObject, JsonValue
 
 if TYPE_CHECKING:
     from clawmode.config.agents import Configuration

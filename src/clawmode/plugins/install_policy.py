@@ -22,7 +22,7 @@ from anyio.abc import Process
 
 from clawmode.exceptions import ConfigurationError
 from clawmode.plugins.staging import Material
-from clawmode.tools.tool import JsonObject
+from clawmode.types import JsonObject
 
 if TYPE_CHECKING:
     from clawmode.config.operations import InstallPolicy

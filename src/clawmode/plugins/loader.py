@@ -24,9 +24,9 @@ from clawmode.plugins import manifest as manifests
 from clawmode.plugins import modules
 from clawmode.plugins.manifest import Manifest, PluginError
 from clawmode.tools.hooks import Hooks
-from clawmode.tools.tool import JsonObject, Tool
+from clawmode.tools.tool import Tool
 from clawmode.tools.validation import InvalidSchema, validate
-from clawmode.types import JsonValue, copy_json
+from clawmode.types import JsonObject, JsonValue, copy_json
 
 logger = logging.getLogger("clawmode.plugins")
 

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from clawmode.exceptions import ClawmodeError
-from clawmode.tools.tool import JsonObject
-from clawmode.types import JsonValue
+from clawmode.types import JsonObject, JsonValue
 
 FILE = "clawmode.plugin.json"
 MAX_MANIFEST = 256 << 10

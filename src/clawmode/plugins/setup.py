@@ -11,8 +11,7 @@ from clawmode.code_mode.config import ConfigWarning, join, nearest, show
 from clawmode.exceptions import ConfigurationError
 from clawmode.plugins.loader import Plugins
 from clawmode.tools.hooks import Hooks
-from clawmode.tools.tool import JsonObject
-from clawmode.types import JsonValue
+from clawmode.types import JsonObject, JsonValue
 
 if TYPE_CHECKING:
     from clawmode.config.agents import Configuration

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from clawmode.plugins.manifest import PluginError
-from clawmode.tools.tool import JsonObject
-from clawmode.types import JsonValue
+from clawmode.types import JsonObject, JsonValue
 
 Kind: TypeAlias = Literal["plugin", "skill"]
 

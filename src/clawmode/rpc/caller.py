@@ -25,8 +25,7 @@ from clawmode.rpc.link import (
     request_frame,
 )
 from clawmode.rpc.protocol import RpcError
-from clawmode.tools.tool import JsonObject
-from clawmode.types import JsonValue
+from clawmode.types import JsonObject, JsonValue
 
 logger = logging.getLogger("clawmode.gateway")
 

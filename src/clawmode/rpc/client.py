@@ -28,8 +28,8 @@ from clawmode.rpc.event_buffer import GAP, Event, Events, EventsLost
 from clawmode.rpc.link import Address, GatewayUnreachable, Introduction
 from clawmode.rpc.protocol import RpcError
 from clawmode.rpc.served_tools import ServedTools, describe
-from clawmode.tools.tool import JsonObject, Tool
-from clawmode.types import JsonValue
+from clawmode.tools.tool import Tool
+from clawmode.types import JsonObject, JsonValue
 
 __all__ = [
     "GAP",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import anyio
 
 from clawmode.exceptions import ClawmodeError
-from clawmode.tools.tool import JsonObject
+from clawmode.types import JsonObject
 
 GAP = "client.gap"
 """An event of the client's own: what was told meanwhile is missing. `{reason, missed?}`."""

@@ -26,8 +26,7 @@ from websockets.exceptions import (
 from clawmode.exceptions import ClawmodeError, ConfigurationError
 from clawmode.rpc import protocol
 from clawmode.rpc.protocol import Code, RpcError
-from clawmode.tools.tool import JsonObject
-from clawmode.types import JsonValue
+from clawmode.types import JsonObject, JsonValue
 
 CHALLENGE_SECONDS = 15.0
 OPEN_SECONDS = 10.0

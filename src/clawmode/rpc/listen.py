@@ -3,7 +3,6 @@
 Imports no server: `config check` looks at the same things as the start.
 """
 
-import ipaddress
 import os
 import socket
 import ssl
@@ -11,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from clawmode.addresses import is_loopback
 from clawmode.config.operations import GatewaySection
 from clawmode.config.variables import read_secret
 from clawmode.exceptions import ClawmodeError, ConfigurationError
@@ -18,16 +18,6 @@ from clawmode.rpc.admission import Doorway
 from clawmode.rpc.tokens import CONFIGURED, LOCAL, Token, Tokens, digest
 
 MIN_TOKEN = 16
-
-
-def is_loopback(host: str) -> bool:
-    """Whether an address leads to this machine alone."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

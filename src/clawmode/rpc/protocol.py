@@ -16,9 +16,8 @@ from typing import Any, Literal, TypeAlias
 
 from clawmode import __version__
 from clawmode.exceptions import ClawmodeError
-from clawmode.tools.tool import JsonObject
 from clawmode.tools.validation import Validator
-from clawmode.types import JsonValue
+from clawmode.types import JsonObject, JsonValue
 
 PROTOCOL = 4
 """The version of all this. One client and one gateway speak one that both know."""

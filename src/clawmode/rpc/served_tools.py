@@ -14,8 +14,8 @@ from clawmode.foreign import told
 from clawmode.tools.approvals import Approvals
 from clawmode.tools.executor import Call, Executor, ToolFailure
 from clawmode.tools.policy import Policy
-from clawmode.tools.tool import JsonObject, Tool
-from clawmode.types import JsonValue
+from clawmode.tools.tool import Tool
+from clawmode.types import JsonObject, JsonValue
 
 logger = logging.getLogger("clawmode.gateway")
 

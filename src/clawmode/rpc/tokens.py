@@ -9,8 +9,7 @@ import re
 import secrets
 import tempfile
 import time
-from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +17,7 @@ from typing import Any
 
 from clawmode.exceptions import ClawmodeError
 from clawmode.rpc.scopes import SCOPES
-from clawmode.tools.tool import JsonObject
-from clawmode.types import JsonValue
+from clawmode.types import JsonObject, JsonValue
 
 FILE = "gateway-tokens.json"
 MAX_FILE = 1 << 20
@@ -193,46 +191,3 @@ def _read(value: Any) -> Token:
 
 
 # ---- Who has tried too often ----
-
-
-class Attempts:
-    """Failed attempts by address: who has too many has to wait.
-
-    Args:
-        most: How many in a window.
-        seconds: The window.
-        clock: The time, in seconds.
-    """
-
-    def __init__(
-        self,
-        most: int = 10,
-        seconds: float = 60.0,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._most = most
-        self._seconds = seconds
-        self._clock = clock
-        self._failed: OrderedDict[str, deque[float]] = OrderedDict()
-
-    def wait(self, address: str) -> float:
-        """How long an address has to wait, in seconds; 0: it may try."""
-        times = self._failed.get(address)
-        if times is None:
-            return 0.0
-        now = self._clock()
-        while times and times[0] <= now - self._seconds:
-            times.popleft()
-        if not times:
-            del self._failed[address]
-        if len(times) < self._most:
-            return 0.0
-        return times[0] + self._seconds - now
-
-    def fail(self, address: str) -> None:
-        """One more that failed."""
-        times = self._failed.setdefault(address, deque(maxlen=self._most))
-        times.append(self._clock())
-        self._failed.move_to_end(address)
-        while len(self._failed) > MAX_TOKENS:
-            self._failed.popitem(last=False)

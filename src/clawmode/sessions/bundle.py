@@ -29,8 +29,7 @@ from clawmode.sessions.trajectory import (
     without_pictures,
 )
 from clawmode.sessions.tree import Nested, RunSteps, Step, runs_of, steps_of
-from clawmode.tools.tool import JsonObject
-from clawmode.types import JsonValue
+from clawmode.types import JsonObject, JsonValue
 
 MANIFEST = "manifest.json"
 

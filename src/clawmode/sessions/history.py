@@ -24,8 +24,7 @@ from clawmode.messages import (
     from_json,
     to_json,
 )
-from clawmode.tools.tool import JsonObject
-from clawmode.types import JsonValue
+from clawmode.types import JsonObject, JsonValue
 
 logger = logging.getLogger("clawmode.sessions")
 

@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
+from clawmode.files import Layout, SqliteFile
+from clawmode.messages import Usage
 from clawmode.sessions.history import Header
 from clawmode.sessions.keys import (
     MAX_KEY_CHARS,
@@ -30,11 +32,8 @@ from clawmode.sessions.keys import (
 )
 from clawmode.sessions.lock import ACQUIRE_SECONDS, SessionLock
 from clawmode.sessions.transcript import Transcript, open_transcript
-from clawmode.files import Layout, SqliteFile
-from clawmode.messages import Usage
-from clawmode.catalog.search import NearNames
-from clawmode.tools.tool import JsonObject
-from clawmode.types import JsonValue
+from clawmode.tools.near_names import NearNames
+from clawmode.types import JsonObject, JsonValue
 
 logger = logging.getLogger("clawmode.sessions")
 

@@ -23,8 +23,7 @@ from typing import BinaryIO
 
 from clawmode.redaction import MAX_DEPTH, Redactor
 from clawmode.sessions.sanitize import IMAGE_KEYS, MAX_BLOB_CHARS
-from clawmode.tools.tool import JsonObject
-from clawmode.types import JsonValue
+from clawmode.types import JsonObject, JsonValue
 
 logger = logging.getLogger("clawmode.trajectory")
 

@@ -31,8 +31,7 @@ from clawmode.sessions.history import (
     read_lines,
 )
 from clawmode.sessions.lock import ACQUIRE_SECONDS, Hold, SessionLock, current_hold
-from clawmode.tools.tool import JsonObject
-from clawmode.types import JsonValue
+from clawmode.types import JsonObject, JsonValue
 
 logger = logging.getLogger("clawmode.sessions")
 

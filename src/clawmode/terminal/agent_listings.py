@@ -20,8 +20,7 @@ from clawmode.sessions.store import Session, SessionStore
 from clawmode.sessions.trajectory import read_sidecar, sidecar_path
 from clawmode.sessions.workspaces import workspace_of
 from clawmode.terminal.trajectory_view import render
-from clawmode.tools.tool import JsonObject
-from clawmode.types import JsonValue
+from clawmode.types import JsonObject, JsonValue
 
 MAX_WIDTH = 10_000
 """Of a line, where nobody watches."""

@@ -15,7 +15,8 @@ from typing import Any
 
 from clawmode.agent.events import AgentEvent
 from clawmode.agent.requests import RunResult
-from clawmode.app.console import CallView, ProgramOutput, complain, duration, one_line
+from clawmode.app.console import CallView, ProgramOutput, complain, duration
+from clawmode.text import one_line
 from clawmode.tools.executor import CallEvent
 
 MAX_ARGS_CHARS = 60

@@ -16,13 +16,14 @@ from anyio.abc import TaskGroup
 from anyio.streams.memory import MemoryObjectReceiveStream
 
 from clawmode.agent.events import AgentEvent, Listener
-from clawmode.app.console import RED, one_line, wrap
+from clawmode.app.console import RED, wrap
 from clawmode.exceptions import ClawmodeError
 from clawmode.messaging.inbox import How
 from clawmode.messaging.slash import COMMANDS, tell_stopped
 from clawmode.terminal.chat_prompt import ChatDesk, Prompt, Seat, TerminalChannel
 from clawmode.terminal.chat_screen import Screen
 from clawmode.terminal.chat_view import ChatView, Words
+from clawmode.text import one_line
 
 HISTORY = "chat_history"
 """What was typed, in the folder of the state."""

@@ -22,7 +22,7 @@ from clawmode.terminal.chat_prompt import ChatDesk
 from clawmode.terminal.remote_questions import RemoteQuestions
 from clawmode.terminal.remote_turn import read_event
 from clawmode.tools.approvals import Approvals
-from clawmode.tools.tool import JsonObject
+from clawmode.types import JsonObject
 
 LOOK_SECONDS = 0.3
 AGAIN_SECONDS = 1.0

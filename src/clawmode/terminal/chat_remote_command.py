@@ -21,7 +21,7 @@ from clawmode.terminal.interrupts import interruptible
 from clawmode.terminal.remote_questions import remote_approvals
 from clawmode.terminal.turn import told_logs
 from clawmode.tools.approvals import Approvals
-from clawmode.tools.tool import JsonObject
+from clawmode.types import JsonObject
 
 CLIENT = "clawmode-chat"
 CONNECTS = "… connecting to the gateway"

@@ -6,11 +6,11 @@ from typing import Any
 
 from clawmode.agent.events import AgentEvent
 from clawmode.agent.replies import is_silent
-from clawmode.app.console import one_line
 from clawmode.messaging.outbox import split_text
 from clawmode.messaging.reply_delivery import may_be_silent
 from clawmode.terminal.agent_view import AgentView
 from clawmode.terminal.chat_screen import break_line, line_end
+from clawmode.text import one_line
 
 MAX_NAMES = 3
 MAX_NAME_CHARS = 40

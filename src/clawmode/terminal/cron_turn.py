@@ -23,8 +23,7 @@ from clawmode.terminal.agent_view import AgentView
 from clawmode.terminal.desk import Desk, Terminal, make_approvals
 from clawmode.terminal.interrupts import interruptible
 from clawmode.terminal.local_turn import AgentCommand, open_runtime
-from clawmode.tools.tool import JsonObject
-from clawmode.types import JsonValue
+from clawmode.types import JsonObject, JsonValue
 
 MAX_ERROR_CHARS = 80
 

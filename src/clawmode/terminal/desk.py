@@ -16,10 +16,12 @@ from typing import IO, Literal
 
 import anyio
 
-from clawmode.app.console import duration, fold, fold_words, harmless, one_line
+from clawmode.app.console import duration, fold, fold_words, harmless
 from clawmode.terminal.forms import fill_in, introduce
+from clawmode.text import one_line
 from clawmode.tools.approvals import Approvals, Decision, InputQuestion, Mode, Question, Resolution
-from clawmode.tools.tool import JsonObject, Tool
+from clawmode.tools.tool import Tool
+from clawmode.types import JsonObject
 
 ANSWERS: dict[str, Decision] = {
     "once": "allow-once",

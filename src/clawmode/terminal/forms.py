@@ -7,10 +7,10 @@ type for this question.
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeAlias
 
-from clawmode.app.console import fold, harmless, one_line
+from clawmode.app.console import fold, harmless
+from clawmode.text import one_line
 from clawmode.tools.approvals import InputQuestion
-from clawmode.tools.tool import JsonObject
-from clawmode.types import JsonValue
+from clawmode.types import JsonObject, JsonValue
 
 AskLine: TypeAlias = Callable[[str], Awaitable[str | None]]
 """Shows a prompt and reads a line; None at the end of input."""

@@ -13,7 +13,8 @@ from clawmode.catalog.signatures import render_input
 from clawmode.config.file import Problem, Report
 from clawmode.exceptions import ToolLookupError, UnknownTool
 from clawmode.tools.policy import Policy
-from clawmode.tools.tool import JsonObject, Tool
+from clawmode.tools.tool import Tool
+from clawmode.types import JsonObject
 
 # ---- Tools ----
 

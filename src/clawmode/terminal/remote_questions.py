@@ -13,7 +13,8 @@ from clawmode.rpc.client import Event, GatewayClient, RpcError
 from clawmode.terminal.desk import Mode, SharedDesk, Terminal, make_approvals
 from clawmode.tools.approvals import Approvals, InputQuestion, Question
 from clawmode.tools.hooks import Severity
-from clawmode.tools.tool import InputRequest, JsonObject
+from clawmode.tools.tool import InputRequest
+from clawmode.types import JsonObject
 
 logger = logging.getLogger("clawmode.gateway")
 

@@ -32,8 +32,7 @@ from clawmode.terminal.desk import Terminal
 from clawmode.terminal.interrupts import interruptible
 from clawmode.terminal.remote_questions import RemoteDesk, RemoteQuestions, remote_approvals
 from clawmode.terminal.turn import Left, ShownTurn
-from clawmode.tools.tool import JsonObject
-from clawmode.types import JsonValue
+from clawmode.types import JsonObject, JsonValue
 
 CLIENT = "clawmode-agent"
 ABORT_SECONDS = 10.0

@@ -15,7 +15,7 @@ from clawmode.app.setup import Options
 from clawmode.terminal.agent_view import AgentView
 from clawmode.terminal.desk import Mode
 from clawmode.terminal.interrupts import outlast_tools
-from clawmode.tools.tool import JsonObject
+from clawmode.types import JsonObject
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

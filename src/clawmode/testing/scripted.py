@@ -50,7 +50,7 @@ from clawmode.models.base import (
     ThinkingDelta,
     read_arguments,
 )
-from clawmode.tools.tool import JsonObject
+from clawmode.types import JsonObject
 
 PIECE = 11
 """Characters at a time: a real stream breaks text anywhere, inside of words and JSON."""

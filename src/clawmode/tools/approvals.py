@@ -20,8 +20,8 @@ from clawmode.context import RunContext
 from clawmode.exceptions import ClawmodeError, ConfigurationError
 from clawmode.tools.hooks import RequireApproval, Severity
 from clawmode.tools.policy import Names, Rule, Unmatched, find_unmatched, matches
-from clawmode.tools.tool import InputRequest, JsonObject, Tool
-from clawmode.types import copy_json
+from clawmode.tools.tool import InputRequest, Tool
+from clawmode.types import JsonObject, copy_json
 
 logger = logging.getLogger("clawmode.approvals")
 

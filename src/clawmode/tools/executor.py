@@ -22,9 +22,9 @@ from clawmode.foreign import is_ours, told
 from clawmode.tools.approvals import Approvals, NotApproved, Question
 from clawmode.tools.hooks import AfterToolCall, BeforeToolCall, Hooks, Verdict
 from clawmode.tools.policy import Policy
-from clawmode.tools.tool import Execute, InputRequest, JsonObject, Tool, ToolContext, ToolResult
+from clawmode.tools.tool import Execute, InputRequest, Tool, ToolContext, ToolResult
 from clawmode.tools.validation import InvalidSchema, validate
-from clawmode.types import JsonValue, copy_json
+from clawmode.types import JsonObject, JsonValue, copy_json
 
 logger = logging.getLogger("clawmode.executor")
 

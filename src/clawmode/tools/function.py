@@ -34,16 +34,8 @@ from clawmode.tools.annotations import resolve
 from clawmode.tools.docstrings import parse
 from clawmode.tools.input_problems import MAX_PROBLEMS, shorten, spell
 from clawmode.tools.schema_cost import as_list, as_map, locate
-from clawmode.tools.tool import (
-    Effect,
-    Execute,
-    JsonObject,
-    Tool,
-    ToolContext,
-    ToolResult,
-    ToolSource,
-)
-from clawmode.types import JsonValue
+from clawmode.tools.tool import Effect, Execute, Tool, ToolContext, ToolResult, ToolSource
+from clawmode.types import JsonObject, JsonValue
 
 Function: TypeAlias = Callable[..., Any]
 P = ParamSpec("P")

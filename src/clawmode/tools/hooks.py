@@ -21,8 +21,8 @@ import anyio
 from clawmode.context import RunContext
 from clawmode.exceptions import ErrorCode, UnknownHook
 from clawmode.foreign import is_ours, told
-from clawmode.tools.tool import JsonObject, ToolResult
-from clawmode.types import JsonValue
+from clawmode.tools.tool import ToolResult
+from clawmode.types import JsonObject, JsonValue
 
 logger = logging.getLogger("clawmode.hooks")
 

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-from clawmode.catalog.search import NearNames
 from clawmode.exceptions import ConfigurationError
+from clawmode.tools.near_names import NearNames
 from clawmode.tools.tool import Tool
 from clawmode.types import JsonValue
 

@@ -10,11 +10,10 @@ from typing import Literal, TypeAlias, get_args
 
 from clawmode.context import RunContext
 from clawmode.exceptions import InvalidTool
-from clawmode.types import JsonText, JsonValue
+from clawmode.types import JsonObject, JsonText, JsonValue
 
 ToolSource: TypeAlias = Literal["openclaw", "plugin", "mcp", "client"]
 Effect: TypeAlias = Literal["read", "write"]
-JsonObject: TypeAlias = dict[str, JsonValue]
 
 DEFAULT_OWNERS: dict[ToolSource, str] = {"openclaw": "core", "client": "client"}
 
