@@ -121,6 +121,13 @@ def test_a_lock_and_its_folder_are_created_for_their_owner_alone(tmp_path: Path)
         assert (mode(path), mode(path.parent)) == (0o600, 0o700)
 
 
+def test_a_folder_can_be_locked_without_a_file_of_its_own(tmp_path: Path) -> None:
+    with file_lock(tmp_path):
+        assert is_locked(tmp_path)
+    assert not is_locked(tmp_path)
+    assert os.listdir(tmp_path) == []
+
+
 def test_a_link_in_the_place_of_a_lock_is_refused(tmp_path: Path) -> None:
     path, victim = tmp_path / "lock", tmp_path / "victim"
     path.symlink_to(victim)

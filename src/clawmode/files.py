@@ -39,18 +39,18 @@ def file_lock(path: Path, *, wait: bool = True) -> Iterator[int]:
     """Holds the exclusive lock of a file inside of the block. Blocks the thread while it waits.
 
     Args:
-        path: The lock's own file, which stays empty unless the holder writes to it. Created, with
-            its folder, if missing.
+        path: A folder; or a file of the lock's own, which is created, with its folder, if missing,
+            and stays empty unless the holder writes to it.
         wait: Whether to wait for another holder.
 
     Yields:
-        The descriptor of the file.
+        The descriptor.
 
     Raises:
         BlockingIOError: There is another holder, and `wait` is false.
         OSError: The file cannot be created or locked.
     """
-    descriptor = open_lock(path)
+    descriptor = os.open(path, os.O_RDONLY) if path.is_dir() else open_lock(path)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         yield descriptor

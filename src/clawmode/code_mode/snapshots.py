@@ -9,13 +9,11 @@ import base64
 import binascii
 import contextlib
 import errno
-import fcntl
 import hashlib
 import logging
 import os
 import stat
 import struct
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -24,6 +22,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from clawmode.context import Scope
 from clawmode.exceptions import SnapshotKeyLost, SnapshotRefused
+from clawmode.files import create_atomic, file_lock, write_atomic
 from clawmode.sandbox.protocol import Frozen
 
 MAGIC = b"CLMS"
@@ -73,7 +72,7 @@ class KeyRing:
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             if not path.exists():
-                _make_first(path)
+                create_atomic(path, _encode_key(os.urandom(32)))
             _warn_of_open_folder(folder)
             return cls(_parse_keys(_read_private(path), str(path)), folder)
         except (OSError, UnicodeDecodeError) as error:
@@ -84,10 +83,8 @@ class KeyRing:
         """Puts a new key before those in `folder`, which stay readable."""
         cls.load(folder)
         path = folder / "snapshot.keys"
-        temporary = _temporary(path)
-        with _locked(folder):
-            _write_new(temporary, _encode_key(os.urandom(32)) + _read_private(path))
-            os.replace(temporary, path)
+        with file_lock(folder):
+            write_atomic(path, _encode_key(os.urandom(32)) + _read_private(path))
         return cls.load(folder)
 
     def find(self, identity: bytes) -> bytes:
@@ -107,37 +104,6 @@ def key_id(key: bytes) -> bytes:
 
 def _encode_key(key: bytes) -> str:
     return base64.b64encode(key).decode() + "\n"
-
-
-def _make_first(path: Path) -> None:
-    """Whole or not at all, and of several processes that try, one."""
-    temporary = _temporary(path)
-    _write_new(temporary, _encode_key(os.urandom(32)))
-    try:
-        with contextlib.suppress(FileExistsError):
-            os.link(temporary, path)
-    finally:
-        temporary.unlink()
-
-
-def _temporary(path: Path) -> Path:
-    return path.with_suffix(f".{os.urandom(8).hex()}")
-
-
-@contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def _write_new(path: Path, text: str) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(text)
 
 
 def _read_private(path: Path) -> str:

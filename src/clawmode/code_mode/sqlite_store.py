@@ -12,7 +12,6 @@ so does SQLite in WAL.
 
 import contextlib
 import errno
-import fcntl
 import logging
 import os
 import re
@@ -38,7 +37,7 @@ from clawmode.code_mode.stores import (
 )
 from clawmode.context import Scope
 from clawmode.exceptions import Aborted, SnapshotTooLarge, StoreUnavailable
-from clawmode.files import Layout, SqliteFile
+from clawmode.files import Layout, SqliteFile, is_locked, open_lock, try_lock
 
 logger = logging.getLogger("clawmode.store")
 
@@ -174,8 +173,9 @@ class SqliteStore(SqliteFile):
         self._sweep(owners)
         # Locked before it has its name: under that, an unlocked file means death.
         temporary = owners / f"{owner}.new"
-        descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        descriptor = open_lock(temporary, new=True)
+        locked = try_lock(descriptor)
+        assert locked, "nobody else knows the name of this file"
         os.rename(temporary, owners / owner)
         self._locks[owner] = descriptor
         with self._transaction() as database:
@@ -224,20 +224,10 @@ class SqliteStore(SqliteFile):
         if not isinstance(owner, str) or not _OWNER.fullmatch(owner):
             return False
         path = self.folder / "owners" / owner
-        try:
-            descriptor = os.open(path, os.O_RDONLY)
-        except FileNotFoundError:
-            return False
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if is_locked(path):
             return True
-        else:
-            with contextlib.suppress(FileNotFoundError):
-                path.unlink()
-            return False
-        finally:
-            os.close(descriptor)
+        path.unlink(missing_ok=True)
+        return False
 
     # ---- Parking ----
 

@@ -10,18 +10,17 @@ user. Two rules:
   change is asked about again.
 """
 
-import contextlib
 import grp
 import json
 import os
 import pwd
-import secrets
 import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from clawmode.exceptions import ConfigurationError
+from clawmode.files import write_atomic
 
 FILE = "trusted-configs.json"
 MAX_FILE = 1 << 20
@@ -159,16 +158,10 @@ def trust(path: Path, digest: str, state: Path) -> None:
     """
     known = _read(state) | {os.path.realpath(path): digest}
     kept = state / FILE
-    staged = kept.with_name(f".{FILE}.{secrets.token_hex(6)}")
     try:
         state.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor = os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            json.dump({"version": 1, "files": known}, file, indent=1)
-        os.replace(staged, kept)
+        write_atomic(kept, json.dumps({"version": 1, "files": known}, indent=1))
     except OSError as error:
-        with contextlib.suppress(OSError):
-            staged.unlink(missing_ok=True)
         reason = error.strerror or str(error)
         raise ConfigurationError(f"{kept} cannot be written: {reason}") from None
 

@@ -9,21 +9,20 @@ fail open. So does one with a key that is not known here or an agent id that no 
 misspelt rule would otherwise be no rule. `IGNORED` keys of other products are kept.
 """
 
-import contextlib
 import difflib
-import fcntl
 import hashlib
 import json
 import os
 import re
-import secrets
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
+from clawmode.files import file_lock, write_atomic
 from clawmode.types import JsonObject, JsonValue
 
 Security: TypeAlias = Literal["deny", "allowlist", "full"]
@@ -211,29 +210,11 @@ class HostFile:
             if json.dumps(data) != before:
                 self._store(data)
 
-    @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
-        self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        lock = self.path.with_name(self.path.name + ".lock")
-        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(descriptor)
+    def _locked(self) -> AbstractContextManager[int]:
+        return file_lock(self.path.with_name(f"{self.path.name}.lock"))
 
     def _store(self, data: JsonObject) -> None:
-        staged = self.path.with_name(f".{self.path.name}.{secrets.token_hex(6)}")
-        descriptor = os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        try:
-            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                json.dump(data, file, indent=2, ensure_ascii=False)
-                file.flush()
-                os.fsync(descriptor)
-            staged.replace(self.path)
-        except BaseException:
-            staged.unlink(missing_ok=True)
-            raise
+        write_atomic(self.path, json.dumps(data, indent=2, ensure_ascii=False))
 
 
 class Changed(ValueError):

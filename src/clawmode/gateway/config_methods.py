@@ -3,7 +3,6 @@
 import hashlib
 import os
 import shutil
-import tempfile
 import threading
 from contextlib import suppress
 from pathlib import Path
@@ -21,6 +20,7 @@ from clawmode.config.reader import Option, Section, is_section, members
 from clawmode.config.resolve import Configuration
 from clawmode.config.variables import variable
 from clawmode.exceptions import ConfigurationError
+from clawmode.files import staged
 from clawmode.gateway.clients import Client
 from clawmode.gateway.gateway import Gateway
 from clawmode.gateway.methods import NAME, TEXT, Params, method, params
@@ -142,38 +142,26 @@ def _write(path: Path, raw: str, base: str, host: Host) -> Examined:
         if base and base != _digest(path):
             text = "the file has changed meanwhile: read it again"
             raise RpcError("CONFLICT", text, field="baseHash")
-        staged = _stage(path, data)
-        try:
-            found = examine(staged, host)
+        with staged(path, data) as new:
+            found = examine(new, host)
             if found.report.errors:
                 raise refuse(found, "raw")
-            _check_secrets(staged)
+            _check_secrets(new)
             if path.exists():
-                shutil.copymode(path, staged)
+                shutil.copymode(path, new)
                 _back_up(path)
             before = _digest(path)
-            os.replace(staged, path)
+            os.replace(new, path)
             if config_trust.is_trusted(path, before, state_folder()):
                 # Else the next start would ask about what the operator has just written.
                 config_trust.trust(path, hashlib.sha256(data).hexdigest(), state_folder())
-        finally:
-            staged.unlink(missing_ok=True)
     return found
 
 
-def _stage(path: Path, data: bytes) -> Path:
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(descriptor)
-    return Path(name)
-
-
 def _back_up(path: Path) -> None:
-    staged = _stage(path, path.read_bytes())
-    shutil.copymode(path, staged)
-    os.replace(staged, f"{path}.bak")
+    with staged(path, path.read_bytes()) as copy:
+        shutil.copymode(path, copy)
+        os.replace(copy, f"{path}.bak")
 
 
 def _check_secrets(path: Path) -> None:

@@ -8,9 +8,7 @@ import contextlib
 import hashlib
 import json
 import logging
-import os
 import socket
-import tempfile
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -30,6 +28,7 @@ from mcp.shared.auth import OAuthClientInformationFull, OAuthClientMetadata, OAu
 
 from clawmode.addresses import Resolve, ask_system, find_target
 from clawmode.exceptions import ToolProblem
+from clawmode.files import write_atomic
 from clawmode.mcp.settings import OAuth, ServerSettings
 
 logger = logging.getLogger("clawmode.mcp")
@@ -252,11 +251,7 @@ class _Tokens:
             "client": self._client and self._client.model_dump(mode="json"),
         }
         self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        # Created for its owner alone, and never seen half written.
-        handle, name = tempfile.mkstemp(dir=self._path.parent)
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump(data, file)
-        os.replace(name, self._path)
+        write_atomic(self._path, json.dumps(data))
 
     async def get_tokens(self) -> OAuthToken | None:
         """The tokens."""

@@ -11,13 +11,12 @@ An update goes the same way. Whatever says no leaves everything as it was.
 
 import contextlib
 import errno
-import fcntl
 import os
 import re
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,6 +26,7 @@ from anyio import to_thread
 from clawmode.agent.hooks import AgentHooks, Install
 from clawmode.agent.skills import FILE as SKILL_FILE
 from clawmode.agent.skills import SkillLoader
+from clawmode.files import file_lock
 from clawmode.plugins import archives, check, install_policy, replacing
 from clawmode.plugins import manifest as manifests
 from clawmode.plugins.loader import Plugins
@@ -247,12 +247,9 @@ def workshop(state: Path) -> Iterator[Path]:
         InstallRefused: Somebody does.
     """
     place = state / STAGING
-    place.mkdir(mode=0o700, parents=True, exist_ok=True)
-    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-    lock = os.open(place / ".lock", flags, 0o600)
-    try:
+    with ExitStack() as held:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            held.enter_context(file_lock(place / ".lock", wait=False))
         except BlockingIOError:
             raise InstallRefused("busy", "something else is being installed or removed") from None
         for left in place.glob("install-*"):  # by a process that was killed
@@ -262,8 +259,6 @@ def workshop(state: Path) -> Iterator[Path]:
             yield made
         finally:
             shutil.rmtree(made, ignore_errors=True)
-    finally:
-        os.close(lock)
 
 
 @contextmanager

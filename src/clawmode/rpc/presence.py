@@ -1,15 +1,14 @@
 """Where a gateway runs: one for each state folder, found by its clients on the same machine."""
 
-import fcntl
 import json
 import os
-import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from clawmode.exceptions import ClawmodeError, ConfigurationError
+from clawmode.files import file_lock, is_locked, write_atomic
 
 LOCK = "gateway.lock"
 FILE = "gateway.json"
@@ -46,26 +45,21 @@ def hold(state: Path) -> Iterator[None]:
     Raises:
         GatewayRuns: There is one already.
     """
-    try:
-        state.mkdir(parents=True, exist_ok=True, mode=0o700)
-        descriptor = os.open(state / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        text = f"the state folder cannot be used: {error.strerror or error}"
-        raise ConfigurationError(text) from None
-    try:
+    with ExitStack() as held:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+            descriptor = held.enter_context(file_lock(state / LOCK, wait=False))
+        except BlockingIOError:
             known = find(state)
             where = f" (process {known.pid}, {known.url})" if known else ""
             raise GatewayRuns(f"a gateway runs on this state folder already{where}") from None
+        except OSError as error:
+            text = f"the state folder cannot be used: {error.strerror or error}"
+            raise ConfigurationError(text) from None
         with suppress(OSError):  # of one that was killed: it is not there any more
             (state / FILE).unlink()
         os.ftruncate(descriptor, 0)
         os.write(descriptor, str(os.getpid()).encode())
         yield
-    finally:
-        os.close(descriptor)
 
 
 def holder(state: Path) -> int:
@@ -77,26 +71,15 @@ def holder(state: Path) -> int:
 
 def is_held(state: Path) -> bool:
     """Whether a gateway runs on a state folder."""
-    try:
-        descriptor = os.open(state / LOCK, os.O_RDWR | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return True
-    finally:
-        os.close(descriptor)
+    with suppress(OSError):
+        return is_locked(state / LOCK)
     return False
 
 
 @contextmanager
 def announced(state: Path, place: Place) -> Iterator[None]:
     """Lets clients of the same user find it."""
-    descriptor, name = tempfile.mkstemp(dir=state, prefix=".gateway-")
-    with os.fdopen(descriptor, "w") as file:
-        json.dump(asdict(place), file)
-    os.replace(name, state / FILE)
+    write_atomic(state / FILE, json.dumps(asdict(place)), sync=False)
     try:
         yield
     finally:

@@ -1,13 +1,10 @@
 """Tokens: made once, kept as hashes, compared in constant time; and who has tried too often."""
 
-import fcntl
 import hashlib
 import hmac
 import json
-import os
 import re
 import secrets
-import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -16,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from clawmode.exceptions import ClawmodeError
+from clawmode.files import file_lock, write_atomic
 from clawmode.rpc.scopes import SCOPES
 from clawmode.types import JsonObject, JsonValue
 
@@ -153,28 +151,14 @@ class Tokens:
     def _alone(self) -> Iterator[None]:
         """Keeps others from changing the file meanwhile."""
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
-            descriptor = os.open(f"{self._path}.lock", flags, 0o600)
+            with file_lock(self._path.with_name(f"{self._path.name}.lock")):
+                yield
         except OSError as error:
             raise TokenError(f"{self._path.name}: {error.strerror or error}") from None
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(descriptor)
 
     def _write(self, tokens: Iterable[Token]) -> None:
         data = json.dumps({"version": 1, "tokens": [each.to_json() for each in tokens]}, indent=1)
-        try:
-            descriptor, name = tempfile.mkstemp(dir=self._path.parent, prefix=".tokens-")
-            with os.fdopen(descriptor, "w") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(name, self._path)
-        except OSError as error:
-            raise TokenError(f"{self._path.name}: {error.strerror or error}") from None
+        write_atomic(self._path, data)
 
 
 def _read(value: Any) -> Token:

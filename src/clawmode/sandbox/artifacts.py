@@ -9,7 +9,6 @@ process, which everyone waits for, and compiled by one process at a time, which 
 """
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import logging
@@ -19,7 +18,6 @@ import re
 import stat
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -30,6 +28,7 @@ from itertools import islice
 from pathlib import Path
 
 from clawmode.exceptions import RuntimeUnavailable
+from clawmode.files import open_lock, try_lock, write_atomic
 from clawmode.sandbox.protocol import Part
 
 logger = logging.getLogger("clawmode.sandbox")
@@ -51,7 +50,7 @@ MAX_ENTRIES = 1000
 CACHE_ADVICE = "set XDG_CACHE_HOME or CLAWMODE_CACHE_DIR to a folder that this user can write"
 
 _NAMES: dict[Part, str] = {"quickjs": "JavaScript", "swc": "TypeScript"}
-_ENTRY = re.compile(r"[0-9a-f]{40}\.code(\.\w+)?")  # with an ending while it is being written
+_ENTRY = re.compile(r"\.?[0-9a-f]{40}\.code(\.\w+)?")  # with an ending while it is being written
 
 _loading: dict[tuple[Part, Path, Path], Future[bytes]] = {}
 _loading_lock = threading.Lock()
@@ -206,11 +205,9 @@ def _open_lock(folder: Path) -> int | None:
     Raises:
         OSError: The cache cannot be written.
     """
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     # In a folder that others can write it may be a trap: a link, a pipe, or locked for ever.
-    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
-        lock = os.open(folder / "lock", flags, 0o600)
+        lock = open_lock(folder / "lock")
     except OSError:
         if os.path.lexists(folder / "lock") and os.access(folder, os.W_OK):
             return None
@@ -239,10 +236,8 @@ def _wait_for(lock: int, name: str) -> None:
     reminder = began
     while (now := time.monotonic()) - began < COMPILE_SECONDS:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
-            pass
+            if try_lock(lock):
+                return
         except OSError:  # a file system without locks
             return
         if now >= reminder:
@@ -295,14 +290,7 @@ def _read_entry(path: Path) -> bytes | None:
 
 def _write_entry(path: Path, code: bytes) -> None:
     try:
-        descriptor, temporary = tempfile.mkstemp(prefix=f"{path.name}.", dir=path.parent)
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(hashlib.sha256(code).digest() + code)
-            os.replace(temporary, path)
-        except BaseException:
-            os.unlink(temporary)
-            raise
+        write_atomic(path, hashlib.sha256(code).digest() + code, sync=False)
         _remove_old(path)
     except OSError as error:
         _warn_of_no_cache(path.parent, error.strerror)

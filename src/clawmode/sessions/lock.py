@@ -9,7 +9,6 @@ other too, in the order they came. It works on one machine.
 """
 
 import contextlib
-import fcntl
 import json
 import logging
 import os
@@ -28,6 +27,7 @@ import anyio
 from anyio.lowlevel import checkpoint_if_cancelled, current_token
 
 from clawmode.exceptions import ClawmodeError
+from clawmode.files import open_lock, try_lock, unlock
 
 logger = logging.getLogger("clawmode.sessions")
 
@@ -268,7 +268,7 @@ def _release(hold: Hold) -> None:
                 os.unlink(hold._name)
         with contextlib.suppress(OSError):
             # By name, not by closing alone: a child that is just being started may have a copy.
-            fcntl.flock(hold._descriptor, fcntl.LOCK_UN)
+            unlock(hold._descriptor)
         os.close(hold._descriptor)
         place = _places[hold._name]
         place.hold = None
@@ -287,23 +287,18 @@ def _forget_idle(name: str, place: _Place) -> None:
 def _lock_file(name: str) -> int | None:
     """The lock's file, open and locked; None if another process has it."""
     while True:
+        descriptor = open_lock(name)
         try:
-            descriptor = os.open(name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-        except FileNotFoundError:
-            os.makedirs(os.path.dirname(name), mode=0o700, exist_ok=True)
-            continue
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if _is_at(descriptor, name):
+            locked = try_lock(descriptor)
+            if locked and _is_at(descriptor, name):
                 return descriptor
-        except BlockingIOError:
-            os.close(descriptor)
-            return None
         except BaseException:
             os.close(descriptor)
             raise
-        # Deleted by its last holder just before it was locked: that one excludes nobody.
         os.close(descriptor)
+        if not locked:
+            return None
+        # Its last holder deleted the file just before it was locked: that lock excludes nobody.
 
 
 def _is_at(descriptor: int, name: str) -> bool:
