@@ -48,6 +48,7 @@ check: setup ## format, lint and types, without changing anything
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/pyrefly check --summary=none
+	@$(BIN)/python scripts/ratchets.py
 	@echo "format, lint and types: nothing to complain about"
 
 fix: setup ## format, and mend what the linter can mend

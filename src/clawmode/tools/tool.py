@@ -84,7 +84,7 @@ Execute: TypeAlias = Callable[
 """Runs a tool on input that fits its schema.
 
 May raise: the program that called it gets the name and the message of the exception, and the log
-`clawmode.tools.executor` the traceback.
+`clawmode.executor` the traceback.
 May be cancelled if it is async; one that is not runs in a thread and is left to itself.
 """
 
