@@ -1,9 +1,16 @@
-"""What every test relies on: one backend, and an environment without surprises."""
+"""What every test relies on: one backend, an environment without surprises, shared processes."""
 
 import os
-from collections.abc import Iterator
+import sys
+from collections.abc import AsyncIterator, Iterator
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from tests.agent.command_driver import Zygote
+
+    from clawmode import Pool
 
 
 @pytest.fixture(scope="session")
@@ -21,3 +28,49 @@ def _clean_environment() -> Iterator[None]:
     yield
     os.environ.clear()
     os.environ.update(saved)
+
+
+def pytest_runtest_setup() -> None:
+    """Let synchronous tests call `anyio.run` while the loop of the fixtures below is open.
+
+    Anyio's plugin notes its loop as the current one for as long as a fixture needs it.
+    """
+    if sniffio := sys.modules.get("sniffio"):
+        sniffio.current_async_library_cvar.set(None)
+
+
+# A worker takes a third of a second to start, a zygote four: they are shared by all tests.
+
+
+@pytest.fixture(scope="session")
+async def pool(anyio_backend: str) -> AsyncIterator["Pool"]:
+    """Two workers."""
+    from clawmode import Pool
+
+    async with Pool(size=2) as opened:
+        await opened.ready()
+        yield opened
+
+
+@pytest.fixture(scope="session")
+async def one_worker_pool(anyio_backend: str) -> AsyncIterator["Pool"]:
+    """One worker that serves all cells."""
+    from clawmode import Pool
+
+    async with Pool(size=1, max_size=1) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="session")
+def zygote() -> "Zygote":
+    """Starts commands without the seconds that their imports take."""
+    from tests.agent.command_driver import shared_zygote
+
+    return shared_zygote()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _no_zygote_is_left() -> Iterator[None]:
+    yield
+    if driver := sys.modules.get("tests.agent.command_driver"):
+        driver.end_shared_zygote()

@@ -2,13 +2,13 @@
 
 import threading
 import time
-from collections.abc import AsyncIterator
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
 import anyio
 import pytest
+from tests.support.waiting import until
 
 from clawmode import CodeMode, CodeModeConfig, CodeModeResult, Pool, RunContext
 from clawmode.code_mode.stores import MemoryStore
@@ -18,13 +18,6 @@ from clawmode.sandbox import artifacts
 pytestmark = pytest.mark.anyio
 
 OWNER = RunContext(agent_id="a", session_id="s", session_key="k", run_id="r")
-
-
-@pytest.fixture(scope="module")
-async def pool(anyio_backend: str) -> AsyncIterator[Pool]:
-    async with Pool(size=2) as opened:
-        await opened.ready()
-        yield opened
 
 
 @pytest.fixture
@@ -359,8 +352,7 @@ async def test_a_cell_can_be_aborted_while_machine_code_is_compiled(
                 assert result.code == "aborted"
 
             group.start_soon(run)
-            while not code_mode.cells():  # noqa: ASYNC110 - no event tells
-                await anyio.sleep(0.01)
+            await until(code_mode.cells)
             (cell,) = code_mode.cells()
             assert await code_mode.abort(cell)
 

@@ -18,6 +18,7 @@ import anyio
 import pytest
 from anyio.abc import ByteReceiveStream, Process
 from anyio.streams.text import TextReceiveStream
+from tests.support.waiting import until
 
 from clawmode import Approvals, CodeMode, CodeModeConfig, CodeModeResult, Pool, RunContext, tool
 from clawmode.code_mode.snapshots import KeyRing
@@ -184,9 +185,7 @@ async def test_two_processes_cannot_wait_for_one_program_at_once(tmp_path: Path)
     async with AsyncExitStack() as both:
         slow = started(tmp_path, "wait", run_id, TIMEOUT_MS="60000")
         _, first = await both.enter_async_context(slow)
-        with anyio.fail_after(10):
-            while times_called(tmp_path, "read-x") < 2:  # noqa: ASYNC110 - another process
-                await anyio.sleep(0.02)
+        await until(lambda: times_called(tmp_path, "read-x") >= 2)
         refused = await waited(tmp_path, run_id)
         assert refused["code"] == "invalid_input"
         await anyio.Path(tmp_path / "x").write_text("undisturbed")
@@ -198,9 +197,7 @@ async def test_a_waiter_that_is_killed_leaves_the_program_parked(tmp_path: Path)
     result = await parked_and_killed(tmp_path, 'return await tools.read({ name: "x" })')
     slow = started(tmp_path, "wait", result["runId"], TIMEOUT_MS="60000")
     async with slow as (process, _):
-        with anyio.fail_after(10):
-            while times_called(tmp_path, "read-x") < 2:  # noqa: ASYNC110 - another process
-                await anyio.sleep(0.02)
+        await until(lambda: times_called(tmp_path, "read-x") >= 2)
         process.kill()
         await process.wait()
     await anyio.Path(tmp_path / "x").write_text("third")
@@ -209,12 +206,6 @@ async def test_a_waiter_that_is_killed_leaves_the_program_parked(tmp_path: Path)
 
 
 # ---- Two objects on one store ----
-
-
-@pytest.fixture(scope="module")
-async def pool(anyio_backend: str) -> AsyncIterator[Pool]:
-    async with Pool(size=2) as opened:
-        yield opened
 
 
 @pytest.fixture(params=["memory", "sqlite"])
@@ -400,8 +391,7 @@ async def given_up(one: CodeMode, run_id: str, begun: anyio.Event | None = None)
         if begun is not None:
             await begun.wait()
         else:
-            while not one.cells():  # noqa: ASYNC110 - it is driven when it is listed
-                await asyncio.sleep(0.001)
+            await until(one.cells)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -442,9 +432,7 @@ async def test_the_end_of_a_program_that_nobody_heard_is_told_by_the_next_wait(
     async with code_mode(pool, store, slow.tools, config=CodeModeConfig()) as one:
         run_id = (await one.exec(source)).run_id
         await given_up(one, run_id)
-        with anyio.fail_after(5):
-            while one.cells():  # noqa: ASYNC110 - no event tells of it
-                await asyncio.sleep(0.005)
+        await until(lambda: not one.cells())
         async with code_mode(pool, store, config=CodeModeConfig()) as two:
             result = await two.wait(run_id)
             assert result.output == [{"type": "text", "text": "b"}]
@@ -562,8 +550,7 @@ async def test_another_object_ends_a_program_that_computes(
 
         tasks.start_soon(wait)
         with anyio.fail_after(5):
-            while not one.cells():  # noqa: ASYNC110 - it is driven when it is listed
-                await asyncio.sleep(0.005)
+            await until(one.cells)
             assert await two.abort(run_id)
     assert results[0].code == "aborted"
 
@@ -597,9 +584,7 @@ async def test_a_program_of_another_process_is_aborted_there(pool: Pool, tmp_pat
         source = 'await yield_control(); await tools.read({ name: "x" }); await tools.quick()'
         run_id = (await one.exec(source)).run_id
     async with started(tmp_path, "wait", run_id, TIMEOUT_MS="20000") as (_, lines):
-        with anyio.fail_after(15):
-            while not times_called(tmp_path, "read-x"):  # noqa: ASYNC110 - another process
-                await anyio.sleep(0.02)
+        await until(lambda: times_called(tmp_path, "read-x"))
         async with code_mode(pool, store) as two:
             assert await two.abort(run_id)
         await anyio.Path(tmp_path / "x").write_text("go on")
@@ -732,6 +717,10 @@ async def test_cell_65_of_64_is_refused(pool: Pool) -> None:
         assert (await one.exec("await yield_control()")).code == "snapshot_limit_exceeded"
 
 
+async def all_answered(store: SnapshotStore, run_id: str) -> bool:
+    return not await calls_of(store, run_id)
+
+
 async def calls_of(store: SnapshotStore, run_id: str) -> int:
     progress = await store.progress(run_id)
     return 0 if progress is None else len(progress.calls)
@@ -754,9 +743,7 @@ return pages.map((page) => page.value?.length ?? page.reason.code)"""
     async with code_mode(pool, store, [page], config=config) as one:
         result = await one.exec(source)
         go.set()
-        with anyio.fail_after(5):
-            while await calls_of(store, result.run_id):  # noqa: ASYNC110 - a thread may write
-                await anyio.sleep(0.01)
+        await until(lambda: all_answered(store, result.run_id))
         result = await finish(one, result)
     assert sorted(result.value, key=str) == [40_000, 40_000, "reply_too_large"]  # pyrefly: ignore
 
@@ -782,8 +769,7 @@ async def test_answers_that_come_while_a_program_is_frozen_are_bounded_too(
         (run,) = one._driver.active.values()
         if run.calls:  # before that, only its size is looked at
             frozen.set()
-            while len(run.inbox) < 3:  # noqa: ASYNC110 - a list has no event
-                await anyio.sleep(0.001)
+            await until(lambda: len(run.inbox) >= 3)
         return made
 
     @tool
@@ -825,9 +811,7 @@ return pages.filter((page) => page.reason?.code === "reply_too_large").length"""
     async with code_mode(pool, store, [page], config=config) as one:
         result = await one.exec(source)
         go.set()
-        with anyio.fail_after(5):
-            while await calls_of(store, result.run_id):  # noqa: ASYNC110 - a thread may write
-                await anyio.sleep(0.01)
+        await until(lambda: all_answered(store, result.run_id))
         assert 80_000 < await bytes_waiting(store, result.run_id) <= 100_000
         assert (await finish(one, result)).value == 13
 

@@ -1,11 +1,11 @@
 """Every error code of the page, from outside: what has to happen for a caller to read it."""
 
-from collections.abc import AsyncIterator
 from typing import Any
 
 import anyio
 import pytest
-from tests.sandbox.driver import only_worker, until
+from tests.sandbox.driver import only_worker
+from tests.support.waiting import until
 
 from clawmode import (
     ClawmodeError,
@@ -24,10 +24,10 @@ from clawmode.sandbox import artifacts
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture(scope="module")
-async def pool(anyio_backend: str) -> AsyncIterator[Pool]:
-    async with Pool(size=1) as opened:
-        yield opened
+@pytest.fixture
+def pool(one_worker_pool: Pool) -> Pool:
+    """One worker: what one cell leaves in it, the next one meets."""
+    return one_worker_pool
 
 
 @tool

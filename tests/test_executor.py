@@ -9,6 +9,7 @@ from typing import Any
 
 import anyio
 import pytest
+from tests.support.waiting import until
 
 from clawmode.context import RunContext
 from clawmode.exceptions import ClawmodeError, ConfigurationError
@@ -374,8 +375,7 @@ async def test_a_person_is_waited_for_and_the_call_says_so() -> None:
     with anyio.fail_after(5):
         async with anyio.create_task_group() as group:
             group.start_soon(run)
-            while not desk.pending():  # noqa: ASYNC110 - the desk has no event for it
-                await anyio.sleep(0.001)
+            await until(desk.pending)
             assert states == ["approval"]
             (question,) = desk.pending()
             assert not desk.resolve("another", "allow-once")

@@ -4,14 +4,15 @@ import asyncio
 import json
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import anyio
 import anyio.from_thread
 import anyio.lowlevel
 import pytest
-from tests.sandbox.driver import only_worker, until
+from tests.sandbox.driver import only_worker
+from tests.support.waiting import until
 
 from clawmode import (
     Approvals,
@@ -33,11 +34,10 @@ from clawmode.types import JsonObject
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture(scope="module")
-async def pool(anyio_backend: str) -> AsyncIterator[Pool]:
-    """One worker: what a fault breaks, the next cell meets."""
-    async with Pool(size=1, max_size=1) as opened:
-        yield opened
+@pytest.fixture
+def pool(one_worker_pool: Pool) -> Pool:
+    """One worker: what one cell leaves in it, the next one meets."""
+    return one_worker_pool
 
 
 @tool

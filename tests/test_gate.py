@@ -1,6 +1,5 @@
 """Hooks of the outer `exec`: what they see, what they may change, and who is asked."""
 
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +25,6 @@ from clawmode.tools.hooks import AfterToolCall, BeforeToolCall
 pytestmark = pytest.mark.anyio
 
 WHO = RunContext(agent_id="a", session_id="s", session_key="k", run_id="r")
-
-
-@pytest.fixture(scope="module")
-async def pool(anyio_backend: str) -> AsyncIterator[Pool]:
-    async with Pool(size=2) as opened:
-        yield opened
 
 
 @tool

@@ -5,7 +5,6 @@ import json
 import os
 import re
 import threading
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -41,12 +40,6 @@ from clawmode.tools.hooks import AfterToolCall, BeforeToolCall
 from clawmode.types import JsonObject
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture(scope="module")
-async def pool(anyio_backend: str) -> AsyncIterator[Pool]:
-    async with Pool(size=1) as opened:
-        yield opened
 
 
 @tool

@@ -5,6 +5,7 @@ from typing import Any
 import anyio
 import pytest
 from tests.cli_driver import Person
+from tests.support.waiting import until
 
 from clawmode import Approvals, CodeMode
 from clawmode.context import RunContext
@@ -90,9 +91,7 @@ async def test_the_end_of_a_program_takes_its_question_along() -> None:
         result = await code_mode.exec(GREET)
         assert len(approvals.pending_inputs()) == 1
         await code_mode.abort(result.run_id)
-        with anyio.fail_after(5):
-            while approvals.pending_inputs():  # noqa: ASYNC110 - nobody is told
-                await anyio.sleep(0.01)
+        await until(lambda: not approvals.pending_inputs())
         assert approvals.pending_inputs() == []
 
 

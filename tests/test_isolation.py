@@ -5,14 +5,14 @@ import json
 import secrets
 import sqlite3
 import time
-from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
-from tests.sandbox.driver import only_worker, until
+from tests.sandbox.driver import only_worker
+from tests.support.waiting import until
 
 from clawmode import (
     Approvals,
@@ -36,11 +36,10 @@ from clawmode.types import JsonObject
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture(scope="module")
-async def pool(anyio_backend: str) -> AsyncIterator[Pool]:
-    """One worker: whatever one run leaves in it, the other meets."""
-    async with Pool(size=1, max_size=1) as opened:
-        yield opened
+@pytest.fixture
+def pool(one_worker_pool: Pool) -> Pool:
+    """One worker: what one cell leaves in it, the next one meets."""
+    return one_worker_pool
 
 
 @pytest.fixture(params=["memory", "sqlite"])

@@ -1,7 +1,6 @@
 """`MCP` and `API` in programs, over tools that MCP servers could have."""
 
 import sys
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +12,6 @@ from clawmode.tools.tool import ToolContext
 from clawmode.types import JsonObject
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture(scope="module")
-async def pool(anyio_backend: str) -> AsyncIterator[Pool]:
-    async with Pool(size=2) as opened:
-        yield opened
 
 
 ISSUE: JsonObject = {

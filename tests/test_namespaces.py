@@ -3,7 +3,7 @@
 import hashlib
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from enum import Enum
@@ -702,12 +702,6 @@ def test_a_forged_message_reaches_a_declared_function_or_is_refused(
 
 
 # ---- With the guest's side ----
-
-
-@pytest.fixture(scope="module")
-async def pool(anyio_backend: str) -> AsyncIterator[Pool]:
-    async with Pool(size=1) as opened:
-        yield opened
 
 
 async def run(pool: Pool, source: str, made: NamespaceRuntime) -> Any:

@@ -38,12 +38,6 @@ from clawmode.types import JsonObject
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture(scope="module")
-async def pool(anyio_backend: str) -> AsyncIterator[Pool]:
-    async with Pool(size=2) as opened:
-        yield opened
-
-
 @tool
 async def add(a: int, b: int) -> int:
     """Add two numbers."""

@@ -6,12 +6,13 @@ import sqlite3
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
+from tests.support.waiting import until
 
 from clawmode import Approvals, CodeMode, CodeModeConfig, Pool, RunContext, tool
 from clawmode.code_mode import parking
@@ -28,12 +29,6 @@ pytestmark = pytest.mark.anyio
 
 WHO = RunContext(agent_id="a", session_id="s", session_key="k", run_id="r")
 YIELD = "await yield_control(); return 1"
-
-
-@pytest.fixture(scope="module")
-async def pool(anyio_backend: str) -> AsyncIterator[Pool]:
-    async with Pool(size=2) as opened:
-        yield opened
 
 
 @pytest.fixture(params=["memory", "sqlite"])
@@ -324,9 +319,7 @@ async def test_a_second_wait_does_not_disturb_a_program_that_was_ended_elsewhere
         run_id = (await one.exec("await yield_control(); await tools.slow()")).run_id
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(run)
-            with anyio.fail_after(5):
-                while not slow.calls:  # noqa: ASYNC110 - a worker process runs
-                    await anyio.sleep(0.01)
+            await until(lambda: slow.calls)
             await two.end_run()
             assert (await one.wait(run_id)).status == "failed"
     assert results[0].code == "aborted"

@@ -3,7 +3,7 @@
 import logging
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import anyio
@@ -18,12 +18,6 @@ from clawmode.tools.hooks import BeforeToolCall, Hooks, ToolCallDecision
 from clawmode.tools.tool import Tool
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture(scope="module")
-async def pool(anyio_backend: str) -> AsyncIterator[Pool]:
-    async with Pool(size=2) as opened:
-        yield opened
 
 
 @tool

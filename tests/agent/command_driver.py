@@ -14,6 +14,7 @@ import termios
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
@@ -57,8 +58,17 @@ class Started:
         """The exit status, if it has ended."""
         return self.wait(0.1)  # it may be on its way
 
+    def send_signal(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
     def wait(self, timeout: float = SECONDS) -> int | None:
-        """Waits for the end."""
+        """Wait for the end; None if the process still runs."""
         if self.returncode is None and self._hear(2, timeout):
             self.returncode = int(self._lines.split()[1])
             os.close(self._told)
@@ -104,9 +114,19 @@ class Zygote:
         cwd: Path,
         streams: list[Path],
         stdout: Path | None,
-        **environment: str,
+        environment: dict[str, str] | None = None,
+        files: int = 0,
     ) -> Started:
-        """Starts a command."""
+        """Start a command.
+
+        Args:
+            arguments: Of the command.
+            cwd: Where it runs.
+            streams: Its stdin, stdout and stderr.
+            stdout: The file to read its output from, if that is none of a terminal.
+            environment: Beside that of the test.
+            files: The limit of open files; 0 leaves the limit as it is.
+        """
         told = self.file("told")
         self._number += 1
         os.mkfifo(told)
@@ -114,8 +134,9 @@ class Zygote:
             "arguments": arguments,
             "cwd": os.fspath(cwd),
             "streams": [*map(os.fspath, streams)],
-            "environment": {**os.environ, **environment},
+            "environment": {**os.environ, **(environment or {})},
             "told": os.fspath(told),
+            "files": files,
         }
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(order).encode() + b"\n")
@@ -145,7 +166,7 @@ class Zygote:
         given.write_text(stdin, "utf-8")
         out.touch()
         streams = [given, Path(stdout) if stdout else out, err]
-        started = self.start(arguments, cwd, streams, None, **environment)
+        started = self.start(arguments, cwd, streams, None, environment)
         begun()
         status = started.wait()
         if status is None:
@@ -153,6 +174,17 @@ class Zygote:
             raise AssertionError(f"it did not end: {err.read_text('utf-8')}")
         said = [path.read_bytes().decode() for path in (out, err)]
         return subprocess.CompletedProcess(arguments, status, *said)
+
+
+@cache
+def shared_zygote() -> Zygote:
+    """Return the zygote of this process, made at the first call; `tests/conftest.py` ends it."""
+    return Zygote().__enter__()
+
+
+def end_shared_zygote() -> None:
+    if shared_zygote.cache_info().currsize:
+        shared_zygote().__exit__()
 
 
 class Seat(Person):
@@ -191,7 +223,7 @@ class Seat(Person):
             cwd,
             streams,
             None if stdout_too else out,
-            **{"TERM": "xterm", **(environment or {})},
+            {"TERM": "xterm", **(environment or {})},
         )
         self._process = cast("subprocess.Popen[bytes]", started)
         self._seen = b""

@@ -15,6 +15,7 @@ from typing import Any
 
 import anyio
 from tests.agent.driver import Agent, configured, opened
+from tests.support.waiting import until
 
 from clawmode import tool
 from clawmode.agent.events import AgentEvent
@@ -250,8 +251,7 @@ class Ordeal:
         runtime = self.agent.runtime
         with anyio.fail_after(5):
             result = await runtime.result(run.id)
-            while asyncio.all_tasks() - self.tasks:  # noqa: ASYNC110 - they are not ours
-                await anyio.sleep(0.005)
+            await until(lambda: not asyncio.all_tasks() - self.tasks)
         assert result.status in ("aborted", "ok")
         assert not runtime.abort(run.id)
         assert runtime.approvals.pending() == []

@@ -8,8 +8,9 @@ from typing import Any
 import anyio
 import pytest
 from tests.agent.driver import configured, opened
-from tests.agent.test_watch import Watching, until
-from tests.chat.driver import ANY, Gate, talking
+from tests.agent.test_watch import Watching
+from tests.chat.driver import ANY, talking
+from tests.support.waiting import Gate, until
 
 from clawmode.agent.hooks import SendDecision
 from clawmode.agent.requests import AgentRequest
@@ -131,7 +132,7 @@ async def test_new_does_not_wait_for_a_summary(tmp_path: Path) -> None:
             await talk.say(text)
             await talk.settled()
         await talk.say("/compact")
-        await talk.until(lambda: len(talk.model.requests) == 4)
+        await until(lambda: len(talk.model.requests) == 4)
         await talk.say("/stop")
         try:
             with anyio.fail_after(1):
@@ -170,7 +171,7 @@ async def test_who_asked_hears_that_their_run_was_given_up(tmp_path: Path) -> No
     async with talking(tmp_path, [Turn(pause(60), "Late.")]) as talk:
         watching = Watching(talk.runtime)
         taken = await talk.say("go")
-        await talk.until(lambda: (run := talk.runtime.find(taken.id)) and run.inside)
+        await until(lambda: (run := talk.runtime.find(taken.id)) and run.inside)
         watching.after(130)
         assert "session.stalled" in watching.after(240)
         await talk.settled()

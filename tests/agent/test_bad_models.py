@@ -15,6 +15,7 @@ import anyio
 import pytest
 from tests.agent.driver import Agent, configured
 from tests.agent.ordeals import reply
+from tests.support.waiting import until
 
 # Takes seconds, and here no clock of a test runs.
 import clawmode.models.direct  # noqa: F401
@@ -598,9 +599,7 @@ async def test_a_program_of_another_run_or_session_cannot_be_waited_for(
     async with place(tmp_path, api, {"park": park, "steal": steal}) as found:
         request = AgentRequest(message="park", session_key="agent:alone:park")
         owner = await found.agent.runtime.start(request)
-        with anyio.fail_after(10):
-            while not parked:  # noqa: ASYNC110 - the server is somebody else
-                await anyio.sleep(0.01)
+        await until(lambda: parked)
         result = await found.ask("steal")
         (answer,) = await found.answers("steal")
         assert '"code":"invalid_input"' in answer.text

@@ -16,6 +16,7 @@ import openai._base_client as openai_client
 import pytest
 from tests.agent.driver import Agent, configured
 from tests.mcp.driver import HERE as MCP
+from tests.support.waiting import until
 
 # Takes seconds, and here no clock of a test runs.
 import clawmode.models.direct  # noqa: F401
@@ -251,9 +252,7 @@ async def test_timeout_abort_and_expiry_leave_nothing_behind(tmp_path: Path) -> 
             assert [it.get("code") for it in results] == ["timeout", None]
             assert parked(tmp_path) == 0  # the run has ended
             run = await agent.runtime.start(AgentRequest(message="again"))
-            with anyio.fail_after(10):
-                while run.id not in {e.run_id for e in agent.events if e.data.get("ms")}:  # noqa: ASYNC110
-                    await anyio.sleep(0.01)
+            await until(lambda: run.id in {e.run_id for e in agent.events if e.data.get("ms")})
             agent.runtime.abort(run.id)
             assert (await agent.runtime.result(run.id)).status == "aborted"
             assert parked(tmp_path) == 0

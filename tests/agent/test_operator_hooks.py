@@ -10,7 +10,8 @@ from typing import Any
 
 import anyio
 import pytest
-from tests.core_tools.driver import eventually, is_alive
+from tests.core_tools.driver import is_alive
+from tests.support.waiting import until
 
 from clawmode.agent import operator_scripts
 from clawmode.agent.bootstrap import MAX_FILE_CHARS, MAX_TOTAL_CHARS, BootstrapFile
@@ -358,14 +359,14 @@ async def test_a_program_that_hangs_is_ended_with_its_children(
     entry = program(code, timeout_ms=3_000)
     assert await failure(caplog, hooks(tmp_path, bad=entry)) == "it took over 3 s, and was ended"
     for pid in await pids(tmp_path):
-        await eventually(lambda pid=pid: not is_alive(pid))
+        await until(lambda pid=pid: not is_alive(pid))
 
 
 async def test_children_that_a_program_leaves_behind_are_ended(tmp_path: Path) -> None:
     code = FORK.format(child="pass", parent="print('{\"ok\": 1}')")
     assert await run(hooks(tmp_path, a=program(code))) == [Answer("a", {"ok": 1})]
     _, child = await pids(tmp_path)
-    await eventually(lambda: not is_alive(child))
+    await until(lambda: not is_alive(child))
 
 
 async def test_a_child_that_gets_away_with_the_pipes_is_not_waited_for(tmp_path: Path) -> None:
@@ -404,13 +405,13 @@ async def test_who_gives_up_leaves_no_program(tmp_path: Path) -> None:
     made = hooks(tmp_path, a=program(code))
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(made.run, "command:new", {})
-        await eventually((tmp_path / "told").exists)
+        await until((tmp_path / "told").exists)
         tasks.cancel_scope.cancel()
     (tmp_path / "told").rename(tmp_path / "pids")
     left = await pids(tmp_path)
     assert left
     for pid in left:
-        await eventually(lambda pid=pid: not is_alive(pid))
+        await until(lambda pid=pid: not is_alive(pid))
     assert not any(map(is_alive, left))
 
 
@@ -439,7 +440,7 @@ async def test_a_plain_function_that_hangs_is_left_and_not_called_again_meanwhil
     (thread,) = [it for it in threading.enumerate() if it.name.endswith("_bad")]
     assert thread.daemon, "it would hold up the end of the process"
     vars(threading).pop("hook_gate").set()
-    await eventually(lambda: not thread.is_alive())
+    await until(lambda: not thread.is_alive())
     threading.__dict__["hook_gate"] = threading.Event()
     threading.__dict__["hook_gate"].set()
     assert await run(made) == [Answer("bad", {"ok": 1})]

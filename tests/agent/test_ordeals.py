@@ -18,6 +18,7 @@ from tests.agent.ordeals import (
     reply,
 )
 from tests.agent.session_writer import started
+from tests.support.waiting import until
 
 from clawmode.agent.requests import AgentRequest
 from clawmode.agent.run import CONTINUED
@@ -86,9 +87,7 @@ async def test_an_abort_while_another_has_the_session_ends_the_wait(tmp_path: Pa
         session = await found.agent.runtime.sessions.resolve("held")
         async with held_elsewhere(session.transcript):
             run = await found.start("held")
-            with anyio.fail_after(5):
-                while not found.events(run):  # noqa: ASYNC110
-                    await anyio.sleep(0.01)
+            await until(lambda: found.events(run))
             await anyio.sleep(0.05)
             assert found.agent.runtime.abort(run.id)
             with anyio.fail_after(2):

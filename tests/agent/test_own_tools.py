@@ -8,6 +8,7 @@ from typing import Any
 import anyio
 import pytest
 from tests.chat.driver import Room, Talk, talking
+from tests.support.waiting import until
 
 from clawmode import tool
 from clawmode.agent.models import Models
@@ -205,11 +206,11 @@ async def test_what_a_session_left_running_ends_with_it(tmp_path: Path) -> None:
         await talk.say("go")
         await talk.settled()
         file = tmp_path / "workspace" / "pid"
-        await talk.until(lambda: file.exists() and file.read_text().strip())
+        await until(lambda: file.exists() and file.read_text().strip())
         pid = int(file.read_text())
         assert is_alive(pid)
         await talk.say("/new")
-        await talk.until(lambda: not is_alive(pid))
+        await until(lambda: not is_alive(pid))
         assert not is_alive(pid)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import anyio
 import pytest
 from tests.agent.driver import configured, opened
+from tests.support.waiting import until
 
 from clawmode import tool
 from clawmode.agent import lanes
@@ -275,9 +276,7 @@ async def test_a_program_that_waits_for_more_than_people_is_continued(
     ) as agent:
         run = await agent.runtime.start(AgentRequest(message="go"))
         await asked(approvals)
-        with anyio.fail_after(5):
-            while len(model.requests) < 2:  # noqa: ASYNC110
-                await anyio.sleep(0.01)
+        await until(lambda: len(model.requests) >= 2)
         agent.runtime.abort(run.id)
         assert (await agent.runtime.result(run.id)).status == "aborted"
 
@@ -434,8 +433,7 @@ async def test_an_abort_stops_a_run_and_everything_in_it(tmp_path: Path) -> None
     async with opened(tmp_path, [program("return tools.hang()")], tools=[hanging]) as agent:
         run = await agent.runtime.start(AgentRequest(message="go"))
         with anyio.fail_after(10):
-            while not any(data.get("parentId") for data in agent.of("tool")):  # noqa: ASYNC110
-                await anyio.sleep(0.01)
+            await until(lambda: any(data.get("parentId") for data in agent.of("tool")))
             assert agent.runtime.abort(run.id)
             await stopped.wait()
             result = await agent.runtime.result(run.id)
@@ -497,13 +495,11 @@ async def test_a_listener_that_fails_hurts_nobody(tmp_path: Path) -> None:
 # ---- Interrupted runs ----
 
 
-async def interrupted(state: Path, script: list[Any], until: int, **options: Any) -> str:
+async def interrupted(state: Path, script: list[Any], events: int, **options: Any) -> str:
     """A run whose process stops while it is under way."""
     async with opened(state, script, **options) as agent:
         run = await agent.runtime.start(AgentRequest(message="go", run_id="r1"))
-        with anyio.fail_after(10):
-            while len([1 for e in agent.events if e.stream == "tool"]) < until:  # noqa: ASYNC110
-                await anyio.sleep(0.01)
+        await until(lambda: len([1 for e in agent.events if e.stream == "tool"]) >= events)
     return run.id
 
 
@@ -531,8 +527,7 @@ async def test_its_parked_programs_go_on_with_it_and_with_nobody_else(tmp_path: 
     async with opened(tmp_path, parked, configuration=config, tools=[add]) as agent:
         await agent.runtime.start(AgentRequest(message="go", run_id="r1"))
         with anyio.fail_after(10):
-            while not any(data["phase"] == "end" for data in agent.of("tool")):  # noqa: ASYNC110
-                await anyio.sleep(0.01)
+            await until(lambda: any(data["phase"] == "end" for data in agent.of("tool")))
             await anyio.sleep(0.1)
     async with opened(tmp_path, [wait_for_it, "no"], configuration=config, tools=[add]) as agent:
         await agent.ask("a new turn")

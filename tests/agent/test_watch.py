@@ -1,6 +1,5 @@
 """Sessions are watched while their runs go on: a clock that is set, real runs."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 from tests.agent.driver import configured, opened
-from tests.chat.driver import Gate
+from tests.support.waiting import Gate, until
 
 from clawmode.agent.requests import AgentRequest
 from clawmode.agent.runtime import AgentRuntime
@@ -46,12 +45,6 @@ class Watching:
         self.told.clear()
         self.watch.look()
         return [str(event["type"]) for event in self.told]
-
-
-async def until(check: Callable[[], object]) -> None:
-    with anyio.fail_after(5):
-        while not check():  # noqa: ASYNC110 - what is waited for sets no event
-            await anyio.sleep(0.005)
 
 
 @pytest.mark.covers("AL-65", "AL-66", "AL-67")

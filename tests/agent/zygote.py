@@ -7,6 +7,7 @@ becomes a process in a session of its own, and how it ends is told in a pipe.
 import gc
 import json
 import os
+import resource
 import sys
 from typing import Any
 
@@ -14,6 +15,8 @@ import rich.live
 import rich.table
 
 import clawmode.app.servers
+import clawmode.gateway.command
+import clawmode.gateway.server
 import clawmode.models.direct
 import clawmode.terminal.agent_listings
 import clawmode.terminal.local_turn
@@ -70,6 +73,8 @@ def obey(order: dict[str, Any]) -> None:
     os.environ.clear()
     os.environ.update(order["environment"])
     os.chdir(order["cwd"])
+    if order.get("files"):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (order["files"], order["files"]))
     sys.path[0] = ""
     sys.argv = ["clawmode", *order["arguments"]]
     main()

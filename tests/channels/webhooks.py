@@ -14,6 +14,7 @@ import httpx2
 import uvicorn
 from anyio.abc import ByteStream, SocketAttribute
 from starlette.applications import Starlette
+from tests.support.waiting import until
 
 from clawmode.config.operations import ChannelEntry
 from clawmode.messaging.channel import Inbound
@@ -92,9 +93,7 @@ async def serve(app: Any) -> AsyncIterator[int]:
     server = uvicorn.Server(config)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(server.serve)
-        with anyio.fail_after(10):
-            while not server.started:  # noqa: ASYNC110 - uvicorn sets no event
-                await anyio.sleep(0.01)
+        await until(lambda: server.started)
         try:
             yield server.servers[0].sockets[0].getsockname()[1]
         finally:

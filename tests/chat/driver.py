@@ -1,6 +1,6 @@
 """What the tests of conversations have in common: an inbox and a channel over a scripted model."""
 
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -8,6 +8,7 @@ from typing import Any
 
 import anyio
 from tests.agent.driver import configured
+from tests.support.waiting import until
 
 from clawmode.agent.hooks import AgentHooks
 from clawmode.agent.models import Models
@@ -25,7 +26,7 @@ from clawmode.sessions.store import SessionStore
 from clawmode.testing import ScriptedModel
 from clawmode.tools.approvals import Approvals
 from clawmode.tools.hooks import Hooks
-from clawmode.tools.tool import Tool, ToolContext
+from clawmode.tools.tool import Tool
 from clawmode.types import JsonObject
 
 ANY: JsonObject = {"type": "object"}
@@ -62,20 +63,6 @@ class Room:
         return list(shown.values())
 
 
-class Gate:
-    """A tool that runs until it is let go."""
-
-    def __init__(self, name: str = "slow") -> None:
-        self.entered = anyio.Event()
-        self.open = anyio.Event()
-        self.tool = Tool(name, "Slow.", ANY, self._call)
-
-    async def _call(self, given: JsonObject, context: ToolContext) -> str:
-        self.entered.set()
-        await self.open.wait()
-        return "slow is done"
-
-
 @dataclass
 class Talk:
     """A conversation, and all that came of it."""
@@ -99,17 +86,10 @@ class Talk:
             await anyio.sleep(0.02)  # its answer goes out beside
         return taken
 
-    async def until(self, check: Callable[[], object]) -> None:
-        """Waits until something is so."""
-        with anyio.fail_after(10):
-            while not check():  # noqa: ASYNC110
-                await anyio.sleep(0.005)
-
     async def settled(self) -> None:
         """Waits until nothing runs, and everything was sent."""
         with anyio.fail_after(10):
-            while self._is_busy():  # noqa: ASYNC110
-                await anyio.sleep(0.005)
+            await until(lambda: not self._is_busy())
             for _ in range(5):
                 await anyio.sleep(0.01)
 

@@ -11,7 +11,8 @@ import anyio
 import anyio.lowlevel
 import pytest
 from tests.channels.webhooks import NOTE, door
-from tests.chat.driver import Gate, Room, talking
+from tests.chat.driver import Room, talking
+from tests.support.waiting import Gate, until
 
 from clawmode.agent.requests import AgentRequest
 from clawmode.messaging.channel import ChannelError, Inbound
@@ -192,7 +193,7 @@ async def test_a_model_that_raises_in_compact_does_not_end_the_host(
 
         monkeypatch.setattr(talk.model, "stream", stream)
         await talk.say("/compact")
-        await talk.until(lambda: len(talk.room.said) == 4)
+        await until(lambda: len(talk.room.said) == 4)
         assert talk.room.texts()[-1].startswith("/compact")
 
 
@@ -275,7 +276,7 @@ async def test_a_reply_is_not_torn_apart_by_the_next_one(tmp_path: Path) -> None
         await talk.say("one")
         await talk.say("two")
         await talk.settled()
-        await talk.until(lambda: len(room.said) == 3)
+        await until(lambda: len(room.said) == 3)
         assert room.texts() == ["One a.", "One b.", "Two."]
 
 
@@ -325,9 +326,9 @@ async def test_a_turn_that_ends_in_the_queue_has_an_end_for_chat_clients(tmp_pat
         second = await talk.runtime.start(AgentRequest(message="two"))
         await anyio.sleep(0.05)
         assert talk.runtime.abort(second.id)
-        await talk.until(second.ended.is_set)
+        await until(second.ended.is_set)
         gate.open.set()
-        await talk.until(first.ended.is_set)
+        await until(first.ended.is_set)
         await anyio.sleep(0.3)
         ends = {event["runId"] for event in talk.chat if event["state"] != "delta"}
         assert ends == {first.id, second.id}
@@ -338,7 +339,7 @@ async def test_replies_that_are_on_their_way_are_sent_before_the_end(tmp_path: P
     room = SlowRoom(seconds=0.2)
     async with talking(tmp_path, ["Important."], room=room) as talk:
         taken = await talk.say("go")
-        await talk.until(lambda: talk.runtime.find(taken.id))
+        await until(lambda: talk.runtime.find(taken.id))
         run = talk.runtime.find(taken.id)
         assert run is not None
         await run.ended.wait()
@@ -448,7 +449,7 @@ async def test_whoever_approves_sees_what_they_approve(tmp_path: Path) -> None:
         tmp_path, script, own=True, approvals=approvals, rules={"exec": {"ask": "always"}}
     ) as talk:
         await talk.say("go")
-        await talk.until(approvals.pending)
+        await until(approvals.pending)
         await talk.say("/approve")
         await talk.say("/stop")
         assert "rm -rf /important" in talk.room.texts()[0]

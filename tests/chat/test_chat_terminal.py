@@ -7,7 +7,6 @@ import signal
 import stat
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import pytest
 from tests.agent.command_driver import Zygote, serving
 from tests.chat.terminal_driver import Chatter, Tmux
 from tests.cli_driver import SHOP, plain, trusted
+from tests.support.waiting import until_sync
 
 from clawmode.models.base import ModelError
 from clawmode.testing import ScriptServer, Turn, call, pause
@@ -57,12 +57,6 @@ async def ask_name(context: ToolContext) -> str:
 TOOLS += [gate, shout, ask_name]
 '''
 ORDER = 'return await tools.order({ item: "tea" }).catch((error) => error.message)'
-
-
-@pytest.fixture(scope="module")
-def zygote() -> Iterator[Zygote]:
-    with Zygote() as started:
-        yield started
 
 
 @pytest.fixture
@@ -344,8 +338,7 @@ def test_what_is_said_while_a_question_stands_comes_after_it(shop: Path, zygote:
         configure(shop, server)
         with Chatter(zygote, *TOOLS, cwd=shop) as person:
             person.says("Order.", PROMPT)
-            while len(server.requests) < 2:
-                time.sleep(0.01)
+            until_sync(lambda: len(server.requests) >= 2)
             person.says("/status", "runs 1")
             assert fake not in person.transcript
             person.says("once", fake, "It returned 1 tea.")

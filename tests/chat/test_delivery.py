@@ -4,7 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.chat.driver import Gate, Room, talking
+from tests.chat.driver import Room, talking
+from tests.support.waiting import Gate, until
 
 from clawmode.agent.hooks import MessageEvent, SendDecision
 from clawmode.messaging.reply_delivery import may_be_silent
@@ -32,7 +33,7 @@ async def test_blocks_go_out_while_the_run_goes_on(tmp_path: Path, at: str) -> N
     ) as talk:
         await talk.say("go")
         await gate.entered.wait()
-        await talk.until(lambda: talk.room.texts() == ["I look."])
+        await until(lambda: talk.room.texts() == ["I look."])
         gate.open.set()
         await talk.settled()
         assert talk.room.texts() == ["I look.", "Found it."]
@@ -55,11 +56,11 @@ async def test_a_message_grows_where_it_can_be_changed(tmp_path: Path) -> None:
     script = [Turn("One ", pause(0.2), "two.", call("slow", id="c1")), Turn("Three.")]
     async with talking(tmp_path, script, tools=[gate.tool], room=room) as talk:
         await talk.say("go")
-        await talk.until(lambda: room.texts() == ["One"])
+        await until(lambda: room.texts() == ["One"])
         await gate.entered.wait()
         gate.open.set()
         await talk.settled()
-        await talk.until(lambda: len(room.now()) == 2)
+        await until(lambda: len(room.now()) == 2)
         assert room.now() == ["One two.", "Three."]
 
 

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import anyio
 import pytest
-from tests.chat.driver import Gate, talking
+from tests.chat.driver import talking
+from tests.support.waiting import Gate, until
 
 from clawmode.agent.hooks import MessageEvent
 from clawmode.agent.requests import AgentRequest
@@ -151,7 +152,7 @@ async def test_messages_are_waited_for_until_it_is_quiet(tmp_path: Path) -> None
         await gate.entered.wait()
         await talk.say("second")
         gate.open.set()
-        await talk.until(lambda: talk.room.texts() == ["One."])
+        await until(lambda: talk.room.texts() == ["One."])
         await talk.say("third")  # nothing runs, but the second still waits
         await talk.settled()
         assert talk.asked()[-1] == ["first", "second\n\nthird"]

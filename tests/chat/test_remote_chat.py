@@ -3,7 +3,7 @@
 import json
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from tests.agent.command_driver import Zygote, serving
 from tests.chat.terminal_driver import Chatter
 from tests.cli_driver import SECONDS, trusted
 from tests.gateway.driver import Started
+from tests.support.waiting import until_sync
 
 from clawmode.rpc.client import GatewayClient
 from clawmode.testing import ScriptServer, Turn, call, pause
@@ -37,12 +38,6 @@ TOOLS = [gate]
 '''
 GATE = Turn("I look.", call("exec", {"code": "return await tools.gate()"}))
 ASKS = Turn(call("exec", {"code": "return (await tools.exec({ command: 'echo hi' })).output"}))
-
-
-@pytest.fixture(scope="module")
-def zygote() -> Iterator[Zygote]:
-    with Zygote() as started:
-        yield started
 
 
 class Office:
@@ -153,13 +148,6 @@ def goes_on(request: Any) -> Turn:
     if found["status"] == "waiting":
         return Turn(call("wait", {"runId": found["runId"]}))
     return Turn(f"It returned {json.dumps(found.get('value') or found.get('error'))}.")
-
-
-def until(fits: Callable[[], object]) -> None:
-    limit = time.monotonic() + 40
-    while not fits():
-        assert time.monotonic() < limit
-        time.sleep(0.02)
 
 
 def test_a_conversation_in_the_gateway_looks_as_if_it_ran_here(
@@ -283,7 +271,7 @@ def test_a_gateway_that_is_started_again_loses_no_word(office: Office, zygote: Z
         office.gateway.__exit__()
         office.start()
         person.types("Still there?\r")
-        until(lambda: len(office.requests) == 4)
+        until_sync(lambda: len(office.requests) == 4)
         person.waits()
         person.reads("But all is well.")
         person.reads("Taken.")

@@ -3,7 +3,8 @@
 from pathlib import Path
 
 import pytest
-from tests.chat.driver import Gate, talking
+from tests.chat.driver import talking
+from tests.support.waiting import Gate, until
 
 from clawmode.agent.operator_hooks import OperatorHooks
 from clawmode.config.operations import InternalHook, InternalHooks
@@ -72,12 +73,12 @@ async def test_compact_sums_up_and_says_what_it_did(tmp_path: Path) -> None:
     agents = {"defaults": {"model": "scripted/a", "compaction": compaction}}
     async with talking(tmp_path, script, agents=agents) as talk:
         await talk.say("/compact")
-        await talk.until(lambda: talk.room.texts() == ["There is nothing to shorten."])
+        await until(lambda: talk.room.texts() == ["There is nothing to shorten."])
         for text in ("first", "second"):
             await talk.say(text)
             await talk.settled()
         await talk.say("/compact keep the names")
-        await talk.until(lambda: "were summed up" in talk.room.texts()[-1])
+        await until(lambda: "were summed up" in talk.room.texts()[-1])
         assert "keep the names" in talk.model.requests[2].system
         await talk.say("third")
         await talk.settled()
@@ -146,7 +147,7 @@ async def test_approve_decides_what_may_run(tmp_path: Path) -> None:
     async with talking(tmp_path, script, tools=[gate.tool], approvals=approvals) as talk:
         await talk.say("/approve")
         await talk.say("first")
-        await talk.until(approvals.pending)
+        await until(approvals.pending)
         (question,) = approvals.pending()
         await talk.say("/approve")
         await talk.say(f"/approve {question.id} maybe")

@@ -94,13 +94,6 @@ def picture(root: Path) -> dict[str, object]:
     return found
 
 
-async def eventually(condition: Callable[[], bool]) -> None:
-    """Waits for what no event tells of: files and processes."""
-    with anyio.fail_after(10):
-        while not condition():  # noqa: ASYNC110 - see above
-            await anyio.sleep(0.01)
-
-
 def is_alive(pid: int) -> bool:
     """Whether a process runs; one that is only waiting to be buried does not."""
     try:

@@ -10,7 +10,8 @@ import anyio
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.core_tools.driver import OTHER, RUN, Bench, bench, eventually, is_alive
+from tests.core_tools.driver import OTHER, RUN, Bench, bench, is_alive
+from tests.support.waiting import until
 
 from clawmode.context import RunContext
 from clawmode.core_tools.processes import Output, ProcessLimits, ShellSessions
@@ -40,7 +41,7 @@ async def poll(tools: Bench, session: str) -> Any:
 
 
 async def dead(pid: int) -> None:
-    await eventually(lambda: not is_alive(pid))
+    await until(lambda: not is_alive(pid))
 
 
 async def begin(tools: Bench, command: str, run: RunContext = RUN) -> tuple[str, str]:
@@ -207,7 +208,7 @@ async def test_a_call_that_is_cancelled_ends_its_command(tools: Bench) -> None:
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(run, tools, "echo $$ > pid; sleep 60 & wait")
         path = tools.root / "pid"
-        await eventually(lambda: path.exists() and path.read_text("utf-8").endswith("\n"))
+        await until(lambda: path.exists() and path.read_text("utf-8").endswith("\n"))
         pid = int(path.read_text("utf-8"))
         assert is_alive(pid)
         tasks.cancel_scope.cancel()
@@ -324,7 +325,7 @@ async def test_runs_without_a_session_do_not_see_each_other(tools: Bench) -> Non
 async def test_a_command_that_somebody_waits_for_is_not_in_the_list(tools: Bench) -> None:
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(run, tools, "touch begun; sleep 60")
-        await eventually((tools.root / "begun").exists)
+        await until((tools.root / "begun").exists)
         assert (await tools.call("process", action="list"))["sessions"] == []
         tasks.cancel_scope.cancel()
 

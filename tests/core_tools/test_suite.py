@@ -1,13 +1,13 @@
 """The core tools beside code mode: hidden from the model, called by programs, ruled by policy."""
 
 import json
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
-from tests.core_tools.driver import eventually, is_alive
+from tests.core_tools.driver import is_alive
+from tests.support.waiting import until
 
 from clawmode import CodeMode, Pool
 from clawmode.agent.activation import activate
@@ -21,12 +21,6 @@ from clawmode.tools.policy import GROUPS, Policy
 pytestmark = pytest.mark.anyio
 
 NAMES = ["read", "write", "edit", "apply_patch", "exec", "process", "web_fetch"]
-
-
-@pytest.fixture(scope="module")
-async def pool(anyio_backend: str) -> AsyncIterator[Pool]:
-    async with Pool(size=1) as opened:
-        yield opened
 
 
 async def run(code_mode: CodeMode, source: str) -> Any:
@@ -129,11 +123,11 @@ async def test_a_program_that_is_stopped_ends_its_command(tmp_path: Path, pool: 
                     'return tools.exec({command: "echo $$ > pid; sleep 60", yieldMs: 60000})'
                 )
                 assert result.status == "waiting"
-                await eventually(lambda: path.exists() and path.read_text("utf-8") != "")
+                await until(lambda: path.exists() and path.read_text("utf-8") != "")
                 pid = int(path.read_text("utf-8"))
                 assert is_alive(pid)
                 await code_mode.end_run()
-                await eventually(lambda: not is_alive(pid))
+                await until(lambda: not is_alive(pid))
         assert suite.sessions.listed(code_mode.context) == []
 
 

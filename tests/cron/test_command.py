@@ -2,7 +2,6 @@
 
 import json
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +16,6 @@ from clawmode.testing import ScriptServer, Turn, call, pause
 pytestmark = pytest.mark.timeout(45)
 
 DAILY = ("cron", "add", "Daily", "--cron", "0 8 * * mon-fri", "--tz", "Europe/Berlin", "-m", "Hi.")
-
-
-@pytest.fixture(scope="module")
-def zygote() -> Iterator[Zygote]:
-    with Zygote() as started:
-        yield started
 
 
 @pytest.fixture(autouse=True)

@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -13,7 +11,9 @@ from socket import socket
 from typing import Any, TypeAlias
 
 import anyio
+from tests.agent.command_driver import shared_zygote
 from tests.gateway.inside import Inside, inside
+from tests.support.waiting import until_sync
 from websockets.asyncio.server import ServerConnection
 from websockets.asyncio.server import serve as serve_sockets
 from websockets.exceptions import ConnectionClosed
@@ -114,6 +114,7 @@ class Started:
         folder: Where it runs, and its configuration is.
         state: Its state folder.
         arguments: Beside `--json`.
+        port: Of the gateway; 0 is a free one.
         files: The limit on open files, soft and hard; 0 leaves it as it is.
     """
 
@@ -124,22 +125,18 @@ class Started:
         self.log = folder / "gateway.log"
         config = folder / "clawmode.json5"
         named = ("--config", str(config)) if config.exists() else ()
-        with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                [
-                    *(("/bin/sh", "-c", f'ulimit -n {files}; exec "$@"', "sh") if files else ()),
-                    *(sys.executable, "-m", "clawmode", "gateway", "--json"),
-                    *("--port", str(port), "--state", str(state), *named, *arguments),
-                ],
-                cwd=folder,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                start_new_session=True,
-            )
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        assert line, self.log.read_text("utf-8")
-        self.url: str = json.loads(line)["url"]
+        zygote = shared_zygote()
+        out = zygote.file("out")
+        self.process = zygote.start(
+            ("gateway", "--json", "--port", str(port), "--state", str(state), *named, *arguments),
+            folder,
+            [Path(os.devnull), out, self.log],
+            None,
+            files=files,
+        )
+        until_sync(lambda: ends_a_line(out) or self.process.wait(0) is not None, SECONDS)
+        assert ends_a_line(out), self.log.read_text("utf-8")
+        self.url: str = json.loads(out.read_text("utf-8"))["url"]
         self.port = int(self.url.rpartition(":")[2])
 
     def __enter__(self) -> "Started":
@@ -148,17 +145,17 @@ class Started:
     def __exit__(self, *error: object) -> None:
         if self.process.poll() is None:
             self.process.terminate()
-            try:
-                self.process.wait(10)
-            except subprocess.TimeoutExpired:
+            if self.process.wait(10) is None:
                 self.kill()
-        assert self.process.stdout is not None
-        self.process.stdout.close()
 
     def kill(self) -> None:
         """Ends it as a machine does that loses its power."""
         self.process.kill()
         self.process.wait(10)
+
+
+def ends_a_line(file: Path) -> bool:
+    return file.exists() and file.read_bytes().endswith(b"\n")
 
 
 # ---- A fake one ----

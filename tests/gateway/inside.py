@@ -2,7 +2,7 @@
 
 import json
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -110,13 +110,6 @@ def events(client: Client, *names: str) -> list[dict[str, Any]]:
     """What a client was told, of these kinds."""
     told = [json.loads(frame) for frame in client._frames]
     return [it["payload"] for it in told if it.get("event") in names]
-
-
-async def until(check: Callable[[], object]) -> None:
-    """Waits until something is so."""
-    with anyio.fail_after(10):
-        while not check():  # noqa: ASYNC110
-            await anyio.sleep(0.005)
 
 
 def write(path: Path, sections: dict[str, Any]) -> None:

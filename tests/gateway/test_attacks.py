@@ -18,7 +18,8 @@ import anyio.to_thread
 import pytest
 from anyio.lowlevel import checkpoint
 from tests.gateway.driver import TOKEN, Wired, wired
-from tests.gateway.inside import Inside, echo, events, inside, until
+from tests.gateway.inside import Inside, echo, events, inside
+from tests.support.waiting import until
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
@@ -137,9 +138,9 @@ async def test_the_ledger_learns_of_the_end_of_every_run(
         await run.ended.wait()
         monkeypatch.setattr(ledger, "start", start_nothing)
         opened.set()
-        with anyio.fail_after(10):
-            while (row := await ledger.run(run_id)) is None or not row.ended_at:  # noqa: ASYNC110
-                await anyio.sleep(0.01)
+        await until(lambda: has_ended(ledger, run_id))
+        row = await ledger.run(run_id)
+    assert row is not None
     assert row.status == "ok"
 
 
@@ -393,11 +394,15 @@ def masked(text: str) -> bytes:
     return b"\x81\xfe" + len(data).to_bytes(2, "big") + b"\0\0\0\0" + data
 
 
+async def has_ended(ledger: Ledger, run_id: str) -> bool:
+    row = await ledger.run(run_id)
+    return row is not None and bool(row.ended_at)
+
+
 async def patiently(check: Callable[[], bool]) -> None:
     """Waits until something is so, but not for long."""
     with anyio.move_on_after(5):
-        while not check():  # noqa: ASYNC110
-            await anyio.sleep(0.05)
+        await until(check)
 
 
 async def test_a_stranger_who_does_not_read_is_ended_in_time(

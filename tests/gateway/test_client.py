@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from tests.agent.command_driver import serving
 from tests.gateway.driver import TOKEN, Fake, Started, answer_all, faking, next_of, wired
-from tests.gateway.inside import until
+from tests.support.waiting import until
 from websockets.asyncio.server import ServerConnection
 
 from clawmode.exceptions import ConfigurationError
@@ -603,8 +603,7 @@ async def test_a_gateway_that_is_killed_and_started_again_goes_on_with_the_run(
             async with GatewayClient(first.url, token, client_id="x") as client:
                 accepted = await client.call("agent", {"message": "Hi", "idempotencyKey": "k"})
                 with anyio.fail_after(30):  # the model's library is imported first
-                    while not server.requests:  # noqa: ASYNC110
-                        await anyio.sleep(0.05)
+                    await until(lambda: server.requests)
                 first.kill()
                 port = first.port
                 with await anyio.to_thread.run_sync(lambda: Started(tmp_path, state, port=port)):

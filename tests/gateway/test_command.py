@@ -17,7 +17,8 @@ import httpx2
 import pytest
 from tests.cli_driver import COMMAND, trusted
 from tests.gateway.driver import wired
-from tests.gateway.inside import ANY, inside, until
+from tests.gateway.inside import ANY, inside
+from tests.support.waiting import until
 
 from clawmode.agent.requests import RunResult
 from clawmode.core_tools.shell import _program

@@ -2,16 +2,15 @@
 
 import json
 import signal
-import time
 from collections import Counter
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import anyio
 import pytest
 from tests.agent.command_driver import serving
 from tests.gateway.driver import Started
+from tests.support.waiting import until
 
 from clawmode.cron.job import Job
 from clawmode.cron.jobs import Jobs
@@ -65,7 +64,7 @@ async def test_a_gateway_that_is_killed_goes_on_where_it_was(tmp_path: Path) -> 
         with Started(tmp_path, state, "--tools", "shop:TOOLS") as first:
             async with GatewayClient.local(state) as client:
                 before = [await order(client, number) for number in range(ORDERS)]
-                await _until(lambda: bought.exists() and len(bought.read_text().split()) >= 3)
+                await until(lambda: bought.exists() and len(bought.read_text().split()) >= 3, 45)
                 first.process.send_signal(signal.SIGKILL)
                 first.process.wait()
         with Started(tmp_path, state, "--tools", "shop:TOOLS"):
@@ -120,19 +119,23 @@ async def test_a_cron_turn_whose_gateway_is_killed_is_continued_and_not_begun_an
     with serving(buyer) as server:
         configure(tmp_path, server.url, code_mode=False)
         with Started(tmp_path, state, "--tools", "shop:TOOLS") as first:
-            await _until(bought.exists)
+            await until(bought.exists, 45)
             first.kill()
         with jobs._transaction() as database:  # a minute goes by
             database.execute("update states set lease = 0")
         with Started(tmp_path, state, "--tools", "shop:TOOLS"):
-            while (found := await jobs.get("tea")).runs[0].status == "running":  # noqa: ASYNC110
-                await anyio.sleep(0.02)
+            await until(lambda: has_ended(jobs), 45)
             sessions = await _sessions(state)
+        found = await jobs.get("tea")
     jobs.close()
     assert bought.read_text() == "1\n"
     assert [run.status for run in found.runs] == ["ok"]
     assert (found.due, found.running) == (None, False)
     assert sessions == [f"agent:main:cron:tea:run:{found.runs[0].id}"]
+
+
+async def has_ended(jobs: Jobs) -> bool:
+    return (await jobs.get("tea")).runs[0].status != "running"
 
 
 async def _sessions(state: Path) -> list[str]:
@@ -143,13 +146,6 @@ async def _sessions(state: Path) -> list[str]:
 
 async def _end(client: GatewayClient, run_id: str) -> dict[str, Any]:
     return dict(await client.call("agent.wait", {"runId": run_id, "timeoutMs": 20_000}, timeout=25))
-
-
-async def _until(check: Any) -> None:
-    end = time.monotonic() + 45
-    while not check():
-        assert time.monotonic() < end
-        await anyio.sleep(0.01)
 
 
 def configure(folder: Path, url: str, *, code_mode: bool = True, **more: Any) -> None:

@@ -5,8 +5,9 @@ from typing import Any
 
 import anyio
 import pytest
-from tests.chat.driver import Gate, people_said
+from tests.chat.driver import people_said
 from tests.gateway.inside import Inside, inside
+from tests.support.waiting import Gate, until
 
 from clawmode.testing import Turn, call
 
@@ -22,12 +23,6 @@ class Killed(Exception):
 
 async def say(it: Inside, text: str, key: str) -> dict[str, Any]:
     return dict(await it.call("chat.send", message=text, idempotencyKey=key))
-
-
-async def until(check: Any) -> None:
-    with anyio.fail_after(10):
-        while not check():  # noqa: ASYNC110 - what is waited for sets no event
-            await anyio.sleep(0.005)
 
 
 async def kill_while_two_wait(folder: Path, options: dict[str, Any]) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 
 import anyio
 import pytest
-from tests.chat.driver import Gate
 from tests.gateway.inside import Inside, inside
+from tests.support.waiting import Gate
 
 from clawmode.code_mode.stores import StoredCell
 from clawmode.context import Scope

@@ -9,7 +9,8 @@ from typing import Any
 
 import anyio
 import pytest
-from tests.gateway.inside import Inside, Refused, events, inside, until
+from tests.gateway.inside import Inside, Refused, events, inside
+from tests.support.waiting import until
 
 from clawmode.gateway import logs
 from clawmode.messaging.slash import COMMANDS

@@ -5,7 +5,8 @@ from typing import Any
 
 import anyio
 import pytest
-from tests.gateway.inside import ANY, Inside, Refused, echo, events, inside, until
+from tests.gateway.inside import ANY, Inside, Refused, echo, events, inside
+from tests.support.waiting import until
 
 from clawmode.testing import Turn, call
 from clawmode.tools.hooks import BeforeToolCall, RequireApproval, ToolCallDecision

@@ -9,8 +9,8 @@ from typing import Any
 
 import anyio
 import pytest
-from tests.chat.driver import Gate
-from tests.gateway.inside import Inside, Refused, echo, events, inside, until
+from tests.gateway.inside import Inside, Refused, echo, events, inside
+from tests.support.waiting import Gate, until
 
 from clawmode.app.setup import agree
 from clawmode.gateway.reload import reload_at_signal

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,8 @@ import pytest
 from tests.agent.command_driver import Seat, Zygote
 from tests.cli_driver import answer, plain
 from tests.gateway.driver import Wired, wired
-from tests.gateway.inside import echo, until
+from tests.gateway.inside import echo
+from tests.support.waiting import until, until_sync
 
 from clawmode.commands import options as common
 from clawmode.rpc import presence as place
@@ -33,12 +34,6 @@ pytestmark = [pytest.mark.anyio, pytest.mark.timeout(45)]
 
 CODE_MODE: dict[str, Any] = {"codeMode": True}
 PROMPT = "once, always or deny? (Ctrl-D: later) "
-
-
-@pytest.fixture(scope="module")
-def zygote() -> Iterator[Zygote]:
-    with Zygote() as started:
-        yield started
 
 
 @pytest.fixture(autouse=True)
@@ -242,8 +237,7 @@ async def test_ctrl_c_before_the_run_is_known_aborts_it_too(
             return frame
 
         def talk(seat: Seat) -> tuple[int, str]:
-            while not runtime.runs():
-                time.sleep(0.01)
+            until_sync(runtime.runs)
             os.kill(seat.pid, signal.SIGINT)
             time.sleep(0.2)
             stopped.set()

@@ -12,9 +12,9 @@ import anyio.to_thread
 import pytest
 from tests.agent.command_driver import serving
 from tests.gateway.driver import Started, wired
-from tests.gateway.inside import until
 from tests.gateway.test_client import make_certificate
 from tests.gateway.test_kill import configure
+from tests.support.waiting import until
 
 from clawmode.rpc import admission
 from clawmode.rpc.admission import Descriptors, Doorway

@@ -12,7 +12,7 @@ import anyio.to_thread
 import httpx2
 import pytest
 from tests.gateway.driver import TOKEN, Wired, wired
-from tests.gateway.inside import until
+from tests.support.waiting import until
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
@@ -226,9 +226,7 @@ async def test_frames_that_are_none_do_not_end_anything_but_their_connection(
         await good.send(request("health"))
         assert (await heard(good))["ok"]
         await good.close()
-        with anyio.fail_after(5):
-            while strangers(it):  # noqa: ASYNC110
-                await anyio.sleep(0.01)
+        await until(lambda: not strangers(it))
 
 
 def _nonsense(chance: random.Random) -> str | bytes:
@@ -253,9 +251,7 @@ async def test_a_client_that_does_not_read_is_dropped_and_nobody_else(tmp_path: 
                 client.send("x" * 3_000)
         it.gateway.broadcast("tick", {"ts": 1})
         assert (await heard(good))["event"] == "tick"
-        with anyio.fail_after(10):
-            while len(strangers(it)) > 1:  # noqa: ASYNC110
-                await anyio.sleep(0.01)
+        await until(lambda: len(strangers(it)) <= 1)
         await good.close()
         await slow.close()
 

@@ -98,9 +98,3 @@ async def call(
         result = await execute(given or {}, context(update, ask))  # pyrefly: ignore[not-async]
     assert isinstance(result, ToolResult)
     return result.details
-
-
-async def eventually(condition: Callable[[], bool], limit: float = 5) -> None:
-    with anyio.fail_after(limit):
-        while not condition():  # noqa: ASYNC110 - what is waited for has no event
-            await anyio.sleep(0.01)

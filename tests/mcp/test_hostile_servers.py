@@ -27,12 +27,6 @@ TOLD = "const told = (error) => [error.name, error.code, error.toolId, error.mes
 WELL = "(await MCP.raw.whatWasHeard()).structuredContent.pid > 0"
 
 
-@pytest.fixture(scope="module")
-async def pool(anyio_backend: str) -> AsyncIterator[Pool]:
-    async with Pool(size=2) as opened:
-        yield opened
-
-
 @asynccontextmanager
 async def facing(pool: Pool, entry: dict[str, Any], **more: Any) -> AsyncIterator[CodeMode]:
     """A server by the name of `raw`, beside a good one."""

@@ -14,8 +14,9 @@ from typing import Any
 
 import anyio
 import pytest
-from tests.mcp.driver import HERE, call, connected, eventually, find, view_of
+from tests.mcp.driver import HERE, call, connected, find, view_of
 from tests.mcp.web_server import Request, web_server
+from tests.support.waiting import until
 
 from clawmode.mcp.servers import McpServers
 from clawmode.mcp.wire import McpError
@@ -161,7 +162,7 @@ async def test_a_list_that_changes_is_read_again(address: str) -> None:
             pytest.skip("the SDK's server tells only those who listen, which is newer than SSE")
         await anyio.sleep(0.1)
         await call(servers, "sdk:change", {"name": "fresh"})
-        await eventually(lambda: "fresh" in [tool.name for tool in servers.tools()])
+        await until(lambda: "fresh" in [tool.name for tool in servers.tools()])
         assert find(servers, "sdk:fresh").description == ""
 
 

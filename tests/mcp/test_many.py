@@ -5,6 +5,7 @@ import time
 import anyio
 import pytest
 from tests.mcp.driver import call, connected, raw
+from tests.support.waiting import until
 
 from clawmode.config.mcp import read_servers
 from clawmode.exceptions import ConfigurationError
@@ -56,9 +57,7 @@ async def test_bad_servers_do_not_hold_up_the_good_ones() -> None:
             tasks.start_soon(
                 lambda: servers.connect(on_progress=lambda view: ready.append(view.name))
             )
-            with anyio.fail_after(10):
-                while not {*good} <= {*ready}:  # noqa: ASYNC110 - there is no event for it
-                    await anyio.sleep(0.01)
+            await until(lambda: {*good} <= {*ready})
             for name in good:
                 await call(servers, f"{name}:tool1")
         states = {view.name: view.state for view in servers.views}

@@ -17,9 +17,10 @@ import anyio
 import anyio.lowlevel
 import pytest
 from tests.compiler import find_compiler, without_shared_types
-from tests.mcp.driver import HERE, eventually, raw
+from tests.mcp.driver import HERE, raw
 from tests.mcp.test_http import free_port, sdk_server
 from tests.mcp.test_real import behind_an_address, node
+from tests.support.waiting import until
 
 from clawmode import CodeMode, CodeModeConfig, CodeModeResult, Pool, Tool, tool
 from clawmode.tools.executor import CallEvent
@@ -28,12 +29,6 @@ from clawmode.tools.executor import CallEvent
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(20, func_only=True)]
 
 TOLD = "const told = (error) => [error.name, error.code, error.toolId, error.message];"
-
-
-@pytest.fixture(scope="module")
-async def pool(anyio_backend: str) -> AsyncIterator[Pool]:
-    async with Pool(size=2) as opened:
-        yield opened
 
 
 @dataclass
@@ -187,7 +182,7 @@ text("after"); return content[0].text"""
             assert isinstance(pending, dict)
             assert pending["toolId"] == "mcp:every:trigger-long-running-operation"
             before = len(scene.updates)
-            await eventually(lambda: len(scene.updates) > before)  # nobody waits for it now
+            await until(lambda: len(scene.updates) > before)  # nobody waits for it now
             ended = await scene.finish(parked)
     assert "Long running operation completed" in str(ended.value)
     output: list[Any] = [*parked.output, *ended.output]
@@ -385,13 +380,13 @@ async def strike(
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(run)
-            await eventually(lambda: bool(scene.updates))
+            await until(lambda: bool(scene.updates))
             if parked:
-                await eventually(lambda: bool(results))
+                await until(lambda: bool(results))
                 assert results[0].status == "waiting"
             victim.signal(number)
             if parked:  # it is over before anybody asks
-                await eventually(lambda: any(event.phase == "end" for event in scene.events), 10)
+                await until(lambda: any(event.phase == "end" for event in scene.events), 10)
         ended = await scene.finish(results[0])
         assert ended.status == "completed", ended.error
         assert await scene.value("return 6 * 7") == 42
@@ -464,7 +459,7 @@ return [slow.content[0].text, failed.map(([name, code]) => code)]"""
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(run)
-            await eventually(lambda: bool(scene.updates))
+            await until(lambda: bool(scene.updates))
             os.kill(child(state), signal.SIGKILL)
         assert results == [["done", ["tool_failed"] * 5]]
 
@@ -481,7 +476,7 @@ const before = await pid(); await yield_control(); return [before, await pid()]"
         assert (parked.status, parked.reason) == ("waiting", "yield")
         victim = child(state)
         os.kill(victim, signal.SIGKILL)
-        await eventually(lambda: (tmp_path / "runs").stat().st_size == 2)  # it is started again
+        await until(lambda: (tmp_path / "runs").stat().st_size == 2)  # it is started again
         ended = await scene.finish(parked)
         assert ended.status == "completed", ended.error
     before, after = cast("list[int]", ended.value)
@@ -597,7 +592,7 @@ async def test_a_server_that_comes_up_later_is_there_for_the_next_program(
     async with playing(pool, {"late": entry}) as scene:
         parked = await scene.code_mode.exec("await yield_control(); return 'late' in MCP")
         assert "cannot be reached now: late" in scene.prompt
-        await eventually(lambda: not scene.code_mode.missing_servers, 8)
+        await until(lambda: not scene.code_mode.missing_servers, 8)
         assert "cannot be reached" not in scene.prompt
         said = "return (await MCP.late.otherId()).content[0].text"
         assert await scene.value(said) == "for you"

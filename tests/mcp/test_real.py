@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.mcp.driver import call, connected, eventually, view_of
+from tests.mcp.driver import call, connected, view_of
+from tests.support.waiting import until
 
 from clawmode.tools.tool import InputRequest
 from clawmode.types import JsonObject, JsonValue
@@ -125,6 +126,6 @@ async def test_the_older_protocol_works_and_a_restart_is_hardly_noticed(
             assert (await call(servers, "every:resources/list"))["resources"]
         with behind_an_address(node_servers, kind, port):
             if kind == "sse":  # whose end is seen, and which comes back by itself
-                await eventually(lambda: view_of(servers, "every").state != "ready")
+                await until(lambda: view_of(servers, "every").state != "ready")
             echoed = await call(servers, "every:echo", {"message": "again"})
             assert echoed["content"][0]["text"] == "Echo: again"

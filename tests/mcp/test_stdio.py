@@ -9,7 +9,8 @@ from typing import Any
 
 import anyio
 import pytest
-from tests.mcp.driver import call, connected, context, eventually, find, raw, view_of
+from tests.mcp.driver import call, connected, context, find, raw, view_of
+from tests.support.waiting import until
 
 from clawmode.app.servers import log_file, open_servers
 from clawmode.app.setup import Options, set_up
@@ -186,7 +187,7 @@ async def test_a_list_that_changes_is_read_again() -> None:
     ) as servers:
         kept, gone = find(servers, "raw:echo"), find(servers, "raw:progress")
         await call(servers, "raw:change", {"names": ["echo", "fresh"]})
-        await eventually(lambda: len(view_of(servers, "raw").tools) == 2)
+        await until(lambda: len(view_of(servers, "raw").tools) == 2)
         assert changes[-1] == 2
         assert [tool.name for tool in view_of(servers, "raw").tools] == ["echo", "fresh"]
         with pytest.raises(McpError) as caught:
@@ -293,7 +294,7 @@ async def test_a_server_that_hangs_is_replaced(monkeypatch: pytest.MonkeyPatch) 
             for _ in range(3):
                 tasks.start_soon(failure, servers, "raw:echo", {"need": "x" * 500_000})
         assert await is_well(servers, "other")
-        await eventually(lambda: "does not answer any more" in problems, 10)
+        await until(lambda: "does not answer any more" in problems, 10)
         assert (await call(servers, "raw:what_was_heard"))["structuredContent"]["pid"] != pid
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
@@ -344,7 +345,7 @@ async def test_a_server_that_dies_while_nobody_calls_is_started_again() -> None:
     async with connected({"raw": raw()}) as servers:
         pid = (await call(servers, "raw:what_was_heard"))["structuredContent"]["pid"]
         os.kill(pid, signal.SIGKILL)
-        await eventually(lambda: view_of(servers, "raw").state != "ready")
+        await until(lambda: view_of(servers, "raw").state != "ready")
         assert (await call(servers, "raw:what_was_heard"))["structuredContent"]["pid"] != pid
 
 
@@ -459,7 +460,7 @@ async def test_a_server_that_comes_up_later_is_there_then(tmp_path: Path) -> Non
     entries = {"raw": raw("starts_the_third_time", str(tmp_path / "runs"))}
     async with connected(entries) as servers:
         assert view_of(servers, "raw").state == "down"
-        await eventually(lambda: view_of(servers, "raw").state == "ready", 8)
+        await until(lambda: view_of(servers, "raw").state == "ready", 8)
         assert await is_well(servers)
 
 
@@ -591,7 +592,7 @@ async def test_what_a_server_has_started_ends_with_it() -> None:
     async with connected({"raw": raw()}) as servers:
         child = (await call(servers, "raw:spawn_child"))["structuredContent"]["pid"]
         assert _runs(child)
-    await eventually(lambda: not _runs(child))
+    await until(lambda: not _runs(child))
     assert not _runs(child)
 
 
@@ -633,7 +634,7 @@ async def test_a_task_that_is_cancelled_leaves_no_process_behind() -> None:
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(use)
-        await eventually(lambda: bool(pids))
+        await until(lambda: bool(pids))
         tasks.cancel_scope.cancel()
     assert not _runs(pids[0])
 

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-import anyio
+from tests.support.waiting import until
 
 # Takes seconds, and here no clock of a test runs.
 import clawmode.models.direct  # noqa: F401
@@ -40,9 +40,7 @@ async def answer_of(model: Model, asked: ModelRequest | None = None) -> Assistan
 
 async def arrival(server: ScriptServer) -> None:
     """Waits for a request to come in."""
-    with anyio.fail_after(10):
-        while not server.requests:  # noqa: ASYNC110 - it comes over a socket
-            await anyio.sleep(0.002)
+    await until(lambda: server.requests)
 
 
 def results(answer: AssistantMessage, *texts: str) -> list[ToolMessage]:

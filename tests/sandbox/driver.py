@@ -2,11 +2,12 @@
 
 import json
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from typing import Any
 
 import anyio
 from tests.sandbox.stepping import finish, value_of
+from tests.support.waiting import until
 
 from clawmode.exceptions import ErrorCode, SandboxError
 from clawmode.sandbox.pool import Cell, Pool
@@ -87,12 +88,6 @@ def owner(pool: Pool, cell: Cell) -> WorkerProcess:
 async def settled(pool: Pool) -> None:
     """Waits for workers that start, so that they take no time from the cell under test."""
     await until(lambda: all(worker.booted.done() for worker in pool._workers))
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    with anyio.fail_after(10):
-        while not condition():  # noqa: ASYNC110 - what is waited for sets no event
-            await anyio.sleep(0.002)
 
 
 async def computing(pool: Pool, cell: Cell) -> None:

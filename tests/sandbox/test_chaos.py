@@ -28,9 +28,9 @@ from tests.sandbox.driver import (
     settled,
     soon,
     suspend,
-    until,
 )
 from tests.sandbox.stepping import finish, value_of
+from tests.support.waiting import until
 
 from clawmode.exceptions import Aborted, DeadlineExceeded, RuntimeUnavailable
 from clawmode.sandbox import artifacts
@@ -728,7 +728,6 @@ async def test_a_crowd_of_cells_cancelled_and_aborted_at_random_loses_no_worker(
         assert seen["runtime_unavailable"] == 0
         assert not pool._queue
         with anyio.fail_after(5):  # one that the queue wanted may still be starting
-            while set(pool._idle) != set(pool._workers):  # noqa: ASYNC110 - a thread starts it
-                await anyio.sleep(0.005)
+            await until(lambda: set(pool._idle) == set(pool._workers))
         assert not any(pool._workers.values())
         assert await value_of(pool, "return 1") == 1

@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 import anyio
 import pytest
+from tests.support.waiting import until_sync
 
 from clawmode.sandbox import artifacts, lockdown
 from clawmode.sandbox.lockdown import LockdownFailed, build_filter, give_up_calls, give_up_files
@@ -388,8 +389,7 @@ def seen() -> Iterator[Seen]:
         yield look_at(worker.pid, anyio.run(use_worker, worker))
     finally:
         worker.kill()
-        while not worker.reaped():
-            time.sleep(0.01)
+        until_sync(worker.reaped)
 
 
 def done(answer: Answer) -> bytes:

@@ -12,6 +12,7 @@ from pathlib import Path
 import anyio
 import pytest
 from tests.sandbox.stepping import finish, value_of
+from tests.support.waiting import until
 
 from clawmode.exceptions import Aborted, DeadlineExceeded, RuntimeUnavailable
 from clawmode.sandbox import artifacts
@@ -188,9 +189,7 @@ async def test_an_idle_worker_that_died_is_not_noticed_by_the_next_cell(single: 
     assert await value_of(single, "return 1") == 1
     victim = workers(single)[0]
     os.kill(victim.pid, signal.SIGKILL)
-    with anyio.fail_after(5):
-        while victim.alive:  # noqa: ASYNC110 - the kernel sets no event of ours
-            await anyio.sleep(0.005)
+    await until(lambda: not victim.alive)
     assert await value_of(single, "return 2") == 2
 
 

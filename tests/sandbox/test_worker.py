@@ -10,6 +10,7 @@ from pathlib import Path
 import anyio
 import pytest
 from tests.sandbox.stepping import value_of
+from tests.support.waiting import until
 
 from clawmode.code_mode.snapshots import KeyRing, seal
 from clawmode.sandbox import artifacts
@@ -125,9 +126,7 @@ anyio.run(main)
         assert parent.stdout is not None
         pid = int(await parent.stdout.receive())
         parent.kill()
-    with anyio.fail_after(5):
-        while running(pid):  # noqa: ASYNC110 - the kernel sets no event of ours
-            await anyio.sleep(0.02)
+    await until(lambda: not running(pid))
 
 
 def running(pid: int) -> bool:

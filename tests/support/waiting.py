@@ -1,0 +1,80 @@
+"""Waiting in tests: polling, idleness, and a tool that a test holds up."""
+
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import anyio
+
+from clawmode.tools.tool import Tool, ToolContext
+from clawmode.types import JsonObject
+
+INTERVAL = 0.005
+SECONDS = 10.0
+"""The usual limit: half of the time that a test has."""
+
+
+async def until(check: Callable[[], Any], seconds: float = SECONDS) -> Any:
+    """Wait until `check()` is true, for state that sets no event: files, processes, other loops.
+
+    Args:
+        check: Returns what is waited for, or an awaitable of it.
+        seconds: The limit.
+
+    Returns:
+        The first true value of `check`.
+
+    Raises:
+        TimeoutError: The value stayed false.
+    """
+    with anyio.fail_after(seconds):
+        while True:
+            found = check()
+            if isinstance(found, Awaitable):
+                found = await found
+            if found:
+                return found
+            await anyio.sleep(INTERVAL)
+
+
+def until_sync(check: Callable[[], Any], seconds: float = SECONDS) -> Any:
+    """Do what `until` does, in a test or a thread without an event loop."""
+    limit = time.monotonic() + seconds
+    while not (found := check()):
+        if time.monotonic() > limit:
+            raise TimeoutError(f"still {found!r} after {seconds} seconds")
+        time.sleep(INTERVAL)
+    return found
+
+
+async def idle() -> None:
+    """Wait until every other task of the event loop waits for something.
+
+    A test that proves that nothing happens calls this: all that can happen now has happened.
+    Threads and other processes are not considered, and neither are tasks that wait for a time.
+    """
+    with anyio.fail_after(SECONDS):
+        await anyio.wait_all_tasks_blocked()
+
+
+class Gate:
+    """A tool that runs until the test opens the gate.
+
+    Attributes:
+        tool: The tool.
+        calls: The number of calls that have begun.
+        entered: Set when the first call has begun.
+        open: Set it, and all calls end.
+    """
+
+    def __init__(self, name: str = "slow", **options: Any) -> None:
+        self.calls = 0
+        self.entered = anyio.Event()
+        self.open = anyio.Event()
+        self.tool = Tool(name, "Slow.", {"type": "object"}, self._call, **options)
+
+    async def _call(self, given: JsonObject, context: ToolContext) -> str:
+        self.calls += 1
+        self.entered.set()
+        await self.open.wait()
+        return "slow is done"
