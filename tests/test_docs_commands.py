@@ -53,6 +53,8 @@ SECONDS = 60
 """For one command on a busy machine."""
 
 BIN = Path(sys.executable).parent
+REDIRECT = Path(__file__).parent / "redirect"
+"""On the path of Python, sends the requests of a program to the server that plays the model."""
 
 NOT_RUN = {
     "export ANTHROPIC_API_KEY=…": "the reader's own key stands there; the test has one",
@@ -162,6 +164,10 @@ STORIES: dict[str, list[Callable[[Any], Turn]]] = {
     "How much tea and coffee is in stock?": [
         lambda _: run(STOCK),
         lambda value: Turn(f"There are {value}."),
+    ],
+    "What is 1 + 2?": [
+        lambda _: run("return tools.add({ a: 1, b: 2 })"),
+        lambda value: Turn(f"It is {value}."),
     ],
     "Is it warmer in Rome or in Oslo?": [
         lambda _: run(WARMER),
@@ -516,6 +522,7 @@ class Reader:
         done = subprocess.run(
             [sys.executable, "-W", "error", "-c", block.text],
             cwd=self.clone,
+            env={**os.environ, "PYTHONPATH": str(REDIRECT), "SCRIPT_URL": self.url},
             capture_output=True,
             text=True,
             timeout=SECONDS,

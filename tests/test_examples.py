@@ -13,14 +13,19 @@ import pytest
 from pydantic import TypeAdapter
 from tests.agent.command_driver import serving
 
-from clawmode.testing import ScriptServer, Turn, call
+from clawmode.testing import ScriptRequest, ScriptServer, Turn, call
 
 ROOT = Path(__file__).parent.parent
 NO_EXAMPLES = {"shop.py", "warehouse_server.py"}  # which the demo uses
+NEEDS_A_MODEL = {"agent.py"}
 SLOW = {"demo.py": 60}
 """Seconds for an example that takes its time: the command in it imports a model's library."""
 
-EXAMPLES = sorted(path for path in (ROOT / "examples").glob("*.py") if path.name not in NO_EXAMPLES)
+EXAMPLES = sorted(
+    path
+    for path in (ROOT / "examples").glob("*.py")
+    if path.name not in NO_EXAMPLES | NEEDS_A_MODEL
+)
 
 SAYS = {
     "agent_turn.py": "└─ • model: Short of coffee and cake.",
@@ -44,20 +49,44 @@ SAYS = {
     ids=lambda path: path.name,
 )
 def test_an_example_runs_offline_and_without_keys(example: Path) -> None:
+    assert SAYS.get(example.name, "") in output_of(example, SLOW.get(example.name, 19))
+
+
+def output_of(example: Path, seconds: float, **environment: str) -> str:
     kept = re.compile(r"PATH|HOME|TMPDIR|LANG|LC_.*|XDG_.*|PYTHON.*|COV.*|CLAWMODE_.*")
     clean = {name: value for name, value in os.environ.items() if kept.fullmatch(name)}
     # Nothing listens there: what would leave the machine fails.
     dead = dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY"), "http://127.0.0.1:9")
     done = subprocess.run(
         [sys.executable, "-W", "error", str(example)],
-        env=clean | dead | {"NO_PROXY": "127.0.0.1"},
+        env=clean | dead | {"NO_PROXY": "127.0.0.1"} | environment,
         capture_output=True,
         text=True,
-        timeout=SLOW.get(example.name, 19),
+        timeout=seconds,
     )
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
-    assert SAYS.get(example.name, "") in done.stdout
+    return done.stdout
+
+
+@pytest.mark.covers("PY-3")
+@pytest.mark.timeout(61)
+def test_the_agent_in_ten_lines_answers_over_the_wire_of_its_provider() -> None:
+    script = [Turn(call("exec", {"code": "return tools.add({a: 1, b: 2})"})), reply]
+    with serving(script, key="a key of no use") as server:
+        said = output_of(
+            ROOT / "examples" / "agent.py",
+            60,
+            ANTHROPIC_API_KEY="a key of no use",
+            PYTHONPATH=str(ROOT / "tests" / "redirect"),
+            SCRIPT_URL=server.url,
+        )
+    assert said == "It is 3.\n"
+    assert [request.asked.tool_names for request in server.requests] == [("exec", "wait")] * 2
+
+
+def reply(request: ScriptRequest) -> Turn:
+    return Turn(f"It is {request.last_result()['value']}.")
 
 
 def test_the_twelve_lines_are_those_of_the_readme() -> None:

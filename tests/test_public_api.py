@@ -26,11 +26,11 @@ LIBRARY = """
 """.split()
 
 AGENT = """
-    AgentEnd AgentEvent AgentRequest AgentRuntime ClaimedReply CompactionEvent ConfigResolver
-    Configuration GatewayEvent Install InstallDecision Jobs MessageEvent Model ModelError
-    ModelOverride ModelPool ModelResolve PluginApi Plugins PromptAdditions PromptBuild RunResult
-    Scheduler SendDecision SessionEvent SessionStore ToolMessage configured_jobs read_configuration
-    read_transcript render_transcript
+    Agent AgentEnd AgentEvent AgentRequest AgentRuntime ClaimedReply CompactionEvent ConfigResolver
+    Configuration EventStream GatewayEvent Install InstallDecision Jobs MessageEvent Model
+    ModelError ModelOverride ModelPool ModelResolve PluginApi Plugins PromptAdditions PromptBuild
+    ResultEvent RunFailed RunResult Scheduler SendDecision SessionBusy SessionEvent SessionStore
+    ToolMessage configured_jobs read_configuration read_transcript render_transcript
 """.split()
 
 GATEWAY = "EventsLost GatewayClient GatewayUnreachable RpcError TurnResult".split()
@@ -109,22 +109,25 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
     assert not {"anyio", "wasmtime", "msgpack", "typer"} & loaded
 
 
-@pytest.mark.parametrize("names", ["CodeMode, tool", "AgentRuntime, AgentRequest"])
+@pytest.mark.covers("PY-2")
+@pytest.mark.parametrize("names", ["CodeMode, tool", "Agent, tool", "AgentRuntime, AgentRequest"])
 def test_a_name_loads_no_web_server_no_mcp_and_no_provider_sdk(names: str) -> None:
     loaded = loaded_by(f"from clawmode import {names}")
     assert {what: found for what, those in HEAVY.items() if (found := those & loaded)} == {}
 
 
+@pytest.mark.covers("PY-2")
 def test_every_public_name_can_be_imported_without_the_extras() -> None:
     """A missing extra is reported when a run needs it, by an error that names the extra."""
-    run("""
+    program = """
         import sys
         for library in ("anthropic", "openai", "pydantic_ai", "tiktoken", "numpy", "tokenizers"):
             sys.modules[library] = None  # importing it raises
         import clawmode, clawmode.testing
         for name in clawmode.__all__:
             getattr(clawmode, name)
-    """)
+    """
+    assert run(program) == ""
 
 
 # ---- What pages and examples import ----
@@ -149,6 +152,7 @@ def modules_of(program: str) -> Iterator[str]:
             yield node.module
 
 
+@pytest.mark.covers("PY-1")
 def test_pages_and_examples_import_public_names_only() -> None:
     found = {place: set(modules_of(program)) for place, program in programs()}
     assert sum("clawmode" in modules for modules in found.values()) > 20

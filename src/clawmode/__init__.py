@@ -12,6 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from clawmode.agent.agent import Agent, EventStream, ResultEvent
     from clawmode.agent.events import AgentEvent
     from clawmode.agent.hooks import (
         AgentEnd,
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
         SessionEvent,
     )
     from clawmode.agent.models import Models as ModelPool
-    from clawmode.agent.requests import AgentRequest, RunResult
+    from clawmode.agent.requests import AgentRequest, RunFailed, RunResult
     from clawmode.agent.resolver import Configured as ConfigResolver
     from clawmode.agent.runtime import AgentRuntime
     from clawmode.catalog.namespaces import (
@@ -80,6 +81,7 @@ if TYPE_CHECKING:
     from clawmode.rpc.protocol import RpcError
     from clawmode.sandbox.pool import Pool
     from clawmode.sessions.history import read_transcript
+    from clawmode.sessions.lock import SessionBusy
     from clawmode.sessions.store import SessionStore
     from clawmode.terminal.trajectory_view import render as render_transcript
     from clawmode.tools.approvals import Approvals, Decision, InputQuestion, Question
@@ -99,6 +101,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AbortUnconfirmed",
     "AfterToolCall",
+    "Agent",
     "AgentEnd",
     "AgentEvent",
     "AgentRequest",
@@ -120,6 +123,7 @@ __all__ = [
     "Decision",
     "DuplicateTool",
     "ErrorCode",
+    "EventStream",
     "EventsLost",
     "FileLimits",
     "FileSettings",
@@ -157,11 +161,14 @@ __all__ = [
     "PromptBuild",
     "Question",
     "RequireApproval",
+    "ResultEvent",
     "RpcError",
     "RunContext",
+    "RunFailed",
     "RunResult",
     "Scheduler",
     "SendDecision",
+    "SessionBusy",
     "SessionEvent",
     "SessionStore",
     "ShellSettings",
@@ -246,6 +253,7 @@ LIBRARY = {
 """Run programs: `CodeMode`, and everything that can be given to it."""
 
 AGENT = {
+    "Agent": "agent.agent",
     "AgentEnd": "agent.hooks",
     "AgentEvent": "agent.events",
     "AgentRequest": "agent.requests",
@@ -254,6 +262,7 @@ AGENT = {
     "CompactionEvent": "agent.hooks",
     "ConfigResolver": "agent.resolver:Configured",
     "Configuration": "config.agents",
+    "EventStream": "agent.agent",
     "GatewayEvent": "agent.hooks",
     "Install": "agent.hooks",
     "InstallDecision": "agent.hooks",
@@ -268,9 +277,12 @@ AGENT = {
     "Plugins": "plugins.loader",
     "PromptAdditions": "agent.hooks",
     "PromptBuild": "agent.hooks",
+    "ResultEvent": "agent.agent",
+    "RunFailed": "agent.requests",
     "RunResult": "agent.requests",
     "Scheduler": "cron.scheduler",
     "SendDecision": "agent.hooks",
+    "SessionBusy": "sessions.lock",
     "SessionEvent": "agent.hooks",
     "SessionStore": "sessions.store",
     "ToolMessage": "messages",

@@ -27,6 +27,7 @@
     ├── ProtocolError                a frame that no honest peer sends
     ├── McpError                     `mcp/link`: a call to an MCP server that has no result
     ├── ModelError                   `models/base`: a request that a model did not answer
+    ├── RunFailed                    `agent/requests`: a run of an `Agent` that did not end well
     ├── SessionError                 `agent/session_keys`: no such session, or none can be called so
     ├── SessionBusy                  `agent/session_lock`: somebody else writes to it
     ├── TranscriptError              `agent/history`: something cannot be written down

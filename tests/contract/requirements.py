@@ -7,8 +7,8 @@ covers yet. The sentences say what to look for; the page or behaviours.md decide
 Ids are stable. CF to ER and AD are those of behaviours.md (ER has one per error code); CM is
 code-mode.md, with CM-V its validation checklist, CM-N its namespace checklist and CM-E its
 end-to-end plan; TS is tool-search.md; AL is agent-loop.md. The lists of code-mode.md are here in
-full; otherwise what behaviours.md says already is not repeated for a page. N, S, B and P are what
-outsiders ran into: `findings.py`.
+full; otherwise what behaviours.md says already is not repeated for a page. PY is the Python
+interface. N, S, B and P are what outsiders ran into: `findings.py`.
 """
 
 import runpy
@@ -1339,6 +1339,34 @@ _ALL: tuple[Requirement, ...] = (
             "AL-85",
             "Losing the gateway, or an RPC that times out, can end a run early, and then ends it "
             "cleanly.",
+        ),
+    ),
+    *_at(
+        "clawmode: the Python interface",
+        (
+            "PY-1",
+            "Docs and examples import nothing deeper than `clawmode`, `clawmode.testing` and "
+            "`clawmode.integrations`.",
+        ),
+        (
+            "PY-2",
+            "Importing `CodeMode`, `tool` or `Agent` loads no web server, no MCP SDK and no "
+            "provider SDK, and needs no extra.",
+        ),
+        (
+            "PY-3",
+            "An agent in Python takes ten lines: one object accepts a model (name or object), "
+            "tools, MCP servers and a state folder, and `await agent.run(message)` returns the "
+            "result.",
+        ),
+        (
+            "PY-4",
+            "`agent.stream(message)` iterates over the events of a run and ends with its result; "
+            "leaving the loop early aborts the run.",
+        ),
+        (
+            "PY-5",
+            "A wrong use of `Agent` and a run that fails raise an exception that says what to do.",
         ),
     ),
     # Run by path, because pytest's importlib mode makes siblings unimportable by name.

@@ -248,6 +248,7 @@ TITLES = {
     "CM": "Code mode: everything else",
     "TS": "Tool Search",
     "AL": "The agent loop",
+    "PY": "The Python interface",
     "N": "Findings of new users and operators",
     "S": "Findings of attackers",
     "B": "Findings of programs that were written against the contract",
@@ -273,6 +274,7 @@ The column "from" names the source of a requirement:
   OpenClaw, the agent runtime whose contract clawmode implements.
 - `behaviours.md` is the project's notes on what those pages require in detail. They are not part of
   this repository.
+- `clawmode` is the Python package: this project decides what its public names do.
 - `findings.py` lists problems that people found when they tried clawmode. Each sentence states the
   behaviour since the fix.
 

@@ -12,6 +12,7 @@ from clawmode.agent.replies import Shape
 from clawmode.code_mode.config import CodeModeConfig
 from clawmode.config.agents import Break, Reasoning, Verbosity
 from clawmode.config.tool_search import ToolSearchConfig
+from clawmode.exceptions import ClawmodeError
 from clawmode.messages import Image
 from clawmode.models.base import Model, ThinkingLevel
 from clawmode.sessions.store import Session
@@ -164,6 +165,12 @@ class RunResult:
     ended_at: float = 0.0
     unread: tuple[Said, ...] = ()
 
+    @property
+    def output(self) -> str:
+        """The text of the model's last reply; empty if there was none."""
+        said = [it for it in self.payloads if not it.get("kind") and not it.get("isError")]
+        return str(said[-1].get("text", "")) if said else ""
+
     def to_json(self) -> JsonObject:
         """As it goes to clients."""
         made: JsonObject = {
@@ -180,3 +187,15 @@ class RunResult:
         if self.error is not None:
             made |= {"error": self.error, "problem": self.problem}
         return made
+
+
+class RunFailed(ClawmodeError):
+    """A run of an `Agent` ended with an error, was aborted or timed out.
+
+    Attributes:
+        result: The result of the run, with its `status`, `error` and everything that was said.
+    """
+
+    def __init__(self, result: RunResult) -> None:
+        super().__init__(result.error or f"the run ended with the status {result.status}")
+        self.result = result

@@ -135,11 +135,11 @@ class CodeMode:
         context: RunContext | None = None,
         pool: Pool | None = None,
     ) -> None:
-        _expect("policy", policy, (Policy, Mapping), '{"allow": [...], "deny": [...]}')
-        _expect("hooks", hooks, Hooks, "hooks = Hooks(); hooks.before_tool_call(function)")
-        _expect("approvals", approvals, Approvals, 'Approvals(ask_for=["send_mail"])')
-        _expect("context", context, RunContext, 'RunContext(run_id="r-1")')
-        _expect("pool", pool, Pool, "async with Pool() as pool: ...")
+        check_argument("policy", policy, (Policy, Mapping), '{"allow": [...], "deny": [...]}')
+        check_argument("hooks", hooks, Hooks, "hooks = Hooks(); hooks.before_tool_call(function)")
+        check_argument("approvals", approvals, Approvals, 'Approvals(ask_for=["send_mail"])')
+        check_argument("context", context, RunContext, 'RunContext(run_id="r-1")')
+        check_argument("pool", pool, Pool, "async with Pool() as pool: ...")
         store = store or default_store
         self.config = _read_config(config).clamped(durable=store.durable)
         self.context = context or RunContext()
@@ -159,7 +159,7 @@ class CodeMode:
         self._servers: McpServers | None = None
         self._unwatch: Callable[[], None] = lambda: None
         if isinstance(mcp_servers, Iterable):
-            self._settings = _read_settings(mcp_servers)
+            self._settings = read_mcp_servers(mcp_servers)
         else:
             self._use(mcp_servers)
         self._offered = self._all_tools()
@@ -757,7 +757,12 @@ def _warn_once(text: str) -> None:
     logger.warning("%s", text)
 
 
-def _expect(name: str, value: object, kind: Any, example: str) -> None:
+def check_argument(name: str, value: object, kind: Any, example: str) -> None:
+    """Checks the type of an optional argument; None is allowed.
+
+    Raises:
+        ConfigurationError: The type is wrong; the message shows the example.
+    """
     if value is not None and not isinstance(value, kind):
         raise ConfigurationError(
             f"{name}: found {type(value).__name__}, expected for example {example}",
@@ -767,7 +772,7 @@ def _expect(name: str, value: object, kind: Any, example: str) -> None:
 
 
 def _read_config(config: object) -> CodeModeConfig:
-    _expect("config", config, (CodeModeConfig, Mapping), '{"timeoutMs": 500}')
+    check_argument("config", config, (CodeModeConfig, Mapping), '{"timeoutMs": 500}')
     if not isinstance(config, Mapping):
         return config if isinstance(config, CodeModeConfig) else CodeModeConfig()
     made, warned = CodeModeConfig.from_json(dict(config), path="config")
@@ -796,9 +801,14 @@ def _broken_json(error: Exception) -> str:
     return f"The arguments are not valid JSON: {where}: {error.msg}."
 
 
-def _read_settings(
+def read_mcp_servers(
     servers: "Mapping[str, JsonValue] | Iterable[ServerSettings]",
 ) -> "list[ServerSettings]":
+    """Returns the settings of MCP servers that were given as `mcp_servers`.
+
+    Raises:
+        ConfigurationError: An entry cannot be used.
+    """
     if not isinstance(servers, Mapping):
         return list(servers)
     from clawmode.config.mcp import read_servers
