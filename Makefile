@@ -26,14 +26,14 @@ test: setup ## run the tests
 	@$(BIN)/pytest -q -n 2
 
 # The contract, the library, the sandbox and one file of each face: what breaks first.
-QUICK := tests/contract tests/test_imports.py tests/test_public_api.py tests/test_docs.py \
-         tests/test_code_mode.py tests/test_tools_in_cells.py tests/test_guest_surface.py \
-         tests/test_executor.py tests/test_policy.py tests/test_catalog.py tests/test_stores.py \
-         tests/test_config.py tests/test_config_file.py tests/test_config_schema.py \
+QUICK := tests/contract tests/repository/test_imports.py tests/repository/test_public_api.py tests/repository/test_docs.py \
+         tests/code_mode/test_code_mode.py tests/code_mode/test_tools_in_cells.py tests/code_mode/test_guest_surface.py \
+         tests/tools/test_executor.py tests/tools/test_policy.py tests/catalog/test_catalog.py tests/code_mode/test_stores.py \
+         tests/code_mode/test_config.py tests/config/test_file.py tests/config/test_reader.py \
          tests/sandbox/test_running.py tests/sandbox/test_values.py \
          tests/agent/test_loop.py tests/agent/test_runtime.py \
-         tests/gateway/test_protocol.py tests/gateway/test_scopes.py \
-         tests/mcp/test_mcp_config.py tests/mcp/test_mcp_tools.py tests/test_cli.py
+         tests/rpc/test_protocol.py tests/rpc/test_scopes.py \
+         tests/config/test_mcp.py tests/mcp/test_listing.py tests/commands/test_cli.py
 
 test-quick: setup ## run the tests that break first, in under two minutes
 	@$(BIN)/pytest -q -n 2 $(QUICK)

@@ -20,8 +20,8 @@ from pathlib import Path
 import anyio
 from rich.console import Console
 from rich.table import Table
-from tests.agent.agent_program import kill_agents, opened_program
-from tests.agent.ordeals import Crowd, abort_at_events, abort_at_moments, ordeal
+from tests.support.agent_program import kill_agents, opened_program
+from tests.support.ordeals import Crowd, abort_at_events, abort_at_moments, ordeal
 
 from bench.soak import ALLOWED, Figures, shown, shown_progress, take_figures, word
 

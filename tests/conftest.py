@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from tests.agent.command_driver import Zygote
+    from tests.support.command_driver import Zygote
 
     from clawmode import Pool
 
@@ -64,7 +64,7 @@ async def one_worker_pool(anyio_backend: str) -> AsyncIterator["Pool"]:
 @pytest.fixture(scope="session")
 def zygote() -> "Zygote":
     """Starts commands without the seconds that their imports take."""
-    from tests.agent.command_driver import shared_zygote
+    from tests.support.command_driver import shared_zygote
 
     return shared_zygote()
 
@@ -72,5 +72,5 @@ def zygote() -> "Zygote":
 @pytest.fixture(autouse=True, scope="session")
 def _no_zygote_is_left() -> Iterator[None]:
     yield
-    if driver := sys.modules.get("tests.agent.command_driver"):
+    if driver := sys.modules.get("tests.support.command_driver"):
         driver.end_shared_zygote()

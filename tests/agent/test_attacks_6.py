@@ -7,9 +7,9 @@ from typing import Any
 
 import anyio
 import pytest
-from tests.agent.driver import configured, opened
 from tests.agent.test_watch import Watching
-from tests.chat.driver import ANY, talking
+from tests.support.agent_driver import configured, opened
+from tests.support.chat_driver import ANY, talking
 from tests.support.waiting import Gate, until
 
 from clawmode.agent.hooks import SendDecision

@@ -13,8 +13,8 @@ from typing import Any, TypeAlias
 
 import anyio
 import pytest
-from tests.agent.driver import Agent, configured
-from tests.agent.ordeals import reply
+from tests.support.agent_driver import Agent, configured
+from tests.support.ordeals import reply
 from tests.support.waiting import until
 
 # Takes seconds, and here no clock of a test runs.

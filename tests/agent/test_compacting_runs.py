@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.agent.driver import configured, opened
 from tests.agent.test_e2e import WIRES, agent_on, program
+from tests.support.agent_driver import configured, opened
 
 from clawmode.agent.compaction import SYSTEM
 from clawmode.messages import Text, UserMessage

@@ -14,8 +14,8 @@ import anthropic._base_client as anthropic_client
 import anyio
 import openai._base_client as openai_client
 import pytest
-from tests.agent.driver import Agent, configured
-from tests.mcp.driver import HERE as MCP
+from tests.support.agent_driver import Agent, configured
+from tests.support.mcp_driver import HERE as MCP
 from tests.support.waiting import until
 
 # Takes seconds, and here no clock of a test runs.

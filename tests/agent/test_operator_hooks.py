@@ -10,7 +10,7 @@ from typing import Any
 
 import anyio
 import pytest
-from tests.core_tools.driver import is_alive
+from tests.support.core_tools_driver import is_alive
 from tests.support.waiting import until
 
 from clawmode.agent import operator_scripts

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import anyio
 import pytest
-from tests.agent.agent_program import WIRES, Plan, Program, kill_agents, opened_program
-from tests.agent.driver import opened
-from tests.agent.ordeals import (
+from tests.support.agent_driver import opened
+from tests.support.agent_program import WIRES, Plan, Program, kill_agents, opened_program
+from tests.support.ordeals import (
     Crowd,
     abort_at_events,
     abort_at_moments,
@@ -17,7 +17,7 @@ from tests.agent.ordeals import (
     ordeal,
     reply,
 )
-from tests.agent.session_writer import started
+from tests.support.session_writer import started
 from tests.support.waiting import until
 
 from clawmode.agent.requests import AgentRequest

@@ -6,7 +6,7 @@ from typing import Any
 
 import anyio
 import pytest
-from tests.agent.driver import configured, opened
+from tests.support.agent_driver import configured, opened
 from tests.support.waiting import until
 
 from clawmode import tool

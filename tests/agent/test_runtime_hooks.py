@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.agent.driver import configured, opened
+from tests.support.agent_driver import configured, opened
 
 from clawmode import tool
 from clawmode.agent.hooks import AgentEnd

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.agent.driver import configured, opened
+from tests.support.agent_driver import configured, opened
 
 from clawmode.agent.hooks import SessionEvent
 from clawmode.agent.operator_hooks import OperatorHooks

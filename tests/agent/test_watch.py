@@ -7,7 +7,7 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 import pytest
-from tests.agent.driver import configured, opened
+from tests.support.agent_driver import configured, opened
 from tests.support.waiting import Gate, until
 
 from clawmode.agent.requests import AgentRequest

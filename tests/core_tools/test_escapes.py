@@ -15,7 +15,7 @@ from typing import Any
 
 import anyio
 import pytest
-from tests.core_tools.driver import SECRET, Bench, bench, neighbourhood, picture
+from tests.support.core_tools_driver import SECRET, Bench, bench, neighbourhood, picture
 
 from clawmode.core_tools.confined import Workspace
 from clawmode.core_tools.files import FileSettings

@@ -12,7 +12,7 @@ import anyio
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.core_tools.driver import OTHER, RUN, bench
+from tests.support.core_tools_driver import OTHER, RUN, bench
 
 from clawmode.context import RunContext
 from clawmode.core_tools.command_line import NotUnderstood, parse, pinned

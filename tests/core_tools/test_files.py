@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.core_tools.driver import Bench, bench
+from tests.support.core_tools_driver import Bench, bench
 
 from clawmode.core_tools.confined import Workspace
 from clawmode.core_tools.files import FileSettings, replaced

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.core_tools.driver import Bench, bench, picture
+from tests.support.core_tools_driver import Bench, bench, picture
 
 from clawmode.core_tools.patches import Add, Delete, Effort, Hunk, Update, parse, patched
 from clawmode.core_tools.places import Place

@@ -10,7 +10,7 @@ import anyio
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.core_tools.driver import OTHER, RUN, Bench, bench, is_alive
+from tests.support.core_tools_driver import OTHER, RUN, Bench, bench, is_alive
 from tests.support.waiting import until
 
 from clawmode.context import RunContext

@@ -19,7 +19,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
-from tests.core_tools.driver import Bench, bench
+from tests.support.core_tools_driver import Bench, bench
 
 from clawmode.core_tools.web import Decoder, WebSettings, parse_url
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import anyio
 import pytest
-from tests.agent.driver import Agent, configured, opened
-from tests.cron.driver import a_job
+from tests.support.agent_driver import Agent, configured, opened
+from tests.support.cron_driver import a_job
 
 from clawmode import tool
 from clawmode.cron.job import Job, configured_jobs

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.agent.driver import configured
-from tests.cron.driver import NOON, FakeClock, NearJobs, a_job
+from tests.support.agent_driver import configured
+from tests.support.cron_driver import NOON, FakeClock, NearJobs, a_job
 
 from clawmode.cron.expressions import BadSchedule
 from clawmode.cron.job import Job, check, configured_jobs, kept_job
@@ -31,7 +31,7 @@ from clawmode.exceptions import ConfigurationError
 
 pytestmark = pytest.mark.anyio
 
-COMPETITOR = Path(__file__).with_name("competitor.py")
+COMPETITOR = Path(__file__).parents[1] / "support" / "cron_competitor.py"
 ME, YOU = "me", "you"
 
 

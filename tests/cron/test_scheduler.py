@@ -6,7 +6,7 @@ from typing import Any
 
 import anyio
 import pytest
-from tests.cron.driver import NOON, FakeClock, FakeRuntime, Stage, a_job, staged
+from tests.support.cron_driver import NOON, FakeClock, FakeRuntime, Stage, a_job, staged
 
 from clawmode.agent.requests import AgentRequest, RunResult
 from clawmode.cron import scheduler as scheduler_module

@@ -17,8 +17,8 @@ import anyio
 import anyio.to_thread
 import pytest
 from anyio.lowlevel import checkpoint
-from tests.gateway.driver import TOKEN, Wired, wired
-from tests.gateway.inside import Inside, echo, events, inside
+from tests.support.gateway_driver import TOKEN, Wired, wired
+from tests.support.gateway_inside import Inside, echo, events, inside
 from tests.support.waiting import until
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed

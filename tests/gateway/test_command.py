@@ -15,9 +15,9 @@ import anyio
 import anyio.to_thread
 import httpx2
 import pytest
-from tests.cli_driver import COMMAND, trusted
-from tests.gateway.driver import wired
-from tests.gateway.inside import ANY, inside
+from tests.support.cli_driver import COMMAND, trusted
+from tests.support.gateway_driver import wired
+from tests.support.gateway_inside import ANY, inside
 from tests.support.waiting import until
 
 from clawmode.agent.requests import RunResult

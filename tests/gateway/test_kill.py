@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.agent.command_driver import serving
-from tests.gateway.driver import Started
+from tests.support.command_driver import serving
+from tests.support.gateway_driver import Started
 from tests.support.waiting import until
 
 from clawmode.cron.job import Job

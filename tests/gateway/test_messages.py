@@ -5,8 +5,8 @@ from typing import Any
 
 import anyio
 import pytest
-from tests.chat.driver import people_said
-from tests.gateway.inside import Inside, inside
+from tests.support.chat_driver import people_said
+from tests.support.gateway_inside import Inside, inside
 from tests.support.waiting import Gate, until
 
 from clawmode.testing import Turn, call

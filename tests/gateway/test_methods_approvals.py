@@ -8,7 +8,7 @@ from typing import Any
 
 import anyio
 import pytest
-from tests.gateway.inside import ANY, Inside, Refused, echo, events, inside
+from tests.support.gateway_inside import ANY, Inside, Refused, echo, events, inside
 from tests.support.waiting import until
 
 from clawmode.core_tools.exec_policy import EXEC_ID

@@ -7,7 +7,7 @@ from typing import Any
 
 import anyio
 import pytest
-from tests.gateway.inside import Inside, inside
+from tests.support.gateway_inside import Inside, inside
 from tests.support.waiting import Gate
 
 from clawmode.code_mode.stores import StoredCell

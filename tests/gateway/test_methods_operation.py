@@ -9,7 +9,7 @@ from typing import Any
 
 import anyio
 import pytest
-from tests.gateway.inside import Inside, Refused, events, inside
+from tests.support.gateway_inside import Inside, Refused, events, inside
 from tests.support.waiting import until
 
 from clawmode.gateway import logs

@@ -10,10 +10,10 @@ from typing import Any
 
 import anyio
 import pytest
-from tests.agent.command_driver import serving
 from tests.agent.test_e2e import READ_ALL, USE_MCP, names_of
-from tests.gateway.driver import Started
-from tests.mcp.driver import HERE as MCP
+from tests.support.command_driver import serving
+from tests.support.gateway_driver import Started
+from tests.support.mcp_driver import HERE as MCP
 
 from clawmode import tool
 from clawmode.rpc.client import GatewayClient, TurnResult

@@ -9,7 +9,7 @@ from typing import Any
 
 import anyio
 import pytest
-from tests.gateway.inside import Inside, Refused, echo, events, inside
+from tests.support.gateway_inside import Inside, Refused, echo, events, inside
 from tests.support.waiting import Gate, until
 
 from clawmode.app.setup import agree

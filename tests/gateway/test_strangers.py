@@ -10,10 +10,10 @@ from pathlib import Path
 import anyio
 import anyio.to_thread
 import pytest
-from tests.agent.command_driver import serving
-from tests.gateway.driver import Started, wired
-from tests.gateway.test_client import make_certificate
 from tests.gateway.test_kill import configure
+from tests.rpc.test_client import make_certificate
+from tests.support.command_driver import serving
+from tests.support.gateway_driver import Started, wired
 from tests.support.waiting import until
 
 from clawmode.rpc import admission

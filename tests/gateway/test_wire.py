@@ -11,7 +11,7 @@ import anyio
 import anyio.to_thread
 import httpx2
 import pytest
-from tests.gateway.driver import TOKEN, Wired, wired
+from tests.support.gateway_driver import TOKEN, Wired, wired
 from tests.support.waiting import until
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus

@@ -16,8 +16,8 @@ import anyio
 import httpx2
 import pytest
 from mcp.client.auth import OAuthFlowError
-from tests.mcp.driver import call, connected, view_of
-from tests.mcp.web_server import Request, WebServer, web_server
+from tests.support.mcp_driver import call, connected, view_of
+from tests.support.web_server import Request, WebServer, web_server
 
 from clawmode.app.servers import TOKENS
 from clawmode.app.setup import Options, set_up

@@ -9,9 +9,9 @@ from typing import Any, get_args
 
 import anyio
 import pytest
-from tests.compiler import find_compiler
-from tests.mcp.driver import listed, raw
 from tests.mcp.test_http import free_port, sdk_server
+from tests.support.compiler import find_compiler
+from tests.support.mcp_driver import listed, raw
 
 from clawmode import CodeMode, Pool
 from clawmode.catalog.declarations import MAX_FILE_CHARS

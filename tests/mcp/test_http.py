@@ -14,9 +14,9 @@ from typing import Any
 
 import anyio
 import pytest
-from tests.mcp.driver import HERE, call, connected, find, view_of
-from tests.mcp.web_server import Request, web_server
+from tests.support.mcp_driver import HERE, call, connected, find, view_of
 from tests.support.waiting import until
+from tests.support.web_server import Request, web_server
 
 from clawmode.mcp.servers import McpServers
 from clawmode.mcp.wire import McpError

@@ -4,7 +4,7 @@ import time
 
 import anyio
 import pytest
-from tests.mcp.driver import call, connected, raw
+from tests.support.mcp_driver import call, connected, raw
 from tests.support.waiting import until
 
 from clawmode.config.mcp import read_servers

@@ -16,10 +16,10 @@ from typing import Any, cast
 import anyio
 import anyio.lowlevel
 import pytest
-from tests.compiler import find_compiler, without_shared_types
-from tests.mcp.driver import HERE, raw
 from tests.mcp.test_http import free_port, sdk_server
 from tests.mcp.test_real import behind_an_address, node
+from tests.support.compiler import find_compiler, without_shared_types
+from tests.support.mcp_driver import HERE, raw
 from tests.support.waiting import until
 
 from clawmode import CodeMode, CodeModeConfig, CodeModeResult, Pool, Tool, tool

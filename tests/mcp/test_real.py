@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.mcp.driver import call, connected, view_of
+from tests.support.mcp_driver import call, connected, view_of
 from tests.support.waiting import until
 
 from clawmode.tools.tool import InputRequest

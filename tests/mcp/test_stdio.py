@@ -9,7 +9,7 @@ from typing import Any
 
 import anyio
 import pytest
-from tests.mcp.driver import call, connected, context, find, raw, view_of
+from tests.support.mcp_driver import call, connected, context, find, raw, view_of
 from tests.support.waiting import until
 
 from clawmode.app.servers import log_file, open_servers

@@ -9,7 +9,7 @@ from typing import Any
 
 import anyio
 import pytest
-from tests.models.driver import answer_of
+from tests.support.model_driver import answer_of
 
 from clawmode.exceptions import ConfigurationError
 from clawmode.models import auth

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.models.driver import BOTH, answer_of, request
+from tests.support.model_driver import BOTH, answer_of, request
 
 from clawmode.messages import Image, Text, UserMessage
 from clawmode.models import debug

@@ -5,7 +5,7 @@ from typing import Any
 
 import anyio
 import pytest
-from tests.models.driver import answer_of, events_of, played, request
+from tests.support.model_driver import answer_of, events_of, played, request
 
 from clawmode.models.auth import KeySource
 from clawmode.models.base import ErrorKind, ModelError, TextDelta

@@ -7,7 +7,7 @@ from typing import Any
 import anyio
 import httpx2
 import pytest
-from tests.models.driver import BOTH, EXEC, WAIT, answer_of, played, request
+from tests.support.model_driver import BOTH, EXEC, WAIT, answer_of, played, request
 
 from clawmode.messages import UserMessage
 from clawmode.models.auth import KeySource

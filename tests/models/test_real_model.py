@@ -10,8 +10,8 @@ from typing import Any
 
 import anyio
 import pytest
-from tests.agent.driver import configured, opened
-from tests.models.small_model import small_model
+from tests.support.agent_driver import configured, opened
+from tests.support.small_model import small_model
 
 from clawmode import tool
 from clawmode.agent.requests import AgentRequest

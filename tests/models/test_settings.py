@@ -4,7 +4,7 @@ import subprocess
 import sys
 
 import pytest
-from tests.models.driver import answer_of, request
+from tests.support.model_driver import answer_of, request
 
 from clawmode.exceptions import ConfigurationError
 from clawmode.models.auth import KeySource

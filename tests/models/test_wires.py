@@ -8,7 +8,7 @@ from typing import Any
 import anyio
 import pytest
 from inline_snapshot import snapshot
-from tests.models.driver import answer_of, arrival, events_of, played, request, results
+from tests.support.model_driver import answer_of, arrival, events_of, played, request, results
 
 from clawmode.messages import (
     AssistantMessage,

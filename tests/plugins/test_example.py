@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.cli_driver import answer, clawmode
+from tests.support.cli_driver import answer, clawmode
 
 from clawmode import CodeMode
 from clawmode.agent.skills import SkillLoader

@@ -9,7 +9,15 @@ from typing import Any
 
 import anyio
 import pytest
-from tests.plugins.material import MANIFEST, installer, left_in, plugin, skill, tarred, zipped
+from tests.support.plugin_material import (
+    MANIFEST,
+    installer,
+    left_in,
+    plugin,
+    skill,
+    tarred,
+    zipped,
+)
 
 from clawmode.config.resolve import read
 from clawmode.plugins import replacing

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.plugins.material import QUIET, plugin, skill
+from tests.support.plugin_material import QUIET, plugin, skill
 
 from clawmode.catalog.namespaces import NamespaceRegistry
 from clawmode.config.resolve import read

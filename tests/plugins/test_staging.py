@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.plugins.material import (
+from tests.support.plugin_material import (
     DEVICE,
     LINK,
     MANIFEST,

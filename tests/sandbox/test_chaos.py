@@ -13,8 +13,8 @@ from pathlib import Path
 
 import anyio
 import pytest
-from tests.sandbox.babbling_worker import ANSWERS
-from tests.sandbox.driver import (
+from tests.support.babbling_worker import ANSWERS
+from tests.support.sandbox_driver import (
     ASK,
     BIG,
     LOOP,
@@ -29,7 +29,7 @@ from tests.sandbox.driver import (
     soon,
     suspend,
 )
-from tests.sandbox.stepping import finish, value_of
+from tests.support.stepping import finish, value_of
 from tests.support.waiting import until
 
 from clawmode.exceptions import Aborted, DeadlineExceeded, RuntimeUnavailable
@@ -365,7 +365,7 @@ def babbling(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
         if module != "worker" or not left:
             return real(module, *arguments)
         program = f"import sys; sys.path[:] = {sys.path!r}; "
-        program += f"from tests.sandbox.babbling_worker import main; main({left.pop()!r})"
+        program += f"from tests.support.babbling_worker import main; main({left.pop()!r})"
         return [sys.executable, "-I", "-S", "-c", program]
 
     monkeypatch.setattr(artifacts, "python_command", command)

@@ -21,7 +21,7 @@ import pytest
 import wasmtime
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from tests.sandbox.stepping import finish
+from tests.support.stepping import finish
 
 from clawmode.exceptions import (
     ERROR_CODES,

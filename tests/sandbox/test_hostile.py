@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from tests.sandbox.driver import (
+from tests.support.sandbox_driver import (
     LOOP,
     ending,
     expect_failure,
@@ -20,7 +20,7 @@ from tests.sandbox.driver import (
     soon,
     suspend,
 )
-from tests.sandbox.stepping import finish, ok, texts, value_of
+from tests.support.stepping import finish, ok, texts, value_of
 
 from clawmode.sandbox.pool import Pool
 from clawmode.sandbox.protocol import (

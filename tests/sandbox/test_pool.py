@@ -11,7 +11,7 @@ from pathlib import Path
 
 import anyio
 import pytest
-from tests.sandbox.stepping import finish, value_of
+from tests.support.stepping import finish, value_of
 from tests.support.waiting import until
 
 from clawmode.exceptions import Aborted, DeadlineExceeded, RuntimeUnavailable

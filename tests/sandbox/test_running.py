@@ -5,7 +5,7 @@ import time
 
 import anyio
 import pytest
-from tests.sandbox.stepping import error, failure_of, finish, ok, texts, value_of
+from tests.support.stepping import error, failure_of, finish, ok, texts, value_of
 
 from clawmode.sandbox.pool import Pool
 from clawmode.sandbox.protocol import (

@@ -1,7 +1,7 @@
 """The submitted text: languages, modules, wrapper, and errors in its own lines."""
 
 import pytest
-from tests.sandbox.stepping import failure_of, finish, value_of
+from tests.support.stepping import failure_of, finish, value_of
 
 from clawmode.sandbox.pool import Pool
 from clawmode.sandbox.protocol import LANGUAGES, Language, Start

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.compiler import find_compiler
-from tests.sandbox.stepping import failure_of, finish, value_of
+from tests.support.compiler import find_compiler
+from tests.support.stepping import failure_of, finish, value_of
 
 from clawmode.sandbox.pool import Pool
 from clawmode.sandbox.protocol import Done

@@ -4,7 +4,7 @@ import json
 import re
 
 import pytest
-from tests.sandbox.stepping import failure_of, finish, ok, texts, value_of
+from tests.support.stepping import failure_of, finish, ok, texts, value_of
 
 from clawmode.sandbox.pool import Pool
 from clawmode.sandbox.protocol import Done, Request, Settled

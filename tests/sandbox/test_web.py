@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.sandbox.stepping import value_of
+from tests.support.stepping import value_of
 
 from clawmode.sandbox.pool import Pool
 from clawmode.sandbox.protocol import Done, Resume, Settled, Start, Suspended

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import anyio
 import pytest
-from tests.sandbox.stepping import value_of
+from tests.support.stepping import value_of
 from tests.support.waiting import until
 
 from clawmode.code_mode.snapshots import KeyRing, seal

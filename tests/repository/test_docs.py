@@ -1,0 +1,112 @@
+"""The pages are true: what they must name is named. `test_docs_commands` runs their blocks."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from clawmode.exceptions import ERROR_CODES
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted(
+    path for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")] if path.name != "CLAUDE.md"
+)
+
+
+def blocks(page: str, language: str) -> list[str]:
+    text = (ROOT / page).read_text("utf-8")
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.covers("N-17")
+@pytest.mark.anyio
+async def test_the_web_server_of_the_library_page_answers_requests_with_one_pool() -> None:
+    (program,) = (each for each in blocks("docs/guide/library.md", "python") if "starlette" in each)
+    defined: dict[str, Any] = {"__name__": "web"}
+    exec(program, defined)
+    app = defined["app"]
+    async with app.router.lifespan_context(app) as state:
+
+        async def serve(scope: Any, receive: Any, send: Any) -> None:
+            await app({**scope, "state": state}, receive, send)
+
+        transport = httpx2.ASGITransport(app=serve)
+        async with httpx2.AsyncClient(transport=transport, base_url="http://web") as client:
+            answers = [
+                await client.post("/run", content=text, headers={"x-user": user})
+                for user, text in [("ann", "return tools.whoami()"), ("bob", "throw 1")]
+            ]
+        assert [answer.status_code for answer in answers] == [200, 422]
+        assert answers[0].json() == {"value": "ann"}
+        assert answers[1].json()["code"] == "internal_error"
+
+
+def test_every_code_of_a_failed_call_is_documented() -> None:
+    made = re.compile(r'(?:ToolFailure|BadRequest|refuse)\((?:\w[\w.]*, )?"(\w+)"')
+    source = ROOT / "src" / "clawmode"
+    codes = {
+        code
+        for path in (
+            *source.glob("code_mode/*.py"),
+            *source.glob("tools/*.py"),
+            *source.glob("catalog/*.py"),
+        )
+        for code in made.findall(path.read_text("utf-8"))
+    }
+    assert len(codes) > 8
+    text = (ROOT / "docs/guide/programs.md").read_text("utf-8")
+    assert sorted(code for code in codes if f"`{code}`" not in text) == []
+
+
+def test_every_error_code_is_documented() -> None:
+    text = (ROOT / "docs/guide/programs.md").read_text("utf-8")
+    text += (ROOT / "docs/reference/config.md").read_text("utf-8")
+    assert [code for code in ERROR_CODES if f"`{code}`" not in text] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_between_pages_lead_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\(([^)#:]+)\)", page.read_text("utf-8"))
+    assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_table_ends_with_an_empty_line(page: Path) -> None:
+    """Else what follows is a row of it."""
+    text = re.sub(r"^ *```.*?^ *```$", "", page.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
+    assert re.findall(r"^\|.*\n(?!\|)(.+)", text, re.MULTILINE) == []
+
+
+def test_every_module_opens_with_what_it_owns() -> None:
+    for path in (ROOT / "src" / "clawmode").rglob("*.py"):
+        assert path.read_text("utf-8").startswith(('"""', 'r"""')), path
+
+
+def test_the_architecture_names_every_folder_and_only_paths_that_exist() -> None:
+    page = (ROOT / "ARCHITECTURE.md").read_text("utf-8")
+    source = ROOT / "src" / "clawmode"
+    folders = {path.parent.name for path in source.glob("*/__init__.py")}
+    assert {folder for folder in folders if f"`{folder}/" not in page} == set()
+    named = set(re.findall(r"`((?:[a-z_]+/)+[a-z_]*(?:\.\w+)?)`", page))
+    assert len(named) > 20
+    roots = (ROOT, source)
+    assert [
+        name
+        for name in sorted(named)
+        if not any((root / name).exists() or (root / f"{name}.py").exists() for root in roots)
+    ] == []
+
+
+@pytest.mark.covers("N-46")
+def test_there_is_a_quick_subset_of_the_tests_and_the_way_to_run_one() -> None:
+    """`test_docs_commands` types what the page shows."""
+    page = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+    assert "`make test-quick`" in page
+    assert re.search(r"^\.venv/bin/pytest tests/[\w/]+\.py::test_\w+$", page, re.MULTILINE)
+    makefile = (ROOT / "Makefile").read_text("utf-8").replace("\\\n", " ")
+    (quick,) = re.findall(r"^QUICK := (.*)$", makefile, re.MULTILINE)
+    assert len(quick.split()) > 10
+    assert [path for path in quick.split() if not (ROOT / path).exists()] == []
+    assert "pyrefly check --summary=none" in makefile  # no count of what is not shown

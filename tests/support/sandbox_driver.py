@@ -1,0 +1,95 @@
+"""What the hostile tests share: how a cell ends, and how to catch workers in the act."""
+
+import json
+import time
+from collections.abc import Awaitable
+from typing import Any
+
+import anyio
+from tests.support.stepping import finish, value_of
+from tests.support.waiting import until
+
+from clawmode.exceptions import ErrorCode, SandboxError
+from clawmode.sandbox.pool import Cell, Pool
+from clawmode.sandbox.process import WorkerProcess
+from clawmode.sandbox.protocol import Done, Failed, Resume, Settled, Start, Suspended
+
+SLACK = 0.5
+"""What a cell may take beyond its deadline."""
+
+LOOP = "for (;;);"
+ASK = "let n = 41; const r = await tools.call('t'); return n + r"
+BIG = """const held = []; for (let i = 0; i < 300000; i++) held.push({ i });
+const r = await tools.call("t"); return held.length + r"""
+"""A cell that takes some tenths of a second to freeze."""
+
+
+def soon(seconds: float = 10) -> float:
+    return time.monotonic() + seconds
+
+
+async def ending(pool: Pool, source: str, *, seconds: float = 1, **options: Any) -> Done | Failed:
+    """How a cell ends; and it does so in time, and the next cell is fine."""
+    await settled(pool)
+    began = time.monotonic()
+    with anyio.fail_after(seconds + 5):
+        outcome = await finish(pool, source, seconds=seconds, **options)
+    assert time.monotonic() - began < seconds + SLACK
+    assert await value_of(pool, "return [1, 2].map((x) => x * 2)") == [2, 4]
+    return outcome
+
+
+async def expect_failure(
+    pool: Pool, source: str, code: ErrorCode, *, seconds: float = 0.5, **options: Any
+) -> Failed:
+    outcome = await ending(pool, source, seconds=seconds, **options)
+    assert isinstance(outcome, Failed), outcome
+    assert (outcome.code, outcome.crashed) == (code, False), outcome
+    return outcome
+
+
+async def expect_value(pool: Pool, source: str, **options: Any) -> Any:
+    outcome = await ending(pool, source, **options)
+    assert isinstance(outcome, Done), outcome
+    return json.loads(outcome.value)
+
+
+async def suspend(pool: Pool, source: str = ASK) -> Cell:
+    """A cell that waits for one call."""
+    cell = pool.cell()
+    outcome = await pool.step(cell, Start(source), soon())
+    assert isinstance(outcome, Suspended), outcome
+    return cell
+
+
+async def resume(pool: Pool, cell: Cell, seconds: float = 10) -> Any:
+    outcome = await pool.step(cell, Resume((Settled(1, True, b"1"),)), soon(seconds))
+    assert isinstance(outcome, Done), outcome
+    return json.loads(outcome.value)
+
+
+async def raised_by(step: Awaitable[object]) -> SandboxError | None:
+    try:
+        await step
+    except SandboxError as error:
+        return error
+    return None
+
+
+def only_worker(pool: Pool) -> WorkerProcess:
+    (worker,) = pool._workers
+    return worker
+
+
+def owner(pool: Pool, cell: Cell) -> WorkerProcess:
+    return next(worker for worker, holds in pool._workers.items() if holds is cell)
+
+
+async def settled(pool: Pool) -> None:
+    """Waits for workers that start, so that they take no time from the cell under test."""
+    await until(lambda: all(worker.booted.done() for worker in pool._workers))
+
+
+async def computing(pool: Pool, cell: Cell) -> None:
+    """Waits until a cell's worker has been asked."""
+    await until(lambda: any(c is cell and w._asking for w, c in pool._workers.items()))
