@@ -77,7 +77,7 @@ def truncate(text: str, limit: int) -> str:
     return f"{text[:limit]}… ({len(text) - limit} more characters)"
 
 
-def quote(text: str, limit: int) -> str:
+def quote(text: str, limit: int = 120) -> str:
     """Quotes the text for an error message: shortened, unprintable characters escaped."""
     return repr(shorten(text, limit))
 

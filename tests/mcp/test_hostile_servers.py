@@ -62,7 +62,7 @@ def offer(name: Any, description: str = "", **properties: JsonValue) -> JsonObje
         ("manyParts", "ask for less"),
         ("manyBlocks", "over 10000 entries"),
         ("onlyGarbage", "not JSON-RPC to stdout: '<html>what?</html>'"),
-        ("rpcError", "answered with error -32050: quota \\x1b[31mexceeded"),
+        ("rpcError", "answered with error -32050: quota \\u001b[31mexceeded"),
     ],
 )
 async def test_an_answer_that_is_none_is_an_error_that_says_so_and_the_server_goes_on(

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from tests.support.cli_driver import SHOP, Person, clawmode, plain, trusted
 
-from clawmode.app.console import IN_TEXT, MAX_CALLS_KEPT, CallTree, CallView, duration, harmless
+from clawmode.app.console import MAX_CALLS_KEPT, CallTree, CallView, duration
 from clawmode.app.setup import Options, set_up
 from clawmode.context import RunContext
 from clawmode.terminal.desk import Desk, Terminal, attended, describe
-from clawmode.text import one_line
+from clawmode.text import IN_TEXT, escape, one_line
 from clawmode.tools.approvals import Question
 from clawmode.tools.executor import CallEvent
 from clawmode.types import JsonValue
@@ -357,12 +357,12 @@ def test_everything_a_terminal_acts_on_or_hides_is_escaped() -> None:
     for code in range(sys.maxunicode + 1):
         char = chr(code)
         if char != " " and (unicodedata.category(char) in risky or code in NOT_DRAWN):
-            assert harmless(char).startswith("\\"), hex(code)
+            assert escape(char).startswith("\\"), hex(code)
         elif unicodedata.category(char) not in ("Cn", "Mn"):
-            assert harmless(char) == char, hex(code)
-    assert harmless("a\n\tb\r", IN_TEXT) == "a\n\tb\\u000d"
-    assert harmless("\U000e0041") == "\\U000e0041"
-    assert harmless("I \u2764\ufe0f\u3000you", IN_TEXT) == "I \u2764\ufe0f\u3000you"
+            assert escape(char) == char, hex(code)
+    assert escape("a\n\tb\r", IN_TEXT) == "a\n\tb\\u000d"
+    assert escape("\U000e0041") == "\\U000e0041"
+    assert escape("I \u2764\ufe0f\u3000you", IN_TEXT) == "I \u2764\ufe0f\u3000you"
 
 
 @pytest.mark.covers("S-16")

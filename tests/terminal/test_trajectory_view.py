@@ -14,12 +14,12 @@ from tests.support.trajectory_sessions import (
     two_programs,
 )
 
-from clawmode.app.console import harmless
 from clawmode.messages import Image, ToolCall
 from clawmode.redaction import Redactor
 from clawmode.sessions.trajectory import read_sidecar
 from clawmode.terminal import trajectory_view as module
 from clawmode.terminal.trajectory_view import fit, render, tree_lines
+from clawmode.text import escape
 
 WIDE = 500
 
@@ -99,7 +99,7 @@ def test_hostile_text_draws_nothing_of_its_own(tmp_path: Path) -> None:
     lines = tree_lines(told.history(tmp_path))
     assert len(lines) == 10
     for line in lines:
-        assert str(line) == harmless(str(line))
+        assert str(line) == escape(str(line))
         assert re.fullmatch(r"((│  |   )*[├└]─ )?", line.guide)
 
 

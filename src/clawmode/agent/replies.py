@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from clawmode.config.agents import Verbosity
 from clawmode.messages import AssistantMessage, Message, Thinking, ToolMessage
+from clawmode.text import shorten
 from clawmode.types import JsonObject
 
 SILENT = ("NO_REPLY", "no_reply")
@@ -117,5 +118,4 @@ def _summary(message: ToolMessage, *, full: bool) -> str:
 
 
 def _short(text: str) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= MAX_SUMMARY_CHARS else f"{line[:MAX_SUMMARY_CHARS]}…"
+    return shorten(" ".join(text.split()), MAX_SUMMARY_CHARS)

@@ -21,6 +21,7 @@ from clawmode.code_mode.results import compact
 from clawmode.context import RunContext
 from clawmode.messages import Text, ToolCall, ToolMessage
 from clawmode.models.base import ToolDefinition
+from clawmode.text import without_surrogates
 from clawmode.tools.executor import Call, Executor
 from clawmode.tools.tool import Tool
 from clawmode.types import JsonObject
@@ -175,5 +176,5 @@ def _define(control: Control) -> ToolDefinition:
 
 def _answer(call: ToolCall, value: JsonObject) -> ToolMessage:
     # Descriptions come from anywhere, and may hold half of a surrogate pair.
-    text = compact(value).encode("utf-8", "replace").decode()
+    text = without_surrogates(compact(value))
     return ToolMessage(call_id=call.id, name=call.name, content=(Text(shorten(text)),))

@@ -14,6 +14,7 @@ import anyio
 from clawmode.agent.tool_search import MAX_QUERY_CHARS, ToolSearch, exposed_name
 from clawmode.catalog.control import CONTROL_NAMES
 from clawmode.exceptions import DuplicateTool
+from clawmode.text import plain_line
 from clawmode.tools.policy import safe_server_name
 from clawmode.tools.tool import Tool
 
@@ -76,11 +77,7 @@ def _fit(listed: dict[str, Tool], room: int) -> list[str]:
 
 
 def _line(name: str, tool: Tool, length: int) -> str:
-    text = " ".join(
-        "".join(char if char.isprintable() else " " for char in tool.description).split()
-    )
-    if len(text) > length:
-        text = text[: length - 1] + "…" if length else ""
+    text = plain_line(tool.description, length)
     return f"- {name}: {text}" if text else f"- {name}"
 
 

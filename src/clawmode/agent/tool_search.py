@@ -19,6 +19,7 @@ from clawmode.catalog.vectors import choose_ranker
 from clawmode.code_mode.telemetry import Telemetry
 from clawmode.config.tool_search import DEFAULTS, SearchMode, ToolSearchConfig
 from clawmode.exceptions import ClawmodeError, ToolLookupError, UnknownTool
+from clawmode.text import shorten
 from clawmode.tools.policy import safe_server_name
 from clawmode.tools.tool import Tool
 from clawmode.types import JsonObject, JsonValue
@@ -236,9 +237,7 @@ class ToolSearch:
 
 def _shortened(entry: JsonObject) -> JsonObject:
     text = " ".join(str(entry["description"]).split())
-    if len(text) > MAX_DESCRIPTION_CHARS:
-        text = text[: MAX_DESCRIPTION_CHARS - 1] + "…"
-    return entry | {"description": text}
+    return entry | {"description": shorten(text, MAX_DESCRIPTION_CHARS)}
 
 
 # ---- What models write, and what they mean ----

@@ -7,7 +7,6 @@ waits until something needs it.
 
 import json
 import os
-import re
 import sys
 import textwrap
 import threading
@@ -17,6 +16,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
+from clawmode.text import IN_TEXT, escape, one_line
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.live import Live
@@ -24,19 +25,6 @@ if TYPE_CHECKING:
 
     from clawmode.tools.executor import CallEvent
     from clawmode.types import JsonValue
-
-# Whatever a terminal acts on or does not show: control, format and surrogate characters, the two
-# that separate lines, all that Unicode calls Default_Ignorable_Code_Point, blank glyphs, and spaces
-# other than the usual one. Otherwise two commands could look alike in a question.
-_HARMFUL = re.compile(
-    "[\x00-\x1f\x7f-\xa0\xad\u034f\u0600-\u0605\u061c\u06dd\u070f\u0890\u0891\u08e2\u115f\u1160"
-    "\u1680\u17b4\u17b5\u180b-\u180f\u2000-\u200f\u2028-\u202f\u205f-\u206f\u2800\u3000\u3164"
-    "\ud800-\udfff\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb\U000110bd\U000110cd"
-    "\U00013430-\U0001345f\U0001bca0-\U0001bca3\U0001d159\U0001d173-\U0001d17a"
-    "\U000e0000-\U000e0fff]"
-)
-IN_TEXT = "\n\t\xa0\u2002\u2003\u2007\u2009\u200a\u200c\u200d\u202f\u3000\ufe0e\ufe0f"
-"""What running text may keep: line breaks, spaces, and what joins letters and emoji."""
 
 MAX_CALLS_KEPT = 200
 MAX_ID_CHARS = 120
@@ -58,22 +46,6 @@ SYMBOLS: dict[State, tuple[str, str]] = {
 
 
 # ---- Text ----
-
-
-def harmless(text: str, keep: str = "") -> str:
-    r"""The text with what a terminal would act on, or not show, as `\u001b`.
-
-    Args:
-        text: Anything.
-        keep: Characters that stay as they are.
-    """
-    return _HARMFUL.sub(lambda found: found[0] if found[0] in keep else _escape(found[0]), text)
-
-
-def one_line(text: str, limit: int) -> str:
-    """The text harmless, in one line, and cut if it is long."""
-    words = harmless(" ".join(text[: 4 * limit].split()))
-    return words if len(words) <= limit and len(text) <= 4 * limit else f"{words[: limit - 1]}…"
 
 
 def fold(line: str, width: int) -> list[str]:
@@ -101,11 +73,6 @@ def wrap(text: str, width: int) -> str:
     return "\n".join(part for parts in lines for part in parts)
 
 
-def _escape(char: str) -> str:
-    code = ord(char)
-    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
-
-
 def duration(seconds: float) -> str:
     """A time as people say it."""
     if seconds < 0.9995:
@@ -131,7 +98,7 @@ def tell(text: str) -> None:
 
 def complain(text: str, colour: int = 0) -> None:
     """Writes lines to stderr, on a terminal in a colour."""
-    line = harmless(text, IN_TEXT)
+    line = escape(text, IN_TEXT)
     if colour and sys.stderr.isatty() and not os.environ.get("NO_COLOR"):
         line = f"\x1b[{colour}m{line}\x1b[0m"
     sys.stderr.write(f"{line}\n")
@@ -201,7 +168,7 @@ class ProgramOutput:
 
     def stream(self, text: str) -> None:
         """Writes part of a line, as `say` does whole ones."""
-        self.write(harmless(text, IN_TEXT) if self.is_terminal else text)
+        self.write(escape(text, IN_TEXT) if self.is_terminal else text)
 
     def write(self, text: str) -> None:
         """Writes as it stands."""

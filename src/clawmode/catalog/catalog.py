@@ -17,6 +17,7 @@ from clawmode.catalog.control import is_control
 from clawmode.catalog.search import Document, Ranker, RankerMaker, SearchIndex, go_by_words
 from clawmode.catalog.signatures import render_input
 from clawmode.exceptions import AmbiguousTool, DuplicateTool, UnknownTool
+from clawmode.text import quote
 from clawmode.tools.near_names import NearNames
 from clawmode.tools.tool import DEFAULT_OWNERS, Tool, ToolSource
 from clawmode.types import JsonObject, JsonText
@@ -32,7 +33,6 @@ MAX_NEAR = 3
 MANY = 1_000
 """Tools from which indexing their names takes long enough to be noticed."""
 
-MAX_SHOWN_CHARS = 120
 
 _NOT_IN_IDENTIFIER = re.compile(r"[^A-Za-z0-9_$]")
 _LOOKS_LIKE_ID = re.compile(rf"(?:{'|'.join(get_args(ToolSource))}):[^:]*:", re.IGNORECASE)
@@ -227,7 +227,7 @@ class _View:
         name = _LOOKS_LIKE_ID.sub("", reference, count=1)
         near = tuple(ids[position] for position in self.near.find(name, MAX_NEAR))
         return UnknownTool(
-            f"no tool has the id or name {_show(reference)}."
+            f"no tool has the id or name {quote(reference)}."
             + (f" The nearest: {_list(near)}." if near else "")
             + " Find one with tools.search(query) and call it by its id."
             + (" MCP tools are called as MCP.<server>.<tool>(input)." if self._hidden else ""),
@@ -290,7 +290,7 @@ def _sort_by_id(tools: Iterable[Tool]) -> dict[str, Tool]:
         id_ = tool.id
         if id_ in made:
             raise DuplicateTool(
-                f"two tools of this run have the id {_show(id_)}: {_identify(made[id_])} and "
+                f"two tools of this run have the id {quote(id_)}: {_identify(made[id_])} and "
                 f"{_identify(tool)}. Rename or leave out one of them."
             )
         made[id_] = tool
@@ -298,7 +298,7 @@ def _sort_by_id(tools: Iterable[Tool]) -> dict[str, Tool]:
 
 
 def _identify(tool: Tool) -> str:
-    return f"{_show(tool.name)} of {_show(_owner(tool))} ({_show(tool.description)})"
+    return f"{quote(tool.name)} of {quote(_owner(tool))} ({quote(tool.description)})"
 
 
 def _owner(tool: Tool) -> str:
@@ -328,15 +328,11 @@ def _to_json(value: object) -> JsonText:
 
 def _ambiguous(reference: str, ids: Sequence[str]) -> AmbiguousTool:
     return AmbiguousTool(
-        f"{len(ids)} tools are named {_show(reference)}: {_list(ids)}. Call one by its id.",
+        f"{len(ids)} tools are named {quote(reference)}: {_list(ids)}. Call one by its id.",
         tuple(ids),
     )
 
 
 def _list(ids: Sequence[str]) -> str:
     more = f" and {len(ids) - MAX_LISTED} more" if len(ids) > MAX_LISTED else ""
-    return ", ".join(map(_show, ids[:MAX_LISTED])) + more
-
-
-def _show(text: str) -> str:
-    return repr(text if len(text) <= MAX_SHOWN_CHARS else f"{text[:MAX_SHOWN_CHARS]}…")
+    return ", ".join(map(quote, ids[:MAX_LISTED])) + more

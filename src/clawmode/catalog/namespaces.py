@@ -21,6 +21,7 @@ from typing import Any, TypeAlias
 
 from clawmode.context import RunContext
 from clawmode.exceptions import ClawmodeError, SandboxError
+from clawmode.text import quote, shorten, without_surrogates
 from clawmode.tools.tool import Tool
 from clawmode.types import JsonObject, JsonValue
 
@@ -188,7 +189,7 @@ class OwnedNamespace(NamespaceRegistration):
 def _check_text(name: str, value: object) -> None:
     if not isinstance(value, str):
         raise NamespaceError(f"{name} must be a string, found {type(value).__name__}")
-    if _well_formed(value) != value:
+    if without_surrogates(value) != value:
         raise NamespaceError(f"{name} is not well-formed Unicode: {value[:80]!r}")
 
 
@@ -368,8 +369,7 @@ class NamespaceRuntime:
 def _prompt_line(namespace: NamespaceRegistration) -> str:
     # On one line: a text with line breaks could pass for another namespace's.
     words = f"{namespace.global_name}: {namespace.description} {namespace.prompt}".split()
-    line = " ".join(words)
-    return line if len(line) <= MAX_PROMPT_CHARS else f"{line[: MAX_PROMPT_CHARS - 1]}…"
+    return shorten(" ".join(words), MAX_PROMPT_CHARS)
 
 
 def _strings(path: JsonValue) -> Path | None:
@@ -381,7 +381,7 @@ def _strings(path: JsonValue) -> Path | None:
 
 def _shown(value: JsonValue) -> str:
     """A forged value in an error: short, and escaped, because it may hold half a character."""
-    return repr(value[:80]) if isinstance(value, str) else f"[{type(value).__name__}]"
+    return quote(value, 80) if isinstance(value, str) else f"[{type(value).__name__}]"
 
 
 def _input(called: str, mapper: InputMapper | None, args: list[JsonValue]) -> JsonObject:
@@ -509,7 +509,7 @@ class _Serializer:
         if (
             key in UNSAFE_KEYS
             or any(separator in key for separator in SEPARATORS)
-            or _well_formed(key) != key
+            or without_surrogates(key) != key
         ):
             raise self._error(path, f"has the unsafe key {key[:80]!r}")
         self._spend(len(key) + 3, path)  # with its quotes and its colon
@@ -526,7 +526,7 @@ def _json_safe(value: object) -> JsonValue:
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):
-        return _well_formed(value)
+        return without_surrogates(value)
     if isinstance(value, int | float):
         return _finite(value)
     if isinstance(value, date | time):
@@ -543,10 +543,5 @@ def _finite(value: float) -> float | None:
         return None
 
 
-def _well_formed(text: str) -> str:
-    """The text without halves of characters, which JSON in UTF-8 cannot carry."""
-    return text.encode("utf-8", "replace").decode("utf-8")
-
-
 def _told(error: Exception) -> str:
-    return f"{type(error).__name__}: {_well_formed(str(error))[:500]}"
+    return f"{type(error).__name__}: {without_surrogates(str(error))[:500]}"

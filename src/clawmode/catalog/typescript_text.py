@@ -12,6 +12,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from inspect import cleandoc
 
+from clawmode.text import plain_line
+
 MAX_DOC_CHARS = 300
 MAX_LITERAL_CHARS = 100
 MAX_WIDTH = 100  # combinations in an intersection; TypeScript gives up at 100,000
@@ -158,12 +160,7 @@ def clean_line(text: object, most: int = MAX_DOC_CHARS) -> str:
     """A stranger's text as a part of a comment that it cannot end: on one line, cut if long."""
     if not isinstance(text, str):
         return ""
-    start = text[: 4 * most]
-    if not start.isprintable():
-        start = "".join(char if char.isprintable() else " " for char in start)
-    line = " ".join(start.split())
-    is_long = len(line) > most or len(text) > len(start)
-    return (f"{line[: most - 1]}…" if is_long else line).replace("*/", "*\\/")
+    return plain_line(text, most).replace("*/", "*\\/")
 
 
 def clean_lines(text: object, most: int) -> list[str]:

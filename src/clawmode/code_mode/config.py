@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeAlias
 
 from clawmode.exceptions import ClawmodeWarning, ConfigurationError
 from clawmode.sandbox.protocol import LANGUAGES, Language
+from clawmode.text import shorten
 from clawmode.types import JsonValue
 
 Runtime: TypeAlias = Literal["quickjs-wasi"]
@@ -359,7 +360,7 @@ def show(value: JsonValue) -> str:
     if isinstance(value, int) and value.bit_length() > 128:
         return "a huge number"  # Python does not print an integer of over 4,300 digits
     text = json.dumps(value, default=repr)
-    return text if len(text) <= 60 else text[:57] + "..."
+    return shorten(text, 60, "...")
 
 
 def join(path: str, key: str) -> str:

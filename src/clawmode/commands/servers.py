@@ -21,6 +21,7 @@ from clawmode.commands.options import (
     say,
     told_errors,
 )
+from clawmode.text import escape
 
 
 def serve_mcp(
@@ -82,7 +83,6 @@ def doctor(
     with command() as out:
         import anyio
 
-        from clawmode.app.console import harmless
         from clawmode.terminal.doctor import Finding, examine
 
         found: list[Finding] = []
@@ -92,7 +92,7 @@ def doctor(
             async for it in examine(options, lambda text: say(f"… {text}")):
                 found.append(it)
                 if not as_json:  # as it is found: some of it takes long
-                    out.say(harmless(f"{it.health:<8} {it.what:<15} {it.detail}"))
+                    out.say(escape(f"{it.health:<8} {it.what:<15} {it.detail}"))
 
         anyio.run(look)
         if as_json:

@@ -13,6 +13,7 @@ from typing import TypeAlias
 import pyjson5
 
 from clawmode.exceptions import ConfigurationError
+from clawmode.text import printable
 from clawmode.types import JsonValue
 
 Parts: TypeAlias = tuple[str | int, ...]
@@ -83,7 +84,7 @@ def _excerpt(text: str, offset: int, column: int) -> str:
     """The line, or some of a long one, and below it a caret."""
     before = text[offset - min(column - 1, 60) : offset]
     after = _LINE_BREAK.split(text[offset : offset + 40], maxsplit=1)[0]
-    shown = "".join(c if c.isprintable() or c == "\t" else "\ufffd" for c in before + after)
+    shown = printable(before + after, keep="\t")
     below = re.sub(r"[^\t]", " ", before)  # a tab stays one, so that the caret is below its place
     return f"    {shown}\n    {below}^"
 

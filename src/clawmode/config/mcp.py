@@ -27,6 +27,7 @@ from clawmode.mcp.settings import (
     ServerSettings,
     Transport,
 )
+from clawmode.text import printable
 from clawmode.tools.policy import safe_server_name
 from clawmode.types import JsonValue
 
@@ -277,7 +278,7 @@ class _Reader:
         """What a broken entry is called: by its path, if its name is bad or another server's."""
         if self._taken.get(_policy_name(name)) is entry:
             return name
-        return "".join(each if each.isprintable() else "?" for each in entry.path)[:MAX_NAME]
+        return printable(entry.path, "?")[:MAX_NAME]
 
     def _check_name(self, name: str, entry: _Part) -> None:
         # A colon separates the parts of a tool's id: with one, two servers could share an id.

@@ -19,6 +19,7 @@ from typing import Any, ClassVar, Generic, Literal, TypeAlias, TypeVar, Union, g
 
 from clawmode.code_mode.config import ConfigWarning, Setting, join, show, unknown_key, wrong
 from clawmode.exceptions import ConfigurationError
+from clawmode.text import shorten
 from clawmode.types import JsonObject, JsonValue
 
 MAX_PROBLEMS = 100
@@ -341,7 +342,8 @@ def _wanted(kind: Any, about: Option) -> str:
 
 
 def _cut(key: str) -> str:
-    return key if len(key) <= MAX_NAME else key[:40] + "..."
+    # Three dots: a path is JSON, which would show an ellipsis as an escape.
+    return key if len(key) <= MAX_NAME else shorten(key, 43, "...")
 
 
 # ---- JSON Schema ----

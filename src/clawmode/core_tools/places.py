@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import TypeAlias
 
 from clawmode.exceptions import ToolProblem
+from clawmode.text import quote
 
 MAX_NAME_BYTES = 255
 
@@ -83,7 +84,7 @@ class Entry:
 
 def shown(path: str) -> str:
     """A path as it is quoted in messages."""
-    return repr(path if len(path) <= 200 else path[:200] + "…")
+    return quote(path, 200)
 
 
 @dataclass(slots=True)

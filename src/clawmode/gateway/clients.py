@@ -12,6 +12,7 @@ import anyio
 from clawmode.rpc import protocol
 from clawmode.rpc.protocol import Hello
 from clawmode.rpc.scopes import Scope, may_see
+from clawmode.text import without_surrogates
 from clawmode.types import JsonObject, JsonValue
 
 MAX_FRAMES = 20_000
@@ -38,7 +39,7 @@ class Told:
     def of(cls, name: str, payload: JsonObject, session_key: str = "", run_id: str = "") -> "Told":
         """Encodes an event."""
         text = json.dumps(payload, ensure_ascii=False, separators=(",", ":"))
-        return cls(name, text.encode("utf-8", "replace").decode(), session_key, run_id)
+        return cls(name, without_surrogates(text), session_key, run_id)
 
 
 @dataclass(eq=False, slots=True)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from clawmode.catalog.mcp_namespace import defaults_of
+from clawmode.text import shorten
 from clawmode.tools.tool import Execute, Tool
 from clawmode.types import JsonObject, JsonValue
 
@@ -54,7 +55,7 @@ class Problems:
 
 def show(name: str) -> str:
     """A name that a stranger chose, quoted, escaped and cut."""
-    return ascii(name if len(name) <= SHOWN else f"{name[:SHOWN]}...")
+    return ascii(shorten(name, SHOWN, "..."))
 
 
 # ---- One entry ----
@@ -102,9 +103,9 @@ def _sift_entry(entry: JsonValue, name: JsonValue, who: str, problems: Problems)
             problems.add(f"the output schema of the tool {who} is left out: {error}")
     description = entry.get("description")
     if isinstance(description, str):
-        made["description"] = _cut(description, MAX_DESCRIPTION)
+        made["description"] = shorten(description, MAX_DESCRIPTION)
     if isinstance(title := entry.get("title"), str):
-        made["title"] = _cut(title, MAX_TITLE)
+        made["title"] = shorten(title, MAX_TITLE)
     made["annotations"] = _annotations(entry.get("annotations"))
     return made
 
@@ -140,12 +141,8 @@ def _annotations(said: JsonValue) -> JsonObject:
         return {}
     made: JsonObject = {key: said[key] for key in HINTS if isinstance(said.get(key), bool)}
     if isinstance(title := said.get("title"), str):
-        made["title"] = _cut(title, MAX_TITLE)
+        made["title"] = shorten(title, MAX_TITLE)
     return made
-
-
-def _cut(text: str, limit: int) -> str:
-    return text if len(text) <= limit else f"{text[: limit - 1]}…"
 
 
 # ---- A list ----

@@ -39,6 +39,7 @@ from clawmode.code_mode.results import compact
 from clawmode.context import RunContext
 from clawmode.foreign import is_ours, told
 from clawmode.mcp.servers import McpServers
+from clawmode.text import truncate
 from clawmode.tools.approvals import Decision, InputQuestion, Question
 from clawmode.tools.executor import CallEvent
 from clawmode.types import JsonValue
@@ -453,9 +454,7 @@ _NOTHING: dict[str, Any] = {"type": "object", "properties": {}}
 
 def _words(question: Question) -> str:
     arguments = json.dumps(question.input, ensure_ascii=False)
-    text = f"{question.title}\n{question.tool_id} with {arguments[:4000]}"
-    if len(arguments) > 4000:
-        text += f" … and {len(arguments) - 4000} more characters"
+    text = f"{question.title}\n{question.tool_id} with {truncate(arguments, 4000)}"
     return f"{text}\n`allow-always` would remember {question.always}."
 
 

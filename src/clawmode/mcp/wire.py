@@ -18,6 +18,7 @@ from mcp_types import JSONRPCError, JSONRPCNotification, JSONRPCRequest, JSONRPC
 
 from clawmode.exceptions import ClawmodeError
 from clawmode.mcp.settings import ServerSettings
+from clawmode.text import one_line
 
 MAX_MESSAGE = 8 << 20
 MAX_CONTAINERS = 1_000_000
@@ -141,7 +142,7 @@ class Link:
 
     def clean(self, text: str, limit: int = MAX_TEXT) -> str:
         """A stranger's text without secrets, in one line, harmless to a terminal, cut."""
-        return printable(self.settings.redact(text), limit)
+        return one_line(self.settings.redact(text), limit)
 
     def clean_bytes(self, text: bytes, limit: int = MAX_TEXT) -> str:
         """The same of bytes that may be anything."""
@@ -304,11 +305,3 @@ def why_refused(size: int, containers: int) -> str:
     if containers > MAX_CONTAINERS:
         return f"its answer has over {MAX_CONTAINERS} parts: ask for less, or for pages"
     return ""
-
-
-def printable(text: str, limit: int = MAX_TEXT) -> str:
-    r"""The text in one line, cut, with what a terminal would act on or hide as `\x1b`."""
-    cut = text if len(text) <= limit else f"{text[:limit]}..."
-    return "".join(
-        each if each.isprintable() else ascii(each)[1:-1] for each in cut.strip("\r\n\t ")
-    )

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias, get_args
 from clawmode.config.operations import Drop, Queue, QueueMode
 from clawmode.messages import Image
 from clawmode.messaging.channel import Inbound
+from clawmode.text import shorten
 from clawmode.types import JsonObject, JsonValue
 
 MODES: tuple[QueueMode, ...] = get_args(QueueMode)
@@ -202,7 +203,7 @@ class Line:
         if queued.settings.drop == "summarize":
             for each in gone:
                 lines = self._dropped.setdefault(each.party, [])
-                lines.append(_line(each.message.text))
+                lines.append(shorten(" ".join(each.message.text.split()), SUMMARY_CHARS))
                 del lines[:-MAX_SUMMARIES]
         return gone
 
@@ -245,8 +246,3 @@ class Line:
         self.waiting.clear()
         self._dropped.clear()
         return count
-
-
-def _line(text: str) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= SUMMARY_CHARS else f"{line[:SUMMARY_CHARS]}…"

@@ -27,6 +27,7 @@ from clawmode.models.debug import (
     shown,
 )
 from clawmode.redaction import Redactor
+from clawmode.text import printable
 
 CONNECT_SECONDS = 30.0
 READ_SECONDS = 600.0
@@ -378,7 +379,7 @@ class _Events:
             return
         self._seen += 1
         name = named.decode("utf-8", "replace").strip() or _kind_of(data)
-        name = "".join(filter(str.isprintable, name))[:80]
+        name = printable(name, "")[:80]
         if self._peek:
             log("%s: event %s: %s", self._label, name, shown(data, self._redactor, MAX_EVENT))
         else:

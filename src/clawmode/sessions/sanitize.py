@@ -7,6 +7,7 @@ instead.
 from collections.abc import Iterable
 
 from clawmode.messages import Image, Text
+from clawmode.text import truncate
 from clawmode.types import JsonValue
 
 MAX_CHARS = 8_000
@@ -40,11 +41,9 @@ class _Cut:
         self._left = MAX_CHARS
 
     def text(self, text: str) -> str:
-        shown = text[: max(self._left, 0)]
-        self._left -= len(shown)
-        if len(shown) == len(text):
-            return text
-        return f"{shown}… ({len(text) - len(shown)} more characters)"
+        shown = truncate(text, max(self._left, 0))
+        self._left -= len(text)
+        return shown
 
     def value(self, value: JsonValue, depth: int) -> JsonValue:
         if isinstance(value, str):

@@ -23,6 +23,7 @@ from typing import BinaryIO
 
 from clawmode.redaction import MAX_DEPTH, Redactor
 from clawmode.sessions.sanitize import IMAGE_KEYS, MAX_BLOB_CHARS
+from clawmode.text import truncate
 from clawmode.types import JsonObject, JsonValue
 
 logger = logging.getLogger("clawmode.trajectory")
@@ -97,8 +98,7 @@ def _encode(event: JsonObject) -> bytes:
 def shrink(value: JsonValue, chars: int, items: int, depth: int = MAX_DEPTH) -> JsonValue:
     """A value with long texts and long lists cut."""
     if isinstance(value, str):
-        over = len(value) - chars
-        return f"{value[:chars]}… ({over} more characters)" if over > 0 else value
+        return truncate(value, chars)
     if not isinstance(value, (dict, list)):
         return value
     if depth == 0:
@@ -136,8 +136,7 @@ def _readable(text: str) -> str:
     if len(text) <= MAX_TEXT_CHARS:
         return text
     # Up to the end of a word: half a secret would not be known as one.
-    shown = "".join(text[:MAX_TEXT_CHARS].rpartition(" ")[:2])
-    return f"{shown}… ({len(text) - len(shown)} more characters)"
+    return truncate(text, text.rfind(" ", 0, MAX_TEXT_CHARS) + 1)
 
 
 def _counted(data: str) -> str:

@@ -27,8 +27,8 @@ from prompt_toolkit.output import ColorDepth
 from prompt_toolkit.output.defaults import create_output
 from prompt_toolkit.utils import get_cwidth
 
-from clawmode.app.console import IN_TEXT, harmless
 from clawmode.exceptions import ConfigurationError
+from clawmode.text import IN_TEXT, escape
 
 PAUSE_SECONDS = 0.03
 """Between two times that the prompt makes room."""
@@ -129,7 +129,7 @@ class Screen:
         self._add(text, self._lines, colour)
 
     def _add(self, text: str, where: "list[str] | deque[str]", colour: int) -> None:
-        shown = harmless(text, IN_TEXT)
+        shown = escape(text, IN_TEXT)
         if colour and self._has_colours:
             shown = f"\x1b[{colour}m{shown}\x1b[0m"
         with self._lock:
@@ -143,7 +143,7 @@ class Screen:
     def note(self, text: str) -> None:
         """Says what is waited for before there is a prompt, until something else is shown."""
         self._noted = WIPE
-        self._write(f"{WIPE}{harmless(text)}")
+        self._write(f"{WIPE}{escape(text)}")
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -245,8 +245,8 @@ def break_line(text: str, width: int) -> tuple[list[str], str]:
 
 
 def line_end(text: str, width: int) -> str:
-    """The text harmless, in one line that fits; of a longer one, the end."""
-    line = harmless(text, IN_TEXT).replace("\n", " ").expandtabs()
+    """Escapes the text, on one line that fits; of a longer text, the end."""
+    line = escape(text, IN_TEXT).replace("\n", " ").expandtabs()
     if get_cwidth(line) <= width:
         return line
     while get_cwidth(line) >= width:

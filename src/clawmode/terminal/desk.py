@@ -16,9 +16,9 @@ from typing import IO, Literal
 
 import anyio
 
-from clawmode.app.console import duration, fold, fold_words, harmless
+from clawmode.app.console import duration, fold, fold_words
 from clawmode.terminal.forms import fill_in, introduce
-from clawmode.text import one_line
+from clawmode.text import escape, one_line
 from clawmode.tools.approvals import Approvals, Decision, InputQuestion, Mode, Question, Resolution
 from clawmode.tools.tool import Tool
 from clawmode.types import JsonObject
@@ -113,7 +113,7 @@ def describe(
         max_lines: How many of the arguments are shown.
         until: How long an `always` is remembered.
     """
-    given = harmless(json.dumps(question.input, indent=2, ensure_ascii=False), "\n")
+    given = escape(json.dumps(question.input, indent=2, ensure_ascii=False), "\n")
     arguments = [part for line in given.split("\n") for part in fold(line, width - RULE)]
     shown = arguments[:max_lines]
     left_out = len(arguments) - len(shown)

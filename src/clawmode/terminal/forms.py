@@ -7,8 +7,8 @@ type for this question.
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeAlias
 
-from clawmode.app.console import fold, harmless
-from clawmode.text import one_line
+from clawmode.app.console import fold
+from clawmode.text import escape, one_line
 from clawmode.tools.approvals import InputQuestion
 from clawmode.types import JsonObject, JsonValue
 
@@ -30,7 +30,7 @@ def introduce(question: InputQuestion, width: int) -> str:
     """Who asks, and what for."""
     lines = [
         part
-        for line in harmless(question.request.message, "\n").split("\n")
+        for line in escape(question.request.message, "\n").split("\n")
         for part in fold(line, width)
     ]
     more = [f"  └ {len(lines) - MAX_LINES} more lines"] if len(lines) > MAX_LINES else []
@@ -39,7 +39,7 @@ def introduce(question: InputQuestion, width: int) -> str:
     shown = [f"  │ {line}" for line in lines[:MAX_LINES]]
     if question.request.url is not None:
         # All of it: what is cut off may be where it really leads.
-        address = [f"  │ {part}" for part in fold(harmless(question.request.url), width)]
+        address = [f"  │ {part}" for part in fold(escape(question.request.url), width)]
         more += ["  It wants you to open this address:", *address]
     return "".join(f"{line}\n" for line in (*head, *shown, *more))
 

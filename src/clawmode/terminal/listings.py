@@ -6,12 +6,13 @@ As data for programs, as tables and pages for people.
 import json
 from collections.abc import Sized
 
-from clawmode.app.console import IN_TEXT, ProgramOutput, harmless, pretty, tell
+from clawmode.app.console import ProgramOutput, pretty, tell
 from clawmode.catalog.catalog import Catalog
 from clawmode.catalog.mcp_namespace import McpNamespace
 from clawmode.catalog.signatures import render_input
 from clawmode.config.file import Problem, Report
 from clawmode.exceptions import ToolLookupError, UnknownTool
+from clawmode.text import IN_TEXT, escape
 from clawmode.tools.policy import Policy
 from clawmode.tools.tool import Tool
 from clawmode.types import JsonObject
@@ -99,7 +100,7 @@ def print_page(out: ProgramOutput, page: JsonObject) -> None:
     said += ["", "input:", pretty(page["parameters"])]
     if "outputSchema" in page:
         said += ["", "output:", pretty(page["outputSchema"])]
-    out.say("\n".join(harmless(text, IN_TEXT) for text in said))
+    out.say("\n".join(escape(text, IN_TEXT) for text in said))
 
 
 # ---- Configuration ----

@@ -30,9 +30,10 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaMode
 from pydantic_core import to_jsonable_python
 
 from clawmode.exceptions import InvalidTool, UnexpectedValue
+from clawmode.text import shorten
 from clawmode.tools.annotations import resolve
 from clawmode.tools.docstrings import parse
-from clawmode.tools.input_problems import MAX_PROBLEMS, shorten, spell
+from clawmode.tools.input_problems import MAX_PROBLEMS, MAX_TEXT, spell
 from clawmode.tools.schema_cost import as_list, as_map, locate
 from clawmode.tools.tool import Effect, Execute, Tool, ToolContext, ToolResult, ToolSource
 from clawmode.types import JsonObject, JsonValue
@@ -477,7 +478,7 @@ def _problems(error: ValidationError, root: str = "input") -> str:
     found = error.errors(include_url=False, include_input=False, include_context=False)
     texts = [f"{spell(each['loc'], root)}: {_words(each['type'], each['msg'])}" for each in found]
     more = [f"and {len(texts) - MAX_PROBLEMS} more"] if len(texts) > MAX_PROBLEMS else []
-    return "; ".join([*map(shorten, texts[:MAX_PROBLEMS]), *more])
+    return "; ".join([*(shorten(text, MAX_TEXT) for text in texts[:MAX_PROBLEMS]), *more])
 
 
 def _words(kind: str, message: str) -> str:

@@ -12,6 +12,7 @@ from typing import TypeAlias
 from jsonschema_rs import ValidationError
 from jsonschema_rs import ValidationErrorKind as Kind
 
+from clawmode.text import shorten
 from clawmode.tools.schema_cost import Schema, as_map, follow, locate
 
 Path: TypeAlias = tuple[str | int, ...]
@@ -31,7 +32,9 @@ def tell(schema: Schema, errors: Sequence[ValidationError], path: Path = ()) -> 
         errors: All of them.
         path: Where the value that was checked lies in the input.
     """
-    texts = list(dict.fromkeys(shorten(_sentence(schema, error, path)) for error in errors))
+    texts = list(
+        dict.fromkeys(shorten(_sentence(schema, error, path), MAX_TEXT) for error in errors)
+    )
     if len(texts) > MAX_PROBLEMS:
         left = len(texts) - MAX_PROBLEMS + 1
         texts[MAX_PROBLEMS - 1 :] = [f"and {left} more problems"]
@@ -65,11 +68,6 @@ def show(value: object) -> str:
             return shorten(json.dumps(value[:MAX_SHOWN], ensure_ascii=False), MAX_SHOWN)
         case _:
             return shorten(json.dumps(value, default=repr), MAX_SHOWN)
-
-
-def shorten(text: str, limit: int = MAX_TEXT) -> str:
-    """The text, cut if it is longer than that."""
-    return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
 def _sentence(schema: Schema, error: ValidationError, path: Path) -> str:

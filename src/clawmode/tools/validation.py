@@ -22,7 +22,8 @@ from jsonschema_rs import (
 from jsonschema_rs import Validator as Compiled
 
 from clawmode.exceptions import InvalidSchema as InvalidSchema
-from clawmode.tools.input_problems import Path, shorten, show, spell, tell
+from clawmode.text import shorten
+from clawmode.tools.input_problems import MAX_TEXT, Path, show, spell, tell
 from clawmode.tools.schema_cost import (
     MAX_HEIGHT,
     Burden,
@@ -98,7 +99,9 @@ class Validator:
             try:
                 self._reading = Reading(self._schema)
             except UnusableSchema as error:
-                self._reading = shorten(f"the input schema of {self._name} is unusable: {error}")
+                self._reading = shorten(
+                    f"the input schema of {self._name} is unusable: {error}", MAX_TEXT
+                )
         if isinstance(self._reading, str):
             raise InvalidSchema(self._reading)
         return self._reading.problems(value)
@@ -147,7 +150,7 @@ class Reading:
                 return tell(self._schema, list(self._compiled.iter_errors(value)))
             return self._explain_part(value)
         except (TypeError, ValueError) as error:  # also a lone surrogate, or what is not JSON
-            return [shorten(f"input: cannot be checked: {error}")]
+            return [shorten(f"input: cannot be checked: {error}", MAX_TEXT)]
 
     def _refuse_costly(self, value: JsonValue) -> None:
         """Raises if checking the value could take too long, or more stack than there is."""
