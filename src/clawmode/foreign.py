@@ -1,4 +1,4 @@
-"""What foreign code raises: tools, hooks and approvers run in our tasks."""
+"""Exceptions raised by foreign code: tools, hooks and approvers, which run in our own tasks."""
 
 import asyncio
 import math
@@ -6,14 +6,17 @@ import math
 import anyio
 
 
-def is_ours(error: BaseException) -> bool:
-    """Whether it must get through: somebody cancels us, or a person interrupts the program.
+def must_propagate(error: BaseException) -> bool:
+    """True if the exception must propagate: our own task was cancelled, or the user pressed Ctrl-C.
 
-    Everything else is the foreign code's own, `sys.exit()` and a `CancelledError` that nobody asked
-    for included: raised further it would end the task group, and with it every program of the run.
+    Every other exception is the foreign code's own failure. That includes `SystemExit` and a
+    `CancelledError` that nobody requested: if it propagated, it would end the task group, and with
+    it every program of the run.
     """
     if isinstance(error, asyncio.CancelledError):
         task = asyncio.current_task()
+        # anyio cancels by the deadline of a scope, and `Task.cancel` is counted by asyncio: a
+        # cancellation that shows in neither was raised by the foreign code itself.
         scoped = anyio.current_effective_deadline() == -math.inf
         return scoped or (task is not None and task.cancelling() > 0)
     if isinstance(error, BaseExceptionGroup):
@@ -21,8 +24,8 @@ def is_ours(error: BaseException) -> bool:
     return isinstance(error, KeyboardInterrupt)
 
 
-def told(error: BaseException) -> str:
-    """Its message, else its name."""
+def message_of(error: BaseException) -> str:
+    """Returns the exception's message, or its class name if the message is empty or raises."""
     try:
         return str(error) or type(error).__name__
     except Exception:

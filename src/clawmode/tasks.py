@@ -11,7 +11,7 @@ import anyio
 from anyio.abc import TaskGroup
 from anyio.lowlevel import checkpoint
 
-from clawmode.foreign import is_ours
+from clawmode.foreign import must_propagate
 
 # ---- Owners of a task group ----
 
@@ -83,7 +83,7 @@ async def run_logged(
     try:
         await function(*args)
     except BaseException as error:
-        if is_ours(error):
+        if must_propagate(error):
             raise
         logger.error("%s", name, exc_info=error)
 

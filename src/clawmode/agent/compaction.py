@@ -14,7 +14,7 @@ from clawmode.agent.events import Stream
 from clawmode.agent.hooks import CompactionEvent
 from clawmode.agent.loop import Turn
 from clawmode.context import RunContext
-from clawmode.foreign import is_ours
+from clawmode.foreign import must_propagate
 from clawmode.messages import (
     AssistantMessage,
     Image,
@@ -155,7 +155,7 @@ async def summarize(model: Model, messages: Sequence[Message], wishes: str = "")
         except ModelError:
             raise
         except BaseException as error:
-            if is_ours(error):
+            if must_propagate(error):
                 raise
             logger.exception("%s/%s: %s", model.provider, model.name, type(error).__name__)
             raise ModelError("server", f"the summary failed: {type(error).__name__}") from None

@@ -18,7 +18,7 @@ import anyio
 from clawmode.agent.events import Stream
 from clawmode.agent.intake import Intake
 from clawmode.agent.toolbox import ABORTED, Toolbox, fail
-from clawmode.foreign import is_ours, told
+from clawmode.foreign import message_of, must_propagate
 from clawmode.messages import (
     AssistantMessage,
     Message,
@@ -339,11 +339,13 @@ class _Listener:
         except ModelError:
             raise
         except BaseException as error:
-            if is_ours(error):
+            if must_propagate(error):
                 self._keep_partial(model)
                 raise
             logger.exception("%s/%s: %s", model.provider, model.name, type(error).__name__)
-            text = f"{model.provider}/{model.name} failed: {type(error).__name__}: {told(error)}"
+            text = (
+                f"{model.provider}/{model.name} failed: {type(error).__name__}: {message_of(error)}"
+            )
             raise ModelError("server", text) from None
         if watchdog.cancelled_caught:
             text = f"{model.provider}/{model.name} sent nothing for {idle:g} s"
@@ -453,7 +455,7 @@ async def _call(turn: Turn, call: ToolCall) -> ToolMessage:
         end = {"isError": result.is_error, "result": bounded_parts(result.content)}
         return result
     except BaseException as error:
-        if is_ours(error):
+        if must_propagate(error):
             end["state"] = "cancelled"
             raise
         logger.exception("the call of %s failed in the host", call.name)

@@ -26,7 +26,7 @@ import anyio
 from anyio.abc import ByteReceiveStream, Process
 
 from clawmode.exceptions import ClawmodeError
-from clawmode.foreign import is_ours, told
+from clawmode.foreign import message_of, must_propagate
 from clawmode.redaction import Redactor
 from clawmode.types import JsonObject, copy_json
 
@@ -241,9 +241,9 @@ class PythonFile:
         except ScriptError:
             raise
         except BaseException as error:
-            if is_ours(error):
+            if must_propagate(error):
                 raise
-            reason = Redactor().text(f"{type(error).__name__}: {told(error)}")
+            reason = Redactor().text(f"{type(error).__name__}: {message_of(error)}")
             raise ScriptError(reason[:MAX_REASON]) from None
         if scope.cancelled_caught:
             raise ScriptError(f"it took over {self._seconds:g} s")
@@ -308,7 +308,7 @@ def _passable(error: BaseException) -> BaseException:
     """An error that can be raised in a task: some mean something there."""
     if isinstance(error, Exception) and not isinstance(error, StopIteration):
         return error
-    return ScriptError(f"{type(error).__name__}: {told(error)}"[:MAX_REASON])
+    return ScriptError(f"{type(error).__name__}: {message_of(error)}"[:MAX_REASON])
 
 
 def _as_json(answer: object) -> JsonObject:

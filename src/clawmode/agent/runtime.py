@@ -33,7 +33,7 @@ from clawmode.code_mode.code_mode import CodeMode
 from clawmode.code_mode.sqlite_store import SqliteStore
 from clawmode.context import RunContext
 from clawmode.exceptions import ClawmodeError, ConfigurationError
-from clawmode.foreign import told
+from clawmode.foreign import message_of
 from clawmode.redaction import KnownSecrets, Redactor
 from clawmode.sandbox.pool import Pool
 from clawmode.sessions.store import Session, SessionStore
@@ -376,7 +376,7 @@ class AgentRuntime:
                     outcome = await self._carry_out(run, place)
         except Exception as error:
             logger.exception("run %s", run.id)
-            outcome = Ended.badly(f"{type(error).__name__}: {told(error)}")
+            outcome = Ended.badly(f"{type(error).__name__}: {message_of(error)}")
         if self._closing and outcome is None:
             return
         kept = None if run.inside is None else run.inside.ended
@@ -485,7 +485,9 @@ class AgentRuntime:
             try:
                 listener(event)
             except Exception as error:
-                logger.error("listener %r: %s: %s", listener, type(error).__name__, told(error))
+                logger.error(
+                    "listener %r: %s: %s", listener, type(error).__name__, message_of(error)
+                )
 
 
 def _context_of(run: Run) -> RunContext:

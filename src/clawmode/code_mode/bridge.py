@@ -162,6 +162,6 @@ def refuse(
     return Settled(request.id, False, json.dumps(body).encode())
 
 
-def message_of(refusal: Settled) -> str:
-    """What an error says that `refuse` made."""
+def refusal_text(refusal: Settled) -> str:
+    """Returns the message of an error that `refuse` encoded."""
     return str(json.loads(refusal.value)["message"])

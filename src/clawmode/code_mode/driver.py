@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 import anyio
 import anyio.lowlevel
 
-from clawmode.code_mode.bridge import message_of
+from clawmode.code_mode.bridge import refusal_text
 from clawmode.code_mode.calls import Calls
 from clawmode.code_mode.cell import GATE, CallGroup, Ledger, Run
 from clawmode.code_mode.config import CodeModeConfig
@@ -324,7 +324,7 @@ class Driver:
                 return None
         denied = next((reply for reply in replies if reply.id == GATE and not reply.ok), None)
         if denied is not None:
-            return Failed("invalid_input", message_of(denied))
+            return Failed("invalid_input", refusal_text(denied))
         installed = await self.install()
         start = replace(
             run.start,

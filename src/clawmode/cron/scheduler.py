@@ -17,7 +17,7 @@ from clawmode.cron.jobs import Claim, Jobs, JobsUnavailable, Skipped, Standing, 
 from clawmode.cron.ledger import LEASE_SECONDS
 from clawmode.cron.turns import Clock, Runtime, WallClock, request_for, run_turn
 from clawmode.exceptions import ClawmodeError
-from clawmode.foreign import told
+from clawmode.foreign import message_of
 from clawmode.types import JsonObject
 
 logger = logging.getLogger("clawmode.cron")
@@ -277,7 +277,7 @@ class Scheduler:
                 await self._deliver(job, result)
                 return
         except Exception as error:
-            failure = f"it could not be delivered: {told(error)}"
+            failure = f"it could not be delivered: {message_of(error)}"
         logger.error("job %s: %s", job.id, failure)
         try:
             await self._jobs.annotate(claim, failure)
@@ -291,7 +291,7 @@ class Scheduler:
         try:
             self._on_event({"job": job.id, "phase": phase, "at": at, **about})
         except Exception as error:
-            logger.error("job %s: on_event: %s", job.id, told(error))
+            logger.error("job %s: on_event: %s", job.id, message_of(error))
 
 
 def _due(standing: Standing) -> float:

@@ -15,7 +15,7 @@ from clawmode.agent.events import AgentEvent, Listener
 from clawmode.agent.requests import AgentRequest, RunResult
 from clawmode.cron.job import Job
 from clawmode.exceptions import ClawmodeError
-from clawmode.foreign import told
+from clawmode.foreign import message_of
 
 logger = logging.getLogger("clawmode.cron")
 
@@ -103,7 +103,7 @@ async def run_turn(
     except Exception as error:
         if not isinstance(error, ClawmodeError):
             logger.exception("run %s", request.run_id)
-        result = _without_one(request, "error", told(error))
+        result = _without_one(request, "error", message_of(error))
     finally:
         unsubscribe()
     return replace(result, started_at=result.started_at or began, ended_at=clock.now())

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 
 from clawmode.exceptions import ClawmodeError, ConfigurationError
-from clawmode.foreign import is_ours
+from clawmode.foreign import must_propagate
 from clawmode.gateway import restart
 from clawmode.gateway.clients import Client
 from clawmode.gateway.gateway import Effect, Gateway
@@ -55,7 +55,7 @@ class Dispatcher:
         except ClawmodeError as error:
             return protocol.failure(request.id, restart.as_rpc_error(error))
         except BaseException as error:
-            if is_ours(error):
+            if must_propagate(error):
                 raise
             logger.exception("method %s", name)
             text = f"the gateway failed: {type(error).__name__}"

@@ -21,7 +21,7 @@ from clawmode.agent.watch import Watch
 from clawmode.app.host import Host
 from clawmode.cron.jobs import Jobs
 from clawmode.cron.scheduler import Scheduler
-from clawmode.foreign import told
+from clawmode.foreign import message_of
 from clawmode.gateway import logs, restart
 from clawmode.gateway.approvals import SharedApprovals
 from clawmode.gateway.client_tools import ClientTools
@@ -184,7 +184,7 @@ class Gateway:
         try:
             await work(*given)
         except Exception as error:  # nothing of it is worth the gateway
-            logger.error("%s: %s: %s", work.__name__, type(error).__name__, told(error))
+            logger.error("%s: %s: %s", work.__name__, type(error).__name__, message_of(error))
 
     # ---- Clients ----
 
@@ -304,7 +304,7 @@ class Gateway:
                 result = run.result
                 await self.ledger.end(run.id, result.ended_at, result.status, result.to_json())
         except LedgerUnavailable as error:
-            logger.error("run %s: %s", run.id, told(error))
+            logger.error("run %s: %s", run.id, message_of(error))
             return False
         return True
 

@@ -25,7 +25,7 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import RootModel, ValidationError
 
 from clawmode import __version__
-from clawmode.foreign import is_ours, told
+from clawmode.foreign import message_of, must_propagate
 from clawmode.mcp.listing import MAX_LISTED, MAX_PAGES, Listing, Offer, Problems, sift
 from clawmode.mcp.requests import OpenRequest, OpenRequests
 from clawmode.mcp.settings import ServerSettings
@@ -343,7 +343,7 @@ class Connection:
             with call.sending:
                 call.settle(await self._converse(request, call), None)
         except BaseException as error:
-            if is_ours(error):
+            if must_propagate(error):
                 raise
             if (failure := self._translate(error)) is not None:
                 call.settle(None, failure)
@@ -379,7 +379,7 @@ class Connection:
             where = ".".join(map(str, first["loc"]))[:100]
             text = f"{where}: {first['msg']}" if where else first["msg"]
             return self._error("protocol", f"answered what is no valid result: {text}")
-        logger.error("%s: %s: %s", self._settings.name, type(error).__name__, told(error))
+        logger.error("%s: %s: %s", self._settings.name, type(error).__name__, message_of(error))
         return self._error("protocol", f"could not be asked: {type(error).__name__}")
 
     def _translate_answer(self, code: int, message: str) -> McpError:
@@ -409,7 +409,7 @@ class Connection:
         if isinstance(message, types.ToolListChangedNotification):
             self._on_change()
         elif isinstance(message, Exception):
-            self.link.litter(told(message).encode("utf-8", "replace"))
+            self.link.litter(message_of(message).encode("utf-8", "replace"))
 
     async def _log(self, params: types.LoggingMessageNotificationParams) -> None:
         if logger.isEnabledFor(logging.DEBUG):

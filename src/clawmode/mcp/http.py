@@ -15,7 +15,7 @@ import httpx2
 from mcp.client.sse import sse_client
 from mcp.client.streamable_http import MCP_SESSION_ID, streamable_http_client
 
-from clawmode.foreign import told
+from clawmode.foreign import message_of
 from clawmode.mcp.settings import Bearer
 from clawmode.mcp.wire import (
     MAX_MESSAGE,
@@ -109,7 +109,7 @@ class _Client(httpx2.AsyncClient):
         except Exception as error:  # of the OAuth flow
             if request.method != "POST":
                 raise
-            return _answer(request, 401, NOT_AUTHORIZED, f"cannot be used: {told(error)}")
+            return _answer(request, 401, NOT_AUTHORIZED, f"cannot be used: {message_of(error)}")
         if request.method == "POST" and response.status_code >= 400:
             return await self._explain(request, response)
         return response

@@ -13,7 +13,7 @@ import anyio
 import mcp_types as types
 from mcp.client.session import ClientRequestContext
 
-from clawmode.foreign import is_ours
+from clawmode.foreign import must_propagate
 from clawmode.mcp.wire import McpError
 from clawmode.tools.tool import InputRequest, ToolContext
 from clawmode.types import JsonObject
@@ -176,7 +176,7 @@ class OpenRequests:
             content = None if request.url else answer
             return types.ElicitResult.model_validate({"action": "accept", "content": content})
         except BaseException as error:
-            if is_ours(error):
+            if must_propagate(error):
                 raise
             logger.error("%s: a question: %s", self._server, type(error).__name__)
             return declined

@@ -37,7 +37,7 @@ from clawmode.addresses import Attempts
 from clawmode.code_mode.code_mode import CodeMode
 from clawmode.code_mode.results import compact
 from clawmode.context import RunContext
-from clawmode.foreign import is_ours, told
+from clawmode.foreign import message_of, must_propagate
 from clawmode.mcp.servers import McpServers
 from clawmode.text import truncate
 from clawmode.tools.approvals import Decision, InputQuestion, Question
@@ -345,7 +345,7 @@ class _Call:
             yield
         except BaseException as error:
             began_it = self.params.name == "exec" and self.params.request_state is None
-            if is_ours(error) and began_it and result["status"] == "waiting":
+            if must_propagate(error) and began_it and result["status"] == "waiting":
                 with anyio.CancelScope(shield=True):
                     await self.code_mode.abort(str(result["runId"]))
             raise
@@ -380,7 +380,9 @@ class _Call:
                 schema = request.requested_schema
                 answer = await session.elicit_form(request.message, schema, asked_in)
         except MCPError as error:
-            self._reject(question, f"the client failed to ask ({told(error)[:200]}). {REMEDY}")
+            self._reject(
+                question, f"the client failed to ask ({message_of(error)[:200]}). {REMEDY}"
+            )
         else:
             self._settle(question, answer)
 

@@ -22,7 +22,7 @@ from anyio.abc import TaskGroup
 from mcp.shared.exceptions import MCPError
 
 from clawmode.exceptions import ConfigurationError
-from clawmode.foreign import is_ours, told
+from clawmode.foreign import message_of, must_propagate
 from clawmode.mcp.auth import OnLogin, make_auth
 from clawmode.mcp.connection import CURRENT, UNKNOWN, Connection, Undelivered, is_end
 from clawmode.mcp.http import explain, open_http
@@ -233,7 +233,7 @@ def _tell(listener: OnView, view: ServerView) -> None:
     try:
         listener(view)
     except Exception as error:
-        logger.error("%r: %s: %s", listener, type(error).__name__, told(error))
+        logger.error("%r: %s: %s", listener, type(error).__name__, message_of(error))
 
 
 # ---- One server ----
@@ -431,7 +431,7 @@ class _Server:
                     # Now, while it is open: an exit status is still to be had.
                     connection.conclude(self._lost(problem))
         except BaseException as error:
-            if is_ours(error):
+            if must_propagate(error):
                 raise
             problem = problem if ended else self._explain(error, link)
             hopeless = _is_hopeless(_leaf(error))
@@ -508,7 +508,7 @@ class _Server:
         except (MCPError, TimeoutError, ValueError) as error:  # ValueError: it is not valid
             watch.suspect = True
             watch.bell.set()
-            text = connection.link.clean(told(error)) or type(error).__name__
+            text = connection.link.clean(message_of(error)) or type(error).__name__
             note = f"its list of tools could not be read again: {text}"
             self._show(replace(self.view, notes=(*self.view.notes[:20], note)))
         else:
@@ -588,7 +588,7 @@ class _Server:
             return link.clean(leaf.message)
         said = (
             explain(leaf, link.settings.place)
-            or f"cannot be used: {type(leaf).__name__}: {told(leaf)}"
+            or f"cannot be used: {type(leaf).__name__}: {message_of(leaf)}"
         )
         return f"{link.clean(said)}{link.hint()}"
 

@@ -18,7 +18,7 @@ from clawmode.code_mode.config import join
 from clawmode.config.operations import ChannelEntry
 from clawmode.config.variables import read_secret
 from clawmode.exceptions import ConfigurationError
-from clawmode.foreign import told
+from clawmode.foreign import message_of
 from clawmode.messaging.channel import ChannelError, Inbound, Receive
 from clawmode.messaging.signing import Seen, Signer
 from clawmode.messaging.webhook_delivery import Delivery, Retry, parse_address
@@ -228,7 +228,7 @@ class WebhookChannel:
         except Exception as error:
             kind = type(error).__name__
             logger.error(
-                "channel %s: a message was not taken: %s: %s", self._name, kind, told(error)
+                "channel %s: a message was not taken: %s: %s", self._name, kind, message_of(error)
             )
             raise Refused(500, "not_taken", "the message could not be taken; try again") from None
 

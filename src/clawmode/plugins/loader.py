@@ -19,7 +19,7 @@ from typing import Any
 
 from clawmode.catalog.namespaces import NamespaceRegistration, NamespaceRegistry
 from clawmode.exceptions import ClawmodeError
-from clawmode.foreign import told
+from clawmode.foreign import message_of
 from clawmode.plugins import manifest as manifests
 from clawmode.plugins import modules
 from clawmode.plugins.manifest import Manifest, PluginError
@@ -259,7 +259,7 @@ class Plugins:
                 folder = Path(origin).parent
                 yield Found(manifests.load(folder), folder, point.value)
             except (PluginError, ImportError, ValueError) as error:
-                self.views.append(PluginView(point.name, problem=told(error)))
+                self.views.append(PluginView(point.name, problem=message_of(error)))
 
     def faults(self) -> Iterable[tuple[str, str]]:
         """What is wrong with the settings of plugins, by id; no code of theirs runs."""
@@ -311,7 +311,7 @@ class Plugins:
         if not found.package:
             modules.forget(view.id)
         ours = isinstance(error, ClawmodeError)
-        view.problem = told(error) if ours else _unexpected(error, found.folder)
+        view.problem = message_of(error) if ours else _unexpected(error, found.folder)
         for brought in (view.tools, view.hooks, view.namespaces):
             brought.clear()
         logger.error("plugin %s: %s", view.id, view.problem)
@@ -336,7 +336,7 @@ def _unexpected(error: BaseException, folder: Path) -> str:
         file = frame.f_code.co_filename
         if file.startswith(inside):
             place = f" ({file.removeprefix(inside)}, line {line})"
-    return f"{type(error).__name__}: {told(error)}{place}"
+    return f"{type(error).__name__}: {message_of(error)}{place}"
 
 
 def _config(manifest: Manifest, given: JsonValue) -> JsonObject:

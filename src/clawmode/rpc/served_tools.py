@@ -10,7 +10,7 @@ from typing import TypeAlias
 import anyio
 
 from clawmode.context import RunContext
-from clawmode.foreign import told
+from clawmode.foreign import message_of
 from clawmode.tools.approvals import Approvals
 from clawmode.tools.executor import Call, Executor, ToolFailure
 from clawmode.tools.policy import Policy
@@ -164,5 +164,5 @@ class ServedTools:
             return {"error": (str(failure) or failure.code)[:MAX_ERROR]}
         except Exception as error:
             logger.exception("tool %s", tool.name)
-            return {"error": f"the client failed: {told(error)}"[:MAX_ERROR]}
+            return {"error": f"the client failed: {message_of(error)}"[:MAX_ERROR]}
         return {"result": result.value}

@@ -18,7 +18,7 @@ from anyio.lowlevel import RunVar
 
 from clawmode.context import RunContext
 from clawmode.exceptions import ClawmodeError
-from clawmode.foreign import is_ours, told
+from clawmode.foreign import message_of, must_propagate
 from clawmode.tools.approvals import Approvals, NotApproved, Question
 from clawmode.tools.hooks import AfterToolCall, BeforeToolCall, Hooks, Verdict
 from clawmode.tools.policy import Policy
@@ -218,9 +218,9 @@ class Executor:
             text = f"{question.tool_id} was not approved: {error}"
             raise ToolFailure("not_approved", text) from None
         except BaseException as error:
-            if is_ours(error):
+            if must_propagate(error):
                 raise
-            logger.error("approver: %s: %s", type(error).__name__, told(error))
+            logger.error("approver: %s: %s", type(error).__name__, message_of(error))
             text = f"{question.tool_id}: the approver failed"
             raise ToolFailure("not_approved", text) from None
         if resolution in ("deny", "timeout"):
@@ -267,7 +267,7 @@ class Executor:
             )
             return await answer if inspect.isawaitable(answer) else answer
         except BaseException as error:
-            if is_ours(error):
+            if must_propagate(error):
                 raise
             raise _tool_failed(call.tool, error) from None
         finally:
@@ -283,9 +283,9 @@ class Executor:
         try:
             return await self.approvals.ask_input(replace(question, call_id=call.id))
         except BaseException as error:
-            if is_ours(error):
+            if must_propagate(error):
                 raise
-            logger.error("answerer: %s: %s", type(error).__name__, told(error))
+            logger.error("answerer: %s: %s", type(error).__name__, message_of(error))
             return None
         finally:
             call.on_asking(False)
@@ -334,10 +334,10 @@ def _tool_failed(tool: Tool, error: BaseException) -> ToolFailure:
         error = error.__cause__
     name = type(error).__name__
     if isinstance(error, ClawmodeError):  # raised on purpose, in words for the caller
-        logger.info("tool %s: %s: %s", tool.id, name, told(error))
-        return ToolFailure("tool_failed", told(error))
+        logger.info("tool %s: %s: %s", tool.id, name, message_of(error))
+        return ToolFailure("tool_failed", message_of(error))
     logger.error("tool %s raised %s", tool.id, name, exc_info=_loggable(error))
-    return ToolFailure("tool_failed", told(error), name)
+    return ToolFailure("tool_failed", message_of(error), name)
 
 
 def _loggable(error: BaseException) -> BaseException:

@@ -20,7 +20,7 @@ import anyio
 
 from clawmode.context import RunContext
 from clawmode.exceptions import ErrorCode, UnknownHook
-from clawmode.foreign import is_ours, told
+from clawmode.foreign import message_of, must_propagate
 from clawmode.tools.tool import ToolResult
 from clawmode.types import JsonObject, JsonValue
 
@@ -129,7 +129,7 @@ class Registered:
                 answer = self.hook(about)
                 found = await answer if inspect.isawaitable(answer) else answer
         except BaseException as error:
-            if is_ours(error):
+            if must_propagate(error):
                 raise
             return self._failed(error)
         return Answered(self.name, found)
@@ -148,7 +148,7 @@ class Registered:
 
     def _failed(self, error: BaseException) -> Answered:
         kind = type(error).__name__
-        logger.error("hook %s of %s: %s: %s", self.name, self.event, kind, told(error))
+        logger.error("hook %s of %s: %s: %s", self.name, self.event, kind, message_of(error))
         return Answered(self.name, failed=True)
 
 
