@@ -99,6 +99,21 @@ def test_the_architecture_names_every_folder_and_only_paths_that_exist() -> None
     ] == []
 
 
+def test_the_starting_points_of_the_architecture_exist() -> None:
+    page = (ROOT / "ARCHITECTURE.md").read_text("utf-8")
+    rows = page.split("## Where do I add")[1].splitlines()[4:]
+    assert len(rows) >= 8
+    for row in rows:
+        subject, start = row.split("|")[1:3]
+        files = re.findall(r"`([\w/]+/[\w.]*)`", start)
+        assert files, subject
+        places = [ROOT / "src" / "clawmode" / name for name in files]
+        text = "".join(place.read_text("utf-8") for place in places if place.is_file())
+        assert all(place.exists() for place in places), subject
+        for name in re.findall(r"`(\w+)`", start):
+            assert re.search(rf"^ *(class|def|async def) {name}\b", text, re.MULTILINE), name
+
+
 @pytest.mark.covers("N-46")
 def test_there_is_a_quick_subset_of_the_tests_and_the_way_to_run_one() -> None:
     """`test_docs_commands` types what the page shows."""
