@@ -19,9 +19,9 @@ import anyio
 from rich.console import Console
 from rich.table import Table
 
-from clawmode.agent.models import Models
+from clawmode.agent.models import ModelPool
 from clawmode.agent.requests import AgentRequest
-from clawmode.agent.resolver import Configured
+from clawmode.agent.resolver import ConfigResolver
 from clawmode.agent.runtime import AgentRuntime
 from clawmode.config.resolve import read
 from clawmode.sessions.store import SessionStore
@@ -116,9 +116,9 @@ async def look(surface: str, tools: list[Tool], state: Path) -> Seen:
     configuration = read(data).unwrap()
     servers: Any = _Servers([tool for tool in tools if tool.source == "mcp"])
     async with (
-        Models(configuration, {"scripted/*": ScriptedModel([])}) as models,
+        ModelPool(configuration, {"scripted/*": ScriptedModel([])}) as models,
         AgentRuntime(
-            resolver=Configured(configuration, models, state),
+            resolver=ConfigResolver(configuration, models, state),
             sessions=SessionStore(state / "sessions"),
             state=state,
             plugin_tools=[tool for tool in tools if tool.source == "plugin"],

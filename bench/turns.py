@@ -14,9 +14,9 @@ import anyio
 import anyio.abc
 
 from clawmode import Tool, tool
-from clawmode.agent.models import Models
+from clawmode.agent.models import ModelPool
 from clawmode.agent.requests import AgentRequest
-from clawmode.agent.resolver import Configured
+from clawmode.agent.resolver import ConfigResolver
 from clawmode.agent.runtime import AgentRuntime
 from clawmode.config.resolve import read
 from clawmode.models.settings import make_model
@@ -99,9 +99,9 @@ async def reading_files(way: str, rounds: int) -> list[Spent]:
             configuration = read(data).unwrap()
             async with (
                 make_model(settings, "scripted") as model,
-                Models(configuration, {"scripted/*": model}) as models,
+                ModelPool(configuration, {"scripted/*": model}) as models,
                 AgentRuntime(
-                    resolver=Configured(configuration, models, state),
+                    resolver=ConfigResolver(configuration, models, state),
                     sessions=SessionStore(state / "sessions"),
                     state=state,
                     tools=[_read_file(state)],

@@ -29,9 +29,9 @@ if TYPE_CHECKING:
         SendDecision,
         SessionEvent,
     )
-    from clawmode.agent.models import Models as ModelPool
+    from clawmode.agent.models import ModelPool
     from clawmode.agent.requests import AgentRequest, RunFailed, RunResult
-    from clawmode.agent.resolver import Configured as ConfigResolver
+    from clawmode.agent.resolver import ConfigResolver
     from clawmode.agent.runtime import AgentRuntime
     from clawmode.catalog.namespaces import (
         NamespaceContext,
@@ -260,7 +260,7 @@ AGENT = {
     "AgentRuntime": "agent.runtime",
     "ClaimedReply": "agent.hooks",
     "CompactionEvent": "agent.hooks",
-    "ConfigResolver": "agent.resolver:Configured",
+    "ConfigResolver": "agent.resolver",
     "Configuration": "config.agents",
     "EventStream": "agent.agent",
     "GatewayEvent": "agent.hooks",
@@ -271,7 +271,7 @@ AGENT = {
     "Model": "models.base",
     "ModelError": "models.base",
     "ModelOverride": "agent.hooks",
-    "ModelPool": "agent.models:Models",
+    "ModelPool": "agent.models",
     "ModelResolve": "agent.hooks",
     "PluginApi": "plugins.loader",
     "Plugins": "plugins.loader",

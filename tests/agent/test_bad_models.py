@@ -21,9 +21,9 @@ from tests.support.waiting import until
 import clawmode.models.direct  # noqa: F401
 from clawmode import tool
 from clawmode.agent.loop import MAX_ANSWER_CHARS, Problem
-from clawmode.agent.models import Models
+from clawmode.agent.models import ModelPool
 from clawmode.agent.requests import AgentRequest, RunResult, RunSettings
-from clawmode.agent.resolver import Configured
+from clawmode.agent.resolver import ConfigResolver
 from clawmode.agent.runtime import AgentRuntime
 from clawmode.messages import ToolMessage
 from clawmode.models.base import ModelError
@@ -48,7 +48,7 @@ async def double(n: int) -> int:
     return 2 * n
 
 
-class Impatient(Configured):
+class Impatient(ConfigResolver):
     """What the configuration says, without the pauses between tries."""
 
     async def settings(self, request: AgentRequest, session: Session) -> RunSettings:
@@ -127,7 +127,7 @@ async def place(
             models={"providers": providers},
             tools={"codeMode": code_mode},
         )
-        async with Models(configuration) as models:
+        async with ModelPool(configuration) as models:
             runtime = AgentRuntime(
                 resolver=Impatient(configuration, models, state),
                 sessions=SessionStore(state / "sessions"),

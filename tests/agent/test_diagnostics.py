@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from clawmode.agent.diagnostics import Monitor
+from clawmode.agent.diagnostics import SessionWatchdog
 from clawmode.config.resolve import read
 
 WARN, ABORT = 120.0, 360.0
@@ -20,7 +20,7 @@ class Desk:
         self.aborted: list[str] = []
         self.running = running
         self.open = True
-        self.monitor = Monitor(
+        self.monitor = SessionWatchdog(
             warn_seconds=WARN,
             abort_seconds=ABORT,
             clock=lambda: self.now,

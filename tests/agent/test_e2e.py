@@ -21,9 +21,9 @@ from tests.support.waiting import until
 # Takes seconds, and here no clock of a test runs.
 import clawmode.models.direct  # noqa: F401
 from clawmode import tool
-from clawmode.agent.models import Models
+from clawmode.agent.models import ModelPool
 from clawmode.agent.requests import AgentRequest
-from clawmode.agent.resolver import Configured
+from clawmode.agent.resolver import ConfigResolver
 from clawmode.agent.runtime import AgentRuntime
 from clawmode.config.mcp import read_servers
 from clawmode.config.resolve import Configuration
@@ -93,10 +93,10 @@ async def agent_on(
     state: Path, configuration: Configuration, servers: dict[str, Any] | None = None
 ) -> AsyncIterator[Agent]:
     found = read_servers(servers or {}).unwrap()
-    async with McpServers(found) as mcp, Models(configuration) as models:
+    async with McpServers(found) as mcp, ModelPool(configuration) as models:
         await mcp.connect()
         runtime = AgentRuntime(
-            resolver=Configured(configuration, models, state),
+            resolver=ConfigResolver(configuration, models, state),
             sessions=SessionStore(state / "sessions"),
             state=state,
             tools=[greet, slow, forbidden],

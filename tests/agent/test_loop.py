@@ -7,7 +7,7 @@ from typing import Any
 import anyio
 import pytest
 
-from clawmode.agent.intake import Intake, Said
+from clawmode.agent.intake import IncomingMessage, Intake
 from clawmode.agent.loop import LoopLimits, Outcome, Turn, run_loop
 from clawmode.agent.toolbox import ABORTED, MAX_RESULT_CHARS, DirectTools
 from clawmode.context import RunContext
@@ -361,7 +361,7 @@ class Interjecting:
         self.tool = Tool("slow", "Slow.", ANY, self.call, sequential=sequential)
 
     async def call(self, given: JsonObject, context: ToolContext) -> str:
-        self.intake.add(Said("s1", UserMessage.of("also this")))
+        self.intake.add(IncomingMessage("s1", UserMessage.of("also this")))
         return "done"
 
 
@@ -376,7 +376,7 @@ def steered(model: ScriptedModel, *, sequential: bool = False) -> tuple[Turn, Se
 
 def interject(turn: Turn, seen: Seen, *words: str) -> None:
     """Says something at the end of the first answer."""
-    left = [Said(text, UserMessage.of(text)) for text in words]
+    left = [IncomingMessage(text, UserMessage.of(text)) for text in words]
     turn.intake.open()
     seen.at_answer = lambda: [turn.intake.add(left.pop()) for _ in left[:1]]
 
@@ -423,20 +423,20 @@ async def test_who_speaks_while_the_model_ends_is_answered_in_the_same_run() -> 
     assert outcome.reply is not None
     assert outcome.reply.text == "second"
     assert not turn.intake.is_open
-    assert not turn.intake.add(Said("s2", UserMessage.of("too late")))
+    assert not turn.intake.add(IncomingMessage("s2", UserMessage.of("too late")))
 
 
 def test_what_nobody_has_read_can_be_taken_back() -> None:
     intake = Intake()
-    assert not intake.add(Said("early", UserMessage.of("too early")))
+    assert not intake.add(IncomingMessage("early", UserMessage.of("too early")))
     intake.open()
-    assert intake.add(Said("a", UserMessage.of("one")))
-    assert intake.add(Said("b", UserMessage.of("two")))
+    assert intake.add(IncomingMessage("a", UserMessage.of("one")))
+    assert intake.add(IncomingMessage("b", UserMessage.of("two")))
     assert intake.withdraw("a")
     assert not intake.withdraw("a")
     assert not intake.finish()
     assert [it.content for it in intake.read()] == [(Text("two"),)]
     assert not intake.withdraw("b")
-    assert intake.add(Said("c", UserMessage.of("three")))
+    assert intake.add(IncomingMessage("c", UserMessage.of("three")))
     assert [said.id for said in intake.close()] == ["c"]
-    assert not intake.add(Said("d", UserMessage.of("four")))
+    assert not intake.add(IncomingMessage("d", UserMessage.of("four")))

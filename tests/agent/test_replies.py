@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from clawmode.agent.replies import Sent, Shape, shape
+from clawmode.agent.replies import SentMessages, Shape, shape
 from clawmode.messages import AssistantMessage, Text, Thinking, ToolMessage, UserMessage
 
 
@@ -43,7 +43,7 @@ def test_the_exact_silent_word_is_not_sent(text: str, count: int) -> None:
 
 @pytest.mark.covers("AL-53", "AL-56")
 def test_what_a_messaging_tool_sent_is_not_said_again() -> None:
-    sent = Sent()
+    sent = SentMessages()
     sent.add("The  report is done.")
     messages = [ASKED, result("ok"), spoke("The report is done."), spoke("Anything else?")]
     assert shape(messages, sent=sent) == ({"text": "Anything else?"},)
@@ -56,7 +56,7 @@ def test_a_tools_error_is_told_only_if_nothing_else_is() -> None:
     assert shape([ASKED, failed, spoke("")]) == told
     assert shape([ASKED, failed, spoke("I could not.")]) == ({"text": "I could not."},)
     assert shape([ASKED, failed, spoke("NO_REPLY")]) == ()
-    sent = Sent()
+    sent = SentMessages()
     sent.add("Sorry!")
     assert shape([ASKED, failed, spoke("")], sent=sent) == ()
     assert shape([ASKED, failed], how=Shape(verbose="on"))[-1] == told[0]

@@ -11,7 +11,7 @@ from tests.support.waiting import until
 
 from clawmode import tool
 from clawmode.agent import lanes
-from clawmode.agent.intake import Said
+from clawmode.agent.intake import IncomingMessage
 from clawmode.agent.requests import AgentRequest
 from clawmode.agent.toolbox import ABORTED
 from clawmode.exceptions import ConfigurationError
@@ -206,7 +206,9 @@ async def test_what_is_said_to_a_run_that_waits_for_a_person_reaches_the_model(
     async with opened(tmp_path, model, tools=[order], approvals=approvals) as agent:
         run = await agent.runtime.start(AgentRequest(message="go"))
         await asked(approvals)
-        assert agent.runtime.steer(run.id, Said("s1", UserMessage(content=(Text("Never mind."),))))
+        assert agent.runtime.steer(
+            run.id, IncomingMessage("s1", UserMessage(content=(Text("Never mind."),)))
+        )
         with anyio.fail_after(10):
             result = await agent.runtime.result(run.id)
     assert result.payloads == ({"text": "no tea"},)

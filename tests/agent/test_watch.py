@@ -12,7 +12,7 @@ from tests.support.waiting import Gate, until
 
 from clawmode.agent.requests import AgentRequest
 from clawmode.agent.runtime import AgentRuntime
-from clawmode.agent.watch import Watch
+from clawmode.agent.watch import SessionMonitor
 from clawmode.config.operations import Diagnostics
 from clawmode.testing import Turn, call, pause
 from clawmode.tools.approvals import Approvals
@@ -31,7 +31,7 @@ class Watching:
     told: list[dict[str, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.watch = Watch(
+        self.watch = SessionMonitor(
             self.runtime, Diagnostics(), lambda event: self.told.append(dict(event)), self.time
         )
         self.runtime.subscribe(self.watch.take)
@@ -142,7 +142,7 @@ async def test_it_looks_by_itself(tmp_path: Path) -> None:
     told: list[dict[str, Any]] = []
     async with opened(tmp_path, [Turn(pause(60), "Late.")]) as agent:
         settings = Diagnostics(stuck_session_warn_ms=40, stuck_session_abort_ms=80)
-        watch = Watch(agent.runtime, settings, lambda event: told.append(dict(event)))
+        watch = SessionMonitor(agent.runtime, settings, lambda event: told.append(dict(event)))
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(watch.serve)
             await anyio.lowlevel.checkpoint()

@@ -11,7 +11,7 @@ from tests.support.chat_driver import Room, Talk, talking
 from tests.support.waiting import until
 
 from clawmode import tool
-from clawmode.agent.models import Models
+from clawmode.agent.models import ModelPool
 from clawmode.agent.requests import AgentRequest
 from clawmode.app.host import open_host
 from clawmode.app.protected_paths import protected_paths
@@ -244,7 +244,7 @@ async def test_a_model_cannot_rewrite_the_configuration_in_its_workspace(tmp_pat
     other: JsonObject = {"path": "notes.txt", "content": "fine"}
     script = [Turn(call("write", attack, id="c1"), call("write", other, id="c2")), "Done."]
     model = ScriptedModel(script)
-    models = Models(setup.configuration, {"scripted/*": model})
+    models = ModelPool(setup.configuration, {"scripted/*": model})
     async with open_host(setup, Approvals(), models) as host:
         run = await host.runtime.start(AgentRequest(message="go"))
         with anyio.fail_after(15):

@@ -9,9 +9,9 @@ from typing import Any
 import anyio
 
 from clawmode.agent.events import AgentEvent
-from clawmode.agent.models import Models
+from clawmode.agent.models import ModelPool
 from clawmode.agent.requests import AgentRequest, RunResult
-from clawmode.agent.resolver import Configured
+from clawmode.agent.resolver import ConfigResolver
 from clawmode.agent.runtime import AgentRuntime
 from clawmode.config.resolve import Configuration, read
 from clawmode.models.base import Model
@@ -65,9 +65,9 @@ async def opened(
     """An agent whose model plays a script."""
     scripted = ScriptedModel(model) if isinstance(model, list) else model
     configuration = configuration or configured()
-    async with Models(configuration, {"scripted/*": scripted, **(models or {})}) as found:
+    async with ModelPool(configuration, {"scripted/*": scripted, **(models or {})}) as found:
         runtime = AgentRuntime(
-            resolver=Configured(configuration, found, state),
+            resolver=ConfigResolver(configuration, found, state),
             sessions=SessionStore(state / "sessions"),
             state=state,
             tools=tools,

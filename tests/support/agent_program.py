@@ -31,9 +31,9 @@ from tests.support.session_writer import Lines, check, say
 # Takes seconds, and here no clock of a test runs.
 import clawmode.models.direct  # noqa: F401
 from clawmode import tool
-from clawmode.agent.models import Models
+from clawmode.agent.models import ModelPool
 from clawmode.agent.requests import AgentRequest
-from clawmode.agent.resolver import Configured
+from clawmode.agent.resolver import ConfigResolver
 from clawmode.agent.runtime import AgentRuntime
 from clawmode.commands.cli import main
 from clawmode.messages import ToolMessage
@@ -68,9 +68,9 @@ async def run_turn(order: dict[str, Any]) -> None:
         await anyio.sleep(random.uniform(0, 0.01))
         return id
 
-    async with Models(configuration) as models:
+    async with ModelPool(configuration) as models:
         runtime = AgentRuntime(
-            resolver=Configured(configuration, models, state),
+            resolver=ConfigResolver(configuration, models, state),
             sessions=SessionStore(state / "sessions"),
             state=state,
             tools=[note],

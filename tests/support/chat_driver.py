@@ -11,9 +11,9 @@ from tests.support.agent_driver import configured
 from tests.support.waiting import until
 
 from clawmode.agent.hooks import AgentHooks
-from clawmode.agent.models import Models
+from clawmode.agent.models import ModelPool
 from clawmode.agent.operator_hooks import OperatorHooks
-from clawmode.agent.resolver import Configured
+from clawmode.agent.resolver import ConfigResolver
 from clawmode.agent.runtime import AgentRuntime
 from clawmode.app.own_tools import OwnTools
 from clawmode.messages import Text, UserMessage
@@ -131,10 +131,10 @@ async def talking(
     outbox = Outbox({room.name: room}, AgentHooks(hooks))
     chat: list[dict[str, Any]] = []
     async with (
-        Models(configuration, {"scripted/*": model}) as models,
+        ModelPool(configuration, {"scripted/*": model}) as models,
         OwnTools(configuration, state, hooks, outbox) as own_tools,
         AgentRuntime(
-            resolver=Configured(configuration, models, state),
+            resolver=ConfigResolver(configuration, models, state),
             sessions=SessionStore(state / "sessions"),
             state=state,
             tools=tools,

@@ -11,7 +11,7 @@ from typing import Any
 
 import anyio
 
-from clawmode.agent.models import Models
+from clawmode.agent.models import ModelPool
 from clawmode.app.host import open_host
 from clawmode.app.setup import Options, set_up
 from clawmode.config import resolve as settings
@@ -147,7 +147,7 @@ async def inside(
     setup = replace(setup, tools=[*tools])
     mode = partial(settings.approve_mode, setup.configuration)
     model, approvals = ScriptedModel(script or []), SharedApprovals(mode)
-    models = Models(setup.configuration, {"scripted/*": model})
+    models = ModelPool(setup.configuration, {"scripted/*": model})
     made: list[Gateway] = []
     async with open_host(setup, approvals, models, on_chat=lambda it: made[0].chat(it)) as host:
         gateway = Gateway(

@@ -24,9 +24,9 @@ import anyio
 import anyio.to_thread
 
 from clawmode.agent.events import AgentEvent
-from clawmode.agent.models import Models
+from clawmode.agent.models import ModelPool
 from clawmode.agent.requests import AgentRequest, RunFailed, RunResult
-from clawmode.agent.resolver import Configured
+from clawmode.agent.resolver import ConfigResolver
 from clawmode.agent.runtime import AgentRuntime, Run
 from clawmode.catalog.catalog import Catalog
 from clawmode.code_mode.code_mode import check_argument, read_mcp_servers
@@ -152,7 +152,7 @@ class Agent:
         given = {} if isinstance(model, str) else {_name_of(model): model}
         name = model if isinstance(model, str) else _name_of(model)
         self._configuration = _configure(name, settings, providers, code_mode)
-        self._models = Models(self._configuration, given)
+        self._models = ModelPool(self._configuration, given)
         self._provider = self._models.settings(name)  # raises for a name that leads nowhere
         self._tools = read_tools(tools)
         Catalog(self._tools)  # raises for two tools with one id
@@ -197,7 +197,7 @@ class Agent:
                 self._servers = await opened.enter_async_context(servers)
                 await servers.connect()
             runtime = AgentRuntime(
-                resolver=Configured(self._configuration, models, state, self._policy),
+                resolver=ConfigResolver(self._configuration, models, state, self._policy),
                 sessions=SessionStore(state / "sessions"),
                 state=state,
                 tools=self._tools,

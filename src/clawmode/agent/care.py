@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import anyio
 
-from clawmode.agent.compaction import Compactor, Shortened
+from clawmode.agent.compaction import CompactionResult, Compactor
 from clawmode.agent.hooks import SessionEvent
 from clawmode.agent.lanes import Lanes
 from clawmode.agent.operator_hooks import OperatorHooks
@@ -79,7 +79,7 @@ class SessionCare:
             await self._end(session, "deleted")
         return count
 
-    async def compact(self, session: Session, wishes: str = "") -> Shortened | None:
+    async def compact(self, session: Session, wishes: str = "") -> CompactionResult | None:
         """Shortens a conversation; None if there is nothing to gain.
 
         Raises:
@@ -99,7 +99,7 @@ class SessionCare:
         if (scope := self._compacting.get(session_key)) is not None:
             scope.cancel()
 
-    async def _compact(self, session: Session, wishes: str) -> Shortened | None:
+    async def _compact(self, session: Session, wishes: str) -> CompactionResult | None:
         request = AgentRequest(session_id=session.id)
         async with self.lanes.enter(session.key):
             settings = await self.resolver.settings(request, session)

@@ -234,7 +234,7 @@ class CompactionSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Shortened:
+class CompactionResult:
     """What shortening has done: messages that are summed up, tokens that were and are left."""
 
     messages: int
@@ -281,7 +281,7 @@ class Compactor:
         done = await self._compact(model, keep, tokens, turn.system)
         return None if done is None else self._transcript.messages()
 
-    async def compact(self, model: Model, wishes: str = "") -> Shortened | None:
+    async def compact(self, model: Model, wishes: str = "") -> CompactionResult | None:
         """Shortens it because a person wants that; None if there is nothing to gain.
 
         Raises:
@@ -301,7 +301,7 @@ class Compactor:
         *,
         wishes: str = "",
         raises: bool = False,
-    ) -> Shortened | None:
+    ) -> CompactionResult | None:
         found = plan(self._transcript, keep)
         if found is None:
             return None
@@ -320,4 +320,4 @@ class Compactor:
         left = estimate(self._transcript.messages(), system)
         await self._hooks.notify("after_compaction", replace(event, summary=summary))
         self._emit("compaction", {"phase": "end", **about, "tokensAfter": left})
-        return Shortened(len(found.messages), tokens, left)
+        return CompactionResult(len(found.messages), tokens, left)

@@ -36,7 +36,7 @@ class Activity:
 
 
 @dataclass(slots=True)
-class Watched:
+class MonitoredSession:
     """A session, as far as it is watched.
 
     Attributes:
@@ -52,7 +52,7 @@ class Watched:
     queued: int = 0
     progress: float = 0.0
     activities: dict[str, Activity] = field(default_factory=dict[str, Activity])
-    told: "Told | None" = None
+    told: "LastReport | None" = None
 
     @property
     def idle(self) -> bool:
@@ -61,7 +61,7 @@ class Watched:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class LastReport:
     """What was last said about a session, and when to say it again."""
 
     kind: Kind
@@ -103,7 +103,7 @@ Abort: TypeAlias = Callable[[str], bool]
 """Aborts what runs in a session; False if nothing does."""
 
 
-class Monitor:
+class SessionWatchdog:
     """Watches sessions.
 
     Args:
@@ -131,7 +131,7 @@ class Monitor:
         self._report = report
         self._abort = abort
         self._gate = gate
-        self._sessions: dict[str, Watched] = {}
+        self._sessions: dict[str, MonitoredSession] = {}
 
     # ---- What is seen ----
 
@@ -180,14 +180,14 @@ class Monitor:
         if (session := self._sessions.get(key)) is not None:
             session.progress = self._clock()
 
-    def sessions(self) -> list[Watched]:
+    def sessions(self) -> list[MonitoredSession]:
         """All that are watched."""
         return list(self._sessions.values())
 
-    def _session(self, key: str) -> Watched:
-        return self._sessions.setdefault(key, Watched(key))
+    def _session(self, key: str) -> MonitoredSession:
+        return self._sessions.setdefault(key, MonitoredSession(key))
 
-    def _forget_idle(self, session: Watched) -> None:
+    def _forget_idle(self, session: MonitoredSession) -> None:
         if session.idle and not session.queued and not session.activities:
             self._sessions.pop(session.key, None)
 
@@ -208,7 +208,7 @@ class Monitor:
                     self._recover(session, finding)
         return found
 
-    def classify(self, session: Watched, now: float) -> Finding | None:
+    def classify(self, session: MonitoredSession, now: float) -> Finding | None:
         """What a session is, if that is worth a line."""
         silent = now - session.progress
         owned = [it for it in session.activities.values() if it.owned]
@@ -237,11 +237,11 @@ class Monitor:
 
     @staticmethod
     def _finding(
-        kind: Kind, session: Watched, silent: float, work: str, *, act: bool = False
+        kind: Kind, session: MonitoredSession, silent: float, work: str, *, act: bool = False
     ) -> Finding:
         return Finding(kind, session.key, session.generation, silent, work, act)
 
-    def _is_due(self, session: Watched, finding: Finding, now: float) -> bool:
+    def _is_due(self, session: MonitoredSession, finding: Finding, now: float) -> bool:
         """Whether to say it: at once if it is news, else less and less often."""
         told = session.told
         same = (
@@ -254,20 +254,20 @@ class Monitor:
             return False
         factor = min(told.factor * 2, MAX_BACK_OFF) if told is not None and same else 1
         again = now + self.warn_seconds * factor
-        session.told = Told(
+        session.told = LastReport(
             finding.kind, finding.act, session.generation, session.progress, again, factor
         )
         return True
 
     # ---- What is done ----
 
-    def _recover(self, session: Watched, finding: Finding) -> None:
+    def _recover(self, session: MonitoredSession, finding: Finding) -> None:
         about: JsonObject = {"sessionKey": session.key, "reason": finding.kind}
         self._report({"type": "session.recovery.requested", **about})
         outcome = self._try(session, finding)
         self._report({"type": "session.recovery.completed", **about, "outcome": outcome})
 
-    def _try(self, session: Watched, finding: Finding) -> Outcome:
+    def _try(self, session: MonitoredSession, finding: Finding) -> Outcome:
         if session.generation != finding.generation:
             return "changed"
         if finding.kind == "session.stalled":

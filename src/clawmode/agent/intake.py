@@ -9,7 +9,7 @@ from clawmode.messages import UserMessage
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class IncomingMessage:
     """One message.
 
     Attributes:
@@ -29,7 +29,7 @@ class Intake:
     """
 
     on_read: Callable[[list[str]], None] = lambda ids: None
-    _waiting: list[Said] = field(default_factory=list[Said])
+    _waiting: list[IncomingMessage] = field(default_factory=list[IncomingMessage])
     _closed: bool = True
     _arrived: anyio.Event = field(default_factory=anyio.Event)
 
@@ -42,7 +42,7 @@ class Intake:
         """Whether it takes messages."""
         return not self._closed
 
-    def add(self, said: Said) -> bool:
+    def add(self, said: IncomingMessage) -> bool:
         """One more; False if it takes none."""
         if not self._closed:
             self._waiting.append(said)
@@ -77,12 +77,12 @@ class Intake:
         self._closed = self._closed or not self._waiting
         return not self._waiting
 
-    def close(self) -> list[Said]:
+    def close(self) -> list[IncomingMessage]:
         """Closes it for good; what nobody has read."""
         self._closed = True
         return self._taken()
 
-    def _taken(self) -> list[Said]:
+    def _taken(self) -> list[IncomingMessage]:
         waiting = self._waiting.copy()
         self._waiting.clear()
         return waiting

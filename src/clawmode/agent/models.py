@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 LIBRARY = "clawmode.models.direct"
 
 
-class Models:
+class ModelPool:
     """Finds models by name. Used inside of `async with`.
 
     Args:
@@ -47,7 +47,7 @@ class Models:
         self._providers: dict[str, Provider] = {}
         self._retired: list[Provider] = []
 
-    async def __aenter__(self) -> "Models":
+    async def __aenter__(self) -> "ModelPool":
         return self
 
     async def __aexit__(
@@ -60,9 +60,9 @@ class Models:
         while self._retired:
             await self._retired.pop().aclose()
 
-    def over(self, configuration: Configuration) -> "Models":
+    def over(self, configuration: Configuration) -> "ModelPool":
         """The models that were given, beside those of another configuration."""
-        return Models(configuration, self._given)
+        return ModelPool(configuration, self._given)
 
     def change(self, configuration: Configuration) -> None:
         """Looks models up in another configuration from now on; those that were found stay."""

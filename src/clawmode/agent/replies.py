@@ -30,7 +30,7 @@ class Shape:
 
 
 @dataclass(slots=True)
-class Sent:
+class SentMessages:
     """What messaging tools have sent in a run.
 
     Attributes:
@@ -69,7 +69,7 @@ def shape(
     messages: Sequence[Message],
     *,
     error: str | None = None,
-    sent: Sent | None = None,
+    sent: SentMessages | None = None,
     how: Shape | None = None,
 ) -> tuple[JsonObject, ...]:
     """The payloads of a run.
@@ -80,7 +80,7 @@ def shape(
         sent: What messaging tools have sent.
         how: What is shown.
     """
-    sent, how = sent or Sent(), how or Shape()
+    sent, how = sent or SentMessages(), how or Shape()
     payloads = [payload for it in messages for payload in _of(it, sent, how)]
     if error is not None:
         payloads.append({"text": error, "isError": True})
@@ -89,7 +89,7 @@ def shape(
     return tuple(payloads)
 
 
-def _of(message: Message, sent: Sent, how: Shape) -> Iterable[JsonObject]:
+def _of(message: Message, sent: SentMessages, how: Shape) -> Iterable[JsonObject]:
     if isinstance(message, ToolMessage) and how.verbose != "off":
         yield {"kind": "tool", "text": _summary(message, full=how.verbose == "full")}
     if not isinstance(message, AssistantMessage):
@@ -103,7 +103,9 @@ def _of(message: Message, sent: Sent, how: Shape) -> Iterable[JsonObject]:
         yield {"text": text}
 
 
-def _fallback(messages: Sequence[Message], sent: Sent, error: str | None) -> list[JsonObject]:
+def _fallback(
+    messages: Sequence[Message], sent: SentMessages, error: str | None
+) -> list[JsonObject]:
     """A tool's error, where else nothing would be said at all."""
     failed = [it for it in messages if isinstance(it, ToolMessage) and it.is_error]
     silent = any(isinstance(it, AssistantMessage) and is_silent(it.text) for it in messages)

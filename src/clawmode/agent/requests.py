@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Protocol
 
 from clawmode.agent.compaction import CompactionSettings
-from clawmode.agent.intake import Said
+from clawmode.agent.intake import IncomingMessage
 from clawmode.agent.loop import LoopLimits, Status
 from clawmode.agent.prompt import Ingredients
 from clawmode.agent.replies import Shape
@@ -163,7 +163,7 @@ class RunResult:
     problem: str | None = None
     started_at: float = 0.0
     ended_at: float = 0.0
-    unread: tuple[Said, ...] = ()
+    unread: tuple[IncomingMessage, ...] = ()
 
     @property
     def output(self) -> str:

@@ -8,7 +8,7 @@ import anyio
 from clawmode.agent import bootstrap
 from clawmode.agent.compaction import CompactionSettings
 from clawmode.agent.loop import LoopLimits
-from clawmode.agent.models import Models
+from clawmode.agent.models import ModelPool
 from clawmode.agent.prompt import Ingredients
 from clawmode.agent.replies import Shape
 from clawmode.agent.requests import AgentRequest, RunSettings, Streaming
@@ -27,7 +27,7 @@ SKILLS = "skills"
 """The folder of skills, in a workspace and in the state."""
 
 
-class Configured:
+class ConfigResolver:
     """Looks requests up in a configuration.
 
     Args:
@@ -43,7 +43,7 @@ class Configured:
     def __init__(
         self,
         configuration: Configuration,
-        models: Models,
+        models: ModelPool,
         state: Path,
         narrowed: Policy | None = None,
         skill_folders: tuple[Path, ...] = (),

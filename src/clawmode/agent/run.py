@@ -20,13 +20,13 @@ from clawmode.agent.activation import ToolSurface, activate
 from clawmode.agent.compaction import Compactor, estimate
 from clawmode.agent.events import Stream
 from clawmode.agent.hooks import AgentHooks, ClaimedReply, PromptBuild
-from clawmode.agent.intake import Intake, Said
+from clawmode.agent.intake import IncomingMessage, Intake
 from clawmode.agent.lanes import Place
 from clawmode.agent.loop import Outcome, Shorten, Turn, run_loop
 from clawmode.agent.operator_hooks import OperatorHooks
 from clawmode.agent.prompt import Ingredients, Prompt, build
 from clawmode.agent.recorder import Recorder
-from clawmode.agent.replies import SILENT, Sent, Shape
+from clawmode.agent.replies import SILENT, SentMessages, Shape
 from clawmode.agent.requests import AgentRequest, RunSettings
 from clawmode.agent.search_surface import SearchSurface, open_search
 from clawmode.agent.toolbox import CodeModeTools, DirectTools, Toolbox
@@ -89,7 +89,7 @@ class Resources:
 
 
 @dataclass(slots=True)
-class Ended:
+class RunEnd:
     """How a run ended, and what was said in it.
 
     Attributes:
@@ -102,11 +102,11 @@ class Ended:
     metadata: JsonObject = field(default_factory=dict[str, JsonValue])
     said: tuple[Message, ...] = ()
     shape: Shape = field(default_factory=Shape)
-    sent: Sent = field(default_factory=Sent)
-    unread: tuple[Said, ...] = ()
+    sent: SentMessages = field(default_factory=SentMessages)
+    unread: tuple[IncomingMessage, ...] = ()
 
     @classmethod
-    def badly(cls, text: str) -> "Ended":
+    def badly(cls, text: str) -> "RunEnd":
         """With an error, before anything was said."""
         return cls(Outcome("error", None, text))
 
@@ -142,21 +142,21 @@ class SessionRun:
     emit: Callable[[Stream, JsonObject], None]
     closing: Callable[[], bool]
     intake: Intake = field(default_factory=Intake)
-    sent: Sent = field(default_factory=Sent)
+    sent: SentMessages = field(default_factory=SentMessages)
     place: Place = field(default_factory=Place)
     programs: CodeMode | None = None
-    ended: Ended | None = None
+    ended: RunEnd | None = None
     _turn: Turn | None = None
     _own: tuple[Tool, ...] = ()
     _surface: JsonObject = field(default_factory=dict[str, JsonValue])
     _sent: JsonObject = field(default_factory=dict[str, JsonValue])
 
-    async def carry_out(self) -> Ended:
+    async def carry_out(self) -> RunEnd:
         """Runs it under its clock."""
         run_id, transcript = self.context.run_id, self.transcript
         if self.request.resume and run_id not in transcript.open_runs():
             text = f"This session has no run {run_id[:80]!r} that was left unfinished."
-            return Ended.badly(text)
+            return RunEnd.badly(text)
         limit = self.settings.timeout_seconds
         clock = anyio.CancelScope(deadline=anyio.current_time() + limit)
         with self._trajectory() as trajectory:
@@ -421,11 +421,11 @@ class SessionRun:
 
     # ---- The end ----
 
-    def _end(self, outcome: Outcome) -> Ended:
+    def _end(self, outcome: Outcome) -> RunEnd:
         """All that came of it, and its end in the transcript."""
         run_id, turn = self.context.run_id, self._turn
         said = (it.message for it in self.transcript.entries if it.run_id == run_id)
-        ended = Ended(
+        ended = RunEnd(
             outcome,
             said=tuple(message for message in said if message is not None),
             shape=self.settings.shape,
@@ -445,7 +445,7 @@ class SessionRun:
             self._write(ended)
         return ended
 
-    def _write(self, ended: Ended) -> None:
+    def _write(self, ended: RunEnd) -> None:
         outcome = ended.outcome
         try:
             self.transcript.end_run(

@@ -20,14 +20,14 @@ from anyio.abc import TaskGroup
 from clawmode.agent.care import Forget, SessionCare
 from clawmode.agent.events import AgentEvent, Listener, Stream
 from clawmode.agent.hooks import AgentEnd, AgentHooks, ModelResolve
-from clawmode.agent.intake import Said
+from clawmode.agent.intake import IncomingMessage
 from clawmode.agent.lanes import Lanes, Place
 from clawmode.agent.loop import Outcome, Status
 from clawmode.agent.operator_hooks import OperatorHooks
 from clawmode.agent.preview import Preview, looking, preview
-from clawmode.agent.replies import Sent, shape
+from clawmode.agent.replies import SentMessages, shape
 from clawmode.agent.requests import AgentRequest, Resolver, RunResult, RunSettings, Streaming
-from clawmode.agent.run import STOPPED, Ended, Resources, SessionRun
+from clawmode.agent.run import STOPPED, Resources, RunEnd, SessionRun
 from clawmode.catalog.namespaces import NamespaceRegistry
 from clawmode.code_mode.code_mode import CodeMode
 from clawmode.code_mode.sqlite_store import SqliteStore
@@ -84,7 +84,7 @@ class Run:
     ended: anyio.Event = field(default_factory=anyio.Event)
     seq: int = 0
     stopped: str = ""
-    sent: Sent = field(default_factory=Sent)
+    sent: SentMessages = field(default_factory=SentMessages)
     streaming: Streaming = field(default_factory=Streaming)
     inside: SessionRun | None = field(default=None, repr=False)
 
@@ -291,7 +291,7 @@ class AgentRuntime:
         """Whether a run of a session is at work."""
         return any(run.state == "running" for run in self.under_way(session_key))
 
-    def steer(self, run_id: str, said: Said) -> bool:
+    def steer(self, run_id: str, said: IncomingMessage) -> bool:
         """Says something to a run that is under way. False: it takes nothing, or not any more."""
         run = self._runs.get(run_id)
         return run is not None and run.inside is not None and run.inside.intake.add(said)
@@ -369,24 +369,24 @@ class AgentRuntime:
     # ---- One run ----
 
     async def _live(self, run: Run) -> None:
-        outcome: Ended | None = None
+        outcome: RunEnd | None = None
         try:
             with run.scope:
                 async with self._lanes.enter(run.session.key) as place:
                     outcome = await self._carry_out(run, place)
         except Exception as error:
             logger.exception("run %s", run.id)
-            outcome = Ended.badly(f"{type(error).__name__}: {message_of(error)}")
+            outcome = RunEnd.badly(f"{type(error).__name__}: {message_of(error)}")
         if self._closing and outcome is None:
             return
         kept = None if run.inside is None else run.inside.ended
-        outcome = outcome or kept or Ended(Outcome("aborted", None, STOPPED))
+        outcome = outcome or kept or RunEnd(Outcome("aborted", None, STOPPED))
         if run.stopped and outcome.outcome.status == "aborted":
             outcome.outcome = replace(outcome.outcome, error=run.stopped)
         with anyio.CancelScope(shield=True):
             await self._conclude(run, outcome)
 
-    async def _carry_out(self, run: Run, place: Place) -> Ended:
+    async def _carry_out(self, run: Run, place: Place) -> RunEnd:
         run.started_at, run.state = time.time(), "running"
         self._emit(run, "lifecycle", {"phase": "start", "startedAt": int(run.started_at * 1000)})
         try:
@@ -413,7 +413,7 @@ class AgentRuntime:
                 )
                 return await run.inside.carry_out()
         except ClawmodeError as error:
-            return Ended.badly(str(error))
+            return RunEnd.badly(str(error))
 
     async def _session_now(self, run: Run) -> Session:
         """The session that is meant by now: it may have been reset, or deleted, since it was asked.
@@ -435,7 +435,7 @@ class AgentRuntime:
             name = f"{chosen.provider}/{chosen.model}" if chosen.provider else chosen.model
             run.request = replace(run.request, model=name)
 
-    async def _conclude(self, run: Run, ended: Ended) -> None:
+    async def _conclude(self, run: Run, ended: RunEnd) -> None:
         outcome = ended.outcome
         if outcome.error is not None:
             outcome = replace(outcome, error=self._redactor.text(outcome.error))

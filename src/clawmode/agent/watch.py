@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import anyio
 
-from clawmode.agent.diagnostics import Monitor, Report
+from clawmode.agent.diagnostics import Report, SessionWatchdog
 from clawmode.agent.events import AgentEvent
 from clawmode.agent.runtime import AgentRuntime
 from clawmode.config.operations import Diagnostics
@@ -21,7 +21,7 @@ MAX_PAUSE = 30.0
 GIVEN_UP = "The run was given up: nothing has come of it for too long."
 
 
-class Watch:
+class SessionMonitor:
     """Watches sessions.
 
     Args:
@@ -44,7 +44,7 @@ class Watch:
         self._generations: dict[str, int] = {}
         self._calls: dict[str, set[str]] = {}
         self._keys: dict[str, str] = {}
-        self.monitor = Monitor(
+        self.monitor = SessionWatchdog(
             warn_seconds=settings.stuck_session_warn_ms / 1000,
             abort_seconds=settings.abort_ms() / 1000,
             clock=clock,

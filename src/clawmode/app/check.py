@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from clawmode.agent.models import Models
+from clawmode.agent.models import ModelPool
 from clawmode.agent.operator_hooks import hook_faults
 from clawmode.code_mode.config import ConfigWarning, join, nearest, show
 from clawmode.config import resolve as settings
@@ -43,7 +43,7 @@ def examine(
     *,
     folder: Path,
     state: Path,
-    models: Models | None = None,
+    models: ModelPool | None = None,
     serves: bool = True,
 ) -> Iterator[Told]:
     """Yields every error and warning about what a configuration names.
@@ -55,7 +55,7 @@ def examine(
         models: Models that were given and need no provider in the configuration.
         serves: Whether a gateway is to be started with the configuration.
     """
-    models = Models(configuration) if models is None else models.over(configuration)
+    models = ModelPool(configuration) if models is None else models.over(configuration)
     yield from _models(configuration, models)
     yield from _agents(configuration, state)
     yield from hook_faults(configuration.hooks.internal, folder)
@@ -98,7 +98,7 @@ def named_models(configuration: Configuration) -> Iterator[tuple[str, str]]:
             yield f"{path}.compaction.model", options.compaction.model
 
 
-def _models(configuration: Configuration, models: Models) -> Iterator[Told]:
+def _models(configuration: Configuration, models: ModelPool) -> Iterator[Told]:
     providers: dict[str, str] = {}
     for path, name in named_models(configuration):
         provider = name.partition("/")[0].strip()
@@ -121,7 +121,7 @@ def _models(configuration: Configuration, models: Models) -> Iterator[Told]:
             yield from _caught(lambda it=profile.provider: models.provider(it), path)
 
 
-def _settled(models: Models, provider: str) -> Iterator[ProviderSettings]:
+def _settled(models: ModelPool, provider: str) -> Iterator[ProviderSettings]:
     try:
         found = models.provider(provider)
     except ConfigurationError:
@@ -190,7 +190,7 @@ def _known_agent(
 # ---- Cron jobs and channels ----
 
 
-def _jobs(configuration: Configuration, models: Models) -> Iterator[Told]:
+def _jobs(configuration: Configuration, models: ModelPool) -> Iterator[Told]:
     section = configuration.cron
     if not section.jobs:
         return

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from clawmode.agent.hooks import AgentHooks, MessageEvent
-from clawmode.agent.models import Models
+from clawmode.agent.models import ModelPool
 from clawmode.agent.operator_hooks import OperatorHooks
-from clawmode.agent.resolver import Configured
+from clawmode.agent.resolver import ConfigResolver
 from clawmode.agent.runtime import AgentRuntime
 from clawmode.app.own_tools import OwnTools
 from clawmode.app.protected_paths import protected_paths
@@ -41,9 +41,9 @@ class Host:
 
     setup: Setup
     runtime: AgentRuntime
-    resolver: Configured
+    resolver: ConfigResolver
     own: OwnTools
-    models: Models
+    models: ModelPool
     plugins: Plugins
     operator: OperatorHooks
     outbox: Outbox
@@ -60,7 +60,7 @@ class Host:
 async def open_host(
     setup: Setup,
     approvals: Approvals,
-    models: Models | None = None,
+    models: ModelPool | None = None,
     *,
     channels: Iterable[Channel] = (),
     on_chat: OnChat = lambda event: None,
@@ -86,13 +86,13 @@ async def open_host(
         inboxes: list[Inbox] = []  # it wants the channels, and they want it
         webhooks = await _open_webhooks(setup, lambda it: inboxes[0].receive(it), opened)
         outbox = Outbox({it.name: it for it in (*webhooks, *channels)}, AgentHooks(hooks))
-        models = await opened.enter_async_context(models or Models(configuration))
+        models = await opened.enter_async_context(models or ModelPool(configuration))
         guards = withheld(setup), protected_paths(setup)
         own = OwnTools(configuration, setup.state, hooks, outbox, *guards)
         await opened.enter_async_context(own)
         skills = tuple(extensions.plugins.skill_folders)
         narrowed = setup.narrowed
-        resolver = Configured(configuration, models, setup.state, narrowed, skills, workspace)
+        resolver = ConfigResolver(configuration, models, setup.state, narrowed, skills, workspace)
         runtime = await _open_runtime(setup, approvals, resolver, extensions, own, opened)
         await opened.enter_async_context(Delivery(runtime, outbox, on_chat))
         inbox = Inbox(
@@ -158,7 +158,7 @@ async def _open_webhooks(
 async def _open_runtime(
     setup: Setup,
     approvals: Approvals,
-    resolver: Configured,
+    resolver: ConfigResolver,
     extensions: _Extensions,
     own: OwnTools,
     opened: AsyncExitStack,

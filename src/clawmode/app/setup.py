@@ -36,7 +36,7 @@ from clawmode.tools.tool import Tool
 from clawmode.types import JsonValue
 
 if TYPE_CHECKING:
-    from clawmode.agent.models import Models
+    from clawmode.agent.models import ModelPool
 
 AGENT = "main"
 """Who runs cells from the command line."""
@@ -291,7 +291,7 @@ def _examined(
     file: config_file.ConfigFile,
     read: _Configured,
     state: Path,
-    models: "Models | None" = None,
+    models: "ModelPool | None" = None,
     *,
     serves: bool = True,
 ) -> _Configured:
@@ -330,7 +330,7 @@ def check(path: str | None, state: Path | None = None) -> config_file.Report:
 def read(
     path: str | Path | None,
     state: Path | None = None,
-    models: "Models | None" = None,
+    models: "ModelPool | None" = None,
     *,
     found_here: bool = False,
 ) -> tuple[Configuration, config_file.Report]:

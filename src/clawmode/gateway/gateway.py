@@ -17,7 +17,7 @@ from clawmode.addresses import Attempts
 from clawmode.agent.events import AgentEvent
 from clawmode.agent.hooks import GatewayEvent
 from clawmode.agent.runtime import Run
-from clawmode.agent.watch import Watch
+from clawmode.agent.watch import SessionMonitor
 from clawmode.app.host import Host
 from clawmode.cron.jobs import Jobs
 from clawmode.cron.scheduler import Scheduler
@@ -83,7 +83,7 @@ class Gateway:
     client_tools: ClientTools = field(init=False)
     counters: dict[str, int] = field(default_factory=dict[str, int])
     figures: Figures = field(default_factory=Figures)
-    watch: Watch | None = None
+    watch: SessionMonitor | None = None
     max_clients: int = 0
     effects: dict[tuple[str, str, str], Effect] = field(
         default_factory=dict[tuple[str, str, str], Effect]
@@ -122,7 +122,7 @@ class Gateway:
                 tasks.start_soon(self._write_notes, receive)
                 tasks.start_soon(self._tick)
                 if configuration.diagnostics.enabled:
-                    self.watch = Watch(runtime, configuration.diagnostics, self._diagnose)
+                    self.watch = SessionMonitor(runtime, configuration.diagnostics, self._diagnose)
                     tasks.start_soon(self.watch.serve)
                 await restart.continue_runs(runtime, self.ledger, self.scheduler, tasks)
                 await restart.take_messages(self.host.inbox, self.ledger)

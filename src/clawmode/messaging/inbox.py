@@ -18,7 +18,7 @@ import anyio
 
 from clawmode.agent.events import AgentEvent
 from clawmode.agent.hooks import MessageEvent
-from clawmode.agent.intake import Said
+from clawmode.agent.intake import IncomingMessage
 from clawmode.agent.operator_hooks import OperatorHooks
 from clawmode.agent.requests import AgentRequest
 from clawmode.agent.runtime import AgentRuntime
@@ -211,7 +211,7 @@ class Inbox:
         line = self._lines.get(session_key)
         count = 0 if line is None else line.clear()
         for run in self._runtime.under_way(session_key):
-            unread = list[Said]() if run.inside is None else run.inside.intake.close()
+            unread = list[IncomingMessage]() if run.inside is None else run.inside.intake.close()
             self._release(said.id for said in unread)
             for said in unread:
                 self._steered.pop(said.id, None)
@@ -281,7 +281,9 @@ class Inbox:
         if line.waiting:
             return False
         message = queued.message
-        said = Said(queued.id, UserMessage(content=(Text(message.text), *message.images)))
+        said = IncomingMessage(
+            queued.id, UserMessage(content=(Text(message.text), *message.images))
+        )
         for run in self._runtime.under_way(key):
             asked = (run.request.channel, run.request.target, run.request.sender)
             own = asked == (message.channel, message.target, message.sender)

@@ -13,7 +13,7 @@ from typing import TypeAlias
 import anyio
 
 from clawmode.agent.events import AgentEvent
-from clawmode.agent.replies import SILENT, Sent, is_silent
+from clawmode.agent.replies import SILENT, SentMessages, is_silent
 from clawmode.agent.requests import RunResult, Streaming
 from clawmode.agent.runtime import AgentRuntime, Run
 from clawmode.messaging.background import Beside
@@ -69,8 +69,8 @@ class _Reply:
     told: tuple[str, str] = ("", "")
     parts: list[str] = field(default_factory=list[str])
     blocks: list[_Block] = field(default_factory=list[_Block])
-    sent: Sent = field(default_factory=Sent)
-    other: Sent = field(default_factory=Sent)
+    sent: SentMessages = field(default_factory=SentMessages)
+    other: SentMessages = field(default_factory=SentMessages)
     growing: str = ""
     shown: str = ""
     ended: bool = False

@@ -28,7 +28,7 @@ from clawmode.sessions.trajectory import (
     iso_time,
     without_pictures,
 )
-from clawmode.sessions.tree import Nested, RunSteps, Step, runs_of, steps_of
+from clawmode.sessions.tree import NestedStep, RunSteps, Step, runs_of, steps_of
 from clawmode.types import JsonObject, JsonValue
 
 MANIFEST = "manifest.json"
@@ -345,7 +345,7 @@ def _time_of(step: Step) -> float:
     return step.entry.at
 
 
-def _nested(nested: Nested) -> JsonObject:
+def _nested(nested: NestedStep) -> JsonObject:
     call = nested.call
     made: JsonObject = {
         "callId": call.call_id,

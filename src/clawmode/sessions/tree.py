@@ -14,7 +14,7 @@ CallState: TypeAlias = Literal["started", "completed", "failed"]
 
 
 @dataclass(frozen=True, slots=True)
-class Nested:
+class NestedStep:
     """A nested call, how it ended, and when it began."""
 
     call: NestedCall
@@ -37,7 +37,7 @@ class Step:
     entry: Entry
     call: ToolCall | None = None
     result: Entry | None = None
-    nested: list[Nested] = field(default_factory=list[Nested])
+    nested: list[NestedStep] = field(default_factory=list[NestedStep])
 
     @property
     def state(self) -> CallState:
@@ -127,4 +127,4 @@ class _Reader:
             step = Step("nested", entry)
             self.steps.append(step)
             self._calls[entry.run_id, parent_id] = step
-        step.nested.append(Nested(call, entry.at))
+        step.nested.append(NestedStep(call, entry.at))

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 import anyio
 
-from clawmode.agent.models import Models
+from clawmode.agent.models import ModelPool
 from clawmode.agent.requests import AgentRequest
-from clawmode.agent.resolver import Configured
+from clawmode.agent.resolver import ConfigResolver
 from clawmode.app.host import open_host
 from clawmode.app.setup import Setup
 from clawmode.config import resolve as settings
@@ -62,7 +62,7 @@ class ChatCommand:
         outlast_tools()
         gc.freeze()  # else the interpreter looks at all of the libraries before it ends
 
-    async def _drive(self, models: Models) -> None:
+    async def _drive(self, models: ModelPool) -> None:
         async with interruptible():
             with Screen() as screen:
                 screen.note(CONNECTS)
@@ -99,10 +99,10 @@ class ChatCommand:
             model=self.model,
         )
 
-    async def _choose(self, models: Models) -> Session:
+    async def _choose(self, models: ModelPool) -> Session:
         """The conversation that is meant, with the model that was named."""
         request, store = self._request(), SessionStore(self.setup.sessions_folder)
-        owner = Configured(self.setup.configuration, models, self.setup.state).agent_of(request)
+        owner = ConfigResolver(self.setup.configuration, models, self.setup.state).agent_of(request)
         key, session_id = request.session_key or None, request.session_id or None
         session = await store.resolve(key, session_id, owner)
         if (await store.get(session.key)).id != session.id:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import anyio
 
-from clawmode.agent.models import Models
+from clawmode.agent.models import ModelPool
 from clawmode.agent.requests import AgentRequest, RunResult
 from clawmode.agent.runtime import AgentRuntime, Run
 from clawmode.app.console import ProgramOutput, duration, tell
@@ -135,7 +135,7 @@ class CronCommand(AgentCommand):
         return result
 
     async def _drive(
-        self, request: AgentRequest, view: AgentView, models: Models
+        self, request: AgentRequest, view: AgentView, models: ModelPool
     ) -> RunResult | Run:
         agent_id = request.agent_id or settings.default_agent(self.setup.configuration)
         mode = self.approve or settings.approve_mode(self.setup.configuration, agent_id)

@@ -11,7 +11,7 @@ from typing import Literal, TypeAlias
 
 import anyio
 
-from clawmode.agent.models import Models
+from clawmode.agent.models import ModelPool
 from clawmode.app import setup as command_setup
 from clawmode.app.check import NO_KEY, OWN_TOOLS, missing_key, named_models
 from clawmode.app.own_tools import HOST_FILE
@@ -163,7 +163,7 @@ def _configuration(options: Options, setup: Setup) -> Iterator[Finding]:
 
 def _models(setup: Setup) -> Iterator[Finding]:
     """The models of the configuration and their keys; no key's command runs."""
-    models = Models(setup.configuration)
+    models = ModelPool(setup.configuration)
     main = settings.agent(setup.configuration).model
     if not main:
         hint = 'set agents.defaults.model, such as "anthropic/claude-sonnet-4-5"'

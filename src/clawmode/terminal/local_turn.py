@@ -10,10 +10,10 @@ from pathlib import Path
 
 import anyio
 
-from clawmode.agent.models import Models
+from clawmode.agent.models import ModelPool
 from clawmode.agent.preview import Preview
 from clawmode.agent.requests import AgentRequest, RunResult
-from clawmode.agent.resolver import Configured
+from clawmode.agent.resolver import ConfigResolver
 from clawmode.agent.runtime import AgentRuntime, Run
 from clawmode.app.console import tell
 from clawmode.app.host import open_host
@@ -40,7 +40,7 @@ CONNECTS = "… starting"
 async def open_runtime(
     setup: Setup,
     approvals: Approvals,
-    models: Models | None = None,
+    models: ModelPool | None = None,
     workspace: Path | None = None,
 ) -> AsyncIterator[AgentRuntime]:
     """A runtime with everything that a setup says, for whoever wants nothing else of the host."""
@@ -102,7 +102,7 @@ class AgentCommand(ShownTurn):
         return Left(run_id=ended.id, session_key=session.key, session_id=session.id)
 
     async def _drive(
-        self, request: AgentRequest, view: AgentView, models: Models
+        self, request: AgentRequest, view: AgentView, models: ModelPool
     ) -> RunResult | Run:
         """The result; or the run, if it was left waiting."""
         agent_id = request.agent_id or settings.default_agent(self.setup.configuration)
@@ -147,15 +147,15 @@ async def _put_questions(desk: Desk, scope: anyio.CancelScope) -> None:
 # ---- Before it begins ----
 
 
-def load_models(setup: Setup, request: AgentRequest, view: AgentView) -> Models:
+def load_models(setup: Setup, request: AgentRequest, view: AgentView) -> ModelPool:
     """Opens the model, before anything is begun: to import its library takes seconds.
 
     Raises:
         ConfigurationError: There is none, or it cannot be used.
     """
     configuration = setup.configuration
-    models = Models(configuration)
-    agent_id = Configured(configuration, models, setup.state).agent_of(request)
+    models = ModelPool(configuration)
+    agent_id = ConfigResolver(configuration, models, setup.state).agent_of(request)
     session = anyio.run(_find_session, setup, request, agent_id)
     kept = "" if session is None else session.model
     name = request.model or kept or settings.agent(configuration, agent_id).model

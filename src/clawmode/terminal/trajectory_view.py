@@ -13,7 +13,7 @@ from clawmode.messages import AssistantMessage, Image, Text, UserMessage
 from clawmode.redaction import Redactor
 from clawmode.sessions.history import History
 from clawmode.sessions.trajectory import Sidecar
-from clawmode.sessions.tree import Nested, RunSteps, Step, runs_of, steps_of
+from clawmode.sessions.tree import NestedStep, RunSteps, Step, runs_of, steps_of
 from clawmode.text import one_line
 from clawmode.types import JsonValue
 
@@ -166,7 +166,7 @@ class _Painter:
         nodes = _earlier(len(step.nested) - MAX_NESTED)
         return nodes + [self._nested_call(it) for it in step.nested[-MAX_NESTED:]]
 
-    def _nested_call(self, nested: Nested) -> _Node:
+    def _nested_call(self, nested: NestedStep) -> _Node:
         call = nested.call
         words = [self._text(call.tool_id, MAX_ID_CHARS)]
         words.append("not ended" if call.state == "started" else duration(call.ms / 1000))
