@@ -24,7 +24,7 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 
 from bench.gateway import joined
-from clawmode.gateway.catalog import METHODS
+from clawmode.gateway.method_table import METHODS
 
 console = Console(highlight=False)
 NAMES = [*METHODS, "connect", "nonsense", "__proto__", ""]

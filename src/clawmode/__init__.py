@@ -76,7 +76,7 @@ if TYPE_CHECKING:
     from clawmode.models.base import Model, ModelError
     from clawmode.plugins.loader import PluginApi, Plugins
     from clawmode.rpc.client import GatewayClient, TurnResult
-    from clawmode.rpc.event_buffer import EventsLost
+    from clawmode.rpc.events import EventsLost
     from clawmode.rpc.link import GatewayUnreachable
     from clawmode.rpc.protocol import RpcError
     from clawmode.sandbox.pool import Pool
@@ -294,7 +294,7 @@ AGENT = {
 """Run agents: models, sessions, hooks, plugins and schedules."""
 
 GATEWAY = {
-    "EventsLost": "rpc.event_buffer",
+    "EventsLost": "rpc.events",
     "GatewayClient": "rpc.client",
     "GatewayUnreachable": "rpc.link",
     "RpcError": "rpc.protocol",

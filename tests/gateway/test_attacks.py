@@ -28,8 +28,7 @@ from clawmode.gateway import gateway as service
 from clawmode.gateway import logs
 from clawmode.gateway.ledger import Ledger, LedgerUnavailable
 from clawmode.redaction import KnownSecrets, Redactor
-from clawmode.rpc import admission, protocol
-from clawmode.rpc import presence as place
+from clawmode.rpc import admission, presence, protocol
 from clawmode.rpc.tokens import TokenError, Tokens
 from clawmode.testing import Turn, call, scripted, think
 from clawmode.tools.tool import Tool, ToolContext
@@ -358,12 +357,14 @@ async def test_answers_are_json(tmp_path: Path) -> None:
 
 def test_a_gateway_that_was_killed_is_not_found_while_another_starts(tmp_path: Path) -> None:
     """Its token and port are nobody's, or somebody else's: as its process id."""
-    here = place.Place(pid=1, url="ws://127.0.0.1:1", version="", started_at=0, token="old")
-    with place.hold(tmp_path):
-        killed = place.announced(tmp_path, here)
+    here = presence.RunningGateway(
+        pid=1, url="ws://127.0.0.1:1", version="", started_at=0, token="old"
+    )
+    with presence.hold(tmp_path):
+        killed = presence.announced(tmp_path, here)
         killed.__enter__()
-    with place.hold(tmp_path):
-        assert place.find(tmp_path) is None
+    with presence.hold(tmp_path):
+        assert presence.find(tmp_path) is None
 
 
 def test_log_lines_at_a_terminal_are_harmless(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,7 +6,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from clawmode.gateway.clients import MAX_FRAMES, Client, Told
+from clawmode.gateway.clients import MAX_FRAMES, Client, EncodedEvent
 from clawmode.rpc import protocol
 from clawmode.rpc.protocol import Hello
 from clawmode.rpc.scopes import expand
@@ -27,7 +27,7 @@ async def test_events_are_numbered_without_a_gap_for_each_client() -> None:
     reader, approver = client(), client("operator.approvals")
     for name in ("tick", "exec.approval.requested", "sessions.changed", "nonsense", "tick"):
         for each in (reader, approver):
-            each.tell(Told.of(name, {"n": 1}))
+            each.tell(EncodedEvent.of(name, {"n": 1}))
     told = await read(reader)
     assert [(it["event"], it["seq"]) for it in told] == [
         ("tick", 1),
@@ -43,11 +43,11 @@ async def test_a_client_hears_of_what_it_follows_and_of_what_it_began() -> None:
     it.following.add("agent:main:a")
     it.runs.add("r9")
     for key, run in (("agent:main:a", "r1"), ("agent:main:b", "r2"), ("agent:main:c", "r9")):
-        it.tell(Told.of("agent", {"run": run}, key, run))
+        it.tell(EncodedEvent.of("agent", {"run": run}, key, run))
     assert [frame["payload"] for frame in await read(it)] == [{"run": "r1"}, {"run": "r9"}]
     everything = client()
     everything.following.add("*")
-    everything.tell(Told.of("agent", {}, "agent:main:b", "r2"))
+    everything.tell(EncodedEvent.of("agent", {}, "agent:main:b", "r2"))
     assert len(await read(everything)) == 1
 
 

@@ -17,7 +17,7 @@ from tests.support.gateway_driver import Started, wired
 from tests.support.waiting import until
 
 from clawmode.rpc import admission
-from clawmode.rpc.admission import Descriptors, Doorway
+from clawmode.rpc.admission import Descriptors, ListeningSocket
 from clawmode.rpc.client import GatewayClient
 from clawmode.testing import Turn
 
@@ -158,7 +158,7 @@ async def test_a_tls_handshake_that_is_never_complete_is_ended_in_time(
 async def test_the_oldest_stranger_goes_and_clients_stay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Doorway, "most", 3)
+    monkeypatch.setattr(ListeningSocket, "most", 3)
     async with wired(tmp_path) as it, it.connect() as client:
         with ExitStack() as opened:
             address = ("127.0.0.1", it.port)

@@ -19,7 +19,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from clawmode.addresses import Attempts, is_loopback
 from clawmode.exceptions import ConfigurationError
 from clawmode.gateway.clients import MAX_FRAMES, Client
-from clawmode.rpc.listen import Listen, check_reach
+from clawmode.rpc.listen import ListenAddress, check_reach
 from clawmode.rpc.protocol import MAX_FIRST_BYTES
 from clawmode.rpc.tokens import Token, Tokens
 
@@ -284,10 +284,10 @@ def test_what_can_be_reached_from_elsewhere_needs_a_token_that_somebody_made(
 ) -> None:
     tokens = Tokens(tmp_path)
     with pytest.raises(ConfigurationError, match="token"):
-        check_reach(Listen(host="0.0.0.0"), tokens)
-    check_reach(Listen(host="127.0.0.1"), tokens)
+        check_reach(ListenAddress(host="0.0.0.0"), tokens)
+    check_reach(ListenAddress(host="127.0.0.1"), tokens)
     tokens.add("me")
-    check_reach(Listen(host="0.0.0.0"), tokens)
+    check_reach(ListenAddress(host="0.0.0.0"), tokens)
 
 
 @pytest.mark.parametrize(

@@ -20,9 +20,8 @@ from tests.support.waiting import until
 from websockets.asyncio.server import ServerConnection
 
 from clawmode.exceptions import ConfigurationError
-from clawmode.gateway.catalog import METHODS
-from clawmode.rpc import caller, link, protocol
-from clawmode.rpc import presence as place
+from clawmode.gateway.method_table import METHODS
+from clawmode.rpc import connection, link, presence, protocol
 from clawmode.rpc.client import (
     GAP,
     EventsLost,
@@ -49,8 +48,8 @@ CITY: JsonObject = {
 
 @pytest.fixture(autouse=True)
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(caller, "FIRST_DELAY", 0.02)
-    monkeypatch.setattr(caller, "LAST_DELAY", 0.1)
+    monkeypatch.setattr(connection, "FIRST_DELAY", 0.02)
+    monkeypatch.setattr(connection, "LAST_DELAY", 0.1)
 
 
 class Thermometer:
@@ -173,7 +172,7 @@ async def test_a_refusal_says_when_to_try_again() -> None:
 
 
 def test_the_client_knows_which_methods_do_something() -> None:
-    assert {name for name, method in METHODS.items() if method.effect} == caller.EFFECTS
+    assert {name for name, method in METHODS.items() if method.effect} == connection.EFFECTS
 
 
 # ---- Being let in ----
@@ -249,7 +248,7 @@ async def test_tls_is_checked_against_the_certificate_that_the_gateway_named(
         state = it.gateway.host.setup.state
         async with GatewayClient.local(state) as client:
             assert (await client.call("health"))["ok"] is True
-        here = state / place.FILE
+        here = state / presence.FILE
         here.write_text(here.read_text("utf-8").replace(cert, other), "utf-8")
         with pytest.raises(GatewayUnreachable):
             await enter(GatewayClient.local(state))

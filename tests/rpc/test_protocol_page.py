@@ -6,7 +6,7 @@ from typing import Any, get_args
 
 import pytest
 
-from clawmode.gateway.catalog import METHODS
+from clawmode.gateway.method_table import METHODS
 from clawmode.rpc import link, protocol
 from clawmode.rpc.scopes import EVENTS
 

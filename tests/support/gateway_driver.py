@@ -18,13 +18,12 @@ from websockets.asyncio.server import ServerConnection
 from websockets.asyncio.server import serve as serve_sockets
 from websockets.exceptions import ConnectionClosed
 
-from clawmode.gateway.server import Wire, serve
-from clawmode.rpc import presence as place
-from clawmode.rpc import protocol
-from clawmode.rpc.admission import Accepted
+from clawmode.gateway.server import GatewayApp, serve
+from clawmode.rpc import presence, protocol
+from clawmode.rpc.admission import AcceptedSocket
 from clawmode.rpc.client import Events, GatewayClient
-from clawmode.rpc.listen import Listen
-from clawmode.rpc.presence import Place
+from clawmode.rpc.listen import ListenAddress
+from clawmode.rpc.presence import RunningGateway
 from clawmode.rpc.tokens import Token, Tokens, digest
 
 TOKEN = "cm_for_tests_alone_0123456789"
@@ -40,8 +39,8 @@ class Wired(Inside):
 
     url: str = ""
     port: int = 0
-    wire: Wire | None = None
-    strangers: Collection[Accepted] = ()
+    wire: GatewayApp | None = None
+    strangers: Collection[AcceptedSocket] = ()
 
     def connect(self, **options: Any) -> GatewayClient:
         """A client, not connected yet."""
@@ -69,9 +68,9 @@ async def wired(
         state = it.gateway.host.setup.state
         it.gateway.tokens = Tokens(state, [Token(name="tester", digest=digest(TOKEN))])
         cert, key = tls
-        listen, closed = Listen(port=port, cert=cert, key=key), anyio.Event()
+        listen, closed = ListenAddress(port=port, cert=cert, key=key), anyio.Event()
         with listen.bind() as bound, _announced(state, listen, bound, it, announced):
-            wire = Wire(it.dispatcher)
+            wire = GatewayApp(it.dispatcher)
             made = Wired(**vars(it), url=listen.url(bound), port=bound.getsockname()[1], wire=wire)
             made.strangers = bound.strangers
             async with anyio.create_task_group() as tasks:
@@ -86,12 +85,12 @@ async def wired(
 
 @contextmanager
 def _announced(
-    state: Path, listen: Listen, bound: socket, it: Inside, wanted: bool
+    state: Path, listen: ListenAddress, bound: socket, it: Inside, wanted: bool
 ) -> Iterator[None]:
     if not wanted:
         yield
         return
-    here = Place(
+    here = RunningGateway(
         pid=os.getpid(),
         url=listen.url(bound),
         version="test",
@@ -100,7 +99,7 @@ def _announced(
         cert=listen.cert,
         config=str(it.config),
     )
-    with place.hold(state), place.announced(state, here):
+    with presence.hold(state), presence.announced(state, here):
         yield
 
 

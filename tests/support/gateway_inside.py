@@ -18,11 +18,11 @@ from clawmode.config import resolve as settings
 from clawmode.cron.job import configured_jobs
 from clawmode.cron.jobs import Jobs
 from clawmode.gateway.approvals import SharedApprovals
-from clawmode.gateway.catalog import METHODS
 from clawmode.gateway.clients import Client
 from clawmode.gateway.dispatch import Dispatcher
 from clawmode.gateway.gateway import Gateway
 from clawmode.gateway.ledger import Ledger
+from clawmode.gateway.method_table import METHODS
 from clawmode.messages import ToolMessage
 from clawmode.rpc.protocol import Hello, parse
 from clawmode.rpc.scopes import SCOPES, expand

@@ -23,7 +23,7 @@ from tests.support.gateway_inside import echo
 from tests.support.waiting import until, until_sync
 
 from clawmode.commands import options as common
-from clawmode.rpc import presence as place
+from clawmode.rpc import presence
 from clawmode.testing import Turn, call, pause
 from clawmode.tools.hooks import BeforeToolCall, RequireApproval, ToolCallDecision
 from clawmode.tools.tool import InputRequest, Tool, ToolContext
@@ -188,7 +188,7 @@ async def test_local_runs_in_this_process(tmp_path: Path, zygote: Zygote) -> Non
 async def test_a_gateway_that_has_stopped_is_none(tmp_path: Path, zygote: Zygote) -> None:
     async with office(tmp_path, zygote, []) as at:
         pass
-    assert (tmp_path / "state" / place.LOCK).exists()
+    assert (tmp_path / "state" / presence.LOCK).exists()
     done = await at.run("-m", "Hi", "--config", "clawmode.json5")
     assert (done.returncode, "scripted" in done.stderr) == (2, True)
 
@@ -417,4 +417,4 @@ def test_nothing_of_the_gateway_is_imported_where_none_ever_ran(tmp_path: Path) 
 
 
 def test_the_command_knows_the_name_of_the_lock() -> None:
-    assert common.GATEWAY_LOCK == place.LOCK
+    assert common.GATEWAY_LOCK == presence.LOCK

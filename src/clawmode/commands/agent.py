@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from clawmode.agent.requests import AgentRequest
     from clawmode.app.console import ProgramOutput
     from clawmode.app.setup import Setup
-    from clawmode.rpc.presence import Place
+    from clawmode.rpc.presence import RunningGateway
     from clawmode.terminal.turn import ShownTurn
 
 EXIT = {"ok": 0, "error": FAILED, "timeout": FAILED, "aborted": STOPPED}
@@ -139,7 +139,7 @@ def _embedded_turn(shown: dict[str, Any]) -> "ShownTurn":
     return AgentCommand(setup=load_setup(shown["options"], "agent"), **shown)
 
 
-def _remote_turn(place: "Place", shown: dict[str, Any]) -> "ShownTurn":
+def _remote_turn(place: "RunningGateway", shown: dict[str, Any]) -> "ShownTurn":
     from clawmode.app.setup import state_folder
     from clawmode.terminal.remote_turn import RemoteTurn, check_options
 

@@ -19,7 +19,7 @@ from clawmode.commands.options import (
 
 if TYPE_CHECKING:
     from clawmode.app.setup import Options
-    from clawmode.rpc.presence import Place
+    from clawmode.rpc.presence import RunningGateway
     from clawmode.terminal.chat_command import ChatCommand
     from clawmode.terminal.chat_remote_command import RemoteChatCommand
 
@@ -70,7 +70,9 @@ def _embedded(options: "Options", given: dict[str, Any]) -> "ChatCommand":
     return ChatCommand(setup=load_setup(options, "agent"), **given)
 
 
-def _remote(place: "Place", options: "Options", given: dict[str, Any]) -> "RemoteChatCommand":
+def _remote(
+    place: "RunningGateway", options: "Options", given: dict[str, Any]
+) -> "RemoteChatCommand":
     from clawmode.app.setup import state_folder
     from clawmode.terminal.chat_remote_command import RemoteChatCommand
     from clawmode.terminal.remote_turn import check_options

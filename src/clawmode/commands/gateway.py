@@ -61,9 +61,9 @@ def gateway(
         from clawmode.exceptions import ClawmodeError, ConfigurationError
         from clawmode.gateway import logs
         from clawmode.gateway.command import GatewayCommand
-        from clawmode.rpc.presence import Place
+        from clawmode.rpc.presence import RunningGateway
 
-        def ready(here: Place) -> None:
+        def ready(here: RunningGateway) -> None:
             where = "the gateway is at %s (process %d); Ctrl-C stops it"
             logger.info(where, here.url, here.pid)
             if as_json:
@@ -91,11 +91,11 @@ def status(
 ) -> None:
     """Say whether a gateway runs on the state folder. Exit status: 0 it does, 1 it does not."""
     with command() as out:
-        from clawmode.rpc import presence as place
+        from clawmode.rpc import presence
 
         setup = load_setup(gather(None, config, None, None, "ask", state))
-        known = place.find(setup.state)
-        runs = known is not None and place.is_held(setup.state)
+        known = presence.find(setup.state)
+        runs = known is not None and presence.is_held(setup.state)
         if as_json:
             about = {"url": known.url, "pid": known.pid} if runs and known else {}
             out.json({"running": runs, **about})

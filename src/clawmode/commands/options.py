@@ -16,7 +16,7 @@ from typer.core import TyperCommand, TyperGroup
 if TYPE_CHECKING:
     from clawmode.app.console import ProgramOutput
     from clawmode.app.setup import Options, Purpose, Setup
-    from clawmode.rpc.presence import Place
+    from clawmode.rpc.presence import RunningGateway
 
 FAILED = 1
 USAGE = 2
@@ -188,16 +188,16 @@ def load_setup(options: "Options", purpose: "Purpose" = "look") -> "Setup":
     return setup
 
 
-def find_gateway(options: "Options") -> "Place | None":
+def find_gateway(options: "Options") -> "RunningGateway | None":
     """The gateway that runs on the state folder. Where none ever did, nothing of it is imported."""
     from clawmode.app.setup import state_folder
 
     state = state_folder(options.state)
     if not (state / GATEWAY_LOCK).exists():
         return None
-    from clawmode.rpc import presence as place
+    from clawmode.rpc import presence
 
-    return place.find(state) if place.is_held(state) else None
+    return presence.find(state) if presence.is_held(state) else None
 
 
 def connected(setup: "Setup") -> "Setup":

@@ -17,7 +17,7 @@ from clawmode.app.own_tools import HOST_FILE
 from clawmode.context import RunContext
 from clawmode.core_tools.exec_approvals import Changed, HostFile, digest
 from clawmode.core_tools.exec_policy import EXEC_ID, analyse
-from clawmode.gateway.approvals import Asked, describe, describe_input
+from clawmode.gateway.approvals import QuestionRecord, describe, describe_input
 from clawmode.gateway.clients import Client
 from clawmode.gateway.gateway import Gateway
 from clawmode.gateway.methods import (
@@ -132,7 +132,7 @@ def _missed(host: HostFile, agent_id: str, plan: JsonObject) -> list[str]:
 # ---- Looking and answering ----
 
 
-def _find(gateway: Gateway, given: Params, *families: Family) -> Asked:
+def _find(gateway: Gateway, given: Params, *families: Family) -> QuestionRecord:
     question_id = given.text("id")
     asked = gateway.approvals.find(question_id)
     if asked is None or asked.family not in families:

@@ -19,11 +19,11 @@ MAX_KNOWN = 1_000
 """Questions whose answers can still be asked for."""
 
 OnQuestion: TypeAlias = Callable[[str, JsonObject], None]
-"""Told `exec.approval.requested` and the like, and the question."""
+"""Called with `exec.approval.requested` and the like, and the question."""
 
 
 @dataclass(eq=False, slots=True)
-class Asked:
+class QuestionRecord:
     """A question that was put.
 
     Attributes:
@@ -54,7 +54,7 @@ class SharedApprovals(Approvals):
         super().__init__(inputs="ask")
         self.mode = mode
         self.tell: OnQuestion = lambda name, payload: None
-        self._known: OrderedDict[str, Asked] = OrderedDict()
+        self._known: OrderedDict[str, QuestionRecord] = OrderedDict()
 
     def needs_approval(self, tool: Tool, run: RunContext) -> bool:
         """The same calls as at a terminal: those of tools that are not known to only read."""
@@ -75,7 +75,7 @@ class SharedApprovals(Approvals):
 
     async def ask(self, question: Question) -> Resolution:
         """Waits for the answer, no longer than the question lives."""
-        asked = self._remember(Asked(question))
+        asked = self._remember(QuestionRecord(question))
         waits = self.mode(question.run.agent_id) != "never"
         if waits:
             self.tell(f"{asked.family}.approval.requested", describe(asked))
@@ -105,11 +105,11 @@ class SharedApprovals(Approvals):
         finally:
             self.tell("input.resolved", {"id": question.id, "answered": answer is not None})
 
-    def find(self, question_id: str) -> Asked | None:
+    def find(self, question_id: str) -> QuestionRecord | None:
         """A question that waits, or of which it is known what came of it."""
         return self._known.get(question_id)
 
-    def waiting(self) -> list[Asked]:
+    def waiting(self) -> list[QuestionRecord]:
         """Those that wait for an answer, oldest first."""
         return [asked for asked in self._known.values() if not asked.settled.is_set()]
 
@@ -124,7 +124,7 @@ class SharedApprovals(Approvals):
             await asked.settled.wait()
         return None if asked.resolution == "timeout" else asked.resolution
 
-    def _remember(self, asked: Asked) -> Asked:
+    def _remember(self, asked: QuestionRecord) -> QuestionRecord:
         self._known[asked.question.id] = asked
         over = len(self._known) - MAX_KNOWN
         old = [key for key, it in self._known.items() if over > 0 and it.settled.is_set()]
@@ -133,7 +133,7 @@ class SharedApprovals(Approvals):
         return asked
 
 
-def describe(asked: Asked) -> JsonObject:
+def describe(asked: QuestionRecord) -> JsonObject:
     """A question as clients see it: all that would run."""
     question = asked.question
     return {

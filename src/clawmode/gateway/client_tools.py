@@ -8,7 +8,7 @@ from typing import get_args
 import anyio
 
 from clawmode.exceptions import ClawmodeError
-from clawmode.gateway.clients import Client, Told
+from clawmode.gateway.clients import Client, EncodedEvent
 from clawmode.tools.tool import Effect, Tool, ToolContext, ToolResult
 from clawmode.types import JsonObject, JsonValue
 
@@ -100,7 +100,7 @@ class ClientTools:
         ]
 
     def _tell(self, call: _Call) -> None:
-        told = Told.of("tool.call", call.request)
+        told = EncodedEvent.of("tool.call", call.request)
         for client in self._clients(call)[-1:]:
             client.tell(told)
 
@@ -123,4 +123,4 @@ class ClientTools:
         """Tells a client that has come back of the calls that wait for it."""
         for call in self._calls.values():
             if (client.principal, client.hello.client_id) == (call.principal, call.client_id):
-                client.tell(Told.of("tool.call", call.request))
+                client.tell(EncodedEvent.of("tool.call", call.request))

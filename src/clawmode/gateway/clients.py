@@ -22,7 +22,7 @@ EVERYTHING = "*"
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class EncodedEvent:
     """An event, encoded once for all who are told.
 
     Attributes:
@@ -36,7 +36,9 @@ class Told:
     run_id: str = ""
 
     @classmethod
-    def of(cls, name: str, payload: JsonObject, session_key: str = "", run_id: str = "") -> "Told":
+    def of(
+        cls, name: str, payload: JsonObject, session_key: str = "", run_id: str = ""
+    ) -> "EncodedEvent":
         """Encodes an event."""
         text = json.dumps(payload, ensure_ascii=False, separators=(",", ":"))
         return cls(name, without_surrogates(text), session_key, run_id)
@@ -86,14 +88,14 @@ class Client:
         self.closing = self.closing or (code, reason)
         self._news.set()
 
-    def tell(self, told: Told) -> None:
+    def tell(self, told: EncodedEvent) -> None:
         """Tells of an event, if it may see it and wants to."""
         if may_see(told.name, self.scopes) and self._wants(told):
             self.seq += 1
             head = f'{{"type":"event","event":"{told.name}","payload":{told.payload}'
             self.send(f'{head},"seq":{self.seq}}}')
 
-    def _wants(self, told: Told) -> bool:
+    def _wants(self, told: EncodedEvent) -> bool:
         if not told.session_key and not told.run_id:
             return True
         if EVERYTHING in self.following or told.session_key in self.following:

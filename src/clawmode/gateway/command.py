@@ -22,18 +22,17 @@ from clawmode.cron.job import configured_jobs
 from clawmode.cron.jobs import Jobs
 from clawmode.exceptions import ClawmodeError, ConfigurationError
 from clawmode.gateway.approvals import SharedApprovals
-from clawmode.gateway.catalog import METHODS
 from clawmode.gateway.dispatch import Dispatcher
 from clawmode.gateway.gateway import Gateway
 from clawmode.gateway.ledger import Ledger
+from clawmode.gateway.method_table import METHODS
 from clawmode.gateway.reload import reload_at_signal
-from clawmode.gateway.server import Wire, serve
-from clawmode.rpc import presence as place
-from clawmode.rpc import protocol
+from clawmode.gateway.server import GatewayApp, serve
+from clawmode.rpc import presence, protocol
 from clawmode.rpc.admission import Descriptors, raise_descriptor_limit
 from clawmode.rpc.client import GatewayClient
 from clawmode.rpc.listen import check_reach, listen_at, tokens_of
-from clawmode.rpc.presence import Place
+from clawmode.rpc.presence import RunningGateway
 from clawmode.rpc.tokens import Tokens, new_token
 from clawmode.types import JsonObject
 
@@ -56,7 +55,7 @@ class GatewayCommand:
     """
 
     setup: Setup
-    on_ready: Callable[[Place], None]
+    on_ready: Callable[[RunningGateway], None]
     host: str = ""
     port: int | None = None
 
@@ -67,7 +66,7 @@ class GatewayCommand:
             ConfigurationError: It cannot be meant.
             GatewayRuns: There is one already.
         """
-        with place.hold(self.setup.state):
+        with presence.hold(self.setup.state):
             try:
                 anyio.run(self._run)
             except BaseExceptionGroup as group:
@@ -88,7 +87,7 @@ class GatewayCommand:
         with bound:
             descriptors = self._share_descriptors()
             bound.most = descriptors.strangers
-            here = Place(
+            here = RunningGateway(
                 pid=os.getpid(),
                 url=listen.url(bound),
                 version=__version__,
@@ -101,10 +100,10 @@ class GatewayCommand:
                 gateway.max_clients = descriptors.clients
                 routes = [channel.route() for channel in gateway.host.webhooks]
                 dispatcher = Dispatcher(gateway, METHODS)
-                wire = Wire(dispatcher, section.allowed_origins, routes)
+                wire = GatewayApp(dispatcher, section.allowed_origins, routes)
                 if warning := settings.unasked(self.setup.configuration):
                     logger.warning("%s", warning)
-                with place.announced(self.setup.state, here):
+                with presence.announced(self.setup.state, here):
                     await self._serve(gateway, here, partial(serve, wire, listen, bound))
 
     def _share_descriptors(self) -> Descriptors:
@@ -140,7 +139,7 @@ class GatewayCommand:
     async def _serve(
         self,
         gateway: Gateway,
-        here: Place,
+        here: RunningGateway,
         listen: Callable[[anyio.Event], Coroutine[Any, Any, None]],
     ) -> None:
         """Serves clients from the first moment, and until all is written down."""
@@ -188,7 +187,7 @@ async def _until_signal(stop: anyio.Event) -> None:
 
 def stop_gateway(
     state: Path, tell: Callable[[str], None] = lambda text: None, seconds: float = STOP_SECONDS
-) -> Place | None:
+) -> RunningGateway | None:
     """Stops the gateway of a state folder, and waits for its end; None: none runs.
 
     Args:
@@ -199,13 +198,13 @@ def stop_gateway(
     Raises:
         ConfigurationError: It does not stop.
     """
-    known = place.find(state)
-    if known is None or not place.is_held(state) or place.holder(state) != known.pid:
+    known = presence.find(state)
+    if known is None or not presence.is_held(state) or presence.holder(state) != known.pid:
         return None
     runs = _count_runs(state)
     os.kill(known.pid, signal.SIGTERM)
     began, told = time.monotonic(), False
-    while place.is_held(state):
+    while presence.is_held(state):
         waited = time.monotonic() - began
         if waited > seconds:
             text = f"process {known.pid} has not stopped in {seconds:g} s; kill -9 {known.pid}"

@@ -24,7 +24,7 @@ from clawmode.files import staged
 from clawmode.gateway.clients import Client
 from clawmode.gateway.gateway import Gateway
 from clawmode.gateway.methods import NAME, TEXT, Params, method, params
-from clawmode.gateway.reload import Examined, examine, refuse, reload
+from clawmode.gateway.reload import CheckedConfiguration, examine, refuse, reload
 from clawmode.redaction import HIDDEN, Redactor
 from clawmode.rpc.protocol import RpcError
 from clawmode.types import JsonObject, JsonValue
@@ -51,7 +51,7 @@ async def _get(gateway: Gateway, client: Client, given: Params) -> JsonObject:
     }
 
 
-def _look(path: Path, host: Host) -> tuple[Examined, JsonValue, str]:
+def _look(path: Path, host: Host) -> tuple[CheckedConfiguration, JsonValue, str]:
     data: JsonValue = None
     with suppress(ConfigurationError):
         data = config_file.load(path).data
@@ -131,7 +131,7 @@ async def _set(gateway: Gateway, client: Client, given: Params) -> JsonObject:
     }
 
 
-def _write(path: Path, raw: str, base: str, host: Host) -> Examined:
+def _write(path: Path, raw: str, base: str, host: Host) -> CheckedConfiguration:
     """Replaces the file in one step; what it was is beside it."""
     try:
         data = raw.encode()

@@ -25,7 +25,7 @@ from clawmode.foreign import message_of
 from clawmode.gateway import logs, restart
 from clawmode.gateway.approvals import SharedApprovals
 from clawmode.gateway.client_tools import ClientTools
-from clawmode.gateway.clients import Client, Told
+from clawmode.gateway.clients import Client, EncodedEvent
 from clawmode.gateway.figures import Figures
 from clawmode.gateway.ledger import Ledger, LedgerUnavailable
 from clawmode.rpc import protocol
@@ -247,9 +247,9 @@ class Gateway:
     ) -> None:
         """Tells all clients that may know and want to."""
         if self.clients:
-            event = Told.of(name, payload, session_key, run_id)
+            event = EncodedEvent.of(name, payload, session_key, run_id)
             if self.host.runtime.known.are_in(event.payload):
-                event = Told.of(name, self.without_secrets(payload), session_key, run_id)
+                event = EncodedEvent.of(name, self.without_secrets(payload), session_key, run_id)
             for client in tuple(self.clients.values()):
                 client.tell(event)
 

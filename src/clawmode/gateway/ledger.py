@@ -62,7 +62,7 @@ LAYOUT = Layout("The gateway's memory", VERSION, SCHEMA, LedgerUnavailable, logg
 
 
 @dataclass(frozen=True, slots=True)
-class Noted:
+class RequestRecord:
     """What is known of a request.
 
     Attributes:
@@ -109,7 +109,7 @@ class Ledger(SqliteFile):
 
     # ---- Requests ----
 
-    async def begin(self, principal: str, method: str, key: str, digest: str) -> Noted:
+    async def begin(self, principal: str, method: str, key: str, digest: str) -> RequestRecord:
         """Notes that a request is about to be carried out, unless it is known."""
         return await self._run(self._begin, principal, method, key, digest)
 
@@ -121,7 +121,7 @@ class Ledger(SqliteFile):
         """It was refused before it did anything: it may be asked again."""
         await self._run(self._forget, principal, method, key)
 
-    def _begin(self, principal: str, method: str, key: str, digest: str) -> Noted:
+    def _begin(self, principal: str, method: str, key: str, digest: str) -> RequestRecord:
         with self._transaction() as database:
             row = database.execute(
                 "select digest, process, answer from requests"
@@ -133,13 +133,13 @@ class Ledger(SqliteFile):
                     "insert into requests values (?, ?, ?, ?, ?, ?, null)",
                     (principal, method, key, digest, self._process, self._clock()),
                 )
-                return Noted("new")
+                return RequestRecord("new")
         known, process, answer = row
         if known != digest:
-            return Noted("other")
+            return RequestRecord("other")
         if answer is not None:
-            return Noted("done", json.loads(answer))
-        return Noted("begun" if process == self._process else "lost")
+            return RequestRecord("done", json.loads(answer))
+        return RequestRecord("begun" if process == self._process else "lost")
 
     def _finish(self, principal: str, method: str, key: str, answer: str) -> None:
         with self._transaction() as database:

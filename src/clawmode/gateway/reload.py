@@ -37,7 +37,7 @@ FIXED = ("agents.defaults.maxConcurrent", "cron.enabled", "diagnostics.enabled")
 
 
 @dataclass(frozen=True, slots=True)
-class Examined:
+class CheckedConfiguration:
     """A configuration, and what is wrong with it; then it is not to be used."""
 
     configuration: Configuration
@@ -65,16 +65,16 @@ class Examined:
         }
 
 
-def examine(path: Path | None, host: Host, *, found_here: bool = False) -> Examined:
+def examine(path: Path | None, host: Host, *, found_here: bool = False) -> CheckedConfiguration:
     """Looks at a configuration file as `config check` does. Does not raise."""
     configuration, report = command_setup.read(
         path, host.setup.state, host.models, found_here=found_here
     )
     jobs = () if report.errors else configured_jobs(configuration.cron)
-    return Examined(configuration, jobs, report)
+    return CheckedConfiguration(configuration, jobs, report)
 
 
-def refuse(found: Examined, field: str = "") -> RpcError:
+def refuse(found: CheckedConfiguration, field: str = "") -> RpcError:
     """What is said of a configuration with errors."""
     errors = found.report.errors
     many = "1 error" if len(errors) == 1 else f"{len(errors)} errors"

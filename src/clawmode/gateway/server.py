@@ -24,8 +24,8 @@ from clawmode.gateway import metrics
 from clawmode.gateway.clients import Client
 from clawmode.gateway.dispatch import Dispatcher
 from clawmode.rpc import admission, protocol
-from clawmode.rpc.admission import Accepted, Doorway
-from clawmode.rpc.listen import Listen
+from clawmode.rpc.admission import AcceptedSocket, ListeningSocket
+from clawmode.rpc.listen import ListenAddress
 from clawmode.rpc.protocol import BadFrame, Request, RpcError
 from clawmode.types import JsonObject
 
@@ -75,7 +75,7 @@ logging.getLogger("uvicorn.error").addFilter(_plain)
 class LimitedHttp(H11Protocol):
     """uvicorn's; one request for each connection, which has to be complete in time."""
 
-    accepted: Accepted | None = None
+    accepted: AcceptedSocket | None = None
 
     def connection_made(self, transport: Any) -> None:
         """As uvicorn's; from now on the connection is ended through its transport."""
@@ -123,7 +123,7 @@ class LimitedProtocol(WebSocketsSansIOProtocol):
             accepted.release()
 
 
-class Wire:
+class GatewayApp:
     """Serves one gateway.
 
     Args:
@@ -325,7 +325,9 @@ class _Server(uvicorn.Server):
         yield
 
 
-async def serve(wire: Wire, listen: Listen, bound: Doorway, stop: anyio.Event) -> None:
+async def serve(
+    wire: GatewayApp, listen: ListenAddress, bound: ListeningSocket, stop: anyio.Event
+) -> None:
     """Serves until `stop` is set; connections that are open then are closed."""
     config = uvicorn.Config(
         wire.app,

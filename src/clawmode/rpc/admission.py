@@ -64,10 +64,10 @@ def raise_descriptor_limit() -> int:
     return MAX_DESCRIPTORS if soft == unlimited else soft
 
 
-class Accepted(socket.socket):
-    """A connection that a `Doorway` accepted."""
+class AcceptedSocket(socket.socket):
+    """A connection that a `ListeningSocket` accepted."""
 
-    doorway: "Doorway | None" = None
+    doorway: "ListeningSocket | None" = None
     clock: asyncio.TimerHandle | None = None
     transport: asyncio.Transport | None = None
     dropped = False
@@ -109,16 +109,16 @@ class Accepted(socket.socket):
         super().close()
 
 
-_ACCEPTED = weakref.WeakValueDictionary[int, Accepted]()
+_ACCEPTED = weakref.WeakValueDictionary[int, AcceptedSocket]()
 
 
-def accepted(transport: Any) -> Accepted | None:
+def accepted(transport: Any) -> AcceptedSocket | None:
     """The connection below a transport."""
     beneath = transport.get_extra_info("socket")
     return None if beneath is None else _ACCEPTED.get(beneath.fileno())
 
 
-class Doorway(socket.socket):
+class ListeningSocket(socket.socket):
     """A listening socket that limits connections of strangers.
 
     Attributes:
@@ -132,15 +132,15 @@ class Doorway(socket.socket):
     def __init__(self, family: int) -> None:
         super().__init__(family, socket.SOCK_STREAM)
         # Weak: what asyncio lets go of does not count.
-        self.strangers = weakref.WeakKeyDictionary[Accepted, None]()
-        self.closing = weakref.WeakSet[Accepted]()
+        self.strangers = weakref.WeakKeyDictionary[AcceptedSocket, None]()
+        self.closing = weakref.WeakSet[AcceptedSocket]()
 
     def accept(self) -> tuple[socket.socket, Any]:
         """Accepts a connection; the oldest stranger has to go if there are too many."""
         if len(self.closing) >= MAX_CLOSING:
             raise BlockingIOError  # asyncio comes again as soon as it has closed them
         made, address = super().accept()
-        new = Accepted(made.family, made.type, made.proto, fileno=made.detach())
+        new = AcceptedSocket(made.family, made.type, made.proto, fileno=made.detach())
         new.doorway = self
         # Referred to weakly: a connection is not kept by its clock.
         new.clock = asyncio.get_running_loop().call_later(
@@ -153,6 +153,6 @@ class Doorway(socket.socket):
         return new, address
 
 
-def _expire(connection: "weakref.ref[Accepted]") -> None:
+def _expire(connection: "weakref.ref[AcceptedSocket]") -> None:
     if (late := connection()) is not None:
         late.drop()

@@ -22,9 +22,9 @@ import anyio
 
 from clawmode import __version__
 from clawmode.exceptions import ClawmodeError, ConfigurationError
-from clawmode.rpc import presence as place
-from clawmode.rpc.caller import MAX_EVENTS, Caller
-from clawmode.rpc.event_buffer import GAP, Event, Events, EventsLost
+from clawmode.rpc import presence
+from clawmode.rpc.connection import MAX_EVENTS, Connection
+from clawmode.rpc.events import GAP, Event, Events, EventsLost
 from clawmode.rpc.link import Address, GatewayUnreachable, Introduction
 from clawmode.rpc.protocol import RpcError
 from clawmode.rpc.served_tools import ServedTools, describe
@@ -86,7 +86,7 @@ class TurnResult:
         )
 
 
-class GatewayClient(Caller):
+class GatewayClient(Connection):
     """A connection to a gateway, kept up. Used inside of `async with`, in one task.
 
     Args:
@@ -252,8 +252,8 @@ def _check_plain(url: str) -> None:
 
 
 def _local_address(state: Path) -> Address:
-    found = place.find(state)
-    if found is None or not place.is_held(state):
+    found = presence.find(state)
+    if found is None or not presence.is_held(state):
         raise GatewayUnreachable("no gateway runs on this state folder")
     return Address(url=found.url, token=found.token, tls=_pinned(found.cert))
 

@@ -14,14 +14,14 @@ from clawmode.addresses import is_loopback
 from clawmode.config.operations import GatewaySection
 from clawmode.config.variables import read_secret
 from clawmode.exceptions import ClawmodeError, ConfigurationError
-from clawmode.rpc.admission import Doorway
+from clawmode.rpc.admission import ListeningSocket
 from clawmode.rpc.tokens import CONFIGURED, LOCAL, Token, Tokens, digest
 
 MIN_TOKEN = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Listen:
+class ListenAddress:
     """Where to listen.
 
     Attributes:
@@ -48,14 +48,14 @@ class Listen:
                 text = f"gateway.tls: the certificate cannot be used: {reason}"
                 raise ConfigurationError(text, path="gateway.tls") from None
 
-    def bind(self) -> Doorway:
+    def bind(self) -> ListeningSocket:
         """The socket, which others can connect to from now on.
 
         Raises:
             OSError: It cannot be had.
         """
         family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
-        made = Doorway(family)
+        made = ListeningSocket(family)
         try:
             made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             made.bind((self.host, self.port))
@@ -88,10 +88,10 @@ def tokens_of(section: GatewaySection, state: Path, secret: str) -> Tokens:
     return Tokens(state, extra)
 
 
-def listen_at(section: GatewaySection, host: str = "", port: int | None = None) -> Listen:
+def listen_at(section: GatewaySection, host: str = "", port: int | None = None) -> ListenAddress:
     """Where a gateway listens; `host` and `port` win over the configuration."""
     tls = section.tls
-    return Listen(
+    return ListenAddress(
         host=host or section.bind,
         port=section.port if port is None else port,
         cert=_file(tls.cert if tls else None),
@@ -103,7 +103,7 @@ def _file(path: str | None) -> str:
     return os.path.abspath(os.path.expanduser(path)) if path else ""
 
 
-def check_reach(listen: Listen, tokens: Tokens) -> None:
+def check_reach(listen: ListenAddress, tokens: Tokens) -> None:
     """Checks that a gateway which other machines can reach has a token that somebody chose.
 
     Raises:

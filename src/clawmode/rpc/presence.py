@@ -20,7 +20,7 @@ class GatewayRuns(ClawmodeError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class RunningGateway:
     """A gateway that runs.
 
     Attributes:
@@ -77,7 +77,7 @@ def is_held(state: Path) -> bool:
 
 
 @contextmanager
-def announced(state: Path, place: Place) -> Iterator[None]:
+def announced(state: Path, place: RunningGateway) -> Iterator[None]:
     """Lets clients of the same user find it."""
     write_atomic(state / FILE, json.dumps(asdict(place)), sync=False)
     try:
@@ -87,12 +87,12 @@ def announced(state: Path, place: Place) -> Iterator[None]:
             (state / FILE).unlink()
 
 
-def find(state: Path) -> Place | None:
+def find(state: Path) -> RunningGateway | None:
     """The gateway of a state folder, as it announced itself; None if none runs."""
     try:
         with (state / FILE).open("rb") as file:
             data = json.loads(file.read(MAX_FILE))
-        return Place(
+        return RunningGateway(
             pid=int(data["pid"]),
             url=str(data["url"]),
             version=str(data["version"]),

@@ -137,4 +137,4 @@ def _quiet_connection() -> Iterator[None]:
 
 
 def _is_no_attempt(record: logging.LogRecord) -> bool:
-    return record.module != "caller"
+    return record.module != "connection"

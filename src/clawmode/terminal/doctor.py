@@ -27,7 +27,7 @@ from clawmode.core_tools.exec_approvals import HostFile
 from clawmode.exceptions import ClawmodeError, ConfigurationError
 from clawmode.mcp.servers import ServerView
 from clawmode.plugins.setup import describe_plugins
-from clawmode.rpc import presence as place
+from clawmode.rpc import presence
 from clawmode.sandbox import artifacts
 from clawmode.sandbox.pool import Pool
 from clawmode.sessions.workspaces import current_folder
@@ -236,8 +236,8 @@ def _plugins(setup: Setup) -> Iterator[Finding]:
 
 
 def _gateway(setup: Setup) -> Finding:
-    known = place.find(setup.state)
-    if known is None or not place.is_held(setup.state):
+    known = presence.find(setup.state)
+    if known is None or not presence.is_held(setup.state):
         return Finding("gateway", "ok", "none runs on this state folder")
     return Finding("gateway", "ok", f"at {known.url}, process {known.pid}, version {known.version}")
 

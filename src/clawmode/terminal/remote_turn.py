@@ -26,7 +26,7 @@ from clawmode.rpc.client import (
     RpcError,
     TurnResult,
 )
-from clawmode.rpc.presence import Place
+from clawmode.rpc.presence import RunningGateway
 from clawmode.terminal.agent_view import AgentView
 from clawmode.terminal.desk import Terminal
 from clawmode.terminal.interrupts import interruptible
@@ -49,7 +49,7 @@ STREAMS: tuple[Stream, ...] = get_args(Stream)
 STATUSES: tuple[Status, ...] = get_args(Status)
 
 
-def check_options(options: Options, place: Place) -> None:
+def check_options(options: Options, place: RunningGateway) -> None:
     """What is given has to be what the gateway can honour.
 
     Raises:
@@ -74,7 +74,7 @@ def check_options(options: Options, place: Place) -> None:
         tell(f"the gateway's configuration is used: {place.config or 'none'}, not {mine or 'none'}")
 
 
-def _asks_nobody(place: Place) -> bool:
+def _asks_nobody(place: RunningGateway) -> bool:
     """Whether the gateway's configuration has agents that need no approval."""
     if not place.config:
         return False

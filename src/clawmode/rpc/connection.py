@@ -14,7 +14,7 @@ from anyio.abc import TaskGroup, TaskStatus
 
 from clawmode.exceptions import ClawmodeError, ConfigurationError
 from clawmode.rpc import protocol
-from clawmode.rpc.event_buffer import GAP, Event, Events
+from clawmode.rpc.events import GAP, Event, Events
 from clawmode.rpc.link import (
     Address,
     GatewayUnreachable,
@@ -77,7 +77,7 @@ class _Call:
         self.answered.set()
 
 
-class Caller:
+class Connection:
     """Keeps a connection up. Used inside of `async with`, in one task.
 
     Args:
