@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 
 import anyio
 
-from clawmode.sandbox.pool import Cell, Pool
+from clawmode.sandbox.pool import Pool, Tenancy
 from clawmode.sandbox.protocol import Outcome, Request, Resume, Settled, Start, Suspended
 
 SECONDS = 60.0
@@ -28,7 +28,7 @@ async def run(
 
 
 async def finish(
-    pool: Pool, cell: Cell, outcome: Outcome, deadline: float, tool: Tool = at_once
+    pool: Pool, cell: Tenancy, outcome: Outcome, deadline: float, tool: Tool = at_once
 ) -> Outcome:
     """Lets a cell that is suspended run to its end."""
     while isinstance(outcome, Suspended):

@@ -20,7 +20,7 @@ from clawmode.code_mode.snapshots import KeyRing
 from clawmode.code_mode.sqlite_store import SqliteStore
 from clawmode.code_mode.stores import MemoryStore, SnapshotStore, StoredCell
 from clawmode.exceptions import ProtocolError, StoreUnavailable
-from clawmode.sandbox.pool import Cell
+from clawmode.sandbox.pool import Tenancy
 from clawmode.sandbox.protocol import Frozen, Request, Suspended, decode_answer, encode
 from clawmode.tools.hooks import BeforeToolCall, Hooks, RequireApproval, ToolCallDecision
 from clawmode.tools.tool import Tool
@@ -228,7 +228,7 @@ class Held:
         self.frozen, self.go = anyio.Event(), anyio.Event()
         original = pool.freeze
 
-        async def freeze(cell: Cell) -> Frozen:
+        async def freeze(cell: Tenancy) -> Frozen:
             found = await original(cell)
             self.frozen.set()
             await self.go.wait()

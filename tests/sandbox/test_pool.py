@@ -17,7 +17,7 @@ from tests.support.waiting import until
 from clawmode.exceptions import Aborted, DeadlineExceeded, RuntimeUnavailable
 from clawmode.sandbox import artifacts
 from clawmode.sandbox import pool as pool_module
-from clawmode.sandbox.pool import Cell, Pool
+from clawmode.sandbox.pool import Pool, Tenancy
 from clawmode.sandbox.process import WorkerProcess
 from clawmode.sandbox.protocol import Done, Failed, Outcome, Resume, Settled, Start, Suspended
 
@@ -36,14 +36,14 @@ def soon(seconds: float = 10) -> float:
     return time.monotonic() + seconds
 
 
-async def ask(pool: Pool) -> tuple[Cell, int]:
+async def ask(pool: Pool) -> tuple[Tenancy, int]:
     cell = pool.cell()
     idle = await pool.step(cell, Start(ASK), soon())
     assert isinstance(idle, Suspended), idle
     return cell, idle.requests[0].id
 
 
-async def answer(pool: Pool, cell: Cell, request: int, value: int) -> object:
+async def answer(pool: Pool, cell: Tenancy, request: int, value: int) -> object:
     reply = Settled(request, True, json.dumps(value).encode())
     outcome = await pool.step(cell, Resume((reply,)), soon())
     assert isinstance(outcome, Done), outcome

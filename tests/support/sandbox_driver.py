@@ -10,7 +10,7 @@ from tests.support.stepping import finish, value_of
 from tests.support.waiting import until
 
 from clawmode.exceptions import ErrorCode, SandboxError
-from clawmode.sandbox.pool import Cell, Pool
+from clawmode.sandbox.pool import Pool, Tenancy
 from clawmode.sandbox.process import WorkerProcess
 from clawmode.sandbox.protocol import Done, Failed, Resume, Settled, Start, Suspended
 
@@ -54,7 +54,7 @@ async def expect_value(pool: Pool, source: str, **options: Any) -> Any:
     return json.loads(outcome.value)
 
 
-async def suspend(pool: Pool, source: str = ASK) -> Cell:
+async def suspend(pool: Pool, source: str = ASK) -> Tenancy:
     """A cell that waits for one call."""
     cell = pool.cell()
     outcome = await pool.step(cell, Start(source), soon())
@@ -62,7 +62,7 @@ async def suspend(pool: Pool, source: str = ASK) -> Cell:
     return cell
 
 
-async def resume(pool: Pool, cell: Cell, seconds: float = 10) -> Any:
+async def resume(pool: Pool, cell: Tenancy, seconds: float = 10) -> Any:
     outcome = await pool.step(cell, Resume((Settled(1, True, b"1"),)), soon(seconds))
     assert isinstance(outcome, Done), outcome
     return json.loads(outcome.value)
@@ -81,7 +81,7 @@ def only_worker(pool: Pool) -> WorkerProcess:
     return worker
 
 
-def owner(pool: Pool, cell: Cell) -> WorkerProcess:
+def owner(pool: Pool, cell: Tenancy) -> WorkerProcess:
     return next(worker for worker, holds in pool._workers.items() if holds is cell)
 
 
@@ -90,6 +90,6 @@ async def settled(pool: Pool) -> None:
     await until(lambda: all(worker.booted.done() for worker in pool._workers))
 
 
-async def computing(pool: Pool, cell: Cell) -> None:
+async def computing(pool: Pool, cell: Tenancy) -> None:
     """Waits until a cell's worker has been asked."""
     await until(lambda: any(c is cell and w._asking for w, c in pool._workers.items()))

@@ -17,9 +17,9 @@ from clawmode.catalog.mcp_namespace import McpNamespace
 from clawmode.catalog.namespaces import NamespaceContext, NamespaceRuntime
 from clawmode.code_mode.bridge import Bridge
 from clawmode.code_mode.calls import Calls
-from clawmode.code_mode.cell import Run
+from clawmode.code_mode.cell import Cell
 from clawmode.code_mode.config import CodeModeConfig
-from clawmode.code_mode.driver import Driver, Installed
+from clawmode.code_mode.driver import CellSetup, Driver
 from clawmode.code_mode.gate import Gate
 from clawmode.code_mode.parking import Parking
 from clawmode.code_mode.results import CodeModeResult
@@ -134,7 +134,7 @@ class SearchCode:
     async def unavailable(self) -> str | None:
         """Why no body can be run here and now; None if one can: an empty one was."""
         try:
-            await self._drive(Run("", 1024, Start("return 0", "javascript")), PROBE_SECONDS)
+            await self._drive(Cell("", 1024, Start("return 0", "javascript")), PROBE_SECONDS)
         except SandboxError as error:
             return str(error)
         return None
@@ -154,36 +154,36 @@ class SearchCode:
         Raises:
             ControlRefused: There is no body in what a model wrote.
         """
-        run = Run(call_id, self.config.max_output_bytes, Start(_read(given), "javascript"))
+        cell = Cell(call_id, self.config.max_output_bytes, Start(_read(given), "javascript"))
         try:
-            outcome = await self._drive(run, self.config.timeout_ms / 1000)
+            outcome = await self._drive(cell, self.config.timeout_ms / 1000)
         except SandboxError as error:
-            return self._failed(run, error.code, str(error))
+            return self._failed(cell, error.code, str(error))
         if isinstance(outcome, Failed):
-            return self._failed(run, outcome.code, outcome.error)
-        made = CodeModeResult(status="completed", value=outcome.parsed, output=run.output)
+            return self._failed(cell, outcome.code, outcome.error)
+        made = CodeModeResult(status="completed", value=outcome.parsed, output=cell.output)
         return _told(made)
 
-    async def _drive(self, run: Run, seconds: float) -> Done | Failed:
-        outcome = await self._driver.start(run, time.monotonic() + seconds)
+    async def _drive(self, cell: Cell, seconds: float) -> Done | Failed:
+        outcome = await self._driver.start(cell, time.monotonic() + seconds)
         assert outcome is not None, "a body is not parked"
         return outcome
 
-    def _failed(self, run: Run, code: ErrorCode, error: str) -> JsonObject:
+    def _failed(self, cell: Cell, code: ErrorCode, error: str) -> JsonObject:
         self._search.telemetry.fail(code)
         made = CodeModeResult(
             status="failed",
             code=code,
             error=error,
-            output=run.output,
-            calls=[entry.to_json() for entry in run.ledger.entries],
-            calls_omitted=dict(run.ledger.omitted),
+            output=cell.output,
+            calls=[entry.to_json() for entry in cell.ledger.entries],
+            calls_omitted=dict(cell.ledger.omitted),
         )
         return _told(made)
 
 
-async def _install() -> Installed:
-    return Installed(hashlib.sha256(SETUP).digest(), SETUP)
+async def _install() -> CellSetup:
+    return CellSetup(hashlib.sha256(SETUP).digest(), SETUP)
 
 
 def _told(result: CodeModeResult) -> JsonObject:

@@ -15,7 +15,7 @@ from anyio.abc import TaskGroup
 
 from clawmode.catalog.control import EXEC
 from clawmode.code_mode.bridge import BadRequest, Bridge, fail, refuse, settle
-from clawmode.code_mode.cell import GATE, CallGroup, CallState, Entry, OpenCall, Run
+from clawmode.code_mode.cell import GATE, CallGroup, CallState, Cell, Entry, OpenCall
 from clawmode.code_mode.config import CodeModeConfig
 from clawmode.code_mode.gate import Gate, gate_input
 from clawmode.code_mode.parking import Parking, Reply
@@ -72,44 +72,44 @@ class Calls:
     tasks: TaskGroup | None = None
     connect: Callable[[str], Awaitable[None]] = _connect_nothing
 
-    def group(self, run: Run) -> CallGroup:
+    def group(self, cell: Cell) -> CallGroup:
         """The calls of a cell that are made here."""
-        if run.id not in self.groups:
-            self.groups[run.id] = CallGroup(run.id, run.parent_id)
-        return self.groups[run.id]
+        if cell.id not in self.groups:
+            self.groups[cell.id] = CallGroup(cell.id, cell.parent_id)
+        return self.groups[cell.id]
 
     # ---- Opening ----
 
-    def open(self, run: Run, request: Request) -> None:
+    def open(self, cell: Cell, request: Request) -> None:
         """Queues a call that a guest asked for; one that cannot be meant is answered at once."""
         server = self.bridge.absent_server(request)
         if server is not None:
-            entry = run.ledger.note(Entry(request.id, f"mcp:{server}", None))
-            self.enqueue(run, OpenCall(request, entry, None, {}, server=server))
+            entry = cell.ledger.note(Entry(request.id, f"mcp:{server}", None))
+            self.enqueue(cell, OpenCall(request, entry, None, {}, server=server))
             return
         try:
             tool, given = self.bridge.call_of(request)
         except BadRequest as error:
-            run.inbox.append(refuse(request, error.code, str(error), error.tool_id))
+            cell.inbox.append(refuse(request, error.code, str(error), error.tool_id))
             return
-        call = OpenCall(request, run.ledger.add(request.id, tool), tool, given)
-        self.enqueue(run, call)
+        call = OpenCall(request, cell.ledger.add(request.id, tool), tool, given)
+        self.enqueue(cell, call)
 
-    def open_gate(self, run: Run, question: Question) -> None:
+    def open_gate(self, cell: Cell, question: Question) -> None:
         """Queues the question whether a cell may start."""
-        assert run.start is not None
+        assert cell.start is not None
         request = Request(GATE, "call", b"[]")
-        entry = run.ledger.add(GATE, EXEC)
-        given = gate_input(run.start)
-        self.enqueue(run, OpenCall(request, entry, EXEC, given, question=question))
+        entry = cell.ledger.add(GATE, EXEC)
+        given = gate_input(cell.start)
+        self.enqueue(cell, OpenCall(request, entry, EXEC, given, question=question))
 
-    def enqueue(self, run: Run, call: OpenCall) -> None:
+    def enqueue(self, cell: Cell, call: OpenCall) -> None:
         """Queues a call."""
-        group = self.group(run)
-        run.calls[call.id] = group.calls[call.id] = call
+        group = self.group(cell)
+        cell.calls[call.id] = group.calls[call.id] = call
         group.queue.append(call)
 
-    def refuse_batch(self, run: Run, requests: tuple[Request, ...]) -> None:
+    def refuse_batch(self, cell: Cell, requests: tuple[Request, ...]) -> None:
         """Notes calls that were asked for and will not be made."""
         for request in requests:
             if request.method in ("call", "namespace"):
@@ -117,7 +117,7 @@ class Calls:
                     tool, _ = self.bridge.call_of(request)
                 except BadRequest:
                     continue
-                run.ledger.add(request.id, tool, "not_started")
+                cell.ledger.add(request.id, tool, "not_started")
 
     def start(self, group: CallGroup) -> None:
         """Starts what is queued, as far as calls may run side by side."""
@@ -154,10 +154,10 @@ class Calls:
             reply = await self._call(group, call)
         if reply is None or group.ended:
             return
-        if group.run is not None and not group.lock.locked():
+        if group.cell is not None and not group.lock.locked():
             # The usual case: the cell is driven here, and nobody is about to move it.
             group.calls.pop(call.id, None)
-            group.run.receive(reply)
+            group.cell.receive(reply)
             group.tell()
         else:
             with anyio.CancelScope(shield=True):
@@ -168,7 +168,7 @@ class Calls:
             return answer
         assert call.tool is not None
         try:
-            if group.run is None:
+            if group.cell is None:
                 await self._change(group, call, "running")
             if call.id == GATE:
                 return await self._ask_gate(group, call)
@@ -235,7 +235,7 @@ class Calls:
         """
         async with group.lock:
             call.entry.state = stage
-            if group.run is None:
+            if group.cell is None:
                 owner = await self.parking.owner()
                 try:
                     known = await self.parking.store.mark(group.run_id, call.id, owner, stage)
@@ -251,8 +251,8 @@ class Calls:
         """Hands an answer to the cell: here, or in the store."""
         async with group.lock:
             group.calls.pop(call.id, None)
-            if group.run is not None:
-                group.run.receive(reply.settled, unknown=reply.unknown)
+            if group.cell is not None:
+                group.cell.receive(reply.settled, unknown=reply.unknown)
             elif not group.ended:
                 state: CallState = "completed" if reply.settled.ok else "failed"
                 call.entry.state = "unknown" if reply.unknown else state
@@ -260,15 +260,15 @@ class Calls:
         group.tell()
         self.forget(group)
 
-    def fit_inbox(self, run: Run) -> None:
+    def fit_inbox(self, cell: Cell) -> None:
         """Replaces the answers of a cell that is about to be parked that its inbox cannot hold."""
         left = self._inbox_room()
-        for position, settled in enumerate(run.inbox):
+        for position, settled in enumerate(cell.inbox):
             if (size := len(settled.value) + SEAL_BYTES) <= left:
                 left -= size
             else:
-                entry = run.ledger.find(settled.id)
-                run.inbox[position] = _too_large(settled.id, entry.tool_id if entry else None)
+                entry = cell.ledger.find(settled.id)
+                cell.inbox[position] = _too_large(settled.id, entry.tool_id if entry else None)
 
     def _inbox_room(self) -> int:
         """Bytes of answers that wait for a parked cell; the rest is for errors about others."""
@@ -297,7 +297,7 @@ class Calls:
         while group.unsaved and not group.ended:
             await anyio.sleep(SAVE_AGAIN)
             async with group.lock:
-                if group.run is None:
+                if group.cell is None:
                     await self._save_again(group)
             group.tell()
             self.forget(group)
@@ -317,53 +317,53 @@ class Calls:
 
     # ---- Calls that others made ----
 
-    async def adopt(self, run: Run) -> bool:
+    async def adopt(self, cell: Cell) -> bool:
         """Takes over what owners that died have left; whether calls of living others remain.
 
         The cell is claimed, or driven, by us.
         """
         own = await self.parking.owner()
-        group, group.foreign = self.group(run), 0
-        for call in [call for call in run.calls.values() if call.owner]:
+        group, group.foreign = self.group(cell), 0
+        for call in [call for call in cell.calls.values() if call.owner]:
             if call.id in group.unsaved:
                 continue
             live = group.calls.get(call.id)
             if live is not None:
                 # Ours, and it still runs: the cell was read anew.
                 call.entry.state, live.entry = live.entry.state, call.entry
-                run.calls[call.id] = live
+                cell.calls[call.id] = live
             elif call.owner != own and await self.parking.store.alive(call.owner):
                 group.foreign += 1
             else:
-                await self._take_over(run, call, own)
+                await self._take_over(cell, call, own)
         self.start(group)
         return group.foreign > 0
 
-    async def _take_over(self, run: Run, call: OpenCall, own: str) -> None:
+    async def _take_over(self, cell: Cell, call: OpenCall, own: str) -> None:
         state = call.entry.state
         assert state in ("queued", "running", "approval")
         stored = StoredCall(call.id, call.owner, state, b"")
-        if not await self.parking.store.adopt(run.id, stored, own):
+        if not await self.parking.store.adopt(cell.id, stored, own):
             return
         call.owner = ""
         try:
-            call.tool, call.input = self._meant(run, call)
+            call.tool, call.input = self._meant(cell, call)
         except BadRequest as error:
             answer = refuse(call.request, error.code, str(error), error.tool_id)
             if state != "running":
-                await self.deliver(self.group(run), call, Reply(answer))
+                await self.deliver(self.group(cell), call, Reply(answer))
                 return
         repeatable = call.tool is not None and (call.tool.idempotent or call.id == GATE)
         if state == "running" and not repeatable:
             answer = refuse(call.request, "outcome_unknown", UNKNOWN, call.entry.tool_id)
-            await self.deliver(self.group(run), call, Reply(answer, unknown=True))
+            await self.deliver(self.group(cell), call, Reply(answer, unknown=True))
             return
         call.entry.state = "queued"
-        self.enqueue(run, call)
+        self.enqueue(cell, call)
 
-    def _meant(self, run: Run, call: OpenCall) -> tuple[Tool, JsonObject]:
-        if call.id == GATE and run.start is not None:
-            return EXEC, gate_input(run.start)
+    def _meant(self, cell: Cell, call: OpenCall) -> tuple[Tool, JsonObject]:
+        if call.id == GATE and cell.start is not None:
+            return EXEC, gate_input(cell.start)
         return self.bridge.call_of(call.request)
 
     # ---- Ending ----

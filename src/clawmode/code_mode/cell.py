@@ -13,7 +13,7 @@ from typing import Literal, TypeAlias
 
 import anyio
 
-from clawmode.sandbox.pool import Cell
+from clawmode.sandbox.pool import Tenancy
 from clawmode.sandbox.protocol import Done, Failed, Output, Request, Settled, Start
 from clawmode.tools.approvals import Question
 from clawmode.tools.tool import Effect, Tool
@@ -134,7 +134,8 @@ class CallGroup:
     """The calls of one cell that this process makes, wherever the cell is meanwhile.
 
     Attributes:
-        run: The cell, while it is driven here: then replies go to it, and else to the store.
+        cell: The cell while this process drives it and gives it the replies; if None, replies go
+            to the store.
         claimed: Whether somebody here waits for the cell, or drives it.
         running: How many of the calls have been started.
         lock: Held while the cell changes its place.
@@ -145,7 +146,7 @@ class CallGroup:
 
     run_id: str
     parent_id: str
-    run: "Run | None" = None
+    cell: "Cell | None" = None
     claimed: bool = False
     calls: dict[int, OpenCall] = field(default_factory=dict[int, OpenCall])
     queue: deque[OpenCall] = field(default_factory=deque[OpenCall])
@@ -183,7 +184,7 @@ class CallGroup:
 
 
 @dataclass(slots=True)
-class Run:
+class Cell:
     """One cell, from `exec` to its result.
 
     Attributes:
@@ -207,7 +208,7 @@ class Run:
     output_left: int
     start: Start | None = None
     gate: anyio.CancelScope | None = None
-    cell: Cell | None = None
+    tenancy: Tenancy | None = None
     id: str = field(default_factory=lambda: "cm_" + secrets.token_hex(16))
     output: list[JsonValue] = field(default_factory=list[JsonValue])
     ledger: Ledger = field(default_factory=Ledger)

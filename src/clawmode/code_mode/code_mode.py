@@ -32,9 +32,9 @@ from clawmode.catalog.namespaces import (
 from clawmode.catalog.vectors import choose_ranker
 from clawmode.code_mode.bridge import Bridge
 from clawmode.code_mode.calls import Calls
-from clawmode.code_mode.cell import CallGroup, Ledger, Run
+from clawmode.code_mode.cell import CallGroup, Cell, Ledger
 from clawmode.code_mode.config import CodeModeConfig
-from clawmode.code_mode.driver import MARGIN, Driver, Installed
+from clawmode.code_mode.driver import MARGIN, CellSetup, Driver
 from clawmode.code_mode.gate import Gate, gate_input
 from clawmode.code_mode.parking import Parking
 from clawmode.code_mode.results import CodeModeResult, WaitingReason
@@ -50,7 +50,7 @@ from clawmode.code_mode.surface import (
     exec_schema,
 )
 from clawmode.code_mode.telemetry import Telemetry
-from clawmode.code_mode.waits import Waiting, Waits
+from clawmode.code_mode.waits import PendingWait, Waits
 from clawmode.context import RandomId, RunContext
 from clawmode.exceptions import (
     Aborted,
@@ -238,7 +238,7 @@ class CodeMode:
         elif self._absent != (bridge := self._calls.bridge).mcp.absent:
             mcp = McpNamespace(bridge.catalog.entries, self._absent)
             self._calls.bridge = replace(bridge, mcp=mcp)
-            self._installed = Installed()
+            self._setup = CellSetup()
 
     @property
     def _absent(self) -> dict[str, str]:
@@ -266,7 +266,7 @@ class CodeMode:
         namespaces = self._make_namespaces(visible)
         self.telemetry.catalog_size = len(catalog)
         self.telemetry.sources = catalog.breakdown()
-        self._installed = Installed()
+        self._setup = CellSetup()
         mcp = McpNamespace(catalog.entries, self._absent)
         return Bridge(catalog, namespaces, mcp, self.config, self.telemetry.miss)
 
@@ -281,7 +281,7 @@ class CodeMode:
             bridge = self._calls.bridge
             namespaces = self._make_namespaces(bridge.catalog.entries)
             self._calls.bridge = replace(bridge, namespaces=namespaces)
-            self._installed = Installed()
+            self._setup = CellSetup()
 
     # ---- Open and close ----
 
@@ -393,7 +393,7 @@ class CodeMode:
 
     def cells(self) -> dict[str, float]:
         """The cells that are not parked, and since when; by `time.time`."""
-        return {run.id: run.since for run in self._driver.active.values()}
+        return {cell.id: cell.since for cell in self._driver.active.values()}
 
     def watch(self, watcher: Watcher) -> Callable[[], None]:
         """Shows `watcher` every nested call from now on: its start, its updates and its end.
@@ -509,37 +509,37 @@ class CodeMode:
         checked = self._check(code, language)
         if isinstance(checked, CodeModeResult):
             return checked
-        run = Run(call_id, self.config.max_output_bytes, Start(code, checked))
-        if self._gate.open:
-            return await self._result(run, self._driver.start(run, deadline))
+        cell = Cell(call_id, self.config.max_output_bytes, Start(code, checked))
+        if not self._gate.has_hooks:
+            return await self._result(cell, self._driver.start(cell, deadline))
         params = gate_input(Start(code, checked))
-        result, params = await self._exec_gated(run, params, deadline)
+        result, params = await self._exec_gated(cell, params, deadline)
         seconds = time.monotonic() - began
         await self._tell_hooks(params, call_id, result.to_json(), seconds, deadline)
         return result
 
     async def _exec_gated(
-        self, run: Run, params: JsonObject, deadline: float
+        self, cell: Cell, params: JsonObject, deadline: float
     ) -> tuple[CodeModeResult, JsonObject]:
         """Runs a cell as hooks and people allow it; also returns what they made of `params`."""
         try:
-            with self._driver.admitting(run, deadline, "the `before_tool_call` hooks"):
-                admitted = await self._gate.admit(params, run.parent_id)
+            with self._driver.admitting(cell, deadline, "the `before_tool_call` hooks"):
+                admitted = await self._gate.admit(params, cell.parent_id)
             params = admitted.params
             checked = self._check(admitted.code, admitted.language)
             if isinstance(checked, CodeModeResult):
                 return checked, params
-            run.start = Start(admitted.code, checked)
+            cell.start = Start(admitted.code, checked)
             if admitted.question is not None and self.approvals.inline:
-                with self._driver.admitting(run, deadline, "the approver"):
+                with self._driver.admitting(cell, deadline, "the approver"):
                     await self.executor.ask(admitted.question)
         except ToolFailure as error:
             return self._failed("invalid_input", str(error)), params
         except SandboxError as error:
             return self._failed(error.code, str(error)), params
         if admitted.question is not None and not self.approvals.inline:
-            self._calls.open_gate(run, admitted.question)
-        return await self._result(run, self._driver.start(run, deadline)), params
+            self._calls.open_gate(cell, admitted.question)
+        return await self._result(cell, self._driver.start(cell, deadline)), params
 
     async def _tell_hooks(
         self,
@@ -596,20 +596,20 @@ class CodeMode:
         )
         return result or self._failed("aborted", CLOSED, ledger=self._ledger(run_id))
 
-    async def _wait(self, run_id: str, waiting: Waiting, deadline: float) -> CodeModeResult:
+    async def _wait(self, run_id: str, waiting: PendingWait, deadline: float) -> CodeModeResult:
         try:
-            run = await self._parking.claim(run_id)
+            cell = await self._parking.claim(run_id)
         except StoreUnavailable as error:
             return self._failed("snapshot_restore_failed", str(error))
         except SandboxError as error:
             if not (isinstance(error, SnapshotRefused) and error.kept):
                 self._driver.forget(run_id)
             return self._failed(error.code, str(error))
-        if not isinstance(run, Run):
-            return self._refused(run_id, run)
-        run.unheard = waiting.left
-        waiting.on_leave = lambda: self._driver.leave(run)
-        return await self._result(run, self._driver.resume(run, deadline))
+        if not isinstance(cell, Cell):
+            return self._refused(run_id, cell)
+        cell.unheard = waiting.left
+        waiting.on_leave = lambda: self._driver.leave(cell)
+        return await self._result(cell, self._driver.resume(cell, deadline))
 
     async def until_decided(self) -> None:
         """Waits as long as the programs that were left waiting wait for nothing but people.
@@ -634,34 +634,34 @@ class CodeMode:
 
     # ---- Results ----
 
-    async def _result(self, run: Run, driven: Awaitable[Done | Failed | None]) -> CodeModeResult:
-        self._left_waiting.pop(run.id, None)
+    async def _result(self, cell: Cell, driven: Awaitable[Done | Failed | None]) -> CodeModeResult:
+        self._left_waiting.pop(cell.id, None)
         try:
             outcome = await driven
         except SandboxError as error:
-            return self._failed(error.code, str(error), run)
+            return self._failed(error.code, str(error), cell)
         if outcome is None:
-            nothing_else = not (run.yields or run.timers or run.due)
-            self._left_waiting[run.id] = nothing_else and run.waits_for_people()
-            return self._waiting(run)
+            nothing_else = not (cell.yields or cell.timers or cell.due)
+            self._left_waiting[cell.id] = nothing_else and cell.waits_for_people()
+            return self._waiting(cell)
         if isinstance(outcome, Failed):
             error = outcome.error + advice(outcome.error, self.catalog, self.config)
-            return self._failed(outcome.code, error, run)
+            return self._failed(outcome.code, error, cell)
         return CodeModeResult(
             status="completed",
             value=outcome.parsed,
-            output=run.output,
+            output=cell.output,
             telemetry=self.telemetry.to_json(),
         )
 
-    def _waiting(self, run: Run) -> CodeModeResult:
-        reason: WaitingReason = "yield" if run.yielded else "pending_tools"
+    def _waiting(self, cell: Cell) -> CodeModeResult:
+        reason: WaitingReason = "yield" if cell.yielded else "pending_tools"
         return CodeModeResult(
             status="waiting",
-            run_id=run.id,
+            run_id=cell.id,
             reason=reason,
-            pending_tool_calls=run.pending(),
-            output=run.output,
+            pending_tool_calls=cell.pending(),
+            output=cell.output,
             telemetry=self.telemetry.to_json(),
         )
 
@@ -669,15 +669,15 @@ class CodeMode:
         return self._driver.ledgers.get(run_id)
 
     def _failed(
-        self, code: ErrorCode, error: str, run: Run | None = None, ledger: Ledger | None = None
+        self, code: ErrorCode, error: str, cell: Cell | None = None, ledger: Ledger | None = None
     ) -> CodeModeResult:
         self.telemetry.fail(code)
-        ledger = run.ledger if run else ledger or Ledger()
+        ledger = cell.ledger if cell else ledger or Ledger()
         return CodeModeResult(
             status="failed",
             code=code,
             error=error,
-            output=run.output if run else [],
+            output=cell.output if cell else [],
             calls=[entry.to_json() for entry in ledger.entries],
             calls_omitted=dict(ledger.omitted),
             telemetry=self.telemetry.to_json(),
@@ -732,21 +732,21 @@ class CodeMode:
             "unsupported_language", f"`language` must be {names}, not {language!r}."
         )
 
-    async def _install(self) -> Installed:
+    async def _install(self) -> CellSetup:
         """What the run's cells start with; nothing where there is nothing to add."""
         self._refresh_namespaces()
         mcp = self._calls.bridge.mcp
-        if not self._installed.key and mcp:
+        if not self._setup.key and mcp:
             # Once for a catalog, but a second for thousands of tools: not on the event loop.
             await anyio.to_thread.run_sync(lambda: mcp.files)
         scopes = self.namespaces.descriptors()
-        if not self._installed.key and (len(self.catalog) or scopes or mcp.connecting()):
+        if not self._setup.key and (len(self.catalog) or scopes or mcp.connecting()):
             names = json.dumps(self.catalog.convenience()).encode()
             parts = (self.catalog.all_tools_json, names, json.dumps(scopes).encode())
             parts = (*parts, json.dumps(self._calls.bridge.mcp.setup()).encode())
             data = b'{"tools":%s,"names":%s,"namespaces":%s,"mcp":%s}' % parts
-            self._installed = Installed(hashlib.sha256(data).digest(), data)
-        return self._installed
+            self._setup = CellSetup(hashlib.sha256(data).digest(), data)
+        return self._setup
 
     def _deadline(self) -> float:
         return time.monotonic() + self.config.timeout_ms / 1000

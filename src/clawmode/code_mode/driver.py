@@ -12,7 +12,7 @@ import anyio.lowlevel
 
 from clawmode.code_mode.bridge import refusal_text
 from clawmode.code_mode.calls import Calls
-from clawmode.code_mode.cell import GATE, CallGroup, Ledger, Run
+from clawmode.code_mode.cell import GATE, CallGroup, Cell, Ledger
 from clawmode.code_mode.config import CodeModeConfig
 from clawmode.code_mode.parking import Parking, other_build
 from clawmode.code_mode.stores import End, Progress
@@ -74,7 +74,7 @@ UNANSWERED = "The time ran out while the program waited for an answer."
 
 
 @dataclass(frozen=True, slots=True)
-class Installed:
+class CellSetup:
     """What cells start with beyond the prelude: the catalog and namespaces, and its key."""
 
     key: bytes = b""
@@ -115,9 +115,9 @@ class Driver:
     parking: Parking
     config: CodeModeConfig
     telemetry: Telemetry
-    install: Callable[[], Awaitable[Installed]]
+    install: Callable[[], Awaitable[CellSetup]]
     searching: anyio.CapacityLimiter = field(default_factory=lambda: anyio.CapacityLimiter(1))
-    active: dict[str, Run] = field(default_factory=dict[str, Run])
+    active: dict[str, Cell] = field(default_factory=dict[str, Cell])
     parked: dict[str, tuple[float, float]] = field(default_factory=dict[str, tuple[float, float]])
     ledgers: OrderedDict[str, Ledger] = field(default_factory=OrderedDict[str, Ledger])
     watching: bool = False
@@ -126,11 +126,11 @@ class Driver:
     # ---- Ways in ----
 
     @contextlib.contextmanager
-    def admitting(self, run: Run, deadline: float, who: str) -> Iterator[None]:
+    def admitting(self, cell: Cell, deadline: float, who: str) -> Iterator[None]:
         """Around the question whether a cell may start: an abort and the deadline end it.
 
         Args:
-            run: The cell.
+            cell: The cell.
             deadline: Of its `exec`, by `time.monotonic`.
             who: Who is asked, for the error.
 
@@ -139,90 +139,90 @@ class Driver:
             DeadlineExceeded: There was no answer in time.
         """
         left = self._last(deadline) - time.monotonic()
-        with anyio.move_on_after(left) as run.gate:
-            self.active[run.id] = run
+        with anyio.move_on_after(left) as cell.gate:
+            self.active[cell.id] = cell
             try:
                 yield
             finally:
-                del self.active[run.id]
-        cancelled, run.gate = run.gate.cancelled_caught, None
-        if run.ended:
+                del self.active[cell.id]
+        cancelled, cell.gate = cell.gate.cancelled_caught, None
+        if cell.ended:
             raise Aborted
         if cancelled:
             raise DeadlineExceeded(NOT_ADMITTED.format(who=who))
 
-    async def start(self, run: Run, deadline: float) -> Done | Failed | None:
+    async def start(self, cell: Cell, deadline: float) -> Done | Failed | None:
         """Starts a cell, as soon as its gate is open. None: it waits, and is parked.
 
         Raises:
             SandboxError: It could not be run to its end, and is gone.
         """
-        group = self.calls.group(run)
-        group.claimed, group.run, run.cell = True, run, self.pool.cell()
-        return await self._drive(run, group, deadline)
+        group = self.calls.group(cell)
+        group.claimed, group.cell, cell.tenancy = True, cell, self.pool.cell()
+        return await self._drive(cell, group, deadline)
 
-    async def resume(self, run: Run, deadline: float) -> Done | Failed | None:
+    async def resume(self, cell: Cell, deadline: float) -> Done | Failed | None:
         """Lets a claimed cell go on, once there is something to go on with. None: it waits still.
 
         Raises:
             SnapshotError: It could not be read; if that was the store's fault, it is as it was.
             SandboxError: It could not be run to its end, and is gone.
         """
-        group = self.calls.group(run)
+        group = self.calls.group(cell)
         group.claimed, taken = True, False
-        due, due_at = self.parked.get(run.id, (run.due, run.due_at))
-        if due == run.due:
-            run.due_at = due_at
+        due, due_at = self.parked.get(cell.id, (cell.due, cell.due_at))
+        if due == cell.due:
+            cell.due_at = due_at
         try:
-            await self._check_image(run)
-            if not await self._arrival(run, group, deadline):
+            await self._check_image(cell)
+            if not await self._arrival(cell, group, deadline):
                 return None
             async with group.lock:
-                frozen = await self.parking.take(run)
-                taken, run.taken, group.run = True, True, run
+                frozen = await self.parking.take(cell)
+                taken, cell.taken, group.cell = True, True, cell
                 for settled, unknown in group.unsaved.values():
-                    run.receive(settled, unknown=unknown)
+                    cell.receive(settled, unknown=unknown)
                 group.unsaved.clear()
         except StoreUnavailable as error:
             raise SnapshotError(str(error)) from None
         except (Aborted, SnapshotRefused) as error:
             if not (isinstance(error, SnapshotRefused) and error.kept):
-                self.forget(run.id)
+                self.forget(cell.id)
             raise
         finally:
             if not taken:
                 with anyio.CancelScope(shield=True):
-                    await self._release(run)
+                    await self._release(cell)
                 group.claimed = False
                 self.calls.forget(group)
         self.telemetry.snapshots["restored"] += 1
         self.telemetry.snapshots["deleted"] += 1
-        self.parked.pop(run.id, None)
-        run.cell = self.pool.cell(frozen)
-        run.inbox[:0] = run.take_yields()
-        return await self._drive(run, group, deadline)
+        self.parked.pop(cell.id, None)
+        cell.tenancy = self.pool.cell(frozen)
+        cell.inbox[:0] = cell.take_yields()
+        return await self._drive(cell, group, deadline)
 
-    async def _check_image(self, run: Run) -> None:
+    async def _check_image(self, cell: Cell) -> None:
         """Before the cell is taken: if a worker refuses it after that, it is lost.
 
         Raises:
             SnapshotOfOtherBuild: Its snapshot is no difference to the image of our workers.
         """
         await self.pool.ready()
-        if run.image and run.image != (self.pool.image or run.image):
-            raise other_build(run.build)
+        if cell.image and cell.image != (self.pool.image or cell.image):
+            raise other_build(cell.build)
 
-    def leave(self, run: Run) -> None:
+    def leave(self, cell: Cell) -> None:
         """The caller of `resume` is gone: the cell is parked as soon as it is suspended."""
-        run.unheard = True
-        if (group := self.calls.groups.get(run.id)) is not None:
+        cell.unheard = True
+        if (group := self.calls.groups.get(cell.id)) is not None:
             group.tell()
 
-    async def _release(self, run: Run) -> None:
+    async def _release(self, cell: Cell) -> None:
         try:
-            await self.parking.release(run.id)
+            await self.parking.release(cell.id)
         except (StoreUnavailable, Aborted) as error:
-            logger.error("the claim of %s could not be released: %s", run.id, error)
+            logger.error("the claim of %s could not be released: %s", cell.id, error)
 
     async def abort(self, run_id: str) -> bool:
         """Ends a cell, driven or parked, here or in another process. False: there is none.
@@ -231,9 +231,9 @@ class Driver:
             StoreUnavailable: Whether there is one cannot be found out.
             AbortUnconfirmed: The process that runs it has not confirmed its end in time.
         """
-        run = self.active.get(run_id)
-        if run is not None:
-            await self._abort_active(run)
+        cell = self.active.get(run_id)
+        if cell is not None:
+            await self._abort_active(cell)
             return True
         ended = await self.parking.abort(run_id)
         if ended:
@@ -243,17 +243,17 @@ class Driver:
 
     async def abort_all(self) -> None:
         """Ends all cells that are driven."""
-        for run in list(self.active.values()):
-            await self._abort_active(run)
+        for cell in list(self.active.values()):
+            await self._abort_active(cell)
 
-    async def _abort_active(self, run: Run) -> None:
-        run.ended = True
-        if run.gate is not None:
-            run.gate.cancel()
+    async def _abort_active(self, cell: Cell) -> None:
+        cell.ended = True
+        if cell.gate is not None:
+            cell.gate.cancel()
             return
-        assert run.cell is not None
-        self.calls.end(run.id)
-        await self.pool.abort(run.cell)
+        assert cell.tenancy is not None
+        self.calls.end(cell.id)
+        await self.pool.abort(cell.tenancy)
 
     def forget(self, run_id: str) -> None:
         """A parked cell is gone: what still runs for it is of no use any more."""
@@ -262,166 +262,166 @@ class Driver:
 
     # ---- Driving ----
 
-    async def _drive(self, run: Run, group: CallGroup, deadline: float) -> Done | Failed | None:
-        assert run.cell is not None
-        self.active[run.id] = run
-        if run.taken:
+    async def _drive(self, cell: Cell, group: CallGroup, deadline: float) -> Done | Failed | None:
+        assert cell.tenancy is not None
+        self.active[cell.id] = cell
+        if cell.taken:
             self._watch()
         end: End = "aborted"
         try:
             # The one thing that a cell's deadline does not cover: it happens once per machine.
             began = time.monotonic()
-            await self.pool.prepare(run.cell, run.start)
+            await self.pool.prepare(cell.tenancy, cell.start)
             deadline += time.monotonic() - began
-            outcome: Outcome | None = run.outcome or Suspended()
-            if run.outcome is None and (run.start is None or not run.calls):
-                outcome = await self._step(run, deadline)
+            outcome: Outcome | None = cell.outcome or Suspended()
+            if cell.outcome is None and (cell.start is None or not cell.calls):
+                outcome = await self._step(cell, deadline)
             while isinstance(outcome, Suspended):
-                await self._accept(run, group, outcome)
-                if not await self._replies(run, group, deadline):
+                await self._accept(cell, group, outcome)
+                if not await self._replies(cell, group, deadline):
                     if not self.parks:
                         raise DeadlineExceeded(UNANSWERED)
                     outcome = None
                     break
-                outcome = await self._step(run, deadline)
+                outcome = await self._step(cell, deadline)
             if outcome is None:
-                await self._park(run, group)
+                await self._park(cell, group)
                 return None
-            if run.outcome is None:
-                outcome = run.outcome = self._concluded(run, outcome)
+            if cell.outcome is None:
+                outcome = cell.outcome = self._concluded(cell, outcome)
             end = "finished"
-            kept = run.unheard and await self._keep(run, group)
+            kept = cell.unheard and await self._keep(cell, group)
             return None if kept else outcome
         except SandboxError as error:
-            end = "aborted" if run.ended or isinstance(error, Aborted) else "finished"
-            if run.ended and not isinstance(error, Aborted):
+            end = "aborted" if cell.ended or isinstance(error, Aborted) else "finished"
+            if cell.ended and not isinstance(error, Aborted):
                 raise Aborted from None
             if isinstance(error, DeadlineExceeded):
                 raise DeadlineExceeded(self._with_limit(str(error))) from None
             raise
         finally:
-            del self.active[run.id]
-            self.pool.drop(run.cell)
-            if group.run is run:
+            del self.active[cell.id]
+            self.pool.drop(cell.tenancy)
+            if group.cell is cell:
                 with anyio.CancelScope(shield=True):
-                    await self._end(run, end)
+                    await self._end(cell, end)
 
-    async def _step(self, run: Run, deadline: float) -> Outcome | None:
+    async def _step(self, cell: Cell, deadline: float) -> Outcome | None:
         """Starts the cell, or resumes it with its inbox. None: it got no worker in time."""
-        assert run.cell is not None
-        replies = run.take_replies()
-        if run.start is None:
+        assert cell.tenancy is not None
+        replies = cell.take_replies()
+        if cell.start is None:
             # The timer that is due must find it so, whatever the clock of the guest says.
-            now = run.due if run.due_at <= time.monotonic() else 0.0
-            resume = Resume(replies, None, self._limits(), run.output_left, now=now)
+            now = cell.due if cell.due_at <= time.monotonic() else 0.0
+            resume = Resume(replies, None, self._limits(), cell.output_left, now=now)
             try:
-                return await self.pool.step(run.cell, resume, deadline)
+                return await self.pool.step(cell.tenancy, resume, deadline)
             except DeadlineExceeded:
-                if run.cell.frozen is None:
+                if cell.tenancy.frozen is None:
                     raise
                 # It did not run, and is as it was.
-                run.inbox[:0] = replies
+                cell.inbox[:0] = replies
                 return None
         denied = next((reply for reply in replies if reply.id == GATE and not reply.ok), None)
         if denied is not None:
             return Failed("invalid_input", refusal_text(denied))
-        installed = await self.install()
+        setup = await self.install()
         start = replace(
-            run.start,
+            cell.start,
             limits=self._limits(),
-            output_left=run.output_left,
-            setup=installed.key,
+            output_left=cell.output_left,
+            setup=setup.key,
         )
-        run.start = None
-        return await self.pool.step(run.cell, start, deadline, installed.data)
+        cell.start = None
+        return await self.pool.step(cell.tenancy, start, deadline, setup.data)
 
-    def _concluded(self, run: Run, outcome: Done | Failed) -> Done | Failed:
-        run.take_output(outcome.output)
+    def _concluded(self, cell: Cell, outcome: Done | Failed) -> Done | Failed:
+        cell.take_output(outcome.output)
         if isinstance(outcome, Failed):
-            self.calls.refuse_batch(run, outcome.requests)
+            self.calls.refuse_batch(cell, outcome.requests)
             if outcome.code == "timeout":
                 return replace(outcome, error=self._with_limit(outcome.error))
         return outcome
 
-    async def _keep(self, run: Run, group: CallGroup) -> bool:
+    async def _keep(self, cell: Cell, group: CallGroup) -> bool:
         """Parks the outcome of a cell that nobody hears. False: it could not be stored."""
-        self._end_calls(run)
-        run.calls.clear()
-        run.inbox.clear()
+        self._end_calls(cell)
+        cell.calls.clear()
+        cell.inbox.clear()
         try:
-            await self._park(run, group)
+            await self._park(cell, group)
         except Aborted:
             raise
         except SandboxError as error:
-            logger.error("the result of %s could not be stored: %s", run.id, error)
+            logger.error("the result of %s could not be stored: %s", cell.id, error)
             return False
         return True
 
-    async def _end(self, run: Run, end: End) -> None:
+    async def _end(self, cell: Cell, end: End) -> None:
         """The cell is over: what it still waits for is cancelled, and what comes is dropped."""
-        run.ended = True
-        self.ledgers.pop(run.id, None)
-        self._end_calls(run)
-        if run.stored:
+        cell.ended = True
+        self.ledgers.pop(cell.id, None)
+        self._end_calls(cell)
+        if cell.stored:
             try:
                 if end == "aborted":
-                    await self.parking.give_up(run.id)
+                    await self.parking.give_up(cell.id)
                 else:
-                    await self.parking.end(run.id, end)
+                    await self.parking.end(cell.id, end)
             except StoreUnavailable as error:
-                logger.error("the end of %s could not be noted: %s", run.id, error)
+                logger.error("the end of %s could not be noted: %s", cell.id, error)
 
-    def _end_calls(self, run: Run) -> None:
-        self.calls.end(run.id)
-        for call in run.calls.values():
+    def _end_calls(self, cell: Cell) -> None:
+        self.calls.end(cell.id)
+        for call in cell.calls.values():
             if call.owner:
                 call.entry.state = "unknown"
 
     # ---- Batches ----
 
-    async def _accept(self, run: Run, group: CallGroup, idle: Suspended) -> None:
+    async def _accept(self, cell: Cell, group: CallGroup, idle: Suspended) -> None:
         """Takes a batch of requests: answers what can be answered at once, starts the rest.
 
         Raises:
             SnapshotTooLarge: It could not be parked with them; none of it was started.
         """
-        run.take_output(idle.output)
-        run.set_timers(idle.timers, idle.due)
-        self._check_ids(run, idle.requests)
+        cell.take_output(idle.output)
+        cell.set_timers(idle.timers, idle.due)
+        self._check_ids(cell, idle.requests)
         if idle.requests and not self.calls.bridge.catalog.names_indexed:
             await anyio.to_thread.run_sync(self.calls.bridge.catalog.index_names)
         try:
-            await self._check_parking(run, idle)
-            if run.ended:
+            await self._check_parking(cell, idle)
+            if cell.ended:
                 raise Aborted
         except (Aborted, SnapshotTooLarge):
-            self.calls.refuse_batch(run, idle.requests)
+            self.calls.refuse_batch(cell, idle.requests)
             raise
         pace = _Pace()
         for request in idle.requests:
             if request.method == "yield":
-                run.yields.append(request.id)
+                cell.yields.append(request.id)
             elif request.method in LOOKUPS and self.calls.bridge.absent_server(request) is None:
-                run.lookups.append(request)
+                cell.lookups.append(request)
             else:
-                self.calls.open(run, request)
+                self.calls.open(cell, request)
                 await pace.keep()
-        if run.ended:
+        if cell.ended:
             raise Aborted
         self.calls.start(group)
 
-    async def _answer_lookups(self, run: Run, last: float) -> None:
+    async def _answer_lookups(self, cell: Cell, last: float) -> None:
         """Answers what a cell asked about the catalog, until `last` at most.
 
         The answers are handed over in parts if they are large, so that no cell makes us hold more.
         """
         pace, room = _Pace(), MAX_ANSWERS
-        while run.lookups and room > 0 and not run.ended:
-            reply = await self._look_up(run.lookups[0], last)
+        while cell.lookups and room > 0 and not cell.ended:
+            reply = await self._look_up(cell.lookups[0], last)
             if reply is None:
                 return
-            run.lookups.popleft()
-            run.inbox.append(reply)
+            cell.lookups.popleft()
+            cell.inbox.append(reply)
             room -= len(reply.value)
             await pace.keep()
 
@@ -443,57 +443,59 @@ class Driver:
             return reply
         return None
 
-    def _check_ids(self, run: Run, requests: tuple[Request, ...]) -> None:
+    def _check_ids(self, cell: Cell, requests: tuple[Request, ...]) -> None:
         """No honest worker repeats an id, and an answer to one must not reach another call."""
         ids = [request.id for request in requests]
-        if len(set(ids)) < len(ids) or any(number <= GATE or number in run.calls for number in ids):
+        if len(set(ids)) < len(ids) or any(
+            number <= GATE or number in cell.calls for number in ids
+        ):
             raise RuntimeUnavailable("The worker sent requests that no program makes.")
 
-    async def _check_parking(self, run: Run, idle: Suspended) -> None:
+    async def _check_parking(self, cell: Cell, idle: Suspended) -> None:
         """Whether the cell could be parked: looked at before anything of a batch has an effect."""
         if not self.parks:
             return
-        assert run.cell is not None
+        assert cell.tenancy is not None
         methods = {request.method for request in idle.requests}
         if "yield" in methods:
             await self.parking.check_room()
         # The bound is cheap and rarely over the limit; to know for sure, the cell is frozen.
         over = idle.frozen_at_most > self.config.max_snapshot_bytes
         if over and methods & {"call", "namespace"}:
-            self.parking.check_size(await self.pool.freeze(run.cell))
+            self.parking.check_size(await self.pool.freeze(cell.tenancy))
 
     # ---- Waiting ----
 
-    async def _replies(self, run: Run, group: CallGroup, deadline: float) -> bool:
+    async def _replies(self, cell: Cell, group: CallGroup, deadline: float) -> bool:
         """Whether there is something to resume a driven cell with; if not, it is to be parked."""
         last = self._last(deadline)
-        await self._answer_lookups(run, last)
+        await self._answer_lookups(cell, last)
         while True:
             version, now = group.version, time.monotonic()
-            if run.ended:
+            if cell.ended:
                 raise Aborted
-            foreign = await self._fetch(run)
-            if now < last and (run.inbox or run.due_at <= now) and not run.unheard:
+            foreign = await self._fetch(cell)
+            if now < last and (cell.inbox or cell.due_at <= now) and not cell.unheard:
                 return True
             # A person holds no `exec` open, and neither does a timer that is due too late.
-            hopeless = self.parks and run.waits_for_people() and run.due_at >= last
-            if run.yields or now >= last or hopeless or run.unheard:
+            hopeless = self.parks and cell.waits_for_people() and cell.due_at >= last
+            if cell.yields or now >= last or hopeless or cell.unheard:
                 return False
-            until = min(run.due_at, last, now + POLL if foreign else last)
+            until = min(cell.due_at, last, now + POLL if foreign else last)
             await group.changed(version, until - now)
 
-    async def _fetch(self, run: Run) -> bool:
+    async def _fetch(self, cell: Cell) -> bool:
         """Brings answers to calls that other processes make; whether there are such calls."""
-        if not any(call.owner for call in run.calls.values()):
+        if not any(call.owner for call in cell.calls.values()):
             return False
-        replies = await self.parking.store.drain(run.id)
+        replies = await self.parking.store.drain(cell.id)
         if replies is None:
             raise Aborted
         for sealed in replies:
-            self.parking.deliver(run, sealed)
-        return await self.calls.adopt(run)
+            self.parking.deliver(cell, sealed)
+        return await self.calls.adopt(cell)
 
-    async def _arrival(self, run: Run, group: CallGroup, deadline: float) -> bool:
+    async def _arrival(self, cell: Cell, group: CallGroup, deadline: float) -> bool:
         """Whether there is something to go on with for a cell that is parked, before the deadline.
 
         There is nothing better to do: a person is waited for too.
@@ -501,58 +503,58 @@ class Driver:
         last = self._last(deadline)
         while True:
             version, now = group.version, time.monotonic()
-            progress = await self.parking.store.progress(run.id)
+            progress = await self.parking.store.progress(cell.id)
             if progress is None:
                 raise Aborted
-            _update(run, progress)
-            if run.unheard:
+            _update(cell, progress)
+            if cell.unheard:
                 return False
-            if run.outcome is not None:
+            if cell.outcome is not None:
                 return True
-            foreign = await self.calls.adopt(run)
-            prompt = run.yields or run.lookups or run.due_at <= now
+            foreign = await self.calls.adopt(cell)
+            prompt = cell.yields or cell.lookups or cell.due_at <= now
             if prompt or progress.replies or group.unsaved:
                 return True
-            if not run.calls and not run.due:
+            if not cell.calls and not cell.due:
                 # Nothing that it could wait for: the store's file was meddled with.
-                await self.parking.end(run.id, "finished")
+                await self.parking.end(cell.id, "finished")
                 raise SnapshotRefused("the snapshot has been altered: it waits for nothing")
             if now >= last:
                 return False
-            until = min(run.due_at, last, now + POLL if foreign else last)
+            until = min(cell.due_at, last, now + POLL if foreign else last)
             await group.changed(version, until - now)
 
-    async def _park(self, run: Run, group: CallGroup) -> None:
-        assert run.cell is not None
-        unborn_or_over = run.start is not None or run.outcome is not None
-        frozen = None if unborn_or_over else await self.pool.freeze(run.cell)
+    async def _park(self, cell: Cell, group: CallGroup) -> None:
+        assert cell.tenancy is not None
+        unborn_or_over = cell.start is not None or cell.outcome is not None
+        frozen = None if unborn_or_over else await self.pool.freeze(cell.tenancy)
         async with group.lock:
-            if not run.ended:
-                await self._gather(run)
-                await self.parking.park(run, frozen)
-            if run.ended:
+            if not cell.ended:
+                await self._gather(cell)
+                await self.parking.park(cell, frozen)
+            if cell.ended:
                 raise Aborted
-            group.claimed, group.run = False, None
-        if run.unheard:
-            run.output = []  # it is in the store
+            group.claimed, group.cell = False, None
+        if cell.unheard:
+            cell.output = []  # it is in the store
         self.telemetry.snapshots["created"] += 1
-        self.parked[run.id] = (run.due, run.due_at)
-        self.ledgers[run.id] = run.ledger
+        self.parked[cell.id] = (cell.due, cell.due_at)
+        self.ledgers[cell.id] = cell.ledger
         if len(self.ledgers) > MAX_LEDGERS:
             self.ledgers.popitem(last=False)
         self.calls.forget(group)
         if group.calls:
             self._watch()
 
-    async def _gather(self, run: Run) -> None:
+    async def _gather(self, cell: Cell) -> None:
         """Collects the answers that a cell is parked with, as far as the inbox has room for them.
 
         Some came while it was being frozen, some from other processes since they were last fetched.
         """
-        if any(call.owner for call in run.calls.values()):
-            for sealed in await self.parking.store.drain(run.id) or ():
-                self.parking.deliver(run, sealed)
-        self.calls.fit_inbox(run)
+        if any(call.owner for call in cell.calls.values()):
+            for sealed in await self.parking.store.drain(cell.id) or ():
+                self.parking.deliver(cell, sealed)
+        self.calls.fit_inbox(cell)
 
     # ---- Ended elsewhere ----
 
@@ -580,12 +582,12 @@ class Driver:
     def _watched(self) -> list[str]:
         """The cells that others can end: parked ones whose calls run here, and resumed ones."""
         parked = [run_id for run_id, group in self.calls.groups.items() if not group.claimed]
-        return [*parked, *(run.id for run in self.active.values() if run.taken)]
+        return [*parked, *(cell.id for cell in self.active.values() if cell.taken)]
 
     async def _end_here(self, run_id: str) -> None:
-        run, group = self.active.get(run_id), self.calls.groups.get(run_id)
-        if run is not None and run.taken:
-            await self._abort_active(run)
+        cell, group = self.active.get(run_id), self.calls.groups.get(run_id)
+        if cell is not None and cell.taken:
+            await self._abort_active(cell)
         elif group is not None and not group.claimed:
             self.forget(run_id)
             await self.parking.give_up(run_id)
@@ -608,11 +610,11 @@ class Driver:
         )
 
 
-def _update(run: Run, progress: Progress) -> None:
+def _update(cell: Cell, progress: Progress) -> None:
     """Brings a cell that is parked up to what has become of its calls."""
     known = {call.id: call for call in progress.calls}
-    for number in [number for number in run.calls if number not in known]:
-        del run.calls[number]
-    for call in run.calls.values():
+    for number in [number for number in cell.calls if number not in known]:
+        del cell.calls[number]
+    for call in cell.calls.values():
         if call.owner:
             call.owner, call.entry.state = known[call.id].owner, known[call.id].state

@@ -18,7 +18,7 @@ from clawmode.types import JsonObject
 
 
 @dataclass(frozen=True, slots=True)
-class Admitted:
+class AdmittedProgram:
     """A cell as the hooks left it, and whom to ask about it.
 
     Attributes:
@@ -40,9 +40,8 @@ class Gate:
     config: CodeModeConfig
 
     @property
-    def open(self) -> bool:
-        """Whether there is nobody to ask."""
-        return self.executor.hooks.empty
+    def has_hooks(self) -> bool:
+        return not self.executor.hooks.empty
 
     def event(self, params: JsonObject, call_id: str) -> BeforeToolCall:
         """A cell as hooks see it."""
@@ -57,7 +56,7 @@ class Gate:
             tool_input_kind=next((known for known in LANGUAGES if known == language), None),
         )
 
-    async def admit(self, params: JsonObject, call_id: str) -> Admitted:
+    async def admit(self, params: JsonObject, call_id: str) -> AdmittedProgram:
         """What may start.
 
         Raises:
@@ -72,7 +71,7 @@ class Gate:
         if question is not None:
             # The person sees what would run, under both names.
             question = replace(question, input=shown)
-        return Admitted(code, language, shown, question)
+        return AdmittedProgram(code, language, shown, question)
 
     async def tell(
         self, params: JsonObject, call_id: str, result: JsonObject, seconds: float

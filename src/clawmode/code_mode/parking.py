@@ -14,7 +14,7 @@ from typing import Any, get_args
 import anyio
 
 from clawmode import __version__
-from clawmode.code_mode.cell import CallState, Entry, OpenCall, Run
+from clawmode.code_mode.cell import CallState, Cell, Entry, OpenCall
 from clawmode.code_mode.config import CodeModeConfig
 from clawmode.code_mode.snapshots import bind, seal, seal_bytes, unseal, unseal_bytes
 from clawmode.code_mode.stores import (
@@ -118,7 +118,7 @@ class Parking:
         if not await self.store.room(self._config.max_suspended_runs):
             raise SnapshotTooLarge(FULL)
 
-    async def park(self, run: Run, frozen: Frozen | None) -> None:
+    async def park(self, cell: Cell, frozen: Frozen | None) -> None:
         """Writes a cell down. `frozen` is None if it has not started, or has ended unheard.
 
         Raises:
@@ -126,30 +126,30 @@ class Parking:
             Aborted: Somebody ended it.
         """
         owner, snapshot = await self.owner(), b""
-        asked, most = sum(len(each.args) for each in run.lookups), self._config.max_snapshot_bytes
+        asked, most = sum(len(each.args) for each in cell.lookups), self._config.max_snapshot_bytes
         if asked > most:
             text = f"The unanswered look-ups of the program are {asked} bytes; {most} are allowed."
             raise SnapshotTooLarge(text)
         if frozen is not None:
             self.check_size(frozen)
-            bound = self._bound(run.id, f"snapshot {run.park}")
+            bound = self._bound(cell.id, f"snapshot {cell.park}")
             snapshot = seal(frozen, wasm_hash(), bound, self.store.keys)
-        mine = [call for call in run.calls.values() if not call.owner]
-        cell = StoredCell(
-            id=run.id,
+        mine = [call for call in cell.calls.values() if not call.owner]
+        stored = StoredCell(
+            id=cell.id,
             scope=self._scope,
             ttl=float(self._config.snapshot_ttl_seconds),
-            record=self._seal(_record(run, frozen), run.id, "record"),
+            record=self._seal(_record(cell, frozen), cell.id, "record"),
             snapshot=snapshot,
-            calls=tuple(self._stored(run.id, call, owner) for call in mine),
-            replies=tuple(self.sealed_reply(run.id, _reply(run, item)) for item in run.inbox),
-            mark=self._mark(run.id, run.park),
+            calls=tuple(self._stored(cell.id, call, owner) for call in mine),
+            replies=tuple(self.sealed_reply(cell.id, _reply(cell, item)) for item in cell.inbox),
+            mark=self._mark(cell.id, cell.park),
         )
         limit = self._config.max_suspended_runs
         # Before it is: whoever is cancelled meanwhile cannot know whether it was.
-        again, run.stored = run.stored, True
-        await self.store.park(cell, owner, limit, again=again)
-        run.inbox.clear()
+        again, cell.stored = cell.stored, True
+        await self.store.park(stored, owner, limit, again=again)
+        cell.inbox.clear()
 
     def _stored(self, run_id: str, call: OpenCall, owner: str) -> StoredCall:
         request, state = call.request, call.entry.state
@@ -166,7 +166,7 @@ class Parking:
 
     # ---- Out ----
 
-    async def claim(self, run_id: str) -> Run | Refusal:
+    async def claim(self, run_id: str) -> Cell | Refusal:
         """The cell, to be waited for by us alone.
 
         Raises:
@@ -185,59 +185,59 @@ class Parking:
                 await self.end(run_id, "finished")
             raise
 
-    def _read(self, cell: StoredCell) -> Run:
+    def _read(self, stored: StoredCell) -> Cell:
         try:
-            record = self._unseal(cell.record, cell.id, "record")
+            record = self._unseal(stored.record, stored.id, "record")
             _check_build(record)
-            run = _run(cell.id, record)
-            if self._number(cell) != run.park:
+            cell = _read_cell(stored.id, record)
+            if self._number(stored) != cell.park:
                 raise SnapshotRefused(REPLAYED)
-            run.mark = cell.mark
-            run.calls = {call.id: self._call(run, call) for call in cell.calls}
+            cell.mark = stored.mark
+            cell.calls = {call.id: self._call(cell, call) for call in stored.calls}
         except (AttributeError, KeyError, TypeError, ValueError):
             raise SnapshotRefused("the snapshot's record cannot be read") from None
-        return run
+        return cell
 
-    def _call(self, run: Run, stored: StoredCall) -> OpenCall:
-        body: Any = self._unseal(stored.body, run.id, f"call {stored.id}")
+    def _call(self, cell: Cell, stored: StoredCall) -> OpenCall:
+        body: Any = self._unseal(stored.body, cell.id, f"call {stored.id}")
         # State and owner are not sealed: they change while it is parked.
         known = stored.state in get_args(StoredState) and isinstance(stored.owner, str)
         if body["method"] not in METHODS or not known or not stored.owner:
             raise ValueError(stored.id)
         request = Request(stored.id, body["method"], body["args"].encode())
-        entry = run.ledger.find(stored.id) or Entry(stored.id, "", None)
+        entry = cell.ledger.find(stored.id) or Entry(stored.id, "", None)
         entry.state = stored.state
         return OpenCall(request, entry, None, {}, owner=stored.owner)
 
-    async def take(self, run: Run) -> Frozen | None:
+    async def take(self, cell: Cell) -> Frozen | None:
         """The cell's memory; its inbox is the run's from now on. None: it has not started.
 
         Raises:
             SnapshotRefused: It does not open; the cell is deleted.
             Aborted: Somebody ended it.
         """
-        owner, mark = await self.owner(), self._mark(run.id, run.park + 1)
-        cell = await self.store.take(run.id, owner, seen=run.mark, mark=mark)
-        if cell is None:
+        owner, mark = await self.owner(), self._mark(cell.id, cell.park + 1)
+        stored = await self.store.take(cell.id, owner, seen=cell.mark, mark=mark)
+        if stored is None:
             raise Aborted
-        bound = self._bound(run.id, f"snapshot {run.park}")
-        run.park += 1
+        bound = self._bound(cell.id, f"snapshot {cell.park}")
+        cell.park += 1
         try:
-            for sealed in cell.replies:
-                self.deliver(run, sealed)
-            if run.start is not None or run.outcome is not None:
+            for sealed in stored.replies:
+                self.deliver(cell, sealed)
+            if cell.start is not None or cell.outcome is not None:
                 return None
-            return unseal(cell.snapshot, wasm_hash(), bound, self.store.keys)
+            return unseal(stored.snapshot, wasm_hash(), bound, self.store.keys)
         except SnapshotRefused:
-            await self.end(run.id, "finished")
+            await self.end(cell.id, "finished")
             raise
 
-    def deliver(self, run: Run, sealed: bytes) -> None:
+    def deliver(self, cell: Cell, sealed: bytes) -> None:
         """Gives a cell that is driven here an answer that the store kept."""
-        data = unseal_bytes(sealed, self._bound(run.id, "reply"), self.store.keys)
+        data = unseal_bytes(sealed, self._bound(cell.id, "reply"), self.store.keys)
         number, flag = _REPLY.unpack_from(data)
         settled = Settled(number, flag == b"+", data[_REPLY.size :])
-        run.receive(settled, unknown=flag == b"?")
+        cell.receive(settled, unknown=flag == b"?")
 
     async def release(self, run_id: str) -> None:
         """Ends a claim: the cell waits on, with new time to live."""
@@ -274,11 +274,11 @@ class Parking:
     def _mark(self, run_id: str, number: int) -> bytes:
         return seal_bytes(_NUMBER.pack(number), self._bound(run_id, "park"), self.store.keys)
 
-    def _number(self, cell: StoredCell) -> int:
+    def _number(self, stored: StoredCell) -> int:
         """The number of the cell's last park; 0: there is none."""
-        if not cell.mark:
+        if not stored.mark:
             return 0
-        opened = unseal_bytes(cell.mark, self._bound(cell.id, "park"), self.store.keys)
+        opened = unseal_bytes(stored.mark, self._bound(stored.id, "park"), self.store.keys)
         return _NUMBER.unpack(opened)[0]
 
     def _bound(self, run_id: str, what: str) -> bytes:
@@ -291,8 +291,8 @@ class Parking:
         return json.loads(unseal_bytes(sealed, self._bound(run_id, what), self.store.keys))
 
 
-def _reply(run: Run, settled: Settled) -> Reply:
-    entry = run.ledger.find(settled.id)
+def _reply(cell: Cell, settled: Settled) -> Reply:
+    entry = cell.ledger.find(settled.id)
     return Reply(settled, unknown=entry is not None and entry.state == "unknown")
 
 
@@ -323,33 +323,33 @@ def other_build(build: str | None) -> SnapshotOfOtherBuild:
     )
 
 
-def _record(run: Run, frozen: Frozen | None) -> JsonValue:
+def _record(cell: Cell, frozen: Frozen | None) -> JsonValue:
     start: JsonValue = None
-    if run.start is not None:
-        start = {"source": run.start.source, "language": run.start.language}
+    if cell.start is not None:
+        start = {"source": cell.start.source, "language": cell.start.language}
     return {
         "format": FORMAT,
         "build": __version__,
         "engine": wasm_hash().hex(),
         "image": frozen.image.hex() if frozen is not None else "",
-        "park": run.park,
-        "parent": run.parent_id,
-        "outputLeft": run.output_left,
-        "yields": list[JsonValue](run.yields),
+        "park": cell.park,
+        "parent": cell.parent_id,
+        "outputLeft": cell.output_left,
+        "yields": list[JsonValue](cell.yields),
         "lookups": [
             [request.id, request.method, request.args.decode("utf-8", "replace")]
-            for request in run.lookups
+            for request in cell.lookups
         ],
-        "timers": run.timers,
-        "due": run.due,
+        "timers": cell.timers,
+        "due": cell.due,
         "start": start,
         # What nobody has heard: the `wait` that drove the cell was cancelled.
-        "output": list[JsonValue](run.output) if run.unheard else [],
-        "outcome": _outcome(run.outcome),
+        "output": list[JsonValue](cell.output) if cell.unheard else [],
+        "outcome": _outcome(cell.outcome),
         "ledger": [
-            [entry.id, entry.tool_id, entry.effect, entry.state] for entry in run.ledger.entries
+            [entry.id, entry.tool_id, entry.effect, entry.state] for entry in cell.ledger.entries
         ],
-        "omitted": dict[str, JsonValue](run.ledger.omitted),
+        "omitted": dict[str, JsonValue](cell.ledger.omitted),
     }
 
 
@@ -369,21 +369,25 @@ def _read_outcome(kept: Any) -> Done | Failed | None:
     return Failed(kept["code"], kept["error"])
 
 
-def _run(run_id: str, record: Any) -> Run:
-    run = Run(record["parent"], record["outputLeft"], id=run_id, stored=True)
-    run.park, run.image, run.build = record["park"], bytes.fromhex(record["image"]), record["build"]
-    run.yields = record["yields"]
+def _read_cell(run_id: str, record: Any) -> Cell:
+    cell = Cell(record["parent"], record["outputLeft"], id=run_id, stored=True)
+    cell.park, cell.image, cell.build = (
+        record["park"],
+        bytes.fromhex(record["image"]),
+        record["build"],
+    )
+    cell.yields = record["yields"]
     for number, method, args in record.get("lookups", ()):
-        run.lookups.append(Request(number, method, args.encode()))
+        cell.lookups.append(Request(number, method, args.encode()))
     # Absolute, and nothing of this machine's uptime: the cell may go on on another machine.
-    run.set_timers(record["timers"], record["due"])
-    run.output, run.outcome = record["output"], _read_outcome(record["outcome"])
+    cell.set_timers(record["timers"], record["due"])
+    cell.output, cell.outcome = record["output"], _read_outcome(record["outcome"])
     if record["start"] is not None:
-        run.start = Start(record["start"]["source"], record["start"]["language"], Limits())
+        cell.start = Start(record["start"]["source"], record["start"]["language"], Limits())
     states = get_args(CallState)
     for number, tool_id, effect, state in record["ledger"]:
         if state not in states:
             raise ValueError(state)
-        run.ledger.entries.append(Entry(number, tool_id, effect, state))
-    run.ledger.omitted = Counter(record["omitted"])
-    return run
+        cell.ledger.entries.append(Entry(number, tool_id, effect, state))
+    cell.ledger.omitted = Counter(record["omitted"])
+    return cell

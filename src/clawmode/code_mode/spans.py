@@ -90,7 +90,7 @@ class CellSpan:
             _fail(self.span, result.code or result.status)
 
 
-class _Open(NamedTuple):
+class _OpenSpan(NamedTuple):
     span: "Span"
     token: "Token[Context]"
 
@@ -104,7 +104,7 @@ class SpanRecorder:
 
     def __init__(self, tracer: "Tracer") -> None:
         self._tracer = tracer
-        self._open: dict[str, _Open] = {}
+        self._open: dict[str, _OpenSpan] = {}
 
     # ---- Nested calls ----
 
@@ -149,7 +149,7 @@ class SpanRecorder:
 
     # ---- Both ----
 
-    def _enter(self, name: str, call_id: str, attributes: dict[str, str]) -> _Open:
+    def _enter(self, name: str, call_id: str, attributes: dict[str, str]) -> _OpenSpan:
         from opentelemetry import context, trace
 
         attributes |= {TOOL_NAME: name, CALL_ID: call_id}
@@ -161,7 +161,7 @@ class SpanRecorder:
                 **{key: value[:MAX_CHARS] for key, value in attributes.items()},
             },
         )
-        return _Open(span, context.attach(trace.set_span_in_context(span)))
+        return _OpenSpan(span, context.attach(trace.set_span_in_context(span)))
 
 
 def _fail(span: "Span", code: str) -> None:
@@ -172,7 +172,7 @@ def _fail(span: "Span", code: str) -> None:
     span.set_status(Status(StatusCode.ERROR, code))
 
 
-def _leave(opened: _Open) -> None:
+def _leave(opened: _OpenSpan) -> None:
     from opentelemetry import context
 
     context.detach(opened.token)

@@ -25,10 +25,10 @@ from typing import Literal, get_args
 from clawmode.code_mode.snapshots import KeyRing
 from clawmode.code_mode.stores import (
     FULL,
-    Abort,
+    AbortProgress,
     CallState,
+    CellInfo,
     End,
-    KnownCell,
     Progress,
     Refusal,
     StoredCall,
@@ -420,10 +420,10 @@ class SqliteStore(SqliteFile):
                 self._bury(database, cell_id, end)
             return bool(found)
 
-    async def abort(self, cell_id: str, scope: Scope, owner: str = "") -> Abort | None:
+    async def abort(self, cell_id: str, scope: Scope, owner: str = "") -> AbortProgress | None:
         return await self._run(self._abort, cell_id, scope, owner)
 
-    def _abort(self, cell_id: str, scope: Scope, owner: str) -> Abort | None:
+    def _abort(self, cell_id: str, scope: Scope, owner: str) -> AbortProgress | None:
         with self._transaction() as database:
             found = database.execute(
                 "select 1 from cells where id = ?"
@@ -432,7 +432,7 @@ class SqliteStore(SqliteFile):
             ).fetchone()
             return self._abort_one(database, cell_id, owner) if found else None
 
-    def _abort_one(self, database: sqlite3.Connection, cell_id: str, owner: str) -> Abort:
+    def _abort_one(self, database: sqlite3.Connection, cell_id: str, owner: str) -> AbortProgress:
         own = (cell_id, owner)
         database.execute(
             "update cells set holder = '', running = 0, snapshot = x'' where id = ? and holder = ?",
@@ -459,10 +459,10 @@ class SqliteStore(SqliteFile):
 
     async def end_all(
         self, scope: Scope, *, session: bool = False, owner: str = ""
-    ) -> dict[str, Abort]:
+    ) -> dict[str, AbortProgress]:
         return await self._run(self._end_all, scope, session, owner)
 
-    def _end_all(self, scope: Scope, session: bool, owner: str) -> dict[str, Abort]:
+    def _end_all(self, scope: Scope, session: bool, owner: str) -> dict[str, AbortProgress]:
         with self._transaction() as database:
             rows = database.execute(
                 "select id from cells where agent = ? and session = ? and session_key = ?"
@@ -471,10 +471,10 @@ class SqliteStore(SqliteFile):
             ).fetchall()
             return {cell_id: self._abort_one(database, cell_id, owner) for (cell_id,) in rows}
 
-    async def cells(self) -> list[KnownCell]:
+    async def cells(self) -> list[CellInfo]:
         return await self._run(self._list)
 
-    def _list(self) -> list[KnownCell]:
+    def _list(self) -> list[CellInfo]:
         with self._transaction() as database:
             self._purge(database)
             now = self._clock()
@@ -483,7 +483,7 @@ class SqliteStore(SqliteFile):
                 " from cells order by expires"
             ).fetchall()
             return [
-                KnownCell(
+                CellInfo(
                     id=cell_id,
                     scope=Scope(*scope),
                     state=state_of(bool(running), bool(holder) and self._alive(holder)),

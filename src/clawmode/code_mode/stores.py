@@ -21,11 +21,11 @@ from clawmode.exceptions import Aborted, AbortUnconfirmed, SnapshotTooLarge
 
 CallState: TypeAlias = Literal["queued", "running", "approval"]
 End: TypeAlias = Literal["finished", "expired", "aborted", "lost"]
-KnownState: TypeAlias = Literal["parked", "waiting", "running", "lost"]
+CellState: TypeAlias = Literal["parked", "waiting", "running", "lost"]
 Refusal: TypeAlias = Literal["unknown", "busy", "finished", "expired", "aborted", "lost"]
 """Why a cell cannot be claimed. `lost`: the process that ran it died."""
 
-Abort: TypeAlias = Literal["ended", "asked"]
+AbortProgress: TypeAlias = Literal["ended", "asked"]
 """What became of an abort. `asked`: another owner runs the cell or its calls, and will end them."""
 
 MAX_TOMBSTONES = 1024
@@ -68,7 +68,7 @@ class StoredCell:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KnownCell:
+class CellInfo:
     """A cell in the store, for operators.
 
     Attributes:
@@ -79,12 +79,12 @@ class KnownCell:
 
     id: str
     scope: Scope
-    state: KnownState
+    state: CellState
     age: float
     left: float
 
 
-def state_of(running: bool, held: bool) -> KnownState:
+def state_of(running: bool, held: bool) -> CellState:
     """The state of a cell; held, if whoever has it lives."""
     if running:
         return "running" if held else "lost"
@@ -198,7 +198,7 @@ class SnapshotStore(Protocol):
         """Deletes a cell and remembers how it ended. False: there is none, or it is not theirs."""
         ...
 
-    async def abort(self, cell_id: str, scope: Scope, owner: str = "") -> Abort | None:
+    async def abort(self, cell_id: str, scope: Scope, owner: str = "") -> AbortProgress | None:
         """Aborts a cell; None: there is none, or it is not theirs.
 
         What `owner` had of the cell, the cell itself or calls, is over. If another owner that lives
@@ -209,7 +209,7 @@ class SnapshotStore(Protocol):
 
     async def end_all(
         self, scope: Scope, *, session: bool = False, owner: str = ""
-    ) -> dict[str, Abort]:
+    ) -> dict[str, AbortProgress]:
         """Aborts the cells of a run, or of all runs of its session, by their ids."""
         ...
 
@@ -217,12 +217,12 @@ class SnapshotStore(Protocol):
         """Those of these cells that have ended, or are marked as aborted."""
         ...
 
-    async def cells(self) -> list[KnownCell]:
+    async def cells(self) -> list[CellInfo]:
         """All cells that have not ended, for operators."""
         ...
 
 
-async def confirm(abort: Callable[[], Awaitable[Mapping[str, Abort]]]) -> set[str]:
+async def confirm(abort: Callable[[], Awaitable[Mapping[str, AbortProgress]]]) -> set[str]:
     """Repeats an abort until all other owners have ended their part. Returns the cells' ids.
 
     Raises:
@@ -249,7 +249,7 @@ async def abort_cell(store: SnapshotStore, cell_id: str, scope: Scope, owner: st
         AbortUnconfirmed: The process that runs it has not confirmed its end in time.
     """
 
-    async def abort() -> dict[str, Abort]:
+    async def abort() -> dict[str, AbortProgress]:
         found = await store.abort(cell_id, scope, owner)
         return {} if found is None else {cell_id: found}
 
@@ -260,7 +260,7 @@ async def abort_cell(store: SnapshotStore, cell_id: str, scope: Scope, owner: st
 
 
 @dataclass(slots=True)
-class _Kept:
+class _MemoryCell:
     scope: Scope
     ttl: float
     expires: float
@@ -297,7 +297,7 @@ class MemoryStore:
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.keys = KeyRing.ephemeral()
         self._clock = clock
-        self._cells: dict[str, _Kept] = {}
+        self._cells: dict[str, _MemoryCell] = {}
         self._ended: OrderedDict[str, tuple[Scope, End]] = OrderedDict()
         self._owners: set[str] = set()
         # Nothing here waits, but several threads may have event loops.
@@ -328,7 +328,7 @@ class MemoryStore:
             if self._parked() >= limit:
                 raise SnapshotTooLarge(FULL)
             expires = self._clock() + cell.ttl
-            kept = _Kept(cell.scope, cell.ttl, expires, cell.record, cell.snapshot, cell.mark)
+            kept = _MemoryCell(cell.scope, cell.ttl, expires, cell.record, cell.snapshot, cell.mark)
             if known is not None:
                 others = known.calls.values()
                 kept.calls = {call.id: call for call in others if call.owner != owner}
@@ -426,14 +426,14 @@ class MemoryStore:
             self._bury(cell_id, end)
             return True
 
-    async def abort(self, cell_id: str, scope: Scope, owner: str = "") -> Abort | None:
+    async def abort(self, cell_id: str, scope: Scope, owner: str = "") -> AbortProgress | None:
         with self._lock:
             kept = self._cells.get(cell_id)
             return self._abort(cell_id, owner) if kept and kept.scope == scope else None
 
     async def end_all(
         self, scope: Scope, *, session: bool = False, owner: str = ""
-    ) -> dict[str, Abort]:
+    ) -> dict[str, AbortProgress]:
         with self._lock:
             ids = [key for key, kept in self._cells.items() if _within(kept.scope, scope, session)]
             return {cell_id: self._abort(cell_id, owner) for cell_id in ids}
@@ -442,12 +442,12 @@ class MemoryStore:
         with self._lock:
             return {cell_id for cell_id in cell_ids if self._live(cell_id) is None}
 
-    async def cells(self) -> list[KnownCell]:
+    async def cells(self) -> list[CellInfo]:
         with self._lock:
             self._purge()
             now = self._clock()
             return [
-                KnownCell(
+                CellInfo(
                     id=cell_id,
                     scope=kept.scope,
                     state=state_of(kept.running, kept.holder in self._owners),
@@ -459,11 +459,11 @@ class MemoryStore:
 
     # ---- Inside of the lock ----
 
-    def _live(self, cell_id: str) -> _Kept | None:
+    def _live(self, cell_id: str) -> _MemoryCell | None:
         """A cell that has not been marked as aborted."""
         return None if cell_id in self._ended else self._cells.get(cell_id)
 
-    def _abort(self, cell_id: str, owner: str) -> Abort:
+    def _abort(self, cell_id: str, owner: str) -> AbortProgress:
         kept = self._cells[cell_id]
         if kept.holder == owner:
             kept.holder, kept.running = "", False

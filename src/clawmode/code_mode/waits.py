@@ -20,7 +20,7 @@ DISMISS_SECONDS = 2.0
 
 
 @dataclass(slots=True)
-class Waiting:
+class PendingWait:
     """One `wait` that has not returned.
 
     Attributes:
@@ -41,7 +41,7 @@ class Waiting:
 class Waits:
     """The waits of one `CodeMode`."""
 
-    _under_way: dict[str, Waiting] = field(default_factory=dict[str, Waiting])
+    _under_way: dict[str, PendingWait] = field(default_factory=dict[str, PendingWait])
     _unheard: OrderedDict[str, CodeModeResult] = field(
         default_factory=OrderedDict[str, CodeModeResult]
     )
@@ -61,7 +61,7 @@ class Waits:
         self,
         run_id: str,
         tasks: TaskGroup | None,
-        wait: Callable[[Waiting], Awaitable[CodeModeResult]],
+        wait: Callable[[PendingWait], Awaitable[CodeModeResult]],
     ) -> CodeModeResult | None:
         """Makes a `wait` for a program that is `free`. None: `tasks` was cancelled.
 
@@ -70,7 +70,7 @@ class Waits:
             tasks: Where it runs on when the caller is cancelled; None: it does not.
             wait: Makes it.
         """
-        waiting = self._under_way[run_id] = Waiting()
+        waiting = self._under_way[run_id] = PendingWait()
         earlier = self._unheard.pop(run_id, None)
         if tasks is None:
             await self._serve(run_id, waiting, wait, earlier)
@@ -99,8 +99,8 @@ class Waits:
     async def _serve(
         self,
         run_id: str,
-        waiting: Waiting,
-        wait: Callable[[Waiting], Awaitable[CodeModeResult]],
+        waiting: PendingWait,
+        wait: Callable[[PendingWait], Awaitable[CodeModeResult]],
         earlier: CodeModeResult | None,
     ) -> None:
         try:
@@ -119,7 +119,7 @@ class Waits:
                 self._keep(run_id, waiting)
             waiting.done.set()
 
-    def _keep(self, run_id: str, waiting: Waiting) -> None:
+    def _keep(self, run_id: str, waiting: PendingWait) -> None:
         """Keeps what the store does not have: it is too late to park a program that has ended."""
         result = waiting.result
         if result is not None and (result.status != "waiting" or result.output):

@@ -3,7 +3,7 @@
 import time
 from dataclasses import dataclass
 
-from clawmode.code_mode.stores import KnownState, abort_cell
+from clawmode.code_mode.stores import CellState, abort_cell
 from clawmode.context import Scope
 from clawmode.gateway.clients import Client
 from clawmode.gateway.gateway import Gateway
@@ -19,7 +19,7 @@ class _Cell:
 
     id: str
     scope: Scope
-    state: KnownState
+    state: CellState
     since: float
     expires: float | None = None
 

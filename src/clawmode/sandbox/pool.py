@@ -64,8 +64,8 @@ CLOSED = "the sandbox is closed"
 LOST = "The program is lost: the worker that held it died."
 
 
-class Cell:
-    """One program, from its start to its end. Made by `Pool.cell`, used with its pool.
+class Tenancy:
+    """The stay of one cell in a pool, from its start to its end. Made by `Pool.cell`.
 
     Attributes:
         worker: Where it is warm.
@@ -122,7 +122,7 @@ class Pool:
         self.size = size or max(2, os.cpu_count() or 1)
         self.max_size = max(max_size or 4 * self.size, self.size)
         self._lockdown: Lockdown = lockdown
-        self._workers: dict[WorkerProcess, Cell | None] = {}
+        self._workers: dict[WorkerProcess, Tenancy | None] = {}
         self._idle: dict[WorkerProcess, None] = {}  # in the order in which they became idle
         self._evicting: dict[WorkerProcess, float] = {}  # since when
         self._queue: deque[Waiter] = deque()
@@ -208,11 +208,11 @@ class Pool:
 
     # ---- Cells ----
 
-    def cell(self, frozen: Frozen | None = None) -> Cell:
+    def cell(self, frozen: Frozen | None = None) -> Tenancy:
         """A new cell, or one that was frozen before."""
-        return Cell(frozen)
+        return Tenancy(frozen)
 
-    async def prepare(self, cell: Cell, start: Start | None) -> None:
+    async def prepare(self, cell: Tenancy, start: Start | None) -> None:
         """Waits until the machine code is there that a cell needs: on a new machine it is compiled.
 
         Args:
@@ -234,7 +234,7 @@ class Pool:
             self._check(cell)
 
     async def step(
-        self, cell: Cell, message: Start | Resume, deadline: float, setup: JsonText = b""
+        self, cell: Tenancy, message: Start | Resume, deadline: float, setup: JsonText = b""
     ) -> Outcome:
         """Lets a cell run until it is idle, complete or failed.
 
@@ -269,7 +269,7 @@ class Pool:
     async def _ask(
         self,
         worker: WorkerProcess,
-        cell: Cell,
+        cell: Tenancy,
         message: Start | Resume,
         deadline: float,
         setup: JsonText,
@@ -297,7 +297,7 @@ class Pool:
         assert isinstance(answer, Done | Suspended | Failed)
         return answer
 
-    async def freeze(self, cell: Cell) -> Frozen:
+    async def freeze(self, cell: Tenancy) -> Frozen:
         """The cell's memory, to be kept elsewhere. The cell can still go on afterwards.
 
         Raises:
@@ -312,7 +312,7 @@ class Pool:
             raise _lost(cell)
         return cell.frozen
 
-    async def abort(self, cell: Cell) -> None:
+    async def abort(self, cell: Tenancy) -> None:
         """Stops a cell within 20 ms, wherever it is, and marks it: it will not step again."""
         cell.aborted = True
         if cell.waiter is not None:
@@ -324,7 +324,7 @@ class Pool:
         if cell.computing is not None:
             await cell.computing.abort()
 
-    def drop(self, cell: Cell) -> None:
+    def drop(self, cell: Tenancy) -> None:
         """Forgets a cell that is not computing. Idempotent."""
         worker, cell.worker, cell.frozen = cell.worker, None, None
         if worker is not None:
@@ -402,7 +402,7 @@ class Pool:
         self._evicting[worker] = time.monotonic()
         self._life.tasks.start_soon(self._freeze_out, worker, cell)
 
-    async def _freeze_out(self, worker: WorkerProcess, cell: Cell) -> None:
+    async def _freeze_out(self, worker: WorkerProcess, cell: Tenancy) -> None:
         try:
             answer = await worker.ask(Freeze(), time.monotonic() + FREEZE_SECONDS)
         except Exception as error:
@@ -422,7 +422,7 @@ class Pool:
 
     # ---- Acquiring ----
 
-    async def _acquire(self, cell: Cell, deadline: float, *, resuming: bool) -> WorkerProcess:
+    async def _acquire(self, cell: Tenancy, deadline: float, *, resuming: bool) -> WorkerProcess:
         """A live worker that holds this cell, or no cell at all; it is no longer idle."""
         if self._life.tasks is None:
             raise NotOpen("The pool is not open: use it inside of `async with Pool() as pool:`.")
@@ -438,13 +438,13 @@ class Pool:
             return self._take_warm(cell.worker, cell)
         return await self._take_empty(cell, deadline)
 
-    def _check(self, cell: Cell) -> None:
+    def _check(self, cell: Tenancy) -> None:
         if self._closed:
             raise RuntimeUnavailable(CLOSED)
         if cell.aborted:
             raise Aborted
 
-    async def _take_empty(self, cell: Cell, deadline: float) -> WorkerProcess:
+    async def _take_empty(self, cell: Tenancy, deadline: float) -> WorkerProcess:
         for attempt in range(BOOT_ATTEMPTS):
             worker = self._take_idle() or await self._wait(cell, deadline)
             try:
@@ -461,7 +461,7 @@ class Pool:
                 return worker
         raise AssertionError("unreachable")
 
-    def _take_warm(self, worker: WorkerProcess, cell: Cell) -> WorkerProcess:
+    def _take_warm(self, worker: WorkerProcess, cell: Tenancy) -> WorkerProcess:
         self._idle.pop(worker, None)
         if not worker.alive:
             self._discard(worker)
@@ -486,7 +486,7 @@ class Pool:
             self._evict(next(iter(self._idle)))
         return None
 
-    async def _wait(self, cell: Cell, deadline: float) -> WorkerProcess:
+    async def _wait(self, cell: Tenancy, deadline: float) -> WorkerProcess:
         """Queues for a worker; if the queue stands still, makes one."""
         waiter = cell.waiter = Waiter(anyio.Event())
         self._queue.append(waiter)
@@ -554,7 +554,7 @@ class Pool:
             first.event.set()
             first.event = anyio.Event()
 
-    async def _make_ready(self, worker: WorkerProcess, cell: Cell, deadline: float) -> None:
+    async def _make_ready(self, worker: WorkerProcess, cell: Tenancy, deadline: float) -> None:
         while not worker.booted.done():
             self._check(cell)
             if time.monotonic() >= deadline:
@@ -570,11 +570,11 @@ class Pool:
         self._image = image
 
 
-def _lost(cell: Cell) -> SandboxError:
+def _lost(cell: Tenancy) -> SandboxError:
     return SnapshotTooLarge(cell.failed) if cell.failed else RuntimeUnavailable(LOST)
 
 
-def _settle(cell: Cell) -> None:
+def _settle(cell: Tenancy) -> None:
     """Ends what `Pool._evict` began: the cell is frozen, or lost."""
     if cell.moving is not None:
         cell.moving.set()
