@@ -10,9 +10,9 @@ import pytest
 from tests.support.agent_driver import configured, opened
 from tests.support.waiting import Gate, until
 
+from clawmode.agent.diagnostics import SessionMonitor
 from clawmode.agent.requests import AgentRequest
 from clawmode.agent.runtime import AgentRuntime
-from clawmode.agent.watch import SessionMonitor
 from clawmode.config.operations import Diagnostics
 from clawmode.testing import Turn, call, pause
 from clawmode.tools.approvals import Approvals
@@ -67,7 +67,7 @@ async def test_a_model_that_is_silent_is_slow_and_then_stalled_and_then_aborted(
         with anyio.fail_after(5):
             await run.ended.wait()
         assert run.state == "aborted"
-        assert watching.watch.monitor.sessions() == []
+        assert watching.watch.watchdog.sessions() == []
 
 
 @pytest.mark.covers("AL-72")
@@ -109,7 +109,7 @@ async def test_who_waits_for_a_person_is_not_stalled(tmp_path: Path) -> None:
         approvals.resolve(approvals.pending()[0].id, "allow-once")
         result = await agent.runtime.result(run.id)
         assert result.status == "ok"
-        assert watching.watch.monitor.sessions() == []
+        assert watching.watch.watchdog.sessions() == []
 
 
 async def test_a_session_whose_runs_end_is_forgotten(tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ async def test_a_session_whose_runs_end_is_forgotten(tmp_path: Path) -> None:
         watching = Watching(agent.runtime)
         await agent.ask()
         await agent.ask()
-        assert watching.watch.monitor.sessions() == []
+        assert watching.watch.watchdog.sessions() == []
         assert watching.after(10_000) == []
 
 
@@ -135,7 +135,7 @@ async def test_bookkeeping_that_nobody_will_end_is_released(tmp_path: Path) -> N
             "session.recovery.completed",
         ]
         assert watching.told[-1]["outcome"] == "released"
-        assert watching.watch.monitor.sessions() == []
+        assert watching.watch.watchdog.sessions() == []
 
 
 async def test_it_looks_by_itself(tmp_path: Path) -> None:

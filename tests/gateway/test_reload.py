@@ -111,7 +111,7 @@ async def test_queue_diagnostics_and_jobs_change(tmp_path: Path) -> None:
         assert it.gateway.host.inbox._queue.mode == "collect"
         assert it.gateway.host.inbox._slash.queue.mode == "collect"
         assert it.gateway.watch is not None
-        assert it.gateway.watch.monitor.warn_seconds == 5
+        assert it.gateway.watch.watchdog.warn_seconds == 5
         assert it.gateway.scheduler._max == 3
         (listed,) = (await it.call("cron.list"))["jobs"]
         assert (listed["id"], listed["configured"]) == ("tea", True)

@@ -14,10 +14,10 @@ from anyio.abc import TaskGroup
 from anyio.streams.memory import MemoryObjectSendStream
 
 from clawmode.addresses import Attempts
+from clawmode.agent.diagnostics import SessionMonitor
 from clawmode.agent.events import AgentEvent
 from clawmode.agent.hooks import GatewayEvent
 from clawmode.agent.runtime import Run
-from clawmode.agent.watch import SessionMonitor
 from clawmode.app.host import Host
 from clawmode.cron.jobs import Jobs
 from clawmode.cron.scheduler import Scheduler
