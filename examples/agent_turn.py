@@ -1,11 +1,11 @@
-"""An agent in your own program: `AgentRuntime`, here with a model that plays a script.
+"""`AgentRuntime`, the layer below `Agent`, with a model that plays a script.
 
-`clawmode agent` does the same at a terminal. A run is accepted at once and goes on by itself;
-events say what happens in it. A second message in the same session goes on with the conversation,
-and what was said is in the transcript.
+A run is accepted at once and executes in the background; events report what happens. A second
+message in the same session continues the conversation, and the transcript keeps everything that
+was said. `clawmode agent` does the same at a terminal.
 
-For a real model leave `given` away: then `agents.defaults.model` says which, such as
-`anthropic/claude-sonnet-4-5`, and the key comes from the environment.
+For a real model, leave out `given`: `agents.defaults.model` then names the model, such as
+`anthropic/claude-sonnet-5`, and the key comes from the environment.
 """
 
 import tempfile

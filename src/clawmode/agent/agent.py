@@ -9,14 +9,13 @@ runs that are continued after a crash.
 
 import math
 import os
-import shutil
-import tempfile
 import uuid
 import warnings
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
 from contextlib import AsyncExitStack, aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
@@ -27,7 +26,7 @@ from clawmode.agent.events import AgentEvent
 from clawmode.agent.models import ModelPool
 from clawmode.agent.requests import AgentRequest, RunFailed, RunResult
 from clawmode.agent.resolver import ConfigResolver
-from clawmode.agent.runtime import AgentRuntime, Run
+from clawmode.agent.runtime import AgentRuntime
 from clawmode.catalog.catalog import Catalog
 from clawmode.code_mode.code_mode import check_argument, read_mcp_servers
 from clawmode.config.agents import Configuration
@@ -48,7 +47,6 @@ if TYPE_CHECKING:
     from clawmode.mcp.servers import McpServers
     from clawmode.mcp.settings import ServerSettings
 
-MODEL_EXAMPLE = '"anthropic/claude-sonnet-5", or a Model object'
 CLOSED = "The agent was closed."
 NOT_OPEN = (
     "The agent is not open: use it inside of `async with Agent(...) as agent:`, "
@@ -188,7 +186,11 @@ class Agent:
         async with self._changing, AsyncExitStack() as opened:
             if self._closed or self._runtime is not None:
                 raise ConfigurationError(REOPENED)
-            state = self._state or await _temporary_folder(opened)
+            state = self._state
+            if state is None:
+                made = await anyio.to_thread.run_sync(TemporaryDirectory, None, "clawmode-")
+                opened.push_async_callback(anyio.to_thread.run_sync, made.cleanup)
+                state = Path(made.name)
             models = await opened.enter_async_context(self._models)
             if self._server_settings:
                 from clawmode.mcp.servers import McpServers  # takes a second, and few need it
@@ -319,28 +321,27 @@ class Agent:
         unsubscribe = runtime.subscribe(listen)
         try:
             with send, receive:
-                run = await self._begin(turn.request)
-                while not _is_end(event := await receive.receive()):
+                async with self._changing:
+                    if self._closed:
+                        raise NotOpen(CLOSED)
+                    run = await runtime.start(turn.request)
+                async for event in receive:
+                    if event.stream == "lifecycle" and event.data["phase"] in ("end", "error"):
+                        break
                     yield event
             await run.ended.wait()
             assert run.result is not None
-            if run.result.status == "ok":
-                yield _with_result(event, run.result)
-            else:
+            if run.result.status != "ok":
                 yield event
                 raise RunFailed(run.result)
+            same: Any = {each.name: getattr(event, each.name) for each in fields(event)}
+            yield ResultEvent(**same, result=run.result)
         finally:
             unsubscribe()
             if run is not None and runtime.abort(run.id):
                 with anyio.CancelScope(shield=True):
                     await run.ended.wait()
             turn.ended = True
-
-    async def _begin(self, request: AgentRequest) -> Run:
-        async with self._changing:
-            if self._closed:
-                raise NotOpen(CLOSED)
-            return await self.runtime.start(request)
 
     def _secrets(self) -> list[str]:
         """What must not be written into trajectories."""
@@ -356,9 +357,9 @@ def _name_of(model: object) -> str:
     provider, name = getattr(model, "provider", None), getattr(model, "name", None)
     if not (isinstance(provider, str) and isinstance(name, str) and hasattr(model, "stream")):
         raise ConfigurationError(
-            f"model: found {type(model).__name__}, expected {MODEL_EXAMPLE}",
+            f"model: found {type(model).__name__}, expected a name such as "
+            '"anthropic/claude-sonnet-5", or a Model object',
             path="model",
-            expected=MODEL_EXAMPLE,
         )
     return f"{provider}/{name}"
 
@@ -373,6 +374,8 @@ def _configure(
     check_argument("settings", settings, Mapping, '{"thinking": "high"}')
     check_argument("providers", providers, Mapping, '{"mine": {"baseUrl": "https://…"}}')
     check_argument("code_mode", code_mode, (bool, Mapping), '{"timeoutMs": 500}')
+    if isinstance(code_mode, Mapping):
+        code_mode = {"enabled": True, **code_mode}
     defaults = dict(settings or {})
     chosen = defaults.get("model", {})
     if not isinstance(chosen, dict) or "primary" in chosen:
@@ -385,38 +388,9 @@ def _configure(
         {
             "agents": {"defaults": {**defaults, "model": {**chosen, "primary": model}}},
             "models": {"providers": dict(providers or {})},
-            "tools": {
-                "codeMode": code_mode
-                if isinstance(code_mode, bool)
-                else {"enabled": True, **code_mode}
-            },
+            "tools": {"codeMode": code_mode},
         }
     )
     for warning in found.warnings:
         warnings.warn(str(warning), ClawmodeWarning, stacklevel=3)
     return found.unwrap()
-
-
-def _is_end(event: AgentEvent) -> bool:
-    return event.stream == "lifecycle" and event.data["phase"] in ("end", "error")
-
-
-def _with_result(event: AgentEvent, result: RunResult) -> ResultEvent:
-    return ResultEvent(
-        run_id=event.run_id,
-        seq=event.seq,
-        stream=event.stream,
-        data=event.data,
-        session_key=event.session_key,
-        at=event.at,
-        result=result,
-    )
-
-
-async def _temporary_folder(opened: AsyncExitStack) -> Path:
-    """Makes a folder that is deleted when the stack is left."""
-    folder = await anyio.to_thread.run_sync(lambda: tempfile.mkdtemp(prefix="clawmode-agent-"))
-    opened.push_async_callback(
-        anyio.to_thread.run_sync, lambda: shutil.rmtree(folder, ignore_errors=True)
-    )
-    return Path(folder)
