@@ -7,7 +7,6 @@ its calls.
 
 import hashlib
 import time
-from types import TracebackType
 
 import anyio
 from anyio.abc import TaskGroup
@@ -28,6 +27,7 @@ from clawmode.context import RunContext
 from clawmode.exceptions import ErrorCode, SandboxError
 from clawmode.sandbox.pool import Pool
 from clawmode.sandbox.protocol import MAX_SOURCE, Done, Failed, Start
+from clawmode.tasks import TaskOwner
 from clawmode.tools.executor import Executor
 from clawmode.types import JsonObject, JsonValue
 
@@ -59,7 +59,7 @@ _PARAMETERS: JsonObject = {
 }
 
 
-class SearchCode:
+class SearchCode(TaskOwner):
     """Runs the bodies of one run. Used inside of `async with`.
 
     Args:
@@ -100,7 +100,6 @@ class SearchCode:
             install=_install,
             parks=False,
         )
-        self._tasks: TaskGroup = anyio.create_task_group()
 
     def _bridge(self) -> Bridge:
         """Over the catalog alone: no namespaces, whatever a worker asks for."""
@@ -114,22 +113,12 @@ class SearchCode:
 
     # ---- Open and close ----
 
-    async def __aenter__(self) -> "SearchCode":
-        await self._tasks.__aenter__()
-        self._calls.tasks = self._tasks
-        return self
+    async def _opened(self, tasks: TaskGroup) -> None:
+        self._calls.tasks = tasks
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def _closing(self) -> None:
         with anyio.CancelScope(shield=True):
             await self._driver.abort_all()
-        self._tasks.cancel_scope.cancel()
-        # Not told of the caller's error: it would come back in an ExceptionGroup.
-        await self._tasks.__aexit__(None, None, None)
 
     async def unavailable(self) -> str | None:
         """Why no body can be run here and now; None if one can: an empty one was."""

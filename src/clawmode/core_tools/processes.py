@@ -15,10 +15,11 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, TypeAlias
 
 import anyio
-from anyio.abc import Process, TaskGroup
+from anyio.abc import Process
 
 from clawmode.context import RunContext
 from clawmode.exceptions import ToolProblem
+from clawmode.tasks import TaskOwner
 
 State: TypeAlias = Literal["running", "completed", "failed"]
 
@@ -159,25 +160,16 @@ class Command:
             os.killpg(self.process.pid, number)
 
 
-class ShellSessions:
+class ShellSessions(TaskOwner):
     """All commands of a process of ours. Used inside of `async with`, in one task."""
 
     def __init__(self, limits: ProcessLimits | None = None) -> None:
         self.limits = limits or ProcessLimits()
         self._commands: dict[str, Command] = {}
-        self._tasks: TaskGroup | None = None
-        self._stack = contextlib.AsyncExitStack()
         self._closed = False
 
-    async def __aenter__(self) -> "ShellSessions":
-        assert self._tasks is None, "entered twice"
-        self._tasks = await self._stack.enter_async_context(anyio.create_task_group())
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
+    async def _closing(self) -> None:
         await self.aclose()
-        # Without the error: it is not of a command, and is not to come out in a group.
-        await self._stack.aclose()
 
     async def aclose(self) -> None:
         """Ends all commands; no other can be started."""

@@ -32,6 +32,7 @@ from clawmode.rpc import protocol
 from clawmode.rpc.protocol import CONNECT_SCHEMA, RpcError, read_hello
 from clawmode.rpc.scopes import EVENTS, granted
 from clawmode.rpc.tokens import Token, TokenError, Tokens
+from clawmode.tasks import run_logged
 from clawmode.types import JsonObject
 
 logger = logging.getLogger("clawmode.gateway")
@@ -178,13 +179,7 @@ class Gateway:
         if self._tasks is None or self.stopping:
             text = "the gateway stops" if self.stopping else "the gateway is not ready yet"
             raise RpcError("UNAVAILABLE", text, retry_after_ms=1_000)
-        self._tasks.start_soon(self._beside, work, *given)
-
-    async def _beside(self, work: Callable[..., Coroutine[Any, Any, Any]], *given: Any) -> None:
-        try:
-            await work(*given)
-        except Exception as error:  # nothing of it is worth the gateway
-            logger.error("%s: %s: %s", work.__name__, type(error).__name__, message_of(error))
+        self._tasks.start_soon(run_logged, logger, work.__name__, work, *given)
 
     # ---- Clients ----
 

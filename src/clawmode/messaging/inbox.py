@@ -25,13 +25,13 @@ from clawmode.agent.runtime import AgentRuntime
 from clawmode.config.operations import Queue
 from clawmode.exceptions import ClawmodeError
 from clawmode.messages import Text, UserMessage
-from clawmode.messaging.background import Beside
 from clawmode.messaging.channel import Inbound
 from clawmode.messaging.outbox import Outbox
 from clawmode.messaging.queue import Batch, Line, Queued, settings_for
 from clawmode.messaging.slash import DECISIONS, Slash, SlashCommands, describe
 from clawmode.sessions.keys import InvalidSession, check_agent_id, session_key
 from clawmode.sessions.store import Session
+from clawmode.tasks import BackgroundTasks
 from clawmode.tools.approvals import Question
 
 logger = logging.getLogger("clawmode.chat")
@@ -116,17 +116,17 @@ class Inbox:
         self._arriving: dict[str, list[object]] = {}
         self._locks: dict[str, _Lock] = {}
         self.keeper: Keeper | None = None
-        self._beside = Beside("the inbox")
+        self._background = BackgroundTasks("the inbox", logger)
         self._unsubscribe: Callable[[], None] = lambda: None
 
     async def __aenter__(self) -> "Inbox":
-        await self._beside.__aenter__()
+        await self._background.__aenter__()
         self._unsubscribe = self._runtime.subscribe(self._watch)
         return self
 
     async def __aexit__(self, *_: object) -> None:
         self._unsubscribe()
-        await self._beside.__aexit__()
+        await self._background.__aexit__()
 
     def change(self, queue: Queue, default_agent: str) -> None:
         """What holds for messages from now on."""
@@ -148,7 +148,7 @@ class Inbox:
             found = self._slash.parse(message.text)
             if found is not None and found.at_once:
                 # Whatever holds others up must not hold up who wants it to stop.
-                self._beside.start(self._announce, message, session)
+                self._background.start(self._announce, message, session)
                 self._arriving.pop(session.key, None)
                 return await self._obey(found, message, session)
             return await self._receive(message, session, found)
@@ -195,7 +195,7 @@ class Inbox:
     def _release(self, ids: Iterable[str]) -> None:
         """These need not be kept any more: they were read, or given up."""
         if self.keeper is not None and (gone := list(ids)):
-            self._beside.start(self.keeper.release, gone)
+            self._background.start(self.keeper.release, gone)
 
     def cancel(self, message_id: str) -> bool:
         """Takes a message back: one that waits, one that a run has not read yet, or its run."""
@@ -299,7 +299,7 @@ class Inbox:
     def _serve(self, key: str, line: Line) -> None:
         if not line.served:
             line.served = True
-            self._beside.start(self._drain, key, line)
+            self._background.start(self._drain, key, line)
 
     async def _drain(self, key: str, line: Line) -> None:
         """Makes turns of what waits in a session, until nothing does."""
@@ -375,7 +375,7 @@ class Inbox:
         heard = self._outbox.has(message.channel)
         reply = ""
         if found.takes_long and heard:
-            self._beside.start(self._carry_out, found, message, session)
+            self._background.start(self._carry_out, found, message, session)
         else:
             reply = await self._carry_out(found, message, session)
         if found.begins and found.arguments:
@@ -391,7 +391,7 @@ class Inbox:
     def _answer(self, message: Inbound, key: str, text: str) -> None:
         """Has something said where a message came from; nobody waits for that."""
         if text and self._outbox.has(message.channel):
-            self._beside.start(self._send, message.channel, message.target, text, key)
+            self._background.start(self._send, message.channel, message.target, text, key)
 
     async def _send(self, channel: str, target: str, text: str, key: str) -> None:
         receipt = await self._outbox.send(channel, target, text, session_key=key)
@@ -404,7 +404,7 @@ class Inbox:
         if run is not None and run.request.target and self._outbox.has(run.request.channel):
             text = f"{describe(question)}\n/approve {question.id} {'|'.join(DECISIONS)}"
             to = (run.request.channel, run.request.target)
-            self._beside.start(self._send, *to, text, run.session.key)
+            self._background.start(self._send, *to, text, run.session.key)
 
 
 class _Lock:

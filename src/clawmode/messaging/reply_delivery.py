@@ -16,9 +16,9 @@ from clawmode.agent.events import AgentEvent
 from clawmode.agent.replies import SILENT, SentMessages, is_silent
 from clawmode.agent.requests import RunResult, Streaming
 from clawmode.agent.runtime import AgentRuntime, Run
-from clawmode.messaging.background import Beside
 from clawmode.messaging.channel import Channel
 from clawmode.messaging.outbox import MAX_CHARS, Outbox
+from clawmode.tasks import BackgroundTasks
 from clawmode.types import JsonObject
 
 logger = logging.getLogger("clawmode.chat")
@@ -129,11 +129,11 @@ class Delivery:
         self._on_chat = on_chat
         self._replies: dict[str, _Reply] = {}
         self._last: dict[tuple[str, str], _Reply] = {}
-        self._beside = Beside("the delivery")
+        self._background = BackgroundTasks("the delivery", logger)
         self._unsubscribe: Callable[[], None] = lambda: None
 
     async def __aenter__(self) -> "Delivery":
-        await self._beside.__aenter__()
+        await self._background.__aenter__()
         self._unsubscribe = self._runtime.subscribe(self._take)
         return self
 
@@ -142,7 +142,7 @@ class Delivery:
         with anyio.move_on_after(CLOSE_SECONDS, shield=True):
             for reply in [it for it in self._last.values() if it.ended]:
                 await reply.done.wait()
-        await self._beside.__aexit__()
+        await self._background.__aexit__()
 
     # ---- What happens ----
 
@@ -168,13 +168,13 @@ class Delivery:
         request = run.request
         channel = self._outbox.find(request.channel) if request.target else None
         reply = self._replies[run_id] = _Reply(run, channel)
-        self._beside.start(self._chat, reply)
+        self._background.start(self._chat, reply)
         if channel is not None:
             key = (run.session.key, request.channel + "\0" + request.target)
             before = self._last.get(key)
             reply.before = None if before is None else before.done
             self._last[key] = reply
-            self._beside.start(self._send, reply, channel, key)
+            self._background.start(self._send, reply, channel, key)
 
     # ---- Chat clients ----
 

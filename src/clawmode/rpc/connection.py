@@ -6,8 +6,7 @@ import uuid
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import anyio
 from anyio.abc import TaskGroup, TaskStatus
@@ -25,6 +24,7 @@ from clawmode.rpc.link import (
     request_frame,
 )
 from clawmode.rpc.protocol import RpcError
+from clawmode.tasks import TaskOwner
 from clawmode.types import JsonObject, JsonValue
 
 logger = logging.getLogger("clawmode.gateway")
@@ -77,7 +77,7 @@ class _Call:
         self.answered.set()
 
 
-class Connection:
+class Connection(TaskOwner):
     """Keeps a connection up. Used inside of `async with`, in one task.
 
     Args:
@@ -102,29 +102,15 @@ class Connection:
         self._watchers: list[Events] = []
         self._following: set[str] = set()
         self._seq = 0
-        self._tasks: TaskGroup = anyio.create_task_group()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._who.client_id!r})"
 
-    async def __aenter__(self) -> Self:
-        await self._tasks.__aenter__()
-        try:
-            await self._tasks.start(self._stay_connected)
-        except BaseException:
-            await self.__aexit__(None, None, None)
-            raise
-        return self
+    async def _opened(self, tasks: TaskGroup) -> None:
+        await tasks.start(self._stay_connected)
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def _closing(self) -> None:
         self._end(GatewayUnreachable("the client is closed"))
-        self._tasks.cancel_scope.cancel()
-        await self._tasks.__aexit__(None, None, None)
 
     # ---- For callers ----
 

@@ -12,10 +12,9 @@ it can be told to misbehave: see `Turn`. Every request is kept, to see what was 
 import json
 import math
 from collections.abc import Mapping
-from contextlib import AsyncExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import anyio
 import anyio.abc
@@ -24,6 +23,7 @@ from anyio.streams.buffered import BufferedByteReceiveStream
 from clawmode.models.auth import KeySource
 from clawmode.models.base import ModelError
 from clawmode.models.providers import Api, ModelSettings, ProviderSettings
+from clawmode.tasks import TaskOwner
 from clawmode.testing.script_wires import WIRES, Wire, status_of
 from clawmode.testing.scripted import Pause, Played, Player, Raw, Script, ScriptRequest
 
@@ -51,7 +51,7 @@ class ServedRequest:
     hung_up: anyio.Event = field(default_factory=anyio.Event)
 
 
-class ScriptServer:
+class ScriptServer(TaskOwner):
     """The server. It listens inside of `async with`, on a port that the system chooses.
 
     Attributes:
@@ -63,7 +63,6 @@ class ScriptServer:
         self.requests: list[ServedRequest] = []
         self.key = key
         self._player = Player(script)
-        self._stack = AsyncExitStack()
         self._port = 0
 
     @property
@@ -102,25 +101,15 @@ class ScriptServer:
 
     # ---- Listening ----
 
-    async def __aenter__(self) -> Self:
+    async def _opened(self, tasks: anyio.abc.TaskGroup) -> None:
         listener = await anyio.create_tcp_listener(local_host=HOST, local_port=0)
         port = anyio.abc.SocketAttribute.local_port
         self._port = listener.extra(port)  # noqa: S610 - no query
-        await self._stack.enter_async_context(listener)
-        tasks = await self._stack.enter_async_context(anyio.create_task_group())
-        # A handler may hang on purpose.
-        self._stack.callback(tasks.cancel_scope.cancel)
-        tasks.start_soon(listener.serve, self._serve)
-        return self
+        tasks.start_soon(self._listen, listener)
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        # Without the error: a task group would wrap it, and it is the caller's own.
-        await self._stack.aclose()
+    async def _listen(self, listener: anyio.abc.Listener[anyio.abc.SocketStream]) -> None:
+        async with listener:
+            await listener.serve(self._serve)
 
     async def _serve(self, stream: anyio.abc.SocketStream) -> None:
         async with stream:
