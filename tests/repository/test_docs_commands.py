@@ -53,7 +53,7 @@ SECONDS = 60
 """For one command on a busy machine."""
 
 BIN = Path(sys.executable).parent
-REDIRECT = Path(__file__).parent / "redirect"
+REDIRECT = Path(__file__).parents[1] / "redirect"
 """On the path of Python, sends the requests of a program to the server that plays the model."""
 
 NOT_RUN = {
@@ -63,7 +63,7 @@ NOT_RUN = {
     "make test": "runs this test",
     "import pytest_asyncio": "needs a package that is no dependency of ours",
     "FROM python:3.13": "builds an image",
-    "caller's process": "a drawing",
+    "host process": "a drawing",
     'gateway  {"type": "event"': "an outline of frames; tests/rpc/test_protocol_page.py",
 }
 """Blocks and lines of blocks by how they begin, and why they are only looked at."""
