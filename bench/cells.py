@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 import anyio
 
 from clawmode.sandbox.pool import Pool, Tenancy
-from clawmode.sandbox.protocol import Outcome, Request, Resume, Settled, Start, Suspended
+from clawmode.sandbox.protocol import Outcome, Request, Resume, Settlement, Start, Suspension
 
 SECONDS = 60.0
 
@@ -31,9 +31,9 @@ async def finish(
     pool: Pool, cell: Tenancy, outcome: Outcome, deadline: float, tool: Tool = at_once
 ) -> Outcome:
     """Lets a cell that is suspended run to its end."""
-    while isinstance(outcome, Suspended):
+    while isinstance(outcome, Suspension):
         if outcome.due and not outcome.requests:
             await anyio.sleep(max(0.0, outcome.due / 1000 - time.time()))
-        settled = tuple([Settled(item.id, True, await tool(item)) for item in outcome.requests])
+        settled = tuple([Settlement(item.id, True, await tool(item)) for item in outcome.requests])
         outcome = await pool.step(cell, Resume(settled, now=outcome.due), deadline)
     return outcome

@@ -35,7 +35,7 @@ from clawmode import CodeMode, MemoryStore, SqliteStore, tool
 from clawmode.exceptions import SandboxError
 from clawmode.sandbox.artifacts import cache_folder
 from clawmode.sandbox.pool import Pool
-from clawmode.sandbox.protocol import Limits, Outcome, Start, Suspended
+from clawmode.sandbox.protocol import Limits, Outcome, Start, Suspension
 
 CELLS = 20_000
 SAMPLE_EVERY = 250
@@ -186,7 +186,7 @@ async def frozen(pool: Pool) -> str:
     )
     cell, deadline = pool.cell(), time.monotonic() + SECONDS
     outcome = await pool.step(cell, Start(source), deadline)
-    assert isinstance(outcome, Suspended), outcome
+    assert isinstance(outcome, Suspension), outcome
     stored = await pool.freeze(cell)
     pool.drop(cell)
     return _kind_of(await finish(pool, pool.cell(stored), outcome, deadline))

@@ -40,7 +40,7 @@
 
     ClawmodeWarning                  a `UserWarning`: a setting is not used as it stands
 
-Guest failure is never an exception, unless the caller asks for one (`unwrap`): it is a `Failed`
+Guest failure is never an exception, unless the caller asks for one (`unwrap`): it is a `Failure`
 outcome with a code. Host trouble is one of these, and becomes data at the edge of `code_mode`.
 """
 

@@ -36,7 +36,7 @@ from clawmode.catalog.namespaces import (
 from clawmode.context import RunContext
 from clawmode.exceptions import SandboxError
 from clawmode.sandbox.pool import Pool
-from clawmode.sandbox.protocol import Done, Start, Suspended
+from clawmode.sandbox.protocol import Completion, Start, Suspension
 from clawmode.tools.tool import Tool, ToolSource
 from clawmode.types import JsonObject, JsonValue
 
@@ -708,9 +708,9 @@ async def run(pool: Pool, source: str, made: NamespaceRuntime) -> Any:
     setup = json.dumps({"tools": [], "names": {}, "namespaces": made.descriptors()}).encode()
     start = Start(source, setup=hashlib.sha256(setup).digest())
     outcome = await pool.step(pool.cell(), start, time.monotonic() + 10, setup)
-    if isinstance(outcome, Suspended):
+    if isinstance(outcome, Suspension):
         return [json.loads(request.args) for request in outcome.requests]
-    assert isinstance(outcome, Done), outcome
+    assert isinstance(outcome, Completion), outcome
     return json.loads(outcome.value)
 
 

@@ -26,7 +26,7 @@ from clawmode.code_mode.sqlite_store import SqliteStore
 from clawmode.code_mode.stores import MemoryStore, SnapshotStore, StoredCell
 from clawmode.exceptions import ClawmodeWarning, StoreUnavailable
 from clawmode.sandbox.pool import Tenancy
-from clawmode.sandbox.protocol import Frozen
+from clawmode.sandbox.protocol import FrozenCell
 from clawmode.tools.tool import Tool, ToolContext
 from clawmode.types import JsonObject
 
@@ -637,7 +637,7 @@ def count_freezes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The sizes of all snapshots that are made from now on."""
     sizes, freeze = list[int](), Pool.freeze
 
-    async def counted(pool: Pool, cell: Tenancy) -> Frozen:
+    async def counted(pool: Pool, cell: Tenancy) -> FrozenCell:
         frozen = await freeze(pool, cell)
         sizes.append(len(frozen.pages))
         return frozen
@@ -764,7 +764,7 @@ async def test_answers_that_come_while_a_program_is_frozen_are_bounded_too(
 ) -> None:
     frozen, freeze = anyio.Event(), Pool.freeze
 
-    async def held(pool: Pool, cell: Tenancy) -> Frozen:
+    async def held(pool: Pool, cell: Tenancy) -> FrozenCell:
         made = await freeze(pool, cell)
         (run,) = one._driver.active.values()
         if run.calls:  # before that, only its size is looked at

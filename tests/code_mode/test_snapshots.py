@@ -19,12 +19,12 @@ from clawmode.code_mode.snapshots import (
 )
 from clawmode.context import Scope
 from clawmode.exceptions import SnapshotKeyLost, SnapshotRefused
-from clawmode.sandbox.protocol import Frozen
+from clawmode.sandbox.protocol import FrozenCell
 
 WASM = bytes(range(32))
 SCOPE = Scope("a", "s", "k", "r")
 OWNER = bind(SCOPE, "cm_1")
-FROZEN = Frozen(bytes(32), 1_376_256, (1, 2, 3), b"pages" * 100, heap=4711)
+FROZEN = FrozenCell(bytes(32), 1_376_256, (1, 2, 3), b"pages" * 100, heap=4711)
 
 
 def test_what_was_sealed_comes_back_whole() -> None:

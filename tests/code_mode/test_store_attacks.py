@@ -21,7 +21,7 @@ from clawmode.code_mode.sqlite_store import SqliteStore
 from clawmode.code_mode.stores import MemoryStore, SnapshotStore, StoredCell
 from clawmode.exceptions import ProtocolError, StoreUnavailable
 from clawmode.sandbox.pool import Tenancy
-from clawmode.sandbox.protocol import Frozen, Request, Suspended, decode_answer, encode
+from clawmode.sandbox.protocol import FrozenCell, Request, Suspension, decode_answer, encode
 from clawmode.tools.hooks import BeforeToolCall, Hooks, RequireApproval, ToolCallDecision
 from clawmode.tools.tool import Tool
 
@@ -228,7 +228,7 @@ class Held:
         self.frozen, self.go = anyio.Event(), anyio.Event()
         original = pool.freeze
 
-        async def freeze(cell: Tenancy) -> Frozen:
+        async def freeze(cell: Tenancy) -> FrozenCell:
             found = await original(cell)
             self.frozen.set()
             await self.go.wait()
@@ -390,7 +390,7 @@ async def test_an_id_that_cannot_be_one_is_a_failed_result(
 
 @pytest.mark.parametrize("number", [-1, 1 << 32, 1 << 63])
 def test_a_request_with_an_id_that_no_program_has_is_refused(number: int) -> None:
-    frame = encode(Suspended((Request(number, "call", b"[]"),)), 1)
+    frame = encode(Suspension((Request(number, "call", b"[]"),)), 1)
     with pytest.raises(ProtocolError):
         decode_answer(frame[4:], 1)
 

@@ -38,14 +38,14 @@ from clawmode.sandbox import process as process_module
 from clawmode.sandbox.pool import Pool
 from clawmode.sandbox.process import WorkerProcess
 from clawmode.sandbox.protocol import (
-    Done,
-    Failed,
+    Completion,
+    Failure,
     Limits,
     Outcome,
     Resume,
-    Settled,
+    Settlement,
     Start,
-    Suspended,
+    Suspension,
 )
 
 pytestmark = pytest.mark.anyio
@@ -117,7 +117,7 @@ async def test_an_abort_stops_a_cell_at_once(single: Pool, source: str) -> None:
         group.start_soon(stop)
         try:
             outcome = await single.step(cell, Start(source), soon())
-            assert isinstance(outcome, Failed)
+            assert isinstance(outcome, Failure)
             assert outcome.code == "aborted"
         except Aborted:
             pass
@@ -139,8 +139,8 @@ async def test_an_evicted_cell_fails_with_its_own_lines_and_as_itself(single: Po
     typescript = "enum E { A }\n\n\nconst r = await tools.call('t');\nnull.boom"
     await single.step(cell, Start(typescript, "typescript"), soon())
     await finish(single, "git status")
-    outcome = await single.step(cell, Resume((Settled(1, True, b"1"),)), soon())
-    assert isinstance(outcome, Failed)
+    outcome = await single.step(cell, Resume((Settlement(1, True, b"1"),)), soon())
+    assert isinstance(outcome, Failure)
     assert outcome.error.startswith("TypeError")
     assert "cell:5:" in outcome.error
 
@@ -148,8 +148,8 @@ async def test_an_evicted_cell_fails_with_its_own_lines_and_as_itself(single: Po
 async def test_a_shell_command_of_another_is_not_taken_for_this_cell(single: Pool) -> None:
     cell = await suspend(single, "await tools.call('t'); return missing")
     await finish(single, "git status")
-    outcome = await single.step(cell, Resume((Settled(1, True, b"1"),)), soon())
-    assert isinstance(outcome, Failed)
+    outcome = await single.step(cell, Resume((Settlement(1, True, b"1"),)), soon())
+    assert isinstance(outcome, Failure)
     assert outcome.error.startswith("ReferenceError: missing")
 
 
@@ -318,7 +318,7 @@ async def test_a_catalog_can_be_installed_after_an_abort(single: Pool) -> None:
         pytest.skip("the worker did not heed the abort in time: too much load to tell")
     setup = b'{"tools": [], "names": {}, "namespaces": []}'
     outcome = await single.step(single.cell(), Start("return 1", setup=b"key"), soon(), setup)
-    assert isinstance(outcome, Done)
+    assert isinstance(outcome, Completion)
 
 
 async def test_a_large_catalog_fits_after_a_cell_with_little_memory(single: Pool) -> None:
@@ -327,7 +327,7 @@ async def test_a_large_catalog_fits_after_a_cell_with_little_memory(single: Pool
     start = Start("return ALL_TOOLS.length", setup=b"key")
     for _ in range(2):
         outcome = await single.step(single.cell(), start, soon(), setup)
-        assert isinstance(outcome, Done), outcome
+        assert isinstance(outcome, Completion), outcome
         assert outcome.value == b"10000"
         assert await value_of(single, "return 1", limits=Limits(memory_bytes=1 << 20)) == 1
 
@@ -349,7 +349,7 @@ async def test_failures_of_the_sandbox_do_not_fill_a_pipe(single: Pool) -> None:
     source = "throw Object.assign(new Error('m'), { stack: 'at cell:' + '1'.repeat(5000) + ':1' })"
     for _ in range(700):
         outcome = await finish(single, source, seconds=2)
-        assert isinstance(outcome, Failed)
+        assert isinstance(outcome, Failure)
 
 
 # ---- Workers that lie ----
@@ -524,7 +524,7 @@ async def test_aborting_a_cell_that_waits_for_its_own_eviction_ends_it_at_once(
 
         async def go_on() -> None:
             nonlocal ended
-            step = single.step(warm, Resume((Settled(1, True, b"1"),)), soon())
+            step = single.step(warm, Resume((Settlement(1, True, b"1"),)), soon())
             assert isinstance(await raised_by(step), Aborted)
             ended = time.monotonic()
 
@@ -604,7 +604,7 @@ async def test_an_abort_while_a_part_is_fetched_is_not_lost(
             outcome = await single.step(cell, Start(LOOP, "typescript"), soon(2))
         except Aborted:
             pass
-    assert outcome is None or (isinstance(outcome, Failed) and outcome.code == "aborted")
+    assert outcome is None or (isinstance(outcome, Failure) and outcome.code == "aborted")
     assert time.monotonic() - began < 1.5
 
 
@@ -684,13 +684,13 @@ async def one_of_many(pool: Pool, dice: random.Random, seen: Counter[str]) -> No
 
     async def drive() -> None:
         outcome: Outcome = await pool.step(cell, Start(source), deadline)
-        while isinstance(outcome, Suspended):
+        while isinstance(outcome, Suspension):
             await anyio.sleep(waits.pop())
             if way == "freeze":
                 await pool.freeze(cell)
-            settled = tuple(Settled(request.id, True, b"1") for request in outcome.requests)
+            settled = tuple(Settlement(request.id, True, b"1") for request in outcome.requests)
             outcome = await pool.step(cell, Resume(settled, now=outcome.due + 1e3), deadline)
-        seen[outcome.code if isinstance(outcome, Failed) else outcome.kind] += 1
+        seen[outcome.code if isinstance(outcome, Failure) else outcome.kind] += 1
 
     async def guarded() -> None:
         error = await raised_by(drive())

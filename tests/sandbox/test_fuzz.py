@@ -41,31 +41,31 @@ from clawmode.sandbox.protocol import (
     MAX_FRAME,
     METHODS,
     PAGE,
+    Acknowledgement,
     Answer,
     Boot,
-    Done,
-    Failed,
+    Completion,
+    Failure,
     Freeze,
-    Frozen,
+    FrozenCell,
     Install,
     Language,
     Limits,
     Output,
     Provide,
     Question,
-    Ready,
     Request,
     Resume,
-    Settled,
+    Settlement,
     Start,
-    Suspended,
+    Suspension,
     decode_answer,
     decode_question,
     encode,
     frame_length,
     read_json,
 )
-from clawmode.sandbox.source import Uncompiled, describe_failure, wrap
+from clawmode.sandbox.source import CompileFailure, describe_failure, wrap
 from clawmode.sandbox.vm import Vm, zstd
 from clawmode.sandbox.wasm import THREAD_STACK, new_engine
 
@@ -96,8 +96,8 @@ limits = st.builds(Limits, numbers, numbers, numbers)
 outputs = st.lists(st.builds(Output, st.sampled_from(["text", "json"]), data), max_size=3)
 words = st.integers(0, (1 << 32) - 1)
 requests = st.lists(st.builds(Request, words, st.sampled_from(METHODS), data), max_size=3)
-replies = st.lists(st.builds(Settled, numbers, st.booleans(), data), max_size=3)
-snapshots = st.builds(Frozen, data, words, st.tuples(words, words, words), data, words)
+replies = st.lists(st.builds(Settlement, numbers, st.booleans(), data), max_size=3)
+snapshots = st.builds(FrozenCell, data, words, st.tuples(words, words, words), data, words)
 
 questions: st.SearchStrategy[Question] = st.one_of(
     st.builds(Boot, data),
@@ -108,11 +108,11 @@ questions: st.SearchStrategy[Question] = st.one_of(
     st.just(Freeze()),
 )
 answers: st.SearchStrategy[Answer] = st.one_of(
-    st.builds(Ready, data, st.lists(sound_text, max_size=3).map(tuple)),
-    st.builds(Done, data, outputs.map(tuple)),
-    st.builds(Suspended, requests.map(tuple), counts, seconds, outputs.map(tuple)),
+    st.builds(Acknowledgement, data, st.lists(sound_text, max_size=3).map(tuple)),
+    st.builds(Completion, data, outputs.map(tuple)),
+    st.builds(Suspension, requests.map(tuple), counts, seconds, outputs.map(tuple)),
     st.builds(
-        Failed,
+        Failure,
         st.sampled_from(ERROR_CODES),
         sound_text,
         outputs.map(tuple),
@@ -183,24 +183,24 @@ def check_requests(items: Any) -> None:
 def check_answer(answer: Answer) -> None:
     """Every field has the type that it is declared with."""
     match answer:
-        case Ready():
+        case Acknowledgement():
             assert type(answer.image) is bytes
             assert all_are(answer.notes, str)
-        case Frozen():
+        case FrozenCell():
             assert type(answer.image) is type(answer.pages) is bytes
             numbers = (answer.memory, answer.heap, *answer.pointers)
             assert all_are(numbers, int)
             assert all(0 <= number < 1 << 32 for number in numbers)
             assert len(answer.pointers) == 3
-        case Done():
+        case Completion():
             assert type(answer.value) is bytes
             check_outputs(answer.output)
-        case Suspended():
+        case Suspension():
             assert type(answer.timers) is type(answer.frozen_at_most) is int
             assert type(answer.due) is float
             check_requests(answer.requests)
             check_outputs(answer.output)
-        case Failed():
+        case Failure():
             assert answer.code in ERROR_CODES
             assert type(answer.error) is str
             assert type(answer.crashed) is bool
@@ -328,7 +328,7 @@ def test_any_text_can_be_sent_as_source(source: str) -> None:
 def test_a_time_that_is_none_is_refused(due: float) -> None:
     """The parent sleeps until then."""
     with pytest.raises(ProtocolError):
-        decode_answer(body_of(encode(Suspended(due=due), 1)), 1)
+        decode_answer(body_of(encode(Suspension(due=due), 1)), 1)
 
 
 # ---- The snapshot reader ----
@@ -364,11 +364,11 @@ class VmThread:
         self.vm.run(0)
         return outbox
 
-    def _freeze(self, source: str) -> Frozen:
+    def _freeze(self, source: str) -> FrozenCell:
         self._start(source)
         return self.vm.freeze()
 
-    def restore(self, frozen: Frozen, limits: Limits | None = None) -> bool:
+    def restore(self, frozen: FrozenCell, limits: Limits | None = None) -> bool:
         """Whether it was restored."""
         try:
             self.run(lambda: self.vm.restore(frozen, limits or Limits()))
@@ -389,11 +389,11 @@ def vm_thread() -> Iterator[VmThread]:
     thread.close()
 
 
-def unpacked(frozen: Frozen) -> bytes:
+def unpacked(frozen: FrozenCell) -> bytes:
     return zstd.decompress(frozen.pages)
 
 
-def repacked(frozen: Frozen, body: bytes) -> Frozen:
+def repacked(frozen: FrozenCell, body: bytes) -> FrozenCell:
     return replace(frozen, pages=zstd.compress(body, level=1))
 
 
@@ -402,7 +402,7 @@ def repacked(frozen: Frozen, body: bytes) -> Frozen:
 @given(snapshots, st.booleans(), st.booleans(), st.none() | st.integers(-3, 3000))
 def test_a_made_up_snapshot_is_refused(
     vm_thread: VmThread,
-    frozen: Frozen,
+    frozen: FrozenCell,
     own_image: bool,
     own_pointers: bool,
     memory: int | None,
@@ -533,17 +533,17 @@ async def test_a_forged_memory_that_runs_harms_its_own_cell_alone(
             body[first + at % (len(body) - first)] ^= value
     forged = pool.cell(repacked(frozen, bytes(body)))
     try:
-        while isinstance(outcome, Suspended) and outcome.requests:
+        while isinstance(outcome, Suspension) and outcome.requests:
             if again:
                 await pool.freeze(forged)
-            settled = tuple(Settled(request.id, True, b"1") for request in outcome.requests)
+            settled = tuple(Settlement(request.id, True, b"1") for request in outcome.requests)
             outcome = await pool.step(forged, Resume(settled), time.monotonic() + 0.2)
     except (RuntimeUnavailable, DeadlineExceeded):
         pass  # the worker died, or hung and was killed
     pool.drop(forged)
 
-    assert isinstance(outcome, Done | Suspended | Failed)
-    assert await finish(pool, "return 1 + 1") == Done(b"2")
+    assert isinstance(outcome, Completion | Suspension | Failure)
+    assert await finish(pool, "return 1 + 1") == Completion(b"2")
 
 
 # ---- The value adapter ----
@@ -711,7 +711,7 @@ async def test_a_json_value_arrives_as_it_is(pool: Pool, value: object) -> None:
 
     outcome = await finish(pool, source)
 
-    assert isinstance(outcome, Done), outcome
+    assert isinstance(outcome, Completion), outcome
     assert strict_json(outcome.value) == [as_json_has_it(value)]
     emitted, told = outcome.output
     assert (emitted.type, emitted.body) == ("json", outcome.value)
@@ -850,7 +850,7 @@ try {{ json([value]); text([value]); console.log(value) }} catch {{ return "thro
 return [value]"""
     outcome = await finish(pool, source)
 
-    assert isinstance(outcome, Done), outcome
+    assert isinstance(outcome, Completion), outcome
     assert isinstance(strict_json(outcome.value), list)
     emitted, told, _ = outcome.output
     assert isinstance(strict_json(emitted.body), list)
@@ -899,7 +899,7 @@ async def test_items_of_both_types_are_counted_in_full(pool: Pool) -> None:
 async def test_a_cut_within_a_surrogate_pair_is_counted_right(pool: Pool) -> None:
     outcome = await finish(pool, "json('00\U00010000')", output_left=4)
 
-    assert isinstance(outcome, Failed)
+    assert isinstance(outcome, Failure)
     assert " 8 bytes were left out" in outcome.error
 
 
@@ -909,7 +909,7 @@ async def test_what_is_not_emitted_is_not_counted(pool: Pool) -> None:
     start = Start("yield_control(['x'.repeat(1000)]); json(1)", output_left=500)
     outcome = await pool.step(pool.cell(), start, time.monotonic() + 10)
 
-    assert isinstance(outcome, Suspended)
+    assert isinstance(outcome, Suspension)
     assert outcome.output == (Output("json", b"1"),)
 
 
@@ -919,7 +919,7 @@ async def test_the_prefix_of_a_value_survives_a_deadline_that_comes_while_it_is_
 ) -> None:
     outcome = await finish(pool, "return Array(1e8)", seconds=0.5, output_left=1000)
 
-    assert isinstance(outcome, Failed)
+    assert isinstance(outcome, Failure)
     assert outcome.code == "output_limit_exceeded"
     assert json.loads(outcome.output[0].body).startswith("[null,null,null,")
 
@@ -941,7 +941,7 @@ async def test_the_longest_prefix_of_the_output_is_kept(
     kept = list(outcome.output)
     texts = [item for item in kept if item.type == "text"]
     assert sum(map(item_bytes, texts)) <= limit + 1, "the last item has no comma"
-    if isinstance(outcome, Done):
+    if isinstance(outcome, Completion):
         assert kept == whole
         return
     assert outcome.code == "output_limit_exceeded"
@@ -998,7 +998,7 @@ sources = st.lists(words | sound_text, max_size=12).map(" ".join) | sound_text
 HOST_WORDS = ("prelude", "web.js", "guard", "acorn", "clawmode", ".py", "Traceback", "swc", "wasm")
 
 
-def check_failure(failed: Failed, source: str) -> None:
+def check_failure(failed: Failure, source: str) -> None:
     assert failed.code in ERROR_CODES
     assert failed.error
     assert not failed.crashed, failed
@@ -1011,8 +1011,8 @@ def check_failure(failed: Failed, source: str) -> None:
 async def check_source(pool: Pool, source: str, language: Language) -> None:
     outcome = await pool.step(pool.cell(), Start(source, language), time.monotonic() + 5)
 
-    assert isinstance(outcome, Done | Suspended | Failed)
-    if isinstance(outcome, Failed):
+    assert isinstance(outcome, Completion | Suspension | Failure)
+    if isinstance(outcome, Failure):
         check_failure(outcome, source)
 
 
@@ -1055,7 +1055,7 @@ async def test_a_stack_that_a_program_made_up_does_not_hide_its_error(
     source = f"throw Object.assign(new Error('mine'), {{ stack: 'at cell:' + {place} }})"
     outcome = await finish(pool, source)
 
-    assert isinstance(outcome, Failed)
+    assert isinstance(outcome, Failure)
     assert outcome.error.startswith("Error: mine")
 
 
@@ -1090,7 +1090,7 @@ def test_any_report_of_a_failure_can_be_told(
     told = {"kind": kind, "name": name, "message": message, "stack": stack}
     report = json.dumps({**told, "tool": None, "map": ""}).encode()
 
-    code, text = describe_failure(report, Start(source), Uncompiled() if compiling else None)
+    code, text = describe_failure(report, Start(source), CompileFailure() if compiling else None)
 
     assert code in ERROR_CODES
     rest = text.removeprefix(f"{name}: {message}").removeprefix(name)

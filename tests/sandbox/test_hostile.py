@@ -24,15 +24,15 @@ from tests.support.stepping import finish, ok, texts, value_of
 
 from clawmode.sandbox.pool import Pool
 from clawmode.sandbox.protocol import (
-    Done,
-    Failed,
+    Completion,
+    Failure,
     Limits,
     Outcome,
     Request,
     Resume,
-    Settled,
+    Settlement,
     Start,
-    Suspended,
+    Suspension,
 )
 
 if sys.version_info >= (3, 14):
@@ -115,7 +115,7 @@ async def test_output_emitted_before_a_trap_is_in_the_result(pool: Pool) -> None
     source = """text("before"); let i = [1].values();
 for (let n = 0; n < 1e5; n++) i = i.map((x) => x); i.next()"""
     outcome = await ending(pool, source, seconds=3)
-    assert isinstance(outcome, Failed)
+    assert isinstance(outcome, Failure)
     assert (outcome.code, texts(outcome)) == ("internal_error", ["before"])
 
 
@@ -285,12 +285,12 @@ async def test_a_flood_of_questions_waits_in_the_guest(pool: Pool, request_: str
     cell, answered = pool.cell(), 0
     source = f"for (let i = 0; i < 5000; i++) {request_}; return 1"
     outcome = await pool.step(cell, Start(source), soon())
-    while isinstance(outcome, Suspended):
+    while isinstance(outcome, Suspension):
         assert len(outcome.requests) <= Limits().max_others
         answered += len(outcome.requests)
         replies = tuple(ok(request) for request in outcome.requests)
         outcome = await pool.step(cell, Resume(replies), soon())
-    assert (outcome, answered) == (Done(b"1"), 5000)
+    assert (outcome, answered) == (Completion(b"1"), 5000)
     flood = f"for (;;) {request_}"
     await expect_failure(
         pool, flood, "memory_limit_exceeded", limits=Limits(memory_bytes=4 << 20), seconds=5
@@ -342,14 +342,14 @@ async def test_a_value_that_bites_becomes_plain_data(pool: Pool, source: str, va
 async def test_lone_surrogates_and_nul_cross_in_both_directions(pool: Pool) -> None:
     asked: list[Any] = []
 
-    def answer(request: Request) -> Settled:
+    def answer(request: Request) -> Settlement:
         asked.append(json.loads(request.args))
-        return Settled(request.id, True, b'["\\u0000", "\\ud800", {"\\udc00": 1}]')
+        return Settlement(request.id, True, b'["\\u0000", "\\ud800", {"\\udc00": 1}]')
 
     source = r"""const r = await tools.call("a\0\ud800", { "\0": "\udc00" });
 text(r[1]); throw new Error(r[0] + r[1])"""
     outcome = await ending(pool, source, answer=answer)
-    assert isinstance(outcome, Failed)
+    assert isinstance(outcome, Failure)
     assert asked == [["a\0\ufffd", {"\0": "\ufffd"}]]
     assert texts(outcome) == ["\ufffd"]
     assert outcome.error.startswith("Error: \0\ufffd")
@@ -364,7 +364,7 @@ async def test_a_source_with_lone_surrogates_or_nul_harms_no_worker(
     await value_of(single, "return 1", language=language)
     for source in ("return '\ud800'", "// \udc00\nreturn \ud800", "return '\0'", "\0", "}\ud800"):
         outcome = await ending(single, source, language=language)
-        assert isinstance(outcome, Done) or outcome.code in (
+        assert isinstance(outcome, Completion) or outcome.code in (
             "invalid_input",
             "typescript_transform_failed",
         ), outcome
@@ -453,7 +453,7 @@ for (const o of seen) try { Object.freeze(o) } catch {}""",
 async def test_tampering_with_globals_leaves_the_plumbing_alone(pool: Pool, tampering: str) -> None:
     source = f"{BEFORE}\n{tampering};\n{ALL_THE_SAME}"
     outcome = await ending(pool, source, answer=lambda request: ok(request, 7))
-    assert isinstance(outcome, Done), outcome
+    assert isinstance(outcome, Completion), outcome
     assert json.loads(outcome.value) == {"r": 7}
     assert texts(outcome) == [{"a": [1, {"b": {"c": 2}}]}, "end"]
 
@@ -611,7 +611,7 @@ Promise.prototype.constructor = Fake;
 setTimeout(() => json(seen), 1);
 return 5"""
     outcome = await ending(pool, source)
-    assert isinstance(outcome, Done)
+    assert isinstance(outcome, Completion)
     assert outcome.value == b"5"
     assert all(item in ("", 2, "undefined") for item in texts(outcome)[0])
 
@@ -619,7 +619,7 @@ return 5"""
 async def test_requests_cannot_be_forged_by_what_is_in_them(pool: Pool) -> None:
     asked: list[Request] = []
 
-    def answer(request: Request) -> Settled:
+    def answer(request: Request) -> Settlement:
         asked.append(request)
         return ok(request)
 
@@ -639,7 +639,7 @@ await tools.describe(id)"""
 async def test_proxies_as_arguments_are_read_once_and_as_data(pool: Pool) -> None:
     asked: list[Any] = []
 
-    def answer(request: Request) -> Settled:
+    def answer(request: Request) -> Settlement:
         asked.append(json.loads(request.args))
         return ok(request)
 
@@ -660,7 +660,7 @@ async def test_a_reply_is_data_whatever_its_keys_are(pool: Pool) -> None:
     reply = b'{"__proto__": {"polluted": 1}, "then": 5, "toJSON": 6, "constructor": {"name": "x"}}'
     source = "const r = await tools.call('t'); return [({}).polluted, Object.keys(r), r]"
     value = await expect_value(
-        pool, source, answer=lambda request: Settled(request.id, True, reply)
+        pool, source, answer=lambda request: Settlement(request.id, True, reply)
     )
     assert value == [None, [*json.loads(reply)], json.loads(reply)]
 
@@ -702,7 +702,7 @@ return results"""
 async def test_a_rejection_at_the_end_of_the_stack_is_no_memory_trouble(pool: Pool) -> None:
     source = "const f = () => { try { f() } catch { Promise.reject(1) } }; f(); return 1"
     outcome = await ending(pool, source)
-    assert not isinstance(outcome, Failed) or outcome.code != "memory_limit_exceeded", outcome
+    assert not isinstance(outcome, Failure) or outcome.code != "memory_limit_exceeded", outcome
 
 
 async def test_a_call_at_the_end_of_the_stack_is_made_or_is_not(pool: Pool) -> None:
@@ -710,7 +710,7 @@ async def test_a_call_at_the_end_of_the_stack_is_made_or_is_not(pool: Pool) -> N
 const f = () => { try { f() } catch { try { tools.call("t").catch(() => {}); made++ } catch {} } };
 f(); return made"""
     outcome = await ending(pool, source, limits=Limits(max_calls=100_000))
-    assert isinstance(outcome, Done), outcome
+    assert isinstance(outcome, Completion), outcome
 
 
 async def test_a_timer_at_the_end_of_the_stack_is_set_or_is_not(pool: Pool) -> None:
@@ -741,14 +741,14 @@ return 1"""
     cell, deadline = pool.cell(), soon(8)
     outcome: Outcome = await pool.step(cell, Start(source, limits=limits), deadline)
     opened: set[int] = set()
-    while isinstance(outcome, Suspended):
+    while isinstance(outcome, Suspension):
         assert outcome.requests or outcome.timers > 0, "it waits for nothing"
         opened |= {request.id for request in outcome.requests}
         settled = tuple(ok(request) for request in outcome.requests)
         resumed = Resume(settled, limits=limits, now=outcome.due)
         outcome = await pool.step(cell, resumed, deadline)
     # A rejection that there was no room to handle fails the cell.
-    lost = isinstance(outcome, Failed) and (
+    lost = isinstance(outcome, Failure) and (
         outcome.code == "memory_limit_exceeded" or "null" in outcome.error
     )
-    assert isinstance(outcome, Done) or lost, outcome
+    assert isinstance(outcome, Completion) or lost, outcome

@@ -27,17 +27,17 @@ from clawmode.sandbox.lockdown import LockdownFailed, build_filter, give_up_call
 from clawmode.sandbox.process import WorkerProcess
 from clawmode.sandbox.protocol import (
     Answer,
-    Done,
-    Failed,
+    Completion,
+    Failure,
     Freeze,
-    Frozen,
+    FrozenCell,
     Limits,
     Provide,
     Question,
     Resume,
-    Settled,
+    Settlement,
     Start,
-    Suspended,
+    Suspension,
 )
 
 pytestmark = pytest.mark.timeout(60)  # a guest of 1 GB takes a while on a busy machine
@@ -359,10 +359,10 @@ async def use_worker(worker: WorkerProcess) -> dict[str, Answer]:
         answers[name] = await ask(start)
     answers["suspended"] = await ask(Start("return 1 + await tools.call('add', {})"))
     answers["frozen"] = frozen = await ask(Freeze())
-    assert isinstance(frozen, Frozen)
-    settled = (Settled(1, ok=True, value=b"41"),)
+    assert isinstance(frozen, FrozenCell)
+    settled = (Settlement(1, ok=True, value=b"41"),)
     answers["restored"] = await ask(Resume(settled, frozen))
-    broken = Frozen(frozen.image, frozen.memory, frozen.pointers, b"nonsense")
+    broken = FrozenCell(frozen.image, frozen.memory, frozen.pointers, b"nonsense")
     answers["broken snapshot"] = await ask(Resume(settled, broken))
     answers["last"] = await ask(Start("return 'still here'"))
     return answers
@@ -393,12 +393,12 @@ def seen() -> Iterator[Seen]:
 
 
 def done(answer: Answer) -> bytes:
-    assert isinstance(answer, Done), answer
+    assert isinstance(answer, Completion), answer
     return answer.value
 
 
 def code_of(answer: Answer) -> str:
-    assert isinstance(answer, Failed), answer
+    assert isinstance(answer, Failure), answer
     return answer.code
 
 
@@ -459,7 +459,7 @@ def test_a_locked_worker_still_counts_output(seen: Seen) -> None:
 
 
 def test_a_locked_worker_freezes_and_restores(seen: Seen) -> None:
-    assert isinstance(seen.answers["suspended"], Suspended)
+    assert isinstance(seen.answers["suspended"], Suspension)
     assert done(seen.answers["restored"]) == b"42"
     assert code_of(seen.answers["broken snapshot"]) == "snapshot_restore_failed"
 

@@ -19,7 +19,15 @@ from clawmode.sandbox import artifacts
 from clawmode.sandbox import pool as pool_module
 from clawmode.sandbox.pool import Pool, Tenancy
 from clawmode.sandbox.process import WorkerProcess
-from clawmode.sandbox.protocol import Done, Failed, Outcome, Resume, Settled, Start, Suspended
+from clawmode.sandbox.protocol import (
+    Completion,
+    Failure,
+    Outcome,
+    Resume,
+    Settlement,
+    Start,
+    Suspension,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -39,14 +47,14 @@ def soon(seconds: float = 10) -> float:
 async def ask(pool: Pool) -> tuple[Tenancy, int]:
     cell = pool.cell()
     idle = await pool.step(cell, Start(ASK), soon())
-    assert isinstance(idle, Suspended), idle
+    assert isinstance(idle, Suspension), idle
     return cell, idle.requests[0].id
 
 
 async def answer(pool: Pool, cell: Tenancy, request: int, value: int) -> object:
-    reply = Settled(request, True, json.dumps(value).encode())
+    reply = Settlement(request, True, json.dumps(value).encode())
     outcome = await pool.step(cell, Resume((reply,)), soon())
-    assert isinstance(outcome, Done), outcome
+    assert isinstance(outcome, Completion), outcome
     return json.loads(outcome.value)
 
 
@@ -356,7 +364,7 @@ async def test_an_abort_stops_an_endless_loop_and_keeps_its_output(single: Pool)
         await single.abort(cell)
         assert time.monotonic() - began < 0.1
     (failed,) = outcomes
-    assert isinstance(failed, Failed)
+    assert isinstance(failed, Failure)
     assert (failed.code, [item.body for item in failed.output]) == ("aborted", [b'"so far"'])
     with pytest.raises(Aborted):
         await single.step(cell, Resume(), soon())

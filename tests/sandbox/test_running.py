@@ -9,23 +9,23 @@ from tests.support.stepping import error, failure_of, finish, ok, texts, value_o
 
 from clawmode.sandbox.pool import Pool
 from clawmode.sandbox.protocol import (
-    Done,
-    Failed,
-    Frozen,
+    Completion,
+    Failure,
+    FrozenCell,
     Limits,
     Request,
     Resume,
-    Settled,
+    Settlement,
     Start,
-    Suspended,
+    Suspension,
 )
 
 pytestmark = pytest.mark.anyio
 
 
-async def step(pool: Pool, source: str) -> Suspended:
+async def step(pool: Pool, source: str) -> Suspension:
     outcome = await pool.step(pool.cell(), Start(source), time.monotonic() + 10)
-    assert isinstance(outcome, Suspended), outcome
+    assert isinstance(outcome, Suspension), outcome
     return outcome
 
 
@@ -35,7 +35,7 @@ async def step(pool: Pool, source: str) -> Suspended:
 async def test_a_call_carries_its_arguments_and_resolves_to_its_value(pool: Pool) -> None:
     asked: list[Request] = []
 
-    def answer(request: Request) -> Settled:
+    def answer(request: Request) -> Settlement:
         asked.append(request)
         return ok(request, {"rows": [1, 2]})
 
@@ -67,11 +67,11 @@ const first = await Promise.race([tools.call("slow"), tools.call("fast")]);
 await Promise.all(calls);
 return { first, order }"""
     idle = await pool.step(cell, Start(source), deadline)
-    assert isinstance(idle, Suspended)
+    assert isinstance(idle, Suspension)
     one, two, three, slow, fast = idle.requests
     settled = (ok(three, 3), ok(fast, "fast"), ok(one, 1), ok(slow, "slow"), ok(two, 2))
     outcome = await pool.step(cell, Resume(settled), deadline)
-    assert isinstance(outcome, Done)
+    assert isinstance(outcome, Completion)
     assert json.loads(outcome.value) == {"first": "fast", "order": [3, 1, 2]}
 
 
@@ -79,9 +79,9 @@ return { first, order }"""
 async def test_a_call_that_nobody_awaits_holds_completion(pool: Pool) -> None:
     cell, deadline = pool.cell(), time.monotonic() + 10
     idle = await pool.step(cell, Start('void tools.call("log"); return 1'), deadline)
-    assert isinstance(idle, Suspended)
+    assert isinstance(idle, Suspension)
     outcome = await pool.step(cell, Resume((ok(idle.requests[0]),)), deadline)
-    assert outcome == Done(b"1")
+    assert outcome == Completion(b"1")
 
 
 @pytest.mark.covers("EX-8")
@@ -206,9 +206,9 @@ catch (e) {{
 async def test_a_reply_for_an_unknown_request_is_ignored(pool: Pool) -> None:
     cell, deadline = pool.cell(), time.monotonic() + 10
     idle = await pool.step(cell, Start('return await tools.call("t")'), deadline)
-    assert isinstance(idle, Suspended)
-    settled = (Settled(99, True, b"1"), ok(idle.requests[0], 2), Settled(1, True, b"3"))
-    assert await pool.step(cell, Resume(settled), deadline) == Done(b"2")
+    assert isinstance(idle, Suspension)
+    settled = (Settlement(99, True, b"1"), ok(idle.requests[0], 2), Settlement(1, True, b"3"))
+    assert await pool.step(cell, Resume(settled), deadline) == Completion(b"2")
 
 
 @pytest.mark.covers("ER-too_many_pending_tool_calls")
@@ -342,7 +342,7 @@ return seen"""
 async def test_a_timeout_holds_completion_and_an_interval_does_not(pool: Pool) -> None:
     source = 'setTimeout(() => text("late"), 20); return 1'
     outcome = await finish(pool, source)
-    assert (outcome.__class__, texts(outcome)) == (Done, ["late"])
+    assert (outcome.__class__, texts(outcome)) == (Completion, ["late"])
     assert await value_of(pool, "setInterval(() => {}, 5); return 2") == 2
 
 
@@ -415,10 +415,10 @@ console.assert(1 === 2, "odd"); console.count(); console.count();"""
 # ---- Freezing ----
 
 
-async def frozen_in_the_middle(pool: Pool, source: str) -> tuple[Frozen, Suspended]:
+async def frozen_in_the_middle(pool: Pool, source: str) -> tuple[FrozenCell, Suspension]:
     cell = pool.cell()
     idle = await pool.step(cell, Start(source), time.monotonic() + 10)
-    assert isinstance(idle, Suspended), idle
+    assert isinstance(idle, Suspension), idle
     return await pool.freeze(cell), idle
 
 
@@ -434,10 +434,10 @@ return [url.href, seen, Math.random() !== Math.random()]"""
     frozen, idle = await frozen_in_the_middle(pool, source)
     cell, deadline = pool.cell(frozen), time.monotonic() + 10
     outcome = await pool.step(cell, Resume((ok(idle.requests[0], "two"),)), deadline)
-    if isinstance(outcome, Suspended):
+    if isinstance(outcome, Suspension):
         await anyio.sleep(max(outcome.due / 1000 - time.time(), 0))
         outcome = await pool.step(cell, Resume(now=outcome.due), deadline)
-    assert isinstance(outcome, Done)
+    assert isinstance(outcome, Completion)
     assert json.loads(outcome.value) == [
         "https://example.com/a?b=two",
         {"it": 2, "late": "timer"},
@@ -453,12 +453,12 @@ hold = null;
 return await tools.call("t")"""
     cell, deadline = pool.cell(), time.monotonic() + 15
     idle = await pool.step(cell, Start(source), deadline)
-    assert isinstance(idle, Suspended), idle
+    assert isinstance(idle, Suspension), idle
     frozen = await pool.freeze(cell)
     assert frozen.memory > 50 << 20
     assert len(frozen.pages) < 1 << 20
     outcome = await pool.step(cell, Resume((ok(idle.requests[0], 1),)), deadline)
-    assert outcome == Done(b"1")
+    assert outcome == Completion(b"1")
 
 
 async def test_a_snapshot_whose_memory_is_over_the_limits_is_refused(pool: Pool) -> None:
@@ -467,5 +467,5 @@ async def test_a_snapshot_whose_memory_is_over_the_limits_is_refused(pool: Pool)
     cell = pool.cell(frozen)
     resume = Resume((ok(idle.requests[0]),), limits=Limits(memory_bytes=1 << 20))
     outcome = await pool.step(cell, resume, time.monotonic() + 10)
-    assert isinstance(outcome, Failed)
+    assert isinstance(outcome, Failure)
     assert outcome.code == "snapshot_limit_exceeded"

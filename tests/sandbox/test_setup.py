@@ -9,7 +9,15 @@ import pytest
 
 from clawmode.sandbox.pool import Pool
 from clawmode.sandbox.process import WorkerProcess
-from clawmode.sandbox.protocol import MAX_SETUPS, Done, Limits, Resume, Settled, Start, Suspended
+from clawmode.sandbox.protocol import (
+    MAX_SETUPS,
+    Completion,
+    Limits,
+    Resume,
+    Settlement,
+    Start,
+    Suspension,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -37,7 +45,7 @@ async def run(pool: Pool, source: str, setup: bytes, **options: object) -> objec
     key = hashlib.sha256(setup).digest()
     start = Start(source, setup=key, **options)  # pyrefly: ignore[bad-argument-type]
     outcome = await pool.step(pool.cell(), start, time.monotonic() + 10, setup)
-    return json.loads(outcome.value) if isinstance(outcome, Done) else outcome
+    return json.loads(outcome.value) if isinstance(outcome, Completion) else outcome
 
 
 async def test_a_cell_finds_the_catalog_of_its_run(single: Pool) -> None:
@@ -48,7 +56,7 @@ async def test_a_cell_finds_the_catalog_of_its_run(single: Pool) -> None:
 
 async def test_a_convenience_function_calls_by_exact_id(single: Pool) -> None:
     idle = await run(single, "return await tools.read({ path: 'a' })", setup_of(["read"]))
-    assert isinstance(idle, Suspended)
+    assert isinstance(idle, Suspension)
     assert idle.requests[0].args == b'["openclaw:core:read",{"path":"a"}]'
 
 
@@ -59,7 +67,7 @@ async def test_tools_with_names_of_object_members_break_nothing(single: Pool) ->
 const called = tools.constructor({ a: 1 });
 return [missing, typeof tools.toString, await called]"""
     idle = await run(single, source, setup_of(names))
-    assert isinstance(idle, Suspended)
+    assert isinstance(idle, Suspension)
     assert idle.requests[0].args == b'["openclaw:core:constructor",{"a":1}]'
 
 
@@ -75,7 +83,7 @@ async def test_namespaces_are_globals_with_callable_paths(single: Pool) -> None:
     source = """const a = Issues.list({ state: "open" }, 2), b = namespaces.Issues.deep[1]();
 return [Issues.repo.name, Issues === namespaces.Issues, await a, await b]"""
     idle = await run(single, source, setup_of([], scope))
-    assert isinstance(idle, Suspended)
+    assert isinstance(idle, Suspension)
     assert [(request.method, json.loads(request.args)) for request in idle.requests] == [
         ("namespace", ["ns", ["list"], [{"state": "open"}, 2]]),
         ("namespace", ["ns", ["deep", "1"], []]),
@@ -120,14 +128,14 @@ async def test_a_cell_of_a_large_catalog_is_frozen_and_restored_without_it(singl
     cell, deadline = single.cell(), time.monotonic() + 10
     source = "const r = await tools.tool_7(); return [r, ALL_TOOLS.length, typeof tools.tool_999]"
     idle = await single.step(cell, Start(source, setup=key), deadline, setup)
-    assert isinstance(idle, Suspended)
+    assert isinstance(idle, Suspension)
     frozen = await single.freeze(cell)
     assert len(frozen.pages) < 300_000
     async with Pool(size=1) as other:
         outcome = await other.step(
-            other.cell(frozen), Resume((Settled(1, True, b"5"),)), time.monotonic() + 10
+            other.cell(frozen), Resume((Settlement(1, True, b"5"),)), time.monotonic() + 10
         )
-    assert outcome == Done(b'[5,1000,"function"]')
+    assert outcome == Completion(b'[5,1000,"function"]')
 
 
 @pytest.mark.covers("EX-12")

@@ -10,7 +10,7 @@ from tests.support.compiler import find_compiler
 from tests.support.stepping import failure_of, finish, value_of
 
 from clawmode.sandbox.pool import Pool
-from clawmode.sandbox.protocol import Done
+from clawmode.sandbox.protocol import Completion
 
 pytestmark = pytest.mark.anyio
 
@@ -113,7 +113,7 @@ async def test_a_declaration_that_is_removed_joins_nothing(pool: Pool, tmp_path:
     for source, javascript in zip(sources, compiled, strict=True):
         expected = await value_of(pool, javascript + "\nreturn await cell()")
         outcome = await finish(pool, source, language="typescript")
-        assert isinstance(outcome, Done), (source, outcome)
+        assert isinstance(outcome, Completion), (source, outcome)
         assert json.loads(outcome.value) == expected, source
 
 

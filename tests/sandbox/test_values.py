@@ -7,7 +7,7 @@ import pytest
 from tests.support.stepping import failure_of, finish, ok, texts, value_of
 
 from clawmode.sandbox.pool import Pool
-from clawmode.sandbox.protocol import Done, Request, Settled
+from clawmode.sandbox.protocol import Completion, Request, Settlement
 
 pytestmark = pytest.mark.anyio
 
@@ -136,7 +136,7 @@ async def test_a_getter_that_throws_in_arguments_is_shown(
 ) -> None:
     seen: list[Request] = []
 
-    def answer(request: Request) -> Settled:
+    def answer(request: Request) -> Settlement:
         seen.append(request)
         return ok(request)
 
@@ -256,4 +256,4 @@ async def test_the_budget_is_spent_by_all_steps_together(pool: Pool) -> None:
     failed = await failure_of(pool, source, output_left=1024)
     assert failed.code == "output_limit_exceeded"
     assert sum(item.size for item in failed.output) <= 1024
-    assert isinstance(await finish(pool, source, output_left=2048), Done)
+    assert isinstance(await finish(pool, source, output_left=2048), Completion)

@@ -9,7 +9,7 @@ import pytest
 from tests.support.stepping import value_of
 
 from clawmode.sandbox.pool import Pool
-from clawmode.sandbox.protocol import Done, Resume, Settled, Start, Suspended
+from clawmode.sandbox.protocol import Completion, Resume, Settlement, Start, Suspension
 
 pytestmark = pytest.mark.anyio
 
@@ -52,11 +52,11 @@ async def test_what_they_hold_outlives_a_snapshot(pool: Pool) -> None:
     outcome = await pool.step(cell, Start(source), deadline)
     moved = pool.cell(await pool.freeze(cell))
     pool.drop(cell)
-    while isinstance(outcome, Suspended):
-        settled = tuple(Settled(request.id, True, b"1") for request in outcome.requests)
+    while isinstance(outcome, Suspension):
+        settled = tuple(Settlement(request.id, True, b"1") for request in outcome.requests)
         outcome = await pool.step(moved, Resume(settled, now=outcome.due), deadline)
 
-    assert isinstance(outcome, Done), outcome
+    assert isinstance(outcome, Completion), outcome
     assert json.loads(outcome.value) == [
         "http://a/?x=1&y=2",
         "1970-01-01T00:00:00.000Z",

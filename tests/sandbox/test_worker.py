@@ -15,7 +15,7 @@ from tests.support.waiting import until
 from clawmode.code_mode.snapshots import KeyRing, seal
 from clawmode.sandbox import artifacts
 from clawmode.sandbox.pool import Pool
-from clawmode.sandbox.protocol import Start, Suspended
+from clawmode.sandbox.protocol import Start, Suspension
 
 pytestmark = pytest.mark.anyio
 
@@ -30,7 +30,7 @@ from pathlib import Path
 import anyio
 from clawmode.sandbox import artifacts
 from clawmode.sandbox.pool import Pool
-from clawmode.sandbox.protocol import Resume, Settled
+from clawmode.sandbox.protocol import Resume, Settlement
 from clawmode.code_mode.snapshots import KeyRing, unseal
 
 async def main():
@@ -40,9 +40,9 @@ async def main():
     frozen = unseal((folder / "cell").read_bytes(), wasm, b"its owner", keys)
     async with Pool(size=1) as pool:
         cell, deadline = pool.cell(frozen), time.monotonic() + 15
-        outcome = await pool.step(cell, Resume((Settled(1, True, b'"b"'),)), deadline)
+        outcome = await pool.step(cell, Resume((Settlement(1, True, b'"b"'),)), deadline)
         await anyio.sleep(max(0, outcome.due / 1000 - time.time()))
-        settled = (Settled(2, True, b'"c"'),)
+        settled = (Settlement(2, True, b'"c"'),)
         outcome = await pool.step(cell, Resume(settled, now=outcome.due), deadline)
         print(outcome.value.decode())
 
@@ -98,7 +98,7 @@ return state"""
     async with Pool(size=1) as pool:
         cell = pool.cell()
         idle = await pool.step(cell, Start(source), time.monotonic() + 15)
-        assert isinstance(idle, Suspended), idle
+        assert isinstance(idle, Suspension), idle
         assert [json.loads(request.args)[1] for request in idle.requests] == [{"n": 1}, {"n": 2}]
         wasm = bytes.fromhex(artifacts.locked_hash("quickjs"))
         sealed = seal(await pool.freeze(cell), wasm, b"its owner", KeyRing.load(tmp_path))

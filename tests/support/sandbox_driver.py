@@ -12,7 +12,7 @@ from tests.support.waiting import until
 from clawmode.exceptions import ErrorCode, SandboxError
 from clawmode.sandbox.pool import Pool, Tenancy
 from clawmode.sandbox.process import WorkerProcess
-from clawmode.sandbox.protocol import Done, Failed, Resume, Settled, Start, Suspended
+from clawmode.sandbox.protocol import Completion, Failure, Resume, Settlement, Start, Suspension
 
 SLACK = 0.5
 """What a cell may take beyond its deadline."""
@@ -28,7 +28,9 @@ def soon(seconds: float = 10) -> float:
     return time.monotonic() + seconds
 
 
-async def ending(pool: Pool, source: str, *, seconds: float = 1, **options: Any) -> Done | Failed:
+async def ending(
+    pool: Pool, source: str, *, seconds: float = 1, **options: Any
+) -> Completion | Failure:
     """How a cell ends; and it does so in time, and the next cell is fine."""
     await settled(pool)
     began = time.monotonic()
@@ -41,16 +43,16 @@ async def ending(pool: Pool, source: str, *, seconds: float = 1, **options: Any)
 
 async def expect_failure(
     pool: Pool, source: str, code: ErrorCode, *, seconds: float = 0.5, **options: Any
-) -> Failed:
+) -> Failure:
     outcome = await ending(pool, source, seconds=seconds, **options)
-    assert isinstance(outcome, Failed), outcome
+    assert isinstance(outcome, Failure), outcome
     assert (outcome.code, outcome.crashed) == (code, False), outcome
     return outcome
 
 
 async def expect_value(pool: Pool, source: str, **options: Any) -> Any:
     outcome = await ending(pool, source, **options)
-    assert isinstance(outcome, Done), outcome
+    assert isinstance(outcome, Completion), outcome
     return json.loads(outcome.value)
 
 
@@ -58,13 +60,13 @@ async def suspend(pool: Pool, source: str = ASK) -> Tenancy:
     """A cell that waits for one call."""
     cell = pool.cell()
     outcome = await pool.step(cell, Start(source), soon())
-    assert isinstance(outcome, Suspended), outcome
+    assert isinstance(outcome, Suspension), outcome
     return cell
 
 
 async def resume(pool: Pool, cell: Tenancy, seconds: float = 10) -> Any:
-    outcome = await pool.step(cell, Resume((Settled(1, True, b"1"),)), soon(seconds))
-    assert isinstance(outcome, Done), outcome
+    outcome = await pool.step(cell, Resume((Settlement(1, True, b"1"),)), soon(seconds))
+    assert isinstance(outcome, Completion), outcome
     return json.loads(outcome.value)
 
 

@@ -13,7 +13,7 @@ from clawmode.tools.policy import (
     SCOPES,
     Policy,
     PolicyLayer,
-    Unmatched,
+    UnmatchedRule,
     find_unmatched,
     matches,
 )
@@ -381,7 +381,7 @@ def test_a_rule_that_matches_no_tool_is_found_with_the_nearest_name(
     rule: str, nearest: str
 ) -> None:
     assert find_unmatched(["read", rule], ALL, "tools.deny") == [
-        Unmatched("tools.deny", rule, nearest)
+        UnmatchedRule("tools.deny", rule, nearest)
     ]
 
 

@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 
 from clawmode.context import RunContext
 from clawmode.messages import Message, ToolMessage
-from clawmode.tools.hooks import Hooks, Registered
+from clawmode.tools.hooks import Hooks, RegisteredHook
 from clawmode.types import JsonObject, JsonValue
 
 logger = logging.getLogger("clawmode.hooks")
@@ -295,7 +295,7 @@ class AgentHooks:
 T = TypeVar("T")
 
 
-async def _ask(registered: Registered, event: object, kind: type[T]) -> T | None:
+async def _ask(registered: RegisteredHook, event: object, kind: type[T]) -> T | None:
     """What a hook answers; None if that is nothing, or nothing that can be meant."""
     answered = await registered.ask(event)
     if answered.failed or answered.answer is None:

@@ -26,7 +26,7 @@ from clawmode.code_mode.stores import MemoryStore
 from clawmode.context import RunContext
 from clawmode.exceptions import ErrorCode, SandboxError
 from clawmode.sandbox.pool import Pool
-from clawmode.sandbox.protocol import MAX_SOURCE, Done, Failed, Start
+from clawmode.sandbox.protocol import MAX_SOURCE, Completion, Failure, Start
 from clawmode.tasks import TaskOwner
 from clawmode.tools.executor import Executor
 from clawmode.types import JsonObject, JsonValue
@@ -148,12 +148,12 @@ class SearchCode(TaskOwner):
             outcome = await self._drive(cell, self.config.timeout_ms / 1000)
         except SandboxError as error:
             return self._failed(cell, error.code, str(error))
-        if isinstance(outcome, Failed):
+        if isinstance(outcome, Failure):
             return self._failed(cell, outcome.code, outcome.error)
         made = CodeModeResult(status="completed", value=outcome.parsed, output=cell.output)
         return _told(made)
 
-    async def _drive(self, cell: Cell, seconds: float) -> Done | Failed:
+    async def _drive(self, cell: Cell, seconds: float) -> Completion | Failure:
         outcome = await self._driver.start(cell, time.monotonic() + seconds)
         assert outcome is not None, "a body is not parked"
         return outcome

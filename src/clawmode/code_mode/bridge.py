@@ -13,7 +13,7 @@ from clawmode.catalog.mcp_namespace import McpNamespace
 from clawmode.catalog.namespaces import NamespaceCallRefused, NamespaceRuntime
 from clawmode.code_mode.config import CodeModeConfig
 from clawmode.exceptions import ClawmodeError, ProtocolError, ToolLookupError
-from clawmode.sandbox.protocol import MAX_REPLY, MAX_REQUEST, Request, Settled, read_json
+from clawmode.sandbox.protocol import MAX_REPLY, MAX_REQUEST, Request, Settlement, read_json
 from clawmode.tools.executor import ToolFailure
 from clawmode.tools.tool import Tool, ToolResult
 from clawmode.types import JsonObject, JsonValue
@@ -41,7 +41,7 @@ class Bridge:
     config: CodeModeConfig
     on_miss: Callable[[list[str]], None] = lambda words: None
 
-    def look_up(self, request: Request) -> Settled:
+    def look_up(self, request: Request) -> Settlement:
         """Answers a `search`, a `describe` or an `$api`."""
         try:
             args = _arguments(request)
@@ -132,36 +132,36 @@ def _reference(args: list[JsonValue], function: str) -> str:
 # ---- Answers ----
 
 
-def _reply(request: Request, value: JsonValue) -> Settled:
+def _reply(request: Request, value: JsonValue) -> Settlement:
     # ASCII: descriptions come from anywhere, and may hold lone surrogates.
     return _fit(request, json.dumps(value).encode(), None)
 
 
-def settle(request: Request, result: ToolResult, tool_id: str) -> Settled:
+def settle(request: Request, result: ToolResult, tool_id: str) -> Settlement:
     """The answer to a call that succeeded."""
     return _fit(request, result.encoded, tool_id)
 
 
-def _fit(request: Request, encoded: bytes, tool_id: str | None) -> Settled:
+def _fit(request: Request, encoded: bytes, tool_id: str | None) -> Settlement:
     if len(encoded) > MAX_REPLY:
         text = f"The answer is {len(encoded)} bytes, over {MAX_REPLY}: ask for less, page by page."
         return refuse(request, "reply_too_large", text, tool_id)
-    return Settled(request.id, True, encoded)
+    return Settlement(request.id, True, encoded)
 
 
-def fail(request: Request, error: ToolFailure, tool_id: str) -> Settled:
+def fail(request: Request, error: ToolFailure, tool_id: str) -> Settlement:
     """The answer to a call that failed."""
     return refuse(request, error.code, error.message, tool_id, error.name)
 
 
 def refuse(
     request: Request, code: str, message: str, tool_id: str | None = None, name: str = "ToolError"
-) -> Settled:
+) -> Settlement:
     """An error that the program can catch; of the host it holds an exception's name at most."""
     body = {"name": name[:100], "message": message[:16384], "code": code, "toolId": tool_id}
-    return Settled(request.id, False, json.dumps(body).encode())
+    return Settlement(request.id, False, json.dumps(body).encode())
 
 
-def refusal_text(refusal: Settled) -> str:
+def refusal_text(refusal: Settlement) -> str:
     """Returns the message of an error that `refuse` encoded."""
     return str(json.loads(refusal.value)["message"])

@@ -23,7 +23,7 @@ from clawmode.code_mode.stores import StoredCall
 from clawmode.code_mode.telemetry import Telemetry
 from clawmode.context import RunContext
 from clawmode.exceptions import StoreUnavailable
-from clawmode.sandbox.protocol import Request, Settled
+from clawmode.sandbox.protocol import Request, Settlement
 from clawmode.tools.approvals import Question
 from clawmode.tools.executor import Call, Executor, ToolFailure
 from clawmode.tools.executor import CallState as Stage
@@ -149,7 +149,7 @@ class Calls:
     async def _make(self, group: CallGroup, call: OpenCall) -> None:
         if group.ended:
             return  # before it had begun
-        reply: Settled | None = None
+        reply: Settlement | None = None
         with anyio.CancelScope() as call.scope:
             reply = await self._call(group, call)
         if reply is None or group.ended:
@@ -163,7 +163,7 @@ class Calls:
             with anyio.CancelScope(shield=True):
                 await self.deliver(group, call, Reply(reply))
 
-    async def _call(self, group: CallGroup, call: OpenCall) -> Settled:
+    async def _call(self, group: CallGroup, call: OpenCall) -> Settlement:
         if call.server and (answer := await self._connected(call)) is not None:
             return answer
         assert call.tool is not None
@@ -181,7 +181,7 @@ class Calls:
             text = f"The host failed: {type(error).__name__}"
             return refuse(call.request, "internal_error", text, call.tool.id)
 
-    async def _connected(self, call: OpenCall) -> Settled | None:
+    async def _connected(self, call: OpenCall) -> Settlement | None:
         """Waits for the server of a call, and looks up its tool. Returns the answer if it is known.
 
         The server has its own limit on the time to connect; the cell may be parked meanwhile.
@@ -215,7 +215,7 @@ class Calls:
             patience=self.config.snapshot_ttl_seconds,
         )
 
-    async def _ask_gate(self, group: CallGroup, call: OpenCall) -> Settled:
+    async def _ask_gate(self, group: CallGroup, call: OpenCall) -> Settlement:
         question = call.question
         if question is None:
             # The process that asked is gone: the hooks are asked again, and then the person.
@@ -225,7 +225,7 @@ class Calls:
         if question is not None:
             await self._change(group, call, "approval")
             await self.executor.ask(replace(question, call_id=_call_id(group, call)))
-        return Settled(call.id, True, b"null")
+        return Settlement(call.id, True, b"null")
 
     async def _change(self, group: CallGroup, call: OpenCall, stage: Stage) -> None:
         """A call waits for a person, or runs: the store is told before it does.
@@ -383,7 +383,7 @@ class Calls:
         group.tell()
 
 
-def _too_large(call_id: int, tool_id: str | None) -> Settled:
+def _too_large(call_id: int, tool_id: str | None) -> Settlement:
     return refuse(Request(call_id, "call", b"[]"), "reply_too_large", FULL, tool_id)
 
 

@@ -14,7 +14,7 @@ from typing import Literal, TypeAlias
 import anyio
 
 from clawmode.sandbox.pool import Tenancy
-from clawmode.sandbox.protocol import Done, Failed, Output, Request, Settled, Start
+from clawmode.sandbox.protocol import Completion, Failure, Output, Request, Settlement, Start
 from clawmode.tools.approvals import Question
 from clawmode.tools.tool import Effect, Tool
 from clawmode.types import JsonObject, JsonValue
@@ -150,8 +150,8 @@ class CallGroup:
     claimed: bool = False
     calls: dict[int, OpenCall] = field(default_factory=dict[int, OpenCall])
     queue: deque[OpenCall] = field(default_factory=deque[OpenCall])
-    unsaved: dict[int, tuple[Settled, bool]] = field(
-        default_factory=dict[int, tuple[Settled, bool]]
+    unsaved: dict[int, tuple[Settlement, bool]] = field(
+        default_factory=dict[int, tuple[Settlement, bool]]
     )
     foreign: int = 0
     running: int = 0
@@ -215,12 +215,12 @@ class Cell:
     calls: dict[int, OpenCall] = field(default_factory=dict[int, OpenCall])
     yields: list[int] = field(default_factory=list[int])
     lookups: deque[Request] = field(default_factory=deque[Request])
-    inbox: list[Settled] = field(default_factory=list[Settled])
+    inbox: list[Settlement] = field(default_factory=list[Settlement])
     timers: int = 0
     due: float = 0.0
     due_at: float = float("inf")
     unheard: bool = False
-    outcome: Done | Failed | None = None
+    outcome: Completion | Failure | None = None
     stored: bool = False
     park: int = 1
     mark: bytes = b""
@@ -244,7 +244,7 @@ class Cell:
             key = "text" if item.type == "text" else "value"
             self.output.append({"type": item.type, key: item.parsed})
 
-    def receive(self, reply: Settled, *, unknown: bool = False) -> None:
+    def receive(self, reply: Settlement, *, unknown: bool = False) -> None:
         """A call has been answered."""
         call = self.calls.pop(reply.id, None)
         entry = call.entry if call else self.ledger.find(reply.id)
@@ -252,15 +252,15 @@ class Cell:
             entry.state = "unknown" if unknown else "completed" if reply.ok else "failed"
         self.inbox.append(reply)
 
-    def take_replies(self) -> tuple[Settled, ...]:
+    def take_replies(self) -> tuple[Settlement, ...]:
         """Everything that has come back since the last time, in order."""
         replies = tuple(self.inbox)
         self.inbox.clear()
         return replies
 
-    def take_yields(self) -> tuple[Settled, ...]:
+    def take_yields(self) -> tuple[Settlement, ...]:
         """Answers the yields: the model has said `wait`."""
-        answers = tuple(Settled(number, True, b"null") for number in self.yields)
+        answers = tuple(Settlement(number, True, b"null") for number in self.yields)
         self.yields = []
         return answers
 

@@ -64,7 +64,7 @@ from clawmode.exceptions import (
     UnknownTool,
 )
 from clawmode.sandbox.pool import Pool
-from clawmode.sandbox.protocol import LANGUAGES, MAX_SOURCE, Done, Failed, Language, Start
+from clawmode.sandbox.protocol import LANGUAGES, MAX_SOURCE, Completion, Failure, Language, Start
 from clawmode.tasks import Lifetime
 from clawmode.tools.approvals import Approvals
 from clawmode.tools.executor import Executor, ToolFailure, Watcher
@@ -634,7 +634,9 @@ class CodeMode:
 
     # ---- Results ----
 
-    async def _result(self, cell: Cell, driven: Awaitable[Done | Failed | None]) -> CodeModeResult:
+    async def _result(
+        self, cell: Cell, driven: Awaitable[Completion | Failure | None]
+    ) -> CodeModeResult:
         self._left_waiting.pop(cell.id, None)
         try:
             outcome = await driven
@@ -644,7 +646,7 @@ class CodeMode:
             nothing_else = not (cell.yields or cell.timers or cell.due)
             self._left_waiting[cell.id] = nothing_else and cell.waits_for_people()
             return self._waiting(cell)
-        if isinstance(outcome, Failed):
+        if isinstance(outcome, Failure):
             error = outcome.error + advice(outcome.error, self.catalog, self.config)
             return self._failed(outcome.code, error, cell)
         return CodeModeResult(

@@ -29,14 +29,14 @@ from clawmode.exceptions import (
 )
 from clawmode.sandbox.pool import Pool
 from clawmode.sandbox.protocol import (
-    Done,
-    Failed,
+    Completion,
+    Failure,
     Limits,
     Outcome,
     Request,
     Resume,
-    Settled,
-    Suspended,
+    Settlement,
+    Suspension,
 )
 from clawmode.types import JsonText
 
@@ -151,7 +151,7 @@ class Driver:
         if cancelled:
             raise DeadlineExceeded(NOT_ADMITTED.format(who=who))
 
-    async def start(self, cell: Cell, deadline: float) -> Done | Failed | None:
+    async def start(self, cell: Cell, deadline: float) -> Completion | Failure | None:
         """Starts a cell, as soon as its gate is open. None: it waits, and is parked.
 
         Raises:
@@ -161,7 +161,7 @@ class Driver:
         group.claimed, group.cell, cell.tenancy = True, cell, self.pool.cell()
         return await self._drive(cell, group, deadline)
 
-    async def resume(self, cell: Cell, deadline: float) -> Done | Failed | None:
+    async def resume(self, cell: Cell, deadline: float) -> Completion | Failure | None:
         """Lets a claimed cell go on, once there is something to go on with. None: it waits still.
 
         Raises:
@@ -262,7 +262,9 @@ class Driver:
 
     # ---- Driving ----
 
-    async def _drive(self, cell: Cell, group: CallGroup, deadline: float) -> Done | Failed | None:
+    async def _drive(
+        self, cell: Cell, group: CallGroup, deadline: float
+    ) -> Completion | Failure | None:
         assert cell.tenancy is not None
         self.active[cell.id] = cell
         if cell.taken:
@@ -273,10 +275,10 @@ class Driver:
             began = time.monotonic()
             await self.pool.prepare(cell.tenancy, cell.start)
             deadline += time.monotonic() - began
-            outcome: Outcome | None = cell.outcome or Suspended()
+            outcome: Outcome | None = cell.outcome or Suspension()
             if cell.outcome is None and (cell.start is None or not cell.calls):
                 outcome = await self._step(cell, deadline)
-            while isinstance(outcome, Suspended):
+            while isinstance(outcome, Suspension):
                 await self._accept(cell, group, outcome)
                 if not await self._replies(cell, group, deadline):
                     if not self.parks:
@@ -324,7 +326,7 @@ class Driver:
                 return None
         denied = next((reply for reply in replies if reply.id == GATE and not reply.ok), None)
         if denied is not None:
-            return Failed("invalid_input", refusal_text(denied))
+            return Failure("invalid_input", refusal_text(denied))
         setup = await self.install()
         start = replace(
             cell.start,
@@ -335,9 +337,9 @@ class Driver:
         cell.start = None
         return await self.pool.step(cell.tenancy, start, deadline, setup.data)
 
-    def _concluded(self, cell: Cell, outcome: Done | Failed) -> Done | Failed:
+    def _concluded(self, cell: Cell, outcome: Completion | Failure) -> Completion | Failure:
         cell.take_output(outcome.output)
-        if isinstance(outcome, Failed):
+        if isinstance(outcome, Failure):
             self.calls.refuse_batch(cell, outcome.requests)
             if outcome.code == "timeout":
                 return replace(outcome, error=self._with_limit(outcome.error))
@@ -379,7 +381,7 @@ class Driver:
 
     # ---- Batches ----
 
-    async def _accept(self, cell: Cell, group: CallGroup, idle: Suspended) -> None:
+    async def _accept(self, cell: Cell, group: CallGroup, idle: Suspension) -> None:
         """Takes a batch of requests: answers what can be answered at once, starts the rest.
 
         Raises:
@@ -425,7 +427,7 @@ class Driver:
             room -= len(reply.value)
             await pace.keep()
 
-    async def _look_up(self, request: Request, last: float) -> Settled | None:
+    async def _look_up(self, request: Request, last: float) -> Settlement | None:
         """The answer to one look-up. None: it would come too late."""
         left, bridge = last - time.monotonic(), self.calls.bridge
         if left <= 0:
@@ -451,7 +453,7 @@ class Driver:
         ):
             raise RuntimeUnavailable("The worker sent requests that no program makes.")
 
-    async def _check_parking(self, cell: Cell, idle: Suspended) -> None:
+    async def _check_parking(self, cell: Cell, idle: Suspension) -> None:
         """Whether the cell could be parked: looked at before anything of a batch has an effect."""
         if not self.parks:
             return

@@ -38,7 +38,16 @@ from clawmode.exceptions import (
     StoreUnavailable,
 )
 from clawmode.sandbox import artifacts
-from clawmode.sandbox.protocol import METHODS, Done, Failed, Frozen, Limits, Request, Settled, Start
+from clawmode.sandbox.protocol import (
+    METHODS,
+    Completion,
+    Failure,
+    FrozenCell,
+    Limits,
+    Request,
+    Settlement,
+    Start,
+)
 from clawmode.types import JsonValue
 
 _REPLY = struct.Struct("<Ic")
@@ -54,7 +63,7 @@ REPLAYED = "an older copy of the program was put back into the store: it has run
 class Reply:
     """An answer in the inbox. `unknown`: nobody knows whether the call was made."""
 
-    settled: Settled
+    settled: Settlement
     unknown: bool = False
 
 
@@ -98,7 +107,7 @@ class Parking:
 
     # ---- In ----
 
-    def check_size(self, frozen: Frozen) -> None:
+    def check_size(self, frozen: FrozenCell) -> None:
         """Refuses a cell that could not be parked.
 
         Raises:
@@ -118,7 +127,7 @@ class Parking:
         if not await self.store.room(self._config.max_suspended_runs):
             raise SnapshotTooLarge(FULL)
 
-    async def park(self, cell: Cell, frozen: Frozen | None) -> None:
+    async def park(self, cell: Cell, frozen: FrozenCell | None) -> None:
         """Writes a cell down. `frozen` is None if it has not started, or has ended unheard.
 
         Raises:
@@ -209,7 +218,7 @@ class Parking:
         entry.state = stored.state
         return OpenCall(request, entry, None, {}, owner=stored.owner)
 
-    async def take(self, cell: Cell) -> Frozen | None:
+    async def take(self, cell: Cell) -> FrozenCell | None:
         """The cell's memory; its inbox is the run's from now on. None: it has not started.
 
         Raises:
@@ -236,7 +245,7 @@ class Parking:
         """Gives a cell that is driven here an answer that the store kept."""
         data = unseal_bytes(sealed, self._bound(cell.id, "reply"), self.store.keys)
         number, flag = _REPLY.unpack_from(data)
-        settled = Settled(number, flag == b"+", data[_REPLY.size :])
+        settled = Settlement(number, flag == b"+", data[_REPLY.size :])
         cell.receive(settled, unknown=flag == b"?")
 
     async def release(self, run_id: str) -> None:
@@ -291,7 +300,7 @@ class Parking:
         return json.loads(unseal_bytes(sealed, self._bound(run_id, what), self.store.keys))
 
 
-def _reply(cell: Cell, settled: Settled) -> Reply:
+def _reply(cell: Cell, settled: Settlement) -> Reply:
     entry = cell.ledger.find(settled.id)
     return Reply(settled, unknown=entry is not None and entry.state == "unknown")
 
@@ -323,7 +332,7 @@ def other_build(build: str | None) -> SnapshotOfOtherBuild:
     )
 
 
-def _record(cell: Cell, frozen: Frozen | None) -> JsonValue:
+def _record(cell: Cell, frozen: FrozenCell | None) -> JsonValue:
     start: JsonValue = None
     if cell.start is not None:
         start = {"source": cell.start.source, "language": cell.start.language}
@@ -353,20 +362,20 @@ def _record(cell: Cell, frozen: Frozen | None) -> JsonValue:
     }
 
 
-def _outcome(outcome: Done | Failed | None) -> JsonValue:
-    if isinstance(outcome, Failed):
+def _outcome(outcome: Completion | Failure | None) -> JsonValue:
+    if isinstance(outcome, Failure):
         return {"code": outcome.code, "error": outcome.error}
     return None if outcome is None else {"value": outcome.value.decode("utf-8", "replace")}
 
 
-def _read_outcome(kept: Any) -> Done | Failed | None:
+def _read_outcome(kept: Any) -> Completion | Failure | None:
     if kept is None:
         return None
     if "value" in kept:
-        return Done(kept["value"].encode(), parsed=json.loads(kept["value"]))
+        return Completion(kept["value"].encode(), parsed=json.loads(kept["value"]))
     if kept["code"] not in ERROR_CODES:
         raise ValueError(kept["code"])
-    return Failed(kept["code"], kept["error"])
+    return Failure(kept["code"], kept["error"])
 
 
 def _read_cell(run_id: str, record: Any) -> Cell:

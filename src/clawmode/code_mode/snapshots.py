@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from clawmode.context import Scope
 from clawmode.exceptions import SnapshotKeyLost, SnapshotRefused
 from clawmode.files import create_atomic, file_lock, write_atomic
-from clawmode.sandbox.protocol import Frozen
+from clawmode.sandbox.protocol import FrozenCell
 
 MAGIC = b"CLMS"
 VERSION = 1
@@ -196,7 +196,7 @@ def _decrypt(key: bytes, nonce: bytes, body: bytes, bound: bytes) -> bytes:
 # ---- A cell's memory ----
 
 
-def seal(frozen: Frozen, wasm: bytes, bound: bytes, keys: KeyRing) -> bytes:
+def seal(frozen: FrozenCell, wasm: bytes, bound: bytes, keys: KeyRing) -> bytes:
     """A frozen cell as bytes.
 
     Args:
@@ -212,7 +212,7 @@ def seal(frozen: Frozen, wasm: bytes, bound: bytes, keys: KeyRing) -> bytes:
     return header + AESGCM(keys.current).encrypt(nonce, frozen.pages, header + bound)
 
 
-def unseal(data: bytes, wasm: bytes, bound: bytes, keys: KeyRing) -> Frozen:
+def unseal(data: bytes, wasm: bytes, bound: bytes, keys: KeyRing) -> FrozenCell:
     """The frozen cell in `data`. The worker checks its size, before it decompresses anything.
 
     Raises:
@@ -231,4 +231,4 @@ def unseal(data: bytes, wasm: bytes, bound: bytes, keys: KeyRing) -> Frozen:
         raise SnapshotRefused("the snapshot was taken from another sandbox build")
     pages = _decrypt(keys.find(identity), nonce, body, header + bound)
     memory, heap, runtime, guest, stack = numbers
-    return Frozen(image, memory, (runtime, guest, stack), pages, heap)
+    return FrozenCell(image, memory, (runtime, guest, stack), pages, heap)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import wasmtime
 
 from clawmode.sandbox.machine import GUEST_STACK, Handles, Machine, guest_file
-from clawmode.sandbox.source import HEAD, Prepared
+from clawmode.sandbox.source import HEAD, PreparedSource
 
 HEAP = 256 << 20
 
@@ -55,7 +55,7 @@ class Guard:
         self._image = b""
         self._check = 0
 
-    def check(self, prepared: Prepared) -> None:
+    def check(self, prepared: PreparedSource) -> None:
         """Looks at one wrapped cell.
 
         Raises:

@@ -8,7 +8,7 @@ import json
 from typing import ClassVar
 
 from clawmode.sandbox.protocol import ITEM_BYTES, Output
-from clawmode.sandbox.source import Uncompiled
+from clawmode.sandbox.source import CompileFailure
 
 
 class OutputLimit(Exception):
@@ -34,7 +34,7 @@ class Outbox:
         self.output: list[Output] = []
         self.value: bytes | None = None
         self.failure: bytes | None = None
-        self.uncompiled: Uncompiled | None = None
+        self.uncompiled: CompileFailure | None = None
         self.omitted = 0
         self.prefix: bytes | None = None
 

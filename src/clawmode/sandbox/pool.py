@@ -26,15 +26,15 @@ from clawmode.exceptions import (
 )
 from clawmode.sandbox.process import Lockdown, WorkerProcess, loaded
 from clawmode.sandbox.protocol import (
-    Done,
-    Failed,
+    Completion,
+    Failure,
     Freeze,
-    Frozen,
+    FrozenCell,
     Outcome,
     Part,
     Resume,
     Start,
-    Suspended,
+    Suspension,
 )
 from clawmode.tasks import Lifetime
 from clawmode.types import JsonText
@@ -81,7 +81,7 @@ class Tenancy:
         "aborted", "computing", "equipping", "failed", "frozen", "moving", "waiter", "worker"
     )  # fmt: skip
 
-    def __init__(self, frozen: Frozen | None = None) -> None:
+    def __init__(self, frozen: FrozenCell | None = None) -> None:
         self.worker: WorkerProcess | None = None
         self.frozen = frozen
         self.moving: anyio.Event | None = None
@@ -208,7 +208,7 @@ class Pool:
 
     # ---- Cells ----
 
-    def cell(self, frozen: Frozen | None = None) -> Tenancy:
+    def cell(self, frozen: FrozenCell | None = None) -> Tenancy:
         """A new cell, or one that was frozen before."""
         return Tenancy(frozen)
 
@@ -257,11 +257,11 @@ class Pool:
             self._let_go(worker)
             raise
         if worker in self._workers:
-            suspended = isinstance(answer, Suspended)
+            suspended = isinstance(answer, Suspension)
             self._workers[worker] = cell if suspended else None
             cell.worker = worker if suspended else None
-        worn = worker.cells >= RECYCLE_AFTER and not isinstance(answer, Suspended)
-        if worn or (isinstance(answer, Failed) and answer.crashed):
+        worn = worker.cells >= RECYCLE_AFTER and not isinstance(answer, Suspension)
+        if worn or (isinstance(answer, Failure) and answer.crashed):
             self._discard(worker)
         self._release(worker)
         return answer
@@ -294,10 +294,10 @@ class Pool:
             answer = await worker.ask(message, deadline)
         finally:
             cell.computing = None
-        assert isinstance(answer, Done | Suspended | Failed)
+        assert isinstance(answer, Completion | Suspension | Failure)
         return answer
 
-    async def freeze(self, cell: Tenancy) -> Frozen:
+    async def freeze(self, cell: Tenancy) -> FrozenCell:
         """The cell's memory, to be kept elsewhere. The cell can still go on afterwards.
 
         Raises:
@@ -411,9 +411,9 @@ class Pool:
             answer = None
         finally:
             self._evicting.pop(worker, None)
-        if isinstance(answer, Frozen):
+        if isinstance(answer, FrozenCell):
             cell.frozen = answer
-        elif isinstance(answer, Failed):
+        elif isinstance(answer, Failure):
             cell.failed = answer.error
         if worker in self._workers:
             self._workers[worker] = None

@@ -33,21 +33,21 @@ from clawmode.sandbox.protocol import (
     MAX_FRAME,
     MAX_REQUEST,
     MAX_SETUPS,
+    Acknowledgement,
     Answer,
     Boot,
-    Done,
-    Failed,
+    Completion,
+    Failure,
     Freeze,
-    Frozen,
+    FrozenCell,
     Install,
     Output,
     Part,
     Provide,
     Question,
-    Ready,
     Resume,
     Start,
-    Suspended,
+    Suspension,
     decode_answer,
     encode,
     frame_length,
@@ -160,18 +160,18 @@ class WorkerProcess:
             self._process.wait(0.5)
         return f"{self._ending()} ({type(error).__name__})"
 
-    def _shake_hands(self, code: bytes) -> Ready:
+    def _shake_hands(self, code: bytes) -> Acknowledgement:
         self._handed = time.monotonic()
         view = memoryview(encode(Boot(code), 0))
         while view:
             view = view[os.write(self._input, view) :]
         body = self._read_blocking(frame_length(self._read_blocking(HEADER.size)))
         ready = decode_answer(body, 0)
-        if isinstance(ready, Failed):
+        if isinstance(ready, Failure):
             # The machine code could not be loaded, whole as it is: made again next time.
             artifacts.forget("quickjs")
             raise RuntimeUnavailable(ready.error)
-        if not isinstance(ready, Ready):
+        if not isinstance(ready, Acknowledgement):
             raise ProtocolError(f"expected ready, found {ready.kind}")
         return ready
 
@@ -376,28 +376,28 @@ def _verified(question: Question, answer: Answer) -> Answer:
         ProtocolError: It is no answer to this question, or more than the question allows.
     """
     match question, answer:
-        case (Start() | Resume()) as asked, (Done() | Suspended() | Failed()):
+        case (Start() | Resume()) as asked, (Completion() | Suspension() | Failure()):
             _check_limits(asked, answer)
             output = tuple(_parsed(item) for item in answer.output)
-            if isinstance(answer, Done):
-                return Done(answer.value, output, read_json(answer.value))
+            if isinstance(answer, Completion):
+                return Completion(answer.value, output, read_json(answer.value))
             return replace(answer, output=output) if output else answer
-        case ((Boot() | Provide() | Install()), Ready()):
+        case ((Boot() | Provide() | Install()), Acknowledgement()):
             return answer
-        case Freeze(), Frozen() | Failed():
+        case Freeze(), FrozenCell() | Failure():
             return answer
         case _:
             raise ProtocolError(f"{answer.kind!r} in answer to {question.kind!r}")
 
 
-def _check_limits(asked: Start | Resume, answer: Done | Suspended | Failed) -> None:
+def _check_limits(asked: Start | Resume, answer: Completion | Suspension | Failure) -> None:
     size = sum(item.size for item in answer.output)
-    size += len(answer.value) if isinstance(answer, Done) else 0
+    size += len(answer.value) if isinstance(answer, Completion) else 0
     if size > asked.output_left:
         raise ProtocolError(f"{size} bytes of output, {asked.output_left} allowed")
-    if isinstance(answer, Failed) and len(answer.error) > MAX_ERROR:
+    if isinstance(answer, Failure) and len(answer.error) > MAX_ERROR:
         raise ProtocolError(f"an error of {len(answer.error)} characters")
-    requests = () if isinstance(answer, Done) else answer.requests
+    requests = () if isinstance(answer, Completion) else answer.requests
     if len(requests) > asked.limits.max_calls + asked.limits.max_others:
         raise ProtocolError(f"{len(requests)} requests")
     if any(len(request.args) > 4 * MAX_REQUEST for request in requests):

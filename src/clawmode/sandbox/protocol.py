@@ -61,7 +61,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Something the guest asks the host for; it stays open until a `Settled` names its id."""
+    """Something the guest asks the host for; it stays open until a `Settlement` names its id."""
 
     id: int
     method: Method
@@ -69,7 +69,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Settled:
+class Settlement:
     """The host's answer to a request: a value, or an error as `{name, message, code, toolId}`."""
 
     id: int
@@ -95,7 +95,7 @@ class Output:
 
 
 @dataclass(frozen=True, slots=True)
-class Frozen:
+class FrozenCell:
     """A cell's memory as its difference to the image; `pages` are zstd-compressed.
 
     `heap` is what the cell had on its heap when it started: its catalog and namespaces.
@@ -179,8 +179,8 @@ class Resume:
     """Lets a cell go on: the warm one, or the one in `frozen`."""
 
     kind: ClassVar[str] = "resume"
-    settled: tuple[Settled, ...] = ()
-    frozen: Frozen | None = None
+    settled: tuple[Settlement, ...] = ()
+    frozen: FrozenCell | None = None
     limits: Limits = Limits()
     output_left: int = 65536
     budget: float = 10.0
@@ -195,7 +195,7 @@ class Freeze:
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
+class Acknowledgement:
     """The worker can take cells; `image` is the hash of the memory they start from."""
 
     kind: ClassVar[str] = "ready"
@@ -204,7 +204,7 @@ class Ready:
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class Completion:
     """The cell is complete: nothing is pending. `parsed` is the value of `value`; see `Output`."""
 
     kind: ClassVar[str] = "done"
@@ -214,7 +214,7 @@ class Done:
 
 
 @dataclass(frozen=True, slots=True)
-class Suspended:
+class Suspension:
     """The cell is idle and warm: it waits for requests, or for a timer that is due at `due`.
 
     `timers` counts timeouts; without any, an interval counts while the main promise is pending.
@@ -230,7 +230,7 @@ class Suspended:
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class Failure:
     """The cell has failed and is gone. `requests` were made and must not be dispatched.
 
     `crashed` says that the guest broke the sandbox's own code: the worker is not to be kept.
@@ -245,8 +245,8 @@ class Failed:
 
 
 Question: TypeAlias = Boot | Provide | Install | Start | Resume | Freeze
-Outcome: TypeAlias = Done | Suspended | Failed
-Answer: TypeAlias = Ready | Done | Suspended | Failed | Frozen
+Outcome: TypeAlias = Completion | Suspension | Failure
+Answer: TypeAlias = Acknowledgement | Completion | Suspension | Failure | FrozenCell
 
 _QUESTIONS = {kind.kind: kind for kind in (Boot, Provide, Install, Freeze)}
 
@@ -263,8 +263,8 @@ _FIELDS = {
     kind: _reader(kind)
     for kind in (
         *(Boot, Provide, Install, Start, Resume, Freeze),
-        *(Ready, Done, Suspended, Failed, Frozen),
-        *(Limits, Settled, Request, Output),
+        *(Acknowledgement, Completion, Suspension, Failure, FrozenCell),
+        *(Limits, Settlement, Request, Output),
     )
 }
 
@@ -317,7 +317,7 @@ def decode_question(body: bytes) -> tuple[Question, int]:
         return Start(source, language, Limits(*limits), *rest), number
     if kind == "resume":
         settled, frozen, limits, *rest = values
-        replies = tuple(Settled(*item) for item in settled)
+        replies = tuple(Settlement(*item) for item in settled)
         image = None if frozen is None else _frozen(frozen)
         return Resume(replies, image, Limits(*limits), *rest), number
     return _QUESTIONS[kind](*values), number
@@ -348,15 +348,15 @@ def _typed(value: Any, kind: type) -> Any:
     return value
 
 
-def _ready(values: list[Any]) -> Ready:
+def _ready(values: list[Any]) -> Acknowledgement:
     image, notes = values
-    return Ready(_typed(image, bytes), tuple(_typed(note, str) for note in notes))
+    return Acknowledgement(_typed(image, bytes), tuple(_typed(note, str) for note in notes))
 
 
-def _frozen(values: list[Any]) -> Frozen:
+def _frozen(values: list[Any]) -> FrozenCell:
     image, memory, pointers, pages, heap = values
     runtime, context, stack = (_word(pointer) for pointer in pointers)
-    return Frozen(
+    return FrozenCell(
         _typed(image, bytes),
         _word(memory),
         (runtime, context, stack),
@@ -390,25 +390,25 @@ def _requests(values: Iterable[Any]) -> tuple[Request, ...]:
     return tuple(made)
 
 
-def _done(values: list[Any]) -> Done:
+def _done(values: list[Any]) -> Completion:
     value, output = values
-    return Done(_typed(value, bytes), _outputs(output))
+    return Completion(_typed(value, bytes), _outputs(output))
 
 
-def _suspended(values: list[Any]) -> Suspended:
+def _suspended(values: list[Any]) -> Suspension:
     requests, timers, due, output, frozen_at_most = values
     if not (math.isfinite(_typed(due, float)) and due >= 0 and _typed(timers, int) >= 0):
         raise ProtocolError(f"{timers} timers due at {due}")
     made = _requests(requests)
-    return Suspended(made, timers, due, _outputs(output), _word(frozen_at_most))
+    return Suspension(made, timers, due, _outputs(output), _word(frozen_at_most))
 
 
-def _failed(values: list[Any]) -> Failed:
+def _failed(values: list[Any]) -> Failure:
     code, error, output, requests, crashed = values
     if code not in ERROR_CODES:
         raise ProtocolError(f"unknown error code {code!r}")
     emitted, made = _outputs(output), _requests(requests)
-    return Failed(code, _typed(error, str), emitted, made, _typed(crashed, bool))
+    return Failure(code, _typed(error, str), emitted, made, _typed(crashed, bool))
 
 
 _ANSWERS = {

@@ -58,7 +58,7 @@ SHELL = (
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class PreparedSource:
     """A cell that is ready to be compiled."""
 
     wrapped: bytes
@@ -71,13 +71,13 @@ class Prepared:
         return self.wrapped.removesuffix(TAIL.encode()) + b"\n)"
 
 
-def wrap(source: str, line_map: LineMap | None = None) -> Prepared:
+def wrap(source: str, line_map: LineMap | None = None) -> PreparedSource:
     """Makes a cell the one function that the prelude's `start` expects."""
     text = HEAD + source + TAIL
     body = len(text) - 2
     if not text.isascii():
         body += sum(1 for character in source if character > "\uffff")
-    return Prepared(text.encode("utf-8", "surrogatepass"), body, line_map)
+    return PreparedSource(text.encode("utf-8", "surrogatepass"), body, line_map)
 
 
 def looks_like_shell(source: str) -> bool:
@@ -114,7 +114,7 @@ def _is_undefined_command(source: str, message: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Uncompiled:
+class CompileFailure:
     """Why a cell did not compile, beyond the engine's own message.
 
     Attributes:
@@ -129,7 +129,7 @@ class Uncompiled:
 def describe_failure(
     report: bytes,
     start: Start | None,
-    uncompiled: Uncompiled | None = None,
+    uncompiled: CompileFailure | None = None,
     *,
     filled: bool = False,
 ) -> tuple[ErrorCode, str]:
@@ -164,7 +164,7 @@ def describe_failure(
 
 
 def _describe_syntax(
-    headline: str, stack: str, start: Start, uncompiled: Uncompiled
+    headline: str, stack: str, start: Start, uncompiled: CompileFailure
 ) -> tuple[ErrorCode, str]:
     source = start.source
     if looks_like_shell(source):

@@ -66,7 +66,7 @@ class TransformError(Exception):
 
 
 @dataclass(frozen=True)
-class Transformed:
+class TransformedSource:
     """JavaScript, again the body of an async function. Without a map, every position is kept."""
 
     code: str
@@ -90,7 +90,7 @@ class TypeScript:
         self._head = f"{_FUNCTION}{label}:{{"
         self._tail = f"\nconst {label}=0;break {label};}}}}"
 
-    def transform(self, source: str) -> Transformed:
+    def transform(self, source: str) -> TransformedSource:
         """Turns a cell into JavaScript.
 
         Raises:
@@ -105,13 +105,13 @@ class TypeScript:
                 return self._reprint(source)
             raise self._diagnose(source, complaint) from None
         code = _unwrap(stripped["code"], self._head, self._tail, source)
-        return self._reprint(source) if _joins(source, code) else Transformed(code, None)
+        return self._reprint(source) if _joins(source, code) else TransformedSource(code, None)
 
     def close(self) -> None:
         """Frees what wasmtime holds. Nothing can be transformed afterwards."""
         self._swc.close()
 
-    def _reprint(self, source: str) -> Transformed:
+    def _reprint(self, source: str) -> TransformedSource:
         try:
             printed = self._run(_FUNCTION, source, "\n}", REPRINT)
         except _Complaint as complaint:
@@ -120,7 +120,9 @@ class TypeScript:
         code = _unwrap(printed["code"].rstrip(), _PRINTED_FUNCTION, "}", source)
         mappings = json.loads(printed["map"])["mappings"]
         last_line = len(_line_starts(source))
-        return Transformed(code, LineMap(mappings, prefix=len(_FUNCTION), last_line=last_line))
+        return TransformedSource(
+            code, LineMap(mappings, prefix=len(_FUNCTION), last_line=last_line)
+        )
 
     def _diagnose(self, source: str, complaint: "_Complaint") -> TransformError:
         offset, message = complaint.offset, complaint.message

@@ -25,8 +25,8 @@ import wasmtime
 from clawmode.exceptions import SnapshotRefused, SnapshotTooLarge
 from clawmode.sandbox.machine import GUEST_STACK, Handles, Machine, guest_file
 from clawmode.sandbox.output import Outbox
-from clawmode.sandbox.protocol import MAX_SETUPS, PAGE, Frozen, Limits, Settled, Start
-from clawmode.sandbox.source import Prepared, Uncompiled
+from clawmode.sandbox.protocol import MAX_SETUPS, PAGE, FrozenCell, Limits, Settlement, Start
+from clawmode.sandbox.source import CompileFailure, PreparedSource
 from clawmode.sandbox.wasm import Export
 
 if sys.version_info >= (3, 14):
@@ -94,7 +94,7 @@ class Setup:
 
 
 @dataclass(frozen=True, slots=True)
-class Idle:
+class IdleState:
     """Where a cell stands when the guest has nothing left to do by itself.
 
     `filled` says that its heap has been about as large as it may be.
@@ -213,7 +213,7 @@ class Vm:
             del self._setups[next(iter(self._setups))]
         self.live = False
 
-    def start(self, prepared: Prepared, start: Start, outbox: Outbox) -> bool:
+    def start(self, prepared: PreparedSource, start: Start, outbox: Outbox) -> bool:
         """Compiles a cell and calls it. False: the text is not one function."""
         setup = self._setups[start.setup] if start.setup else self._bare
         machine = self._reset(setup, start.limits, outbox)
@@ -227,7 +227,7 @@ class Vm:
         if machine.is_exception(main):
             machine.check(main)
             closed = self._compiles(machine, prepared.unclosed)
-            outbox.uncompiled = Uncompiled(closed, prepared.line_map)
+            outbox.uncompiled = CompileFailure(closed, prepared.line_map)
             return True
         accepted = self._accept(machine, main, prepared)
         whole = bool(machine.get_bool(accepted))
@@ -250,7 +250,7 @@ class Vm:
         machine.free_value(machine.get_exception() if refused else made)
         return not refused
 
-    def _accept(self, machine: Machine, main: int, prepared: Prepared) -> int:
+    def _accept(self, machine: Machine, main: int, prepared: PreparedSource) -> int:
         accept = self.image.handles.accept
         if prepared.line_map is None:
             return machine.call_with(accept, main)
@@ -259,7 +259,7 @@ class Vm:
         machine.free_value(text)
         return accepted
 
-    def resume(self, settled: tuple[Settled, ...], limits: Limits, outbox: Outbox) -> None:
+    def resume(self, settled: tuple[Settlement, ...], limits: Limits, outbox: Outbox) -> None:
         """Delivers replies to the live cell, in the order in which they settled."""
         machine = self._attach(limits, outbox)
         if settled:
@@ -270,7 +270,7 @@ class Vm:
             handles = self.image.handles
             machine.check(machine.call_with_text(handles.deliver, b"[" + replies + b"]"))
 
-    def run(self, now: float) -> Idle:
+    def run(self, now: float) -> IdleState:
         """Runs jobs and due timers until the guest is idle.
 
         Args:
@@ -297,7 +297,7 @@ class Vm:
                 machine.fail()
             machine.track_rejections()
 
-    def _idle(self, machine: Machine) -> Idle:
+    def _idle(self, machine: Machine) -> IdleState:
         mail, handles = self._mail, self.image.handles
         pending = mail[OPEN_CALLS] or mail[OPEN_OTHERS] or mail[TIMEOUTS]
         ended = mail[MAIN_STATE] == FULFILLED and not pending
@@ -312,7 +312,7 @@ class Vm:
             else:
                 requests = machine.text_of(collected)
                 machine.free_value(collected)
-        return Idle(
+        return IdleState(
             state=FULFILLED if ended and mail[MAIN_STATE] != REJECTED else int(mail[MAIN_STATE]),
             requests=requests,
             timeouts=int(mail[TIMEOUTS]),
@@ -325,7 +325,7 @@ class Vm:
 
     # ---- Freezing, restoring ----
 
-    def freeze(self) -> Frozen:
+    def freeze(self) -> FrozenCell:
         """The live cell as its difference to the image. The VM holds no cell afterwards."""
         machine = self._live_machine()
         changed = self._changed_pages(machine)
@@ -337,7 +337,7 @@ class Vm:
         pages = self._compress(machine, changed)
         heap = min(int(self._mail[HEAP]), MAX_SETUP_HEAP)
         memory = machine.instance.memory_size()
-        return Frozen(self.image.digest, memory, self.image.pointers, pages, heap)
+        return FrozenCell(self.image.digest, memory, self.image.pointers, pages, heap)
 
     def _changed_pages(self, machine: Machine) -> list[int]:
         base, zero, read = self.image.pages, bytes(PAGE), machine.instance.read
@@ -380,7 +380,7 @@ class Vm:
         for address in taken:
             machine.free(address)
 
-    def restore(self, frozen: Frozen, limits: Limits) -> None:
+    def restore(self, frozen: FrozenCell, limits: Limits) -> None:
         """Makes a frozen cell the live one.
 
         Raises:
@@ -489,7 +489,7 @@ def _xor(left: bytes, right: bytes) -> bytes:
     return mixed.to_bytes(PAGE, "little")
 
 
-def _read_pages(frozen: Frozen, image: Image) -> Iterator[tuple[int, bytes]]:
+def _read_pages(frozen: FrozenCell, image: Image) -> Iterator[tuple[int, bytes]]:
     most = frozen.memory // PAGE
     try:
         body = zstd.ZstdDecompressor().decompress(

@@ -25,29 +25,29 @@ from clawmode.sandbox.output import Outbox, OutputLimit
 from clawmode.sandbox.protocol import (
     HEADER,
     MAX_ERROR,
+    Acknowledgement,
     Answer,
     Boot,
-    Done,
-    Failed,
+    Completion,
+    Failure,
     Freeze,
-    Frozen,
+    FrozenCell,
     Install,
     Limits,
     Outcome,
     Provide,
     Question,
-    Ready,
     Request,
     Resume,
     Start,
-    Suspended,
+    Suspension,
     decode_question,
     encode,
     frame_length,
 )
-from clawmode.sandbox.source import SHELL, Prepared, describe_failure, looks_like_shell, wrap
+from clawmode.sandbox.source import SHELL, PreparedSource, describe_failure, looks_like_shell, wrap
 from clawmode.sandbox.typescript import TransformError, TypeScript
-from clawmode.sandbox.vm import FULFILLED, PENDING, REJECTED, Idle, Vm
+from clawmode.sandbox.vm import FULFILLED, PENDING, REJECTED, IdleState, Vm
 from clawmode.sandbox.wasm import THREAD_STACK, is_interrupt, new_engine
 
 STEP = struct.Struct(">Q")
@@ -57,7 +57,7 @@ class DeadlinePassed(Exception):
     """The deadline had passed before the guest could even be entered."""
 
 
-class Watch:
+class DeadlineTimer:
     """When the running step has to stop. Armed by the serving thread, read by the main thread."""
 
     def __init__(self) -> None:
@@ -103,8 +103,8 @@ class Watch:
 class Worker:
     """Answers questions, with at most one cell alive."""
 
-    def __init__(self, watch: Watch) -> None:
-        self.watch = watch
+    def __init__(self, timer: DeadlineTimer) -> None:
+        self.timer = timer
         self.notes: tuple[str, ...] = ()
         self._module: wasmtime.Module | None = None
         self._vm: Vm | None = None
@@ -121,7 +121,7 @@ class Worker:
                 return self._provide(question)
             case Install():
                 self._running().install(question.key, question.data)
-                return Ready()
+                return Acknowledgement()
             case Start():
                 return self._step(question, lambda outbox: self._start(question, outbox))
             case Resume():
@@ -129,34 +129,34 @@ class Worker:
             case Freeze():
                 return self._freeze()
 
-    def _boot(self, boot: Boot) -> Ready | Failed:
-        engine = self.watch.engine
+    def _boot(self, boot: Boot) -> Acknowledgement | Failure:
+        engine = self.timer.engine
         try:
             self._module = wasmtime.Module.deserialize(engine, boot.quickjs)
         except wasmtime.WasmtimeError as error:
-            return Failed("runtime_unavailable", _clean(f"the engine: {_first_line(error)}"))
-        self._vm = Vm(engine, self._module, self.watch.arm)
+            return Failure("runtime_unavailable", _clean(f"the engine: {_first_line(error)}"))
+        self._vm = Vm(engine, self._module, self.timer.arm)
         self._vm.warm_up()
         gc.collect()
         gc.freeze()
-        return Ready(self._vm.image.digest, self.notes)
+        return Acknowledgement(self._vm.image.digest, self.notes)
 
-    def _provide(self, part: Provide) -> Ready:
-        engine, arm = self.watch.engine, self.watch.arm
+    def _provide(self, part: Provide) -> Acknowledgement:
+        engine, arm = self.timer.engine, self.timer.arm
         if part.part == "swc":
             module = wasmtime.Module.deserialize(engine, part.data)
             self._typescript = TypeScript(engine, module, arm)
         else:
             assert self._module is not None
             self._guard = Guard(engine, self._module, part.data, arm)
-        return Ready()
+        return Acknowledgement()
 
-    def _freeze(self) -> Frozen | Failed:
+    def _freeze(self) -> FrozenCell | Failure:
         try:
             return self._running().freeze()
         except MemoryError:
             self._running().drop()
-            return Failed("snapshot_limit_exceeded", "The program is too large to be frozen.")
+            return Failure("snapshot_limit_exceeded", "The program is too large to be frozen.")
 
     def _running(self) -> Vm:
         assert self._vm is not None
@@ -164,21 +164,21 @@ class Worker:
 
     # ---- A step of a cell ----
 
-    def _step(self, question: Start | Resume, enter: Callable[[Outbox], Idle]) -> Outcome:
+    def _step(self, question: Start | Resume, enter: Callable[[Outbox], IdleState]) -> Outcome:
         outbox, vm = Outbox(question.output_left), self._running()
-        self.watch.begin(question.budget)
+        self.timer.begin(question.budget)
         try:
             outcome = self._judge(enter(outbox), outbox, question.limits)
         except Exception as error:
             vm.drop()
             outcome = self._failure(error, outbox)
         finally:
-            self.watch.end()
-        if not isinstance(outcome, Suspended):
+            self.timer.end()
+        if not isinstance(outcome, Suspension):
             vm.close()
         return outcome
 
-    def _start(self, start: Start, outbox: Outbox) -> Idle:
+    def _start(self, start: Start, outbox: Outbox) -> IdleState:
         self._started = start
         prepared = self._prepare(start)
         vm = self._running()
@@ -186,7 +186,7 @@ class Worker:
             raise UnbalancedSource
         return vm.run(0)
 
-    def _resume(self, resume: Resume, outbox: Outbox) -> Idle:
+    def _resume(self, resume: Resume, outbox: Outbox) -> IdleState:
         vm = self._running()
         self._started = None
         if resume.frozen is not None:
@@ -194,7 +194,7 @@ class Worker:
         vm.resume(resume.settled, resume.limits, outbox)
         return vm.run(resume.now)
 
-    def _prepare(self, start: Start) -> Prepared:
+    def _prepare(self, start: Start) -> PreparedSource:
         source, line_map = start.source, None
         if start.language == "typescript":
             assert self._typescript is not None
@@ -206,7 +206,7 @@ class Worker:
             self._guard.check(prepared)
         return prepared
 
-    def _judge(self, idle: Idle, outbox: Outbox, limits: Limits) -> Outcome:
+    def _judge(self, idle: IdleState, outbox: Outbox, limits: Limits) -> Outcome:
         output, requests = tuple(outbox.output), _requests(idle.requests)
         if idle.state == REJECTED:
             if outbox.failure is None:
@@ -215,23 +215,23 @@ class Worker:
             code, text = describe_failure(
                 outbox.failure, self._started, outbox.uncompiled, filled=idle.filled
             )
-            return Failed(code, _clean(text), output, requests)
+            return Failure(code, _clean(text), output, requests)
         if idle.overflow:
-            return Failed("too_many_pending_tool_calls", TOO_MANY, output, requests)
+            return Failure("too_many_pending_tool_calls", TOO_MANY, output, requests)
         if idle.stuck:
-            return Failed("internal_error", STUCK, output)
+            return Failure("internal_error", STUCK, output)
         if idle.ended and idle.state == FULFILLED:
-            return Done(outbox.value or b"null", output)
+            return Completion(outbox.value or b"null", output)
         # An interval does not hold completion, but the main promise may wait for its next tick.
         timers = idle.timeouts or int(idle.state == PENDING and idle.due > 0)
         frozen_at_most = self._running().frozen_at_most(limits.snapshot_bytes)
-        return Suspended(requests, timers, idle.due, output, frozen_at_most)
+        return Suspension(requests, timers, idle.due, output, frozen_at_most)
 
-    def _failure(self, error: Exception, outbox: Outbox) -> Failed:
+    def _failure(self, error: Exception, outbox: Outbox) -> Failure:
         code, text = self._name(error, outbox)
         crashed = isinstance(error, wasmtime.Trap | wasmtime.WasmtimeError)
         crashed = crashed and not is_interrupt(error)
-        return Failed(code, _clean(text), tuple(outbox.output), crashed=crashed)
+        return Failure(code, _clean(text), tuple(outbox.output), crashed=crashed)
 
     def _name(self, error: Exception, outbox: Outbox) -> tuple[ErrorCode, str]:
         match error:
@@ -254,7 +254,7 @@ class Worker:
             case SnapshotError():
                 return error.code, str(error)
         if isinstance(error, DeadlinePassed) or is_interrupt(error):
-            if self.watch.aborted:
+            if self.timer.aborted:
                 return "aborted", "The program was aborted."
             if outbox.prefix is not None:
                 with contextlib.suppress(OutputLimit):
@@ -318,7 +318,7 @@ def serve(worker: Worker, source: int, sink: int, lockdown: Mode) -> None:
             header = _read(source, HEADER.size)
             body = _read(source, frame_length(header))
             question, number = decode_question(body)
-            worker.watch.step = number
+            worker.timer.step = number
             _write(sink, encode(worker.answer(question), number))
     except EOFError:
         os._exit(0)
@@ -365,13 +365,13 @@ def main(descriptor: str, lockdown: Mode) -> None:
     os.close(null)
     os.set_blocking(2, False)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    watch = Watch()
-    signal.signal(signal.SIGALRM, watch.on_alarm)
+    timer = DeadlineTimer()
+    signal.signal(signal.SIGALRM, timer.on_alarm)
     threading.stack_size(THREAD_STACK)
-    worker = Worker(watch)
+    worker = Worker(timer)
     # Here, because it binds this thread and those that it starts.
     worker.notes += give_up_files(lockdown)
     threading.Thread(target=serve, args=(worker, source, sink, lockdown), daemon=True).start()
     while step := os.read(control, STEP.size):
-        watch.on_abort(STEP.unpack(step)[0])
+        timer.on_abort(STEP.unpack(step)[0])
     os._exit(0)

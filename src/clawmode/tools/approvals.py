@@ -19,7 +19,7 @@ import anyio
 from clawmode.context import RunContext
 from clawmode.exceptions import ClawmodeError, ConfigurationError
 from clawmode.tools.hooks import RequireApproval, Severity
-from clawmode.tools.policy import Names, Rule, Unmatched, find_unmatched, matches
+from clawmode.tools.policy import Names, Rule, UnmatchedRule, find_unmatched, matches
 from clawmode.tools.tool import InputRequest, Tool
 from clawmode.types import JsonObject, copy_json
 
@@ -101,7 +101,7 @@ Answerer: TypeAlias = Callable[[InputQuestion], "Awaitable[JsonObject | None] | 
 
 
 @dataclass(slots=True)
-class _Pending:
+class _PendingQuestion:
     question: Question
     answered: anyio.Event
     decision: Decision | None = None
@@ -144,7 +144,7 @@ class Approvals:
         self._approver = approver
         self._answerer = inputs
         self._expiry = expiry_seconds
-        self._pending: dict[str, _Pending] = {}
+        self._pending: dict[str, _PendingQuestion] = {}
         self._inputs: dict[str, _PendingInput] = {}
         self._always: set[tuple[str, str]] = set()
         self.on_question: Callable[[Question], None] | None = None
@@ -164,7 +164,7 @@ class Approvals:
         """Whether calls of a tool need approval, whatever hooks say."""
         return self._asks(tool)
 
-    def unmatched(self, tools: Sequence[Tool]) -> list[Unmatched]:
+    def unmatched(self, tools: Sequence[Tool]) -> list[UnmatchedRule]:
         """The patterns of `ask_for` that match none of a run's tools."""
         texts = [rule.text for rule in self._rules]
         return find_unmatched(texts, tools, ASK_FOR)
@@ -237,7 +237,7 @@ class Approvals:
             answer = self._approver(question)
             decision = await answer if inspect.isawaitable(answer) else answer
             return self._accept(question, decision)
-        pending = _Pending(question, anyio.Event())
+        pending = _PendingQuestion(question, anyio.Event())
         self._pending[question.id] = pending
         if self.on_question is not None:
             self.on_question(question)

@@ -105,7 +105,7 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
+class HookAnswer:
     """What one hook answered; `failed` if it did not."""
 
     name: str
@@ -114,7 +114,7 @@ class Answered:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Registered:
+class RegisteredHook:
     """A hook, and what it is called."""
 
     event: str
@@ -122,7 +122,7 @@ class Registered:
     priority: int
     name: str
 
-    async def ask(self, about: object, seconds: float | None = None) -> Answered:
+    async def ask(self, about: object, seconds: float | None = None) -> HookAnswer:
         """Shows it an event, and waits for the answer as long as is bearable."""
         try:
             with anyio.fail_after(HOOK_SECONDS if seconds is None else seconds):
@@ -132,9 +132,9 @@ class Registered:
             if must_propagate(error):
                 raise
             return self._failed(error)
-        return Answered(self.name, found)
+        return HookAnswer(self.name, found)
 
-    def ask_now(self, about: object) -> Answered:
+    def ask_now(self, about: object) -> HookAnswer:
         """The same where nobody can wait: an answer that has to be awaited is none."""
         try:
             answer = self.hook(about)
@@ -144,12 +144,12 @@ class Registered:
                 raise TypeError("this hook has to answer at once, without await")
         except Exception as error:
             return self._failed(error)
-        return Answered(self.name, answer)
+        return HookAnswer(self.name, answer)
 
-    def _failed(self, error: BaseException) -> Answered:
+    def _failed(self, error: BaseException) -> HookAnswer:
         kind = type(error).__name__
         logger.error("hook %s of %s: %s: %s", self.name, self.event, kind, message_of(error))
-        return Answered(self.name, failed=True)
+        return HookAnswer(self.name, failed=True)
 
 
 NAMES = frozenset(
@@ -180,7 +180,7 @@ class Hooks:
     """The hooks that one process, or one run, goes through."""
 
     def __init__(self) -> None:
-        self._registered: dict[str, list[Registered]] = {}
+        self._registered: dict[str, list[RegisteredHook]] = {}
 
     def on(
         self,
@@ -200,7 +200,7 @@ class Hooks:
             hint = f"did you mean {near[0]}?" if near else "one of " + ", ".join(sorted(NAMES))
             raise UnknownHook(f"there is no hook {event[:80]!r}: {hint}")
         label = name or getattr(hook, "__qualname__", None) or repr(hook)
-        registered = Registered(event, hook, priority, label)
+        registered = RegisteredHook(event, hook, priority, label)
         hooks = self._registered.setdefault(event, [])
         hooks.append(registered)
         hooks.sort(key=lambda each: -each.priority)
@@ -236,7 +236,7 @@ class Hooks:
 
     # ---- Running ----
 
-    def of(self, event: str) -> tuple[Registered, ...]:
+    def of(self, event: str) -> tuple[RegisteredHook, ...]:
         """The hooks of an event, in the order in which they run."""
         return tuple(self._registered.get(event, ()))
 
@@ -256,7 +256,7 @@ class Hooks:
                 decision = _decision(answered.answer)
             except TypeError as error:
                 logger.error("hook %s of before_tool_call: %s", answered.name, error)
-                answered = Answered(answered.name, failed=True)
+                answered = HookAnswer(answered.name, failed=True)
                 decision = None
             if answered.failed:
                 return Verdict(call.params, f"the hook {answered.name!r} failed")

@@ -201,7 +201,7 @@ class Rule:
 
 
 @dataclass(frozen=True, slots=True)
-class Unmatched:
+class UnmatchedRule:
     """A rule that matches no tool: a typing mistake, or a guard for a tool that is not there.
 
     Attributes:
@@ -278,7 +278,7 @@ class PolicyLayer:
                 return f"{where} does not name it in {what}"
         return None
 
-    def unmatched(self, tools: Sequence[Tool]) -> list[Unmatched]:
+    def unmatched(self, tools: Sequence[Tool]) -> list[UnmatchedRule]:
         """The rules of this layer that match none of these tools."""
         path = "tools" if self.name == "profile" else SCOPES.get(self.name, self.name)
         return [
@@ -349,14 +349,14 @@ class Policy:
                 return reason
         return None
 
-    def unmatched(self, tools: Sequence[Tool]) -> list[Unmatched]:
+    def unmatched(self, tools: Sequence[Tool]) -> list[UnmatchedRule]:
         """The rules that match none of a run's tools, in the order of the layers."""
         return [found for layer in self.layers for found in layer.unmatched(tools)]
 
 
 def find_unmatched(
     rules: Iterable[str], tools: Sequence[Tool], path: str, *, allowing: bool = False
-) -> list[Unmatched]:
+) -> list[UnmatchedRule]:
     """Finds the rules that match none of these tools, each with the nearest rule that would.
 
     Groups, and names of tools that this package knows, are left out: they are spelled correctly.
@@ -387,11 +387,11 @@ def find_unmatched(
         NearNames([names.name for names in known]),
         NearNames([each.id for each in tools]),
     )
-    found: list[Unmatched] = []
+    found: list[UnmatchedRule] = []
     for rule in missing:
         near = (by_id if ":" in rule.text else by_name).find(rule.text.strip(), 1)
         shown = [tools[at].id if ":" in rule.text else spelled[at] for at in near]
-        found.append(Unmatched(path, rule.text, "".join(shown)))
+        found.append(UnmatchedRule(path, rule.text, "".join(shown)))
     return found
 
 

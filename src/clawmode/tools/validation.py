@@ -87,7 +87,7 @@ class Validator:
         # Without an address of its own, every reference in it is to itself.
         self._schema: Schema = {key: schema[key] for key in schema if key not in ("$id", "id")}
         self._name = name
-        self._reading: Reading | str | None = None
+        self._reading: CompiledSchema | str | None = None
 
     def validate(self, value: JsonValue) -> list[str]:
         """What is wrong with the value: a few short sentences, none if it fits.
@@ -97,7 +97,7 @@ class Validator:
         """
         if self._reading is None:
             try:
-                self._reading = Reading(self._schema)
+                self._reading = CompiledSchema(self._schema)
             except UnusableSchema as error:
                 self._reading = shorten(
                     f"the input schema of {self._name} is unusable: {error}", MAX_TEXT
@@ -125,7 +125,7 @@ def validate(tool: Tool, value: JsonValue) -> list[str]:
     return found[1].validate(value)
 
 
-class Reading:
+class CompiledSchema:
     """A schema that was found usable, compiled.
 
     Raises:
