@@ -66,17 +66,56 @@ def test_every_error_code_is_documented() -> None:
     assert [code for code in ERROR_CODES if f"`{code}`" not in text] == []
 
 
+def prose_of(page: Path) -> str:
+    """The text of a page without its code blocks."""
+    return re.sub(r"^ *```.*?^ *```$", "", page.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
+
+
+def anchors_of(page: Path) -> set[str]:
+    """The fragments of links to the headings of a page, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)$", prose_of(page), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_links_between_pages_lead_somewhere(page: Path) -> None:
-    links = re.findall(r"\]\(([^)#:]+)\)", page.read_text("utf-8"))
-    assert [link for link in links if not (page.parent / link).exists()] == []
+def test_links_lead_to_pages_and_headings_that_exist(page: Path) -> None:
+    links = re.findall(r"\]\(([^):#]*)(?:#([^)]*))?\)", prose_of(page))
+    broken = [
+        (link, anchor)
+        for link, anchor in links
+        if not (target := page.parent / link if link else page).exists()
+        or (anchor and anchor not in anchors_of(target))
+    ]
+    assert broken == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_a_table_ends_with_an_empty_line(page: Path) -> None:
-    """Else what follows is a row of it."""
-    text = re.sub(r"^ *```.*?^ *```$", "", page.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
-    assert re.findall(r"^\|.*\n(?!\|)(.+)", text, re.MULTILINE) == []
+    """Without it, the next line would become a row of the table."""
+    assert re.findall(r"^\|.*\n(?!\|)(.+)", prose_of(page), re.MULTILINE) == []
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if page.name != "CHANGELOG.md"], ids=lambda page: page.name
+)
+def test_prose_is_wrapped_at_100_columns(page: Path) -> None:
+    """A table row, an image, and a line without a space to break at may be longer."""
+    assert [
+        line
+        for line in prose_of(page).splitlines()
+        if len(line) > 100
+        and not line.startswith(("|", "!["))
+        and " " in re.sub(r"`[^`]*`|\S+$", "", line.lstrip(" -*0123456789."))
+    ] == []
+
+
+def test_every_page_of_the_docs_is_in_the_index_and_links_to_the_glossary() -> None:
+    docs = ROOT / "docs"
+    index = (docs / "README.md").read_text("utf-8")
+    pages = [page for page in docs.rglob("*.md") if page.name not in ("README.md", "glossary.md")]
+    assert len(pages) > 20
+    assert [page for page in pages if f"({page.relative_to(docs)})" not in index] == []
+    assert [page for page in pages if "](../glossary.md)" not in prose_of(page)] == []
 
 
 def test_every_module_opens_with_what_it_owns() -> None:
