@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clawmode.redaction import HIDDEN, MAX_DEPTH, KnownSecrets, Redactor, veil
+from clawmode.redaction import HIDDEN, MAX_DEPTH, KnownSecrets, Redactor, secrecy_of
 
 JWT = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.dBjftJeZ4CVPmB92K27uhbUJU1p1r"
 PEM = "-----BEGIN RSA PRIVATE KEY-----\nMIIEpAIBAAKCAQEA7bq9\n-----END RSA PRIVATE KEY-----"
@@ -229,7 +229,7 @@ def test_deep_values_and_such_that_are_no_json_do_no_harm() -> None:
     ],
 )
 def test_names_are_read_by_their_words(name: str, how: str) -> None:
-    assert veil(name) == how
+    assert secrecy_of(name) == how
 
 
 JSON = st.recursive(
@@ -267,7 +267,7 @@ def test_a_known_secret_never_comes_through_in_pieces(
     known, held, said = KnownSecrets(secrets), "", ""
     for piece in (*pieces, ""):
         held += piece
-        kept = known.begun(held)
+        kept = known.partial_length(held)
         said += known.text(held[: len(held) - kept])
         held = held[len(held) - kept :]
     said += known.text(held)
@@ -280,7 +280,7 @@ def test_a_secret_that_repeats_itself_is_cut_nowhere(secret: str) -> None:
     known = KnownSecrets([secret])
     for length in range(3, 300):
         first = (secret * 60)[:length]
-        kept = known.begun(first)
+        kept = known.partial_length(first)
         said = known.text(first[: length - kept])
         assert said.replace(HIDDEN, "") == "", "whole secrets only"
 
@@ -289,6 +289,6 @@ def test_a_secret_that_repeats_itself_is_cut_nowhere(secret: str) -> None:
 def test_a_long_piece_is_read_at_its_end_only() -> None:
     known = KnownSecrets(["hunter2-hunter2", "x" * 40 + "y"])
     began = time.process_time()
-    assert known.begun("x" * 8 * MEGABYTE) == 40
-    assert known.begun("and " * 2 * MEGABYTE + "hunter2-") == 8
+    assert known.partial_length("x" * 8 * MEGABYTE) == 40
+    assert known.partial_length("and " * 2 * MEGABYTE + "hunter2-") == 8
     assert time.process_time() - began < 0.5

@@ -1,7 +1,7 @@
-"""Which addresses of the network may be reached: public ones, and nothing that stands for another.
+"""Decides which network addresses may be reached: public ones only (protection against SSRF).
 
-Names are resolved here, once, and what was looked at is what is connected to: a name that answers
-differently the second time does not matter.
+A name is resolved once, here, and the caller connects to the addresses that were checked. So a name
+that resolves to another address the second time (DNS rebinding) gains nothing.
 """
 
 import contextlib
@@ -20,15 +20,15 @@ from clawmode.exceptions import ToolProblem
 
 MAX_ADDRESSES = 16
 MAX_FAILED = 1_000
-"""Addresses whose failed attempts are remembered."""
+"""Addresses whose failed attempts are remembered; the oldest is forgotten first."""
 
 Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
 Resolve: TypeAlias = Callable[[str, int], Awaitable[list[str]]]
-"""The addresses of a host, as text. Raises `OSError` if it has none."""
+"""Resolves host and port to addresses, as text. Raises `OSError` if the host has none."""
 
 _NUMBER = re.compile(r"[0-9]+|0[xX][0-9A-Fa-f]*")
 
-# Beyond what `ipaddress` of every version that we run on says is not global.
+# `is_global` of `ipaddress` differs between Python versions, so the networks are listed here too.
 _REFUSED_4 = tuple(
     ipaddress.IPv4Network(net)
     for net in (
@@ -48,7 +48,7 @@ _ISATAP = (0x0000_5EFE, 0x0200_5EFE)
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where to connect to: a host, and the addresses at which it was found."""
+    """A host to connect to, and the addresses that it resolved to."""
 
     host: str
     port: int
@@ -56,14 +56,14 @@ class Target:
 
 
 def is_public(address: Address) -> bool:
-    """Whether an address is one of the open network, and stands for no other one."""
+    """True if an address is on the public internet, and so is any address embedded in it."""
     if isinstance(address, ipaddress.IPv4Address):
         return address.is_global and not any(address in net for net in _REFUSED_4)
     if address.scope_id is not None:
         return False
     if address in _NAT64:
         return is_public(ipaddress.IPv4Address(int(address) & 0xFFFF_FFFF))
-    # Everything else is no address of the open network: mapped, compatible and local ones too.
+    # Mapped, compatible and local addresses are all outside of 2000::/3.
     if address not in _GLOBAL_6 or any(address in net for net in _REFUSED_6):
         return False
     inner = _embedded(address)
@@ -71,7 +71,7 @@ def is_public(address: Address) -> bool:
 
 
 def _embedded(address: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
-    """The IPv4 address to which a tunnel would carry it."""
+    """Returns the IPv4 address that a tunnel (6to4, ISATAP) would deliver to, if any."""
     if address.sixtofour is not None:
         return address.sixtofour
     if (int(address) >> 32) & 0xFFFF_FFFF in _ISATAP:
@@ -80,7 +80,7 @@ def _embedded(address: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
 
 
 async def ask_system(host: str, port: int) -> list[str]:
-    """The addresses that the system knows for a host."""
+    """Resolves a host with the system's resolver."""
     found = await anyio.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return list(dict.fromkeys(each[4][0] for each in found))
 
@@ -88,16 +88,16 @@ async def ask_system(host: str, port: int) -> list[str]:
 async def find_target(
     host: str, port: int, *, resolve: Resolve = ask_system, allowed: Iterable[str] = ()
 ) -> Target:
-    """Looks a host up, and refuses it if any of its addresses is not public.
+    """Resolves a host, and rejects it if any of its addresses is not public.
 
     Args:
-        host: A name, or an address in its usual form, without brackets.
+        host: A name, or an address in its canonical form, without brackets.
         port: The port.
-        resolve: Who knows names.
-        allowed: Where this does not hold: `host:port`, as it is written in addresses.
+        resolve: The resolver of names.
+        allowed: Exemptions as `host:port`, written as in a URL.
 
     Raises:
-        ToolProblem: It may not be reached, or is not there.
+        ToolProblem: The host may not be reached, or cannot be resolved.
     """
     name = host.rstrip(".").lower()
     shown = f"[{name}]" if ":" in name else name
@@ -106,32 +106,32 @@ async def find_target(
     found = await _look_up(name, port, resolve) if literal is None else [literal]
     if not exempt and not all(is_public(address) for address in found):
         raise ToolProblem(
-            "private_address", f"{shown[:200]!r} is not on the open network, and is not fetched"
+            "private_address", f"{shown[:200]!r} is not a public address, so it is not fetched"
         )
     return Target(name, port, tuple(str(address) for address in found))
 
 
 def _literal(host: str) -> Address | None:
-    """A host that is an address.
+    """Returns the address that a host is; None if the host is a name.
 
     Raises:
-        ToolProblem: It is one in a form that only some programs know, or no host at all.
+        ToolProblem: The host is invalid, or an address in a form that only some programs accept.
     """
     if not host or len(host) > 253 or "%" in host:
-        raise ToolProblem("bad_url", "the host of the address cannot be one")
+        raise ToolProblem("bad_url", "the URL has no valid host")
     try:
         return ipaddress.ip_address(host)
     except ValueError:
         pass
-    # `0x7f000001`, `2130706433`, `0177.0.0.1`, `127.1`: some take them for addresses.
+    # Some programs accept `0x7f000001`, `2130706433`, `0177.0.0.1` and `127.1` as addresses.
     if ":" in host or _NUMBER.fullmatch(host.rpartition(".")[2]):
-        raise ToolProblem("bad_url", f"{host[:200]!r} is not an address in its usual form")
+        raise ToolProblem("bad_url", f"{host[:200]!r} is not an address in its canonical form")
     return None
 
 
 async def _look_up(host: str, port: int, resolve: Resolve) -> list[Address]:
     found: list[Address] = []
-    # An answer that is none counts as no answer at all.
+    # An invalid answer of the resolver (ValueError) counts as no answer.
     with contextlib.suppress(OSError, ValueError):
         found = [ipaddress.ip_address(each) for each in (await resolve(host, port))[:MAX_ADDRESSES]]
     if not found:
@@ -140,7 +140,7 @@ async def _look_up(host: str, port: int, resolve: Resolve) -> list[Address]:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address leads to this machine alone."""
+    """True if a host is this machine's loopback address."""
     if host == "localhost":
         return True
     try:
@@ -150,12 +150,12 @@ def is_loopback(host: str) -> bool:
 
 
 class Attempts:
-    """Failed attempts by address: who has too many has to wait.
+    """Counts failed attempts by address; an address with too many has to wait.
 
     Args:
-        most: How many in a window.
-        seconds: The window.
-        clock: The time, in seconds.
+        most: Attempts allowed per window.
+        seconds: The length of the window.
+        clock: Returns the time in seconds.
     """
 
     def __init__(
@@ -170,7 +170,7 @@ class Attempts:
         self._failed: OrderedDict[str, deque[float]] = OrderedDict()
 
     def wait(self, address: str) -> float:
-        """How long an address has to wait, in seconds; 0: it may try."""
+        """Returns the seconds that an address has to wait; 0 if it may try now."""
         times = self._failed.get(address)
         if times is None:
             return 0.0
@@ -184,7 +184,6 @@ class Attempts:
         return times[0] + self._seconds - now
 
     def fail(self, address: str) -> None:
-        """One more that failed."""
         times = self._failed.setdefault(address, deque(maxlen=self._most))
         times.append(self._clock())
         self._failed.move_to_end(address)

@@ -1,4 +1,4 @@
-"""Who asks: the identity that a run's cells, snapshots and calls are bound to."""
+"""The identity that the cells, snapshots and calls of a run are bound to."""
 
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -6,7 +6,7 @@ from uuid import uuid4
 
 
 class Scope(NamedTuple):
-    """Whose something is: all four must agree."""
+    """The owner of a cell or snapshot. Access requires that all four fields are equal."""
 
     agent_id: str
     session_id: str
@@ -15,7 +15,7 @@ class Scope(NamedTuple):
 
 
 class RandomId(str):
-    """The id of a run that got none: no other process can know it."""
+    """A generated run id. The type marks that no other process can know the id."""
 
     __slots__ = ()
 
@@ -24,8 +24,8 @@ class RandomId(str):
 class RunContext:
     """One run of one agent in one session.
 
-    What a run parks, only the same run, session and agent can wait for. A `run_id` that is not
-    given is random, so nobody can wait for the run's programs after this process has ended.
+    Only the same run, session and agent can wait for a cell that the run parked. Without a given
+    `run_id` the id is random, so nobody can wait for the run's cells after this process has ended.
     """
 
     agent_id: str = "main"
@@ -37,5 +37,4 @@ class RunContext:
 
     @property
     def scope(self) -> Scope:
-        """What of it decides whose a cell is."""
         return Scope(self.agent_id, self.session_id, self.session_key, self.run_id)

@@ -1,47 +1,50 @@
-"""Every exception and error code of the library, and where the others are.
+"""Every exception and error code of the library, and the modules that define the others.
 
     ClawmodeError
-    ├── SandboxError                 host trouble while a cell runs; carries an error code
+    ├── SandboxError                 the host could not run a cell; carries an error code
     │   ├── RuntimeUnavailable       no wasm, altered wasm, no worker, worker died
     │   ├── DeadlineExceeded         the wall clock ran out, in the guest or in the queue
     │   ├── Aborted                  the run or the session was cancelled
     │   └── SnapshotError
-    │       ├── SnapshotRefused      corrupt, truncated, tampered, foreign: not restored
-    │       │   ├── SnapshotKeyLost  sealed by a key that is not known here
+    │       ├── SnapshotRefused      corrupt, truncated, tampered with or foreign: not restored
+    │       │   ├── SnapshotKeyLost  sealed by a key that this process does not have
     │       │   └── SnapshotOfOtherBuild  parked by a build whose snapshots this one cannot read
-    │       ├── SnapshotTooLarge     over the limits, before anything was restored
+    │       ├── SnapshotTooLarge     over the limits, checked before anything is restored
     │       └── StoreUnavailable     the store cannot be read or written
-    │           └── AbortUnconfirmed the process that runs a cell has not said that it ended it
+    │           └── AbortUnconfirmed the process that runs a cell has not confirmed its end
     ├── ProgramFailed                `result.unwrap()` of a program that failed
-    ├── ProgramWaiting               `result.unwrap()` of a program that is not done
-    ├── UnexpectedValue              `result.value_as(T)` of a value that is no `T`
+    ├── ProgramWaiting               `result.unwrap()` of a program that has not finished
+    ├── UnexpectedValue              `result.value_as(T)` of a value that is not a `T`
     ├── NotOpen                      an object was used outside of its `async with`
-    ├── ConfigurationError           a setting that cannot be meant: nothing starts with it
-    │   ├── DuplicateTool            two tools of one run with one id
-    │   ├── InvalidTool              what no tool can be made of; a TypeError too
+    ├── ConfigurationError           a setting that cannot be used: nothing starts with it
+    │   ├── DuplicateTool            two tools of one run have the same id
+    │   ├── InvalidTool              no tool can be made of an object; a TypeError too
     │   └── UnknownHook              no event has that name; a ValueError too
-    ├── ToolLookupError              a reference that leads to no tool; carries a code for the guest
+    ├── ToolLookupError              a reference that matches no single tool; carries a code
     │   ├── UnknownTool              no visible tool has that id or name
-    │   └── AmbiguousTool            several have that name
+    │   └── AmbiguousTool            several visible tools have that name
     ├── InvalidSchema                a JSON Schema that no input can be checked against
     ├── ProtocolError                a frame that no honest peer sends
-    ├── McpError                     `mcp/link`: a call to an MCP server that has no result
-    ├── ModelError                   `models/base`: a request that a model did not answer
-    ├── RunFailed                    `agent/requests`: a run of an `Agent` that did not end well
-    ├── SessionError                 `agent/session_keys`: no such session, or none can be called so
-    ├── SessionBusy                  `agent/session_lock`: somebody else writes to it
-    ├── TranscriptError              `agent/history`: something cannot be written down
-    ├── PluginError, InstallRefused  `plugins/`: a plugin that cannot be used, or must not come in
-    ├── ChannelError                 `channels/base`: a message that could not be sent
-    ├── JobError                     `cron/jobs`: a job that cannot be had
-    ├── RpcError                     `gateway/protocol`: a request that is answered with an error
-    ├── TokenError, LedgerUnavailable, GatewayRuns   `gateway/`: it cannot let in, remember, start
-    └── ExportError                  `agent/trajectory_export`: a bundle cannot be written
+    ├── ToolProblem                  a core tool rejects a call; the message is for the caller
+    ├── McpError                     `mcp/wire`: a call to an MCP server that has no result
+    ├── ModelError                   `models/base`: a model did not answer a request
+    ├── SessionError                 `sessions/keys`: an unknown session, or an invalid key
+    ├── SessionBusy                  `sessions/lock`: another process writes to the session
+    ├── TranscriptError              `sessions/history`: an entry cannot be recorded
+    ├── ExportError                  `sessions/export`: a bundle cannot be written
+    ├── PluginError                  `plugins/manifest`: a plugin cannot be used
+    │   └── InstallRefused           `plugins/staging`: a plugin must not be installed
+    ├── ChannelError                 `messaging/channel`: a message could not be sent
+    ├── JobError                     `cron/jobs`: a cron job is unknown or invalid
+    ├── RpcError                     `rpc/protocol`: a request is answered with an error
+    ├── TokenError                   `rpc/tokens`: the gateway's tokens cannot be used
+    ├── GatewayRuns                  `rpc/presence`: a gateway already runs in this state folder
+    └── LedgerUnavailable            `gateway/ledger`: the gateway's ledger cannot be used
 
-    ClawmodeWarning                  a `UserWarning`: a setting is not used as it stands
+    ClawmodeWarning                  a `UserWarning`: a setting is not used as written
 
-Guest failure is never an exception, unless the caller asks for one (`unwrap`): it is a `Failure`
-outcome with a code. Host trouble is one of these, and becomes data at the edge of `code_mode`.
+A guest's failure is data, not an exception: a `Failure` with a code. Only `unwrap` raises it. A
+host failure is one of these exceptions, and becomes data at the edge of `code_mode`.
 """
 
 from collections.abc import Sequence
@@ -72,17 +75,17 @@ ERROR_CODES: tuple[ErrorCode, ...] = get_args(ErrorCode)
 
 
 class ClawmodeError(Exception):
-    """The root of all exceptions that this package raises on purpose."""
+    """The base class of all exceptions that this package raises on purpose."""
 
 
 class SandboxError(ClawmodeError):
-    """A cell could not go on for a reason that lies outside of it."""
+    """A cell could not continue, for a reason outside of its program."""
 
     code: ClassVar[ErrorCode] = "internal_error"
 
 
 class RuntimeUnavailable(SandboxError):
-    """There is nothing to run the cell in: fail closed."""
+    """No worker can run the cell. There is no fallback: a cell never runs outside of a sandbox."""
 
     code = "runtime_unavailable"
 
@@ -112,36 +115,36 @@ class SnapshotRefused(SnapshotError):
     """The snapshot is corrupt, tampered with, or belongs to another build or scope.
 
     Attributes:
-        kept: The cell stays in the store: somebody else, or somebody later, can resume it.
+        kept: True if the cell stays in the store, because another process can still resume it.
     """
 
     kept: ClassVar[bool] = False
 
 
 class SnapshotKeyLost(SnapshotRefused):
-    """The key that sealed it is not known here. It may come back, so the snapshot is kept."""
+    """This process lacks the key that sealed the snapshot. The key may return, so it is kept."""
 
     kept = True
 
 
 class SnapshotOfOtherBuild(SnapshotRefused):
-    """Another build of clawmode parked it, and can still resume it, so the snapshot is kept."""
+    """Another build of clawmode parked the cell and can still resume it, so it is kept."""
 
     kept = True
 
 
 class StoreUnavailable(SnapshotError):
-    """The store of snapshots cannot be used: its disk is full, its file corrupt, its lock held."""
+    """The snapshot store cannot be used: a full disk, a corrupt file or a held lock."""
 
     code = "internal_error"
 
 
 class AbortUnconfirmed(StoreUnavailable):
-    """Another process was asked to end a cell and has not confirmed it; it ends it when it can."""
+    """Another process was asked to end a cell and has not confirmed it. It ends it when it can."""
 
 
 class SnapshotTooLarge(SnapshotError):
-    """The snapshot is over the limits in force now."""
+    """The snapshot is over the limits that are in force now."""
 
     code = "snapshot_limit_exceeded"
 
@@ -150,10 +153,10 @@ class ProgramFailed(ClawmodeError):
     """A program failed, and its caller asked for its value.
 
     Attributes:
-        code: Why, for code.
-        error: Why, for people and models.
-        calls: The calls that the program had asked for, and what became of each.
-        output: What the program had emitted.
+        code: The error code.
+        error: The reason, in words for people and models.
+        calls: The calls that the program requested, and the state of each.
+        output: The output that the program had emitted.
     """
 
     def __init__(
@@ -163,7 +166,7 @@ class ProgramFailed(ClawmodeError):
         calls: Sequence[JsonValue] = (),
         output: Sequence[JsonValue] = (),
     ) -> None:
-        super().__init__(code, error, calls, output)  # so that it can be pickled
+        super().__init__(code, error, calls, output)  # pickle passes these to `__init__` again
         self.code = code
         self.error = error
         self.calls = list(calls)
@@ -174,10 +177,10 @@ class ProgramFailed(ClawmodeError):
 
 
 class ProgramWaiting(ClawmodeError):
-    """A program is not done, and its caller asked for its value.
+    """A program has not finished, and its caller asked for its value.
 
     Attributes:
-        run_id: What `wait` takes.
+        run_id: The id to pass to `wait`.
         pending: The calls that the program waits for.
     """
 
@@ -188,13 +191,13 @@ class ProgramWaiting(ClawmodeError):
 
     def __str__(self) -> str:
         return (
-            f"The program {self.run_id} is not done, it waits for {len(self.pending)} of its "
-            "calls: await code_mode.wait(result.run_id) until result.status is not 'waiting'."
+            f"The program {self.run_id} has not finished: {len(self.pending)} of its calls are "
+            "pending. Await code_mode.wait(result.run_id) until result.status is not 'waiting'."
         )
 
 
 class UnexpectedValue(ClawmodeError, ValueError):
-    """A program returned a value that is not of the type that its caller expects."""
+    """A program returned a value that does not have the type its caller expects."""
 
 
 class NotOpen(ClawmodeError):
@@ -202,17 +205,17 @@ class NotOpen(ClawmodeError):
 
 
 class ClawmodeWarning(UserWarning):
-    """A setting in a program's own code is not used as it stands."""
+    """A setting in the caller's Python code is not used as written."""
 
 
 class ConfigurationError(ClawmodeError):
-    """What was configured cannot be used: fail closed.
+    """A setting cannot be used. Nothing falls back to a default: what needs it does not start.
 
     Attributes:
-        path: The setting, such as `tools.codeMode.timeoutMs`; empty if it is about no single one.
-        expected: What would have been right, such as `a positive integer`.
-        line: Where in the file it is, from 1; 0 if unknown.
-        column: The same, in characters.
+        path: The setting, such as `tools.codeMode.timeoutMs`; empty if no single setting is wrong.
+        expected: A description of valid values, such as `a positive integer`.
+        line: The line in the file, from 1; 0 if unknown.
+        column: The column in the file, in characters from 1; 0 if unknown.
     """
 
     code: ClassVar[ErrorCode] = "invalid_config"
@@ -228,11 +231,11 @@ class ConfigurationError(ClawmodeError):
 
 
 class DuplicateTool(ConfigurationError):
-    """Two tools of one run have the same id: neither could be called without doubt."""
+    """Two tools of one run have the same id, so a call by that id would be ambiguous."""
 
 
 class InvalidTool(ConfigurationError, TypeError):
-    """No tool can be made of a function, or of what was given in its place."""
+    """No tool can be made of a function, or of the object that was given instead of one."""
 
 
 class UnknownHook(ConfigurationError, ValueError):
@@ -240,10 +243,10 @@ class UnknownHook(ConfigurationError, ValueError):
 
 
 class ToolLookupError(ClawmodeError):
-    """A reference to a tool leads to none, or to several.
+    """A reference matches no tool, or several.
 
     Attributes:
-        ids: What may have been meant.
+        ids: The ids of tools that the caller may have meant.
     """
 
     code: ClassVar[str] = "unknown_tool"
@@ -264,22 +267,22 @@ class AmbiguousTool(ToolLookupError):
 
 
 class InvalidSchema(ClawmodeError):
-    """The JSON Schema of a tool is wrong, or too costly to check input against."""
+    """A tool's JSON Schema is invalid, or checking input against it could take too long."""
 
 
 class ProtocolError(ClawmodeError):
-    """A peer sent a frame that cannot be one: its sender is not to be trusted any further."""
+    """A peer sent an invalid frame. The peer is no longer trusted."""
 
     def __init__(self, message: str) -> None:
-        # It is logged, and quotes what was sent.
+        # The message is logged and quotes data of the peer, which can be megabytes long.
         super().__init__(message[:300])
 
 
 class ToolProblem(ClawmodeError):
-    """A call that cannot be served. Its message is for the caller, and says what to do.
+    """A core tool rejects a call. The message is for the caller, and says what to do.
 
     Attributes:
-        code: What kind of trouble it is, such as `outside` or `not_found`; for tests and logs.
+        code: The kind of problem, such as `outside` or `not_found`; for tests and logs.
     """
 
     def __init__(self, code: str, message: str) -> None:

@@ -1,7 +1,7 @@
-"""What is said in a conversation, and the JSON that it is kept as.
+"""The messages of a conversation as plain data, and the JSON that transcripts store.
 
-Plain data. What a provider wants to see again with a part (a signature, an id, encrypted thoughts)
-is in its `meta`, as that provider's adapter wrote it; nobody else looks inside.
+The `meta` of a part holds data that its provider wants back with the part: a signature, an id,
+encrypted thoughts. Only that provider's adapter writes and reads it.
 """
 
 import time
@@ -19,11 +19,11 @@ STOP_REASONS: tuple[StopReason, ...] = (
     "error",
     "aborted",
 )
-_STOPS: dict[str, StopReason] = {it: it for it in STOP_REASONS}
+_STOPS: dict[str, StopReason] = {reason: reason for reason in STOP_REASONS}
 
 
 class BadMessage(ValueError):
-    """JSON that is no message; the text says what is wrong with it."""
+    """A JSON value that is not a message; the text says what is wrong with it."""
 
 
 # ---- Parts ----
@@ -31,7 +31,7 @@ class BadMessage(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Words."""
+    """Text of a user, a model or a tool."""
 
     text: str
     meta: JsonObject | None = None
@@ -39,7 +39,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Thinking:
-    """What a model thought before it spoke. Empty words with a `meta` are thoughts it hides."""
+    """A model's reasoning. An empty text with a `meta` is reasoning that the provider hides."""
 
     text: str
     meta: JsonObject | None = None
@@ -47,7 +47,7 @@ class Thinking:
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """A picture: base64, and its type."""
+    """An image, as base64 with its media type."""
 
     data: str = field(repr=False)
     media_type: str
@@ -55,11 +55,11 @@ class Image:
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A call that a model wants to be made.
+    """A tool call that a model requests.
 
     Attributes:
         id: Unique in the conversation.
-        arguments: An object, or the text that was to be one and is not.
+        arguments: An object, or the model's text if that is not valid JSON.
     """
 
     id: str
@@ -73,7 +73,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens, as the provider counted them."""
+    """Token counts of one response, as reported by the provider."""
 
     input: int = 0
     output: int = 0
@@ -89,7 +89,6 @@ class Usage:
         )
 
     def to_json(self) -> JsonObject:
-        """As it is told and kept."""
         return {
             "input": self.input,
             "output": self.output,
@@ -99,7 +98,7 @@ class Usage:
 
     @classmethod
     def from_json(cls, value: JsonObject) -> "Usage":
-        """What was told or kept. What is no number counts as nothing."""
+        """Reads `to_json`'s object. A member that is not a number counts as 0."""
         input, output = value.get("input"), value.get("output")
         read, write = value.get("cacheRead"), value.get("cacheWrite")
         return cls(
@@ -112,25 +111,25 @@ class Usage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UserMessage:
-    """What a person, or a program in their place, says."""
+    """A message from a person, or from a program in a person's place."""
 
     content: tuple[Text | Image, ...]
     at: float = field(default_factory=time.time)
 
     @classmethod
     def of(cls, text: str) -> "UserMessage":
-        """One of words alone."""
+        """Returns a message of one text."""
         return cls(content=(Text(text),))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AssistantMessage:
-    """What a model says.
+    """A response of a model.
 
     Attributes:
-        provider: Whose `meta` the parts have.
-        meta: What its provider wants to see again with the message as a whole.
-        error: Why it ended early, if it did.
+        provider: The provider whose `meta` the parts hold.
+        meta: Data that the provider wants back with the message as a whole.
+        error: The reason, if the response ended early.
     """
 
     content: tuple[Text | Thinking | ToolCall, ...]
@@ -144,21 +143,20 @@ class AssistantMessage:
 
     @property
     def text(self) -> str:
-        """Its words, without the thoughts."""
+        """The text parts, joined, without the reasoning."""
         return "".join(part.text for part in self.content if isinstance(part, Text))
 
     @property
     def calls(self) -> tuple[ToolCall, ...]:
-        """The calls that it asks for, in order."""
         return tuple([part for part in self.content if isinstance(part, ToolCall)])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolMessage:
-    """What became of a call.
+    """The result of a tool call.
 
     Attributes:
-        details: For people and programs, never for the model.
+        details: Data for people and programs, never sent to the model.
     """
 
     call_id: str
@@ -170,7 +168,6 @@ class ToolMessage:
 
     @property
     def text(self) -> str:
-        """Its words."""
         return "".join(part.text for part in self.content if isinstance(part, Text))
 
 
@@ -182,7 +179,7 @@ Part: TypeAlias = Text | Thinking | Image | ToolCall
 
 
 def to_json(message: Message) -> JsonObject:
-    """A message as it is kept. What is empty is left out."""
+    """Returns the JSON object that transcripts store. Members that are None are left out."""
     content: list[JsonValue] = [_part_to_json(part) for part in message.content]
     if isinstance(message, UserMessage):
         return {"role": "user", "content": content, "at": message.at}
@@ -223,16 +220,22 @@ def _part_to_json(part: Part) -> JsonObject:
 
 
 def from_json(value: JsonValue) -> Message:
-    """The message that was kept.
+    """Reads a message from the JSON that `to_json` made.
 
     Raises:
-        BadMessage: It is none.
+        BadMessage: The value is not a message.
     """
-    # Called for every line of a transcript: functions over the object, no reader of it.
+    # Called for every line of a transcript, so this path is hot: plain functions, no model class.
     kept = _object(value)
     role = _text(kept, "role")
-    at = _number(kept, "at")
-    parts = [_part_from_json(part) for part in _items(kept, "content")]
+    at = kept.get("at", 0.0)
+    if isinstance(at, bool) or not isinstance(at, (int, float)):
+        raise BadMessage("'at' is not a number")
+    at = float(at)
+    items = kept.get("content", [])
+    if not isinstance(items, list):
+        raise BadMessage("'content' is not a list")
+    parts = [_part_from_json(part) for part in items]
     if role == "user":
         return UserMessage(content=_only(parts, (Text, Image)), at=at)
     if role == "assistant":
@@ -255,7 +258,7 @@ def from_json(value: JsonValue) -> Message:
             details=kept.get("details"),
             at=at,
         )
-    raise BadMessage(f"there is no role {role[:40]!r}")
+    raise BadMessage(f"unknown role {role[:40]!r}; expected user, assistant or tool")
 
 
 def _part_from_json(value: JsonValue) -> Part:
@@ -270,50 +273,33 @@ def _part_from_json(value: JsonValue) -> Part:
     if kind == "toolCall":
         arguments = kept.get("arguments")
         if not isinstance(arguments, (dict, str)):
-            raise BadMessage("the arguments of a call are neither an object nor a text")
+            raise BadMessage("'arguments' of a tool call is neither an object nor a text")
         return ToolCall(_text(kept, "id"), _text(kept, "name"), arguments, _mapping(kept, "meta"))
-    raise BadMessage(f"there is no part of type {kind[:40]!r}")
+    raise BadMessage(f"unknown type of content {kind[:40]!r}")
 
 
 def _only(parts: list[Part], kinds: tuple[type[Any], ...]) -> tuple[Any, ...]:
     for part in parts:
         if not isinstance(part, kinds):
-            raise BadMessage(f"{type(part).__name__} is no part of such a message")
+            raise BadMessage(f"{type(part).__name__} is not allowed in a message of this role")
     return tuple(parts)
-
-
-# ---- An object, member by member ----
 
 
 def _object(value: JsonValue) -> JsonObject:
     if not isinstance(value, dict):
-        raise BadMessage(f"found {type(value).__name__}, expected an object")
+        raise BadMessage(f"expected an object, found {type(value).__name__}")
     return value
 
 
 def _text(value: JsonObject, key: str, default: str | None = None) -> str:
     found = value.get(key, default)
     if not isinstance(found, str):
-        raise BadMessage(f"{key!r} is no text")
-    return found
-
-
-def _number(value: JsonObject, key: str) -> float:
-    found = value.get(key, 0.0)
-    if isinstance(found, bool) or not isinstance(found, (int, float)):
-        raise BadMessage(f"{key!r} is no number")
-    return float(found)
-
-
-def _items(value: JsonObject, key: str) -> list[JsonValue]:
-    found = value.get(key, [])
-    if not isinstance(found, list):
-        raise BadMessage(f"{key!r} is no list")
+        raise BadMessage(f"{key!r} is not a text")
     return found
 
 
 def _mapping(value: JsonObject, key: str) -> JsonObject | None:
     found = value.get(key)
     if found is not None and not isinstance(found, dict):
-        raise BadMessage(f"{key!r} is no object")
+        raise BadMessage(f"{key!r} is not an object")
     return found

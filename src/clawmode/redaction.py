@@ -1,11 +1,11 @@
-"""Secrets out of texts and values, before anybody but their owner sees them.
+"""Redacts secrets in texts and JSON values, before anybody but their owner sees them.
 
-Three nets: values that are known to be secret, names that say that what follows is one, and the
-shapes that keys have. What is in none of them stays: a password that nobody has named, beside no
-word that gives it away, looks like any other word.
+Secrets are found in three ways: by their value, if it is known; by the name before them, such as
+`password=`; and by the shape that API keys have. A password that matches none of these looks like
+any other word, and is not redacted.
 
-Texts are hostile. Every pattern takes time linear in the text: what repeats is possessive, or
-bounded, or begins where nothing like it stands before it.
+Texts are hostile, so every pattern must take time linear in the text. Repetitions are possessive
+(`++`) or bounded, or their lookbehind keeps them from starting inside of a previous match.
 """
 
 import base64
@@ -25,18 +25,18 @@ WORKSPACE = "$WORKSPACE_DIR"
 HOME = "~"
 
 MIN_SECRET = 4
-"""Characters. To strike out shorter ones everywhere would strike out everything."""
+"""Characters. Shorter secrets are not redacted: they occur by chance in too many texts."""
 
 MIN_SECRET_LINE = 12
 MAX_DEPTH = 64
 MAX_EMBEDDED = 3
-"""How deep JSON is looked for in the texts of JSON."""
+"""Levels of JSON inside of JSON strings that are parsed."""
 
 MAX_NAME = 100
 MAX_REMEMBERED, MAX_REMEMBERED_CHARS = 4_096, 64
 
-Veil: TypeAlias = Literal["", "texts", "all"]
-"""What is hidden below a name: nothing, texts but no numbers, or both."""
+Secrecy: TypeAlias = Literal["", "texts", "all"]
+"""What is redacted below a name: nothing, texts but not numbers, or both."""
 
 
 # ---- Names ----
@@ -62,13 +62,13 @@ _WHOLE_LINE = frozenset({"authorization", "proxyauthorization", "cookie", "setco
 _QUERY_NAMES = frozenset({"key", "sig", "signature", "code", "auth", "xamzsignature"})
 
 
-def veil(name: str) -> Veil:
-    """What is to be hidden of a member or a variable of this name."""
-    return _veil(name[-MAX_NAME:])
+def secrecy_of(name: str) -> Secrecy:
+    """Returns what is redacted in the value of a member or variable of this name."""
+    return _secrecy_of(name[-MAX_NAME:])
 
 
 @functools.lru_cache(maxsize=4_096)
-def _veil(name: str) -> Veil:
+def _secrecy_of(name: str) -> Secrecy:
     words = [word.lower() for word in _WORDS.findall(name)]
     if not words or words[-1] in _HARMLESS_LAST_WORDS:
         return ""
@@ -79,7 +79,7 @@ def _veil(name: str) -> Veil:
     return "texts" if "tokens" in words else ""
 
 
-# ---- What is left as it is ----
+# ---- Values that are not secrets ----
 
 _PLAIN_WORDS = frozenset(
     "string number boolean bool integer object array null undefined true false none any unknown "
@@ -89,11 +89,11 @@ _REFERENCE = re.compile(r"\$\{\w{1,100}\}|\$[A-Z][A-Z0-9_]{1,100}")
 _NUMBER = re.compile(r"\d{1,20}(?:\.\d{1,20})?")
 
 
-def _hidden(text: str, how: Veil) -> str:
-    """What stands for a secret. Types, references to variables and nothing at all are none."""
+def _mask(text: str, secrecy: Secrecy) -> str:
+    """Returns the replacement of a secret. Types, variable references and "" are not secrets."""
     if not text or text.lower() in _PLAIN_WORDS or _REFERENCE.fullmatch(text):
         return text
-    return text if how == "texts" and _NUMBER.fullmatch(text) else HIDDEN
+    return text if secrecy == "texts" and _NUMBER.fullmatch(text) else HIDDEN
 
 
 # ---- Shapes ----
@@ -120,14 +120,14 @@ _SHAPES = re.compile(
 
 
 def _bearer(found: re.Match[str]) -> str:
-    # `bearer authentication` is no secret.
+    # `bearer authentication` is prose, not a secret.
     secret = len(found[2]) >= 20 or any(char.isdigit() for char in found[2])
     return f"{found[1]}{HIDDEN}" if secret else found[0]
 
 
-# ---- Names and what follows them, in a text ----
+# ---- Names and the values after them, in a text ----
 
-# As they stand in shells, headers, configuration and code, and in JSON within JSON.
+# Assignments of shells, headers, configuration and code, and members of JSON within JSON.
 _NAME = re.compile(
     r"""(?<![\w.-])(?:
         (?P<name>[\w.-]++) \\{0,8}+["']?+ [ \t]{0,8}+ (?::=?+|=[=>]?+) [ \t]{0,8}+
@@ -135,44 +135,44 @@ _NAME = re.compile(
     )""",
     re.VERBOSE,
 )
-# It ends at a quote like the first that has as many backslashes before it, or with the line.
+# A quoted value ends at the same quote with as many backslashes before it, or with the line.
 _QUOTED = re.compile(
-    r"""(?P<quote>\\{0,8}+["'`])(?P<said>(?:(?!(?<!\\)(?P=quote))[^\r\n])*+)""",
+    r"""(?P<quote>\\{0,8}+["'`])(?P<value>(?:(?!(?<!\\)(?P=quote))[^\r\n])*+)""",
 )
 _BARE = re.compile(
     r"""(?:(?i:bearer|basic|token|digest)[ \t]{1,8}+)?+
-        (?P<said>\$\{\w{1,100}\}(?!\w)|(?:[^\s"'`,;&|<>(){}\[\]\\]|\\(?![nrt"'\\]))++)""",
+        (?P<value>\$\{\w{1,100}\}(?!\w)|(?:[^\s"'`,;&|<>(){}\[\]\\]|\\(?![nrt"'\\]))++)""",
     re.VERBOSE,
 )
-_WORD = re.compile(r"""(?P<said>(?:[^\s"'`\\]|\\(?![nrt"'\\]))++)""")
-_LINE = re.compile(r"""(?P<said>(?:[^\r\n"'`\\]|\\(?![nrt"'\\]))++)""")
+_WORD = re.compile(r"""(?P<value>(?:[^\s"'`\\]|\\(?![nrt"'\\]))++)""")
+_LINE = re.compile(r"""(?P<value>(?:[^\r\n"'`\\]|\\(?![nrt"'\\]))++)""")
 
 
 def _hide_named(text: str) -> str:
     made: list[str] = []
     done = 0
     for found in _NAME.finditer(text):
-        if found.start() < done:  # within what is hidden already
+        if found.start() < done:  # inside of a value that is redacted already
             continue
         name = found["name"] or found["flag"]
-        how = veil(name)
-        if not how and text[found.start() - 1 : found.start()] in ("?", "&"):
-            how = "all" if _squashed(name) in _QUERY_NAMES else ""
-        said = _said(text, found.end(), name) if how else None
-        if said is None:
+        secrecy = secrecy_of(name)
+        if not secrecy and text[found.start() - 1 : found.start()] in ("?", "&"):
+            secrecy = "all" if _squashed(name) in _QUERY_NAMES else ""
+        matched = _value_after(text, found.end(), name) if secrecy else None
+        if matched is None:
             continue
-        start, end = said.span("said")
-        made += [text[done:start], _hidden(text[start:end], how)]
+        start, end = matched.span("value")
+        made += [text[done:start], _mask(text[start:end], secrecy)]
         done = end
     return "".join([*made, text[done:]])
 
 
-def _said(text: str, start: int, name: str) -> re.Match[str] | None:
+def _value_after(text: str, start: int, name: str) -> re.Match[str] | None:
     if (quoted := _QUOTED.match(text, start)) is not None:
         return quoted
     if _squashed(name) in _WHOLE_LINE:
         return _LINE.match(text, start)
-    # A variable of the environment: its value ends with the word.
+    # The value of an environment variable ends with the word.
     is_variable = name.isupper() and text[start - 1] == "="
     return (_WORD if is_variable else _BARE).match(text, start)
 
@@ -181,16 +181,16 @@ def _squashed(name: str) -> str:
     return "".join(char for char in name[-MAX_NAME:].lower() if char.isalnum())
 
 
-# ---- All of it ----
+# ---- Redactors ----
 
 
 class Redactor:
-    """Strikes secrets out of texts and values. What it made goes through it unchanged.
+    """Redacts secrets in texts and values. Redacting a second time changes nothing.
 
     Args:
-        secrets: Values that are known to be secret: keys, passwords, what variables hold.
-        workspace: The folder that is told as `$WORKSPACE_DIR`.
-        home: The folder that is told as `~`.
+        secrets: Values that are known to be secret, such as keys and passwords.
+        workspace: The folder that is shown as `$WORKSPACE_DIR`.
+        home: The folder that is shown as `~`.
     """
 
     def __init__(
@@ -201,17 +201,16 @@ class Redactor:
         home: Path | None = None,
     ) -> None:
         forms = {form for secret in secrets for form in _forms(secret)}
-        # The longer first: one may be a part of another.
+        # Longest first: one secret may be part of another.
         self._secrets = sorted(forms, key=lambda form: (-len(form), form))
         self._paths = _path_patterns({WORKSPACE: workspace, HOME: home})
         self._remembered: dict[tuple[str, int], str] = {}
 
     def text(self, text: str) -> str:
-        """A text without secrets."""
         return self._text(text, 0)
 
     def value(self, value: JsonValue) -> JsonValue:
-        """A value without secrets; what is no JSON is told as its type."""
+        """Redacts a JSON value. An object that is not JSON is replaced by its type."""
         return self._value(value, "", 0, 0)
 
     # ---- Texts ----
@@ -219,7 +218,7 @@ class Redactor:
     def _text(self, text: str, embedded: int) -> str:
         if len(text) > MAX_REMEMBERED_CHARS:
             return self._redact(text, embedded)
-        # Names, ids and kinds come again and again.
+        # Cached, because names, ids and kinds recur in every event.
         made = self._remembered.get((text, embedded))
         if made is None:
             if len(self._remembered) >= MAX_REMEMBERED:
@@ -229,7 +228,7 @@ class Redactor:
 
     def _redact(self, text: str, embedded: int) -> str:
         if embedded < MAX_EMBEDDED and text.lstrip()[:1] in ("{", "["):
-            # Names are easier told from values when it is parsed.
+            # In parsed JSON, names and values are easier to tell apart.
             made = self._embedded(text, embedded + 1)
             if made is not None:
                 return made
@@ -247,7 +246,7 @@ class Redactor:
         return text
 
     def _embedded(self, text: str, embedded: int) -> str | None:
-        """A text that is JSON; None: it is not, or nothing in it was found this way."""
+        """Redacts a text that is JSON. None if it is not JSON, or if this found no secret."""
         try:
             value = json.loads(text)
             made = self._value(value, "", 0, embedded)
@@ -259,57 +258,62 @@ class Redactor:
 
     # ---- Values ----
 
-    def _value(self, value: JsonValue, how: Veil, depth: int, embedded: int) -> JsonValue:
+    def _value(self, value: JsonValue, secrecy: Secrecy, depth: int, embedded: int) -> JsonValue:
         if isinstance(value, str):
-            return _hidden(value, how) if how else self._text(value, embedded)
+            return _mask(value, secrecy) if secrecy else self._text(value, embedded)
         if value is None or isinstance(value, bool):
             return value
         if isinstance(value, int | float):
-            if how == "all":
+            if secrecy == "all":
                 return HIDDEN
-            # Not of an integer: it may be larger than any float.
+            # Not for an integer: `isfinite` fails if it is larger than any float.
             return str(value) if isinstance(value, float) and not math.isfinite(value) else value
         if depth >= MAX_DEPTH:
             return "…"
         if isinstance(value, dict):
-            return self._object(value, how, depth + 1, embedded)
+            return self._object(value, secrecy, depth + 1, embedded)
         if isinstance(value, list):
-            return self._list(value, how, depth + 1, embedded)
+            return self._list(value, secrecy, depth + 1, embedded)
         return f"({type(value).__name__})"
 
     def _object(
-        self, value: Mapping[str, JsonValue], how: Veil, depth: int, embedded: int
+        self, value: Mapping[str, JsonValue], secrecy: Secrecy, depth: int, embedded: int
     ) -> JsonValue:
-        schema = bool(how) and _is_schema(value)
-        told = _told_name(value)
+        schema = bool(secrecy) and _is_schema(value)
+        pair = _named_pair(value)
         made: dict[str, JsonValue] = {}
         for key, item in value.items():
-            below = how or veil(str(key))
+            below = secrecy or secrecy_of(str(key))
             if schema and key not in _SCHEMA_VALUES:
                 below = ""
-            elif told and key == "value":
-                below = told
+            elif pair and key == "value":
+                below = pair
             name = self._text(str(key), embedded)
-            while name in made:  # two names may have been told apart by a secret alone
+            while name in made:  # two names may have differed only in a secret
                 name += "'"
             made[name] = self._value(item, below, depth, embedded)
         return made
 
-    def _list(self, items: list[JsonValue], how: Veil, depth: int, embedded: int) -> JsonValue:
+    def _list(
+        self, items: list[JsonValue], secrecy: Secrecy, depth: int, embedded: int
+    ) -> JsonValue:
         made: list[JsonValue] = []
-        before: Veil = ""
+        before: Secrecy = ""
         for item in items:
-            made.append(self._value(item, how or before, depth, embedded))
-            # `["--password", "…"]`, and headers as pairs.
-            is_name = _is_flag(item) or (len(items) == 2 and len(made) == 1)
-            before = veil(item) if is_name and isinstance(item, str) else ""
+            made.append(self._value(item, secrecy or before, depth, embedded))
+            before = ""
+            if isinstance(item, str):
+                # `["--password", "…"]`, and headers as pairs of name and value.
+                is_flag = item.startswith("-") and "=" not in item
+                if is_flag or (len(items) == 2 and len(made) == 1):
+                    before = secrecy_of(item)
         return made
 
 
 class KnownSecrets:
-    """Strikes out values that are known to be secret, and nothing else.
+    """Redacts values that are known to be secret, and nothing else.
 
-    For what people and programs go on working with: text that merely looks like a secret stays.
+    For texts that people and programs keep using: text that only looks like a secret stays.
     """
 
     def __init__(self, secrets: Iterable[str] = ()) -> None:
@@ -320,37 +324,39 @@ class KnownSecrets:
             self._by_first.setdefault(form[0], []).append(form)
 
     def are_in(self, text: str) -> bool:
-        """True if a secret is in a text, which may be JSON."""
+        """True if the text, which may be JSON, holds a secret."""
         return any(form in text for form in self._forms)
 
     def text(self, text: str) -> str:
-        """A text without them."""
         for form in self._forms:
             text = text.replace(form, HIDDEN)
         return text
 
     def value(self, value: JsonValue) -> JsonValue:
-        """A value without them; numbers stay."""
+        """Redacts a JSON value; numbers stay."""
         if isinstance(value, str):
             return self.text(value)
         if isinstance(value, dict):
             return {self.text(key): self.value(item) for key, item in value.items()}
         return [self.value(item) for item in value] if isinstance(value, list) else value
 
-    def begun(self, text: str) -> int:
-        """How many characters at the end of a text may be the beginning of a secret."""
+    def partial_length(self, text: str) -> int:
+        """Returns how many characters at the end of a text may begin a secret.
+
+        A stream holds these characters back until the next chunk shows whether they do.
+        """
         start = self._safe_start(text)
         while start < len(text):
             forms = self._by_first.get(text[start], ())
             left = len(text) - start
             if any(len(form) > left and form.startswith(text[start:]) for form in forms):
                 return left
-            # What begins inside of a whole secret goes with it.
+            # A secret that begins inside of a whole secret is redacted with it.
             start += next((len(form) for form in forms if text.startswith(form, start)), 1)
         return 0
 
     def _safe_start(self, text: str) -> int:
-        """A place near the end that is inside of no secret: only what follows has to be read."""
+        """Returns a position near the end that is not inside of a secret, to start reading at."""
         longest = len(self._forms[0]) if self._forms else 0
         start = len(text) - 2 * longest
         while start > 0:
@@ -358,10 +364,6 @@ class KnownSecrets:
                 return start
             start -= longest
         return 0
-
-
-def _is_flag(item: JsonValue) -> bool:
-    return isinstance(item, str) and item.startswith("-") and "=" not in item
 
 
 _SCHEMA_TYPES = frozenset("string number integer boolean object array null".split())
@@ -374,22 +376,22 @@ _SCHEMA_VALUES = frozenset({"default", "const", "enum", "examples"})
 
 
 def _is_schema(value: Mapping[str, JsonValue]) -> bool:
-    """Whether this describes a secret instead of being one: the `password` of a tool's input."""
+    """True if the object describes a secret, as the schema of a `password` parameter does."""
     kind = value.get("type")
     typed = isinstance(kind, list) or (isinstance(kind, str) and kind in _SCHEMA_TYPES)
     return (typed or "$ref" in value or "anyOf" in value) and _SCHEMA_WORDS.issuperset(value)
 
 
-def _told_name(value: Mapping[str, JsonValue]) -> Veil:
-    """`{"name": "Authorization", "value": …}`."""
+def _named_pair(value: Mapping[str, JsonValue]) -> Secrecy:
+    """Returns the secrecy of `value` in an object such as `{"name": "Cookie", "value": …}`."""
     if "value" not in value:
         return ""
-    names = (value.get(key) for key in ("name", "key", "header"))
-    return next((how for name in names if isinstance(name, str) and (how := veil(name))), "")
+    names = [name for key in ("name", "key", "header") if isinstance(name := value.get(key), str)]
+    return next((secrecy for name in names if (secrecy := secrecy_of(name))), "")
 
 
 def _forms(secret: str) -> set[str]:
-    """A secret as it may stand in a text: as it is, in JSON, in a URL, in base64, line by line."""
+    """Returns the forms of a secret in texts: plain, in JSON, in a URL, in base64, by line."""
     secret = secret.strip()
     if len(secret) < MIN_SECRET or not secret.strip("*"):
         return set()
@@ -410,10 +412,10 @@ def _path_patterns(paths: Mapping[str, Path | None]) -> list[tuple[re.Pattern[st
         if path is None:
             continue
         for form in (path.absolute(), path.resolve()):
-            if len(form.parts) > 1:  # not the root: every path has it
+            if len(form.parts) > 1:  # not the root, which begins every path
                 names.setdefault(str(form), name)
                 names.setdefault(quote(str(form)), name)
-    # Where another name goes on (`/home/me2`) it is another folder.
+    # A longer name (`/home/me2`) is another folder.
     return [
         (re.compile(re.escape(path) + r"(?![\w-]|\.\w)"), names[path])
         for path in sorted(names, key=lambda path: (-len(path), path))

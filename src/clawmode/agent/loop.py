@@ -365,7 +365,7 @@ class _Listener:
         if stream != self._held[0]:
             self._say_rest()
         text = self._held[1] + text
-        said = text[: len(text) - self._turn.known.begun(text)]
+        said = text[: len(text) - self._turn.known.partial_length(text)]
         self._held = stream, text[len(said) :]
         if said:
             self._turn.sink.emit(stream, {"delta": said})

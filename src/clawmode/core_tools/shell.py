@@ -20,7 +20,7 @@ from clawmode.core_tools.exec_approvals import ExecRules
 from clawmode.core_tools.exec_policy import EXEC_ID, PROCESS_ID, ExecGuard
 from clawmode.core_tools.processes import Command, ProcessLimits, ShellSessions
 from clawmode.exceptions import ToolProblem
-from clawmode.redaction import Redactor, veil
+from clawmode.redaction import Redactor, secrecy_of
 from clawmode.tools.function import tool
 from clawmode.tools.tool import Tool, ToolContext, ToolResult
 from clawmode.types import JsonObject, JsonValue
@@ -245,7 +245,7 @@ def _looks_secret(name: str, value: str, redactor: Redactor) -> bool:
     if name in _OURS or _REFUSED.fullmatch(name):
         return True
     last = name.upper().rpartition("_")[2]
-    if veil(name) or last in ("KEY", "KEYS", "PAT", "DSN") or _is_basic(value):
+    if secrecy_of(name) or last in ("KEY", "KEYS", "PAT", "DSN") or _is_basic(value):
         return True
     return redactor.text(value) != value
 
