@@ -6,12 +6,12 @@ import gc
 import re
 import subprocess
 import sys
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
+from tests.support.waiting import until
 
 from clawmode import (
     Agent,
@@ -35,7 +35,7 @@ from clawmode import (
     read_servers,
     tool,
 )
-from clawmode.testing import ScriptedModel, ScriptServer, Turn, call, pause
+from clawmode.testing import ScriptedModel, ScriptRequest, ScriptServer, Turn, call, pause
 
 pytestmark = pytest.mark.anyio
 
@@ -55,12 +55,6 @@ async def add(a: int, b: int) -> int:
 
 
 ADD = Turn("Let me add.", call("exec", {"code": "return await tools.add({a: 1, b: 2})"}))
-
-
-@pytest.fixture(scope="module")
-async def pool() -> AsyncIterator[Pool]:
-    async with Pool() as pool:
-        yield pool
 
 
 def said(model: ScriptedModel) -> list[str]:
@@ -205,6 +199,23 @@ async def test_hooks_and_approvals_decide_about_calls(pool: Pool) -> None:
     assert output.startswith("[3, ")
     assert "no threes" in output
     assert asked == ["openclaw:core:add"]
+
+
+async def test_a_run_waits_for_the_decision_of_a_person(pool: Pool) -> None:
+    def wait(request: ScriptRequest) -> Turn:
+        return Turn(call("wait", {"runId": request.last_result()["runId"]}))
+
+    model = ScriptedModel([ADD, wait, lambda it: Turn(str(it.last_result()["value"]))])
+    async with Agent(model, tools=[add], approvals=Approvals(ask_for=["add"]), pool=pool) as agent:
+        with anyio.fail_after(SECONDS):
+            events = agent.stream("What is 1 + 2?")
+            found = [await anext(events)]
+            (question,) = await until(agent.approvals.pending)
+            assert question.input == {"a": 1, "b": 2}
+            agent.approvals.resolve(question.id, "allow-once")
+            found += [event async for event in events]
+    assert isinstance(found[-1], ResultEvent)
+    assert found[-1].result.output == "3"
 
 
 # ---- Conversations and the state folder ----

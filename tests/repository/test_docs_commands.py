@@ -53,7 +53,7 @@ SECONDS = 60
 """For one command on a busy machine."""
 
 BIN = Path(sys.executable).parent
-REDIRECT = Path(__file__).parents[1] / "redirect"
+REDIRECT = ROOT / "tests" / "support" / "redirect"
 """On the path of Python, sends the requests of a program to the server that plays the model."""
 
 NOT_RUN = {

@@ -78,7 +78,7 @@ def test_the_agent_in_ten_lines_answers_over_the_wire_of_its_provider() -> None:
             ROOT / "examples" / "agent.py",
             60,
             ANTHROPIC_API_KEY="a key of no use",
-            PYTHONPATH=str(ROOT / "tests" / "redirect"),
+            PYTHONPATH=str(ROOT / "tests" / "support" / "redirect"),
             SCRIPT_URL=server.url,
         )
     assert said == "It is 3.\n"

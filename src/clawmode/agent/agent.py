@@ -7,6 +7,7 @@ A thin layer on `AgentRuntime`, which has everything that a gateway needs beside
 runs that are continued after a crash.
 """
 
+import functools
 import math
 import os
 import uuid
@@ -52,7 +53,6 @@ NOT_OPEN = (
     "The agent is not open: use it inside of `async with Agent(...) as agent:`, "
     "or call `await agent.start()` first."
 )
-REOPENED = "An Agent is opened once: make a new object to open it again."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,10 +185,14 @@ class Agent:
         """
         async with self._changing, AsyncExitStack() as opened:
             if self._closed or self._runtime is not None:
-                raise ConfigurationError(REOPENED)
+                raise ConfigurationError("An Agent is opened once: make a new object.")
             state = self._state
             if state is None:
-                made = await anyio.to_thread.run_sync(TemporaryDirectory, None, "clawmode-")
+                # Errors of the clean-up are ignored: a command of a tool may still write there.
+                make = functools.partial(
+                    TemporaryDirectory, prefix="clawmode-", ignore_cleanup_errors=True
+                )
+                made = await anyio.to_thread.run_sync(make)
                 opened.push_async_callback(anyio.to_thread.run_sync, made.cleanup)
                 state = Path(made.name)
             models = await opened.enter_async_context(self._models)
