@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from tests.support.command_driver import Zygote
+    from tests.support.forking import Zygote
 
     from clawmode import Pool
 
@@ -39,6 +39,13 @@ def pytest_runtest_setup() -> None:
         sniffio.current_async_library_cvar.set(None)
 
 
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Start the zygote before the clock of a test runs, if a module needs it."""
+    forking = sys.modules.get("tests.support.forking")
+    if forking is not None and session.items and not session.config.option.collectonly:
+        forking.shared_zygote()
+
+
 # A worker takes a third of a second to start, a zygote four: they are shared by all tests.
 
 
@@ -64,7 +71,7 @@ async def one_worker_pool(anyio_backend: str) -> AsyncIterator["Pool"]:
 @pytest.fixture(scope="session")
 def zygote() -> "Zygote":
     """Starts commands without the seconds that their imports take."""
-    from tests.support.command_driver import shared_zygote
+    from tests.support.forking import shared_zygote
 
     return shared_zygote()
 
@@ -72,5 +79,5 @@ def zygote() -> "Zygote":
 @pytest.fixture(autouse=True, scope="session")
 def _no_zygote_is_left() -> Iterator[None]:
     yield
-    if driver := sys.modules.get("tests.support.command_driver"):
+    if driver := sys.modules.get("tests.support.forking"):
         driver.end_shared_zygote()

@@ -10,7 +10,7 @@ import pytest
 from tests.agent.test_watch import Watching
 from tests.support.agent_driver import configured, opened
 from tests.support.chat_driver import ANY, talking
-from tests.support.waiting import Gate, until
+from tests.support.waiting import Gate, idle, until
 
 from clawmode.agent.hooks import SendDecision
 from clawmode.agent.requests import AgentRequest
@@ -58,7 +58,7 @@ async def test_what_is_asked_while_a_session_is_reset_is_in_the_new_one(tmp_path
         await gate.entered.wait()
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(agent.runtime.care.reset, first.session)
-            await anyio.sleep(0.05)
+            await idle()
             second = await agent.runtime.start(AgentRequest(message="two"))
         with anyio.fail_after(5):
             await second.ended.wait()
@@ -75,7 +75,7 @@ async def test_a_run_does_not_write_to_a_session_that_was_deleted(tmp_path: Path
         await gate.entered.wait()
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(agent.runtime.care.delete, first.session)
-            await anyio.sleep(0.05)
+            await idle()
             second = await agent.runtime.start(AgentRequest(message="two"))
         with anyio.fail_after(5):
             await second.ended.wait()
@@ -151,12 +151,12 @@ async def test_stop_does_not_wait_for_hooks(tmp_path: Path) -> None:
 
         async def hang(event: Any) -> None:
             if not event.text.startswith("/"):
-                await anyio.sleep(60)
+                await anyio.sleep_forever()
 
         talk.hooks.on("message_received", hang)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(talk.say, "hello?")
-            await anyio.sleep(0.1)
+            await idle()
             with anyio.move_on_after(1) as scope:
                 await talk.say("/stop")
             tasks.cancel_scope.cancel()
@@ -201,7 +201,7 @@ async def test_work_that_never_began_is_no_progress(tmp_path: Path) -> None:
         for _ in range(5):
             found += watching.after(100)
             waits = await agent.runtime.start(AgentRequest(message="more"))
-            await anyio.sleep(0.02)
+            await idle()
             agent.runtime.abort(waits.id)
             await waits.ended.wait()
         assert "session.stalled" in found

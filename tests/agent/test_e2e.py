@@ -259,7 +259,7 @@ async def test_timeout_abort_and_expiry_leave_nothing_behind(tmp_path: Path) -> 
 
 
 async def wait_long(request: Any) -> Turn:
-    await anyio.sleep(30)
+    await anyio.sleep_forever()
     return Turn("never")
 
 

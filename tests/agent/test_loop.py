@@ -6,6 +6,7 @@ from typing import Any
 
 import anyio
 import pytest
+from tests.support.waiting import idle
 
 from clawmode.agent.intake import IncomingMessage, Intake
 from clawmode.agent.loop import LoopLimits, Outcome, Turn, run_loop
@@ -125,7 +126,8 @@ async def test_calls_are_made_side_by_side_and_answered_in_their_order() -> None
         if len(inside) == 2:
             both.set()
         await both.wait()
-        await anyio.sleep(0.05 if number == 1 else 0)
+        if number == 1:
+            await idle()  # the other one has ended
         return number
 
     script = [Says(call("meet", {"n": 1}), call("meet", {"n": 2})), Says("done")]
@@ -149,7 +151,7 @@ async def test_a_sequential_tool_has_its_neighbours_made_one_after_the_other() -
             nonlocal most
             busy.append(name)
             most = max(most, len(busy))
-            await anyio.sleep(0.02)
+            await idle()
             busy.remove(name)
             return name
 

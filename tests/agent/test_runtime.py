@@ -7,7 +7,7 @@ from typing import Any
 import anyio
 import pytest
 from tests.support.agent_driver import configured, opened
-from tests.support.waiting import until
+from tests.support.waiting import idle, until
 
 from clawmode import tool
 from clawmode.agent import lanes
@@ -163,12 +163,9 @@ async def order(item: str) -> str:
 
 async def asked(approvals: Approvals, item: str = "tea") -> Question:
     """The question about an order, as soon as it is there."""
-    with anyio.fail_after(10):
-        while True:
-            for question in approvals.pending():
-                if question.input == {"item": item}:
-                    return question
-            await anyio.sleep(0.005)
+    return await until(
+        lambda: next((it for it in approvals.pending() if it.input == {"item": item}), None)
+    )
 
 
 @pytest.mark.covers("N-6")
@@ -335,7 +332,7 @@ async def test_runs_of_a_session_come_one_after_the_other(tmp_path: Path) -> Non
         assert key not in busy
         busy.add(key)
         most["all"] = max(most.get("all", 0), len(busy))
-        await anyio.sleep(0.05)
+        await idle()
         busy.remove(key)
         return Turn(f"answer to {request.said}")
 
@@ -362,7 +359,7 @@ async def test_so_many_runs_go_on_side_by_side(tmp_path: Path) -> None:
         nonlocal busy, most
         busy += 1
         most = max(most, busy)
-        await anyio.sleep(0.05)
+        await idle()
         busy -= 1
         return Turn("done")
 
@@ -526,11 +523,12 @@ async def test_an_interrupted_run_goes_on_under_its_own_id(tmp_path: Path) -> No
 async def test_its_parked_programs_go_on_with_it_and_with_nobody_else(tmp_path: Path) -> None:
     config = configured(tools={"codeMode": {"enabled": True, "timeoutMs": 1000}})
     parked = [program("await yield_control(); return 'after the restart'"), Turn(pause(60))]
-    async with opened(tmp_path, parked, configuration=config, tools=[add]) as agent:
+    model = ScriptedModel(parked)
+    async with opened(tmp_path, model, configuration=config, tools=[add]) as agent:
         await agent.runtime.start(AgentRequest(message="go", run_id="r1"))
         with anyio.fail_after(10):
             await until(lambda: any(data["phase"] == "end" for data in agent.of("tool")))
-            await anyio.sleep(0.1)
+            await until(lambda: len(model.requests) == 2)
     async with opened(tmp_path, [wait_for_it, "no"], configuration=config, tools=[add]) as agent:
         await agent.ask("a new turn")
         results = [it for it in (await agent.history()).messages() if isinstance(it, ToolMessage)]

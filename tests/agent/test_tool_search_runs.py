@@ -20,6 +20,7 @@ from tests.support.tool_search_driver import (
     searching,
     water,
 )
+from tests.support.waiting import idle
 
 from clawmode import ToolCallDecision
 from clawmode.agent.requests import AgentRequest
@@ -161,7 +162,7 @@ async def test_a_tool_that_has_to_be_alone_is_alone_behind_a_control(tmp_path: P
     async def work(given: Any, context: Any) -> str:
         running.append(1)
         most.append(len(running))
-        await anyio.sleep(0.01)
+        await idle()
         running.pop()
         return "ok"
 

@@ -4,7 +4,6 @@ import contextlib
 import json
 import secrets
 import sqlite3
-import time
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import anyio
 import pytest
 from tests.support.sandbox_driver import only_worker
-from tests.support.waiting import until
+from tests.support.waiting import until, until_sync
 
 from clawmode import (
     Approvals,
@@ -483,13 +482,12 @@ def change(path: Path, statement: str, names: dict[str, str]) -> int:
 
 def until_replied(path: Path) -> None:
     """Waits until the answer of a call is in the store."""
-    deadline = time.monotonic() + 5
-    while time.monotonic() < deadline:
+
+    def replies() -> int:
         with contextlib.closing(sqlite3.connect(path)) as database:
-            if database.execute("select count(*) from replies").fetchone()[0]:
-                return
-        time.sleep(0.005)
-    raise TimeoutError
+            return database.execute("select count(*) from replies").fetchone()[0]
+
+    until_sync(replies)
 
 
 async def test_run_ids_cannot_be_guessed_from_one_another(pool: Pool) -> None:

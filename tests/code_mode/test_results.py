@@ -11,6 +11,7 @@ from typing import Any, TypeAlias, TypedDict, assert_type, get_args
 
 import anyio
 import pytest
+from tests.support.waiting import idle
 
 from clawmode import (
     Approvals,
@@ -600,7 +601,7 @@ async def test_a_program_goes_from_running_to_waiting_and_back_until_it_is_done(
     async def begin() -> None:
         """Say that the program runs."""
         begun.set()
-        await anyio.sleep(0.05)
+        await idle()
 
     async with opened(pool, tools=[begin]) as code_mode:
         run_id = await parked(code_mode, "await yield_control(); await tools.begin(); return 1")

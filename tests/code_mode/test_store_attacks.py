@@ -12,7 +12,7 @@ from typing import Any
 
 import anyio
 import pytest
-from tests.support.waiting import until
+from tests.support.waiting import idle, until
 
 from clawmode import Approvals, CodeMode, CodeModeConfig, Pool, RunContext, tool
 from clawmode.code_mode import parking
@@ -141,20 +141,27 @@ async def cancelled_inside(
     """Cancels a task as asyncio does, while a thread is inside of a method of the store."""
     original = getattr(SqliteStore, method)
     inside, loop = asyncio.Event(), asyncio.get_running_loop()
+    go, done = threading.Event(), threading.Event()
 
     def slowly(*args: Any, **options: Any) -> Any:
         loop.call_soon_threadsafe(inside.set)
-        time.sleep(0.1)
-        return original(*args, **options)
+        go.wait(10)
+        try:
+            return original(*args, **options)
+        finally:
+            done.set()
 
     with monkeypatch.context() as patched:
         patched.setattr(SqliteStore, method, slowly)
         task = asyncio.ensure_future(made())
         await inside.wait()
         task.cancel()
+        await idle()
+        go.set()
         with pytest.raises(asyncio.CancelledError):
             await task
-        await anyio.sleep(0.2)
+        await until(done.is_set)
+        await idle()
 
 
 @pytest.mark.covers("WA-2")
@@ -183,7 +190,7 @@ async def test_a_closed_object_owns_nothing_again(pool: Pool, folder: Path) -> N
         async with code_mode(pool, SqliteStore(folder), slow.tools) as one:
             run_id = (await one.exec("return await tools.slow()")).run_id
             tasks.start_soon(one.wait, run_id)
-            await anyio.sleep(0.05)
+            await idle()
     assert (await one.wait(run_id)).code == "runtime_unavailable"
     assert (await one.exec("return await tools.quick()")).code == "runtime_unavailable"
     assert list((folder / "owners").iterdir()) == []

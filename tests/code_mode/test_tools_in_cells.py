@@ -8,6 +8,7 @@ from typing import Any
 
 import anyio
 import pytest
+from tests.support.waiting import idle
 
 from clawmode import CodeMode, CodeModeConfig, CodeModeResult, Pool, RunContext
 from clawmode.catalog.catalog import Catalog
@@ -98,7 +99,7 @@ async def test_calls_run_side_by_side_up_to_the_limit(pool: Pool) -> None:
         """Count who is here."""
         running.append(1)
         now = len(running)
-        await anyio.sleep(0.05)
+        await idle()
         running.pop()
         return now
 
@@ -383,7 +384,7 @@ async def test_a_second_wait_at_once_is_refused_and_the_first_goes_on(pool: Pool
 
         async with anyio.create_task_group() as group:
             group.start_soon(wait)
-            await anyio.sleep(0.1)
+            await idle()
             assert (await code_mode.wait(run_id)).code == "invalid_input"
     assert results[0].value == 5
 
@@ -410,7 +411,7 @@ async def test_an_aborted_cell_is_gone_at_once_with_its_calls(pool: Pool) -> Non
     async def slow() -> None:
         """Take long."""
         try:
-            await anyio.sleep(30)
+            await anyio.sleep_forever()
         finally:
             ended.append("cancelled")
 
@@ -419,7 +420,7 @@ async def test_an_aborted_cell_is_gone_at_once_with_its_calls(pool: Pool) -> Non
         result = await code_mode.exec("return await tools.slow()")
         assert result.run_id is not None
         assert await code_mode.abort(result.run_id)
-        await anyio.sleep(0.05)
+        await idle()
         assert ended == ["cancelled"]
         assert (await code_mode.wait(result.run_id)).code == "aborted"
         assert not await code_mode.abort(result.run_id)

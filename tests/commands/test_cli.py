@@ -11,7 +11,8 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.support.cli_driver import COMMAND, SECONDS, SHOP, answer, clawmode, trusted
+from tests.support.cli_driver import SHOP, answer, clawmode, command_line, trusted
+from tests.support.forking import SECONDS
 
 TOOLS = ("--tools", "shop:TOOLS")
 
@@ -181,7 +182,7 @@ return 1"""
 
 
 def test_what_tools_and_their_children_print_stays_out_of_stdout(shop: Path) -> None:
-    (shop / "loud.py").write_text("print('imported')\nfrom shop import noisy", "utf-8")
+    (shop / "loud.py").write_text("print('imported', flush=True)\nfrom shop import noisy", "utf-8")
     source = 'text("said"); return await tools.noisy()'
     done = clawmode("run", "-", "--tools", "loud:noisy", "--json", stdin=source, cwd=shop)
     assert answer(done)["value"] == 1
@@ -342,9 +343,9 @@ def test_waiting_for_what_is_not_there_fails() -> None:
 def test_an_interrupt_ends_it_in_one_line(shop: Path, source: str) -> None:
     (shop / "cell.js").write_text(f"text(1); {source}", "utf-8")
     began = time.monotonic()
-    command = [*COMMAND, "run", "cell.js", *TOOLS, "--timeout-ms", "60000", "--quiet"]
+    run = command_line("run", "cell.js", *TOOLS, "--timeout-ms", "60000", "--quiet")
     process = subprocess.Popen(
-        command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=shop
+        run, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=shop
     )
     assert process.stderr is not None
     assert process.stderr.readline() == "begun\n"
@@ -359,7 +360,7 @@ def test_a_reader_that_goes_away_does_not_stop_a_program(shop: Path) -> None:
     os.close(read)
     source = 'text("one"); await yield_control(); text("two"); return tools.noisy()'
     done = subprocess.run(
-        [*COMMAND, "run", "-", *TOOLS],
+        command_line("run", "-", *TOOLS),
         input=source.encode(),
         stdout=write,
         stderr=subprocess.PIPE,
@@ -385,9 +386,9 @@ def test_a_tool_that_cannot_be_stopped_is_waited_for_and_said(shop: Path) -> Non
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", ">&- 2>&- <&-"])
 def test_closed_standard_streams_do_no_harm(shop: Path, closed: str) -> None:
     (shop / "cell.js").write_text("return await tools.noisy()", "utf-8")
-    command = f"{shlex.join([*COMMAND, 'run', 'cell.js', *TOOLS])} {closed}"
+    real = [sys.executable, "-m", "clawmode", "run", "cell.js", *TOOLS]
     done = subprocess.run(
-        ["sh", "-c", command],
+        ["sh", "-c", f"{shlex.join(real)} {closed}"],
         capture_output=True,
         text=True,
         timeout=SECONDS,
@@ -401,7 +402,7 @@ def test_closed_standard_streams_do_no_harm(shop: Path, closed: str) -> None:
 def test_output_that_cannot_be_written_is_a_failure() -> None:
     with open("/dev/full", "w", encoding="utf-8") as full:
         done = subprocess.run(
-            [*COMMAND, "run", "-"],
+            command_line("run", "-"),
             input=b"return 1",
             stdout=full,
             stderr=subprocess.PIPE,

@@ -19,7 +19,7 @@ import pytest
 from anyio.lowlevel import checkpoint
 from tests.support.gateway_driver import TOKEN, Wired, wired
 from tests.support.gateway_inside import Inside, echo, events, inside
-from tests.support.waiting import until
+from tests.support.waiting import idle, until
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
@@ -62,7 +62,7 @@ async def test_a_message_that_a_dead_process_took_is_not_said_twice(
     async with inside(tmp_path, ["one", "two", "three"]) as it:
         await it.call("chat.send", **given)
         await until(lambda: not it.gateway.host.runtime.under_way("agent:main:s"))
-        await anyio.sleep(0.3)
+        await idle()
         told = await it.call("chat.history", sessionKey="s")
     said = [each for each in told["messages"] if each["role"] == "user"]
     assert len(said) == 1
@@ -278,7 +278,7 @@ async def test_a_text_that_is_no_utf8_makes_no_traceback(
             raw.sendall(UPGRADE)
             await anyio.to_thread.run_sync(raw.recv, 65_536)
             raw.sendall(b"\x81\x82\0\0\0\0\xff\xfe")
-            await anyio.sleep(0.3)
+            await until(lambda: not it.strangers)
     assert "Traceback" not in caplog.text
 
 
@@ -499,7 +499,7 @@ async def test_one_damaged_conversation_does_not_keep_the_gateway_down(
         await it.call("agent.wait", runId=made["runId"])
         session = await it.gateway.host.runtime.sessions.get("agent:main:s")
         await until(lambda: not it.gateway.host.runtime.under_way("agent:main:s"))
-        await anyio.sleep(0.1)
+        await until(lambda: has_ended(it.gateway.ledger, made["runId"]))
         statement = "update runs set ended = 0, result = null"
         await it.gateway.ledger._run(it.gateway.ledger._change, statement, ())
     path = session.transcript
@@ -516,10 +516,9 @@ async def test_one_damaged_conversation_does_not_keep_the_gateway_down(
 
 async def test_one_damaged_note_does_not_keep_the_gateway_down(tmp_path: Path) -> None:
     async with inside(tmp_path, ["one"]) as it:
-        await it.call("agent", message="x", sessionKey="s")
+        made = await it.call("agent", message="x", sessionKey="s")
         statement = "update runs set ended = 0, request = '{'"
-        await it.gateway.ledger._run(it.gateway.ledger._change, statement, ())
-        await anyio.sleep(0.2)
+        await until(lambda: has_ended(it.gateway.ledger, made["runId"]))
         await it.gateway.ledger._run(it.gateway.ledger._change, statement, ())
     async with inside(tmp_path, ["one"]) as it:
         assert (await it.call("health"))["ready"]
@@ -580,18 +579,13 @@ async def test_what_is_old_is_forgotten_without_a_restart(
         ledger = it.gateway.ledger
         await it.call("sessions.create", idempotencyKey="k")
         monkeypatch.setattr(ledger, "_clock", lambda: time.time() + 30 * 86_400)
-        count = 1
-        with anyio.move_on_after(2):
-            while count:
-                rows = await ledger._run(_count, ledger)
-                count = rows
-                await anyio.sleep(0.05)
-    assert count == 0
+        await until(lambda: ledger._run(_is_empty, ledger))
+        assert await ledger._run(_is_empty, ledger)
 
 
-def _count(ledger: Ledger) -> int:
+def _is_empty(ledger: Ledger) -> bool:
     with ledger._transaction("deferred") as database:
-        return database.execute("select count(*) from requests").fetchone()[0]
+        return database.execute("select count(*) from requests").fetchone()[0] == 0
 
 
 @pytest.mark.parametrize("trouble", ["state", "ledger", "tls"])

@@ -15,7 +15,7 @@ import anyio
 import anyio.to_thread
 import httpx2
 import pytest
-from tests.support.cli_driver import COMMAND, trusted
+from tests.support.cli_driver import command_line, trusted
 from tests.support.gateway_driver import wired
 from tests.support.gateway_inside import ANY, inside
 from tests.support.waiting import until
@@ -56,14 +56,19 @@ def test_the_gateway_starts_by_the_command_that_the_page_shows(
     options: dict[str, Any] = {"cwd": tmp_path}
     start, *others = (line for line in typed(PAGE) if line[0] == "gateway")
     assert start == ["gateway"]
-    gateway = subprocess.Popen([*COMMAND, *start], stderr=subprocess.PIPE, text=True, **options)
+    gateway = subprocess.Popen(command_line(*start), stderr=subprocess.PIPE, text=True, **options)
     try:
         assert gateway.stderr is not None
         first = json.loads(gateway.stderr.readline())
         assert first["message"].startswith("the gateway is at ws://127.0.0.1:")
         said = [
             subprocess.run(
-                [*COMMAND, *line], capture_output=True, text=True, timeout=15, check=True, **options
+                command_line(*line),
+                capture_output=True,
+                text=True,
+                timeout=15,
+                check=True,
+                **options,
             ).stdout
             for line in others
         ]
@@ -226,7 +231,7 @@ def test_a_gateway_that_cannot_start_says_so_in_json(tmp_path: Path) -> None:
     (tmp_path / "clawmode.json5").write_text('{gateway: {port: "x"}}')
     options: dict[str, Any] = {"cwd": tmp_path, "capture_output": True, "text": True, "timeout": 15}
     named = ["--state", "state", "--config", "clawmode.json5"]
-    done = subprocess.run([*COMMAND, "gateway", *named], check=False, **options)
+    done = subprocess.run(command_line("gateway", *named), check=False, **options)
     assert done.returncode == 2
     said = [json.loads(line) for line in done.stderr.splitlines()]
     assert [line["level"] for line in said] == ["error"]

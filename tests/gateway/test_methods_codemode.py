@@ -5,10 +5,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import anyio
 import pytest
 from tests.support.gateway_inside import Inside, inside
-from tests.support.waiting import Gate
+from tests.support.waiting import Gate, until
 
 from clawmode.code_mode.stores import StoredCell
 from clawmode.context import Scope
@@ -33,12 +32,13 @@ async def running(folder: Path, source: str, gate: Gate | None = None) -> AsyncI
 
 async def cells(it: Inside, count: int, **given: Any) -> list[dict[str, Any]]:
     """The programs, when there are so many."""
-    with anyio.fail_after(10):
-        while True:
-            found = (await it.call("codemode.runs", **given))["cells"]
-            if len(found) == count:
-                return found
-            await anyio.sleep(0.01)
+
+    async def look() -> tuple[list[dict[str, Any]]] | None:
+        found = (await it.call("codemode.runs", **given))["cells"]
+        return (found,) if len(found) == count else None
+
+    (found,) = await until(look)
+    return found
 
 
 async def test_a_program_that_runs_is_seen_and_ended_and_the_run_goes_on(tmp_path: Path) -> None:

@@ -8,12 +8,12 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-import anyio
 import pytest
 from tests.agent.test_e2e import READ_ALL, USE_MCP, names_of
 from tests.support.command_driver import serving
 from tests.support.gateway_driver import Started
 from tests.support.mcp_driver import HERE as MCP
+from tests.support.waiting import until
 
 from clawmode import tool
 from clawmode.rpc.client import GatewayClient, TurnResult
@@ -205,13 +205,18 @@ def _files(folder: Path) -> dict[str, str]:
     return {path.name: path.read_text("utf-8") for path in folder.iterdir()}
 
 
+async def is_parked(client: GatewayClient) -> bool:
+    runs: Any = await client.call("codemode.runs", {})
+    return any(cell["state"] == "waiting" for cell in runs["cells"])
+
+
 async def _check_leftovers(client: GatewayClient, state: Path) -> None:
     """A timeout, an abort and the end of a run leave nothing parked."""
     looped = json.loads((await ask(client, "loop")).text)
     assert looped["code"] == "timeout"
     given = {"message": "park", "sessionKey": "aborted", "idempotencyKey": "a1"}
     run = await client.call("agent", given)
-    await anyio.sleep(0.5)
+    await until(lambda: is_parked(client))
     await client.call("sessions.abort", {"runId": run["runId"]})
     ended = await client.wait(str(run["runId"]), 20)
     assert ended.status == "aborted"

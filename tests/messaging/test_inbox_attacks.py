@@ -11,7 +11,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 from tests.support.chat_driver import Room, talking
-from tests.support.waiting import Gate, until
+from tests.support.waiting import Gate, idle, until
 from tests.support.webhooks import NOTE, door
 
 from clawmode.agent.requests import AgentRequest
@@ -124,7 +124,7 @@ async def test_stop_stops_what_is_just_beginning(tmp_path: Path) -> None:
     async with talking(tmp_path, [SLOW, "Done."], tools=[gate.tool]) as talk:
         taken = await together(talk, "wipe the disk", "/stop")
         assert [it.how for it in taken] == ["dropped", "command"]
-        await anyio.sleep(0.3)
+        await talk.settled()
         assert not gate.entered.is_set(), "it runs, though it was stopped"
 
 
@@ -133,7 +133,7 @@ async def test_new_takes_what_is_just_beginning_with_it(tmp_path: Path) -> None:
     gate = Gate()
     async with talking(tmp_path, [SLOW, "Done."], tools=[gate.tool]) as talk:
         await together(talk, "wipe the disk", "/new")
-        await anyio.sleep(0.3)
+        await talk.settled()
         assert not gate.entered.is_set(), "it runs, though it was stopped"
 
 
@@ -144,7 +144,7 @@ async def test_a_message_that_is_just_beginning_can_be_cancelled(tmp_path: Path)
         taken = await talk.say("wipe the disk")
         await anyio.lowlevel.checkpoint()
         cancelled = talk.inbox.cancel(taken.id)
-        await anyio.sleep(0.3)
+        await talk.settled()
         assert cancelled
         assert not gate.entered.is_set()
 
@@ -157,16 +157,17 @@ async def test_interrupt_interrupts_what_is_just_beginning(
     async with talking(
         tmp_path, ["Newest."], tools=[gate.tool], messages=queue("interrupt")
     ) as talk:
-        begins = talk.runtime.start
+        begins, disk = talk.runtime.start, anyio.Event()
 
         async def slowly(request: AgentRequest) -> Any:
-            await anyio.sleep(0.1)  # a disk that is busy
+            await disk.wait()
             return await begins(request)
 
         monkeypatch.setattr(talk.runtime, "start", slowly)
         await talk.say("first")
-        await anyio.sleep(0.05)
+        await idle()
         await talk.say("second")
+        disk.set()
         await talk.settled()
         states = {run.request.message: run.state for run in talk.runtime.runs()}
         assert states == {"first": "aborted", "second": "ok"}
@@ -211,7 +212,6 @@ async def test_a_long_message_that_grows_is_not_sent_again_and_again(
     async with talking(tmp_path, parts, room=room) as talk:
         await talk.say("go")
         await talk.settled()
-        await anyio.sleep(0.1)
         assert len(room.now()) <= 3, [text[:20] for text in room.now()]
         whole = " ".join(room.now())
         assert whole.count("word999") == 1
@@ -324,12 +324,12 @@ async def test_a_turn_that_ends_in_the_queue_has_an_end_for_chat_clients(tmp_pat
         first = await talk.runtime.start(AgentRequest(message="one"))
         await gate.entered.wait()
         second = await talk.runtime.start(AgentRequest(message="two"))
-        await anyio.sleep(0.05)
+        await idle()
         assert talk.runtime.abort(second.id)
         await until(second.ended.is_set)
         gate.open.set()
         await until(first.ended.is_set)
-        await anyio.sleep(0.3)
+        await talk.settled()
         ends = {event["runId"] for event in talk.chat if event["state"] != "delta"}
         assert ends == {first.id, second.id}
 

@@ -29,6 +29,7 @@ import pytest
 import typer
 from tests.support.cli_driver import Person, plain
 from tests.support.command_driver import serving
+from tests.support.forking import Started
 from tests.support.tool_search_driver import bodies
 
 from clawmode.app.setup import check
@@ -55,6 +56,9 @@ SECONDS = 60
 BIN = Path(sys.executable).parent
 REDIRECT = ROOT / "tests" / "support" / "redirect"
 """On the path of Python, sends the requests of a program to the server that plays the model."""
+
+FIRST = "README.md"
+"""The page whose commands are the installed ones; those of other pages are forked from a zygote."""
 
 NOT_RUN = {
     "export ANTHROPIC_API_KEY=…": "the reader's own key stands there; the test has one",
@@ -224,17 +228,40 @@ ANSWERS = {
 class Terminal(Person):
     """A command in a shell, as a person types it."""
 
+    # Makes the terminal the controlling one, so that there is a /dev/tty and Ctrl-C.
     BOOT = """import fcntl, os, sys, termios
 fcntl.ioctl(2, termios.TIOCSCTTY, 0)
-os.environ["TERM"] = sys.argv[2]
 os.execvp("sh", ["sh", "-c", sys.argv[1]])"""
 
-    def __init__(self, command: str, cwd: Path) -> None:
+    def __init__(self, command: str, cwd: Path, *, real: bool = False) -> None:
         # On a dumb terminal nothing is drawn over, and all is 80 columns wide.
         term = "xterm" if command.startswith(("clawmode chat", "clawmode config")) else "dumb"
-        super().__init__(command, term, cwd=cwd, stdout_too=True, size=(50, 160))
-        self.command = command
+        self.command, self._real = command, real
+        size, environment = (50, 160), {"TERM": term}
+        super().__init__(cwd=cwd, stdout_too=True, size=size, environment=environment)
         self._answered = dict.fromkeys(ANSWERS, 0)
+
+    def _start(
+        self,
+        slave: int,
+        arguments: tuple[str, ...],
+        cwd: Path,
+        stdin: str | None,
+        stdout_too: bool,
+        environment: dict[str, str],
+    ) -> "Started | subprocess.Popen[bytes]":
+        if not self._real and re.fullmatch(r"clawmode [\w ./:,@=+\"'-]+", self.command):
+            arguments = tuple(shlex.split(self.command)[1:])
+            return super()._start(slave, arguments, cwd, stdin, stdout_too, environment)
+        return subprocess.Popen(
+            [sys.executable, "-c", self.BOOT, self.command],
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            cwd=cwd,
+            env={**os.environ, **environment},
+            start_new_session=True,
+        )
 
     def __enter__(self) -> "Terminal":
         return self
@@ -485,7 +512,7 @@ class Reader:
     def types_command(self, command: str, expected: str = "") -> None:
         while command.endswith("clawmode gateway stop") and self.clients:
             self.follows_python(self.clients.pop())
-        terminal = Terminal(command, self.clone)
+        terminal = Terminal(command, self.clone, real=self.page == FIRST)
         if command == "clawmode gateway":
             self.gateways.append(terminal)
             terminal.reads(READY)

@@ -14,11 +14,13 @@ from pathlib import Path
 import anyio
 import pytest
 from tests.support.babbling_worker import ANSWERS
+from tests.support.core_tools_driver import is_alive
 from tests.support.sandbox_driver import (
     ASK,
     BIG,
     LOOP,
     SLACK,
+    computed,
     computing,
     expect_failure,
     only_worker,
@@ -30,7 +32,7 @@ from tests.support.sandbox_driver import (
     suspend,
 )
 from tests.support.stepping import finish, value_of
-from tests.support.waiting import until
+from tests.support.waiting import idle, until, until_sync
 
 from clawmode.exceptions import Aborted, DeadlineExceeded, RuntimeUnavailable
 from clawmode.sandbox import artifacts
@@ -92,7 +94,7 @@ async def test_one_more_endless_loop_than_workers_does_not_stop_a_small_cell() -
 
         for _ in range(pool.size + 1):
             group.start_soon(hog)
-        await anyio.sleep(0.05)
+        await idle()
         assert await value_of(pool, "return 5") == 5
         assert ended == []
         group.cancel_scope.cancel()
@@ -109,7 +111,7 @@ async def test_an_abort_stops_a_cell_at_once(single: Pool, source: str) -> None:
         async def stop() -> None:
             nonlocal took
             await computing(single, cell)
-            await anyio.sleep(0.05)
+            await computed(only_worker(single))
             began = time.monotonic()
             await single.abort(cell)
             took = time.monotonic() - began
@@ -250,7 +252,7 @@ async def test_a_worker_that_dies_makes_room_for_a_cell_that_queues() -> None:
             async with anyio.create_task_group() as inner:
                 inner.start_soon(value_of, pool, "return 1")
                 await until(lambda: bool(pool._queue))
-                await anyio.sleep(0.1)
+                await idle()
                 owner(pool, hogs[0]).signal(signal.SIGKILL)
         group.cancel_scope.cancel()
         assert not limit.cancelled_caught
@@ -309,7 +311,7 @@ async def test_a_catalog_can_be_installed_after_an_abort(single: Pool) -> None:
 
         async def stop() -> None:
             await computing(single, cell)
-            await anyio.sleep(0.05)
+            await computed(only_worker(single))
             await single.abort(cell)
 
         group.start_soon(stop)
@@ -426,19 +428,21 @@ async def test_a_worker_that_does_not_finish_its_answer_is_killed_at_the_deadlin
 async def test_a_worker_that_only_closes_its_pipe_does_not_block_the_loop(
     liar_and_honest: Pool,
 ) -> None:
-    blocked = 0.0
+    blocked, beats = 0.0, 0
 
     async def beat() -> None:
-        nonlocal blocked
+        nonlocal blocked, beats
         while True:
             began = time.monotonic()
             await anyio.sleep(0.005)
             blocked = max(blocked, time.monotonic() - began)
+            beats += 1
 
     async with anyio.create_task_group() as group:
         group.start_soon(beat)
         await raised_by(liar_and_honest.step(liar_and_honest.cell(), Start("return 1"), soon(5)))
-        await anyio.sleep(0.02)
+        seen = beats
+        await until(lambda: beats > seen)
         group.cancel_scope.cancel()
     assert blocked < 0.2
 
@@ -496,7 +500,7 @@ async def test_a_cell_that_is_claimed_twice_while_it_waits_is_not_lost(single: P
                 group.start_soon(finish, single, "return 2")
                 await until(lambda: bool(single._queue))
                 group.start_soon(wait_for_eviction)
-                await anyio.sleep(0.01)
+                await idle()
                 first.cancel()
     assert results == [300001]
 
@@ -509,7 +513,7 @@ async def test_aborting_a_cell_that_is_evicted_does_not_abort_the_one_that_evict
 
         async def stop() -> None:
             await until(lambda: warm.moving is not None)
-            await anyio.sleep(0.01)
+            await idle()
             await single.abort(warm)
 
         group.start_soon(stop)
@@ -531,10 +535,10 @@ async def test_aborting_a_cell_that_waits_for_its_own_eviction_ends_it_at_once(
         group.start_soon(finish, single, "return 1")
         await until(lambda: warm.moving is not None)
         group.start_soon(go_on)
-        await anyio.sleep(0.01)
+        await idle()
         began = time.monotonic()
         await single.abort(warm)
-        await anyio.sleep(0.1)
+        await until(lambda: ended)
         assert 0 < ended - began < 0.1
 
 
@@ -555,7 +559,7 @@ async def test_aborting_a_cell_that_queues_ends_it_at_once(single: Pool) -> None
         await until(lambda: bool(single._queue))
         began = time.monotonic()
         await single.abort(cell)
-        await anyio.sleep(0.1)
+        await until(lambda: ended)
         group.cancel_scope.cancel()
     assert 0 < ended - began < 0.1
 
@@ -573,10 +577,10 @@ async def test_aborting_a_cell_whose_worker_boots_ends_it_at_once(
             ended = time.monotonic()
 
         group.start_soon(boot)
-        await anyio.sleep(0.05)
+        await idle()
         began = time.monotonic()
         await pool.abort(cell)
-        await anyio.sleep(0.1)
+        await until(lambda: ended)
         group.cancel_scope.cancel()
     assert 0 < ended - began < 0.1
 
@@ -615,7 +619,7 @@ async def test_closing_the_pool_ends_what_queues_and_what_computes_at_once(
 
     def kill_and_wait(self: WorkerProcess) -> None:
         real(self)
-        time.sleep(0.03)  # so that it is dead before the loop hears of it
+        until_sync(lambda: not is_alive(self.pid))  # before the loop hears of it
 
     monkeypatch.setattr(WorkerProcess, "kill", kill_and_wait)
     ended: list[str] = []
@@ -634,7 +638,8 @@ async def test_closing_the_pool_ends_what_queues_and_what_computes_at_once(
             group.start_soon(one, "queues", "return 1")
             await until(lambda: bool(pool._queue))
             await pool.aclose()
-            await anyio.sleep(0.2)
+            with anyio.move_on_after(5):
+                await until(lambda: len(ended) == 3)
             group.cancel_scope.cancel()
     alive = [worker for worker in pool._workers if worker.alive]
     for worker in alive:

@@ -10,9 +10,11 @@ from concurrent.futures import Future
 from pathlib import Path
 
 import anyio
+import anyio.lowlevel
 import pytest
+from tests.support.sandbox_driver import computed
 from tests.support.stepping import finish, value_of
-from tests.support.waiting import until
+from tests.support.waiting import idle, until
 
 from clawmode.exceptions import Aborted, DeadlineExceeded, RuntimeUnavailable
 from clawmode.sandbox import artifacts
@@ -62,6 +64,11 @@ def workers(pool: Pool) -> list[WorkerProcess]:
     return list(pool._workers)
 
 
+def busy(pool: Pool) -> int:
+    """Count the workers that compute."""
+    return sum(bool(worker._asking) for worker in workers(pool))
+
+
 # ---- Warm and evicted ----
 
 
@@ -85,7 +92,8 @@ async def test_a_warm_cell_is_frozen_when_its_worker_is_wanted(single: Pool) -> 
 async def test_many_cells_share_one_worker(single: Pool) -> None:
     async def one(number: int) -> None:
         cell, request = await ask(single)
-        await anyio.sleep(0.01 * (number % 3))
+        for _ in range(number % 3):
+            await anyio.lowlevel.checkpoint()
         assert await answer(single, cell, request, number) == number + 1
 
     async with anyio.create_task_group() as group:
@@ -123,7 +131,7 @@ async def test_cells_queue_in_order_when_every_worker_computes(single: Pool) -> 
     async with anyio.create_task_group() as group:
         for number in range(5):
             group.start_soon(one, number)
-            await anyio.sleep(0.001)
+            await idle()
     assert order == [0, 1, 2, 3, 4]
 
 
@@ -132,7 +140,7 @@ async def test_the_queue_counts_against_the_deadline_and_says_so(single: Pool) -
     await value_of(single, "return 1")
     async with anyio.create_task_group() as group:
         group.start_soon(lambda: finish(single, "for (;;);", seconds=1))
-        await anyio.sleep(0.05)
+        await until(lambda: busy(single) == 1)
         began = time.monotonic()
         with pytest.raises(DeadlineExceeded, match="all 1 workers were busy"):
             await single.step(single.cell(), Start("return 1"), soon(0.2))
@@ -144,10 +152,10 @@ async def test_the_pool_grows_under_hogs_and_only_to_its_maximum() -> None:
         await value_of(pool, "return 1")
         async with anyio.create_task_group() as group:
             group.start_soon(lambda: finish(pool, "for (;;);", seconds=1.5))
-            await anyio.sleep(0.05)
+            await until(lambda: busy(pool) == 1)
             assert await value_of(pool, "return 2") == 2
             group.start_soon(lambda: finish(pool, "for (;;);", seconds=1))
-            await anyio.sleep(0.05)
+            await until(lambda: busy(pool) == 2)
             assert len(workers(pool)) == 2
             with pytest.raises(DeadlineExceeded):
                 await pool.step(pool.cell(), Start("return 1"), soon(0.2))
@@ -299,7 +307,7 @@ async def test_an_abort_ends_the_wait_for_machine_code_at_once(
     async with anyio.create_task_group() as group:
 
         async def stop() -> None:
-            await anyio.sleep(0.2)
+            await until(lambda: cell.equipping is not None)
             await single.abort(cell)
             aborted.append(time.monotonic())
 
@@ -359,7 +367,8 @@ async def test_an_abort_stops_an_endless_loop_and_keeps_its_output(single: Pool)
     await value_of(single, "return 1")
     async with anyio.create_task_group() as group:
         group.start_soon(run)
-        await anyio.sleep(0.1)
+        await until(lambda: busy(single) == 1)
+        await computed(workers(single)[0])
         began = time.monotonic()
         await single.abort(cell)
         assert time.monotonic() - began < 0.1
@@ -383,7 +392,7 @@ async def test_a_worker_that_does_not_heed_an_abort_is_killed(single: Pool) -> N
     await value_of(single, "return 1")
     async with anyio.create_task_group() as group:
         group.start_soon(run)
-        await anyio.sleep(0.1)
+        await until(lambda: busy(single) == 1)
         os.kill(workers(single)[0].pid, signal.SIGSTOP)
         await single.abort(cell)
     assert len(caught) == 1
@@ -395,14 +404,14 @@ async def test_aborting_a_cell_that_queues_takes_it_out(single: Pool) -> None:
     await value_of(single, "return 1")
     async with anyio.create_task_group() as group:
         group.start_soon(lambda: finish(single, "for (;;);", seconds=0.4))
-        await anyio.sleep(0.05)
+        await until(lambda: busy(single) == 1)
 
         async def queued() -> None:
             with pytest.raises(Aborted):
                 await single.step(cell, Start("return 1"), soon())
 
         group.start_soon(queued)
-        await anyio.sleep(0.05)
+        await until(lambda: single._queue)
         await single.abort(cell)
 
 
@@ -448,7 +457,4 @@ async def test_workers_that_go_give_their_descriptors_back() -> None:
             with anyio.move_on_after(0.05):
                 await pool.step(pool.cell(), Start("for (;;);"), soon())
             assert await value_of(pool, "return 1") == 1
-        with anyio.fail_after(5):
-            while descriptors() > before:
-                await anyio.sleep(0.01)
-                pool._reap()
+        await until(lambda: pool._reap() or descriptors() <= before)

@@ -17,6 +17,7 @@ import anyio
 import pytest
 from anyio.lowlevel import checkpoint
 from tests.support.session_writer import started
+from tests.support.waiting import idle
 
 from clawmode.sessions import lock as session_lock
 from clawmode.sessions.lock import (
@@ -166,7 +167,11 @@ async def test_without_time_it_is_tried_once(path: Path, monkeypatch: pytest.Mon
 
 
 async def test_who_gives_up_does_not_hold_up_those_behind(path: Path) -> None:
-    got = anyio.Event()
+    got, gave_up = anyio.Event(), anyio.Event()
+
+    async def give_up() -> None:
+        await blocked(path, 0.1)
+        gave_up.set()
 
     async def enter() -> None:
         async with SessionLock(path).hold(5):
@@ -174,10 +179,11 @@ async def test_who_gives_up_does_not_hold_up_those_behind(path: Path) -> None:
 
     async with anyio.create_task_group() as tasks:
         async with SessionLock(path).hold():
-            contextvars.Context().run(tasks.start_soon, blocked, path, 0.1)
-            await anyio.sleep(0.01)
+            contextvars.Context().run(tasks.start_soon, give_up)
+            await idle()
             contextvars.Context().run(tasks.start_soon, enter)
-            await anyio.sleep(0.15)
+            await gave_up.wait()
+            await idle()
             assert not got.is_set()
         with anyio.fail_after(1):
             await got.wait()
@@ -282,7 +288,7 @@ async def test_a_task_that_outlives_the_holder_waits_like_anybody(path: Path) ->
             tasks.start_soon(enter)
         async with SessionLock(path).hold():
             go.set()
-            await anyio.sleep(0.02)
+            await idle()
             assert got == []
     assert len(got) == 1
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import anyio
 from tests.support.agent_driver import configured
-from tests.support.waiting import until
+from tests.support.waiting import idle, until
 
 from clawmode.agent.hooks import AgentHooks
 from clawmode.agent.models import ModelPool
@@ -83,15 +83,14 @@ class Talk:
         } | more
         taken = await self.inbox.receive(Inbound(text=text, **given))
         if taken.how == "command":
-            await anyio.sleep(0.02)  # its answer goes out beside
+            await idle()  # its answer has gone out
         return taken
 
     async def settled(self) -> None:
         """Waits until nothing runs, and everything was sent."""
         with anyio.fail_after(10):
             await until(lambda: not self._is_busy())
-            for _ in range(5):
-                await anyio.sleep(0.01)
+            await idle()
 
     def _is_busy(self) -> bool:
         runs = self.runtime.runs()

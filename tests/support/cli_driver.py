@@ -9,18 +9,20 @@ import select
 import signal
 import struct
 import subprocess
-import sys
 import termios
 import time
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from tests.support.forking import SECONDS, Started, interpreter, shared_zygote
+
 from clawmode.app.setup import agree
 
-COMMAND = [sys.executable, "-m", "clawmode"]
-SECONDS = 18
-"""For one command, a little less than a test has: so that the test can say what it saw."""
+
+def command_line(*arguments: str) -> list[str]:
+    """Return a command line for `clawmode`, forked from a zygote."""
+    return [*interpreter(), "-m", "clawmode", *arguments]
 
 
 def trusted(folder: Path, text: str) -> None:
@@ -52,7 +54,7 @@ async def undeclared() -> str:
 @tool(effect="read")
 async def noisy() -> int:
     """Print a lot."""
-    print("printed")
+    print("printed", flush=True)
     subprocess.run([sys.executable, "-c", "print('printed by a child')"])
     return 1
 
@@ -91,7 +93,7 @@ def clawmode(
 ) -> subprocess.CompletedProcess[str]:
     """Runs the command where no terminal is."""
     return subprocess.run(
-        [*COMMAND, *arguments],
+        command_line(*arguments),
         input=stdin,
         capture_output=True,
         text=True,
@@ -116,12 +118,8 @@ class Person:
         stdin: What it reads; None is the terminal.
         stdout_too: Whether stdout is the terminal, like stderr.
         size: Rows and columns.
+        environment: Beside that of the test.
     """
-
-    # Makes the terminal the controlling one, so that there is a /dev/tty and Ctrl-C.
-    BOOT = """import fcntl, os, sys, termios
-fcntl.ioctl(2, termios.TIOCSCTTY, 0)
-os.execv(sys.executable, [sys.executable, "-m", "clawmode", *sys.argv[1:]])"""
 
     def __init__(
         self,
@@ -130,29 +128,34 @@ os.execv(sys.executable, [sys.executable, "-m", "clawmode", *sys.argv[1:]])"""
         stdin: str | None = None,
         stdout_too: bool = False,
         size: tuple[int, int] = (24, 80),
+        environment: dict[str, str] | None = None,
     ) -> None:
         self._master, slave = pty.openpty()
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("4H", *size, 0, 0))
-        # Where the tests run, these may speak of another terminal.
-        environment = {key: it for key, it in os.environ.items() if key not in ("COLUMNS", "LINES")}
-        environment["TERM"] = "xterm"
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", self.BOOT, *arguments],
-            stdin=slave if stdin is None else subprocess.PIPE,
-            stdout=slave if stdout_too else subprocess.PIPE,
-            stderr=slave,
-            cwd=cwd,
-            env=environment,
-            start_new_session=True,
-        )
+        given = {"TERM": "xterm", **(environment or {})}
+        self._process = self._start(slave, arguments, cwd, stdin, stdout_too, given)
         os.close(slave)
-        if self._process.stdin is not None:
-            assert stdin is not None
-            self._process.stdin.write(stdin.encode())
-            self._process.stdin.close()
         self._seen = b""
         self._read_to = 0
         self._limit = time.monotonic() + SECONDS
+
+    def _start(
+        self,
+        slave: int,
+        arguments: tuple[str, ...],
+        cwd: Path,
+        stdin: str | None,
+        stdout_too: bool,
+        environment: dict[str, str],
+    ) -> "Started | subprocess.Popen[bytes]":
+        zygote, terminal = shared_zygote(), Path(os.ttyname(slave))
+        given, out = zygote.file("in"), zygote.file("out")
+        out.touch()
+        if stdin is not None:
+            given.write_text(stdin, "utf-8")
+        streams = [terminal if stdin is None else given, terminal if stdout_too else out, terminal]
+        shown = None if stdout_too else out
+        return zygote.start(arguments, cwd, streams, shown, environment)
 
     def __enter__(self) -> "Person":
         return self
@@ -169,6 +172,10 @@ os.execv(sys.executable, [sys.executable, "-m", "clawmode", *sys.argv[1:]])"""
         if self._process.stdout is not None:
             self._process.stdout.close()
         os.close(self._master)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     @property
     def seen(self) -> str:
@@ -191,7 +198,9 @@ os.execv(sys.executable, [sys.executable, "-m", "clawmode", *sys.argv[1:]])"""
         while self._receive():
             pass
         out = self._process.stdout.read().decode() if self._process.stdout else ""
-        return self._process.wait(1), out
+        status = self._process.wait(1)
+        assert status is not None
+        return status, out
 
     def _receive(self) -> bool:
         """Takes what comes; False: nothing will any more."""

@@ -11,7 +11,7 @@ from socket import socket
 from typing import Any, TypeAlias
 
 import anyio
-from tests.support.command_driver import shared_zygote
+from tests.support.forking import shared_zygote
 from tests.support.gateway_inside import Inside, inside
 from tests.support.waiting import until_sync
 from websockets.asyncio.server import ServerConnection

@@ -1,8 +1,10 @@
 """What the hostile tests share: how a cell ends, and how to catch workers in the act."""
 
 import json
+import os
 import time
 from collections.abc import Awaitable
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -90,6 +92,17 @@ def owner(pool: Pool, cell: Tenancy) -> WorkerProcess:
 async def settled(pool: Pool) -> None:
     """Waits for workers that start, so that they take no time from the cell under test."""
     await until(lambda: all(worker.booted.done() for worker in pool._workers))
+
+
+async def computed(worker: WorkerProcess, seconds: float = 0.03) -> None:
+    """Wait until a worker has used so much CPU time from now on: its cell is in the middle."""
+    before = cpu_seconds(worker.pid)
+    await until(lambda: cpu_seconds(worker.pid) >= before + seconds)
+
+
+def cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text("utf-8").rpartition(")")[2].split()
+    return int(fields[11]) / os.sysconf("SC_CLK_TCK")
 
 
 async def computing(pool: Pool, cell: Tenancy) -> None:

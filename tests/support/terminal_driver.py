@@ -11,8 +11,8 @@ import uuid
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.support.cli_driver import SECONDS
-from tests.support.command_driver import Seat, Zygote
+from tests.support.command_driver import Seat
+from tests.support.forking import SECONDS, Zygote
 
 WHERE, HERE = b"\x1b[6n", b"\x1b[1;1R"
 """Where is the cursor, and where it is said to be."""

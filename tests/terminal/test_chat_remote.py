@@ -10,7 +10,8 @@ from typing import Any
 import anyio
 import pytest
 from tests.support.cli_driver import SECONDS, trusted
-from tests.support.command_driver import Zygote, serving
+from tests.support.command_driver import serving
+from tests.support.forking import Zygote
 from tests.support.gateway_driver import Started
 from tests.support.terminal_driver import Chatter
 from tests.support.waiting import until_sync
@@ -229,6 +230,7 @@ def test_lines_steer_ctrl_c_stops_and_who_leaves_can_come_back(
         person.reads("I look.")
         office.open_gate()
         person.reads("Done.")
+        person.reads("ready")
         person.types("\x03")
         person.reads("(Ctrl-C again ends the chat)")
         person.types("\x03")

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 from tests.support.cli_driver import SHOP, plain, trusted
-from tests.support.command_driver import Zygote, serving
+from tests.support.command_driver import serving
+from tests.support.forking import Zygote
 from tests.support.terminal_driver import Chatter, Tmux
 from tests.support.waiting import until_sync
 

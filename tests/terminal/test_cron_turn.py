@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 from tests.support.cli_driver import SHOP, answer, trusted
-from tests.support.command_driver import Seat, Zygote, serving
+from tests.support.command_driver import Seat, serving
+from tests.support.forking import Zygote
 
 from clawmode.models.base import ModelError
 from clawmode.testing import ScriptServer, Turn, call, pause

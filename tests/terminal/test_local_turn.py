@@ -13,9 +13,11 @@ from typing import Any
 
 import anyio
 import pytest
-from tests.support.cli_driver import COMMAND, SHOP, Person, answer, clawmode, plain, trusted
-from tests.support.command_driver import Seat, Zygote, serving
+from tests.support.cli_driver import SHOP, Person, answer, clawmode, command_line, plain, trusted
+from tests.support.command_driver import Seat, serving
+from tests.support.forking import SECONDS, Zygote
 from tests.support.mcp_driver import HERE as MCP
+from tests.support.waiting import until_sync
 
 from clawmode.agent.events import AgentEvent
 from clawmode.agent.requests import RunResult
@@ -102,7 +104,7 @@ def test_a_turn_says_its_words_on_stdout_and_draws_its_calls_on_stderr(shop: Pat
     with serving([program(FAN_OUT, "Let me look."), Turn("1 and 2.")]) as server:
         configure(shop, server)
         done = subprocess.run(
-            [*COMMAND, "agent", "-m", "What do they cost?", *TOOLS],
+            command_line("agent", "-m", "What do they cost?", *TOOLS),
             capture_output=True,
             text=True,
             timeout=40,
@@ -277,7 +279,14 @@ def test_without_the_extra_it_is_said_what_to_install(tmp_path: Path) -> None:
     (missing / "__init__.py").write_text(
         'raise ModuleNotFoundError("No module named anthropic", name="anthropic")'
     )
-    done = clawmode("agent", "-m", "a", "--model", "ollama/a", cwd=tmp_path)
+    done = subprocess.run(  # in an interpreter of its own, which has imported nothing yet
+        [sys.executable, "-m", "clawmode", "agent", "-m", "a", "--model", "ollama/a"],
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+        cwd=tmp_path,
+    )
     assert (done.returncode, done.stdout) == (2, "")
     assert "pip install 'clawmode[agent]'" in done.stderr
 
@@ -507,12 +516,8 @@ def test_a_question_keeps_the_terminal_and_no_model_is_asked_meanwhile(
 
 def written(folder: Path, words: str) -> None:
     """Waits until a transcript has the words."""
-    limit = time.monotonic() + 10
-    while not any(
-        words in path.read_text("utf-8") for path in folder.glob("state/sessions/*/*.jsonl")
-    ):
-        assert time.monotonic() < limit, f"{words!r} was never written"
-        time.sleep(0.02)
+    transcripts = "state/sessions/*/*.jsonl"
+    until_sync(lambda: any(words in it.read_text("utf-8") for it in folder.glob(transcripts)))
 
 
 def test_without_code_mode_a_call_is_asked_about_too(shop: Path, zygote: Zygote) -> None:

@@ -17,7 +17,8 @@ import anyio
 import anyio.to_thread
 import pytest
 from tests.support.cli_driver import answer, plain
-from tests.support.command_driver import Seat, Zygote
+from tests.support.command_driver import Seat
+from tests.support.forking import Zygote
 from tests.support.gateway_driver import Wired, wired
 from tests.support.gateway_inside import echo
 from tests.support.waiting import until, until_sync
@@ -309,8 +310,11 @@ async def test_questions_are_put_at_the_terminal_and_answered(
 async def test_a_question_that_was_answered_elsewhere_goes_away(
     tmp_path: Path, zygote: Zygote
 ) -> None:
+    shown = threading.Event()
+
     def talk(seat: Seat) -> tuple[int, str]:
         seat.reads(PROMPT)
+        shown.set()
         seat.reads("not open any more")
         return seat.leaves()
 
@@ -318,8 +322,7 @@ async def test_a_question_that_was_answered_elsewhere_goes_away(
         at.require_approval()
 
         async def resolve() -> None:
-            await until(at.it.gateway.approvals.pending)
-            await anyio.sleep(0.5)  # the terminal shows it
+            await anyio.to_thread.run_sync(shown.wait, 10)
             (question,) = at.it.gateway.approvals.pending()
             await at.it.call("exec.approval.resolve", id=question.id, decision="deny")
 
