@@ -4,8 +4,7 @@ import pytest
 
 from clawmode import CodeModeConfig, Policy, Tool
 from clawmode.agent.activation import activate
-from clawmode.catalog.catalog import Catalog
-from clawmode.catalog.control import EXEC, WAIT
+from clawmode.catalog.catalog import EXEC, WAIT, Catalog
 from clawmode.config import resolve as settings
 from clawmode.exceptions import ConfigurationError
 from clawmode.tools.tool import ToolSource

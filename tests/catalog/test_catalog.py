@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clawmode.catalog.catalog import Catalog, safe_name
-from clawmode.catalog.control import CONTROL_NAMES, is_control
+from clawmode.catalog.catalog import CONTROL_NAMES, Catalog, is_control, safe_name
 from clawmode.exceptions import AmbiguousTool, ConfigurationError, DuplicateTool, UnknownTool
 from clawmode.tools.tool import Tool, ToolContext, ToolSource
 from clawmode.types import JsonObject, JsonValue

@@ -13,18 +13,20 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from clawmode.catalog.namespaces import (
-    BUILT_IN_GLOBALS,
+from clawmode.catalog.namespace_runtime import (
     MAX_PROMPT_CHARS,
     MAX_SCOPE_BYTES,
     MAX_SCOPE_DEPTH,
+    NamespaceRuntime,
+)
+from clawmode.catalog.namespaces import (
+    BUILT_IN_GLOBALS,
     RESERVED_WORDS,
     NamespaceCallRefused,
     NamespaceContext,
     NamespaceError,
     NamespaceRegistration,
     NamespaceRegistry,
-    NamespaceRuntime,
     NamespaceScopeError,
     clear_namespaces_for_plugin,
     clear_namespaces_for_test,
@@ -594,7 +596,7 @@ def test_a_tool_that_changes_its_input_does_not_change_the_mappers_state() -> No
 @pytest.mark.parametrize("argument", ["text", 1, True, [], [[]]])
 def test_an_argument_that_is_no_object_is_refused(argument: JsonValue) -> None:
     made = runtime({"list": namespace_tool("list_issues")})
-    with pytest.raises(NamespaceCallRefused, match=r"Issues\.list makes no input object"):
+    with pytest.raises(NamespaceCallRefused, match=r"Issues\.list needs an input object"):
         resolve(made, ["list"], [argument])
 
 
@@ -607,8 +609,8 @@ def raising(args: list[JsonValue]) -> JsonValue:
     [
         (raising, r"Issues\.list cannot use its arguments: ValueError: number must be positive \?"),
         (lambda args: args[3], "IndexError"),
-        (lambda args: None, "no input object"),
-        (lambda args: [1], "no input object"),
+        (lambda args: None, "needs an input object"),
+        (lambda args: [1], "needs an input object"),
         (lambda args: {"a": float("nan")}, "cannot use"),
         (lambda args: {"a": object()}, "cannot use"),
     ],
@@ -664,7 +666,7 @@ def test_a_forged_namespace_id_is_refused(namespace_id: JsonValue) -> None:
 
 @pytest.mark.parametrize("args", [None, "x", 1, {}, {"0": {}}])
 def test_arguments_that_are_no_list_are_refused(args: JsonValue) -> None:
-    with pytest.raises(NamespaceCallRefused, match="no list"):
+    with pytest.raises(NamespaceCallRefused, match="not a list"):
         runtime(SCOPE).resolve("github-issues", ["list"], args)
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import chain
 
-from clawmode.catalog.control import EXEC, SEARCH_CODE, SEARCH_TOOLS, WAIT, is_control
+from clawmode.catalog.catalog import EXEC, SEARCH_CODE, SEARCH_TOOLS, WAIT, is_control
 from clawmode.code_mode.config import CodeModeConfig
 from clawmode.config.tool_search import DEFAULTS, SearchMode, ToolSearchConfig
 from clawmode.tools.policy import Policy

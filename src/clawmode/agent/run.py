@@ -30,7 +30,7 @@ from clawmode.agent.replies import SILENT, SentMessages, Shape
 from clawmode.agent.requests import AgentRequest, RunSettings
 from clawmode.agent.search_surface import SearchSurface, open_search
 from clawmode.agent.toolbox import CodeModeTools, DirectTools, Toolbox
-from clawmode.catalog.control import is_control
+from clawmode.catalog.catalog import is_control
 from clawmode.catalog.namespaces import NamespaceRegistry
 from clawmode.code_mode.code_mode import CodeMode
 from clawmode.code_mode.stores import SnapshotStore

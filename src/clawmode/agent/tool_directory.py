@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 import anyio
 
 from clawmode.agent.tool_search import MAX_QUERY_CHARS, ToolSearch, exposed_name
-from clawmode.catalog.control import CONTROL_NAMES
+from clawmode.catalog.catalog import CONTROL_NAMES
 from clawmode.exceptions import DuplicateTool
 from clawmode.text import plain_line
 from clawmode.tools.policy import safe_server_name

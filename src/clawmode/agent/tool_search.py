@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 
 import anyio
 
-from clawmode.catalog.catalog import Catalog
-from clawmode.catalog.control import CONTROL_NAMES
+from clawmode.catalog.catalog import CONTROL_NAMES, Catalog
 from clawmode.catalog.vectors import choose_ranker
 from clawmode.code_mode.telemetry import Telemetry
 from clawmode.config.tool_search import DEFAULTS, SearchMode, ToolSearchConfig

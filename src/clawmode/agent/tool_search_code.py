@@ -13,7 +13,8 @@ from anyio.abc import TaskGroup
 
 from clawmode.agent.tool_search import Control, ControlRefused, ToolSearch
 from clawmode.catalog.mcp_namespace import McpNamespace
-from clawmode.catalog.namespaces import NamespaceContext, NamespaceRuntime
+from clawmode.catalog.namespace_runtime import NamespaceRuntime
+from clawmode.catalog.namespaces import NamespaceContext
 from clawmode.code_mode.bridge import Bridge
 from clawmode.code_mode.calls import Calls
 from clawmode.code_mode.cell import Cell

@@ -1,8 +1,11 @@
-"""The tools of one run: their ids, safe names, entries, and how they are found and looked up.
+"""The tools that one run can call: ids, safe names, entries, lookup, search, and the prompt index.
 
-A catalog is made of tools that policy has let through, and never changes. Nothing here is shared
-between runs. Programs do not see MCP entries unless the caller says so: code mode reaches them
-through the `MCP` namespace only, Tool Search like any other.
+A `Catalog` is built from the tools that the policy allows, and never changes. Runs share nothing
+here. Lookups skip MCP tools unless the caller includes them: code mode calls MCP tools through the
+`MCP` namespace, and Tool Search treats them like all other tools.
+
+Also the control tools (`EXEC`, `WAIT` and those of Tool Search), which lead to a catalog and are
+never in one.
 """
 
 import hashlib
@@ -13,25 +16,23 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import get_args
 
-from clawmode.catalog.control import is_control
 from clawmode.catalog.search import Document, Ranker, RankerMaker, SearchIndex, go_by_words
 from clawmode.catalog.signatures import render_input
 from clawmode.exceptions import AmbiguousTool, DuplicateTool, UnknownTool
 from clawmode.text import quote
 from clawmode.tools.near_names import NearNames
-from clawmode.tools.tool import DEFAULT_OWNERS, Tool, ToolSource
+from clawmode.tools.tool import DEFAULT_OWNERS, Tool, ToolContext, ToolSource
 from clawmode.types import JsonObject, JsonText
 
-# `search`, `describe` and `call` are the helpers themselves. The language gives the others a
-# meaning of its own: assigning `__proto__` changes the object instead of adding to it, `await`
-# calls `then`, and JSON calls `toJSON`, so that passing `tools` around would call a tool. All of
-# them can be called by id.
+# `search`, `describe` and `call` are the helpers themselves. The others have a special meaning in
+# JavaScript: assigning `__proto__` replaces the prototype, `await` calls `then`, and JSON calls
+# `toJSON`, so passing `tools` around would call a tool. Such tools can still be called by id.
 UNSAFE_NAMES = frozenset({"search", "describe", "call", "__proto__", "then", "toJSON"})
 
 MAX_LISTED = 10
 MAX_NEAR = 3
 MANY = 1_000
-"""Tools from which indexing their names takes long enough to be noticed."""
+"""With this many tools, indexing their names takes noticeable time."""
 
 
 _NOT_IN_IDENTIFIER = re.compile(r"[^A-Za-z0-9_$]")
@@ -39,16 +40,43 @@ _LOOKS_LIKE_ID = re.compile(rf"(?:{'|'.join(get_args(ToolSource))}):[^:]*:", re.
 _MORE = "... and {} more, found by tools.search(query)"
 
 
+# ---- Control tools ----
+
+
+def _not_called(given: JsonObject, context: ToolContext) -> None:
+    raise AssertionError("control tools are never called through a catalog")
+
+
+# Compared by identity, because a shell tool may also be named `exec` (with another id).
+EXEC = Tool("exec", "Run a program.", {"type": "object"}, _not_called, owner="code_mode")
+WAIT = Tool("wait", "Continue a program.", {"type": "object"}, _not_called, owner="code_mode")
+
+SEARCH_CODE, *SEARCH_TOOLS = (
+    Tool(name, "Tool Search.", {"type": "object"}, _not_called, owner="tool_search")
+    for name in ("tool_search_code", "tool_search", "tool_describe", "tool_call")
+)
+CONTROL_NAMES = frozenset(tool.name for tool in (SEARCH_CODE, *SEARCH_TOOLS))
+"""The names of Tool Search's controls, which no other tool can have."""
+
+
+def is_control(tool: Tool) -> bool:
+    """True if the tool leads to a catalog, and therefore is in none."""
+    return tool is EXEC or tool is WAIT or tool.name in CONTROL_NAMES
+
+
+# ---- The catalog ----
+
+
 class Catalog:
     """What the programs of one run can find and call.
 
     Args:
-        tools: The effective tools, in any order. Control tools are left out.
-        ranker: How searches rank, once there is one: by words, or as `vectors.choose_ranker` says.
-        mcp: Whether MCP entries are found and called like all others, without being asked for.
+        tools: The tools that the policy allows, in any order. Control tools are ignored.
+        ranker: Makes the ranker at the first search; see `vectors.choose_ranker`.
+        mcp: True if lookups include MCP tools even without `include_mcp`.
 
     Attributes:
-        entries: The tools, MCP included, sorted by id.
+        entries: All tools, MCP tools included, sorted by id.
 
     Raises:
         DuplicateTool: Two tools have the same id.
@@ -67,27 +95,27 @@ class Catalog:
         return len(self.entries)
 
     def breakdown(self) -> dict[str, int]:
-        """How many entries come from which source."""
+        """Returns the number of entries of each source."""
         return dict(sorted(Counter(tool.source for tool in self.entries).items()))
 
-    # What a program is given from the start
+    # What a program has from the start
 
     def all_tools(self) -> list[JsonObject]:
-        """The compact entries that programs see as `ALL_TOOLS`: without schemas, without MCP."""
+        """Returns the entries of `ALL_TOOLS`: without schemas and without MCP tools."""
         return [dict(entry) for entry in self._visible.compact]
 
     def convenience(self) -> dict[str, str]:
-        """Safe names of convenience functions, and the id that each one calls."""
+        """Returns the names of the convenience functions, and the tool id that each one calls."""
         return dict(self._convenience)
 
     @cached_property
     def all_tools_json(self) -> JsonText:
-        """`all_tools` as compact JSON, in ASCII: it can carry what UTF-8 cannot."""
+        """`all_tools` as compact JSON, in ASCII because descriptions may have lone surrogates."""
         return _to_json(self._visible.compact)
 
     @cached_property
     def digest(self) -> str:
-        """Names what a program is given: two catalogs with one digest look the same to it."""
+        """A hash of what programs see: they cannot tell catalogs with equal digests apart."""
         return hashlib.sha256(self.all_tools_json + b"\n" + _to_json(self._convenience)).hexdigest()
 
     @cached_property
@@ -98,59 +126,62 @@ class Catalog:
         return {
             name: ids[0]
             for name, ids in sorted(owners.items())
-            if len(ids) == 1 and name not in UNSAFE_NAMES and _is_identifier(name)
+            # Python's identifiers are JavaScript's except for the dollar sign and reserved words,
+            # and reserved words are allowed after a dot.
+            if len(ids) == 1 and name not in UNSAFE_NAMES and name.replace("$", "_").isidentifier()
         }
 
-    # What a program asks for
+    # Lookup and search
 
     def search(self, query: str, limit: int, *, include_mcp: bool = False) -> list[JsonObject]:
-        """Compact entries, the best first: an exact id or name, then by relevance."""
+        """Returns entries without schemas: exact ids and names first, then by relevance."""
         return self._view(include_mcp).search(query, limit)
 
     def unmatched(self, query: str, *, include_mcp: bool = False) -> list[str]:
-        """The words of a query that no entry has: why a search found little, for people."""
+        """Returns the words of a query that occur in no entry, to explain a poor result."""
         return self._view(include_mcp).index.unmatched(query)
 
     def describe(self, reference: str, *, include_mcp: bool = False) -> JsonObject:
-        """The entry of a tool, with its schemas.
+        """Returns the entry of a tool, with its schemas.
 
         Raises:
-            UnknownTool, AmbiguousTool: As for `resolve`.
+            UnknownTool, AmbiguousTool: As `resolve`.
         """
         tool = self.resolve(reference, include_mcp=include_mcp)
-        made = _to_entry(tool.id, tool) | {"parameters": dict(tool.parameters)}
+        entry = _to_entry(tool.id, tool) | {"parameters": dict(tool.parameters)}
         if tool.output_schema is not None:
-            made["outputSchema"] = dict(tool.output_schema)
-        return made
+            entry["outputSchema"] = dict(tool.output_schema)
+        return entry
 
     def resolve(self, reference: str, *, include_mcp: bool = False) -> Tool:
-        """The tool with this id, else the only one with this name.
+        """Returns the tool with this id, or else the only tool with this name.
 
         Raises:
-            UnknownTool: There is none; the error has the nearest ids.
-            AmbiguousTool: Several have the name; the error has their ids.
+            UnknownTool: No tool has the id or name; the error suggests similar ids.
+            AmbiguousTool: Several tools have the name; the error lists their ids.
         """
         return self._view(include_mcp).resolve(reference)
 
     @property
     def names_indexed(self) -> bool:
-        """False if the first unknown name would take long: `index_names` first, in a thread."""
+        """False if an unknown name would block: call `index_names` in a thread first."""
         return len(self._visible.tools) < MANY or "near" in vars(self._visible)
 
     def index_names(self) -> None:
-        """Prepares the answers to unknown names."""
+        """Builds the index that finds similar names for an unknown one."""
         _ = self._visible.near
 
     def _view(self, include_mcp: bool) -> "_View":
         return self._all if include_mcp else self._visible
 
-    # What the model reads
+    # For the prompt
 
     def index_text(self, max_chars: int) -> str:
-        """Callable names with their input types, one per line, for the prompt.
+        """Returns the callable names with their input types, one per line, for the prompt.
 
-        Only of tools whose words the operator chose. The same catalog gives the same bytes. A line
-        that does not fit is left out alone, and the last line says how many were.
+        Only trusted tools are listed, because names and schemas of others may carry instructions
+        to the model. Equal catalogs give equal text. A line that does not fit is left out, and
+        the last line counts those.
         """
         lines = _Lines(self._visible.tools, self._convenience)
         shown = lines.fit(max_chars)
@@ -162,7 +193,7 @@ class Catalog:
 
 
 class _View:
-    """Tools by id, as one kind of caller sees them; `hidden` is how many it does not see."""
+    """The tools that one kind of caller sees, by id; `hidden` counts the others."""
 
     def __init__(self, tools: dict[str, Tool], ranker: RankerMaker, hidden: int = 0) -> None:
         self.tools = tools
@@ -187,20 +218,20 @@ class _View:
 
     @cached_property
     def _exact(self) -> dict[str, list[int]]:
-        """Positions by id and by name, in any case; those by id come first."""
-        made: defaultdict[str, list[int]] = defaultdict(list)
+        """Positions by case-folded id and name; matches of an id come first."""
+        positions: defaultdict[str, list[int]] = defaultdict(list)
         for position, id_ in enumerate(self.tools):
-            made[id_.casefold()].append(position)
+            positions[id_.casefold()].append(position)
         for position, tool in enumerate(self.tools.values()):
-            made[tool.name.casefold()].append(position)
-        return dict(made)
+            positions[tool.name.casefold()].append(position)
+        return dict(positions)
 
     @cached_property
     def _named(self) -> dict[str, list[str]]:
-        made: defaultdict[str, list[str]] = defaultdict(list)
+        ids: defaultdict[str, list[str]] = defaultdict(list)
         for id_, tool in self.tools.items():
-            made[tool.name].append(id_)
-        return dict(made)
+            ids[tool.name].append(id_)
+        return dict(ids)
 
     @cached_property
     def near(self) -> NearNames:
@@ -215,11 +246,17 @@ class _View:
     def resolve(self, reference: str) -> Tool:
         if reference in self.tools:
             return self.tools[reference]
-        # What looks like an id is nothing else: else a tool named like another's id would catch
-        # its calls as soon as policy takes the other away.
+        # A reference that looks like an id is never looked up as a name. Otherwise a tool named
+        # like another tool's id would get its calls once the policy removes the other tool.
         named = () if _LOOKS_LIKE_ID.match(reference) else self._named.get(reference, ())
-        if len(named) != 1:
-            raise _ambiguous(reference, named) if named else self._unknown(reference)
+        if not named:
+            raise self._unknown(reference)
+        if len(named) > 1:
+            raise AmbiguousTool(
+                f"{len(named)} tools are named {quote(reference)}: {_list(named)}."
+                " Call one by its id.",
+                tuple(named),
+            )
         return self.tools[named[0]]
 
     def _unknown(self, reference: str) -> UnknownTool:
@@ -236,7 +273,7 @@ class _View:
 
 
 class _Lines:
-    """The lines of the index, rendered only when they may fit."""
+    """The lines of the prompt index; types are rendered only for lines that may fit."""
 
     def __init__(self, tools: Mapping[str, Tool], convenience: Mapping[str, str]) -> None:
         names = {id_: name for name, id_ in convenience.items()}
@@ -252,49 +289,40 @@ class _Lines:
         return len(self._heads)
 
     def fit(self, room: int) -> list[str]:
-        """The lines that fit into so many characters; a shorter one may follow one that did not."""
+        """Returns the lines that fit into `room` characters, skipping those that are too long."""
         shown: list[str] = []
         for head, id_ in self._heads:
             if len(head) + len("{})") > room:
                 continue
-            line = self._render(head, id_)
+            if head not in self._rendered:
+                self._rendered[head] = f"{head}{render_input(self._tools[id_].parameters)})"
+            line = self._rendered[head]
             if len(line) <= room:
                 shown.append(line)
                 room -= len(line) + 1
         return shown
 
-    def _render(self, head: str, id_: str) -> str:
-        if head not in self._rendered:
-            self._rendered[head] = f"{head}{render_input(self._tools[id_].parameters)})"
-        return self._rendered[head]
-
 
 def safe_name(name: str) -> str:
-    """A tool's name with every character that an identifier cannot have as `_`."""
+    """Replaces every character of a tool's name that an identifier cannot have by `_`."""
     if name.isascii():
         return _NOT_IN_IDENTIFIER.sub("_", name)
     return "".join(char if char == "$" or f"_{char}".isidentifier() else "_" for char in name)
 
 
-def _is_identifier(name: str) -> bool:
-    # Python's identifiers are JavaScript's without the dollar, but for reserved words, and those
-    # may be used after a dot.
-    return name.replace("$", "_").isidentifier()
-
-
 def _sort_by_id(tools: Iterable[Tool]) -> dict[str, Tool]:
-    made: dict[str, Tool] = {}
+    by_id: dict[str, Tool] = {}
     for tool in tools:
         if is_control(tool):
             continue
         id_ = tool.id
-        if id_ in made:
+        if id_ in by_id:
             raise DuplicateTool(
-                f"two tools of this run have the id {quote(id_)}: {_identify(made[id_])} and "
+                f"two tools of this run have the id {quote(id_)}: {_identify(by_id[id_])} and "
                 f"{_identify(tool)}. Rename or leave out one of them."
             )
-        made[id_] = tool
-    return dict(sorted(made.items()))
+        by_id[id_] = tool
+    return dict(sorted(by_id.items()))
 
 
 def _identify(tool: Tool) -> str:
@@ -306,17 +334,17 @@ def _owner(tool: Tool) -> str:
 
 
 def _to_entry(id_: str, tool: Tool) -> JsonObject:
-    made: JsonObject = {"id": id_, "name": tool.name}
+    entry: JsonObject = {"id": id_, "name": tool.name}
     if tool.label:
-        made["label"] = tool.label
-    made |= {"description": tool.description, "source": tool.source}
+        entry["label"] = tool.label
+    entry |= {"description": tool.description, "source": tool.source}
     if tool.source != "openclaw" and (owner := _owner(tool)):
-        made["sourceName"] = owner
-    return made
+        entry["sourceName"] = owner
+    return entry
 
 
 def _to_document(tool: Tool) -> Document:
-    """What may be searched: parameter names of a stranger's tool are not indexed."""
+    """Returns the searchable texts of a tool; parameter names only if the tool is trusted."""
     properties = tool.parameters.get("properties") if tool.trusted else None
     keys = " ".join(map(str, properties)) if isinstance(properties, dict) else ""
     return Document(tool.name, tool.label or "", tool.description, keys)
@@ -324,13 +352,6 @@ def _to_document(tool: Tool) -> Document:
 
 def _to_json(value: object) -> JsonText:
     return json.dumps(value, separators=(",", ":")).encode("ascii")
-
-
-def _ambiguous(reference: str, ids: Sequence[str]) -> AmbiguousTool:
-    return AmbiguousTool(
-        f"{len(ids)} tools are named {quote(reference)}: {_list(ids)}. Call one by its id.",
-        tuple(ids),
-    )
 
 
 def _list(ids: Sequence[str]) -> str:

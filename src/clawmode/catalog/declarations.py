@@ -13,7 +13,7 @@ from functools import partial
 from textwrap import wrap
 
 from clawmode.catalog.namespaces import RESERVED_WORDS
-from clawmode.catalog.schema_types import Limits, Rendered, render_type
+from clawmode.catalog.schema_types import Limits, RenderedType, render_type
 from clawmode.catalog.typescript_text import (
     ONE_LINE_CHARS,
     OPEN_OBJECT,
@@ -289,8 +289,8 @@ class _Namespace:
         return f"McpToolResult & {{ {content} }}"
 
     def _settle(
-        self, render: Callable[..., Rendered], prefix: str, aliases: dict[str, str]
-    ) -> Rendered:
+        self, render: Callable[..., RenderedType], prefix: str, aliases: dict[str, str]
+    ) -> RenderedType:
         """Makes a type and adds its aliases, under other names if theirs mean something else here.
 
         Tools of one server often share definitions; those that are the same are declared once.

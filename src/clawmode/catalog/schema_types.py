@@ -1,29 +1,47 @@
-"""JSON Schema as TypeScript, spelled out: types for a declaration file, and the words about them.
+"""JSON Schema as TypeScript, written out: types and doc comments for a declaration file.
 
-The schemas are strangers'. Whatever one holds, the answer is valid TypeScript, is made in a bounded
-number of steps, and follows no reference out of the document; what cannot be said is `unknown`.
-`signatures` says the same in one line of a prompt.
+The schemas are untrusted. Whatever a schema contains, the result is valid TypeScript, takes a
+bounded number of steps, and follows no reference out of the document; `unknown` stands for
+everything that cannot be expressed. `signatures` renders a schema on one line of a prompt.
 
-A definition that is referred to becomes an alias, so recursion stays recursion, and definitions
-that fan out into each other take no more room than they do in the schema. Three things that
-TypeScript refuses shape the code:
+A definition that is referred to becomes an alias, so recursive types work, and definitions that
+refer to each other take no more room than in the schema. Three rules of TypeScript shape the code:
 
-- An alias that leads to itself with no object or array in between: such a reference is cut.
-  Tuples are no help: TypeScript looks into some of them at once.
-- An intersection of unions with too many combinations: within one, a reference is spelled out
-  unless it is plainly an object, so that the combinations can be counted.
-- A property that does not fit the index signature beside it: then that is `unknown`.
+- An alias may not refer to itself without an object or array in between: such a reference becomes
+  `unknown`. A tuple in between is not enough, because TypeScript resolves some tuples eagerly.
+- An intersection of unions may not have too many combinations: inside an intersection, a reference
+  is written out unless its target is a plain object, so that the combinations can be counted.
+- A property must match the index signature of its object: if it may not, the index signature is
+  `unknown`.
 """
 
-import re
 from collections import defaultdict
 from collections.abc import Collection, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from typing import Literal, TypeAlias
-from urllib.parse import unquote
 
+from clawmode.catalog.schema_reading import (
+    ARRAY_KEYS,
+    COMBINATORS,
+    MAX_MEMBERS,
+    MAX_PROPERTIES,
+    OBJECT_KEYS,
+    PRIMITIVES,
+    Schema,
+    choose_keys,
+    collect_strings,
+    describe,
+    find_back_edges,
+    find_reference,
+    is_plain_object,
+    is_short,
+    list_of,
+    merge,
+    name_of,
+    separate,
+)
 from clawmode.catalog.typescript_text import (
     EMPTY_OBJECT,
     MAX_DOC_CHARS,
@@ -35,7 +53,6 @@ from clawmode.catalog.typescript_text import (
     Type,
     clean_line,
     intersect,
-    is_text,
     lay_out,
     quote_key,
     render_kind_of,
@@ -43,69 +60,29 @@ from clawmode.catalog.typescript_text import (
     unite,
 )
 
-MAX_KEY_CHARS = 200
-MAX_LITERALS = 60  # more of them are only told by kind
+MAX_LITERALS = 60  # longer enums are rendered as the kinds of their values
 MAX_ENUM = 10_000
-MAX_MEMBERS = 60
-MAX_PROPERTIES = 200
 MAX_TUPLE = 20
 MAX_ALIASES = 100
-MAX_NAME_CHARS = 60
-MAX_REFERENCE_CHARS = 500
-SHORT_ENUM = 6
 SHORT_DOC_CHARS = 80
-STEP_CHARS = 8  # what the smallest schema costs, so that empty ones come to an end too
-
-PRIMITIVES = {
-    "string": "string",
-    "number": "number",
-    "integer": "number",
-    "boolean": "boolean",
-    "null": "null",
-}
-
-_OBJECT_KEYS = ("properties", "required", "additionalProperties", "patternProperties")
-_ARRAY_KEYS = ("items", "prefixItems")
-_COMBINATORS = ("$ref", "allOf", "anyOf", "oneOf")
-_STRUCTURE = (*_COMBINATORS, *_OBJECT_KEYS, *_ARRAY_KEYS)
-_PATH_KEYWORDS = frozenset(("$defs", "definitions", "additionalItems", "#", *_STRUCTURE))
-
-_NOTED = (
-    "format",
-    "pattern",
-    "minimum",
-    "maximum",
-    "exclusiveMinimum",
-    "exclusiveMaximum",
-    "multipleOf",
-    "minLength",
-    "maxLength",
-    "minItems",
-    "maxItems",
-    "default",
-)
-
-Schema: TypeAlias = Mapping[str, object]
+STEP_CHARS = 8  # the cost of the smallest schema, so that endless empty ones run out of room too
 
 _Place: TypeAlias = Literal["bare", "list", "joined", "inside"]
-"""What is around a reference in its alias: nothing, arrays, an intersection or a tuple, an object.
+"""What encloses a reference in its alias: nothing, arrays, an intersection or a tuple, an object.
 
-In an object everything is allowed, and so it is outside of aliases.
+Inside an object every reference is allowed, and so it is outside of aliases.
 """
-
-
-# ---- What is asked for ----
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much may be said.
+    """The size and detail of a rendered type.
 
     Attributes:
-        chars: In all, give or take indentation.
-        nesting: Schemas inside each other.
-        objects: Objects inside each other that are spelled out.
-        docs: Words about inner properties, and more than a few about those of an input.
+        chars: Characters in total, indentation not counted exactly.
+        nesting: Levels of nested schemas.
+        objects: Levels of nested objects that are written out.
+        docs: True to describe inner properties, and those of an input at length.
     """
 
     chars: int = 16_000
@@ -115,19 +92,19 @@ class Limits:
 
 
 STAGES = (Limits(), Limits(objects=2, docs=False), Limits(nesting=4, objects=0, docs=False))
-"""What does not fit is said again in less detail, so that inner properties go before outer ones."""
+"""A type that does not fit is rendered again in less detail, which drops inner properties first."""
 
 
 @dataclass(frozen=True, slots=True)
-class Rendered:
-    """A type as text.
+class RenderedType:
+    """The text of a type, and the declarations that it needs.
 
     Attributes:
         text: The type. It may have several lines.
-        aliases: Declarations that the text needs, by the name that each declares.
-        docs: What is known about the properties of an input, in a line each; not about every one.
-        optional: An input in which nothing has to be given.
-        cost: What it took to make in characters, those thrown away included.
+        aliases: The declarations of aliases that the text uses, by name.
+        docs: One line about each property of an input that has a description or constraints.
+        optional: True if no property of the input is required.
+        cost: Characters that were rendered, including discarded attempts.
     """
 
     text: str
@@ -144,40 +121,37 @@ def render_type(
     prefix: str = "",
     taken: Collection[str] = (),
     stages: Iterable[Limits] = STAGES,
-) -> Rendered:
-    """A schema as a type.
+) -> RenderedType:
+    """Renders a schema as a type.
 
     Args:
-        schema: The whole document: references are looked up in it.
-        is_input: It is a tool's argument. Then it is an object, its properties with a default are
-            optional, and what is known about them is in `docs` instead of the text.
-        prefix: What the names of aliases begin with.
+        schema: The whole document, in which references are looked up.
+        is_input: True for a tool's argument: it is an object, its properties with a default are
+            optional, and their descriptions are in `docs` instead of the text.
+        prefix: Prepended to the names of aliases.
         taken: Names that aliases may not have.
-        stages: Limits to try until the type fits.
+        stages: Limits to try in turn until the type fits.
     """
     cost = 0
-    made = Rendered("unknown", {}, {}, False, 0)
+    made = RenderedType("unknown", {}, {}, False, 0)
     for limits in stages:
         renderer = _Renderer(schema, limits, prefix, taken)
         text = renderer.render_input(schema) if is_input else renderer.render(schema).text
         aliases = renderer.render_aliases()
         cost += limits.chars - renderer.room
-        made = Rendered(text, aliases, renderer.docs, renderer.optional, cost)
+        made = RenderedType(text, aliases, renderer.docs, renderer.optional, cost)
         if not renderer.overfull:
             break
     return made
 
 
-# ---- One document ----
-
-
 class _Renderer:
-    """One schema on its way to a type.
+    """Renders one document within limits.
 
     Attributes:
         room: Characters that are left.
-        overfull: There was not enough room.
-        docs, optional: As in `Rendered`.
+        overfull: True if the room was not enough.
+        docs, optional: As in `RenderedType`.
     """
 
     def __init__(
@@ -195,7 +169,7 @@ class _Renderer:
         self._spelled: list[object] = [root]
         self._prefix = prefix
         self._taken = {"Record", *taken}
-        self._names: dict[int, str] = {}  # by the identity of the definition, which the root keeps
+        self._names: dict[int, str] = {}  # by `id` of the definition, which `root` keeps alive
         self._definitions: list[tuple[str, Schema]] = []
         self._alias = ""
         self._bare_uses: defaultdict[str, list[str]] = defaultdict(list)
@@ -214,9 +188,9 @@ class _Renderer:
         return made
 
     def render_input(self, schema: object) -> str:
-        """The type of an argument; sets `docs` and `optional`."""
-        layers, unions = self._separate(schema)
-        merged = _merge(layers)
+        """Returns the type of an argument, and sets `docs` and `optional`."""
+        layers, unions = separate(self._root, schema)
+        merged = merge(layers)
         members = self._make_members(merged, is_input=True)
         self.optional = not unions and not any(member.demanded for member in members)
         if not members and not unions:
@@ -227,17 +201,18 @@ class _Renderer:
         return intersect([OPEN_OBJECT, *parts]).text
 
     def render_aliases(self) -> dict[str, str]:
-        """The declarations of all definitions that were mentioned."""
+        """Returns the declarations of all definitions that were referred to."""
         made: dict[str, str] = {}
         self._declare_missing(made)
-        self._cuts = _find_back_edges(self._bare_uses)
+        # Circular aliases are only known now, and are rendered again with the circles cut.
+        self._cuts = find_back_edges(self._bare_uses)
         for name in {name for name, _ in self._cuts}:
             del made[name]
         self._declare_missing(made)
         return made
 
     def _declare_missing(self, made: dict[str, str]) -> None:
-        for name, schema in self._definitions:  # grows meanwhile
+        for name, schema in self._definitions:  # the list grows during this loop
             if name not in made:
                 self._alias = name
                 self._spelled = [schema]
@@ -258,12 +233,15 @@ class _Renderer:
         yield
         self._place = outer
 
-    # What a schema demands, all at once
+    # Schemas
 
     def _render_schema(self, schema: Schema) -> Type:
         values = [schema["const"]] if "const" in schema else schema.get("enum")
         if isinstance(values, list) and values:
-            made = _render_literals(values)
+            render = render_literal if len(values) <= MAX_LITERALS else render_kind_of
+            options = tuple(dict.fromkeys(map(render, values[:MAX_ENUM])))
+            many = len(values) > MAX_ENUM
+            made = UNKNOWN if many else Type(options, width=len(options))
             self._spend(len(made.text))
         else:
             made = self._render_demands(schema)
@@ -271,10 +249,10 @@ class _Renderer:
 
     def _render_demands(self, schema: Schema) -> Type:
         base = self._render_kinds(schema)
-        if not any(key in schema for key in _COMBINATORS):
+        if not any(key in schema for key in COMBINATORS):
             return base
-        unions = [made for key in ("anyOf", "oneOf") if (made := _list_of(schema.get(key)))]
-        demands = _list_of(schema.get("allOf"))[:MAX_MEMBERS]
+        unions = [made for key in ("anyOf", "oneOf") if (made := list_of(schema.get(key)))]
+        demands = list_of(schema.get("allOf"))[:MAX_MEMBERS]
         count = ("$ref" in schema) + len(unions) + len(demands)
         several = count + (base not in (UNKNOWN, OPEN_OBJECT)) > 1
         with self._at("joined" if several else self._place):
@@ -291,9 +269,9 @@ class _Renderer:
     def _render_kinds(self, schema: Schema) -> Type:
         kinds = schema.get("type")
         if kinds is None:
-            if any(key in schema for key in _OBJECT_KEYS):
+            if any(key in schema for key in OBJECT_KEYS):
                 kinds = "object"
-            elif any(key in schema for key in _ARRAY_KEYS):
+            elif any(key in schema for key in ARRAY_KEYS):
                 kinds = "array"
         if not isinstance(kinds, list) or not kinds:
             return self._render_kind(schema, kinds)
@@ -311,10 +289,15 @@ class _Renderer:
 
     def _render_reference(self, reference: object) -> Type:
         target = find_reference(self._root, reference)
-        if not isinstance(target, Mapping) or _is_short(target):
+        if not isinstance(target, Mapping) or is_short(target):
             return self.render(target)
-        if self._place == "joined" and not _is_plain_object(target):
-            return self._spell_out(target)
+        if self._place == "joined" and not is_plain_object(target):
+            if any(target is other for other in self._spelled):
+                return UNKNOWN
+            self._spelled.append(target)
+            made = self.render(target)
+            self._spelled.pop()
+            return made
         name = self._names.get(id(target)) or self._make_name(str(reference), target)
         if not name or (self._place == "bare" and (self._alias, name) in self._cuts):
             return UNKNOWN
@@ -323,18 +306,10 @@ class _Renderer:
         self._spend(len(name))
         return Type((name,))
 
-    def _spell_out(self, target: Schema) -> Type:
-        if any(target is other for other in self._spelled):
-            return UNKNOWN
-        self._spelled.append(target)
-        made = self.render(target)
-        self._spelled.pop()
-        return made
-
     def _make_name(self, reference: str, target: Schema) -> str:
         if len(self._definitions) == MAX_ALIASES:
             return ""
-        base = self._prefix + _name_of(reference)
+        base = self._prefix + name_of(reference)
         name, number = base, 2
         while name in self._taken:
             name, number = f"{base}{number}", number + 1
@@ -380,14 +355,14 @@ class _Renderer:
         required = collect_strings(schema.get("required"), MAX_PROPERTIES)
         members: list[Member] = []
         with self._at("inside"):
-            for key in _choose(properties, required):
+            for key in choose_keys(properties, required):
                 if self.overfull:
                     break
                 value = properties.get(key)
                 has_default = isinstance(value, Mapping) and "default" in value
                 demanded = key in required and not (is_input and has_default)
                 members.append(self._make_member(key, value, demanded, is_input))
-            # Through an index signature what was left out can be given all the same.
+            # With an index signature, callers can still pass the properties that were left out.
             is_cut = len(members) < len(properties) + sum(key not in properties for key in required)
             if index := "unknown" if is_cut else self._render_index(schema, alone=not members):
                 members.append(Member("[key: string]", index))
@@ -396,7 +371,7 @@ class _Renderer:
     def _make_member(self, key: str, value: object, demanded: bool, is_input: bool) -> Member:
         head = quote_key(key) + ("" if demanded else "?")
         most = MAX_DOC_CHARS if self._limits.docs else SHORT_DOC_CHARS * is_input
-        doc = _describe(value, most) if most else ""
+        doc = describe(value, most) if most else ""
         self._spend(len(head) + len(doc))
         if is_input and doc:
             self.docs[key] = doc
@@ -409,155 +384,6 @@ class _Renderer:
         made = unite([self.render(value) for value in values if value is not False])
         return "" if made == NEVER else made.text if alone else "unknown"
 
-    def _separate(self, schema: object) -> tuple[list[Schema], list[list[object]]]:
-        """All schemas that an input must fit at once, and the unions among their demands."""
-        layers: list[Schema] = []
-        unions: list[list[object]] = []
-        left = [schema]
-        while left and len(layers) < MAX_MEMBERS:
-            layer = left.pop(0)
-            if not isinstance(layer, Mapping) or any(layer is other for other in layers):
-                continue
-            layers.append(layer)
-            if "$ref" in layer:
-                left.append(find_reference(self._root, layer["$ref"]))
-            left += _list_of(layer.get("allOf"))[:MAX_MEMBERS]
-            unions += [made for key in ("anyOf", "oneOf") if (made := _list_of(layer.get(key)))]
-        return layers, unions
-
-
-# ---- Looking into schemas ----
-
-
-def find_reference(root: object, reference: object) -> object:
-    """What a reference inside the document leads to; None for any other."""
-    if not isinstance(reference, str) or len(reference) > MAX_REFERENCE_CHARS:
-        return None
-    start, *parts = reference.split("/")
-    found = root if start == "#" else None
-    for part in parts:
-        key = _decode(part)
-        if isinstance(found, Mapping):
-            found = found.get(key)
-        elif isinstance(found, list) and key.isdecimal() and int(key) < len(found):
-            found = found[int(key)]
-        else:
-            return None
-    return found
-
-
-def _decode(part: str) -> str:
-    """A part of a reference as the key that it stands for."""
-    return unquote(part).replace("~1", "/").replace("~0", "~")
-
-
-def collect_strings(value: object, most: int) -> dict[str, None]:
-    """The strings of a list, in its order, each once."""
-    items = value[:most] if isinstance(value, list) else []
-    return dict.fromkeys(item for item in items if isinstance(item, str))
-
-
-def _list_of(value: object) -> list[object]:
-    return value if isinstance(value, list) else []
-
-
-def _merge(layers: list[Schema]) -> Schema:
-    """One object schema for several; where they disagree, the first has its way."""
-    properties: dict[str, object] = {}
-    required: dict[str, None] = {}
-    merged: dict[str, object] = {}
-    for layer in layers:
-        required |= collect_strings(layer.get("required"), MAX_PROPERTIES)
-        if isinstance(found := layer.get("properties"), Mapping):
-            keys = [key for key in _choose(found, required) if key in found]
-            properties |= {key: found[key] for key in keys if key not in properties}
-            if len(keys) < len(found):
-                merged["additionalProperties"] = True
-        for keyword in ("additionalProperties", "patternProperties"):
-            if keyword in layer:
-                merged.setdefault(keyword, layer[keyword])
-    return merged | {"properties": properties, "required": list(required)}
-
-
-def _choose(properties: Mapping[str, object], required: dict[str, None]) -> list[str]:
-    """The keys to show, as declared; if there are too many, required ones come first."""
-    keys = dict.fromkeys(islice(properties, MAX_PROPERTIES)) | required
-    if max(len(keys), len(properties)) > MAX_PROPERTIES:
-        keys = {**required, **keys}
-    return [key for key in keys if _is_usable(key)][:MAX_PROPERTIES]
-
-
-def _is_usable(key: object) -> bool:
-    return isinstance(key, str) and len(key) <= MAX_KEY_CHARS and is_text(key)
-
-
-def _is_short(schema: Schema) -> bool:
-    """Whether a definition is no longer than its name would be."""
-    values = schema.get("enum")
-    is_long = isinstance(values, list) and len(values) > SHORT_ENUM
-    return not is_long and not any(key in schema for key in _STRUCTURE)
-
-
-def _is_plain_object(schema: Schema) -> bool:
-    others = (*_COMBINATORS, "enum", "const", "nullable")
-    return schema.get("type", "object") == "object" and not any(key in schema for key in others)
-
-
-def _name_of(reference: str) -> str:
-    """A name for what a reference leads to: its last part that was chosen by people."""
-    for part in reversed(reference.split("/")):
-        words = re.findall("[A-Za-z0-9]+", _decode(part))
-        name = "".join(word[0].upper() + word[1:] for word in words)[:MAX_NAME_CHARS]
-        if name and not name[0].isdigit() and part not in _PATH_KEYWORDS:
-            return name
-    return "Root" if reference == "#" else "Type"
-
-
-def _find_back_edges(graph: Mapping[str, Iterable[str]]) -> set[tuple[str, str]]:
-    """The edges without which no path leads back to where it began."""
-    found: set[tuple[str, str]] = set()
-    is_open: dict[str, bool] = {}
-
-    def visit(name: str) -> None:
-        is_open[name] = True
-        for other in graph.get(name, ()):
-            if other not in is_open:
-                visit(other)
-            elif is_open[other]:
-                found.add((name, other))
-        is_open[name] = False
-
-    for name in list(graph):
-        if name not in is_open:
-            visit(name)
-    return found
-
-
-def _render_literals(values: list[object]) -> Type:
-    render = render_literal if len(values) <= MAX_LITERALS else render_kind_of
-    options = tuple(dict.fromkeys(map(render, values[:MAX_ENUM])))
-    return Type(options, width=len(options)) if len(values) <= MAX_ENUM else UNKNOWN
-
 
 def _render_empty(schema: Schema) -> Type:
     return EMPTY_OBJECT if schema.get("additionalProperties") is False else OPEN_OBJECT
-
-
-def _describe(schema: object, most: int) -> str:
-    """What a schema says in words, and what a type cannot say, for one line of a comment."""
-    if not isinstance(schema, Mapping):
-        return ""
-    text = clean_line(schema.get("description"), most)
-    notes = [f"{key}: {shown}" for key in _NOTED if key in schema and (shown := _note(schema[key]))]
-    if schema.get("type") == "integer" and (text or notes):
-        notes.insert(0, "integer")
-    return f"{text} ({clean_line(', '.join(notes), most)})".lstrip() if notes else text
-
-
-def _note(value: object) -> str:
-    if not isinstance(value, str | int | float):
-        return ""
-    if isinstance(value, str) and re.fullmatch(r"[\w-]{1,40}", value):
-        return value
-    made = render_literal(value)
-    return made if made not in ("string", "number") else ""

@@ -1,15 +1,15 @@
 """JSON Schema as a compact TypeScript type, for one line of a prompt.
 
-Says what a caller must write and drops the rest; `schema_types` spells it out. Never fails:
-whatever a schema holds, the answer is short and takes a bounded number of steps; what cannot be
-said is `any`.
+The type says what a caller must write, and no more; `schema_types` writes a schema out. Rendering
+never fails: whatever a schema contains, the result is short and takes a bounded number of steps.
+`any` stands for everything that cannot be expressed.
 """
 
 import json
 from collections.abc import Iterable, Mapping
 from itertools import islice
 
-from clawmode.catalog.schema_types import PRIMITIVES, collect_strings, find_reference
+from clawmode.catalog.schema_reading import PRIMITIVES, collect_strings, find_reference
 from clawmode.types import JsonValue
 
 MAX_CHARS = 400
@@ -19,13 +19,13 @@ MAX_LITERALS = 6
 MAX_MEMBERS = 4
 MAX_WORD_CHARS = 60
 
-# Both end references that lead in circles; the second before Python's stack does.
+# Both limits stop circular references; the second one before Python's stack overflows.
 MAX_STEPS = 200
 MAX_NESTING = 16
 
 
 def render_input(schema: Mapping[str, JsonValue]) -> str:
-    """The type of a tool's input: `{path: string, limit?: number}`."""
+    """Returns the type of a tool's input, such as `{path: string, limit?: number}`."""
     roomy = _Renderer(schema).render_properties(schema, 2)
     if len(roomy) <= ROOMY_CHARS:
         return roomy
@@ -34,9 +34,9 @@ def render_input(schema: Mapping[str, JsonValue]) -> str:
 
 
 class _Renderer:
-    """One schema on its way to a type: its definitions, and the steps that are left.
+    """Renders one schema within a number of steps.
 
-    `objects` is how many objects inside each other are still spelled out.
+    The argument `objects` is the number of nested objects that are still written out.
     """
 
     def __init__(self, root: Mapping[str, JsonValue]) -> None:
@@ -60,7 +60,8 @@ class _Renderer:
         required = collect_strings(schema.get("required"), MAX_STEPS)
         shown = _choose(properties, required)
         parts = [
-            f"{_render_key(key)}{mark}: {self.render(properties[key], objects)}"
+            f"{key if key.isascii() and key.isidentifier() else json.dumps(key)}{mark}: "
+            f"{self.render(properties[key], objects)}"
             for key in shown
             for mark in ("" if key in required else "?",)
         ]
@@ -74,18 +75,12 @@ class _Renderer:
             return literals
         for key in ("anyOf", "oneOf", "allOf"):
             members = schema.get(key)
-            # Several demands at once take too many words; a single one is how generators add a
-            # title to a reference.
+            # An `allOf` of several schemas would get too long. Generators write an `allOf` of one
+            # schema to add a title to a reference.
             if isinstance(members, list) and (key != "allOf" or len(members) == 1):
-                return self._render_union(members, objects)
-        return self._render_kinds(schema, objects)
-
-    def _render_union(self, members: list[object], objects: int) -> str:
-        if len(members) > MAX_MEMBERS:
-            return "any"
-        return _unite(self.render(member, objects) for member in members)
-
-    def _render_kinds(self, schema: Mapping[str, object], objects: int) -> str:
+                if len(members) > MAX_MEMBERS:
+                    return "any"
+                return _unite(self.render(member, objects) for member in members)
         kinds = schema.get("type")
         if kinds is None:
             kinds = "object" if "properties" in schema else "array" if "items" in schema else ""
@@ -96,11 +91,8 @@ class _Renderer:
         if kind == "array":
             inner = self.render(schema.get("items"), objects)
             return f"({inner})[]" if " | " in inner else f"{inner}[]"
-        if kind == "object":
-            return self._render_object(schema, objects)
-        return PRIMITIVES.get(kind, "any") if isinstance(kind, str) else "any"
-
-    def _render_object(self, schema: Mapping[str, object], objects: int) -> str:
+        if kind != "object":
+            return PRIMITIVES.get(kind, "any") if isinstance(kind, str) else "any"
         if schema.get("properties"):
             return self.render_properties(schema, objects - 1) if objects > 1 else "object"
         values = schema.get("additionalProperties")
@@ -110,7 +102,7 @@ class _Renderer:
 
 
 def _choose(properties: Mapping[object, object], required: Mapping[str, None]) -> list[str]:
-    """The properties to show, as declared; if there are too many, required ones come first."""
+    """Returns the properties to show, in order; if there are too many, required ones first."""
     keys = [key for key in islice(properties, MAX_STEPS) if isinstance(key, str)]
     keys = [key for key in keys if len(key) <= MAX_WORD_CHARS]
     if len(keys) > MAX_PROPERTIES:
@@ -118,12 +110,8 @@ def _choose(properties: Mapping[object, object], required: Mapping[str, None]) -
     return keys[:MAX_PROPERTIES]
 
 
-def _render_key(key: str) -> str:
-    return key if key.isascii() and key.isidentifier() else json.dumps(key)
-
-
 def _render_literals(values: list[object]) -> str:
-    """The values as a union, or nothing if that would be long or no type."""
+    """Returns the values as a union; empty if it would be long, or a value has no literal type."""
     if len(values) > MAX_LITERALS or not all(map(_is_small, values)):
         return ""
     made = " | ".join(map(json.dumps, values))

@@ -1,8 +1,8 @@
-"""Pieces of TypeScript source: types put together, and strangers' words that stay in their place.
+"""Pieces of TypeScript source: unions, intersections, objects, and untrusted text as literals.
 
-A text is shown as it is as far as it can be seen, so that a reader can copy it, and escaped or
-dropped where it cannot: no control character, no direction mark, no half of a character. Nothing
-in a string, a key or a comment ends it.
+Untrusted text keeps its visible characters, so that a reader can copy it. Invisible characters
+(control characters, direction marks, lone surrogates) are escaped or dropped. No text can end the
+string, key or comment that contains it.
 """
 
 import json
@@ -25,10 +25,13 @@ ONE_LINE_CHARS = 72
 
 @dataclass(frozen=True, slots=True)
 class Type:
-    """A type as the options of a union, each without a bare `|`.
+    """A type, as the options of a union.
 
-    `joined` says that the only option is an intersection; `width` is how many kinds of object
-    TypeScript tells apart when it multiplies intersections out.
+    Attributes:
+        options: The options, each without a bare `|`.
+        joined: True if the only option is an intersection.
+        width: The number of alternatives that TypeScript distinguishes when it expands
+            intersections.
     """
 
     options: tuple[str, ...]
@@ -37,17 +40,16 @@ class Type:
 
     @property
     def text(self) -> str:
-        """By itself."""
         return " | ".join(self.options)
 
     @property
     def operand(self) -> str:
-        """As a part of an intersection."""
+        """The text as an operand of an intersection."""
         return f"({self.text})" if len(self.options) > 1 else self.text
 
     @property
     def element(self) -> str:
-        """Before `[]` or `?`."""
+        """The text as it stands before `[]` or `?`."""
         return f"({self.text})" if len(self.options) > 1 or self.joined else self.text
 
 
@@ -60,7 +62,7 @@ EMPTY_OBJECT = Type(("Record<string, never>",))
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A line of an object: `name?: type`, with a comment if there is something to say."""
+    """A member of an object: `name?: type`, with an optional doc comment."""
 
     head: str
     type: str
@@ -69,12 +71,11 @@ class Member:
 
     @property
     def text(self) -> str:
-        """Without the comment."""
         return f"{self.head}: {self.type}"
 
 
 def unite(types: Iterable[Type]) -> Type:
-    """What fits one of the types."""
+    """Returns the union of the types."""
     kept = [made for made in types if made != NEVER]
     if UNKNOWN in kept:
         return UNKNOWN
@@ -84,7 +85,7 @@ def unite(types: Iterable[Type]) -> Type:
 
 
 def intersect(types: Iterable[Type]) -> Type:
-    """What fits all types, or all but the widest if there are too many combinations."""
+    """Returns the intersection of the types, without the widest if it had too many alternatives."""
     kept = [made for made in dict.fromkeys(types) if made != UNKNOWN]
     if NEVER in kept:
         return NEVER
@@ -99,7 +100,7 @@ def intersect(types: Iterable[Type]) -> Type:
 
 
 def lay_out(members: list[Member], *, may_be_one_line: bool = True) -> str:
-    """An object with these members."""
+    """Renders an object type with these members."""
     inner = "; ".join(member.text for member in members)
     is_short = len(inner) <= ONE_LINE_CHARS and "\n" not in inner
     if may_be_one_line and is_short and not any(member.doc for member in members):
@@ -114,7 +115,7 @@ def lay_out(members: list[Member], *, may_be_one_line: bool = True) -> str:
 
 
 def render_literal(value: object) -> str:
-    """A JSON value as a type that has only this value, or as its kind if that would be long."""
+    """Renders a JSON value as a literal type, or as its kind if the literal would be long."""
     match value:
         case bool() | None:
             return json.dumps(value)
@@ -128,7 +129,7 @@ def render_literal(value: object) -> str:
 
 
 def render_kind_of(value: object) -> str:
-    """The type of a JSON value, in a word."""
+    """Returns the general type of a JSON value, such as `string`."""
     match value:
         case str():
             return "string"
@@ -144,7 +145,7 @@ def render_kind_of(value: object) -> str:
 
 
 def quote(text: str) -> str:
-    """The text as a string of TypeScript, with nothing in it that cannot be seen."""
+    """Returns the text as a TypeScript string, with invisible characters escaped."""
     quoted = json.dumps(text, ensure_ascii=False)
     if quoted.isprintable():
         return quoted
@@ -152,7 +153,7 @@ def quote(text: str) -> str:
 
 
 def quote_key(key: str) -> str:
-    """The name of a property, in quotes if it needs them."""
+    """Returns the name of a property, in quotes if it needs them."""
     return key if key.isascii() and key.replace("$", "_").isidentifier() else quote(key)
 
 
@@ -164,7 +165,7 @@ def clean_line(text: object, most: int = MAX_DOC_CHARS) -> str:
 
 
 def clean_lines(text: object, most: int) -> list[str]:
-    """A stranger's text as lines of a comment that they cannot end; cut if long."""
+    """Returns untrusted text as lines of a comment that they cannot end, shortened if long."""
     if not isinstance(text, str):
         return []
     start = text[:most]
@@ -182,17 +183,17 @@ def clean_lines(text: object, most: int) -> list[str]:
 
 
 def render_comment(lines: list[str]) -> str:
-    """Cleaned lines as a comment with a line break after it; nothing if there are none."""
+    """Renders cleaned lines as a doc comment and a line break; empty if there are no lines."""
     if len(lines) < 2:
         return "".join(f"/** {line} */\n" for line in lines)
     return "\n".join(["/**", *(f" * {line}".rstrip() for line in lines), " */", ""])
 
 
 def is_text(value: str) -> bool:
-    """Whether there is no half of a character in it, which no server could have meant."""
+    """True if the text has no lone surrogates, which no server sends on purpose."""
     return value.isascii() or not any("\ud800" <= char <= "\udfff" for char in value)
 
 
 def indent(text: str) -> str:
-    """The text with its lines moved to the right, but for the first one and empty ones."""
+    """Indents all lines but the first and empty ones."""
     return re.sub(r"\n(?=[^\n])", "\n  ", text)

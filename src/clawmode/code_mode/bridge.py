@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from clawmode.catalog.catalog import Catalog
 from clawmode.catalog.mcp_namespace import McpNamespace
-from clawmode.catalog.namespaces import NamespaceCallRefused, NamespaceRuntime
+from clawmode.catalog.namespace_runtime import NamespaceRuntime
+from clawmode.catalog.namespaces import NamespaceCallRefused
 from clawmode.code_mode.config import CodeModeConfig
 from clawmode.exceptions import ClawmodeError, ProtocolError, ToolLookupError
 from clawmode.sandbox.protocol import MAX_REPLY, MAX_REQUEST, Request, Settlement, read_json

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 import anyio
 from anyio.abc import TaskGroup
 
-from clawmode.catalog.control import EXEC
+from clawmode.catalog.catalog import EXEC
 from clawmode.code_mode.bridge import BadRequest, Bridge, fail, refuse, settle
 from clawmode.code_mode.cell import GATE, CallGroup, CallState, Cell, Entry, OpenCall
 from clawmode.code_mode.config import CodeModeConfig

@@ -23,12 +23,8 @@ from anyio.abc import TaskGroup
 
 from clawmode.catalog.catalog import Catalog
 from clawmode.catalog.mcp_namespace import McpNamespace
-from clawmode.catalog.namespaces import (
-    NamespaceContext,
-    NamespaceRegistry,
-    NamespaceRuntime,
-    default_registry,
-)
+from clawmode.catalog.namespace_runtime import NamespaceRuntime
+from clawmode.catalog.namespaces import NamespaceContext, NamespaceRegistry, default_registry
 from clawmode.catalog.vectors import choose_ranker
 from clawmode.code_mode.bridge import Bridge
 from clawmode.code_mode.calls import Calls

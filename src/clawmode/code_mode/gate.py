@@ -6,7 +6,7 @@ under both names, and may rewrite either.
 
 from dataclasses import dataclass, replace
 
-from clawmode.catalog.control import EXEC
+from clawmode.catalog.catalog import EXEC
 from clawmode.code_mode.config import CodeModeConfig
 from clawmode.context import RunContext
 from clawmode.sandbox.protocol import LANGUAGES, Start

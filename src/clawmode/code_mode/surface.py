@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias
 
 from clawmode.catalog.catalog import Catalog
 from clawmode.catalog.mcp_namespace import McpNamespace
-from clawmode.catalog.namespaces import NamespaceRuntime
+from clawmode.catalog.namespace_runtime import NamespaceRuntime
 from clawmode.code_mode.config import CodeModeConfig
 from clawmode.exceptions import ConfigurationError
 from clawmode.sandbox.source import SHELL, TYPESCRIPT

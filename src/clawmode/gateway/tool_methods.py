@@ -6,8 +6,7 @@ from collections.abc import Iterable
 from clawmode.agent.requests import AgentRequest
 from clawmode.agent.run import SessionRun
 from clawmode.agent.toolbox import exposed_name
-from clawmode.catalog.catalog import Catalog
-from clawmode.catalog.control import CONTROL_NAMES, EXEC, WAIT
+from clawmode.catalog.catalog import CONTROL_NAMES, EXEC, WAIT, Catalog
 from clawmode.exceptions import AmbiguousTool, UnknownTool
 from clawmode.gateway.clients import Client
 from clawmode.gateway.gateway import Gateway

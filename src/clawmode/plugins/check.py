@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from clawmode.agent.skills import SkillLoader
-from clawmode.catalog.namespaces import NamespaceContext, NamespaceRegistry, NamespaceRuntime
+from clawmode.catalog.namespace_runtime import NamespaceRuntime
+from clawmode.catalog.namespaces import NamespaceContext, NamespaceRegistry
 from clawmode.context import RunContext
 from clawmode.exceptions import ClawmodeError
 from clawmode.plugins import manifest as manifests
