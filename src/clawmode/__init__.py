@@ -77,7 +77,7 @@ if TYPE_CHECKING:
     from clawmode.plugins.loader import PluginApi, Plugins
     from clawmode.rpc.client import GatewayClient, TurnResult
     from clawmode.rpc.events import EventsLost
-    from clawmode.rpc.link import GatewayUnreachable
+    from clawmode.rpc.presence import GatewayUnreachable
     from clawmode.rpc.protocol import RpcError
     from clawmode.sandbox.pool import Pool
     from clawmode.sessions.history import read_transcript
@@ -296,7 +296,7 @@ AGENT = {
 GATEWAY = {
     "EventsLost": "rpc.events",
     "GatewayClient": "rpc.client",
-    "GatewayUnreachable": "rpc.link",
+    "GatewayUnreachable": "rpc.presence",
     "RpcError": "rpc.protocol",
     "TurnResult": "rpc.client",
 }

@@ -204,12 +204,12 @@ async def test_another_protocol_is_refused_by_either_side(
         with pytest.raises(RpcError) as ours:
             await enter(GatewayClient(fake.url, "t", client_id="x"))
     async with wired(tmp_path) as it:
-        frame = link._connect_frame
+        frame = protocol.request
 
         def newer(*given: Any) -> str:
             return frame(*given).replace('Protocol":4', 'Protocol":5')
 
-        monkeypatch.setattr(link, "_connect_frame", newer)
+        monkeypatch.setattr(protocol, "request", newer)
         with pytest.raises(RpcError) as theirs:
             await enter(it.connect())
     assert (ours.value.code, theirs.value.code) == ("INVALID_REQUEST", "INVALID_REQUEST")
@@ -424,7 +424,7 @@ async def test_a_reader_that_is_too_slow_gets_what_was_kept_and_an_error() -> No
             for _ in range(2):
                 with pytest.raises(EventsLost):
                     await anext(slow)
-            assert client._watchers == []
+            assert client._readers == []
     assert read == [1, 2, 3, 4, 5]
 
 

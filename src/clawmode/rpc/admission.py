@@ -1,8 +1,9 @@
-"""Connections whose client is not known yet: how many may be open, and for how long.
+"""Limits for connections that have not authenticated: how many may be open, and for how long.
 
-They are counted where they are accepted. Every later place is too late: asyncio accepts the whole
-backlog before the first protocol runs, and a TLS handshake has no protocol. When there are too
-many, the oldest one is closed, so that strangers can never keep a client with a token out.
+Such a connection is called a stranger's. Strangers are counted when their connection is accepted.
+Any later is too late: asyncio accepts the whole backlog before the first protocol runs, and a TLS
+handshake has no protocol. If there are too many, the oldest connection is closed, so that strangers
+can never keep out a client with a token.
 """
 
 import asyncio
@@ -14,30 +15,29 @@ from dataclasses import dataclass
 from typing import Any
 
 CONNECT_SECONDS = 15.0
-"""How long a connection may take to send its request; then, how long its client may take to say
-who it is."""
+"""The time for a connection to send its HTTP request, and then again for the request `connect`."""
 
 MAX_STRANGERS = 256
-"""Connections whose clients have not said who they are."""
+"""The most connections that have not authenticated."""
 
 MAX_CLOSING = 64
-"""Connections that were dropped and are not closed yet; until they are, none is accepted."""
+"""The most dropped connections that asyncio has not closed yet. No more are accepted until then."""
 
 MAX_DESCRIPTORS = 65_536
-"""Enough. Programs that close every descriptor up to the limit are slow with more."""
+"""The highest limit to ask for: programs that close every descriptor up to the limit get slow."""
 
 RESERVED_DESCRIPTORS = 512
-"""For sessions, databases, workers, MCP servers and commands."""
+"""Kept for sessions, databases, workers, MCP servers and commands."""
 
 
 @dataclass(frozen=True, slots=True)
 class Descriptors:
-    """How the descriptors of the process are shared out.
+    """How the file descriptors of the process are divided.
 
     Attributes:
-        limit: How many the process may have.
-        strangers: Connections whose client is not known.
-        clients: Connections of clients.
+        limit: The most that the process may have.
+        strangers: The most connections that have not authenticated.
+        clients: The most connections of clients.
     """
 
     limit: int
@@ -46,14 +46,14 @@ class Descriptors:
 
     @classmethod
     def of(cls, limit: int, max_clients: int) -> "Descriptors":
-        """Shares out `limit` descriptors; at least half of a small limit is kept in reserve."""
+        """Divides `limit` descriptors. Of a small limit, half is kept in reserve."""
         strangers = max(min(MAX_STRANGERS, limit // 8), 1)
         left = limit - strangers - min(RESERVED_DESCRIPTORS, limit // 2)
         return cls(limit, strangers, max(min(max_clients, left), 1))
 
 
 def raise_descriptor_limit() -> int:
-    """Raises the soft limit on descriptors as far as the hard one allows, and returns it."""
+    """Raises the soft limit on descriptors as far as the hard limit allows, and returns it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     unlimited = resource.RLIM_INFINITY
     wanted = MAX_DESCRIPTORS if hard == unlimited else min(hard, MAX_DESCRIPTORS)
@@ -65,47 +65,54 @@ def raise_descriptor_limit() -> int:
 
 
 class AcceptedSocket(socket.socket):
-    """A connection that a `ListeningSocket` accepted."""
+    """A connection that a `ListeningSocket` accepted.
 
-    doorway: "ListeningSocket | None" = None
+    Attributes:
+        clock: Drops the connection if its client takes too long.
+        transport: asyncio's transport, as soon as there is one.
+        dropped: True if the connection was closed by `drop`.
+    """
+
+    listener: "ListeningSocket | None" = None
     clock: asyncio.TimerHandle | None = None
     transport: asyncio.Transport | None = None
     dropped = False
 
     def keep(self, transport: asyncio.Transport) -> None:
-        """The connection has a transport, which is the way to end it from now on."""
+        """Sets the transport, through which the connection must be closed from now on."""
         self.transport = transport
         if self.dropped:
             transport.abort()
 
     def stop_clock(self) -> None:
-        """The request is complete: what is left to do is ours."""
+        """Stops the clock: the request is complete, and the client waits for the gateway."""
         if self.clock is not None:
             self.clock.cancel()
 
     def release(self) -> None:
-        """The connection is no stranger's any more: its client is known, or it ends."""
+        """Stops counting the connection as a stranger's: it authenticated, or is closed."""
         self.stop_clock()
-        if self.doorway is not None:
-            self.doorway.strangers.pop(self, None)
+        if self.listener is not None:
+            self.listener.strangers.pop(self, None)
 
     def drop(self) -> None:
-        """Ends the connection."""
+        """Closes the connection without waiting for its client."""
         self.dropped = True
         self.release()
-        if self.doorway is not None:
-            self.doorway.closing.add(self)
+        if self.listener is not None:
+            self.listener.closing.add(self)
         if self.transport is not None:
             self.transport.abort()
-        else:  # asyncio owns it already and notices
+        else:
+            # asyncio already owns the socket, and closes it when it sees the end of the stream.
             with suppress(OSError):
                 self.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Closes it; called by asyncio."""
+        """Closes the socket, and stops counting it. asyncio calls this."""
         self.release()
-        if self.doorway is not None:
-            self.doorway.closing.discard(self)
+        if self.listener is not None:
+            self.listener.closing.discard(self)
         super().close()
 
 
@@ -113,36 +120,36 @@ _ACCEPTED = weakref.WeakValueDictionary[int, AcceptedSocket]()
 
 
 def accepted(transport: Any) -> AcceptedSocket | None:
-    """The connection below a transport."""
-    beneath = transport.get_extra_info("socket")
-    return None if beneath is None else _ACCEPTED.get(beneath.fileno())
+    """Returns the accepted socket of a transport, also if TLS wraps the socket."""
+    wrapper = transport.get_extra_info("socket")
+    return None if wrapper is None else _ACCEPTED.get(wrapper.fileno())
 
 
 class ListeningSocket(socket.socket):
-    """A listening socket that limits connections of strangers.
+    """A listening socket that limits the connections of strangers.
 
     Attributes:
-        most: How many strangers may be connected.
-        strangers: Their connections, the oldest first.
-        closing: Connections that were dropped and are not closed yet.
+        most: The most connections of strangers.
+        strangers: Their connections, oldest first.
+        closing: Connections that were dropped, and that asyncio has not closed yet.
     """
 
     most = MAX_STRANGERS
 
     def __init__(self, family: int) -> None:
         super().__init__(family, socket.SOCK_STREAM)
-        # Weak: what asyncio lets go of does not count.
+        # Weak references: a socket that asyncio has released no longer counts.
         self.strangers = weakref.WeakKeyDictionary[AcceptedSocket, None]()
         self.closing = weakref.WeakSet[AcceptedSocket]()
 
     def accept(self) -> tuple[socket.socket, Any]:
-        """Accepts a connection; the oldest stranger has to go if there are too many."""
+        """Accepts a connection, and drops the oldest stranger's if there are too many."""
         if len(self.closing) >= MAX_CLOSING:
-            raise BlockingIOError  # asyncio comes again as soon as it has closed them
+            raise BlockingIOError  # asyncio calls again when it has closed the dropped ones
         made, address = super().accept()
         new = AcceptedSocket(made.family, made.type, made.proto, fileno=made.detach())
-        new.doorway = self
-        # Referred to weakly: a connection is not kept by its clock.
+        new.listener = self
+        # A weak reference: the clock must not keep the connection alive.
         new.clock = asyncio.get_running_loop().call_later(
             CONNECT_SECONDS, _expire, weakref.ref(new)
         )

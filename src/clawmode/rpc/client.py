@@ -1,10 +1,10 @@
-"""A client of the gateway: calls its methods, hears its events, brings tools along.
+"""A client of the gateway: calls its methods, receives its events, and offers tools to its agents.
 
     async with GatewayClient.local(state) as client:
         result = await client.agent("How warm is it?", tools=[thermometer])
 
-It connects again by itself. A call that was not answered is made again under the same idempotency
-key, so that nothing is done twice.
+The client reconnects by itself. It repeats a call that was not answered under the same idempotency
+key, so that no effect happens twice.
 """
 
 import logging
@@ -25,7 +25,8 @@ from clawmode.exceptions import ClawmodeError, ConfigurationError
 from clawmode.rpc import presence
 from clawmode.rpc.connection import MAX_EVENTS, Connection
 from clawmode.rpc.events import GAP, Event, Events, EventsLost
-from clawmode.rpc.link import Address, GatewayUnreachable, Introduction
+from clawmode.rpc.link import Introduction, open_link
+from clawmode.rpc.presence import Address, GatewayUnreachable
 from clawmode.rpc.protocol import RpcError
 from clawmode.rpc.served_tools import ServedTools, describe
 from clawmode.tools.tool import Tool
@@ -47,19 +48,19 @@ logger = logging.getLogger("clawmode.gateway")
 ACCEPT_SECONDS = 60.0
 HAND_IN_SECONDS = 600.0
 POLL_SECONDS = 2.0
-"""How often a run is asked after of whose end nothing is heard."""
+"""How often `agent.wait` is called while no event tells of the run's end."""
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnResult:
-    """What came of a turn.
+    """The result of a turn.
 
     Attributes:
         status: `ok`, `error`, `timeout` or `aborted`.
-        text: The reply.
-        data: All that the gateway says.
+        text: The agent's reply.
+        data: The whole result of the run, as the gateway returned it.
     """
 
     run_id: str
@@ -71,11 +72,11 @@ class TurnResult:
 
     @classmethod
     def read(cls, run_id: str, answer: JsonObject) -> "TurnResult":
-        """What `agent.wait` answers."""
+        """Parses the response to `agent.wait`."""
         found = answer.get("result")
         result: dict[str, Any] = found if isinstance(found, dict) else {}
         payloads: list[dict[str, Any]] = result.get("payloads") or []
-        texts = [str(it.get("text", "")) for it in payloads if not it.get("kind")]
+        texts = [str(part.get("text", "")) for part in payloads if not part.get("kind")]
         return cls(
             run_id=run_id,
             status=str(result.get("status") or answer.get("status")),
@@ -87,20 +88,20 @@ class TurnResult:
 
 
 class GatewayClient(Connection):
-    """A connection to a gateway, kept up. Used inside of `async with`, in one task.
+    """A client that stays connected to a gateway. Used inside of `async with`, by one task.
 
     Args:
-        url: `ws://` or `wss://`. Without TLS the gateway is on this machine.
-        token: What lets us in.
-        client_id: What program it is; the gateway is told, with a number beside it.
-        scopes: What it wants to be able to do; none: all that the token allows.
-        version: Of the program.
-        mode: What kind of program it is, for operators.
-        tls: How the gateway's certificate is checked, if not as the system does it.
-        max_events: How many wait for each reader of `events`.
+        url: `ws://` or `wss://`. `ws://` is allowed for a gateway on this machine only.
+        token: A token of the gateway.
+        client_id: The name of the program; the gateway sees it with a random suffix.
+        scopes: The scopes to request; none for all that the token has.
+        version: The version of the program.
+        mode: The kind of the program, for operators.
+        tls: How the gateway's certificate is verified, if not by the system's certificates.
+        max_events: The size of the buffer of each reader of `events`.
 
     Attributes:
-        hello: What the gateway said when it let us in.
+        hello: The gateway's response to the last `connect`.
     """
 
     def __init__(
@@ -115,31 +116,37 @@ class GatewayClient(Connection):
         tls: ssl.SSLContext | None = None,
         max_events: int = MAX_EVENTS,
     ) -> None:
-        _check_plain(url)
+        parts = urlsplit(url)
+        if parts.scheme == "ws" and parts.hostname not in LOOPBACK:
+            raise ConfigurationError(
+                f"the token would be sent to {parts.hostname} unencrypted: use wss:// instead"
+            )
         address = Address(url=url, token=token, tls=tls)
         who = Introduction(
-            # Its own: calls of its tools are for it, and for no other that is called so.
+            # Unique: a call of a tool is sent to a client with this id and token.
             client_id=f"{client_id[:90]}/{uuid.uuid4().hex[:12]}",
             version=version,
             mode=mode,
             scopes=tuple(scopes),
         )
-        super().__init__(lambda: address, who, max_events)
+        super().__init__(
+            lambda: address, lambda address: open_link(address, who), who.client_id, max_events
+        )
         self._endings: dict[str, anyio.Event] = {}
         self._served = ServedTools(self._hand_in, self._start)
 
     @classmethod
     def local(cls, state: Path, *, client_id: str = "local", **options: Any) -> "GatewayClient":
-        """A client of the gateway of a state folder; of the next one, too, if that is restarted.
+        """Returns a client of the gateway of a state folder, which also finds its successors.
 
         Args:
-            state: The folder.
-            client_id: What program it is.
-            options: Those of `GatewayClient`.
+            state: The state folder.
+            client_id: The name of the program.
+            options: Other arguments of `GatewayClient`.
         """
-        made = cls("ws://localhost", "", client_id=client_id, **options)
-        made._where = lambda: _local_address(state)
-        return made
+        client = cls("ws://localhost", "", client_id=client_id, **options)
+        client._where = lambda: _local_address(state)
+        return client
 
     async def agent(
         self,
@@ -153,14 +160,14 @@ class GatewayClient(Connection):
         """Runs a turn, and waits for its end.
 
         Args:
-            message: What is said.
-            tools: Those that it can call beside the gateway's; they run here.
-            session_key: In which conversation.
-            params: Others of the method `agent`.
-            timeout: How long it is waited for; then the run goes on without its tools.
+            message: The message to the agent.
+            tools: Tools that the agent can call in addition to the gateway's; they run here.
+            session_key: The conversation.
+            params: More parameters of the method `agent`.
+            timeout: How long to wait, in seconds. After that the run continues without the tools.
 
         Raises:
-            RpcError: It is refused, or (`TIMEOUT`) takes too long.
+            RpcError: The gateway rejects the turn, or (`TIMEOUT`) the run takes too long.
         """
         offered = tuple(tools)
         given: JsonObject = {"message": message, **(params or {})}
@@ -179,13 +186,13 @@ class GatewayClient(Connection):
         run_id: str,
         timeout: float | None = None,  # noqa: ASYNC109 (it is also in the error)
     ) -> TurnResult:
-        """Waits for a run's end. To give up waiting does not stop it.
+        """Waits for the end of a run. A timeout does not stop the run.
 
         Raises:
             RpcError: There is no such run, or (`TIMEOUT`) it takes longer.
         """
-        # No long calls: the gateway carries out so many of a client's at a time, and results of
-        # tools are calls as well.
+        # Short calls, not one that waits: the gateway executes a limited number of a client's
+        # requests concurrently, and the results of its tools are requests as well.
         limit = math.inf if timeout is None else time.monotonic() + timeout
         try:
             while True:
@@ -195,25 +202,30 @@ class GatewayClient(Connection):
                     return TurnResult.read(run_id, answer)
                 left = limit - time.monotonic()
                 if left <= 0:
-                    raise RpcError("TIMEOUT", f"run {run_id} takes longer than {timeout:g} s")
+                    raise RpcError("TIMEOUT", f"run {run_id} did not end in {timeout:g} s")
                 with anyio.move_on_after(min(left, POLL_SECONDS)):
                     await ended.wait()
         finally:
             self._endings.pop(run_id, None)
 
-    def _tell(self, event: Event) -> None:
-        """Sees to tools and ends of runs, and tells all readers."""
+    def _publish(self, event: Event) -> None:
+        data = event.payload.get("data")
         if event.name == "tool.call":
             self._served.take(event.payload)
         elif event.name == GAP:
+            # The end of a run may be among the lost events: every waiter asks the gateway.
             for ended in self._endings.values():
                 ended.set()
-        elif event.name == "agent" and _is_end(event.payload):
+        elif (
+            (event.name, event.payload.get("stream")) == ("agent", "lifecycle")
+            and isinstance(data, dict)
+            and data.get("phase") in ("end", "error")
+        ):
             run_id = str(event.payload.get("runId"))
             self._served.end(run_id)
             if (ended := self._endings.get(run_id)) is not None:
                 ended.set()
-        super()._tell(event)
+        super()._publish(event)
 
     # ---- Tools ----
 
@@ -229,44 +241,25 @@ class GatewayClient(Connection):
                 text = f"the result is too large: {error}"
                 await self._hand_in({"callId": answer["callId"], "error": text})
             else:
-                logger.info("a call that nobody waits for any more: %s", error)
+                logger.info("the gateway no longer waits for the result of a tool: %s", error)
         except ClawmodeError as error:
-            logger.info("a result that could not be handed in: %s", error)
-
-
-def _is_end(payload: JsonObject) -> bool:
-    data = payload.get("data")
-    is_life = payload.get("stream") == "lifecycle" and isinstance(data, dict)
-    return is_life and data.get("phase") in ("end", "error")
-
-
-# ---- Where it is ----
-
-
-def _check_plain(url: str) -> None:
-    parts = urlsplit(url)
-    if parts.scheme == "ws" and parts.hostname not in LOOPBACK:
-        raise ConfigurationError(
-            f"the token would go over the network in the clear: use wss:// for {parts.hostname}"
-        )
+            logger.info("the result of a tool could not be sent: %s", error)
 
 
 def _local_address(state: Path) -> Address:
     found = presence.find(state)
     if found is None or not presence.is_held(state):
         raise GatewayUnreachable("no gateway runs on this state folder")
-    return Address(url=found.url, token=found.token, tls=_pinned(found.cert))
-
-
-def _pinned(cert: str) -> ssl.SSLContext | None:
-    """Trusts one certificate alone, whatever name it has: the gateway's own, named in its file."""
-    if not cert:
-        return None
+    if not found.cert:
+        return Address(url=found.url, token=found.token)
+    # Trusts the gateway's own certificate only, which its announcement names, whatever host name
+    # the certificate is for.
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     try:
-        context.load_verify_locations(cert)
+        context.load_verify_locations(found.cert)
     except OSError as error:
-        raise GatewayUnreachable(f"its certificate cannot be read: {error.strerror}") from None
-    return context
+        text = f"the gateway's certificate {found.cert} cannot be read: {error.strerror}"
+        raise GatewayUnreachable(text) from None
+    return Address(url=found.url, token=found.token, tls=context)

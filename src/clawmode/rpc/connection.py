@@ -1,12 +1,14 @@
-"""A connection to a gateway that is kept up: calls, events, and both again when it was lost."""
+"""A client's connection to a gateway that survives losses: calls and events, repeated after each.
+
+Knows nothing of sockets: see `link` for one WebSocket.
+"""
 
 import logging
-import random
 import uuid
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import anyio
 from anyio.abc import TaskGroup, TaskStatus
@@ -14,17 +16,9 @@ from anyio.abc import TaskGroup, TaskStatus
 from clawmode.exceptions import ClawmodeError, ConfigurationError
 from clawmode.rpc import protocol
 from clawmode.rpc.events import GAP, Event, Events
-from clawmode.rpc.link import (
-    Address,
-    GatewayUnreachable,
-    Introduction,
-    Link,
-    open_link,
-    read_error,
-    request_frame,
-)
-from clawmode.rpc.protocol import RpcError
-from clawmode.tasks import TaskOwner
+from clawmode.rpc.presence import Address, GatewayUnreachable
+from clawmode.rpc.protocol import IDEMPOTENCY, RpcError
+from clawmode.tasks import TaskOwner, backoff
 from clawmode.types import JsonObject, JsonValue
 
 logger = logging.getLogger("clawmode.gateway")
@@ -32,14 +26,15 @@ logger = logging.getLogger("clawmode.gateway")
 CALL_SECONDS = 30.0
 FIRST_DELAY = 1.0
 LAST_DELAY = 30.0
+"""The shortest and the longest pause, in seconds, before the next attempt to connect."""
+
 MAX_EVENTS = 10_000
 MAX_FOLLOWED = 1_000
-"""Sessions, in one request."""
+"""The most sessions in one request of `sessions.subscribe`."""
 
-PASSING = ("UNAVAILABLE", "RATE_LIMITED", "TIMEOUT", "INTERNAL")
-"""Refusals to be let in that may be none the next time."""
+TEMPORARY = ("UNAVAILABLE", "RATE_LIMITED", "TIMEOUT", "INTERNAL")
+"""Codes of a rejected `connect` after which the next attempt may succeed."""
 
-KEY = "idempotencyKey"
 EFFECTS = frozenset(
     {
         "agent",
@@ -61,7 +56,8 @@ EFFECTS = frozenset(
         "trajectory.export",
     }
 )
-"""Methods that do something: they get an idempotency key. A test compares it with the gateway's."""
+"""The methods with an effect, which need an idempotency key. A test compares the list with the
+gateway's table."""
 
 
 @dataclass(eq=False, slots=True)
@@ -77,34 +73,57 @@ class _Call:
         self.answered.set()
 
 
-class Connection(TaskOwner):
-    """Keeps a connection up. Used inside of `async with`, in one task.
-
-    Args:
-        where: The gateway, looked up each time.
-        who: What it is told of us.
-        max_events: How many wait for each reader of `events`.
+class Link(Protocol):
+    """One connection, from the handshake to its end.
 
     Attributes:
-        hello: What the gateway said when it let us in.
+        hello: The gateway's response to `connect`.
+    """
+
+    hello: JsonObject
+
+    async def send(self, frame: str) -> None:
+        """Sends a frame. Raises `GatewayUnreachable` if the connection was lost."""
+
+    def frames(self) -> AsyncIterator[dict[str, Any]]:
+        """Yields received frames, and raises `GatewayUnreachable` at the end."""
+        ...
+
+
+class Connection(TaskOwner):
+    """Reconnects when the connection is lost. Used inside of `async with`, by one task.
+
+    Args:
+        where: Returns the gateway's address; called before each attempt to connect.
+        open_link: Connects to an address.
+        name: The client's name, for `repr`.
+        max_events: The size of the buffer of each reader of `events`.
+
+    Attributes:
+        hello: The gateway's response to the last `connect`.
     """
 
     def __init__(
-        self, where: Callable[[], Address], who: Introduction, max_events: int = MAX_EVENTS
+        self,
+        where: Callable[[], Address],
+        open_link: Callable[[Address], AbstractAsyncContextManager[Link]],
+        name: str,
+        max_events: int = MAX_EVENTS,
     ) -> None:
         self.hello: Mapping[str, JsonValue] = {}
         self._where = where
-        self._who = who
+        self._open_link = open_link
+        self._name = name
         self._max_events = max_events
         self._link: Link | None = None
         self._failure: ClawmodeError | None = None
         self._calls: dict[str, _Call] = {}
-        self._watchers: list[Events] = []
+        self._readers: list[Events] = []
         self._following: set[str] = set()
         self._seq = 0
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self._who.client_id!r})"
+        return f"{type(self).__name__}({self._name!r})"
 
     async def _opened(self, tasks: TaskGroup) -> None:
         await tasks.start(self._stay_connected)
@@ -126,15 +145,15 @@ class Connection(TaskOwner):
         *,
         timeout: float | None = CALL_SECONDS,  # noqa: ASYNC109 (it is also in the error)
     ) -> JsonObject:
-        """Calls a method; again, if the connection is lost meanwhile.
+        """Calls a method. If the connection is lost meanwhile, the call is repeated.
 
         Raises:
-            RpcError: The gateway answers with an error, or (`TIMEOUT`) not in time.
-            ClawmodeError: The client is closed, or not let in any more.
+            RpcError: The gateway responds with an error, or (`TIMEOUT`) not in time.
+            ClawmodeError: The client is closed, or the gateway no longer accepts it.
         """
         given: JsonObject = dict(params or {})
         if method in EFFECTS:
-            given.setdefault(KEY, uuid.uuid4().hex)
+            given.setdefault(IDEMPOTENCY, uuid.uuid4().hex)
         call = _Call(uuid.uuid4().hex, "")
         call.frame = _checked_frame(call.id, method, given)
         if self._failure is not None:
@@ -142,30 +161,33 @@ class Connection(TaskOwner):
         self._calls[call.id] = call
         try:
             with anyio.move_on_after(timeout):
-                await self._send(call)
+                if self._link is not None:
+                    # A call that cannot be sent now is sent over the next connection.
+                    with suppress(GatewayUnreachable):
+                        await self._link.send(call.frame)
                 await call.answered.wait()
         finally:
             del self._calls[call.id]
         if call.error is not None:
             raise call.error
         if not call.answered.is_set():
-            text = f"{method} was not answered in {timeout:g} s; it may have been carried out"
+            text = f"no response to {method} in {timeout:g} s; it may have been executed"
             raise RpcError("TIMEOUT", text)
         return call.payload
 
     def events(self) -> Events:
-        """All that the gateway tells from now on; `GAP` where something is missing."""
-        made = Events(self._max_events, lambda it: self._watchers.remove(it))
-        self._watchers.append(made)
+        """Returns an iterator over all events from now on, with `GAP` where events are missing."""
+        events = Events(self._max_events, lambda reader: self._readers.remove(reader))
+        self._readers.append(events)
         if self._failure is not None:
-            made.end(self._failure)
-        return made
+            events.end(self._failure)
+        return events
 
     async def follow(self, session_key: str) -> None:
-        """Wants the events of a session; `*` is all. Holds for later connections too.
+        """Subscribes to the events of a session, or with `*` of all; renewed after reconnecting.
 
         Raises:
-            RpcError: It cannot be.
+            RpcError: The gateway rejects the subscription.
         """
         await self.call("sessions.subscribe", {"sessionKeys": [session_key]})
         self._following.add(session_key)
@@ -173,21 +195,22 @@ class Connection(TaskOwner):
     # ---- The connection ----
 
     async def _stay_connected(self, *, task_status: TaskStatus[None]) -> None:
-        delay, entered = FIRST_DELAY, False
+        attempt, entered = 0, False
         while True:
             address: Address | None = None
             wait = 0
+            attempt += 1
             try:
                 address = self._where()
-                async with open_link(address, self._who) as link:
+                async with self._open_link(address) as link:
                     if not entered:
                         task_status.started()
-                    delay, entered = FIRST_DELAY, True
+                    attempt, entered = 1, True
                     await self._serve(link)
             except (RpcError, GatewayUnreachable, ConfigurationError) as error:
                 if not entered:
                     raise
-                if not self._may_pass(error, address):
+                if not self._should_retry(error, address):
                     self._end(error)
                     return
                 wait = getattr(error, "retry_after_ms", None) or 0
@@ -196,76 +219,71 @@ class Connection(TaskOwner):
                 logger.warning(text, where, error)
             finally:
                 self._link = None
-            delay = min(LAST_DELAY, random.uniform(FIRST_DELAY, 3 * delay))  # noqa: S311 (jitter)
-            await anyio.sleep(max(delay, wait / 1000))
+            await anyio.sleep(max(backoff(attempt, 2 * FIRST_DELAY, LAST_DELAY), wait / 1000))
 
-    def _may_pass(self, error: ClawmodeError, used: Address | None) -> bool:
-        """Whether to try again: it was not there, was busy, or is another one by now."""
-        if not isinstance(error, RpcError) or error.code in PASSING:
+    def _should_retry(self, error: ClawmodeError, used: Address | None) -> bool:
+        if not isinstance(error, RpcError) or error.code in TEMPORARY:
             return not isinstance(error, ConfigurationError)
+        # The gateway rejected us for good, but it may have been replaced: a restarted gateway
+        # announces another port and another token.
         with suppress(GatewayUnreachable):
             return self._where() != used
         return True
 
     async def _serve(self, link: Link) -> None:
-        """Makes the calls that wait, and reads. Ends by an exception."""
-        again = bool(self.hello)
+        """Repeats subscriptions and unanswered calls, then reads. Ends by an exception."""
+        reconnected = bool(self.hello)
         self._link, self.hello, self._seq = link, link.hello, 0
-        waiting = tuple(self._calls.values())
-        if again:
-            self._tell(Event(GAP, {"reason": "reconnect"}))
+        # Calls that are made from here on send themselves.
+        unanswered = tuple(self._calls.values())
+        if reconnected:
+            self._publish(Event(GAP, {"reason": "reconnect"}))
         following = sorted(self._following)
-        for at in range(0, len(following), MAX_FOLLOWED):
-            keys: JsonObject = {"sessionKeys": list[JsonValue](following[at : at + MAX_FOLLOWED])}
-            await link.send(request_frame("follow", "sessions.subscribe", keys))
-        for call in waiting:
+        for start in range(0, len(following), MAX_FOLLOWED):
+            keys = list[JsonValue](following[start : start + MAX_FOLLOWED])
+            frame = protocol.request("follow", "sessions.subscribe", {"sessionKeys": keys})
+            await link.send(frame)
+        for call in unanswered:
             await link.send(call.frame)
-        async for frame in link.frames():
-            self._take(frame)
+        async for received in link.frames():
+            self._handle(received)
 
-    async def _send(self, call: _Call) -> None:
-        if self._link is not None:
-            with suppress(GatewayUnreachable):  # it is sent over the next connection
-                await self._link.send(call.frame)
-
-    def _take(self, frame: dict[str, Any]) -> None:
+    def _handle(self, frame: dict[str, Any]) -> None:
         payload = frame.get("payload")
         content: JsonObject = payload if isinstance(payload, dict) else {}
         if frame.get("type") == "event":
-            self._hear(str(frame.get("event")), content, frame.get("seq"))
+            seq = frame.get("seq")
+            if isinstance(seq, int):
+                missed, self._seq = seq - self._seq - 1, seq
+                if missed:
+                    self._publish(Event(GAP, {"reason": "seq", "missed": missed}))
+            self._publish(Event(str(frame.get("event")), content))
         elif (call := self._calls.get(str(frame.get("id")))) is not None:
-            call.settle(content, None if frame.get("ok") is True else read_error(frame))
+            call.settle(content, None if frame.get("ok") is True else protocol.parse_error(frame))
 
-    def _hear(self, name: str, payload: JsonObject, seq: object) -> None:
-        if isinstance(seq, int):
-            missed, self._seq = seq - self._seq - 1, seq
-            if missed:
-                self._tell(Event(GAP, {"reason": "seq", "missed": missed}))
-        self._tell(Event(name, payload))
-
-    def _tell(self, event: Event) -> None:
-        """Tells all readers."""
-        for watcher in tuple(self._watchers):
-            watcher.put(event)
+    def _publish(self, event: Event) -> None:
+        """Passes an event to all readers."""
+        for reader in tuple(self._readers):
+            reader.put(event)
 
     def _end(self, failure: ClawmodeError) -> None:
-        """No connection any more, and none to come."""
+        """Fails all calls and ends all readers: there will be no connection any more."""
         self._failure = self._failure or failure
         for call in self._calls.values():
             if not call.answered.is_set():
                 call.settle({}, failure)
-        for watcher in tuple(self._watchers):
-            watcher.end(failure)
+        for reader in tuple(self._readers):
+            reader.end(failure)
 
 
 def _checked_frame(request_id: str, method: str, params: JsonObject) -> str:
-    """The frame of a request; one that would end the connection is not sent.
+    """Encodes a request, unless the gateway would close the connection because of it.
 
     Raises:
-        RpcError: It is too large, or no JSON.
+        RpcError: The request is too large, or not JSON.
     """
     try:
-        frame = request_frame(request_id, method, params)
+        frame = protocol.request(request_id, method, params)
     except (ValueError, TypeError, RecursionError) as error:
         raise RpcError("INVALID_REQUEST", f"params: {error}", field="params") from None
     protocol.parse(frame, connected=True)

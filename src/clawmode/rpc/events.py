@@ -1,66 +1,65 @@
-"""Events that wait for a client's readers: bounded, and never lost in silence."""
+"""The events of a gateway, buffered for each reader in a client. Lost events are reported."""
 
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import anyio
-
 from clawmode.exceptions import ClawmodeError
+from clawmode.tasks import Notifier
 from clawmode.types import JsonObject
 
 GAP = "client.gap"
-"""An event of the client's own: what was told meanwhile is missing. `{reason, missed?}`."""
+"""An event that the client inserts where events are missing. Payload: `{reason, missed?}`."""
 
 
 class EventsLost(ClawmodeError):
-    """Events came faster than they were read: from here on some are missing."""
+    """Events came faster than they were read: later events are missing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """What the gateway tells."""
+    """An event of the gateway, or `GAP`."""
 
     name: str
     payload: JsonObject
 
 
 class Events:
-    """Events as they come, from the moment it is made. An iterator; close it, or use `with`.
+    """An async iterator over the events from its creation on. Close it, or use it with `with`.
 
-    Who reads too slowly gets what was kept, and then `EventsLost`.
+    A reader that is too slow gets the buffered events, and then `EventsLost`.
 
     Args:
-        most: How many are kept.
-        forget: Told when it wants no more.
+        most: The size of the buffer.
+        forget: Called with this iterator when it takes no more events.
     """
 
     def __init__(self, most: int, forget: Callable[["Events"], None]) -> None:
-        self._kept: deque[Event] = deque()
+        self._buffer: deque[Event] = deque()
         self._most = most
         self._forget = forget
-        self._news = anyio.Event()
+        self._changed = Notifier()
         self._failure: ClawmodeError | None = None
         self._ended = False
 
     def put(self, event: Event) -> None:
-        """One more."""
-        if len(self._kept) >= self._most:
-            self.end(EventsLost(f"more than {self._most} events waited to be read"))
+        """Adds an event to the buffer."""
+        if len(self._buffer) >= self._most:
+            self.end(EventsLost(f"more than {self._most} events were not read in time"))
         elif not self._ended:
-            self._kept.append(event)
-            self._news.set()
+            self._buffer.append(event)
+            self._changed.notify()
 
     def end(self, failure: ClawmodeError | None = None) -> None:
-        """There will be no more; because of a failure, if there is one."""
+        """Takes no more events. The reader gets the buffered events, then `failure` if given."""
         if not self._ended:
             self._ended, self._failure = True, failure
             self._forget(self)
-            self._news.set()
+            self._changed.notify()
 
     def close(self) -> None:
-        """Wants no more."""
-        self._kept.clear()
+        """Drops the buffered events, and takes no more. Idempotent."""
+        self._buffer.clear()
         self.end()
 
     def __enter__(self) -> "Events":
@@ -73,11 +72,10 @@ class Events:
         return self
 
     async def __anext__(self) -> Event:
-        while not self._kept:
+        while not self._buffer:
             if self._failure is not None:
                 raise self._failure
             if self._ended:
                 raise StopAsyncIteration
-            self._news = anyio.Event()
-            await self._news.wait()
-        return self._kept.popleft()
+            await self._changed.wait()
+        return self._buffer.popleft()

@@ -1,11 +1,16 @@
-"""Where a gateway runs: one for each state folder, found by its clients on the same machine."""
+"""Where a gateway can be reached: the address, and how clients on the same machine find it.
+
+A gateway holds the lock of its state folder, and announces its address in a file of that folder.
+"""
 
 import json
 import os
+import ssl
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from clawmode.exceptions import ClawmodeError, ConfigurationError
 from clawmode.files import file_lock, is_locked, write_atomic
@@ -16,17 +21,41 @@ MAX_FILE = 64 << 10
 
 
 class GatewayRuns(ClawmodeError):
-    """There is one already."""
+    """Another gateway already runs on the state folder."""
+
+
+class GatewayUnreachable(ClawmodeError):
+    """No gateway answers at the address, or the connection to it was lost."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Address:
+    """The address of a gateway, and the credentials for it.
+
+    Attributes:
+        tls: How the gateway's certificate is verified; None: by the system's certificates.
+    """
+
+    url: str = field(repr=False)
+    token: str = field(repr=False)
+    tls: ssl.SSLContext | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def shown(self) -> str:
+        """The URL for messages: scheme, host and port, as the rest may contain secrets."""
+        parts = urlsplit(self.url)
+        host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
+        return f"{parts.scheme}://{host}:{parts.port}" if parts.port else f"{parts.scheme}://{host}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunningGateway:
-    """A gateway that runs.
+    """What a running gateway announces about itself to clients on the same machine.
 
     Attributes:
-        token: Of this process alone, for clients of the same user on the same machine.
-        cert: The file with the certificate that it shows; empty without TLS.
-        config: The configuration that it read; empty if there was none.
+        token: Valid for this process only, for clients of the same user on the same machine.
+        cert: The file of the gateway's certificate; empty without TLS.
+        config: The configuration file that the gateway read; empty if there was none.
     """
 
     pid: int
@@ -40,22 +69,27 @@ class RunningGateway:
 
 @contextmanager
 def hold(state: Path) -> Iterator[None]:
-    """Keeps a second gateway off a state folder.
+    """Holds the lock of a state folder inside of the block, so that one gateway at most runs there.
 
     Raises:
-        GatewayRuns: There is one already.
+        GatewayRuns: Another gateway holds the lock.
+        ConfigurationError: The folder cannot be used.
     """
-    with ExitStack() as held:
+    with ExitStack() as stack:
         try:
-            descriptor = held.enter_context(file_lock(state / LOCK, wait=False))
+            descriptor = stack.enter_context(file_lock(state / LOCK, wait=False))
         except BlockingIOError:
             known = find(state)
             where = f" (process {known.pid}, {known.url})" if known else ""
-            raise GatewayRuns(f"a gateway runs on this state folder already{where}") from None
+            raise GatewayRuns(
+                f"a gateway already runs on this state folder{where}; "
+                "`clawmode gateway stop` stops it"
+            ) from None
         except OSError as error:
-            text = f"the state folder cannot be used: {error.strerror or error}"
+            text = f"the state folder {state} cannot be used: {error.strerror or error}"
             raise ConfigurationError(text) from None
-        with suppress(OSError):  # of one that was killed: it is not there any more
+        # A gateway that was killed left its announcement behind.
+        with suppress(OSError):
             (state / FILE).unlink()
         os.ftruncate(descriptor, 0)
         os.write(descriptor, str(os.getpid()).encode())
@@ -63,23 +97,23 @@ def hold(state: Path) -> Iterator[None]:
 
 
 def holder(state: Path) -> int:
-    """The process that holds a state folder; 0 if it is not known."""
+    """Returns the id of the process that runs a gateway on a state folder; 0 if unknown."""
     with suppress(OSError, ValueError):
         return int((state / LOCK).read_text()[:20])
     return 0
 
 
 def is_held(state: Path) -> bool:
-    """Whether a gateway runs on a state folder."""
+    """Returns whether a gateway runs on a state folder."""
     with suppress(OSError):
         return is_locked(state / LOCK)
     return False
 
 
 @contextmanager
-def announced(state: Path, place: RunningGateway) -> Iterator[None]:
-    """Lets clients of the same user find it."""
-    write_atomic(state / FILE, json.dumps(asdict(place)), sync=False)
+def announced(state: Path, gateway: RunningGateway) -> Iterator[None]:
+    """Announces a gateway to clients of the same user, inside of the block."""
+    write_atomic(state / FILE, json.dumps(asdict(gateway)), sync=False)
     try:
         yield
     finally:
@@ -88,7 +122,10 @@ def announced(state: Path, place: RunningGateway) -> Iterator[None]:
 
 
 def find(state: Path) -> RunningGateway | None:
-    """The gateway of a state folder, as it announced itself; None if none runs."""
+    """Returns what the gateway of a state folder announced; None if nothing can be read.
+
+    A gateway that was killed leaves its announcement behind: see `is_held`.
+    """
     try:
         with (state / FILE).open("rb") as file:
             data = json.loads(file.read(MAX_FILE))

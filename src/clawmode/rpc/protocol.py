@@ -1,29 +1,30 @@
-"""The frames of the gateway, without a socket: parsed, checked, encoded.
+"""The frames between gateway and clients: parsed, checked, encoded. No socket is used here.
 
     client  {type: "req", id, method, params}
     gateway {type: "res", id, ok: true, payload} | {type: "res", id, ok: false, error}
     gateway {type: "event", event, payload, seq}
 
-JSON objects, one to a WebSocket text message. The gateway begins with the event
-`connect.challenge`, the client's first request is `connect`, and its answer is `hello-ok`.
-`docs/reference/gateway-protocol.md` is the same for people.
+Each frame is a JSON object in a WebSocket text message of its own. The gateway starts with the
+event `connect.challenge`, the client's first request is `connect`, and the response to that request
+is `hello-ok`. `docs/reference/gateway-protocol.md` describes the protocol for authors of clients.
 """
 
 import json
 import math
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 from clawmode import __version__
 from clawmode.exceptions import ClawmodeError
+from clawmode.text import without_surrogates
 from clawmode.tools.validation import Validator
 from clawmode.types import JsonObject, JsonValue
 
 PROTOCOL = 4
-"""The version of all this. One client and one gateway speak one that both know."""
+"""The version of the protocol. A client names the range that it supports."""
 
 MAX_FIRST_BYTES = 64 << 10
-"""Of a frame, before its sender is known."""
+"""The longest frame, in bytes, until the client has authenticated."""
 
 MAX_PAYLOAD = 26_214_400
 MAX_BUFFERED = 52_428_800
@@ -32,10 +33,15 @@ TICK_MS = 15_000
 MAX_ID = 128
 MAX_DEPTH = 64
 MAX_PARTS = 200_000
-"""Values in a frame, about: nobody else is served while they are read."""
+"""Roughly the most values in a frame: parsing blocks the event loop for every other client."""
 
 CHALLENGE = "connect.challenge"
 CONNECT = "connect"
+IDEMPOTENCY = "idempotencyKey"
+"""The parameter that makes a repeated request harmless: its effect happens once."""
+
+MAX_ERROR_CHARS = 4_000
+"""The longest error message that a client accepts from a gateway."""
 
 Code: TypeAlias = Literal[
     "INVALID_REQUEST",
@@ -49,21 +55,22 @@ Code: TypeAlias = Literal[
     "TIMEOUT",
     "INTERNAL",
 ]
+CODES: tuple[Code, ...] = get_args(Code)
 
 CLOSE_POLICY = 1008
 CLOSE_TOO_LARGE = 1009
 CLOSE_RESTART = 1012
 CLOSE_SLOW = 4008
-"""A client that does not read what it is sent."""
+"""The client does not read fast enough."""
 
 
 class RpcError(ClawmodeError):
-    """A request that is answered with an error.
+    """A request failed, or is answered with an error.
 
     Attributes:
-        code: What kind.
-        field: Which parameter, if it is about one.
-        retry_after_ms: When to try again, if that is of use.
+        code: The kind of error, for programs.
+        field: The path of the parameter that is wrong, if one is.
+        retry_after_ms: The time after which a retry may succeed; None if a retry is pointless.
     """
 
     def __init__(
@@ -82,22 +89,22 @@ class RpcError(ClawmodeError):
         self.details = details or {}
 
     def to_json(self) -> JsonObject:
-        """As it goes to the client."""
-        made: JsonObject = {"code": self.code, "message": str(self)}
+        """Returns the member `error` of a response."""
+        error: JsonObject = {"code": self.code, "message": str(self)}
         details = {"field": self.field, **self.details} if self.field else self.details
         if details:
-            made["details"] = details
+            error["details"] = details
         if self.retry_after_ms is not None:
-            made |= {"retryable": True, "retryAfterMs": self.retry_after_ms}
-        return made
+            error |= {"retryable": True, "retryAfterMs": self.retry_after_ms}
+        return error
 
 
 class BadFrame(RpcError):
-    """What a client sent is no request.
+    """A client sent a frame that is not a valid request.
 
     Attributes:
-        id: Of the request, as far as it could be read.
-        fatal: Whether the connection ends by it.
+        id: The id of the request; empty if it could not be parsed.
+        fatal: True if the connection is closed.
     """
 
     def __init__(
@@ -110,64 +117,69 @@ class BadFrame(RpcError):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a client asks for."""
+    """A request of a client, parsed but not checked against its method's schema."""
 
     id: str
     method: str
     params: JsonObject = field(default_factory=dict[str, JsonValue])
 
 
-# ---- Reading ----
+# ---- Parsing ----
 
 
 def parse(text: str | bytes, *, connected: bool) -> Request:
-    """Reads a frame.
+    """Parses the frame of a request.
 
     Args:
-        text: As it came.
-        connected: Whether its sender is known; until then frames are small, and ask to connect.
+        text: The WebSocket message.
+        connected: False until the client has authenticated. Until then frames must be short, and
+            `connect` is the only method.
 
     Raises:
-        BadFrame: It is no request.
+        BadFrame: The frame is not a request.
     """
     limit = MAX_PAYLOAD if connected else MAX_FIRST_BYTES
     if isinstance(text, bytes):
-        raise BadFrame("frames are text, not bytes", fatal=True)
+        raise BadFrame("a frame must be a text message, not a binary one", fatal=True)
     if len(text) > limit or len(text.encode("utf-8", "surrogatepass")) > limit:
-        raise BadFrame(f"a frame has up to {limit} bytes", code="TOO_LARGE", fatal=True)
+        raise BadFrame(f"the frame is longer than {limit} bytes", code="TOO_LARGE", fatal=True)
+    # Counted before parsing: a short text can hold millions of values.
     if sum(map(text.count, "[{,")) > MAX_PARTS:
-        raise BadFrame(f"a frame has up to {MAX_PARTS} values", code="TOO_LARGE", fatal=True)
+        raise BadFrame(f"the frame has more than {MAX_PARTS} values", code="TOO_LARGE", fatal=True)
     frame = _load(text)
     frame_id = frame.get("id")
     if not isinstance(frame_id, str) or not 0 < len(frame_id) <= MAX_ID:
-        raise BadFrame(f"`id` is a string of 1 to {MAX_ID} characters", fatal=not connected)
+        raise BadFrame(f"`id` must be a string of 1 to {MAX_ID} characters", fatal=not connected)
     if frame.get("type") != "req":
-        raise BadFrame('`type` of what a client sends is "req"', id=frame_id, fatal=not connected)
+        raise BadFrame('`type` must be "req"', id=frame_id, fatal=not connected)
     method, params = frame.get("method"), frame.get("params", {})
     if not isinstance(method, str) or not 0 < len(method) <= MAX_ID:
-        raise BadFrame("`method` is the name of one", id=frame_id, fatal=not connected)
+        text = f"`method` must be a string of 1 to {MAX_ID} characters"
+        raise BadFrame(text, id=frame_id, fatal=not connected)
     if not isinstance(params, dict):
-        raise BadFrame("`params` is an object", id=frame_id, fatal=not connected)
+        raise BadFrame("`params` must be an object", id=frame_id, fatal=not connected)
     if not connected and method != CONNECT:
-        raise BadFrame("the first request is `connect`", id=frame_id, fatal=True)
+        raise BadFrame("the first request must be `connect`", id=frame_id, fatal=True)
     return Request(frame_id, method, params)
 
 
 def _load(text: str) -> dict[str, Any]:
     try:
-        frame = json.loads(text, parse_constant=_refuse, parse_float=_number)
+        frame = json.loads(text, parse_constant=_reject_constant, parse_float=_parse_float)
         _check_depth(frame)
         if "\\u" in text:
-            frame = _without_halves(frame)
+            frame = _replace_surrogates(frame)
     except (ValueError, RecursionError) as error:
-        raise BadFrame(f"a frame is a JSON object: {_reason(error)}", fatal=True) from None
+        deep = isinstance(error, RecursionError)
+        reason = "it is nested too deeply" if deep else str(error)[:200]
+        raise BadFrame(f"a frame must be a JSON object: {reason}", fatal=True) from None
     if not isinstance(frame, dict):
-        raise BadFrame("a frame is a JSON object", fatal=True)
+        raise BadFrame("a frame must be a JSON object", fatal=True)
     return frame
 
 
-def _without_halves(frame: Any) -> Any:
-    """A frame without halves of characters, which no file and no database takes."""
+def _replace_surrogates(frame: Any) -> Any:
+    """Returns the frame without lone surrogates, which neither files nor databases can store."""
     whole = json.dumps(frame, ensure_ascii=False)
     try:
         whole.encode()
@@ -176,70 +188,102 @@ def _without_halves(frame: Any) -> Any:
     return frame
 
 
-def _reason(error: Exception) -> str:
-    return "it is nested too deep" if isinstance(error, RecursionError) else str(error)[:200]
-
-
-def _number(text: str) -> float:
+def _parse_float(text: str) -> float:
     number = float(text)
     if math.isinf(number):
-        raise ValueError(f"{text[:20]} is too large a number")
+        raise ValueError(f"{text[:20]} is too large for a number")
     return number
 
 
-def _refuse(name: str) -> None:
-    raise ValueError(f"{name} is no number of JSON")
+def _reject_constant(name: str) -> None:
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def _check_depth(value: JsonValue) -> None:
-    """Nobody means what is nested deeper, and later readers would go down there."""
+    """Raises if a value is nested so deeply that recursive code would fail later."""
     level: list[JsonValue] = [value]
     for _ in range(MAX_DEPTH):
         level = [
             child
-            for each in level
+            for parent in level
             for child in (
-                each.values() if isinstance(each, dict) else each if isinstance(each, list) else ()
+                parent.values()
+                if isinstance(parent, dict)
+                else parent
+                if isinstance(parent, list)
+                else ()
             )
         ]
         if not level:
             return
-    raise ValueError(f"it is nested over {MAX_DEPTH} deep")
+    raise ValueError(f"it is nested over {MAX_DEPTH} levels deep")
 
 
-# ---- Writing ----
+def parse_error(frame: dict[str, Any]) -> RpcError:
+    """Returns the error of a response, as its client sees it. The gateway is not trusted here."""
+    error = frame.get("error")
+    given: dict[str, Any] = error if isinstance(error, dict) else {}
+    details = given.get("details")
+    found: dict[str, Any] = details if isinstance(details, dict) else {}
+    wait = given.get("retryAfterMs")
+    return RpcError(
+        next((code for code in CODES if code == given.get("code")), "INTERNAL"),
+        str(given.get("message") or "the gateway gave no reason")[:MAX_ERROR_CHARS],
+        field=str(found.get("field", ""))[:MAX_ERROR_CHARS],
+        retry_after_ms=wait if isinstance(wait, int) and wait >= 0 else None,
+        details={key: value for key, value in found.items() if key != "field"},
+    )
+
+
+# ---- Encoding ----
+
+
+def request(request_id: str, method: str, params: JsonObject) -> str:
+    """Encodes a request.
+
+    Raises:
+        ValueError: The parameters are not JSON.
+    """
+    frame = {"type": "req", "id": request_id, "method": method, "params": params}
+    # JSON has no NaN. The gateway would reject the frame, and close the connection.
+    text = json.dumps(frame, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    return without_surrogates(text)
 
 
 def response(request_id: str, payload: JsonObject) -> str:
-    """A good answer."""
+    """Encodes a success response."""
     return _dump({"type": "res", "id": request_id, "ok": True, "payload": payload})
 
 
 def failure(request_id: str, error: RpcError) -> str:
-    """A bad one."""
+    """Encodes an error response."""
     return _dump({"type": "res", "id": request_id, "ok": False, "error": error.to_json()})
 
 
 def event(name: str, payload: JsonObject, seq: int | None = None) -> str:
-    """An event; those of a client that is connected are numbered."""
+    """Encodes an event. Events to a connected client have a sequence number."""
     frame: JsonObject = {"type": "event", "event": name, "payload": payload}
     return _dump(frame if seq is None else {**frame, "seq": seq})
 
 
 def _dump(frame: JsonObject) -> str:
-    # Half a character, which a tool may have said, cannot go over the wire.
-    text = json.dumps(frame, ensure_ascii=False, separators=(",", ":"))
-    return text.encode("utf-8", "replace").decode()
+    # A tool may have returned a lone surrogate, which cannot be sent as UTF-8.
+    return without_surrogates(json.dumps(frame, ensure_ascii=False, separators=(",", ":")))
 
 
 _validators: dict[int, tuple[JsonObject, Validator]] = {}
 
 
 def check(name: str, schema: JsonObject, params: JsonObject) -> None:
-    """Checks parameters. A schema is read once: it is a constant of somebody's.
+    """Checks parameters against a schema.
+
+    Args:
+        name: The method, for errors about the schema.
+        schema: A constant: its validator is built once, and cached by identity.
+        params: The parameters.
 
     Raises:
-        RpcError: They do not fit; it names the first that does not.
+        RpcError: The parameters do not match; `field` names the first that does not.
     """
     if id(schema) not in _validators:
         _validators[id(schema)] = schema, Validator(schema, name=name)
@@ -247,7 +291,8 @@ def check(name: str, schema: JsonObject, params: JsonObject) -> None:
     if problems:
         where, _, reason = problems[0].partition(": ")
         path = where.removeprefix("input").removeprefix(".")
-        if reason.startswith(('"', 'unknown property "')):  # it is named, and not its place
+        # For a missing or unknown property the validator gives the path of the object around it.
+        if reason.startswith(('"', 'unknown property "')):
             path = ".".join(filter(None, (path, reason.split('"')[1])))
         raise RpcError("INVALID_REQUEST", f"params: {reason}", field=path)
 
@@ -257,11 +302,11 @@ def check(name: str, schema: JsonObject, params: JsonObject) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hello:
-    """What a client says of itself in `connect`.
+    """The parameters of `connect`: how a client introduces itself.
 
     Attributes:
-        client_id: What program it is, and which of them.
-        scopes: What it wants; it gets no more than its token has.
+        client_id: Identifies the program and its instance.
+        scopes: The scopes that the client requests. It gets those that its token has as well.
     """
 
     client_id: str
@@ -304,16 +349,16 @@ CONNECT_SCHEMA: JsonObject = {
 
 
 def read_hello(params: JsonObject) -> Hello:
-    """What the parameters of `connect` say, which fit `CONNECT_SCHEMA`.
+    """Reads the parameters of `connect`, which were checked against `CONNECT_SCHEMA`.
 
     Raises:
-        RpcError: There is no protocol that both speak.
+        RpcError: The client does not support this version of the protocol.
     """
     given: dict[str, Any] = params
     if not given["minProtocol"] <= PROTOCOL <= given["maxProtocol"]:
         raise RpcError(
             "INVALID_REQUEST",
-            f"this gateway speaks protocol {PROTOCOL}",
+            f"this gateway supports protocol {PROTOCOL} only",
             field="minProtocol",
             details={"protocol": PROTOCOL},
         )
@@ -338,7 +383,7 @@ def hello_ok(
     events: tuple[str, ...],
     snapshot: JsonObject,
 ) -> JsonObject:
-    """The answer to `connect`."""
+    """Returns the payload of the response to `connect`."""
     return {
         "type": "hello-ok",
         "protocol": PROTOCOL,

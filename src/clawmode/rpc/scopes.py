@@ -1,4 +1,4 @@
-"""Who may do and see what: scopes, and which of them include others."""
+"""Scopes: what a client may do, which events it may see, and which scopes include others."""
 
 from typing import Literal, TypeAlias, get_args
 
@@ -34,22 +34,28 @@ EVENTS: dict[str, Scope | None] = {
     "input.requested": "operator.approvals",
     "input.resolved": "operator.approvals",
 }
-"""Which scope an event needs; None: every client that is connected. Others are seen by nobody."""
+"""The scope that an event needs; None: every connected client sees it. An event that is not listed
+here is sent to nobody."""
 
 
 def expand(scopes: tuple[str, ...]) -> frozenset[Scope]:
-    """All that these come to; what is none is left out."""
-    return frozenset[Scope]().union(*(INCLUDED[it] for it in SCOPES if it in scopes))
+    """Returns the scopes and all that they include. Unknown names are ignored."""
+    return frozenset[Scope]().union(*(INCLUDED[scope] for scope in SCOPES if scope in scopes))
 
 
 def granted(held: tuple[str, ...], wanted: tuple[str, ...]) -> frozenset[Scope]:
-    """What a client gets that holds some and wants some; who wants none in particular gets all."""
-    mine = expand(held)
-    return mine & expand(wanted) if wanted else mine
+    """Returns the scopes of a client.
+
+    Args:
+        held: The scopes of its token.
+        wanted: The scopes that the client requests; empty for all that the token has.
+    """
+    available = expand(held)
+    return available & expand(wanted) if wanted else available
 
 
 def may_see(event: str, scopes: frozenset[Scope]) -> bool:
-    """Whether a client with these scopes is told of an event."""
+    """Returns whether a client with these scopes may receive an event."""
     if event not in EVENTS:
         return False
     needed = EVENTS[event]

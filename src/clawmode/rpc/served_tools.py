@@ -1,4 +1,4 @@
-"""Tools that a client brings along: the gateway's runs call them, and they run in this process."""
+"""Tools that a client offers: called by the gateway's runs, executed in the client's process."""
 
 import logging
 from collections import OrderedDict
@@ -21,18 +21,22 @@ logger = logging.getLogger("clawmode.gateway")
 
 MAX_ERROR = 4_000
 MAX_KNOWN = 10_000
-"""Calls that are known by their ids, so that none is carried out twice."""
+"""The most ids of calls that are remembered, so that none is executed twice."""
 
 Reply: TypeAlias = Callable[[JsonObject], Awaitable[None]]
-"""Hands in the result of a call. Does not raise."""
+"""Sends the result of a call to the gateway. Must not raise."""
 
 Start: TypeAlias = Callable[..., None]
-"""Starts a task: a function, and its arguments."""
+"""Starts a task, given a function and its arguments."""
 
 
 @dataclass(eq=False, slots=True)
 class Offer:
-    """The tools of one run; of which run is known when the gateway has accepted it."""
+    """The tools of one run.
+
+    Attributes:
+        run_id: Empty until the gateway has accepted the run.
+    """
 
     tools: dict[str, Tool]
     run_id: str = ""
@@ -40,7 +44,7 @@ class Offer:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """A call runs inside of the block, unless it is cancelled."""
+        """Lets `cancel` end the block."""
         with anyio.CancelScope() as scope:
             self._running.add(scope)
             try:
@@ -49,35 +53,35 @@ class Offer:
                 self._running.discard(scope)
 
     def cancel(self) -> None:
-        """Stops what runs."""
+        """Cancels the calls that are running."""
         for scope in self._running:
             scope.cancel()
 
 
 def describe(tools: Iterable[Tool]) -> list[JsonValue]:
-    """Tools as the gateway is told of them.
+    """Returns the tools as the parameter `clientTools` of the method `agent`.
 
     Raises:
-        ValueError: Two have one name.
+        ValueError: Two tools have the same name.
     """
-    made: dict[str, JsonValue] = {}
+    described: dict[str, JsonValue] = {}
     for tool in tools:
-        if tool.name in made:
-            raise ValueError(f"two tools are called {tool.name!r}")
-        made[tool.name] = {
+        if tool.name in described:
+            raise ValueError(f"two tools are named {tool.name!r}: rename one")
+        described[tool.name] = {
             "name": tool.name,
             "description": tool.description,
             "parameters": dict[str, JsonValue](tool.parameters),
             **({"effect": tool.effect} if tool.effect else {}),
         }
-    return list(made.values())
+    return list(described.values())
 
 
 class ServedTools:
-    """Carries out the calls that the gateway asks for.
+    """Executes the calls that the gateway requests by the event `tool.call`.
 
     Args:
-        reply: Hands in results.
+        reply: Sends a result to the gateway.
         start: Starts a task.
     """
 
@@ -91,29 +95,29 @@ class ServedTools:
 
     @contextmanager
     def offer(self, tools: Iterable[Tool]) -> Iterator[Offer]:
-        """Serves tools inside of the block; what of theirs runs at its end is cancelled."""
-        made = Offer({tool.name: tool for tool in tools})
-        self._offers.append(made)
+        """Serves tools inside of the block; calls that run at its end are cancelled."""
+        offer = Offer({tool.name: tool for tool in tools})
+        self._offers.append(offer)
         try:
-            yield made
+            yield offer
         finally:
-            self._offers.remove(made)
-            made.cancel()
+            self._offers.remove(offer)
+            offer.cancel()
             self._settle_early()
 
     def claim(self, offer: Offer, run_id: str) -> None:
-        """The run of an offer is known. Its first calls may have come before that was."""
+        """Sets the run of an offer. Its first calls may have arrived before."""
         offer.run_id = run_id
         self._settle_early()
 
     def end(self, run_id: str) -> None:
-        """A run has ended: nobody waits for its calls."""
+        """Cancels the calls of a run that has ended: the gateway no longer waits for them."""
         for offer in self._offers:
             if offer.run_id == run_id:
                 offer.cancel()
 
     def take(self, request: JsonObject) -> None:
-        """Takes a call in; one that was taken before is on its way."""
+        """Accepts a call. A repeated one is ignored: its result is already on its way."""
         call_id = str(request.get("callId", ""))
         if call_id in self._known:
             return
@@ -124,7 +128,10 @@ class ServedTools:
         self._settle_early()
 
     def _settle_early(self) -> None:
-        """Begins the calls whose runs are known; the others wait as long as they may be yet."""
+        """Starts the calls whose run is known.
+
+        Other calls wait while an offer has no run yet: the call may belong to it.
+        """
         by_run = {offer.run_id: offer for offer in self._offers if offer.run_id}
         open_offers = any(not offer.run_id for offer in self._offers)
         waiting, self._early = self._early, list[JsonObject]()
@@ -147,7 +154,7 @@ class ServedTools:
         if tool is None:
             return {"error": f"this client has no tool {name[:80]!r} for this run"}
         if not isinstance(given, dict):
-            return {"error": "the input of a tool is an object"}
+            return {"error": "the input of a tool must be an object"}
         call = Call(
             id=str(request.get("callId")),
             tool=tool,

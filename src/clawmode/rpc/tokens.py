@@ -1,4 +1,4 @@
-"""Tokens: made once, kept as hashes, compared in constant time; and who has tried too often."""
+"""Tokens of clients: created once, stored as hashes, compared in constant time."""
 
 import hashlib
 import hmac
@@ -23,20 +23,20 @@ MAX_TOKENS = 1_000
 PREFIX = "cm_"
 LOCAL, CONFIGURED = "local", "configured"
 RESERVED = (LOCAL, CONFIGURED)
-"""What the gateway's own tokens are called."""
+"""The names of the gateway's own tokens: the one of the process, and that of the configuration."""
 
 
 class TokenError(ClawmodeError):
-    """Tokens that cannot be read or written, or one that there is not."""
+    """The file of tokens cannot be read or written, or has no such token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Token:
-    """What is known of a token: not the token.
+    """The record of a token, without the token itself.
 
     Attributes:
-        name: What its owner is called in logs.
-        digest: SHA-256 of it, in hexadecimal digits. A token is long and random: it needs no salt.
+        name: The name of its owner, in logs and as the principal of requests.
+        digest: The SHA-256 hash, in hexadecimal. A token is long and random: it needs no salt.
     """
 
     name: str
@@ -45,7 +45,6 @@ class Token:
     created_at: float = 0.0
 
     def to_json(self) -> JsonObject:
-        """As it is kept."""
         return {
             "name": self.name,
             "sha256": self.digest,
@@ -55,21 +54,22 @@ class Token:
 
 
 def digest(token: str) -> str:
-    """What is kept of a token."""
+    """Returns the hash of a token, which is stored instead of the token."""
     return hashlib.sha256(token.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def new_token() -> str:
-    """A token that nobody has."""
+    """Returns a new random token."""
     return PREFIX + secrets.token_urlsafe(32)
 
 
 class Tokens:
-    """The tokens of a state folder, and those of this process alone.
+    """The tokens of a state folder, and those of this process.
 
     Args:
-        state: Where the file is.
-        extra: Tokens that stand elsewhere: in the configuration, or made for this process.
+        state: The state folder.
+        extra: Tokens that are not in the file: the token of this process first, then the one of the
+            configuration.
     """
 
     def __init__(self, state: Path, extra: Iterable[Token] = ()) -> None:
@@ -77,20 +77,23 @@ class Tokens:
         self._extra = tuple(extra)
 
     def find(self, token: str) -> Token | None:
-        """Whose token it is. Reads a file, so that what is revoked is so at once.
+        """Returns the record of a token; None if the token is unknown.
+
+        Reads the file each time, so that a revoked token is rejected at once.
 
         Raises:
-            TokenError: The file cannot be used: then nobody is let in.
+            TokenError: The file cannot be used. Then no token is valid.
         """
         wanted = digest(token)
         found: Token | None = None
-        for each in (*self._extra, *self.list()):  # all of them, however early one fits
-            if hmac.compare_digest(each.digest, wanted):
-                found = found or each
+        # No early exit: the time that it takes must not depend on which token matches.
+        for record in (*self._extra, *self.list()):
+            if hmac.compare_digest(record.digest, wanted):
+                found = found or record
         return found
 
     def are_chosen(self) -> bool:
-        """Whether there is any beside that of this process alone.
+        """Returns whether the operator created a token, besides the one of this process.
 
         Raises:
             TokenError: The file cannot be used.
@@ -98,7 +101,7 @@ class Tokens:
         return len(self._extra) > 1 or bool(self.list())
 
     def list(self) -> list[Token]:
-        """Those that are kept.
+        """Returns the tokens of the file.
 
         Raises:
             TokenError: The file cannot be used.
@@ -109,69 +112,70 @@ class Tokens:
         except FileNotFoundError:
             return []
         except OSError as error:
-            raise TokenError(f"{self._path.name}: {error.strerror or error}") from None
+            raise TokenError(f"{self._path}: {error.strerror or error}") from None
         try:
             if len(raw) > MAX_FILE:
-                raise ValueError("it is too large")
-            return [_read(each) for each in json.loads(raw)["tokens"]]
+                raise ValueError(f"the file is larger than {MAX_FILE} bytes")
+            return [_parse(record) for record in json.loads(raw)["tokens"]]
         except (ValueError, TypeError, KeyError, RecursionError) as error:
-            raise TokenError(f"{self._path.name} is no list of tokens: {error}") from None
+            raise TokenError(f"{self._path} is not a list of tokens: {error}") from None
 
     def add(self, name: str, scopes: tuple[str, ...] = SCOPES) -> str:
-        """Makes a token; nobody will see it again.
+        """Creates a token and returns it: it cannot be shown again, as only its hash is stored.
 
         Raises:
-            TokenError: There is one of this name, or the file cannot be used.
+            TokenError: The name is taken, or the file cannot be used.
         """
-        made = new_token()
-        token = Token(name=name, digest=digest(made), scopes=scopes, created_at=time.time())
-        with self._alone():
+        token = new_token()
+        record = Token(name=name, digest=digest(token), scopes=scopes, created_at=time.time())
+        with self._locked():
             known = self.list()
-            if name in RESERVED or any(each.name == name for each in known):
-                raise TokenError(f"there is a token named {name!r} already")
+            if name in RESERVED or any(other.name == name for other in known):
+                raise TokenError(f"a token named {name!r} already exists: choose another name")
             if len(known) >= MAX_TOKENS:
-                raise TokenError(f"there are {MAX_TOKENS} tokens already")
-            self._write([*known, token])
-        return made
+                raise TokenError(f"there are already {MAX_TOKENS} tokens: revoke one first")
+            self._write([*known, record])
+        return token
 
     def revoke(self, name: str) -> None:
-        """Takes a token back.
+        """Removes a token from the file.
 
         Raises:
-            TokenError: There is none of this name, or the file cannot be used.
+            TokenError: There is no token of this name, or the file cannot be used.
         """
-        with self._alone():
+        with self._locked():
             known = self.list()
-            left = [each for each in known if each.name != name]
-            if len(left) == len(known):
-                raise TokenError(f"there is no token named {name!r}")
-            self._write(left)
+            others = [record for record in known if record.name != name]
+            if len(others) == len(known):
+                raise TokenError(
+                    f"there is no token named {name!r}: `clawmode gateway token list` names them"
+                )
+            self._write(others)
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Keeps others from changing the file meanwhile."""
+    def _locked(self) -> Iterator[None]:
+        """Keeps other processes from changing the file inside of the block."""
         try:
             with file_lock(self._path.with_name(f"{self._path.name}.lock")):
                 yield
         except OSError as error:
-            raise TokenError(f"{self._path.name}: {error.strerror or error}") from None
+            raise TokenError(f"{self._path}: {error.strerror or error}") from None
 
     def _write(self, tokens: Iterable[Token]) -> None:
-        data = json.dumps({"version": 1, "tokens": [each.to_json() for each in tokens]}, indent=1)
+        data = json.dumps(
+            {"version": 1, "tokens": [record.to_json() for record in tokens]}, indent=1
+        )
         write_atomic(self._path, data)
 
 
-def _read(value: Any) -> Token:
+def _parse(value: Any) -> Token:
     name, found, scopes = value["name"], value["sha256"], value["scopes"]
     if not isinstance(name, str) or not re.fullmatch("[0-9a-f]{64}", str(found)):
-        raise ValueError("a token has a name and a digest")
+        raise ValueError("a token needs `name`, and `sha256` of 64 hexadecimal digits")
     if not name.isprintable():
-        raise ValueError(f"the name {name[:80]!r} has characters that cannot be printed")
-    if not isinstance(scopes, list) or not all(it in SCOPES for it in scopes):
-        raise ValueError(f"the scopes of {name[:80]!r} are none")
+        raise ValueError(f"the name {name[:80]!r} has unprintable characters")
+    if not isinstance(scopes, list) or not all(scope in SCOPES for scope in scopes):
+        raise ValueError(f"`scopes` of {name[:80]!r} has an unknown scope")
     return Token(
         name=name, digest=found, scopes=tuple(scopes), created_at=float(value.get("createdAt", 0))
     )
-
-
-# ---- Who has tried too often ----
