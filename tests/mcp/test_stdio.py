@@ -79,7 +79,7 @@ async def test_an_error_of_the_protocol_is_raised_in_plain_text() -> None:
         error = await failure(servers, "raw:rpc_error")
         assert error.kind == "refused"
         assert str(error) == (
-            "MCP server 'raw' answered with error -32050: quota \\x1b[31mexceeded"
+            "MCP server 'raw' answered with error -32050: quota \\u001b[31mexceeded"
         )
         assert (await failure(servers, "raw:invalid")).kind == "protocol"
         assert await is_well(servers)
@@ -382,7 +382,7 @@ async def test_a_server_that_does_not_start_has_a_problem(mode: str, problem: st
     ("script", "told"),
     [
         ("printf 'Password: '; sleep 9", "wrote what is not JSON-RPC to stdout: 'Password:'"),
-        ("printf '\\033[31mred\\n'; sleep 9", r"stdout: '\\x1b[31mred'"),
+        ("printf '\\033[31mred\\n'; sleep 9", r"stdout: '\\u001b[31mred'"),
         ("printf 'a\\nb\\nc\\n'; sleep 9", "stdout: 'a' and 2 more lines"),
         ("printf 'error: no index\\n  cause\\nhint: x\\n' >&2; exit 1",
          "status 1 (it said: error: no index | cause | hint: x)"),
@@ -490,7 +490,7 @@ async def test_stderr_goes_to_the_log_escaped_and_bounded(
     lines = [record.getMessage() for record in caplog.records if "stderr" in record.name]
     assert 50 <= len(lines) <= 200
     assert all(len(line) < 600 and line.isprintable() for line in lines)
-    assert "raw: \\x1b[2Jline" in lines
+    assert "raw: \\u001b[2Jline" in lines
 
 
 async def test_a_server_that_asks_without_end_and_does_not_listen_is_cut_off() -> None:

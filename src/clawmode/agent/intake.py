@@ -3,9 +3,8 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import anyio
-
 from clawmode.messages import UserMessage
+from clawmode.tasks import Notifier
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +30,7 @@ class Intake:
     on_read: Callable[[list[str]], None] = lambda ids: None
     _waiting: list[IncomingMessage] = field(default_factory=list[IncomingMessage])
     _closed: bool = True
-    _arrived: anyio.Event = field(default_factory=anyio.Event)
+    _arrived: Notifier = field(default_factory=Notifier)
 
     def open(self) -> None:
         """From now on it takes messages."""
@@ -46,13 +45,12 @@ class Intake:
         """One more; False if it takes none."""
         if not self._closed:
             self._waiting.append(said)
-            self._arrived.set()
+            self._arrived.notify()
         return not self._closed
 
     async def arrival(self) -> None:
         """Waits until there is something to read."""
         while not self._waiting:
-            self._arrived = anyio.Event()
             await self._arrived.wait()
 
     def withdraw(self, said_id: str) -> bool:

@@ -158,7 +158,7 @@ class Calls:
             # The usual case: the cell is driven here, and nobody is about to move it.
             group.calls.pop(call.id, None)
             group.cell.receive(reply)
-            group.tell()
+            group.changes.notify()
         else:
             with anyio.CancelScope(shield=True):
                 await self.deliver(group, call, Reply(reply))
@@ -202,7 +202,7 @@ class Calls:
 
         def on_asking(asking: bool) -> None:
             call.asking += 1 if asking else -1
-            group.tell()
+            group.changes.notify()
 
         return Call(
             id=_call_id(group, call),
@@ -243,7 +243,7 @@ class Calls:
                     raise ToolFailure("store_unavailable", NO_STORE) from None
                 if not known:
                     raise ToolFailure("aborted", "The program that made this call is gone.")
-        group.tell()
+        group.changes.notify()
 
     # ---- Answering ----
 
@@ -257,7 +257,7 @@ class Calls:
                 state: CallState = "completed" if reply.settled.ok else "failed"
                 call.entry.state = "unknown" if reply.unknown else state
                 await self._save(group, call, reply)
-        group.tell()
+        group.changes.notify()
         self.forget(group)
 
     def fit_inbox(self, cell: Cell) -> None:
@@ -299,7 +299,7 @@ class Calls:
             async with group.lock:
                 if group.cell is None:
                     await self._save_again(group)
-            group.tell()
+            group.changes.notify()
             self.forget(group)
 
     async def _save_again(self, group: CallGroup) -> None:
@@ -380,7 +380,7 @@ class Calls:
                 call.scope.cancel()
         group.queue.clear()
         group.calls.clear()
-        group.tell()
+        group.changes.notify()
 
 
 def _too_large(call_id: int, tool_id: str | None) -> Settlement:

@@ -15,6 +15,7 @@ import anyio
 
 from clawmode.sandbox.pool import Tenancy
 from clawmode.sandbox.protocol import Completion, Failure, Output, Request, Settlement, Start
+from clawmode.tasks import Notifier
 from clawmode.tools.approvals import Question
 from clawmode.tools.tool import Effect, Tool
 from clawmode.types import JsonObject, JsonValue
@@ -139,7 +140,7 @@ class CallGroup:
         claimed: Whether somebody here waits for the cell, or drives it.
         running: How many of the calls have been started.
         lock: Held while the cell changes its place.
-        version: Counts what has been told.
+        changes: Notifies whoever drives the cell that there is something to look at.
         unsaved: Replies that the store could not take, and whether their outcome is unknown.
         foreign: How many calls of the cell other processes make.
     """
@@ -156,28 +157,19 @@ class CallGroup:
     foreign: int = 0
     running: int = 0
     lock: anyio.Lock = field(default_factory=lambda: anyio.Lock(fast_acquire=True))
-    version: int = 0
+    changes: Notifier = field(default_factory=Notifier)
     ended: bool = False
-    _news: anyio.Event | None = None
 
     def waits_for_people(self) -> bool:
         """Whether nothing comes before a person answers; what is queued has no free place."""
         open_calls = [call for call in self.calls.values() if call.entry.state != "queued"]
         return bool(open_calls) and all(call.waits_for_a_person for call in open_calls)
 
-    def tell(self) -> None:
-        """Something has changed that whoever drives the cell should look at."""
-        self.version += 1
-        if self._news is not None:
-            self._news.set()
-            self._news = None
-
     async def changed(self, version: int, seconds: float) -> None:
         """Waits until it is another version than this, or for so long."""
-        if version == self.version:
-            news = self._news = self._news or anyio.Event()
+        if version == self.changes.count:
             with anyio.move_on_after(seconds):
-                await news.wait()
+                await self.changes.wait()
 
 
 # ---- Cells ----

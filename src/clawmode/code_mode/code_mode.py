@@ -626,7 +626,7 @@ class CodeMode:
                     tasks.cancel_scope.cancel()
 
                 for group in groups:
-                    tasks.start_soon(notice, group, group.version)
+                    tasks.start_soon(notice, group, group.changes.count)
 
     # ---- Results ----
 

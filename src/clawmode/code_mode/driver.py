@@ -216,7 +216,7 @@ class Driver:
         """The caller of `resume` is gone: the cell is parked as soon as it is suspended."""
         cell.unheard = True
         if (group := self.calls.groups.get(cell.id)) is not None:
-            group.tell()
+            group.changes.notify()
 
     async def _release(self, cell: Cell) -> None:
         try:
@@ -473,7 +473,7 @@ class Driver:
         last = self._last(deadline)
         await self._answer_lookups(cell, last)
         while True:
-            version, now = group.version, time.monotonic()
+            version, now = group.changes.count, time.monotonic()
             if cell.ended:
                 raise Aborted
             foreign = await self._fetch(cell)
@@ -504,7 +504,7 @@ class Driver:
         """
         last = self._last(deadline)
         while True:
-            version, now = group.version, time.monotonic()
+            version, now = group.changes.count, time.monotonic()
             progress = await self.parking.store.progress(cell.id)
             if progress is None:
                 raise Aborted

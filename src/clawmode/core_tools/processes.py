@@ -19,7 +19,7 @@ from anyio.abc import Process
 
 from clawmode.context import RunContext
 from clawmode.exceptions import ToolProblem
-from clawmode.tasks import TaskOwner
+from clawmode.tasks import Notifier, TaskOwner
 
 State: TypeAlias = Literal["running", "completed", "failed"]
 
@@ -133,7 +133,7 @@ class Command:
     began: float = field(default_factory=time.monotonic)
     seconds: float = 0.0
     ended: anyio.Event = field(default_factory=anyio.Event)
-    news: anyio.Event = field(default_factory=anyio.Event)
+    news: Notifier = field(default_factory=Notifier)
 
     @property
     def state(self) -> State:
@@ -150,8 +150,7 @@ class Command:
     def hear(self, data: bytes = b"") -> None:
         """Takes output, and wakes whoever polls."""
         self.output.add(data)
-        self.news.set()
-        self.news = anyio.Event()
+        self.news.notify()
 
     def signal(self, number: signal.Signals) -> None:
         """Sends a signal to it and all that it has started."""

@@ -18,6 +18,7 @@ from clawmode.cron.ledger import LEASE_SECONDS
 from clawmode.cron.turns import Clock, Runtime, WallClock, request_for, run_turn
 from clawmode.exceptions import ClawmodeError
 from clawmode.foreign import message_of
+from clawmode.tasks import Notifier
 from clawmode.types import JsonObject
 
 logger = logging.getLogger("clawmode.cron")
@@ -79,7 +80,7 @@ class Scheduler:
         self._continues = continues
         self._owner = uuid.uuid4().hex
         self._under_way = 0
-        self._news = anyio.Event()
+        self._news = Notifier()
 
     # ---- For callers ----
 
@@ -87,13 +88,13 @@ class Scheduler:
         """Runs jobs as they become due, until it is cancelled; see `continues`."""
         async with anyio.create_task_group() as tasks:
             while True:
-                self._news = anyio.Event()
+                seen = self._news.count
                 try:
                     seconds = await self._look(tasks)
                 except JobsUnavailable as error:
                     logger.error("%s", error)
                     seconds = POLL_SECONDS
-                await self._pause(seconds)
+                await self._pause(seconds, seen)
 
     async def run_now(self, job_id: str) -> RunResult:
         """Runs a job whatever its times are, and whether it is enabled or not.
@@ -132,7 +133,7 @@ class Scheduler:
 
     def wake(self) -> None:
         """Has it look again at once: jobs have changed."""
-        self._news.set()
+        self._news.notify()
 
     # ---- What is due ----
 
@@ -158,11 +159,11 @@ class Scheduler:
             self._under_way += 1
             tasks.start_soon(self._live, claim)
 
-    async def _pause(self, seconds: float) -> None:
+    async def _pause(self, seconds: float, seen: int) -> None:
         async with anyio.create_task_group() as tasks:
 
             async def listen() -> None:
-                await self._news.wait()
+                await self._news.wait(seen)
                 tasks.cancel_scope.cancel()
 
             tasks.start_soon(listen)
@@ -178,7 +179,7 @@ class Scheduler:
             logger.exception("job %s", claim.job.id)
         finally:
             self._under_way -= 1
-            self._news.set()
+            self._news.notify()
 
     async def carry_out(self, claim: Claim, request: AgentRequest | None = None) -> RunResult:
         """Runs a job once; what goes wrong in the turn is its result.

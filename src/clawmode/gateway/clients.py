@@ -12,6 +12,7 @@ import anyio
 from clawmode.rpc import protocol
 from clawmode.rpc.protocol import Hello
 from clawmode.rpc.scopes import Scope, may_see
+from clawmode.tasks import Notifier
 from clawmode.text import without_surrogates
 from clawmode.types import JsonObject, JsonValue
 
@@ -68,7 +69,7 @@ class Client:
     dropped: anyio.Event = field(default_factory=anyio.Event)
     _frames: deque[str] = field(default_factory=deque[str])
     _buffered: int = 0
-    _news: anyio.Event = field(default_factory=anyio.Event)
+    _news: Notifier = field(default_factory=Notifier)
 
     def send(self, frame: str) -> None:
         """Has a frame sent. A client that does not read for long is dropped, and nobody else."""
@@ -81,12 +82,12 @@ class Client:
             self._buffered = 0
             self.dropped.set()
             self.finish(protocol.CLOSE_SLOW, "it does not read what it is sent")
-        self._news.set()
+        self._news.notify()
 
     def finish(self, code: int, reason: str) -> None:
         """Ends the connection, when what waits is sent."""
         self.closing = self.closing or (code, reason)
-        self._news.set()
+        self._news.notify()
 
     def tell(self, told: EncodedEvent) -> None:
         """Tells of an event, if it may see it and wants to."""
@@ -111,7 +112,6 @@ class Client:
                 yield frame
             if self.closing is not None:
                 return
-            self._news = anyio.Event()
             await self._news.wait()
 
     def describe(self) -> JsonObject:

@@ -39,6 +39,7 @@ from clawmode.code_mode.results import compact
 from clawmode.context import RunContext
 from clawmode.foreign import message_of, must_propagate
 from clawmode.mcp.servers import McpServers
+from clawmode.tasks import Notifier
 from clawmode.text import truncate
 from clawmode.tools.approvals import Decision, InputQuestion, Question
 from clawmode.tools.executor import CallEvent
@@ -215,14 +216,14 @@ class Face:
 
     async def announce_changes(self) -> None:
         """Tells clients that have listed the tools when their text changes, until cancelled."""
-        changed = anyio.Event()
-        unwatch = self._servers.watch(lambda view: changed.set())
+        changes = Notifier()
+        unwatch = self._servers.watch(lambda view: changes.notify())
         try:
-            known = self._definitions()
+            known, seen = self._definitions(), changes.count
             while True:
-                await changed.wait()
+                await changes.wait(seen)
                 await anyio.sleep(SETTLE_SECONDS)  # servers often connect at about the same time
-                changed = anyio.Event()
+                seen = changes.count
                 if (now := self._definitions()) != known:
                     known = now
                     await self._announce()

@@ -40,7 +40,7 @@ from clawmode.mcp.wire import (
     Reads,
     Writes,
 )
-from clawmode.tasks import Lifetime
+from clawmode.tasks import Lifetime, Notifier
 from clawmode.tools.tool import Tool, ToolContext
 from clawmode.types import JsonObject
 
@@ -246,20 +246,20 @@ class _Watch:
     suspect: bool = False
     stale: bool = False
     over: bool = False
-    bell: anyio.Event = field(default_factory=anyio.Event)
+    changes: Notifier = field(default_factory=Notifier)
+    seen: int = 0
 
     def ring(self, *, suspect: bool = False, stale: bool = False, over: bool = False) -> None:
         self.suspect |= suspect
         self.stale |= stale
         self.over |= over
-        self.bell.set()
+        self.changes.notify()
 
     def notice(self, notice: Notice) -> None:
         self.ring(suspect=notice == "suspect", over=notice == "lost")
 
     async def wait(self) -> None:
-        await self.bell.wait()
-        self.bell = anyio.Event()
+        self.seen = await self.changes.wait(self.seen)
 
 
 class _Server:
@@ -290,8 +290,8 @@ class _Server:
         self._watch = _Watch()
         self._life = anyio.CancelScope()
         self._closing = False
-        self._wake = anyio.Event()
-        self._turn = anyio.Event()  # set and replaced at every change of state
+        self._wake = Notifier()
+        self._turn = Notifier()  # at every change of state
         self._attempts = 0
         self._failures = 0
         self._wanted = False
@@ -329,7 +329,7 @@ class _Server:
     def want(self) -> None:
         """Has its owner connect it, as soon as it is time to."""
         self._wanted = True
-        self._wake.set()
+        self._wake.notify()
 
     async def settled(self) -> None:
         """Waits until the first attempt to connect has ended."""
@@ -362,9 +362,9 @@ class _Server:
     def close(self) -> None:
         """Ends it, politely if that is possible in time."""
         self._closing = True
-        self._wake.set()
+        self._wake.notify()
         self._watch.ring()
-        self._announce()
+        self._turn.notify()
         if self.view.state == "connecting":
             self._life.cancel()
         else:
@@ -405,7 +405,6 @@ class _Server:
             patient = wait if self._wanted else math.inf
             with anyio.move_on_after(patient):
                 await self._wake.wait()
-            self._wake = anyio.Event()
 
     async def _live(self) -> None:
         """One connection, from its start to its end."""
@@ -506,8 +505,7 @@ class _Server:
             with anyio.fail_after(self.settings.connect_timeout):
                 await self._relist(connection)
         except (MCPError, TimeoutError, ValueError) as error:  # ValueError: it is not valid
-            watch.suspect = True
-            watch.bell.set()
+            watch.ring(suspect=True)
             text = connection.link.clean(message_of(error)) or type(error).__name__
             note = f"its list of tools could not be read again: {text}"
             self._show(replace(self.view, notes=(*self.view.notes[:20], note)))
@@ -570,11 +568,7 @@ class _Server:
         if view != self.view:
             self.view = view
             self._on_change(view)
-        self._announce()
-
-    def _announce(self) -> None:
-        self._turn.set()
-        self._turn = anyio.Event()
+        self._turn.notify()
 
     @staticmethod
     def _explain(error: BaseException, link: Link) -> str:

@@ -18,7 +18,7 @@ from clawmode.agent.requests import RunResult, Streaming
 from clawmode.agent.runtime import AgentRuntime, Run
 from clawmode.messaging.channel import Channel
 from clawmode.messaging.outbox import MAX_CHARS, Outbox
-from clawmode.tasks import BackgroundTasks
+from clawmode.tasks import BackgroundTasks, Notifier
 from clawmode.types import JsonObject
 
 logger = logging.getLogger("clawmode.chat")
@@ -75,20 +75,7 @@ class _Reply:
     shown: str = ""
     ended: bool = False
     done: anyio.Event = field(default_factory=anyio.Event)
-    changes: int = 0
-    _news: anyio.Event = field(default_factory=anyio.Event)
-
-    def tell(self) -> None:
-        """Something has changed."""
-        self.changes += 1
-        self._news.set()
-        self._news = anyio.Event()
-
-    async def changed(self, since: int) -> int:
-        """Waits for more changes than there were; how many there are now."""
-        while self.changes == since:
-            await self._news.wait()
-        return self.changes
+    changes: Notifier = field(default_factory=Notifier)
 
     @property
     def streaming(self) -> Streaming:
@@ -160,7 +147,7 @@ class Delivery:
             _hear(reply, event.data)
         elif event.stream == "thinking":
             reply.thoughts += str(event.data.get("delta", ""))
-        reply.tell()
+        reply.changes.notify()
 
     def _begin(self, run_id: str) -> None:
         run = self._runtime.find(run_id)
@@ -181,7 +168,7 @@ class Delivery:
     async def _chat(self, reply: _Reply) -> None:
         seen = 0
         while not reply.ended:
-            seen = await reply.changed(seen)
+            seen = await reply.changes.wait(seen)
             thoughts = reply.thoughts if reply.streaming.reasoning == "stream" else ""
             text = "" if may_be_silent(reply.text) else reply.text
             if (text or thoughts) and (text, thoughts) != reply.told and not reply.ended:
@@ -213,7 +200,7 @@ class Delivery:
             if reply.before is not None:
                 await reply.before.wait()
             while not reply.ended:
-                seen = await reply.changed(seen)
+                seen = await reply.changes.wait(seen)
                 if reply.in_blocks or channel.can_edit:
                     await self._send_blocks(reply)
                 if not reply.in_blocks and channel.can_edit and not reply.ended:

@@ -10,7 +10,7 @@ import logging
 import os
 import time
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 
 import anyio
@@ -36,7 +36,7 @@ from clawmode.sandbox.protocol import (
     Start,
     Suspension,
 )
-from clawmode.tasks import Lifetime
+from clawmode.tasks import Lifetime, Notifier
 from clawmode.types import JsonText
 
 logger = logging.getLogger("clawmode.sandbox")
@@ -96,7 +96,7 @@ class Tenancy:
 class Waiter:
     """A cell in the queue."""
 
-    event: anyio.Event
+    turn: Notifier = field(default_factory=Notifier)
     worker: WorkerProcess | None = None
 
 
@@ -188,7 +188,7 @@ class Pool:
         for worker in list(self._workers):
             self._discard(worker)
         for waiter in self._queue:
-            waiter.event.set()
+            waiter.turn.notify()
         try:
             with anyio.move_on_after(2):
                 while self._reap():  # noqa: ASYNC110 - the kernel sets no event of ours
@@ -316,7 +316,7 @@ class Pool:
         """Stops a cell within 20 ms, wherever it is, and marks it: it will not step again."""
         cell.aborted = True
         if cell.waiter is not None:
-            cell.waiter.event.set()
+            cell.waiter.turn.notify()
         if cell.moving is not None:
             cell.moving.set()
         if cell.equipping is not None:
@@ -374,7 +374,7 @@ class Pool:
         if self._queue and self._workers[worker] is None:
             waiter = self._queue.popleft()
             waiter.worker = worker
-            waiter.event.set()
+            waiter.turn.notify()
             self._wake_first()
         elif len(self._queue) > self._soon_empty():
             self._evict(worker)
@@ -488,14 +488,14 @@ class Pool:
 
     async def _wait(self, cell: Tenancy, deadline: float) -> WorkerProcess:
         """Queues for a worker; if the queue stands still, makes one."""
-        waiter = cell.waiter = Waiter(anyio.Event())
+        waiter = cell.waiter = Waiter()
         self._queue.append(waiter)
         try:
             while waiter.worker is None and (left := deadline - time.monotonic()) > 0:
                 # The first in the queue watches it for all: a thousand timers would be the hog.
                 first = self._queue[0] is waiter
                 with anyio.move_on_after(min(left, GROW_AFTER) if first else left):
-                    await waiter.event.wait()
+                    await waiter.turn.wait()
                 self._check(cell)
                 if waiter.worker is None and first and self._should_grow():
                     self._grow()
@@ -550,9 +550,7 @@ class Pool:
 
     def _wake_first(self) -> None:
         if self._queue:
-            first = self._queue[0]
-            first.event.set()
-            first.event = anyio.Event()
+            self._queue[0].turn.notify()
 
     async def _make_ready(self, worker: WorkerProcess, cell: Tenancy, deadline: float) -> None:
         while not worker.booted.done():

@@ -28,6 +28,7 @@ from anyio.lowlevel import checkpoint_if_cancelled, current_token
 
 from clawmode.exceptions import ClawmodeError
 from clawmode.files import open_lock, try_lock, unlock
+from clawmode.tasks import Notifier
 
 logger = logging.getLogger("clawmode.sessions")
 
@@ -90,7 +91,7 @@ class _Ticket:
     """A place in the queue. Events work in one event loop; tickets of others look now and then."""
 
     loop: object
-    called: anyio.Event = field(default_factory=anyio.Event)
+    called: Notifier = field(default_factory=Notifier)
 
 
 @dataclass(eq=False, slots=True)
@@ -104,7 +105,7 @@ class _Place:
         """Wakes whoever is next, if that is somebody in this event loop."""
         with contextlib.suppress(RuntimeError):
             if self.hold is None and self.queue and self.queue[0].loop == current_token():
-                self.queue[0].called.set()
+                self.queue[0].called.notify()
 
 
 _places: dict[str, _Place] = {}
@@ -213,7 +214,6 @@ class SessionLock:
                     raise self._busy(place, seconds)
                 with anyio.move_on_after(min(pause, left)):
                     await ticket.called.wait()
-                ticket.called = anyio.Event()
                 pause = min(pause * 1.5, LONGEST_PAUSE)
             return hold
         finally:

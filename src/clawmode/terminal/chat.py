@@ -20,6 +20,7 @@ from clawmode.app.console import RED, wrap
 from clawmode.exceptions import ClawmodeError
 from clawmode.messaging.inbox import How
 from clawmode.messaging.slash import COMMANDS, tell_stopped
+from clawmode.tasks import Notifier
 from clawmode.terminal.chat_prompt import ChatDesk, Prompt, Seat, TerminalChannel
 from clawmode.terminal.chat_screen import Screen
 from clawmode.terminal.chat_view import ChatView, Words
@@ -128,7 +129,7 @@ class Chat:
         self._stopped_at = -math.inf
         self._failure: ClawmodeError | None = None
         self._ending = anyio.Event()
-        self._run_ended = anyio.Event()
+        self._run_ended = Notifier()
 
     async def run(self, partner: Partner, desk: ChatDesk | None) -> None:
         """Talks, until the person has had enough.
@@ -174,8 +175,7 @@ class Chat:
             self._view.take(event)
             self._prompt.redraw()
             if not self._view.doing:
-                self._run_ended.set()
-                self._run_ended = anyio.Event()
+                self._run_ended.notify()
 
     def _tell(self, text: str) -> None:
         if self._view.is_new(text):

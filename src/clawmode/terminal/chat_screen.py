@@ -28,6 +28,7 @@ from prompt_toolkit.output.defaults import create_output
 from prompt_toolkit.utils import get_cwidth
 
 from clawmode.exceptions import ConfigurationError
+from clawmode.tasks import Notifier
 from clawmode.text import IN_TEXT, escape
 
 PAUSE_SECONDS = 0.03
@@ -72,7 +73,7 @@ class Screen:
         self._held = 0
         self._kept: deque[str] = deque(maxlen=MAX_HELD)
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._news = anyio.Event()
+        self._news = Notifier()
         self._turn = anyio.Lock()
 
     def __enter__(self) -> "Screen":
@@ -138,7 +139,7 @@ class Screen:
 
     def _wake(self) -> None:
         if (loop := self._loop) is not None:
-            loop.call_soon_threadsafe(self._tell)
+            loop.call_soon_threadsafe(self._news.notify)
 
     def note(self, text: str) -> None:
         """Says what is waited for before there is a prompt, until something else is shown."""
@@ -163,10 +164,10 @@ class Screen:
         """Shows what is said, until it is cancelled."""
         self._loop = asyncio.get_running_loop()
         while True:
-            news = self._news
+            seen = self._news.count
             await self.shown()
             await anyio.sleep(PAUSE_SECONDS)
-            await news.wait()
+            await self._news.wait(seen)
 
     async def shown(self) -> None:
         """Waits until all that was said can be seen."""
@@ -175,10 +176,6 @@ class Screen:
                 if self._lines:
                     async with in_terminal():
                         self._print()
-
-    def _tell(self) -> None:
-        self._news.set()
-        self._news = anyio.Event()
 
     def _print(self) -> None:
         with self._lock:

@@ -17,6 +17,7 @@ from typing import IO, Literal
 import anyio
 
 from clawmode.app.console import duration, fold, fold_words
+from clawmode.tasks import Notifier
 from clawmode.terminal.forms import fill_in, introduce
 from clawmode.text import escape, one_line
 from clawmode.tools.approvals import Approvals, Decision, InputQuestion, Mode, Question, Resolution
@@ -180,22 +181,22 @@ class Desk(Approvals):
         self._terminal = terminal
         self._paused = paused
         self._waiting: deque[Question | InputQuestion] = deque()
-        self._news = anyio.Event()
+        self._news = Notifier()
         self.put_off = False
 
     async def ask(self, question: Question) -> Resolution:
         """Waits for the answer, no longer than the question lives."""
         self._waiting.append(question)
-        self._tell()
+        self._news.notify()
         try:
             return await super().ask(question)
         finally:
-            self._tell()
+            self._news.notify()
 
     async def ask_input(self, question: InputQuestion) -> JsonObject | None:
         """Waits for what a tool wants to know, no longer than the question lives."""
         self._waiting.append(question)
-        self._tell()
+        self._news.notify()
         return await super().ask_input(question)
 
     async def serve(self) -> None:
@@ -214,10 +215,6 @@ class Desk(Approvals):
         """Waits until no question is open, or the person wants to decide later."""
         while self.pending() and not self.put_off:
             await self._news.wait()
-
-    def _tell(self) -> None:
-        self._news.set()
-        self._news = anyio.Event()
 
     async def _put(self, question: Question | InputQuestion) -> None:
         answered = False
@@ -246,7 +243,7 @@ class Desk(Approvals):
         if decision is None:
             self.put_off = True
             self._terminal.show("\nThe program is left waiting.\n")
-            self._tell()
+            self._news.notify()
             return True
         return self.resolve(question.id, decision)
 
