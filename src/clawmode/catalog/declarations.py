@@ -1,8 +1,8 @@
-"""MCP servers as TypeScript declarations: what guest code calls their tools, and the `API` files.
+"""TypeScript declarations of MCP servers: the identifiers of their tools, and the `API` files.
 
-Pure text: names, descriptions and schemas of strangers in, `mcp/<server>.d.ts` and `mcp/index.d.ts`
-out. The types themselves are `schema_types`'s business. Whatever a server sends, a file is valid
-TypeScript by itself, has at most about `MAX_FILE_CHARS`, and takes a bounded time to make.
+The input is the untrusted names, descriptions and schemas of a server, the output the text of
+`mcp/<server>.d.ts` and `mcp/index.d.ts`; `schema_types` renders the types. Whatever a server sends,
+a file is valid TypeScript, has at most about `MAX_FILE_CHARS`, and takes a bounded time.
 """
 
 import re
@@ -34,12 +34,12 @@ MAX_FILE_CHARS = 512 * 1024
 MAX_INDEX_CHARS = 64 * 1024
 
 SERVER_MEMBERS = frozenset({"$api", "resources", "prompts"})
-"""What every server's namespace may have besides its tools."""
+"""Members that a server's namespace may have besides its tools."""
 ROOT_MEMBERS = frozenset({"$api", "index"})
-"""What `MCP` and the folder of its files have besides the servers."""
+"""Members of `MCP`, and files in its folder, besides the servers."""
 
-# `then` would make a promise of the object, `toJSON` would be called when it is passed around, the
-# language's words cannot be declared, and the rest is there already in every object.
+# With a `then`, `await` would treat the namespace as a promise; JSON calls `toJSON`. Reserved words
+# cannot be declared, and every object has the other members already.
 _FORBIDDEN = RESERVED_WORDS.union(
     "constructor prototype hasOwnProperty isPrototypeOf propertyIsEnumerable toLocaleString "
     "toString valueOf then toJSON eval undefined globalThis".split()
@@ -62,7 +62,7 @@ type McpApiHeader = {
   [key: string]: unknown;
 };
 """
-"""What every file begins with; of files that are checked together, all but one have to lose it."""
+"""The start of every file. A compiler that gets several files must see it only once."""
 
 _API = """\
 /** Return this TypeScript-style API header. */
@@ -104,7 +104,7 @@ RESULT_STAGES = (
     Limits(3_000, objects=2, docs=False),
     Limits(3_000, objects=1, nesting=4, docs=False),
 )
-"""A result that a program can look at takes fewer words than an input that it has to write."""
+"""Results get less room than inputs, because a program can inspect a result at run time."""
 
 _LEADING_CAPITALS = re.compile(r"^[A-Z]+(?![a-z])")
 
@@ -118,14 +118,14 @@ def identifiers(
     reserved: Collection[str] = SERVER_MEMBERS,
     empty: str = "tool",
 ) -> dict[str, str]:
-    """What guest code calls the tools of a server, or the servers: `create_issue` → `createIssue`.
+    """Returns the identifiers of tools or servers in guest code: `create_issue` → `createIssue`.
 
-    The same names get the same identifiers in whatever order they come. An identifier that is
-    forbidden or taken gets a number from 2. Of several names for one identifier, the one that is
-    spelled like it has it.
+    The result does not depend on the order of the names. An identifier that is forbidden or taken
+    gets a number, starting with 2. If several names give one identifier, the name that equals the
+    identifier gets it.
 
     Args:
-        names: As the servers or the configuration have them.
+        names: The names that the servers or the configuration use.
         reserved: Identifiers that are taken from the start: `ROOT_MEMBERS` for servers.
         empty: The identifier of a name without any usable character.
     """
@@ -164,10 +164,10 @@ def _to_camel_case(name: str) -> str:
 
 
 def _is_usable(char: str) -> bool:
-    """Whether an identifier may have the character; `_` only parts words."""
+    """True if an identifier may have the character; `_` only separates words."""
     if char.isascii():
         return char.isalnum() or char == "$"
-    # Python knows newer letters than a guest or a reader may.
+    # Python knows letters that are too new for the guest's engine.
     return f"_{char}".isidentifier() and unicodedata.ucd_3_2_0.category(char) != "Cn"
 
 
@@ -182,15 +182,15 @@ def render_server(
     prompts: bool = False,
     max_chars: int = MAX_FILE_CHARS,
 ) -> str:
-    """The text of `mcp/<server>.d.ts`.
+    """Returns the text of `mcp/<server>.d.ts`.
 
     Args:
         server: The server's identifier.
-        tools: Its tools by their identifiers, in the order in which they are declared.
-        resources: It has resources.
-        prompts: It has prompts.
-        max_chars: When the file has so many, tools are declared without their schemas, and when
-            that does not help, left out.
+        tools: The tools by identifier, in the order of their declarations.
+        resources: True if the server has resources.
+        prompts: True if the server has prompts.
+        max_chars: Above this size, tools are declared without their schemas, and left out if that
+            is not enough.
     """
     extras = [_RESOURCES] * resources + [_PROMPTS] * prompts
     frame = _render_namespace(f"MCP.{server}", [_API, _LEFT_OUT, *extras])
@@ -201,10 +201,10 @@ def render_server(
 
 
 def render_index(servers: Mapping[str, Collection[str]]) -> str:
-    """The text of `mcp/index.d.ts`: what `MCP` itself has, and where to read on.
+    """Returns the text of `mcp/index.d.ts`: the servers, and the names of their tools.
 
     Args:
-        servers: The identifiers of the servers, and of the tools of each.
+        servers: The identifiers of the servers, and those of the tools of each.
     """
     share = max(MAX_INDEX_CHARS // max(len(servers), 1), 100)
     notes = [_render_entry(server, list(tools), share) for server, tools in servers.items()]
@@ -232,30 +232,31 @@ def _render_entry(server: str, tools: list[str], most: int) -> str:
 
 
 class _Namespace:
-    """The declarations of one server's tools, as long as there is room."""
+    """The declarations of one server's tools, within `room` characters."""
 
     def __init__(self, tools: Mapping[str, Tool], room: int) -> None:
         self._tools = tools
         self._room = room
-        self._work = 2 * room  # in characters made, because a schema can cost more than it shows
+        # Rendered characters, those discarded included: a short type can come of a long schema.
+        self._work = 2 * room
         self._brief = {name: _render_brief(name, tool) for name, tool in tools.items()}
-        # Room for those that follow is kept free, so that a long schema takes no tool's place.
-        self._kept_free = sum(map(_size, self._brief.values()))
+        # Room for the brief forms of later tools, so that one long schema displaces no other tool.
+        self._reserved = sum(map(_size, self._brief.values()))
         self._left_out = 0
         self._aliases: dict[str, str] = {}
         self._blocks: list[str] = []
 
     @property
     def blocks(self) -> list[str]:
-        """What was declared, each with the aliases that it needs and no one had before."""
+        """The declarations, each after the aliases that it is the first to use."""
         return self._blocks + [_LEFT_OUT.format(self._left_out)] * bool(self._left_out)
 
     def declare(self, identifier: str) -> None:
         brief = self._brief[identifier]
-        self._kept_free -= _size(brief)
-        if self._work > 0 and self._room > self._kept_free:
+        self._reserved -= _size(brief)
+        if self._work > 0 and self._room > self._reserved:
             block, aliases = self._render(identifier, self._tools[identifier])
-            if _size(block) <= self._room - self._kept_free:
+            if _size(block) <= self._room - self._reserved:
                 self._aliases |= aliases
                 self._add(block)
                 return
@@ -271,7 +272,8 @@ class _Namespace:
     def _render(self, identifier: str, tool: Tool) -> tuple[str, dict[str, str]]:
         prefix = identifier[0].upper() + identifier[1:]
         aliases: dict[str, str] = {}
-        made = self._settle(partial(render_type, tool.parameters, is_input=True), prefix, aliases)
+        render = partial(render_type, tool.parameters, is_input=True)
+        made = self._render_type(render, prefix, aliases)
         result = self._render_result(tool, f"{prefix}Result", aliases)
         lines = _describe(tool, MAX_DESCRIPTION_CHARS)
         lines += [f"@param {clean_line(quote_key(key))} {doc}" for key, doc in made.docs.items()]
@@ -283,17 +285,17 @@ class _Namespace:
         if tool.output_schema is None:
             return "McpToolResult"
         render = partial(render_type, tool.output_schema, stages=RESULT_STAGES)
-        content = f"structuredContent?: {self._settle(render, prefix, aliases).text}"
+        content = f"structuredContent?: {self._render_type(render, prefix, aliases).text}"
         if "\n" in content or len(content) > ONE_LINE_CHARS:
             return "McpToolResult & {" + indent(f"\n{content};") + "\n}"
         return f"McpToolResult & {{ {content} }}"
 
-    def _settle(
+    def _render_type(
         self, render: Callable[..., RenderedType], prefix: str, aliases: dict[str, str]
     ) -> RenderedType:
-        """Makes a type and adds its aliases, under other names if theirs mean something else here.
+        """Renders a type and adds its aliases, renamed if another alias has the same name.
 
-        Tools of one server often share definitions; those that are the same are declared once.
+        Tools of one server often share definitions, and equal definitions are declared once.
         """
         known = ChainMap(aliases, self._aliases)
         made = render(taken=_TAKEN_TYPES)
@@ -312,7 +314,7 @@ def _render_brief(identifier: str, tool: Tool) -> str:
 
 
 def _size(block: str) -> int:
-    """How many characters a block has in its file."""
+    """Returns the number of characters of a block in its file."""
     return len(indent(f"\n\n{block}"))
 
 

@@ -1,7 +1,8 @@
 """MCP servers as programs see them: `MCP.<server>.<tool>(input)`, `$api`, and the files of `API`.
 
-Host side of the guest's `MCP` and `API`. A call comes back as a path and becomes a tool of the run
-and its input; nothing is called here. The tools are the run's, so what policy removed is not there.
+The host side of the guest's `MCP` and `API`. A call arrives as a path and is resolved to a tool of
+the run and its input; nothing is called here. Tools that the policy removed do not appear, because
+only the run's own tools are used.
 """
 
 from collections import defaultdict
@@ -24,18 +25,22 @@ from clawmode.types import JsonObject, JsonValue, copy_json
 
 MAX_ALL_FILES_CHARS = 2 << 20
 MIN_FILE_CHARS = 8 << 10
-"""Each file gets a part of the former, and at least the latter."""
+"""All files share the first limit, and each one may have at least the second."""
 
 MAX_SHOWN = 80
 MAX_LISTED = 10
 
 GROUPS = {"resources": ("list", "read"), "prompts": ("list", "get")}
-"""What a server can have beside its own tools; behind `resources.list` is `resources/list`."""
+"""The calls of MCP that are not tools; `resources.list` calls the tool `resources/list`."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Server:
-    """One server's tools, by what programs call them."""
+    """The tools of one server, by their identifiers in guest code.
+
+    Attributes:
+        own_names: The identifiers by the names that the server itself uses.
+    """
 
     name: str
     functions: dict[str, Tool]
@@ -51,7 +56,7 @@ class _Server:
         return None
 
     def identifier(self, wanted: str) -> str:
-        """What programs call a tool that may be named as the server does."""
+        """Returns the identifier of a tool that may be given by the server's own name."""
         return wanted if wanted in self.functions else self.own_names.get(wanted, wanted)
 
 
@@ -62,8 +67,8 @@ class McpNamespace:
     """The MCP servers of one run.
 
     Args:
-        tools: The run's tools; those of MCP servers are used.
-        absent: Servers whose tools are not known, and why; empty while they connect.
+        tools: The run's tools; tools of other sources are ignored.
+        absent: Servers whose tools are not known, with the reason; empty while they connect.
     """
 
     def __init__(
@@ -84,11 +89,11 @@ class McpNamespace:
         return bool(self._servers)
 
     def server_names(self) -> list[str]:
-        """What programs call the servers."""
+        """Returns the identifiers of the servers in guest code."""
         return list(self._servers)
 
     def connecting(self) -> list[str]:
-        """What programs call the servers that are still connecting."""
+        """Returns the identifiers of the servers that are still connecting."""
         return [self._identifiers[name] for name, why in sorted(self.absent.items()) if not why]
 
     @cached_property
@@ -96,7 +101,7 @@ class McpNamespace:
         """The virtual files, by path."""
         index = {name: server.functions for name, server in self._servers.items()}
         made = {"mcp/index.d.ts": render_index(index)}
-        # Every program has them in its heap, where it must still be possible to freeze it.
+        # The heap of every program has these files, and must stay small enough to be frozen.
         share = max(MAX_ALL_FILES_CHARS // max(len(self._servers), 1), MIN_FILE_CHARS)
         for name, server in self._servers.items():
             made[f"mcp/{name}.d.ts"] = render_server(
@@ -111,7 +116,7 @@ class McpNamespace:
         return made
 
     def setup(self) -> JsonObject | None:
-        """What a program is given from the start; None if there is no server."""
+        """Returns what a program has from the start; None if there is no server."""
         if not self and not self.connecting():
             return None
         servers: JsonObject = {
@@ -124,7 +129,7 @@ class McpNamespace:
         files: list[JsonValue] = [
             {
                 "path": path,
-                "description": self._description(path),
+                "description": self._describe_file(path),
                 "bytes": len(text.encode("utf-8", "replace")),
                 "text": text,
             }
@@ -137,7 +142,7 @@ class McpNamespace:
         }
         return {"servers": servers, "names": own_names, "files": files}
 
-    def _description(self, path: str) -> str:
+    def _describe_file(self, path: str) -> str:
         if path == "mcp/index.d.ts":
             return f"The MCP servers ({len(self._servers)}) and the names of their tools."
         name = path.removeprefix("mcp/").removesuffix(".d.ts")
@@ -147,13 +152,13 @@ class McpNamespace:
             f"Declarations of the tools of MCP.{name}, {len(self._servers[name].functions)} in all."
         )
 
-    # ---- What a program asks for ----
+    # ---- Requests of a program ----
 
     def resolve(self, path: JsonValue, args: JsonValue) -> tuple[Tool, JsonObject]:
-        """The tool that a call means, and its input.
+        """Returns the tool that a call names, and its input.
 
         Raises:
-            NamespaceCallRefused: There is none, or the input is no object.
+            NamespaceCallRefused: No tool has this path, or the input is not an object.
         """
         parts = [part for part in path if isinstance(part, str)] if isinstance(path, list) else []
         if not isinstance(path, list) or len(parts) != len(path) or not parts:
@@ -162,17 +167,17 @@ class McpNamespace:
         tool = server.find(parts[1:])
         if tool is None:
             raise self._no_tool(name, server, ".".join(parts[1:]))
-        given, *more = args if isinstance(args, list) and args else [{}]
+        given, *others = args if isinstance(args, list) and args else [{}]
         if not isinstance(given, dict):
             raise NamespaceCallRefused(f"{tool.id} takes one object.")
-        if any(each is not None for each in more):  # None: `undefined`, which is no argument
-            text = f"{tool.id} takes one object, not {1 + len(more)} arguments: merge them."
+        if any(other is not None for other in others):  # `undefined` arrives as None, and is fine
+            text = f"{tool.id} takes one object, not {1 + len(others)} arguments: merge them."
             raise NamespaceCallRefused(text)
-        # Before hooks and approvals: they are to see what is sent.
+        # Before hooks and approvals run, so that they see what is sent.
         return tool, with_defaults(tool.parameters, given)
 
     def describe(self, server: JsonValue, wanted: JsonValue, options: JsonValue) -> JsonObject:
-        """The answer of `$api`: a header of all servers, of one, or of one of its tools.
+        """Returns the answer of `$api`: declarations of all servers, of one, or of one tool.
 
         Raises:
             NamespaceCallRefused: There is no such server or tool.
@@ -187,28 +192,23 @@ class McpNamespace:
         if wanted is None:
             tools = list[JsonValue](found.functions)
             return {"header": self.files[f"mcp/{name}.d.ts"], "server": name, "tools": tools}
-        return self._describe_tool(name, found, wanted, schema)
-
-    def _describe_tool(
-        self, name: str, server: _Server, wanted: JsonValue, schema: bool
-    ) -> JsonObject:
-        identifier = server.identifier(wanted) if isinstance(wanted, str) else ""
-        tool = server.functions.get(identifier)
+        identifier = found.identifier(wanted) if isinstance(wanted, str) else ""
+        tool = found.functions.get(identifier)
         if tool is None:
-            raise self._no_tool(name, server, str(wanted)[:MAX_SHOWN])
+            raise self._no_tool(name, found, str(wanted)[:MAX_SHOWN])
         header = render_server(name, {identifier: tool})
-        made: JsonObject = {"header": header, "server": name, "tools": [identifier]}
+        answer: JsonObject = {"header": header, "server": name, "tools": [identifier]}
         if schema:
             schemas: JsonObject = {"parameters": dict(tool.parameters)}
             if tool.output_schema is not None:
                 schemas["outputSchema"] = dict(tool.output_schema)
-            made["schemas"] = {identifier: schemas}
-        return made
+            answer["schemas"] = {identifier: schemas}
+        return answer
 
     # ---- Names ----
 
     def call_of(self, tool: Tool) -> str:
-        """How a program calls a tool of these servers: `MCP.time.convertTime`."""
+        """Returns how a program calls a tool of these servers: `MCP.time.convertTime`."""
         name = self._identifiers[tool.owner]
         server = self._servers[name]
         if tool.name in server.own_names:
@@ -216,7 +216,7 @@ class McpNamespace:
         return f"MCP.{name}.{tool.name.replace('/', '.')}"
 
     def absent_server(self, wanted: JsonValue) -> str | None:
-        """The name of a server whose tools are not known, if a program means one."""
+        """Returns the name of a server whose tools are not known; None for other servers."""
         if not isinstance(wanted, str) or wanted in self._servers:
             return None
         if wanted in self.absent:
@@ -228,8 +228,8 @@ class McpNamespace:
         server = self._servers.get(name)
         if (absent := self.absent_server(wanted)) is not None:
             why = self.absent[absent] or "is still connecting"
-            told = why if why.startswith("cannot be ") else f"cannot be reached: it {why}"
-            raise NamespaceCallRefused(f"The MCP server {absent!r} {told}", "tool_failed")
+            problem = why if why.startswith("cannot be ") else f"cannot be reached: it {why}"
+            raise NamespaceCallRefused(f"The MCP server {absent!r} {problem}", "tool_failed")
         if server is None:
             text = f"There is no MCP server {wanted[:MAX_SHOWN]!r}"
             others = self._nearest("", wanted, {each: each for each in self._servers})
@@ -243,7 +243,7 @@ class McpNamespace:
         return NamespaceCallRefused(f"{text} `await MCP.{name}.$api()` has all.", "unknown_tool")
 
     def _nearest(self, place: str, wanted: str, known: Mapping[str, str]) -> str:
-        """Which name was meant, or which names there are."""
+        """Returns the end of an error message: a similar name, or a list of the known names."""
         if place not in self._near:
             spellings = list(known)
             self._near[place] = spellings, NearNames(spellings)
@@ -269,13 +269,13 @@ def _server(name: str, tools: list[Tool]) -> _Server:
 
 
 def with_defaults(schema: Mapping[str, JsonValue], given: Mapping[str, JsonValue]) -> JsonObject:
-    """The input with the schema's defaults for what was not given."""
+    """Returns the input, with the schema's defaults for properties that it lacks."""
     missing = {key: value for key, value in defaults_of(schema).items() if key not in given}
     return {**given, **copy_json(missing)}
 
 
 def defaults_of(schema: Mapping[str, JsonValue]) -> JsonObject:
-    """The defaults of a schema's properties."""
+    """Returns the defaults of a schema's properties."""
     properties = schema.get("properties")
     if not isinstance(properties, dict):
         return {}

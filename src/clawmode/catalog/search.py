@@ -1,8 +1,8 @@
-"""Finding documents by words: BM25F over split identifiers, in plain Python.
+"""Search by words: BM25F over split identifiers, in plain Python.
 
-Knows texts and positions, nothing of tools: which texts may be searched is the caller's decision.
-What a term adds to which score is worked out once, so that a search only adds. The same documents
-in the same order give the same answers everywhere.
+An index knows texts and positions, not tools: the caller decides which texts are searchable. The
+score of a term in each document is computed once, so a search only adds scores. Equal documents in
+equal order give equal results on every machine.
 """
 
 import math
@@ -16,22 +16,22 @@ from heapq import nsmallest
 from itertools import chain, pairwise
 from typing import NamedTuple, Protocol, TypeAlias
 
-# A word in a name says more than the same word in prose. Chosen on every other request of three
-# public sets (Seal-Tools, Bifrost, MetaTool), within the usual range of BM25F; `bench/search.py`
-# measures all of them.
+# A word in a name counts more than the same word in prose. Tuned on every other request of three
+# public data sets (Seal-Tools, Bifrost, MetaTool), within the usual range of BM25F;
+# `bench/search.py` measures all requests.
 K1 = 2.0
 WEIGHTS = (3.0, 2.0, 1.0, 1.0)  # the fields of a Document
-B = (0.75, 0.75, 0.5, 0.75)  # how much a long field takes from its words
-FORM = 1 / 3  # of what a word says: who asks for `teams` wants `get_teams` before `get_team`
+B = (0.75, 0.75, 0.5, 0.75)  # how much the length of a field lowers the score of its words
+FORM = 1 / 3  # the share of the exact form: a query for `teams` wants `get_teams` before `get_team`
 
-# Below this share of the best score a match is filler. On three public sets of tools and requests
-# (Seal-Tools, Bifrost, MetaTool) 0.35 costs at most 0.4 points of recall at 8 and drops up to a
-# third of the answers at 20; 0.5 costs 3 points at 8, and 15 at 20.
+# Matches below this share of the best score are dropped. On the same data sets, 0.35 costs at most
+# 0.4 points of recall at 8 and drops up to a third of the results at 20; 0.5 costs 3 points at 8,
+# and 15 at 20.
 CUTOFF = 0.35
 
-MIN_RARITY_BASE = 20  # among fewer documents, how many have a word says little about the word
+MIN_RARITY_BASE = 20  # with fewer documents, document frequencies say little about a word
 
-# What a stranger's text can cost.
+# Bounds on the cost of untrusted text.
 MAX_FIELD_CHARS = 4_000
 MAX_QUERY_CHARS = 1_000
 MAX_QUERY_TERMS = 128
@@ -51,7 +51,7 @@ _PART = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+|[^A-Za-z0-9]+")
 
 
 class Document(NamedTuple):
-    """The texts of one document that may be searched."""
+    """The searchable texts of one document."""
 
     name: str
     label: str = ""
@@ -60,24 +60,24 @@ class Document(NamedTuple):
 
 
 class Ranker(Protocol):
-    """Orders documents by how well they answer: the seam for a ranker that knows meanings."""
+    """Ranks documents for a query. `vectors` has an implementation that ranks by meaning."""
 
     def search(self, query: str, limit: int) -> list[tuple[int, float]]:
-        """Positions and scores of at most `limit` documents, the best first."""
+        """Returns positions and scores of at most `limit` documents, the best first."""
         ...
 
 
 RankerMaker: TypeAlias = Callable[[Sequence[Document], Ranker], Ranker]
-"""Makes a ranker of documents, and of one that ranks them by their words. Must be quick."""
+"""Makes a ranker from documents and a ranker that ranks these by words. Must not block."""
 
 
 def go_by_words(documents: Sequence[Document], words: Ranker) -> Ranker:
-    """The maker that adds nothing."""
+    """Returns `words` itself: the `RankerMaker` for ranking by words alone."""
     return words
 
 
 class _Posting(NamedTuple):
-    """What a term adds to the score of which document, and the most that it adds to any."""
+    """The score of a term in each document that has it, and the maximum of these scores."""
 
     scores: dict[int, float]
     bound: float
@@ -86,11 +86,11 @@ class _Posting(NamedTuple):
 class SearchIndex:
     """Ranks documents by BM25F.
 
-    Making one reads every text; a term is weighed when it is first asked for, because most never
-    are.
+    The constructor reads every text. A term is weighed when a query first has it, because most
+    terms never occur in a query.
 
     Args:
-        documents: What to search. Equal scores are ordered by position.
+        documents: The documents. Equal scores are ordered by position.
     """
 
     def __init__(self, documents: Sequence[Document]) -> None:
@@ -102,21 +102,23 @@ class SearchIndex:
         self._postings: dict[str, _Posting] = {}
 
     def search(self, query: str, limit: int) -> list[tuple[int, float]]:
-        """Positions and scores of at most `limit` documents, the best first, without poor ones."""
+        """Returns at most `limit` positions and scores, the best first, without poor matches."""
         postings = [self._posting(term) for term in query_terms(query) if self._has(term)]
         if not postings or limit < 1:
             return []
-        # A word that occurs nowhere stands for a document that we do not have, and what we do have
-        # is measured against that one too: `get the moon phase` is not answered with all getters.
+        # A word that no document has would have scored high. Without this threshold, the query
+        # `get the moon phase` would return every tool with `get` in its name.
         missing = CUTOFF * _rarity(self._base, 0) if self.unmatched(query) else 0.0
         scores, least = _add_up(postings, missing)
         good = [(-score, position) for position, score in scores.items() if score >= least]
         return [(position, -score) for score, position in nsmallest(limit, good)]
 
     def unmatched(self, query: str) -> list[str]:
-        """The words of the query that occur in no document, stop words aside."""
+        """Returns the words of the query, without stop words, that occur in no document."""
         words = _query_words(query)
-        pairs = (pair for pair in _neighbours(words) if self._knows("".join(pair)))
+        pairs = (
+            pair for pair in _neighbours(words) if any(map(self._has, terms_of("".join(pair))))
+        )
         known = set(chain.from_iterable(pairs))
         terms = {word.casefold(): terms_of(word) for word in words}
         return [
@@ -124,9 +126,6 @@ class SearchIndex:
             for word, of in terms.items()
             if of and word not in known and not any(map(self._has, of))
         ]
-
-    def _knows(self, word: str) -> bool:
-        return any(map(self._has, terms_of(word)))
 
     def _has(self, term: str) -> bool:
         return any(term in field.places for field in self._fields)
@@ -138,7 +137,7 @@ class SearchIndex:
 
 
 def query_terms(query: str) -> list[str]:
-    """What a query asks for: its words, and any two neighbours as one (`time zone`)."""
+    """Returns the terms of a query: of its words, and of neighbours as one word (`time zone`)."""
     words = _query_words(query)
     wanted = chain(words, map("".join, _neighbours(words)))
     return list(dict.fromkeys(chain.from_iterable(map(_terms_and_forms, wanted))))
@@ -153,15 +152,15 @@ def _neighbours(words: list[str]) -> Iterator[tuple[str, str]]:
 
 
 def _rarity(base: int, count: int) -> float:
-    """The inverse document frequency of a term that `count` of `base` documents have."""
+    """Returns the inverse document frequency of a term that `count` of `base` documents have."""
     return math.log(1 + (base - count + 0.5) / (count + 0.5))
 
 
 def _add_up(postings: list[_Posting], least: float) -> tuple[dict[int, float], float]:
-    """Scores by position, and the score that a good document has; lower ones may be partial.
+    """Returns scores by position, and the minimum score of a match; lower scores may be partial.
 
-    Rare terms come first. Once what is left cannot lift a new document to `least`, common terms
-    only add to documents that are in already: that is what keeps common words cheap.
+    Rare terms come first. Once the remaining terms together cannot lift a new document to `least`,
+    they only add to documents that are already scored, which makes common words cheap.
     """
     postings = sorted(postings, key=lambda posting: -posting.bound)[:MAX_QUERY_TERMS]
     left = sum(posting.bound for posting in postings)
@@ -178,7 +177,7 @@ def _add_up(postings: list[_Posting], least: float) -> tuple[dict[int, float], f
 
 
 def _merge(scores: dict[int, float], others: dict[int, float]) -> dict[int, float]:
-    """Adds up by position, walking the smaller one; `scores` is given away."""
+    """Adds scores by position. Walks the smaller dict; changes `scores` but never `others`."""
     if len(scores) < len(others):
         scores, others = others.copy(), scores
     for position, score in others.items():
@@ -186,13 +185,13 @@ def _merge(scores: dict[int, float], others: dict[int, float]) -> dict[int, floa
     return scores
 
 
-# Making the index
+# ---- Building the index ----
 
 
 class _Field(NamedTuple):
-    """One text of every document: where its terms occur, and what an occurrence counts for.
+    """One field of all documents: the positions of each term, and the weight of an occurrence.
 
-    Positions are arrays, once per occurrence: a list would be walked by every garbage collection.
+    `places` has arrays, with one item per occurrence: every garbage collection would walk lists.
     """
 
     places: "dict[str, array[int]]"
@@ -200,7 +199,7 @@ class _Field(NamedTuple):
 
 
 def _read_field(texts: Sequence[str], weight: float, b: float) -> _Field:
-    # By word first: there are many occurrences and few words, and only words need terms.
+    # Collected by word first, because stemming each distinct word once is cheaper.
     words: defaultdict[str, array[int]] = defaultdict(lambda: array("I"))
     lengths: list[int] = []
     for position, text in enumerate(texts):
@@ -208,21 +207,13 @@ def _read_field(texts: Sequence[str], weight: float, b: float) -> _Field:
         lengths.append(len(found))
         for word in found:
             words[word].append(position)
-    return _Field(_by_term(words), _worth(weight, b, lengths))
-
-
-def _by_term(words: "dict[str, array[int]]") -> "dict[str, array[int]]":
-    made: dict[str, array[int]] = {}
+    places: dict[str, array[int]] = {}
     for word, positions in words.items():
         for term in _terms_and_forms(word):
-            made[term] = made[term] + positions if term in made else positions
-    return made
-
-
-def _worth(weight: float, b: float, lengths: list[int]) -> list[float]:
-    """Less in a longer text."""
+            places[term] = places[term] + positions if term in places else positions
     average = sum(lengths) / len(lengths) or 1.0
-    return [weight / (1 - b + b * length / average) for length in lengths]
+    # An occurrence in a long text counts less.
+    return _Field(places, [weight / (1 - b + b * length / average) for length in lengths])
 
 
 def _weigh(term: str, fields: list[_Field], base: int) -> _Posting:
@@ -236,29 +227,27 @@ def _weigh(term: str, fields: list[_Field], base: int) -> _Posting:
     return _Posting(scores, max(scores.values()))
 
 
-# Words to terms
+# ---- Words and terms ----
 
 
 def split_words(text: str) -> list[str]:
-    """The words of a text, without accents; `snake_case` is two words, `camelCase` is one."""
-    return _ASCII_WORD.findall(text) if text.isascii() else _WORD.findall(_fold(text))
-
-
-def _fold(text: str) -> str:
-    split = unicodedata.normalize("NFKD", text)
-    return unicodedata.normalize("NFC", "".join(c for c in split if not unicodedata.combining(c)))
+    """Returns the words of a text, without accents; `snake_case` is two, `camelCase` one."""
+    if text.isascii():
+        return _ASCII_WORD.findall(text)
+    letters = [c for c in unicodedata.normalize("NFKD", text) if not unicodedata.combining(c)]
+    return _WORD.findall(unicodedata.normalize("NFC", "".join(letters)))
 
 
 def split_identifier(word: str) -> list[str]:
-    """The `camelCase` parts of a word, in small letters, without stop words."""
+    """Returns the `camelCase` parts of a word, in lower case, without stop words."""
     parts: list[str] = _PART.findall(word)
     return [small for part in parts if (small := part.casefold()) not in STOP_WORDS]
 
 
 def terms_of(word: str) -> tuple[str, ...]:
-    """What a word is found by: the stems of its `camelCase` parts, and of the whole.
+    """Returns the terms of a word: the stems of its `camelCase` parts, and of the whole word.
 
-    The whole is one of them because `GitHub` is one word to whoever asks for `github`.
+    With the whole word, the query `github` finds `GitHub`.
     """
     if word.isascii() and (word.isdecimal() or (word.isalpha() and word[1:].islower())):  # most
         return _stem_part(word.lower())
@@ -268,7 +257,7 @@ def terms_of(word: str) -> tuple[str, ...]:
 
 
 def _terms_and_forms(word: str) -> list[str]:
-    """What a word is found by, and the same unstemmed: being asked for in its own form counts."""
+    """Returns the terms of a word and its unstemmed forms, so that exact forms rank higher."""
     terms = terms_of(word)
     forms = [word.casefold()] if terms else []
     if len(terms) > 1:
@@ -284,11 +273,12 @@ def _stem_part(part: str) -> tuple[str, ...]:
         return (stem(short) if part.isalpha() else short,)
     if part < "\u3040" or len(part) < 3:
         return (part,)
-    return tuple(map("".join, pairwise(part)))  # Chinese and its kin: no spaces between words
+    return tuple(map("".join, pairwise(part)))  # Chinese and Japanese have no spaces between words
 
 
-# The stemmer: light on purpose. An ending that often changes the meaning stays (`custom`,
-# `customer`).
+# ---- The stemmer ----
+#
+# It is light on purpose: endings that often change the meaning stay (`custom`, `customer`).
 
 _VOWEL = re.compile(r"[aeiouy]")
 _SHORT = re.compile(r"[^aeiouy]*[aeiouy][^aeiouwxy]")  # `rat` and `us`: ends in a lost `e`
@@ -307,9 +297,9 @@ _DERIVATIONS = (
 _DERIVED = tuple(ending for ending, _ in _DERIVATIONS)
 
 
-@lru_cache(maxsize=8192)  # the parts of names are few and come again and again
+@lru_cache(maxsize=8192)  # names of tools repeat the same few words
 def stem(word: str) -> str:
-    """Cuts English endings: `creates`, `created`, `creating` and `creation` are one term."""
+    """Removes English endings: `creates`, `created`, `creating` and `creation` are one term."""
     if len(word) < 3:
         return word
     if word in _IRREGULAR:
@@ -327,15 +317,10 @@ def _cut_tense(word: str) -> str:
     for ending in ("ing", "ed"):
         root = word.removesuffix(ending)
         if root != word and len(root) > 1 and _VOWEL.search(root) and not word.endswith("eed"):
-            return _restore_root(root)
+            if root[-1] == root[-2] and root[-1] not in "lsz":
+                return root[:-1]  # `plann` becomes `plan`
+            return f"{root}e" if _SHORT.fullmatch(root) else root  # `rat` becomes `rate`
     return word
-
-
-def _restore_root(root: str) -> str:
-    """`plann` becomes `plan`, and `rat` becomes `rate`."""
-    if root[-1] == root[-2] and root[-1] not in "lsz":
-        return root[:-1]
-    return f"{root}e" if _SHORT.fullmatch(root) else root
 
 
 def _cut_derivation(word: str) -> str:

@@ -1,11 +1,11 @@
-"""Finding documents by what their words mean: static vectors, fused with what words find.
+"""Search by meaning: static word vectors, combined with the search by words.
 
-The one home of numpy, tokenizers and WordLlama, which come with `clawmode[search]`. Of WordLlama
-only the two files are used that it ships: its own loader looks for one of them in the wrong folder
-and then downloads, and importing it sets up logging for the whole process. Nothing is loaded before
-the first search, and nothing is fetched ever.
+The only module that uses numpy, tokenizers and WordLlama, which come with `clawmode[search]`. Of
+WordLlama, only two data files are used: its own loader looks for one of them in the wrong folder
+and then downloads it, and importing it sets up logging for the whole process. Nothing is loaded
+before the first search, and nothing is ever downloaded.
 
-A text is the sum of the vectors of its words. That knows English, and no word order.
+The vector of a text is the sum of the vectors of its words, in English, without word order.
 """
 
 import importlib.util
@@ -45,47 +45,47 @@ PACKAGES = ("numpy", "tokenizers", "wordllama")
 TOKENIZER = "tokenizers/l2_supercat_tokenizer_config.json"
 WEIGHTS = "weights/l2_supercat_256.safetensors"
 
-# Chosen on three public sets of tools and requests (Seal-Tools, Bifrost, MetaTool), of which
-# `bench/search.py` measures all; `MEANING` on every other request. Adding up shares of the best
-# score is 1 to 3 points of MRR better than fusing ranks on nearly all: how much better the best is
-# says something.
+# Tuned on three public data sets of tools and requests (Seal-Tools, Bifrost, MetaTool), `MEANING`
+# on every other request; `bench/search.py` measures all requests. Adding shares of the best score
+# gives 1 to 3 points more MRR than fusing ranks, because the distance to the best result counts.
 MEANING = 0.6
 FIELD_WEIGHTS = (2.0, 1.0, 1.0, 0.5)  # the fields of a Document
 MIN_SHARE = 0.5  # of the best cosine
 
-# Below this, a request that nothing answers is answered. Among 70 tools and 10,000, 18 and 28 % of
-# them are; 30 and 65 % at 0.22, which finds 10 and 7 points more of what is asked in other words.
+# A lower value returns more results for requests that no tool can answer. With 0.3, that happens
+# for 18 % of such requests among 70 tools, and for 28 % among 10,000. With 0.22 it happens for 30
+# and 65 %, while recall for paraphrased requests rises by 10 and 7 points.
 MIN_COSINE = 0.3
 
-# A word that the tokenizer has to cut into shorter pieces than this is not one that it knows: the
-# sum of the pieces means nothing, and would be near to something.
+# If the tokenizer splits a word into shorter pieces than this, it does not know the word: the sum
+# of such vectors means nothing, and would still be near to some document.
 MIN_PIECE_CHARS = 2
-FIRST_PIECE = 259  # below are control marks and single bytes
+FIRST_PIECE = 259  # lower ids are control marks and single bytes
 
-MAX_FIELD_WORDS = 64  # a description says first what its tool does
-MAX_FUSED = 100  # of either kind
-MAX_SENTENCES = 8  # of a query that are compared on their own
+MAX_FIELD_WORDS = 64  # descriptions start with what the tool does
+MAX_FUSED = 100  # results of each kind
+MAX_SENTENCES = 8  # of a query, compared separately
 MAX_HEADER = 100_000
 
 _SENTENCE_END = re.compile(r"[.!?;]+\s|\n")
 
-# The same on every machine, in whatever order its library adds up: float64 adds float16 without
-# rounding, and of vectors in whole numbers of such parts, float32 holds every sum of products.
+# Makes results equal on every machine, in whatever order numpy adds: float64 adds float16 values
+# without rounding, and float32 holds every dot product of vectors in whole multiples of 1/PARTS.
 PARTS = 2048
 
 
 class MissingExtra(ClawmodeError):
-    """Vectors were asked for, and what they need is not installed."""
+    """Search by meaning is required, but the extra `search` is not installed."""
 
 
 def choose_ranker(*, required: bool = False) -> RankerMaker:
-    """How a catalog ranks: by meaning too if `clawmode[search]` is installed, else by words.
+    """Returns a ranker by words and meaning if `clawmode[search]` is installed, else by words.
 
     Args:
-        required: Not to go by words alone.
+        required: True to raise an error instead of ranking by words alone.
 
     Raises:
-        MissingExtra: The extra is required, and not installed.
+        MissingExtra: The extra is required, but not installed.
     """
     try:
         _find_files()
@@ -97,11 +97,11 @@ def choose_ranker(*, required: bool = False) -> RankerMaker:
 
 
 class VectorRanker:
-    """Ranks by words and by meaning. Reads the documents when it is first asked.
+    """Ranks by words and by meaning. Reads the documents at the first search.
 
     Args:
-        documents: What to search.
-        words: Ranks the same documents by their words. Answers alone where vectors cannot.
+        documents: The documents.
+        words: Ranks the same documents by words; used alone for queries of unknown words.
     """
 
     def __init__(self, documents: Sequence[Document], words: Ranker) -> None:
@@ -109,7 +109,7 @@ class VectorRanker:
         self._words = words
 
     def search(self, query: str, limit: int) -> list[tuple[int, float]]:
-        """Positions and scores of at most `limit` documents, the best first, without poor ones."""
+        """Returns at most `limit` positions and scores, the best first, without poor matches."""
         wanted = max(limit, MAX_FUSED)
         worded = dict(self._words.search(query, wanted))
         cosines = self._cosines(query)
@@ -126,15 +126,19 @@ class VectorRanker:
         return [(position, -score) for score, position in sorted(scores)[:limit]]
 
     def _cosines(self, query: str) -> "Doubles | None":
-        """Of every document with the query; None if nothing is known of what its words mean.
+        """Returns the cosine of every document with the query; None if no word is known.
 
-        Or with one of its sentences, if that is nearer. What asks for several things is near to
-        none of them as a whole: with this, recall at 5 on Seal-Tools is 91 % and not 85 %.
+        For each document, the query or its nearest sentence counts, because a query for several
+        things is near to none of them as a whole. That raises recall at 5 on Seal-Tools from 85 to
+        91 %.
         """
-        asked = [parts for text in _sentences(query) if (parts := _parts(text))]
-        if not asked or self._space is None:
+        word_lists = [
+            list(dict.fromkeys(chain.from_iterable(map(split_identifier, split_words(sentence)))))
+            for sentence in _sentences(query)
+        ]
+        if not any(word_lists) or self._space is None:
             return None
-        vectors = [self._space.model.add_up(parts) for parts in asked]
+        vectors = [self._space.model.add_up(words) for words in word_lists if words]
         known = [vector for vector in vectors if vector.any()]
         products = [(self._space.matrix @ vector).astype("f8") for vector in known]
         return reduce(_larger, products) / PARTS**2 if products else None
@@ -143,20 +147,16 @@ class VectorRanker:
     def _space(self) -> "_Space | None":
         try:
             model = _load_model()
-        except Exception as error:  # foreign code reads foreign files: search goes on without
+        except Exception as error:  # third-party code reads third-party files: anything can fail
             logger.error("searching by words only: %s: %s", type(error).__name__, error)
             return None
         return _Space(model, _embed(self._documents, model)) if self._documents else None
 
 
 def _sentences(query: str) -> list[str]:
-    """The query, and its sentences."""
-    asked = query[:MAX_QUERY_CHARS]
-    return list(dict.fromkeys([asked, *_SENTENCE_END.split(asked)[:MAX_SENTENCES]]))
-
-
-def _parts(text: str) -> list[str]:
-    return list(dict.fromkeys(chain.from_iterable(map(split_identifier, split_words(text)))))
+    """Returns the whole query, and its first sentences."""
+    text = query[:MAX_QUERY_CHARS]
+    return list(dict.fromkeys([text, *_SENTENCE_END.split(text)[:MAX_SENTENCES]]))
 
 
 def _larger(one: "Doubles", other: "Doubles") -> "Doubles":
@@ -171,20 +171,20 @@ class _Space(NamedTuple):
 
 
 def _nearest(cosines: "Doubles", limit: int) -> dict[int, float]:
-    """The cosines of the nearest documents that are near enough, by position."""
+    """Returns the cosines of the nearest documents by position, without those too far away."""
     least = max(MIN_COSINE, MIN_SHARE * float(cosines.max()))
     positions = (cosines >= least).nonzero()[0]
     order = (-cosines[positions]).argsort(kind="stable")[:limit]
     return {int(position): float(cosines[position]) for position in positions[order]}
 
 
-# Texts to vectors
+# ---- Texts and vectors ----
 
 
 def _embed(documents: Sequence[Document], model: "_Model") -> "Floats":
     import numpy as np
 
-    # Numbers for words: a catalog has many occurrences and few words.
+    # Each distinct word gets a number and one vector, because words repeat a lot in a catalog.
     lexicon: dict[str, tuple[int, ...]] = {}
     known: dict[str, int] = {}
     bags = [list(_weigh_words(document, lexicon, known)) for document in documents]
@@ -210,7 +210,7 @@ def _weigh_words(
 
 
 def _round(vectors: "Doubles") -> "Floats":
-    """The same directions, as whole numbers of `PARTS`; what is zero stays zero."""
+    """Returns unit vectors in whole multiples of 1/`PARTS`; zero vectors stay zero."""
     import numpy as np
 
     lengths = np.sqrt(np.square(vectors).sum(axis=-1, keepdims=True))
@@ -218,7 +218,7 @@ def _round(vectors: "Doubles") -> "Floats":
 
 
 class _Model:
-    """What words mean: a vector for every piece that the tokenizer cuts a word into."""
+    """The vectors of all pieces that the tokenizer splits words into."""
 
     def __init__(self, tokenizer: "Tokenizer", table: "NDArray[np.float16]") -> None:
         self._tokenizer = tokenizer
@@ -226,7 +226,7 @@ class _Model:
         self.size = table.shape[1]
 
     def vector(self, word: str) -> "Doubles":
-        """The vector of a word; zero for one that is not known."""
+        """Returns the vector of a word; zero if the word is not known."""
         import numpy as np
 
         short = word[:MAX_WORD_CHARS]
@@ -237,13 +237,13 @@ class _Model:
         return self._table[pieces].sum(axis=0, dtype=np.float64)
 
     def add_up(self, words: Iterable[str]) -> "Floats":
-        """The direction of a text, rounded."""
+        """Returns the rounded unit vector of a text."""
         import numpy as np
 
         return _round(np.sum([self.vector(word) for word in words], axis=0))
 
 
-# WordLlama's files
+# ---- WordLlama's files ----
 
 
 class _Files(NamedTuple):
@@ -251,7 +251,7 @@ class _Files(NamedTuple):
     weights: Path
 
 
-@cache  # read-only, and the same for every run
+@cache  # read-only, and shared by all runs
 def _load_model() -> _Model:
     import numpy as np
     from tokenizers import Tokenizer
@@ -263,10 +263,10 @@ def _load_model() -> _Model:
 
 
 def _find_files() -> _Files:
-    """Where the two files are, without importing anything.
+    """Returns the paths of the two files, without importing anything.
 
     Raises:
-        MissingExtra: They, or what is needed to read them, are not installed.
+        MissingExtra: The files, or the packages that read them, are not installed.
     """
     specs = {name: importlib.util.find_spec(name) for name in PACKAGES}
     missing = [name for name, spec in specs.items() if spec is None]
@@ -278,20 +278,20 @@ def _find_files() -> _Files:
         if not missing:
             return files
     raise MissingExtra(
-        f"searching by meaning needs what is not installed: {', '.join(missing)}. "
+        f"search by meaning needs packages that are not installed: {', '.join(missing)}. "
         "Run: pip install 'clawmode[search]'"
     )
 
 
 def _read_header(path: Path) -> tuple[int, tuple[int, int]]:
-    """Where in a safetensors file its one table begins, and how large it is."""
+    """Returns the offset and the shape of the only table in a safetensors file."""
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         if length > MAX_HEADER:
-            raise ValueError(f"{path.name} is no safetensors file")
+            raise ValueError(f"{path.name} is not a safetensors file")
         entry = json.loads(file.read(length))["embedding.weight"]
     begin, end = entry["data_offsets"]
     rows, columns = entry["shape"]
     if entry["dtype"] != "F16" or end - begin != rows * columns * 2:
-        raise ValueError(f"{path.name} holds another kind of table than was expected")
+        raise ValueError(f"{path.name} does not contain a two-dimensional table of float16")
     return 8 + length + begin, (rows, columns)
