@@ -40,95 +40,100 @@ _ALL: tuple[Requirement, ...] = (
         ),
         (
             "CF-2",
-            "A fractional, zero or negative number takes the field's default, and then the range "
-            "clamps it.",
+            "A fractional, zero or negative number is replaced by the default of the field, "
+            "which is then clamped to the range.",
         ),
         (
             "CF-3",
-            "The default search limit is lowered to `maxSearchLimit`, and so is any larger limit "
-            "asked for.",
+            "The default search limit is lowered to `maxSearchLimit`, and so is a larger limit "
+            "that a program requests.",
         ),
         (
             "CF-4",
-            "An agent's own `codeMode` is laid over the global one per field, so its `false` wins "
-            "and unset limits are inherited.",
+            "An agent's own `codeMode` overrides the global one field by field, so its `false` "
+            "wins and unset limits are inherited.",
         ),
         (
             "CF-5",
-            "Loading rejects a foreign `runtime`, `mode` or language as `invalid_config` with "
-            "path and choices, while unknown keys and every defaulted or clamped value are "
-            "warnings, the former with the closest known key.",
+            "Loading rejects an unknown `runtime`, `mode` or language as `invalid_config` with "
+            "path and choices. Unknown keys are warnings with the most similar known key, and "
+            "every defaulted or clamped value is a warning.",
         ),
         (
             "CF-6",
-            "A value of the wrong type is `invalid_config` and never leads to direct tools, and a "
-            "file that does not parse is answered with the line and column.",
+            "A value of the wrong type is `invalid_config` and never leads to direct tools. The "
+            "error for a file that does not parse names line and column.",
         ),
     ),
     *_at(
         "behaviours.md: Activation and the model's surface",
-        ("SF-1", "Activation does its eight steps in the sequence that the page gives."),
+        ("SF-1", "Activation performs its eight steps in the order that the page prescribes."),
         (
             "SF-2",
-            "An active run shows `exec` and `wait` alone, and an agent run left without any tool "
-            "does not activate, whereas a handmade `CodeMode` always is active.",
+            "An active run shows only `exec` and `wait`. An agent run without any tool does not "
+            "activate code mode; a `CodeMode` object is always active.",
         ),
         (
             "SF-3",
-            "The control `exec` is told apart by identity, so a shell tool of that name is "
-            "`openclaw:core:exec` in the catalog.",
+            "The control tool `exec` is recognized by identity, so a shell tool with the same "
+            "name is `openclaw:core:exec` in the catalog.",
         ),
         (
             "SF-4",
-            "The schema of `exec` has a required `code` and `language` as one plain string enum "
-            "without unions or `command`, and `wait` takes `runId` or `run_id`.",
+            "The schema of `exec` has a required `code`, and `language` as one plain string "
+            "enum, without unions and without `command`. `wait` accepts `runId` or `run_id`.",
         ),
         (
             "SF-5",
-            "The text of `exec` teaches returning, awaiting, fanning out, the catalog helpers, "
-            "namespaces, the time budget and the bans, names MCP only where there is some, and "
-            "keeps to 2,400 characters of its own.",
+            "The description of `exec` explains `return`, `await`, concurrent calls, the "
+            "catalog helpers, namespaces, the time limit and what is forbidden. It mentions MCP "
+            "only if there are MCP tools, and has at most 2,400 characters of fixed text.",
         ),
         (
             "SF-6",
-            "The index of callable signatures is sorted, byte-stable and capped by "
-            "`indexMaxChars`, counts what it skipped, and shows no descriptions and nothing of "
+            "The index of callable signatures is sorted, byte-stable and limited by "
+            "`indexMaxChars`. It counts the omitted tools, and contains no descriptions and no "
             "MCP or client tools.",
         ),
         (
             "SF-7",
-            "A request that carries the run's tool surface leaves only if its wire payload names "
-            "`exec` and `wait` once each; otherwise the run fails closed and says what it found.",
+            "A request with the tools of the run is sent only if its payload names `exec` and "
+            "`wait` exactly once each. Otherwise the run fails and reports what the payload "
+            "contains.",
         ),
         (
             "SF-8",
-            "The model reads a result as JSON without whitespace, with the small telemetry object "
-            "in it.",
+            "The model reads a result as JSON without whitespace, including the small telemetry "
+            "object.",
         ),
     ),
     *_at(
         "behaviours.md: exec input and source",
         (
             "IN-1",
-            "Whitespace in `code` or `command` counts as nothing given, and two differing values "
-            "are `invalid_input`.",
+            "A `code` or `command` that consists of whitespace counts as missing, and two "
+            "different values are `invalid_input`.",
         ),
         (
             "IN-1b",
-            "A `code` that is no string or exceeds 1 MiB is `invalid_input`, extra keys do no "
-            "harm, and a null language means the default.",
+            "A `code` that is not a string or exceeds 1 MiB is `invalid_input`. Extra keys are "
+            "ignored, and a null language means the default.",
         ),
-        ("IN-2", "A language that is unknown or switched off by config is `unsupported_language`."),
+        (
+            "IN-2",
+            "A language that is unknown or disabled in the configuration is "
+            "`unsupported_language`.",
+        ),
         (
             "IN-3",
-            "Imports, `import.meta` and `require` calls in any disguise are "
-            "`module_access_denied` by a real parse, while the same words in strings, comments, "
-            "patterns or member names pass.",
+            "Imports, `import.meta` and calls of `require` in any form are "
+            "`module_access_denied`. A parser decides, so the same words in strings, comments, "
+            "patterns or member names are allowed.",
         ),
         (
             "IN-4",
-            "An unmistakable shell command that is no JavaScript is `invalid_input` and points to "
-            "the right tool of the catalog.",
+            "An unmistakable shell command that is not JavaScript is `invalid_input`, and the "
+            "error names the right tool of the catalog.",
         ),
         (
             "IN-5",
@@ -136,355 +141,355 @@ _ALL: tuple[Requirement, ...] = (
         ),
         (
             "IN-6",
-            "TypeScript is stripped or lowered with submitted line numbers kept, its diagnostics "
-            "are `typescript_transform_failed` with line, column and excerpt, and only TypeScript "
-            "cells load the transformer.",
+            "TypeScript is stripped or transformed with the submitted line numbers. Its "
+            "diagnostics are `typescript_transform_failed` with line, column and excerpt. Only "
+            "TypeScript cells load the transformer.",
         ),
         (
             "IN-7",
-            "An error reads as name and message followed by frames in submitted lines, with no "
-            "prelude or host frames.",
+            "An error consists of name and message, followed by stack frames with submitted "
+            "lines, without frames of the prelude or the host.",
         ),
     ),
     *_at(
         "behaviours.md: Running",
         (
             "EX-1",
-            "One `exec` or `wait` drains every bridge call it can within its budget, and parks "
-            "only for a yield, for work that outlives the deadline, or for people alone.",
+            "One `exec` or `wait` processes every bridge call that it can within its time. It "
+            "parks only for a yield, for work that takes longer than the deadline, or if only "
+            "people can continue the cell.",
         ),
         (
             "EX-2",
-            "One monotonic deadline covers a whole call and never stops for a person; a cell that "
-            "only people can continue parks at once, and unanswered questions reject no later "
-            "than the snapshot expires.",
+            "One monotonic deadline covers a whole call and does not pause for a person. A cell "
+            "that only people can continue is parked at once, and unanswered questions reject "
+            "before the snapshot expires.",
         ),
         (
             "EX-3",
-            "The guest runs until idle and its whole batch is examined first, so a refused batch "
-            "has dispatched nothing.",
+            "The guest runs until it is idle, and its whole batch of calls is checked first, so "
+            "no call of a rejected batch is made.",
         ),
         (
             "EX-4",
-            "`maxPendingToolCalls` bounds the running tool and namespace calls, 128 more wait in "
-            "order, and one beyond fails the cell before any call of its batch ran, even if the "
-            "guest catches.",
+            "`maxPendingToolCalls` limits the running tool and namespace calls, and 128 more "
+            "wait in order. One more call fails the cell before any call of its batch runs, "
+            "even if the guest catches the error.",
         ),
         (
             "EX-5",
-            "Replies reach the guest in settling order, so races have the true winner and the "
-            "losers run on.",
+            "Replies reach the guest in the order in which they settle, so a race has the true "
+            "winner, and the losers continue.",
         ),
         (
             "EX-6",
-            "Open calls and timeouts hold back `completed` after the main promise has settled, "
-            "and an interval does not.",
+            "Open calls and timeouts delay `completed` after the main promise has settled; an "
+            "interval does not.",
         ),
         (
             "EX-7",
-            "A main promise that nothing can settle fails immediately as `internal_error` with a "
-            "text that explains it.",
+            "A main promise that nothing can settle fails at once as `internal_error`, with a "
+            "message that explains the reason.",
         ),
         (
             "EX-8",
             "A rejected call is a guest `Error` of plain data with name, message, code and tool "
-            "id, and is `nested_tool_failed` if nobody catches it.",
+            "id. If nobody catches it, the cell fails with `nested_tool_failed`.",
         ),
         (
             "EX-9",
-            "A rejection that stays unhandled fails its cell and names the cause, and one that is "
-            "handled late does not.",
+            "A rejection that stays unhandled fails its cell, and the error names the cause. A "
+            "rejection that is handled late does not.",
         ),
-        ("EX-10", "A guest error that merely says `interrupted` is not taken for a timeout."),
+        ("EX-10", "A guest error with the message `interrupted` is not mistaken for a timeout."),
         (
             "EX-11",
-            "Any way of burning guest time ends in `timeout`, regular expressions, callbacks, "
-            "getters and JSON too, and cancels the calls still open.",
+            "Any way to use up guest time ends in `timeout`, including regular expressions, "
+            "callbacks, getters and JSON, and cancels the open calls.",
         ),
         (
             "EX-12",
-            "Uncaught heap exhaustion is `memory_limit_exceeded` and drops the VM, caught "
-            "exhaustion and deep nesting stay guest errors, and no trap ends a worker that others "
-            "use.",
+            "Uncaught heap exhaustion is `memory_limit_exceeded` and discards the VM. Caught "
+            "exhaustion and deep nesting stay guest errors, and no trap ends a worker that "
+            "others use.",
         ),
         (
             "EX-13",
-            "The habitual globals such as timers, `console`, URL and encoding classes exist and "
-            "outlive a snapshot.",
+            "Common globals such as timers, `console`, URL and encoding classes exist and "
+            "survive a snapshot.",
         ),
         ("EX-14", "Clock and randomness work and differ between cells, and the time zone is UTC."),
         (
             "EX-15",
-            "Whatever the guest emits is handed over at once, so a trap, timeout or dead VM loses "
-            "none of it.",
+            "Output is sent to the host at once, so a trap, a timeout or a dead VM loses none "
+            "of it.",
         ),
     ),
     *_at(
         "behaviours.md: Values and output",
         (
             "OU-1",
-            "`text` and `json` copy their argument when called, and items keep the order of the "
-            "calls.",
+            "`text` and `json` copy their argument at the time of the call, and items keep the "
+            "order of the calls.",
         ),
         (
             "OU-2",
-            "Every value has a JSON form (null, decimal, error object, tag or documented shape), "
-            "and the adapter never throws.",
+            "Every value has a JSON form (null, decimal, error object, tag or documented "
+            "shape), and the conversion never throws.",
         ),
         (
             "OU-3",
-            "Output and value share one budget in UTF-8 bytes of JSON, for every status and "
+            "Output and value share one limit in UTF-8 bytes of JSON, for every status and "
             "summed over all waits.",
         ),
         (
             "OU-4",
-            "An overrun is `output_limit_exceeded` and keeps the longest prefix that ends on a "
-            "whole character, with the count of dropped bytes.",
+            "Output over the limit is `output_limit_exceeded`. The result keeps the longest "
+            "prefix that ends on a whole character, with the number of dropped bytes.",
         ),
         (
             "OU-5",
-            "A failed result keeps the output made before the failure, and a `wait` brings only "
-            "new output.",
+            "A failed result keeps the output before the failure, and a `wait` returns only new "
+            "output.",
         ),
     ),
     *_at(
         "behaviours.md: wait, suspension, snapshots",
         (
             "WA-1",
-            "Run ids are unguessable, a foreign, finished or unknown one is `invalid_input` with "
-            "reasons for the owner only, and expired and aborted ones have codes of their own.",
+            "Run ids cannot be guessed. A foreign, finished or unknown id is `invalid_input`, "
+            "with the reason for its owner only. Expired and aborted cells have their own "
+            "codes.",
         ),
         (
             "WA-2",
-            "Of two simultaneous waits for one run the later is refused and the earlier goes on "
-            "undisturbed.",
+            "If two waits for one cell run at the same time, the later one is rejected and the "
+            "earlier one is not affected.",
         ),
         (
             "WA-3",
-            "A wait out of time answers `waiting` with the same id and only the unsettled calls, "
-            "and starts the TTL anew.",
+            "A wait that times out returns `waiting` with the same id and only the unsettled "
+            "calls, and restarts the TTL.",
         ),
-        ("WA-4", "The reason is `yield` only where a yield is all that is pending."),
+        ("WA-4", "The reason is `yield` only if nothing but a yield is pending."),
         (
             "WA-5",
-            "Calls settle into a bounded inbox while the guest is parked, and oversized "
-            "arguments, replies or inboxes become catchable errors that advise paging.",
+            "While the guest is parked, calls settle into a bounded inbox. Oversized arguments, "
+            "replies or inboxes become errors that the guest can catch and that suggest paging.",
         ),
         ("WA-6", "Calls made after a resume are still children of the first `exec` call."),
         (
             "WA-7",
-            "An abort frees a running or parked cell at once instead of parking it, and late "
-            "results are dropped.",
+            "An abort frees a running or parked cell at once and does not park it. Late results "
+            "are dropped.",
         ),
         (
             "WA-8",
-            "An oversized snapshot is `snapshot_limit_exceeded` with its batch undispatched, and "
-            "a damaged or foreign one is `snapshot_restore_failed` without running the guest.",
+            "An oversized snapshot is `snapshot_limit_exceeded`, and its batch of calls is not "
+            "made. A damaged or foreign snapshot is `snapshot_restore_failed`, and the guest "
+            "does not run.",
         ),
         (
             "WA-9",
-            "`maxSuspendedRuns` bounds parked cells per process before a batch has effects, while "
-            "running cells pass an admission queue that costs deadline and resumes keep their "
-            "place.",
+            "`maxSuspendedRuns` limits the parked cells per process before a batch has effects. "
+            "Running cells pass a queue whose time counts against the deadline, and resumed "
+            "cells keep their place.",
         ),
         (
             "WA-10",
-            "A terminal state, `end_run()` and the session's end delete snapshot and inbox, and "
-            "`close()` spares durable cells.",
+            "A final state, `end_run()` and the end of the session delete snapshot and inbox; "
+            "`close()` keeps durable cells.",
         ),
         (
             "WA-11",
-            "A durable store lets another process resume a run in the same scope, without running "
-            "leased calls twice and redoing orphans only if they are idempotent or were waiting "
-            "for a person.",
+            "With a durable store, another process can resume a cell in the same scope. Leased "
+            "calls are not made twice, and orphaned calls are repeated only if they are "
+            "idempotent or were waiting for a person.",
         ),
         (
             "WA-12",
-            "Restoring compares the memory length with today's limit before unpacking, and "
-            "`maxSnapshotBytes` measures stored bytes.",
+            "A restore compares the length of the memory with the current limit before it "
+            "decompresses, and `maxSnapshotBytes` measures stored bytes.",
         ),
     ),
     *_at(
         "behaviours.md: Catalog and names",
         (
             "CA-1",
-            "Ids follow the four source patterns, come sorted, and are the same for the same "
-            "tools.",
+            "Ids follow the four source patterns, are sorted, and are the same for the same tools.",
         ),
         (
             "CA-2",
-            "`tools.call` accepts an exact id or a unique name, lists the ids of an ambiguous "
-            "one, and suggests the nearest for an unknown one.",
+            "`tools.call` accepts an exact id or a unique name. The error lists the ids of an "
+            "ambiguous name, and suggests the most similar ids for an unknown one.",
         ),
         (
             "CA-3",
-            "A call resolves to structured details or else text, and describing adds the "
+            "A call resolves to structured details, or otherwise to text. `describe` adds the "
             "parameters and any output schema.",
         ),
         (
             "CA-4",
-            "Dispatch matches whole ids, so a tool named like another's id catches none of its "
-            "calls.",
+            "Calls are dispatched by whole id, so a tool whose name equals the id of another "
+            "tool gets none of its calls.",
         ),
         (
             "CA-5",
-            "A convenience function exists only for a normalized identifier of one visible tool "
-            "that is no helper, hostile names break nothing, and a duplicate id is a "
-            "configuration error naming both.",
+            "A convenience function exists only for a normalized identifier of exactly one "
+            "visible tool that is not a helper. Hostile names break nothing, and a duplicate id "
+            "is a configuration error that names both tools.",
         ),
         (
             "CA-6",
-            "The control tools are in no catalog, `exec` and `wait` by identity and those of Tool "
-            "Search by name.",
+            "The control tools are not in the catalog: `exec` and `wait` are excluded by "
+            "identity, and those of Tool Search by name.",
         ),
-        ("CA-7", "A denied tool is neither listed nor found nor callable by its guessed id."),
-        ("CA-8", "A catalog is its run's own, and no other run can read from it."),
+        ("CA-7", "A denied tool is not listed, not found, and not callable by its id."),
+        ("CA-8", "A catalog belongs to its run, and no other run can read it."),
         (
             "CA-8b",
-            "A query must be a string and an input an object, and an unusable limit means the "
-            "default.",
+            "A query must be a string and an input an object. An invalid limit means the default.",
         ),
         (
             "CA-9",
-            "Search puts exact hits first, ranks the rest deterministically with stemming, drops "
-            "poor matches, and notes fruitless words in the telemetry for people.",
+            "Search returns exact matches first, ranks the rest deterministically with "
+            "stemming, drops poor matches, and reports words without a match in the telemetry.",
         ),
     ),
     *_at(
         "behaviours.md: MCP",
         (
             "MC-1",
-            "MCP tools are unreachable through `ALL_TOOLS` and everything under `tools`, by id or "
-            "name.",
+            "MCP tools cannot be reached through `ALL_TOOLS` or `tools`, by id or by name.",
         ),
         (
             "MC-2",
-            "Server and tool identifiers are camelCase, and reserved, forbidden or repeated ones "
-            "get a number from 2.",
+            "Identifiers of servers and tools are in camelCase. Reserved, forbidden or repeated "
+            "identifiers get a number, starting with 2.",
         ),
         (
             "MC-3",
-            "A call takes one object, fills in schema defaults, names missing keys before "
-            "reaching the server, and treats `__proto__` as ordinary data.",
+            "A call takes one object, fills in defaults of the schema, reports missing keys "
+            "before it reaches the server, and treats `__proto__` as ordinary data.",
         ),
         (
             "MC-4",
-            "A result resolves with its content fields even if `isError` is set, and only "
-            "transport or protocol trouble rejects.",
+            "A result resolves with its content fields even if `isError` is set; only transport "
+            "and protocol errors reject.",
         ),
         ("MC-5", "Resource and prompt methods exist for the servers that offer them."),
         (
             "MC-6",
-            "`$api` answers for all tools, one tool, or one with schema, for a server and for "
-            "`MCP` itself.",
+            "`$api` describes all tools, one tool, or one tool with its schema, for a server "
+            "and for `MCP` itself.",
         ),
         (
             "MC-7",
-            "`API.list` and `API.read` answer without the bridge and refuse odd or unknown paths, "
-            "and the three globals exist even when empty.",
+            "`API.list` and `API.read` work without the bridge and reject invalid or unknown "
+            "paths. The three globals exist even if they are empty.",
         ),
         (
             "MC-8",
-            "Every JSON Schema seen in practice yields valid TypeScript, with comments that "
-            "cannot be broken out of and defaults made optional.",
+            "Every JSON Schema seen in practice produces valid TypeScript. Comments cannot be "
+            "escaped from, and parameters with defaults are optional.",
         ),
         (
             "MC-9",
-            "An MCP server may die, hang, restart or change its tools, and a run gets an error or "
-            "a fresh list while the gateway stays up.",
+            "An MCP server may die, hang, restart or change its tools. The run then gets an "
+            "error or a new list, and the gateway keeps running.",
         ),
     ),
     *_at(
         "behaviours.md: Namespaces",
         (
             "NS-1",
-            "A bad registration raises on the spot, and an unusable scope fails its cell before "
-            "guest code as `internal_error` with the path.",
+            "An invalid registration raises at once. An invalid scope fails its cell before "
+            "guest code runs, as `internal_error` with the path.",
         ),
-        ("NS-2", "A scope may share references and may not be cyclic."),
-        ("NS-3", "A forged bridge message is refused and the cell continues."),
+        ("NS-2", "A scope may contain the same object twice, but no cycle."),
+        ("NS-3", "A forged bridge message is rejected, and the cell continues."),
     ),
     *_at(
         "behaviours.md: Hooks, approvals, policy",
         (
             "HK-1",
-            "Direct and nested calls alike pass one executor in one order: policy, hooks, "
+            "Direct and nested calls pass the same executor in the same order: policy, hooks, "
             "approval, tool, after-hooks, record.",
         ),
         (
             "HK-2",
-            "For the outer `exec` hooks see its kind, language and both source fields and may "
-            "rewrite either, and nested calls carry no such marks.",
+            "For the outer `exec`, hooks see its kind, its language and both source fields, and "
+            "may rewrite either. Nested calls do not have these fields.",
         ),
         (
             "HK-3",
-            "A block ends the hook chain, its negation decides nothing, and the guest gets a "
-            "rejection with the reason.",
+            "A block ends the chain of hooks, `block: false` decides nothing, and the guest "
+            "gets a rejection with the reason.",
         ),
         (
             "HK-4",
-            "An approval holds for the very arguments that were shown, so rewriting them asks "
-            "again.",
+            "An approval applies to exactly the arguments that were shown, so changed arguments "
+            "need a new approval.",
         ),
         (
             "HK-5",
-            "Denial beats permission, and names match without case, by wildcard, group and "
-            "profile.",
+            "A deny rule wins over an allow rule. Names match without case, by wildcard, group "
+            "and profile.",
         ),
         (
             "HK-6",
-            "A tool must pass each policy layer that is set, from the profile down to sender and "
-            "sandbox.",
+            "A tool must pass each policy level that is set, from the profile down to sender "
+            "and sandbox.",
         ),
         (
             "HK-7",
-            "`allow-always` is stored per agent and tool id, says so when asking, and can be "
-            "listed and withdrawn.",
+            "`allow-always` is stored per agent and tool id. The question says so, and the "
+            "permission can be listed and revoked.",
         ),
     ),
     *_at(
         "behaviours.md: Additions of ours",
         (
             "AD-9",
-            "A guard that matches no tool of the run is a warning with the nearest name.",
+            "A guard that matches no tool of the run is a warning with the most similar name.",
         ),
     ),
     *_at(
         "behaviours.md: Transcript, trajectory, telemetry",
         (
             "TR-1",
-            "Nested calls are recorded in start order under their parent with status and "
-            "duration, and the model never sees them as turns.",
+            "Nested calls are recorded in the order of their start, below their parent, with "
+            "status and duration. The model never sees them as turns.",
         ),
-        ("TR-2", "A transcript survives a crash, with a torn final line repaired."),
+        ("TR-2", "A transcript survives a crash, and an incomplete last line is repaired."),
         (
             "TR-3",
-            "The named counters outlive the catalog and carry no inputs, secrets or environment, "
-            "and pending calls have a fixed shape with four states.",
+            "The documented counters survive the catalog and contain no inputs, secrets or "
+            "environment variables. Pending calls have a fixed shape with four states.",
         ),
         ("TR-4", "An exported trajectory nests calls below their parent."),
         (
             "TR-5",
-            "A failed result lists its nested calls in start order with state and effect, bounded "
-            "and with the rest counted.",
+            "A failed result lists its nested calls in the order of their start, with state and "
+            "effect. The list is bounded, and the rest is counted.",
         ),
     ),
     *_at(
         "behaviours.md: Workers",
         (
             "WK-1",
-            "Guest code stays out of the serving process, and a dead, stuck or babbling worker "
-            "harms its own cell alone and is replaced.",
+            "Guest code does not run in the serving process. A dead or stuck worker, or one "
+            "that sends invalid messages, affects only its own cell and is replaced.",
         ),
         (
             "WK-2",
-            "A missing or altered wasm, or a worker that will not start, is `runtime_unavailable` "
-            "and exposes no tools.",
+            "A missing or altered wasm, or a worker that does not start, is "
+            "`runtime_unavailable` and exposes no tools.",
         ),
         (
             "WK-3",
-            "A worker has no inherited descriptors, no environment and hard limits, and gives up "
-            "files and network where the kernel allows.",
+            "A worker has no inherited descriptors, no environment variables and hard limits, "
+            "and gives up files and network if the kernel allows it.",
         ),
     ),
     *_at(
@@ -548,12 +553,11 @@ _ALL: tuple[Requirement, ...] = (
     ),
     *_at(
         "code-mode.md: Validation checklist",
-        ("CM-V1", "With code mode disabled the model gets the tools it always got."),
-        ("CM-V2", "An object that does not say `enabled: true` keeps code mode off."),
+        ("CM-V1", "With code mode off, the model gets the same tools as without code mode."),
+        ("CM-V2", "An object without `enabled: true` keeps code mode off."),
         (
             "CM-V3",
-            "With code mode enabled a run that has tools shows the model `exec` and `wait` and no "
-            "other.",
+            "With code mode on, a run that has tools shows the model only `exec` and `wait`.",
         ),
         (
             "CM-V4",
@@ -570,7 +574,8 @@ _ALL: tuple[Requirement, ...] = (
         ),
         (
             "CM-V9",
-            "`$api()` of an MCP namespace gives schemas inline to whoever did not read the files.",
+            "`$api()` of an MCP namespace returns schemas inline, for programs that did not "
+            "read the files.",
         ),
         (
             "CM-V10",
@@ -584,53 +589,58 @@ _ALL: tuple[Requirement, ...] = (
         ("CM-V12", "Approvals and hooks treat a nested call like any other."),
         (
             "CM-V13",
-            "The shell tool `exec` is invisible to the model, yet policy permitting a cell can "
-            "call it by id.",
+            "The model does not see the shell tool `exec`, but a cell can call it by id if the "
+            "policy allows it.",
         ),
         ("CM-V14", "A cell cannot reach the code-mode `exec` or `wait`."),
         (
             "CM-V15",
-            "A TypeScript cell runs, and nothing of TypeScript is loaded while off or for "
-            "JavaScript.",
+            "A TypeScript cell runs. Nothing of TypeScript is loaded while code mode is off, or "
+            "for JavaScript.",
         ),
-        ("CM-V16", "A cell that tries modules, files, network or environment fails."),
-        ("CM-V17", "An endless loop ends in a timeout while the gateway goes on answering."),
-        ("CM-V18", "Going over the memory cap ends the guest VM."),
-        ("CM-V19", "The caps on output and snapshots hold for finished and for parked cells."),
-        ("CM-V20", "A parked cell is brought back by `wait` and delivers its value."),
+        (
+            "CM-V16",
+            "A cell that tries to use modules, files, network or environment variables fails.",
+        ),
+        ("CM-V17", "An endless loop ends in a timeout, and the gateway keeps answering meanwhile."),
+        ("CM-V18", "Exceeding the memory limit ends the guest VM."),
+        ("CM-V19", "The limits of output and snapshots apply to finished and to parked cells."),
+        ("CM-V20", "`wait` resumes a parked cell and returns its value."),
         (
             "CM-V21",
-            "A `wait` with a run id that is unknown, expired, aborted or another session's fails.",
+            "A `wait` fails if the run id is unknown, expired, aborted, or belongs to another "
+            "session.",
         ),
-        ("CM-V22", "Calls of `exec` and `wait` outlive saving and replaying a transcript."),
-        ("CM-V23", "A reader can tell nested calls from the transcript and from the telemetry."),
+        ("CM-V22", "Calls of `exec` and `wait` survive when a transcript is saved and replayed."),
+        ("CM-V23", "A reader can recognize nested calls in the transcript and in the telemetry."),
     ),
     *_at(
         "code-mode.md: namespace Test checklist",
         (
             "CM-N1",
-            "A namespace's text stands in the prompt only while its backing tools can be seen.",
+            "The text of a namespace is in the prompt only while its tools are visible.",
         ),
         (
             "CM-N2",
-            "A tool with the right name and another `sourceName` does not bring the namespace out.",
+            "A tool with the right name but another `sourceName` does not make the namespace "
+            "visible.",
         ),
-        ("CM-N3", "A scope that holds a bare host function is refused."),
-        ("CM-N4", "Invented namespace ids and invented paths are refused."),
+        ("CM-N3", "A scope that contains a bare host function is rejected."),
+        ("CM-N4", "Invented namespace ids and invented paths are rejected."),
         ("CM-N5", "A callable member cannot reach a tool that was not declared."),
         ("CM-N6", "Nested objects and references used twice arrive intact in the guest."),
-        ("CM-N7", "A namespace call runs a catalog tool and gives back JSON-safe details."),
+        ("CM-N7", "A namespace call runs a catalog tool and returns JSON-safe details."),
         ("CM-N8", "The guest can catch the failure of a namespace call."),
-        ("CM-N9", "A namespace call that was parked goes on through `wait`."),
+        ("CM-N9", "`wait` resumes a namespace call that was parked."),
         ("CM-N10", "Rolling a plugin back removes the namespaces it had registered."),
     ),
     *_at(
         "code-mode.md: E2E test plan",
         ("CM-E1", "A gateway starts with code mode switched off."),
-        ("CM-E2", "That gateway takes an agent turn with a few direct tools."),
-        ("CM-E3", "The model of that turn sees the direct tools just as before."),
+        ("CM-E2", "That gateway accepts an agent turn with a few direct tools."),
+        ("CM-E3", "The model of that turn sees the direct tools, as without code mode."),
         ("CM-E4", "The gateway starts again with code mode switched on."),
-        ("CM-E5", "It takes an agent turn with test tools of all four sources."),
+        ("CM-E5", "It accepts an agent turn with test tools of all four sources."),
         ("CM-E6", "The model of that turn sees two tools, `exec` and `wait`."),
         ("CM-E7", "A cell finds the effective test tools in `ALL_TOOLS`."),
         ("CM-E8", "A cell searches, describes and calls the core, plugin and client tools."),
@@ -639,11 +649,11 @@ _ALL: tuple[Requirement, ...] = (
             "CM-E10",
             "A cell calls MCP tools by namespace and finds none in `ALL_TOOLS` or under `tools`.",
         ),
-        ("CM-E11", "Denied tools are missing, and guessing their ids does not help."),
-        ("CM-E12", "A nested call is begun that finishes only once `exec` has answered `waiting`."),
-        ("CM-E13", "The following `wait` restores the VM and hands it the tool's result."),
-        ("CM-E14", "Output that was made after the restore is in the final answer."),
-        ("CM-E15", "No runtime state is left behind by a timeout, an abort or an expiry."),
+        ("CM-E11", "Denied tools are missing, and a guessed id does not reach them."),
+        ("CM-E12", "A nested call starts that finishes only after `exec` has returned `waiting`."),
+        ("CM-E13", "The next `wait` restores the VM and delivers the result of the tool."),
+        ("CM-E14", "Output after the restore is in the final result."),
+        ("CM-E15", "A timeout, an abort or an expiry leaves no runtime state behind."),
         (
             "CM-E16",
             "The exported trajectory shows nested calls below the `exec` call that made them.",
@@ -654,7 +664,7 @@ _ALL: tuple[Requirement, ...] = (
         ("CM-config-languages", "Both languages are available when `languages` is not set."),
         (
             "CM-config-fixed",
-            "`runtime` takes `quickjs-wasi`, `mode` takes `only`, and both may be left out.",
+            "`runtime` accepts `quickjs-wasi`, `mode` accepts `only`, and both are optional.",
         ),
         ("CM-config-timeoutMs", "`timeoutMs` is 10000 by default and kept within 100 and 60000."),
         (
@@ -684,7 +694,7 @@ _ALL: tuple[Requirement, ...] = (
         "code-mode.md: How to enable it",
         (
             "CM-config-bundle-mcp",
-            "A sandboxed agent gets configured MCP tools only if its sandbox policy admits "
+            "A sandboxed agent gets configured MCP tools only if its sandbox policy allows "
             "`bundle-mcp`.",
         ),
     ),
@@ -702,7 +712,7 @@ _ALL: tuple[Requirement, ...] = (
             "CM-exec-empty",
             "With neither `code` nor `command` given, `exec` fails as `invalid_input`.",
         ),
-        ("CM-exec-command", "`command` on its own is run as the cell's source."),
+        ("CM-exec-command", "If only `command` is given, it is the source of the cell."),
         ("CM-exec-language", "A cell without `language` is JavaScript."),
         (
             "CM-result-completed",
@@ -715,34 +725,34 @@ _ALL: tuple[Requirement, ...] = (
         ),
         (
             "CM-result-failed",
-            "A failed result has a text `error`, a known `code` if any, `telemetry`, and the "
-            "output so far.",
+            "A failed result has the text `error`, a known `code` if there is one, `telemetry`, "
+            "and the output so far.",
         ),
     ),
     *_at(
         "code-mode.md: wait",
-        ("CM-wait-result", "`wait` answers with the same three kinds of result as `exec`."),
+        ("CM-wait-result", "`wait` returns the same three kinds of result as `exec`."),
         (
             "CM-wait-again",
-            "A resumed cell can park once more and be waited for under a run id again.",
+            "A resumed cell can be parked again and waited for under a run id.",
         ),
         (
             "CM-wait-failures",
-            "Each of the page's six grounds for refusing a `wait` comes back as a failed result "
-            "and is not raised.",
+            "Each of the six reasons on the page to reject a `wait` is returned as a failed "
+            "result and not raised.",
         ),
         (
             "CM-wait-callbacks",
-            "After a restore the host functions are bound anew by stable names, so references the "
-            "guest kept still work.",
+            "After a restore, the host functions are bound again by stable names, so references "
+            "of the guest still work.",
         ),
         (
             "CM-wait-description",
-            "The text of `wait` tells the model to use it for a `waiting` result only.",
+            "The description of `wait` tells the model to use it only for a `waiting` result.",
         ),
         (
             "CM-snapshot-private",
-            "A snapshot is never placed where users' files are or offered as one.",
+            "A snapshot is never stored among users' files or offered as a file.",
         ),
     ),
     *_at(
@@ -754,14 +764,14 @@ _ALL: tuple[Requirement, ...] = (
         ),
         (
             "CM-guest-entries",
-            "An `ALL_TOOLS` entry has id, name, description and source, perhaps label and "
+            "An `ALL_TOOLS` entry has id, name, description and source, optionally label and "
             "`sourceName`, and no schema.",
         ),
         (
             "CM-guest-search",
-            "`tools.search` resolves to compact entries that carry no schema either.",
+            "`tools.search` resolves to compact entries without schemas.",
         ),
-        ("CM-guest-call-input", "`tools.call` with no input calls the tool with an empty object."),
+        ("CM-guest-call-input", "`tools.call` without input calls the tool with an empty object."),
         (
             "CM-guest-yield",
             "`yield_control` parks the cell and resolves when `wait` continues it, with or "
@@ -769,13 +779,13 @@ _ALL: tuple[Requirement, ...] = (
         ),
         (
             "CM-mcp-files",
-            "There is `mcp/index.d.ts` and one declaration file for each visible server.",
+            "`mcp/index.d.ts` exists, and one declaration file for each visible server.",
         ),
         (
             "CM-mcp-virtual",
-            "Declaration files exist in the guest only and are never written to disk.",
+            "Declaration files exist only in the guest and are never written to disk.",
         ),
-        ("CM-mcp-readonly", "Guest code cannot alter the table that `API` serves."),
+        ("CM-mcp-readonly", "Guest code cannot change the table that `API` serves."),
         (
             "CM-mcp-declaration",
             "A declaration names the server's namespace, `$api`, documented functions with one "
@@ -792,37 +802,43 @@ _ALL: tuple[Requirement, ...] = (
         ("CM-ns-surface", "Registering namespaces adds no tool to what the model sees."),
         (
             "CM-ns-required",
-            "A namespace is hidden unless all its required tools are in the catalog and its "
-            "plugin's own.",
+            "A namespace is hidden unless all its required tools are in the catalog and belong "
+            "to its plugin.",
         ),
         (
             "CM-ns-scope-context",
-            "`createScope` runs per run and is given the agent, session, run, config and abort "
+            "`createScope` runs once per run and gets the agent, session, run, config and abort "
             "state.",
         ),
         ("CM-ns-data", "Plain values of a scope can be read in the guest without a call."),
         (
             "CM-ns-input-mapper",
-            "A mapper turns guest arguments into the tool's input, and without one it is the "
-            "first argument or an empty object.",
+            "A mapper turns guest arguments into the input of the tool. Without a mapper, the "
+            "input is the first argument or an empty object.",
         ),
         (
             "CM-ns-same-path",
-            "A namespace call meets the hooks, approvals, aborts, telemetry and transcript that "
-            "`tools.call` meets.",
+            "A namespace call passes the same hooks, approvals, aborts, telemetry and "
+            "transcript as `tools.call`.",
         ),
         (
             "CM-ns-unsafe-keys",
-            "A scope key that is empty, a prototype name or contains the path separator is "
-            "refused.",
+            "A scope key that is empty, is a prototype name or contains the path separator is "
+            "rejected.",
         ),
-        ("CM-ns-identifier", "A `globalName` that is no JavaScript identifier is refused."),
+        ("CM-ns-identifier", "A `globalName` that is not a JavaScript identifier is rejected."),
         (
             "CM-ns-collision",
-            "A `globalName` that is a built-in global or begins with `__openclaw` is refused.",
+            "A `globalName` that is a built-in global or begins with `__openclaw` is rejected.",
         ),
-        ("CM-ns-fallback", "A scope value that JSON cannot carry is replaced by a safe stand-in."),
-        ("CM-ns-unregister", "Unregistering one namespace id leaves the plugin's others in place."),
+        (
+            "CM-ns-fallback",
+            "A scope value that JSON cannot represent is replaced by a safe placeholder.",
+        ),
+        (
+            "CM-ns-unregister",
+            "Unregistering one namespace id does not affect the other namespaces of the plugin.",
+        ),
         ("CM-ns-clear-tests", "A test can clear all registrations at once."),
     ),
     *_at(
@@ -831,15 +847,15 @@ _ALL: tuple[Requirement, ...] = (
             "CM-output-items",
             "`text` makes items of type and text, and `json` makes items of type and value.",
         ),
-        ("CM-output-value", "What the cell returns is the `value` of its completed result."),
-        ("CM-output-logs", "Console lines use up `maxOutputBytes` like other output."),
+        ("CM-output-value", "The return value of the cell is the `value` of its completed result."),
+        ("CM-output-logs", "Console lines count against `maxOutputBytes` like other output."),
     ),
     *_at(
         "code-mode.md: Tool catalog",
         (
             "CM-catalog-sources",
-            "Core, bundled plugin, external plugin, MCP and client tools all enter the catalog "
-            "once policy has filtered them.",
+            "Core, bundled plugin, external plugin, MCP and client tools enter the catalog "
+            "after the policy has filtered them.",
         ),
         (
             "CM-catalog-mcp",
@@ -851,8 +867,8 @@ _ALL: tuple[Requirement, ...] = (
         "code-mode.md: Tool names and collisions",
         (
             "CM-names-shell-exec",
-            "`tools.exec` reaches the shell tool, if allowed, where no other tool normalizes to "
-            "that name.",
+            "`tools.exec` calls the shell tool, if it is allowed and no other tool normalizes "
+            "to that name.",
         ),
     ),
     *_at(
@@ -863,37 +879,40 @@ _ALL: tuple[Requirement, ...] = (
             "policy of its run.",
         ),
         ("CM-nested-abort", "Aborting the run reaches a nested tool through its abort signal."),
-        ("CM-nested-updates", "A nested tool's progress updates are streamed on."),
+        ("CM-nested-updates", "Progress updates of a nested tool are streamed."),
     ),
     *_at(
         "code-mode.md: Runtime state",
         (
             "CM-state-machine",
-            "A cell is always in one of six states, and none of the four final ones can be left.",
+            "A cell is always in one of six states, and it cannot leave any of the four final "
+            "states.",
         ),
         (
             "CM-state-scope",
             "State belongs to run, session and tool call, so two cells of one run do not mix.",
         ),
-        ("CM-snapshot-ttl", "A parked cell that nobody resumes is removed once its TTL is over."),
+        ("CM-snapshot-ttl", "A parked cell that nobody resumes is removed after its TTL."),
     ),
     *_at(
         "code-mode.md: QuickJS-WASI runtime",
         (
             "CM-runtime-dependency",
-            "The engine is this package's own declared one and never a copy that happens to be "
-            "installed.",
+            "The engine is the declared dependency of this package and never another copy that "
+            "is installed.",
         ),
         (
             "CM-runtime-isolated",
-            "Each cell or resume has a VM of its own, and nothing a cell leaves in it reaches "
-            "another.",
+            "Each cell or resume has its own VM, and no state of a cell reaches another one.",
         ),
         ("CM-runtime-dispose", "VM handles are released after every final state."),
     ),
     *_at(
         "code-mode.md: TypeScript",
-        ("CM-typescript-unchecked", "A type error that still transforms does not stop a cell."),
+        (
+            "CM-typescript-unchecked",
+            "A type error does not stop a cell if the source can be transformed.",
+        ),
     ),
     *_at(
         "code-mode.md: Security boundary",
@@ -912,7 +931,10 @@ _ALL: tuple[Requirement, ...] = (
         "code-mode.md: Debugging",
         ("CM-debug-off", "Without the debug variables no payload or stream content is logged."),
         ("CM-debug-code-mode", "`OPENCLAW_DEBUG_CODE_MODE=1` logs how code mode was activated."),
-        ("CM-debug-transport", "`OPENCLAW_DEBUG_MODEL_TRANSPORT=1` logs the model requests made."),
+        (
+            "CM-debug-transport",
+            "`OPENCLAW_DEBUG_MODEL_TRANSPORT=1` logs the requests to the model.",
+        ),
         (
             "CM-debug-payload-tools",
             "`OPENCLAW_DEBUG_MODEL_PAYLOAD=tools` logs the names of the tools sent, `exec` and "
@@ -920,8 +942,8 @@ _ALL: tuple[Requirement, ...] = (
         ),
         (
             "CM-debug-payload-full",
-            "`OPENCLAW_DEBUG_MODEL_PAYLOAD=full-redacted` logs the request as capped and redacted "
-            "JSON.",
+            "`OPENCLAW_DEBUG_MODEL_PAYLOAD=full-redacted` logs the request as truncated and "
+            "redacted JSON.",
         ),
         (
             "CM-debug-sse-events",
@@ -929,17 +951,16 @@ _ALL: tuple[Requirement, ...] = (
         ),
         (
             "CM-debug-sse-peek",
-            "`OPENCLAW_DEBUG_SSE=peek` logs five redacted stream events and then no more.",
+            "`OPENCLAW_DEBUG_SSE=peek` logs only the first five stream events, redacted.",
         ),
     ),
     *_at(
         "tool-search.md: A turn",
         (
             "TS-1",
-            "A run with code mode active has no Tool Search surface, whatever `tools.toolSearch` "
-            "says.",
+            "A run with code mode has no Tool Search tools, whatever `tools.toolSearch` says.",
         ),
-        ("TS-2", "A run not enabled for Tool Search keeps its direct tools."),
+        ("TS-2", "A run without Tool Search keeps its direct tools."),
         (
             "TS-3",
             "Planning resolves policy, gathers core, plugin, MCP and client tools, indexes them, "
@@ -947,7 +968,7 @@ _ALL: tuple[Requirement, ...] = (
         ),
         (
             "TS-4",
-            "A call made in the body returns to the gateway and meets its policies, restrictions, "
+            "A call of the body returns to the gateway and passes its policies, restrictions, "
             "approvals, hooks, session identity and logs.",
         ),
     ),
@@ -962,21 +983,24 @@ _ALL: tuple[Requirement, ...] = (
         ),
         (
             "TS-8",
-            "Schemas shown directly in mode `directory` are a small bounded choice of likely or "
-            "required ones.",
+            "The schemas that mode `directory` shows directly are a small bounded selection of "
+            "likely or required ones.",
         ),
-        ("TS-9", "Where `code` is not to be had the run uses `tools`, decided before compaction."),
+        (
+            "TS-9",
+            "If `code` is not available, the run uses `tools`; this is decided before compaction.",
+        ),
         ("TS-10", "Client tools stay directly visible in mode `directory`."),
         (
             "TS-11",
             "Calling a hidden directory tool by its exact name works and loads it from the "
             "authorized catalog.",
         ),
-        ("TS-12", "A directory that leaves names out refers the model to `tool_search`."),
+        ("TS-12", "If a directory omits names, it tells the model to use `tool_search`."),
         (
             "TS-13",
-            "The catalog has eligible tools of every source after policy, with no setting that "
-            "picks sources.",
+            "The catalog has eligible tools of every source after the policy, and no setting "
+            "selects sources.",
         ),
     ),
     *_at(
@@ -985,15 +1009,15 @@ _ALL: tuple[Requirement, ...] = (
         ("TS-15", "`codeTimeoutMs` is 10000 by default and kept within 1000 and 60000."),
         ("TS-16", "`searchDefaultLimit` is 8 by default."),
         ("TS-17", "`maxSearchLimit` is 20 by default and kept within 1 and 50."),
-        ("TS-18", "MCP tools are found and called by id here as all others are."),
+        ("TS-18", "MCP tools are found and called by id, like all other tools."),
     ),
     *_at(
         "tool-search.md: API",
-        ("TS-19", "`openclaw.tools.search` answers from this run's catalog with compact entries."),
+        ("TS-19", "`openclaw.tools.search` returns compact entries of this run's catalog."),
         (
             "TS-20",
-            "`openclaw.tools.describe` gives one entry's whole metadata and its exact input "
-            "schema.",
+            "`openclaw.tools.describe` returns the complete metadata of one entry and its exact "
+            "input schema.",
         ),
         ("TS-21", "`openclaw.tools.call` runs the chosen tool and resolves to its result."),
         (
@@ -1012,44 +1036,45 @@ _ALL: tuple[Requirement, ...] = (
         ("TS-24", "The body has no environment, files, network, child processes or workers."),
         (
             "TS-25",
-            "The parent kills the body at the timeout, even one that has moved on to async "
-            "continuations.",
+            "The parent kills the body at the timeout, even if it has reached async continuations.",
         ),
         (
             "TS-26",
-            "The body sees three `console` methods and three `openclaw.tools` methods and no "
+            "The body sees three `console` methods, three `openclaw.tools` methods, and no "
             "other host function.",
         ),
         (
             "TS-27",
-            "Neither plugin code nor MCP clients nor secrets are inside the isolated runtime.",
+            "The isolated runtime contains no plugin code, no MCP clients and no secrets.",
         ),
         (
             "TS-28",
-            "The body runs in code mode's QuickJS-WASI worker and not in a sandbox of another "
-            "kind.",
+            "The body runs in the QuickJS-WASI worker of code mode and not in another sandbox.",
         ),
     ),
     *_at(
         "tool-search.md: Telemetry",
-        ("TS-29", "The serialized bytes of tools and prompt handed to the harness are reported."),
+        ("TS-29", "The serialized bytes of the tools and of the prompt are reported."),
         (
             "TS-30",
-            "Catalog size and sources, operation counts, executed calls, and chosen ids with "
-            "sources are reported.",
+            "Catalog size and sources, counts of operations, executed calls, and chosen ids "
+            "with sources are reported.",
         ),
         (
             "TS-31",
-            "A session log tells the schemas seen at first, the searches and describes, the final "
-            "call, and the source of its result.",
+            "A session log contains the schemas that were shown first, the searches and "
+            "descriptions, the final call, and the source of its result.",
         ),
     ),
     *_at(
         "tool-search.md: End-to-end validation",
         ("TS-32", "A fake plugin tool can be called in direct mode."),
-        ("TS-33", "Tool Search reaches that same fake plugin tool."),
+        ("TS-33", "Tool Search can call the same fake plugin tool."),
         ("TS-34", "In direct mode the provider receives the fake plugin's schemas."),
-        ("TS-35", "With Tool Search the provider receives the bridge and none of them."),
+        (
+            "TS-35",
+            "With Tool Search, the provider receives the search tools and none of these schemas.",
+        ),
         ("TS-36", "With a large fake catalog the request is smaller under Tool Search."),
         (
             "TS-37",
@@ -1059,12 +1084,12 @@ _ALL: tuple[Requirement, ...] = (
     ),
     *_at(
         "tool-search.md: Failure behaviour",
-        ("TS-38", "Search never returns what the effective policy excludes."),
-        ("TS-39", "`tool_call` fails for a chosen tool that has since gone."),
-        ("TS-40", "A call stopped by policy or approval reports this as its result."),
+        ("TS-38", "Search never returns tools that the effective policy excludes."),
+        ("TS-39", "`tool_call` fails for a chosen tool that no longer exists."),
+        ("TS-40", "If policy or approval stops a call, the result of the call says so."),
         (
             "TS-41",
-            "A body is never run without isolation, even if no isolated runtime can be made.",
+            "A body never runs without isolation, even if no isolated runtime is available.",
         ),
     ),
     *_at(
@@ -1074,7 +1099,7 @@ _ALL: tuple[Requirement, ...] = (
     ),
     *_at(
         "agent-loop.md: How it works",
-        ("AL-3", "`agent` refuses bad params before a run exists."),
+        ("AL-3", "`agent` rejects invalid params before a run exists."),
         (
             "AL-4",
             "`agent` finds the session by `sessionKey` or `sessionId` and saves its metadata.",
@@ -1082,14 +1107,14 @@ _ALL: tuple[Requirement, ...] = (
         ("AL-5", "`agent` answers with `runId` and `acceptedAt` without waiting for the run."),
         (
             "AL-6",
-            "A run takes its model and its thinking, verbose and trace levels from defaults "
-            "unless told.",
+            "A run uses the default model and the default thinking, verbose and trace levels, "
+            "unless the request sets them.",
         ),
         ("AL-7", "A run uses its resolved model and auth profile to build the session."),
         (
             "AL-8",
-            "Each run ends in one lifecycle end or error, added by the agent command if the loop "
-            "gave none.",
+            "Each run ends with one lifecycle end or error. The agent command adds it if the "
+            "loop did not emit one.",
         ),
         ("AL-9", "A run returns its payloads together with usage figures."),
         ("AL-10", "Tool events appear on the stream `tool`."),
@@ -1100,63 +1125,66 @@ _ALL: tuple[Requirement, ...] = (
         ),
         (
             "AL-13",
-            "`agent.wait` answers at the run's end with `status`, `startedAt`, `endedAt` and any "
-            "`error`.",
+            "`agent.wait` returns at the end of the run with `status`, `startedAt`, `endedAt` "
+            "and any `error`.",
         ),
     ),
     *_at(
         "agent-loop.md: Queueing and concurrency",
         (
             "AL-14",
-            "Runs of one session key go one after another, and other sessions are not held up.",
+            "Runs of one session key execute one after another and do not block other sessions.",
         ),
-        ("AL-15", "A global lane, if configured, bounds runs across sessions too."),
-        ("AL-16", "Queue mode `steer` brings a message into the run that is under way."),
-        ("AL-17", "Queue mode `followup` makes a message the turn after the present one."),
-        ("AL-18", "Queue mode `collect` joins queued messages into one turn."),
-        ("AL-19", "Queue mode `interrupt` aborts the present run for the newer message."),
+        ("AL-15", "A global lane, if configured, also limits runs across sessions."),
+        ("AL-16", "Queue mode `steer` adds a message to the run in progress."),
+        ("AL-17", "Queue mode `followup` makes a message the next turn."),
+        ("AL-18", "Queue mode `collect` combines queued messages into one turn."),
+        ("AL-19", "Queue mode `interrupt` aborts the current run for the newer message."),
         (
             "AL-20",
-            "The transcript lock is a file that names its process, and it holds off writers "
-            "outside the queue or in another process.",
+            "The transcript lock is a file that names its process. It excludes writers outside "
+            "of the queue and in other processes.",
         ),
         (
             "AL-21",
-            "A writer waits `session.writeLock.acquireTimeoutMs`, 60000 by default, before the "
-            "session is called busy.",
+            "A writer waits for `session.writeLock.acquireTimeoutMs`, 60000 by default, before "
+            "the session is reported as busy.",
         ),
         (
             "AL-22",
-            "Taking a held write lock again fails unless `allowReentrant: true` asks for it.",
+            "Acquiring a held write lock again fails unless `allowReentrant: true` is given.",
         ),
     ),
     *_at(
         "agent-loop.md: Session and workspace preparation",
-        ("AL-23", "The workspace is resolved and made before a run needs it."),
-        ("AL-24", "A sandboxed run can be given the sandbox's workspace root instead."),
-        ("AL-25", "Skills are loaded, or taken from a snapshot, and reach environment and prompt."),
+        ("AL-23", "The workspace is resolved and created before a run needs it."),
+        ("AL-24", "A sandboxed run can use the workspace root of the sandbox instead."),
+        (
+            "AL-25",
+            "Skills are loaded, or read from a snapshot, and added to the environment and the "
+            "prompt.",
+        ),
         (
             "AL-26",
             "Bootstrap and context files are resolved and shown in the system prompt report.",
         ),
         ("AL-27", "The session is locked, opened and prepared before anything streams."),
-        ("AL-28", "Rewriting, compacting or truncating a transcript takes that lock first."),
+        ("AL-28", "Rewriting, compacting or truncating a transcript acquires that lock first."),
     ),
     *_at(
         "agent-loop.md: Prompt assembly",
         (
             "AL-29",
-            "The system prompt joins base prompt, skills, bootstrap context and overrides of the "
-            "run.",
+            "The system prompt consists of base prompt, skills, bootstrap context and overrides "
+            "of the run.",
         ),
-        ("AL-30", "The model's limits and the tokens reserved for compaction are kept to."),
+        ("AL-30", "The limits of the model and the tokens reserved for compaction are respected."),
     ),
     *_at(
         "agent-loop.md: Hooks",
         (
             "AL-31",
-            "`agent:bootstrap` can add and remove context files before the system prompt is "
-            "settled.",
+            "`agent:bootstrap` can add and remove context files before the system prompt is final.",
         ),
         ("AL-32", "Operator hooks run for commands such as `/new`, `/reset` and `/stop`."),
         ("AL-33", "`before_model_resolve` runs without messages and decides provider and model."),
@@ -1167,79 +1195,82 @@ _ALL: tuple[Requirement, ...] = (
         ),
         (
             "AL-35",
-            "`prependContext` goes with the turn, and the system-context fields go into the "
-            "system prompt.",
+            "`prependContext` is sent with the turn, and the system-context fields become part "
+            "of the system prompt.",
         ),
         ("AL-36", "`before_agent_start` still works, in either of the two phases."),
         (
             "AL-37",
-            "`before_agent_reply` can claim a turn before the model call, with a made-up reply or "
-            "silence.",
+            "`before_agent_reply` can take over a turn before the model request, with a "
+            "synthetic reply or silence.",
         ),
         ("AL-38", "`agent_end` gets the final messages and the run's metadata."),
         ("AL-39", "`before_compaction` and `after_compaction` run around each compaction."),
         ("AL-40", "`before_tool_call` can change params, and `after_tool_call` sees results."),
         (
             "AL-41",
-            "`before_install` inspects staged material once the operator's install policy has run.",
+            "`before_install` inspects staged files after the operator's install policy has run.",
         ),
         (
             "AL-42",
-            "`tool_result_persist` rewrites a tool result synchronously before the transcript "
-            "gets it.",
+            "`tool_result_persist` rewrites a tool result synchronously before it is written to "
+            "the transcript.",
         ),
         (
             "AL-43",
-            "`message_received`, `message_sending` and `message_sent` run at their points of a "
-            "message's way.",
+            "`message_received`, `message_sending` and `message_sent` run when a message is "
+            "received, before it is sent, and after it was sent.",
         ),
-        ("AL-44", "`session_start` and `session_end` frame a session."),
-        ("AL-45", "`gateway_start` and `gateway_stop` frame the gateway's life."),
+        ("AL-44", "`session_start` and `session_end` run when a session starts and ends."),
+        ("AL-45", "`gateway_start` and `gateway_stop` run when the gateway starts and stops."),
         (
             "AL-46",
-            "A block from `before_install` is final, and its negation lifts no earlier block.",
+            "A block of `before_install` is final, and `block: false` does not revoke an "
+            "earlier block.",
         ),
         (
             "AL-47",
-            "`security.installPolicy` also decides installs and updates made from the command "
-            "line, hooks loaded or not.",
+            "`security.installPolicy` also decides about installs and updates from the command "
+            "line, whether hooks are loaded or not.",
         ),
         (
             "AL-48",
-            "A cancel from `message_sending` is final, and its negation lifts no earlier cancel.",
+            "A cancel of `message_sending` is final, and `cancel: false` does not revoke an "
+            "earlier cancel.",
         ),
     ),
     *_at(
         "agent-loop.md: Streaming and partial replies",
         ("AL-49", "Block streaming can send part of a reply at `text_end` or `message_end`."),
-        ("AL-50", "Reasoning can come on a stream of its own or as block replies."),
+        ("AL-50", "Reasoning can be sent as a separate stream or as block replies."),
     ),
     *_at(
         "agent-loop.md: Tool execution and messaging tools",
         ("AL-51", "A tool emits start, update and end events."),
         (
             "AL-52",
-            "Large or image-bearing tool results are trimmed before they are logged or emitted.",
+            "Tool results that are large or contain images are trimmed before they are logged "
+            "or emitted.",
         ),
         (
             "AL-53",
-            "A messaging tool's sends are remembered, and the assistant's repeated confirmation "
-            "is suppressed.",
+            "Messages that a messaging tool sent are recorded, and a repeated confirmation of "
+            "the assistant is suppressed.",
         ),
     ),
     *_at(
         "agent-loop.md: Reply shaping",
         (
             "AL-54",
-            "The final payloads are made of assistant text, optional reasoning, tool summaries if "
-            "verbose and allowed, and model error text.",
+            "The final payloads consist of assistant text, optional reasoning, tool summaries "
+            "if verbose and allowed, and the text of model errors.",
         ),
         ("AL-55", "A reply that is exactly `NO_REPLY` or `no_reply` is not sent."),
-        ("AL-56", "The final payloads do not repeat what a messaging tool has sent."),
+        ("AL-56", "The final payloads do not repeat messages that a messaging tool has sent."),
         (
             "AL-57",
-            "A tool error is told in a fallback reply if nothing else renders and no messaging "
-            "tool reached the user.",
+            "A fallback reply reports a tool error if nothing else is rendered and no messaging "
+            "tool has reached the user.",
         ),
     ),
     *_at(
@@ -1247,34 +1278,41 @@ _ALL: tuple[Requirement, ...] = (
         ("AL-58", "Automatic compaction emits `compaction` events and can lead to a retry."),
         (
             "AL-59",
-            "A retry starts with empty buffers and tool summaries, so nothing is said twice.",
+            "A retry starts with empty buffers and tool summaries, so no text is sent twice.",
         ),
     ),
     *_at(
         "agent-loop.md: Event streams",
         (
             "AL-60",
-            "A chat channel gets buffered `delta` messages and one `final` at the lifecycle's end "
-            "or error.",
+            "A chat channel gets buffered `delta` messages and one `final` at the end or error "
+            "of the lifecycle.",
         ),
     ),
     *_at(
         "agent-loop.md: Timeouts",
-        ("AL-61", "`agent.wait` gives up after 30 s or its `timeoutMs` and leaves the run alone."),
+        (
+            "AL-61",
+            "`agent.wait` times out after 30 s or its `timeoutMs` and does not affect the run.",
+        ),
         (
             "AL-62",
             "`agents.defaults.timeoutSeconds`, 172800 by default, aborts a run that takes longer.",
         ),
-        ("AL-63", "A cron turn's clock starts with its execution and aborts it at the deadline."),
+        (
+            "AL-63",
+            "The time limit of a cron turn starts with its execution, and the turn is aborted "
+            "at the deadline.",
+        ),
         (
             "AL-64",
-            "A timed-out cron turn is cleaned up within bounds before it is recorded, and its "
+            "A timed-out cron turn is cleaned up in bounded time before it is recorded, and its "
             "lane is free again.",
         ),
         (
             "AL-65",
-            "With diagnostics on, a session that processes past `diagnostics.stuckSessionWarnMs` "
-            "without progress is classified.",
+            "With diagnostics on, a session without progress for "
+            "`diagnostics.stuckSessionWarnMs` is classified.",
         ),
         (
             "AL-66",
@@ -1287,17 +1325,20 @@ _ALL: tuple[Requirement, ...] = (
             "`diagnostics.stuckSessionAbortMs` and `session.stalled` from then on.",
         ),
         ("AL-68", "Active work that made no recent progress is `session.stalled`."),
-        ("AL-69", "Stale model or tool activity without an owner does not pass as long-running."),
+        (
+            "AL-69",
+            "Stale model or tool activity without an owner is not classified as long-running.",
+        ),
         (
             "AL-70",
-            "`session.stuck` is for stale bookkeeping that can be recovered, idle queued sessions "
-            "included.",
+            "`session.stuck` means stale bookkeeping that can be recovered, including idle "
+            "queued sessions.",
         ),
-        ("AL-71", "Recovering a stuck session frees its lane as soon as the gates allow."),
+        ("AL-71", "Recovering a stuck session frees its lane as soon as the checks allow."),
         (
             "AL-72",
-            "A stalled embedded run is aborted and drained only past `stuckSessionAbortMs`, by "
-            "default no less than 5 minutes and three warn thresholds.",
+            "A stalled embedded run is aborted and drained only after `stuckSessionAbortMs`, by "
+            "default at least 5 minutes and three times the warning threshold.",
         ),
         (
             "AL-73",
@@ -1308,28 +1349,29 @@ _ALL: tuple[Requirement, ...] = (
             "AL-74",
             "A recovery marks a session idle only if the processing generation has not changed.",
         ),
-        ("AL-75", "Repeated `session.stuck` reports come less often while nothing changes."),
-        ("AL-76", "An idle window that passes without a chunk aborts the model request."),
+        ("AL-75", "Repeated `session.stuck` reports become less frequent while nothing changes."),
+        ("AL-76", "A model request is aborted if no chunk arrives within the idle window."),
         (
             "AL-77",
-            "A provider's `timeoutSeconds` widens the idle window, unless the agent's or run's "
-            "timeout is lower.",
+            "A provider's `timeoutSeconds` extends the idle window, unless the timeout of the "
+            "agent or run is lower.",
         ),
         (
             "AL-78",
-            "Without it the idle window is the configured agent timeout, at most 120 s by default.",
+            "Without a provider's timeout, the idle window is the configured agent timeout, at "
+            "most 120 s by default.",
         ),
-        ("AL-79", "A cron run on a cloud model that sets no timeout has the default idle window."),
+        ("AL-79", "A cron run on a cloud model without a timeout has the default idle window."),
         (
             "AL-80",
-            "A cron run on a cloud model with its own timeout has an idle window of 60 s at most.",
+            "A cron run on a cloud model with its own timeout has an idle window of at most 60 s.",
         ),
         ("AL-81", "A cron run on a local model has no idle window unless a timeout is set."),
         ("AL-82", "A cron run's own timeout is the idle window on a local model."),
         (
             "AL-83",
-            "A provider's `timeoutSeconds` governs connecting, headers, body, the SDK request, "
-            "the fetch as a whole and idling.",
+            "A provider's `timeoutSeconds` limits connecting, headers, body, the SDK request, "
+            "the whole fetch and idle time.",
         ),
     ),
     *_at(
@@ -1337,7 +1379,7 @@ _ALL: tuple[Requirement, ...] = (
         ("AL-84", "An abort signal cancels a run."),
         (
             "AL-85",
-            "Losing the gateway, or an RPC that times out, can end a run early, and then ends it "
+            "If the gateway is lost or an RPC times out, a run can end early, and then ends "
             "cleanly.",
         ),
     ),
