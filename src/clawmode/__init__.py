@@ -62,7 +62,6 @@ if TYPE_CHECKING:
         ClawmodeWarning,
         ConfigurationError,
         DuplicateTool,
-        ErrorCode,
         InvalidTool,
         NotOpen,
         ProgramFailed,
@@ -96,7 +95,7 @@ if TYPE_CHECKING:
     )
     from clawmode.tools.policy import Policy
     from clawmode.tools.tool import InputRequest, Tool, ToolContext, ToolResult
-    from clawmode.types import JsonObject, JsonValue
+    from clawmode.types import ErrorCode, JsonObject, JsonValue
 
 __all__ = [
     "AbortUnconfirmed",
@@ -212,7 +211,7 @@ LIBRARY = {
     "CoreTools": "core_tools.suite",
     "Decision": "tools.approvals",
     "DuplicateTool": "exceptions",
-    "ErrorCode": "exceptions",
+    "ErrorCode": "types",
     "FileLimits": "core_tools.confined",
     "FileSettings": "core_tools.files",
     "Hooks": "tools.hooks",

@@ -1,4 +1,4 @@
-"""Every exception and error code of the library, and the modules that define the others.
+"""The exceptions of the library, and the modules that define the others.
 
     ClawmodeError
     ├── SandboxError                 the host could not run a cell; carries an error code
@@ -48,30 +48,9 @@ host failure is one of these exceptions, and becomes data at the edge of `code_m
 """
 
 from collections.abc import Sequence
-from typing import ClassVar, Literal, TypeAlias, get_args
+from typing import ClassVar
 
-from clawmode.types import JsonValue
-
-ErrorCode: TypeAlias = Literal[
-    "runtime_unavailable",
-    "invalid_config",
-    "invalid_input",
-    "unsupported_language",
-    "typescript_transform_failed",
-    "module_access_denied",
-    "timeout",
-    "memory_limit_exceeded",
-    "output_limit_exceeded",
-    "snapshot_limit_exceeded",
-    "snapshot_expired",
-    "snapshot_restore_failed",
-    "too_many_pending_tool_calls",
-    "nested_tool_failed",
-    "aborted",
-    "internal_error",
-]
-
-ERROR_CODES: tuple[ErrorCode, ...] = get_args(ErrorCode)
+from clawmode.types import ErrorCode, JsonValue
 
 
 class ClawmodeError(Exception):

@@ -20,8 +20,9 @@ from clawmode.code_mode.snapshots import KeyRing
 from clawmode.code_mode.sqlite_store import SqliteStore
 from clawmode.code_mode.stores import MemoryStore, SnapshotStore, StoredCell
 from clawmode.exceptions import ProtocolError, StoreUnavailable
+from clawmode.sandbox.frames import decode_answer, encode
 from clawmode.sandbox.pool import Tenancy
-from clawmode.sandbox.protocol import FrozenCell, Request, Suspension, decode_answer, encode
+from clawmode.sandbox.protocol import FrozenCell, Request, Suspension
 from clawmode.tools.hooks import BeforeToolCall, Hooks, RequireApproval, ToolCallDecision
 from clawmode.tools.tool import Tool
 

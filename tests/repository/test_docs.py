@@ -7,7 +7,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from clawmode.exceptions import ERROR_CODES
+from clawmode.types import ERROR_CODES
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(

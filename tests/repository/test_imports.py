@@ -50,7 +50,7 @@ HOMES = {
     "jsonschema_rs": {"tools.validation", "tools.input_problems"},
     "mcp": {"mcp.auth", "mcp.connection", "mcp.http", "mcp.requests", "mcp.server", "mcp.servers"}
     | {"mcp.stdio", "mcp.wire"},
-    "msgpack": {"sandbox.protocol"},
+    "msgpack": {"sandbox.frames"},
     "numpy": {"catalog.vectors"},
     "openai": {"models.direct", "code_mode.code_mode"},
     "opentelemetry": {"code_mode.spans"},

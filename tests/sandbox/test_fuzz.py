@@ -24,7 +24,6 @@ from hypothesis import strategies as st
 from tests.support.stepping import finish
 
 from clawmode.exceptions import (
-    ERROR_CODES,
     DeadlineExceeded,
     ProtocolError,
     RuntimeUnavailable,
@@ -33,12 +32,19 @@ from clawmode.exceptions import (
     SnapshotTooLarge,
 )
 from clawmode.sandbox import artifacts
+from clawmode.sandbox.frames import (
+    HEADER,
+    MAX_FRAME,
+    decode_answer,
+    decode_question,
+    encode,
+    frame_length,
+    read_json,
+)
 from clawmode.sandbox.output import Outbox, json_string, longest_prefix
 from clawmode.sandbox.pool import Pool
 from clawmode.sandbox.protocol import (
-    HEADER,
     LANGUAGES,
-    MAX_FRAME,
     METHODS,
     PAGE,
     Acknowledgement,
@@ -59,15 +65,11 @@ from clawmode.sandbox.protocol import (
     Settlement,
     Start,
     Suspension,
-    decode_answer,
-    decode_question,
-    encode,
-    frame_length,
-    read_json,
 )
 from clawmode.sandbox.source import CompileFailure, describe_failure, wrap
 from clawmode.sandbox.vm import Vm, zstd
 from clawmode.sandbox.wasm import THREAD_STACK, new_engine
+from clawmode.types import ERROR_CODES
 
 T = TypeVar("T")
 

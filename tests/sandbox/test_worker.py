@@ -57,6 +57,7 @@ async def test_a_worker_loads_its_own_modules_and_no_others() -> None:
         "clawmode",
         "clawmode.exceptions",
         "clawmode.sandbox",
+        "clawmode.sandbox.frames",
         "clawmode.sandbox.guard",
         "clawmode.sandbox.line_map",
         "clawmode.sandbox.lockdown",

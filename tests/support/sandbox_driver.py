@@ -11,10 +11,11 @@ import anyio
 from tests.support.stepping import finish, value_of
 from tests.support.waiting import until
 
-from clawmode.exceptions import ErrorCode, SandboxError
+from clawmode.exceptions import SandboxError
 from clawmode.sandbox.pool import Pool, Tenancy
 from clawmode.sandbox.process import WorkerProcess
 from clawmode.sandbox.protocol import Completion, Failure, Resume, Settlement, Start, Suspension
+from clawmode.types import ErrorCode
 
 SLACK = 0.5
 """What a cell may take beyond its deadline."""

@@ -25,12 +25,12 @@ from clawmode.code_mode.parking import Parking
 from clawmode.code_mode.results import CodeModeResult
 from clawmode.code_mode.stores import MemoryStore
 from clawmode.context import RunContext
-from clawmode.exceptions import ErrorCode, SandboxError
+from clawmode.exceptions import SandboxError
 from clawmode.sandbox.pool import Pool
 from clawmode.sandbox.protocol import MAX_SOURCE, Completion, Failure, Start
 from clawmode.tasks import TaskOwner
 from clawmode.tools.executor import Executor
-from clawmode.types import JsonObject, JsonValue
+from clawmode.types import ErrorCode, JsonObject, JsonValue
 
 NAME = "tool_search_code"
 

@@ -14,7 +14,8 @@ from clawmode.catalog.namespace_runtime import NamespaceRuntime
 from clawmode.catalog.namespaces import NamespaceCallRefused
 from clawmode.code_mode.config import CodeModeConfig
 from clawmode.exceptions import ClawmodeError, ProtocolError, ToolLookupError
-from clawmode.sandbox.protocol import MAX_REPLY, MAX_REQUEST, Request, Settlement, read_json
+from clawmode.sandbox.frames import read_json
+from clawmode.sandbox.protocol import MAX_REPLY, MAX_REQUEST, Request, Settlement
 from clawmode.tools.executor import ToolFailure
 from clawmode.tools.tool import Tool, ToolResult
 from clawmode.types import JsonObject, JsonValue

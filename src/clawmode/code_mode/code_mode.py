@@ -52,7 +52,6 @@ from clawmode.exceptions import (
     Aborted,
     ClawmodeWarning,
     ConfigurationError,
-    ErrorCode,
     NotOpen,
     SandboxError,
     SnapshotRefused,
@@ -67,7 +66,7 @@ from clawmode.tools.executor import Executor, ToolFailure, Watcher
 from clawmode.tools.hooks import Hooks
 from clawmode.tools.policy import Policy
 from clawmode.tools.tool import Tool
-from clawmode.types import JsonObject, JsonValue
+from clawmode.types import ErrorCode, JsonObject, JsonValue
 
 if TYPE_CHECKING:
     # Whoever hands the definitions to one of these SDKs has it; to others they are `Any`.

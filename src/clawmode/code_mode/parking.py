@@ -30,7 +30,6 @@ from clawmode.code_mode.stores import (
 from clawmode.code_mode.stores import CallState as StoredState
 from clawmode.context import RunContext
 from clawmode.exceptions import (
-    ERROR_CODES,
     Aborted,
     SnapshotOfOtherBuild,
     SnapshotRefused,
@@ -48,7 +47,7 @@ from clawmode.sandbox.protocol import (
     Settlement,
     Start,
 )
-from clawmode.types import JsonValue
+from clawmode.types import ERROR_CODES, JsonValue
 
 _REPLY = struct.Struct("<Ic")
 _NUMBER = struct.Struct("<Q")

@@ -4,8 +4,8 @@ import json
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, TypeVar
 
-from clawmode.exceptions import ErrorCode, ProgramFailed, ProgramWaiting
-from clawmode.types import JsonValue
+from clawmode.exceptions import ProgramFailed, ProgramWaiting
+from clawmode.types import ErrorCode, JsonValue
 
 Status: TypeAlias = Literal["completed", "waiting", "failed"]
 WaitingReason: TypeAlias = Literal["pending_tools", "yield"]

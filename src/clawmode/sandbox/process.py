@@ -26,11 +26,17 @@ from clawmode.exceptions import (
     SandboxError,
 )
 from clawmode.sandbox import artifacts
-from clawmode.sandbox.protocol import (
+from clawmode.sandbox.frames import (
     HEADER,
+    MAX_FRAME,
+    decode_answer,
+    encode,
+    frame_length,
+    read_json,
+)
+from clawmode.sandbox.protocol import (
     ITEM_BYTES,
     MAX_ERROR,
-    MAX_FRAME,
     MAX_REQUEST,
     MAX_SETUPS,
     Acknowledgement,
@@ -48,10 +54,6 @@ from clawmode.sandbox.protocol import (
     Resume,
     Start,
     Suspension,
-    decode_answer,
-    encode,
-    frame_length,
-    read_json,
 )
 from clawmode.types import JsonText
 

@@ -8,9 +8,9 @@ import json
 import re
 from dataclasses import dataclass
 
-from clawmode.exceptions import ErrorCode
 from clawmode.sandbox.line_map import LineMap
 from clawmode.sandbox.protocol import Start
+from clawmode.types import ErrorCode
 
 HEAD = "(async function () {"
 TAIL = "\n})"

@@ -17,13 +17,13 @@ from collections.abc import Callable
 
 import wasmtime
 
-from clawmode.exceptions import ErrorCode, SnapshotError
+from clawmode.exceptions import SnapshotError
+from clawmode.sandbox.frames import HEADER, decode_question, encode, frame_length
 from clawmode.sandbox.guard import Guard, ModuleAccess
 from clawmode.sandbox.lockdown import Mode, give_up_calls, give_up_files
 from clawmode.sandbox.machine import OutOfGuestMemory
 from clawmode.sandbox.output import Outbox, OutputLimit
 from clawmode.sandbox.protocol import (
-    HEADER,
     MAX_ERROR,
     Acknowledgement,
     Answer,
@@ -41,14 +41,12 @@ from clawmode.sandbox.protocol import (
     Resume,
     Start,
     Suspension,
-    decode_question,
-    encode,
-    frame_length,
 )
 from clawmode.sandbox.source import SHELL, PreparedSource, describe_failure, looks_like_shell, wrap
 from clawmode.sandbox.typescript import TransformError, TypeScript
 from clawmode.sandbox.vm import FULFILLED, PENDING, REJECTED, IdleState, Vm
 from clawmode.sandbox.wasm import THREAD_STACK, is_interrupt, new_engine
+from clawmode.types import ErrorCode
 
 STEP = struct.Struct(">Q")
 

@@ -19,10 +19,10 @@ from typing import Any, Literal, TypeAlias
 import anyio
 
 from clawmode.context import RunContext
-from clawmode.exceptions import ErrorCode, UnknownHook
+from clawmode.exceptions import UnknownHook
 from clawmode.foreign import message_of, must_propagate
 from clawmode.tools.tool import ToolResult
-from clawmode.types import JsonObject, JsonValue
+from clawmode.types import ErrorCode, JsonObject, JsonValue
 
 logger = logging.getLogger("clawmode.hooks")
 
