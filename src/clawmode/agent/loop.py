@@ -7,7 +7,6 @@ outcome, not an exception; what is cancelled leaves a record of how far it came.
 import json
 import logging
 import math
-import random
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -45,6 +44,7 @@ from clawmode.models.base import (
 )
 from clawmode.redaction import KnownSecrets
 from clawmode.sessions.sanitize import bounded, bounded_parts
+from clawmode.tasks import backoff
 from clawmode.types import JsonObject
 
 logger = logging.getLogger("clawmode.agent")
@@ -310,8 +310,7 @@ def _pause(error: ModelError, attempt: int, first: float) -> float:
     wanted = error.retry_after or 0.0
     if wanted > MAX_RETRY_AFTER:
         raise error  # nobody waits that long; another model may be free
-    backoff = min(first * 2 ** (attempt - 1), MAX_BACKOFF) * random.uniform(0.5, 1.0)  # noqa: S311
-    return max(wanted, backoff)
+    return max(wanted, backoff(attempt, first, MAX_BACKOFF))
 
 
 class _Listener:

@@ -7,6 +7,7 @@ the server is told, and a connection that ends tells every caller why.
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import re
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -42,6 +43,7 @@ from clawmode.mcp.wire import (
     Reads,
     Writes,
 )
+from clawmode.tasks import backoff
 from clawmode.tools.tool import ToolContext
 from clawmode.types import JsonObject, JsonValue
 
@@ -291,8 +293,7 @@ class Connection:
 
     async def _listen(self) -> None:
         CURRENT.set(self._settings)
-        pause = 1.0
-        while True:
+        for attempt in itertools.count(1):
             try:
                 async with listen(self._session, tools_list_changed=True) as events:
                     async for _ in events:
@@ -302,8 +303,7 @@ class Connection:
                     return
             except (SubscriptionLost, ValidationError):
                 pass
-            await anyio.sleep(pause)
-            pause = min(2 * pause, MAX_PAUSE)
+            await anyio.sleep(backoff(attempt, 1.0, MAX_PAUSE))
             self._on_change()  # nobody told us what happened meanwhile
 
     # ---- Requests ----
@@ -350,8 +350,7 @@ class Connection:
 
     async def _converse(self, request: types.ClientRequest, call: OpenRequest) -> JsonObject:
         """Sends the request, and again with answers as long as the server asks for some."""
-        pause = 0.05
-        for _ in range(MAX_ROUNDS):
+        for number in range(1, MAX_ROUNDS + 1):
             result = await self._session.send_request(
                 request, _Raw, progress_callback=call.progress
             )
@@ -359,8 +358,7 @@ class Connection:
                 return {key: it for key, it in result.root.items() if key not in ENVELOPE}
             asked = types.InputRequiredResult.model_validate(result.root)
             if not asked.input_requests:  # it is not ready yet
-                await anyio.sleep(pause)
-                pause = min(2 * pause, 0.25)
+                await anyio.sleep(backoff(number, 0.05, 0.25, jitter=0))
             answers = await self._open.answer_all(asked.input_requests or {}, call.context)
             request = _again(request, answers, asked.request_state)
         raise self._error("protocol", f"asked for input {MAX_ROUNDS} times")

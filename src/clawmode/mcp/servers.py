@@ -8,7 +8,6 @@ or talks nonsense has a problem that its view tells and its calls raise; nothing
 import contextlib
 import logging
 import math
-import random
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -40,7 +39,7 @@ from clawmode.mcp.wire import (
     Reads,
     Writes,
 )
-from clawmode.tasks import Lifetime, Notifier
+from clawmode.tasks import Lifetime, Notifier, backoff
 from clawmode.tools.tool import Tool, ToolContext
 from clawmode.types import JsonObject
 
@@ -550,9 +549,8 @@ class _Server:
             self._failures += 1
         elif lived >= STABLE_SECONDS:
             self._failures = 0
-        delay = min(MAX_DELAY, FIRST_DELAY * 2 ** (self._failures - 1)) if self._failures else 0.0
-        # Not all at once, where many have lost the same machine.
-        self._not_before = anyio.current_time() + delay * random.uniform(0.5, 1.0)  # noqa: S311
+        delay = backoff(self._failures, FIRST_DELAY, MAX_DELAY) if self._failures else 0.0
+        self._not_before = anyio.current_time() + delay
         if lived is not None:
             self._failures += 1
         self._wanted = self._failures <= MAX_RETRIES and not hopeless

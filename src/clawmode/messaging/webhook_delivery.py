@@ -7,7 +7,6 @@ a secret in it, so neither errors nor logs, those of the HTTP library included, 
 import functools
 import json
 import logging
-import random
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -23,6 +22,7 @@ from clawmode.code_mode.config import join
 from clawmode.exceptions import ConfigurationError
 from clawmode.messaging.channel import ChannelError
 from clawmode.messaging.signing import Signer
+from clawmode.tasks import backoff
 from clawmode.types import JsonObject
 
 logger = logging.getLogger("clawmode.channels")
@@ -58,8 +58,8 @@ class Retry:
 
     def wait(self, tried: int, asked: float) -> float:
         """Seconds to wait after so many tries."""
-        backoff = self.seconds * 2 ** (tried - 1) * random.uniform(0.75, 1.25)  # noqa: S311 - no secret
-        return min(max(backoff, asked), self.longest)
+        pause = backoff(tried, self.seconds, self.longest, jitter=0.25)
+        return min(max(pause, asked), self.longest)
 
 
 class _TryAgain(Exception):

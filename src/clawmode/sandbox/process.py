@@ -55,6 +55,7 @@ from clawmode.sandbox.protocol import (
     Start,
     Suspension,
 )
+from clawmode.tasks import backoff
 from clawmode.types import JsonText
 
 logger = logging.getLogger("clawmode.sandbox")
@@ -353,11 +354,11 @@ async def loaded(part: Part, check: Callable[[], object] = bool) -> bytes:
     Raises:
         RuntimeUnavailable: The file is missing or altered, or cannot be compiled.
     """
-    future, pause = artifacts.prepare(part), 0.001
+    future, looks = artifacts.prepare(part), 0
     while not future.done():  # a thousand cells may wait here, and compiling takes seconds
         check()
-        await anyio.sleep(pause)
-        pause = min(2 * pause, 0.1)
+        looks += 1
+        await anyio.sleep(backoff(looks, 0.001, 0.1, jitter=0))
     return future.result()
 
 

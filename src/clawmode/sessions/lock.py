@@ -28,7 +28,7 @@ from anyio.lowlevel import checkpoint_if_cancelled, current_token
 
 from clawmode.exceptions import ClawmodeError
 from clawmode.files import open_lock, try_lock, unlock
-from clawmode.tasks import Notifier
+from clawmode.tasks import Notifier, backoff
 
 logger = logging.getLogger("clawmode.sessions")
 
@@ -206,15 +206,16 @@ class SessionLock:
         with _guard:
             place = _places.setdefault(self._name, _Place())
             place.queue.append(ticket)
-        pause = FIRST_PAUSE
+        looks = 0
         try:
             while (hold := self._try(place, ticket)) is None:
                 left = deadline - time.monotonic()
                 if left <= 0:
                     raise self._busy(place, seconds)
+                looks += 1
+                pause = backoff(looks, FIRST_PAUSE, LONGEST_PAUSE)
                 with anyio.move_on_after(min(pause, left)):
                     await ticket.called.wait()
-                pause = min(pause * 1.5, LONGEST_PAUSE)
             return hold
         finally:
             with _guard:
