@@ -94,7 +94,7 @@ async def test_a_model_that_hangs_is_given_up_and_the_next_run_works(tmp_path: P
     assert (first.status, second.status) == ("timeout", "ok")
     assert second.payloads == ({"text": "Here I am."},)
     assert [run.status for run in runs] == ["ok", "timeout"]
-    assert runs[1].error == "the turn took longer than its 0.3 s"
+    assert runs[1].error == "the turn exceeded its time limit of 0.3 s"
     assert 0.2 < (runs[1].ended_at or 0) - runs[1].started_at < 4
 
 

@@ -15,18 +15,18 @@ import pytest
 from tests.support.agent_driver import configured
 from tests.support.cron_driver import NOON, FakeClock, NearJobs, a_job
 
-from clawmode.cron.expressions import BadSchedule
-from clawmode.cron.job import Job, check, configured_jobs, kept_job
+from clawmode.cron.job import Job, check, configured_jobs, stored_job
 from clawmode.cron.jobs import (
     Claim,
     JobBusy,
     JobError,
     Jobs,
     JobsUnavailable,
-    Skipped,
+    SkippedTime,
     UnknownJob,
 )
 from clawmode.cron.ledger import KEPT_RUNS, LEASE_SECONDS, MAX_ATTEMPTS
+from clawmode.cron.schedule import BadSchedule
 from clawmode.exceptions import ConfigurationError
 
 pytestmark = pytest.mark.anyio
@@ -58,17 +58,17 @@ async def claimed(jobs: Jobs, job: Job, owner: str = ME, **how: Any) -> Claim:
 @pytest.mark.parametrize(
     ("given", "path", "says"),
     [
-        ({"id": "a b"}, "id", "'a b' is no id of a job"),
-        ({"id": "İd"}, "id", "is no id of a job"),
-        ({"id": "a" * 65}, "id", "is no id of a job"),
-        ({"cron": None}, "", "one of cron, every and at has to be set, found none"),
+        ({"id": "a b"}, "id", "'a b' is not a job id"),
+        ({"id": "İd"}, "id", "is not a job id"),
+        ({"id": "a" * 65}, "id", "is not a job id"),
+        ({"cron": None}, "", "exactly one of cron, every and at must be set, found none"),
         ({"every": "1h"}, "", "found cron and every"),
         ({"cron": "0 25 * * *"}, "cron", "`25` (character 3, the hour)"),
         ({"tz": "Nowhere"}, "tz", "there is no time zone 'Nowhere'"),
-        ({"message": "  "}, "message", "the message is empty"),
+        ({"message": "  "}, "message", "the message must not be empty"),
         ({"agent": "../x"}, "agent", "is no id of an agent"),
-        ({"target": "me"}, "target", "a target needs a channel"),
-        ({"model": "m" * 501}, "model", "over 500 characters"),
+        ({"target": "me"}, "target", "`channel` is required when `target` is set"),
+        ({"model": "m" * 501}, "model", "at most 500 characters"),
     ],
 )
 def test_a_job_of_the_configuration_that_cannot_be_meant_is_told_with_its_place(
@@ -91,7 +91,7 @@ def test_jobs_of_the_configuration_are_read_and_an_id_stands_there_once() -> Non
     assert job == Job(
         id="daily", cron="0 8 * * *", message="Hi.", timeout_seconds=60, configured=True
     )
-    with pytest.raises(ConfigurationError, match="there is a job 'daily' already"):
+    with pytest.raises(ConfigurationError, match="another job has the id 'daily'"):
         configured_jobs(configured(cron={"jobs": [entry, {**entry, "id": "daily"}]}).cron)
 
 
@@ -118,7 +118,7 @@ def test_a_time_for_turns_is_a_day_at_most(seconds: float) -> None:
 )
 def test_what_was_kept_is_not_trusted(data: Any) -> None:
     with pytest.raises(ConfigurationError):
-        kept_job("tea", data)
+        stored_job("tea", data)
 
 
 # ---- Adding and removing ----
@@ -144,13 +144,13 @@ async def test_what_cannot_be_added_or_removed_is_told(tmp_path: Path, clock: Fa
         for taken in ("tea", "Fixed"):
             with pytest.raises(JobError, match="already"):
                 await jobs.add(a_job(taken))
-        with pytest.raises(JobError, match="stands in the configuration"):
+        with pytest.raises(JobError, match="comes from the configuration"):
             await jobs.remove("fixed")
-        with pytest.raises(UnknownJob, match="near it: tea"):
+        with pytest.raises(UnknownJob, match="did you mean tea"):
             await jobs.remove("teas")
         with pytest.raises(UnknownJob):
             await jobs.get("nothing")
-        with pytest.raises(BadSchedule, match="is over"):
+        with pytest.raises(BadSchedule, match="is in the past"):
             await jobs.add(a_job("late", at="2020-01-01"))
         assert [each.job.id for each in await jobs.list()] == ["fixed", "tea"]
 
@@ -163,7 +163,7 @@ async def test_a_row_that_is_no_job_is_told_once_and_harms_no_other(
     with closing(sqlite3.connect(tmp_path / "cron.sqlite3")) as database, database:
         database.executemany("insert into jobs values (?, 0, ?)", rows)
     for _ in range(2):
-        assert [each.job.id for each in await jobs.standings(ME)] == ["good"]
+        assert [each.job.id for each in await jobs.statuses(ME)] == ["good"]
     assert len(caplog.records) == 3
     assert (await jobs.add(a_job("bad"))).job.id == "bad"
     await jobs.remove("worse")
@@ -220,7 +220,7 @@ async def test_a_job_that_is_due_while_it_runs_is_skipped_and_noted(
         for _ in range(30):
             clock.time += 20
             assert await jobs.renew(claim)
-        assert await jobs.claim(job, owner) == Skipped(job)
+        assert await jobs.claim(job, owner) == SkippedTime(job)
         assert await jobs.claim(job, owner) is None
     found = await jobs.get("tea")
     assert [(run.status, run.times) for run in found.runs] == [("skipped", 3), ("running", 1)]
@@ -236,11 +236,11 @@ async def test_a_moment_comes_once_and_one_that_is_over_does_not_come(
     once = a_job("once", at="2027-01-15T09:00", configured=True)  # an hour later
     over = a_job("over", at="2020-01-01", configured=True)
     with closing(NearJobs(tmp_path, [once, over], clock=clock.now)) as jobs:
-        assert [each.due for each in await jobs.standings(ME)] == [NOON + 3600, None]
+        assert [each.due for each in await jobs.statuses(ME)] == [NOON + 3600, None]
         clock.time += 4000
         claim = await claimed(jobs, once)
         assert await jobs.finish(claim, "error")
-        assert [each.due for each in await jobs.standings(ME)] == [None, None]
+        assert [each.due for each in await jobs.statuses(ME)] == [None, None]
         assert await jobs.claim(once, ME) is None
 
 
@@ -260,7 +260,7 @@ async def test_other_times_and_times_of_being_disabled_start_anew(
     ):
         clock.time += passes
         with closing(opened(**given)) as jobs:
-            (found,) = await jobs.standings(ME)
+            (found,) = await jobs.statuses(ME)
             assert found.due == due
             assert (await jobs.get("tea")).due == due
 
@@ -274,7 +274,7 @@ async def test_a_claim_that_nobody_renews_is_taken_over_and_not_forever(
     clock.time += LEASE_SECONDS - 1
     assert await jobs.claim(job, YOU) is None
     clock.time += 2
-    assert (await jobs.standings(ME))[0].running  # who runs it knows better
+    assert (await jobs.statuses(ME))[0].running  # who runs it knows better
     taken = await claimed(jobs, job, YOU)
     assert not await jobs.renew(lost)
     assert not await jobs.finish(lost, "ok")
@@ -332,7 +332,7 @@ async def test_a_job_that_is_gone_cannot_be_claimed_renewed_or_recorded(
     assert not await jobs.renew(claim)
     assert not await jobs.finish(claim, "ok")
     assert await jobs.claim(job, ME, forced=True) is None
-    assert list(await jobs.standings(ME)) == []
+    assert list(await jobs.statuses(ME)) == []
 
 
 async def test_failures_are_kept_and_make_a_job_rest(jobs: NearJobs, clock: FakeClock) -> None:

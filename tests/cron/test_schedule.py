@@ -8,8 +8,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clawmode.cron.expressions import MONTHS, WEEKDAYS, BadSchedule, read_fields
-from clawmode.cron.schedule import Schedule, read_at, read_cron, read_every
+from clawmode.cron.schedule import (
+    MONTHS,
+    WEEKDAYS,
+    BadSchedule,
+    Schedule,
+    read_at,
+    read_cron,
+    read_every,
+    read_fields,
+)
 from clawmode.cron.words import in_words
 
 BERLIN = "Europe/Berlin"
@@ -90,9 +98,9 @@ def test_sunday_has_two_numbers_and_days_have_names(text: str, weekdays: tuple[i
         ("0  0  1,32 * *", "`32` (character 9, the day of the month)"),
         ("0 0 * foo *", "`foo` (character 7, the month) is not 1 to 12, or jan to dec"),
         ("0 0 * * 8", "`8` (character 9, the day of the week)"),
-        ("5-1 * * * *", "`5-1` (character 1, the minute) goes backwards"),
-        ("*/0 * * * *", "`0` (character 3, the minute) is no step"),
-        ("*/x * * * *", "`x` (character 3, the minute) is no step"),
+        ("5-1 * * * *", "`5-1` (character 1, the minute) ends before it begins"),
+        ("*/0 * * * *", "`0` (character 3, the minute) is not a step"),
+        ("*/x * * * *", "`x` (character 3, the minute) is not a step"),
         ("1-2-3 * * * *", "`2-3` (character 3, the minute)"),
         (", * * * *", "`` (character 1, the minute)"),
         ("-1 * * * *", "`` (character 1, the minute)"),
@@ -100,7 +108,7 @@ def test_sunday_has_two_numbers_and_days_have_names(text: str, weekdays: tuple[i
         ("@reboot", "expected one of @yearly"),
         ("0 0 31 2 *", "never comes: no month of `2` (character 8) has a day `31` (character 5)"),
         ("0 0 31 4,jun */2", "never comes"),
-        ("*" * 501, "up to 500 characters"),
+        ("*" * 501, "at most 500 characters"),
     ],
 )
 def test_what_is_no_expression_is_told_with_its_place(text: str, says: str) -> None:

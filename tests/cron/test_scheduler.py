@@ -148,7 +148,7 @@ async def test_the_clock_of_a_turn_starts_when_it_begins_and_aborts_it_at_the_de
         await due(stage, 1)
         assert stage.runtime.aborted == [request.run_id]
         (run,) = await stage.runs()
-        assert (run.status, run.error) == ("timeout", "the turn took longer than its 30 s")
+        assert (run.status, run.error) == ("timeout", "the turn exceeded its time limit of 30 s")
         assert run.ended_at == NOON + 86_400 + 1000 + 30
         assert stage.events[-1]["status"] == "timeout"
 
@@ -167,7 +167,7 @@ async def test_a_turn_that_ignores_being_aborted_is_given_up_and_its_place_is_fr
         await due(stage, 1)
         (run,) = await stage.runs("one")
         assert run.status == "timeout"
-        assert "has not ended 10 s after it was aborted" in run.error
+        assert "did not end within 10 s of being aborted" in run.error
         assert await stage.statuses("two") == ["running"]  # there is one place, and it was free
         stage.runtime.stubborn = False
         stage.runtime.end(number=1)
@@ -252,7 +252,7 @@ async def test_a_file_that_cannot_be_used_for_a_while_stops_nothing(
             raise JobsUnavailable("locked")
 
         with monkeypatch.context() as broken:
-            for name in ("standings", "renew", "finish"):
+            for name in ("statuses", "renew", "finish"):
                 broken.setattr(stage.jobs, name, fail)
             await due(stage, 100)
             stage.runtime.end()
@@ -314,7 +314,7 @@ async def test_a_reply_that_cannot_be_sent_is_noted_and_holds_up_nothing(
     async with staged(tmp_path, job, runtime=FakeRuntime(answer="ok"), deliver=deliver) as stage:
         await due(stage)
         (run,) = await until(lambda: noted(stage))
-        assert ("not delivered in" if hangs else "nobody there") in run.error
+        assert ("not delivered within" if hangs else "nobody there") in run.error
         await due(stage)
         assert len(await stage.runs()) == 2
 

@@ -18,11 +18,11 @@ async def main(folder: str, seconds: float, hangs: bool) -> None:
     print("ready", flush=True)
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        standings = await jobs.standings(owner)
-        if all(standing.due is None for standing in standings):
+        statuses = await jobs.statuses(owner)
+        if all(status.due is None for status in statuses):
             return
-        for standing in standings:
-            claim = await jobs.claim(standing.job, owner)
+        for status in statuses:
+            claim = await jobs.claim(status.job, owner)
             if isinstance(claim, Claim):
                 print(claim.job.id, flush=True)
                 if hangs:

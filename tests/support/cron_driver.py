@@ -13,7 +13,7 @@ from clawmode.agent.events import AgentEvent, Listener
 from clawmode.agent.loop import Status
 from clawmode.agent.requests import AgentRequest, RunResult
 from clawmode.cron.job import Job
-from clawmode.cron.jobs import Jobs, Standing
+from clawmode.cron.jobs import Jobs, JobStatus
 from clawmode.cron.ledger import RunRecord
 from clawmode.cron.scheduler import Scheduler
 from clawmode.types import JsonObject
@@ -163,7 +163,7 @@ class Stage:
     scheduler: Scheduler
     events: list[JsonObject] = field(default_factory=list)
 
-    async def standing(self, job_id: str = "tea") -> Standing:
+    async def standing(self, job_id: str = "tea") -> JobStatus:
         return await self.jobs.get(job_id)
 
     async def runs(self, job_id: str = "tea") -> tuple[RunRecord, ...]:

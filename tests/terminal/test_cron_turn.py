@@ -86,7 +86,7 @@ def test_jobs_are_added_listed_and_removed(tmp_path: Path, zygote: Zygote) -> No
     assert [line.split()[0] for line in lines[1:]] == ["daily", "fixed", "spoken"]
     assert lines[2].split()[1:] == ["every", "1", "hour", "30", "minutes", "disabled", "-", "-"]
     refused = zygote.run("cron", "remove", "fixed", cwd=tmp_path)
-    assert (refused.returncode, "stands in the configuration" in refused.stderr) == (1, True)
+    assert (refused.returncode, "comes from the configuration" in refused.stderr) == (1, True)
     assert zygote.run("cron", "remove", "DAILY", cwd=tmp_path).returncode == 0
     assert [job["id"] for job in listed(zygote, tmp_path)] == ["fixed", "spoken"]
 
@@ -95,20 +95,24 @@ def test_jobs_are_added_listed_and_removed(tmp_path: Path, zygote: Zygote) -> No
     ("arguments", "status", "says"),
     [
         (("add", "a", "--every", "1h"), 2, "give a --message"),
-        (("add", "a", "-m", "Hi."), 2, "one of cron, every and at has to be set"),
+        (("add", "a", "-m", "Hi."), 2, "exactly one of cron, every and at must be set"),
         (("add", "a", "-m", "Hi.", "--every", "1h", "--at", "2030-01-01"), 2, "every and at"),
-        (("add", "a b", "-m", "Hi.", "--every", "1h"), 2, "is no id of a job"),
-        (("add", "a", "-m", "Hi.", "--every", "soon"), 2, "is no interval"),
-        (("add", "a", "-m", "Hi.", "--at", "2020-01-01"), 2, "is over"),
+        (("add", "a b", "-m", "Hi.", "--every", "1h"), 2, "is not a job id"),
+        (("add", "a", "-m", "Hi.", "--every", "soon"), 2, "is not an interval"),
+        (("add", "a", "-m", "Hi.", "--at", "2020-01-01"), 2, "is in the past"),
         (("add", "a", "-m", "Hi.", "--cron", "0 25 * * *"), 2, "`25` (character 3, the hour)"),
         (("add", "a", "-m", "Hi.", "--cron", "0 0 31 2 *"), 2, "never comes"),
         (("add", "a", "-m", "Hi.", "--cron", "@daily", "--tz", "x"), 2, "there is no time zone"),
         (("add", "a", "-m", "Hi.", "--every", "1h", "--agent", "b"), 2, 'there is no agent "b"'),
         (("add", "a", "-m", "Hi.", "--every", "1h", "--thinking", "x"), 2, "--thinking is one of"),
-        (("add", "a", "-m", "Hi.", "--every", "1h", "--timeout", "0"), 2, "not more than 0"),
-        (("add", "a", "-m", "Hi.", "--every", "1h", "--target", "b"), 2, "needs a channel"),
+        (("add", "a", "-m", "Hi.", "--every", "1h", "--timeout", "0"), 2, "must be more than 0"),
+        (
+            ("add", "a", "-m", "Hi.", "--every", "1h", "--target", "b"),
+            2,
+            "`channel` is required",
+        ),
         (("remove", "a"), 1, "there is no job 'a'"),
-        (("remove", "a/b"), 2, "is no id of a job"),
+        (("remove", "a/b"), 2, "is not a job id"),
         (("run", "a"), 1, "there is no job 'a'"),
     ],
 )
@@ -161,7 +165,7 @@ def test_a_turn_that_takes_too_long_is_a_failure(tmp_path: Path, zygote: Zygote)
         zygote.run(*DAILY, "--timeout", "0.5", cwd=tmp_path)
         done = zygote.run("cron", "run", "daily", cwd=tmp_path)
     assert done.returncode == 1
-    assert "timeout: the turn took longer than its 0.5 s" in done.stderr
+    assert "timeout: the turn exceeded its time limit of 0.5 s" in done.stderr
     (job,) = listed(zygote, tmp_path)
     assert (job["lastRun"]["status"], job["running"]) == ("timeout", False)
 
@@ -180,7 +184,7 @@ def test_ctrl_c_stops_the_run_and_another_has_to_wait_for_it(
             busy = zygote.run("cron", "run", "daily", cwd=tmp_path)
             person.types("\x03")
             status, _ = person.leaves()
-    assert (busy.returncode, "is under way" in busy.stderr) == (1, True)
+    assert (busy.returncode, "has a run that has not ended" in busy.stderr) == (1, True)
     assert (status, "stopped" in person.seen) == (130, True)
     (job,) = listed(zygote, tmp_path)
     assert (job["lastRun"]["status"], job["running"]) == ("aborted", False)
@@ -217,7 +221,7 @@ def test_a_job_is_switched_off_and_on(tmp_path: Path, zygote: Zygote) -> None:
     assert "no gateway runs" in on.stderr
     refused = zygote.run("cron", "disable", "fixed", cwd=tmp_path)
     assert refused.returncode == 1
-    assert "stands in the configuration" in refused.stderr
+    assert "comes from the configuration" in refused.stderr
 
 
 @pytest.mark.covers("N-40")

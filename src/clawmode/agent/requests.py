@@ -20,6 +20,8 @@ from clawmode.tools.policy import Policy
 from clawmode.tools.tool import Tool
 from clawmode.types import JsonObject, JsonValue
 
+MAX_MESSAGE_CHARS = 1 << 20
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentRequest:

@@ -26,7 +26,14 @@ from clawmode.agent.loop import Outcome, Status
 from clawmode.agent.operator_hooks import OperatorHooks
 from clawmode.agent.preview import Preview, looking, preview
 from clawmode.agent.replies import SentMessages, shape
-from clawmode.agent.requests import AgentRequest, Resolver, RunResult, RunSettings, Streaming
+from clawmode.agent.requests import (
+    MAX_MESSAGE_CHARS,
+    AgentRequest,
+    Resolver,
+    RunResult,
+    RunSettings,
+    Streaming,
+)
 from clawmode.agent.run import STOPPED, Resources, RunEnd, SessionRun
 from clawmode.catalog.namespaces import NamespaceRegistry
 from clawmode.code_mode.code_mode import CodeMode
@@ -54,8 +61,6 @@ WaitStatus: TypeAlias = Literal["ok", "error", "timeout"]
 WAIT_SECONDS = 30.0
 MAX_REMEMBERED = 1_000
 """Runs that have ended and can still be asked about."""
-
-MAX_MESSAGE_CHARS = 1 << 20
 
 
 async def _nothing(run: RunContext) -> None:

@@ -1,38 +1,37 @@
-"""What a job is, as data: read from the configuration, or from what a command has kept."""
+"""`Job`: its fields, their checks, and reading jobs from the configuration or the jobs file."""
 
 import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
-from clawmode.agent.runtime import MAX_MESSAGE_CHARS
+from clawmode.agent.requests import MAX_MESSAGE_CHARS
 from clawmode.config import resolve as settings
 from clawmode.config.agents import Configuration
 from clawmode.config.operations import DAY_SECONDS, CronSection
-from clawmode.cron.expressions import BadSchedule
-from clawmode.cron.schedule import Schedule, read_at, read_cron, read_every, read_zone
+from clawmode.cron.schedule import BadSchedule, Schedule, read_at, read_cron, read_every, read_zone
 from clawmode.exceptions import ConfigurationError
 from clawmode.models.base import THINKING_LEVELS, ThinkingLevel
 from clawmode.sessions.keys import InvalidSession, check_agent_id
 from clawmode.types import JsonObject
 
 MAX_TEXT_CHARS = 500
-"""Of a model, a channel, a target."""
+"""The longest model, channel or target."""
 
 _ID = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """A turn at set times. `check` says whether it can be meant.
+    """An agent turn on a schedule. `check` validates the fields.
 
     Attributes:
-        cron: One of `cron`, `every` and `at` is set.
+        cron: Exactly one of `cron`, `every` and `at` is set.
         tz: The time zone of `cron` and `at`; empty for UTC.
-        agent: Empty for the default one.
-        timeout_seconds: How long a turn may take; None leaves it to the agent's settings.
-        channel: Where the reply goes; empty for nowhere.
-        configured: It stands in the configuration, so commands leave it alone.
+        agent: Empty for the default agent.
+        timeout_seconds: The time limit of a turn; None uses the limit of the agent.
+        channel: The channel that gets the reply; empty for none.
+        configured: The job comes from the configuration, so commands cannot change it.
     """
 
     id: str
@@ -51,10 +50,10 @@ class Job:
     configured: bool = False
 
     def schedule(self, since: float = 0.0) -> Schedule:
-        """When it runs; intervals are counted from `since`.
+        """Returns the parsed schedule; intervals are counted from `since`.
 
         Raises:
-            BadSchedule: That cannot be meant.
+            BadSchedule: The schedule is not valid.
         """
         if self.cron:
             return read_cron(self.cron, self.tz)
@@ -62,18 +61,18 @@ class Job:
 
     @property
     def signature(self) -> str:
-        """Changes with what its times depend on."""
+        """Everything that decides when the job runs, for comparison."""
         return "\n".join((self.cron, self.every, self.at, self.tz, str(self.enabled)))
 
     def to_json(self) -> JsonObject:
-        """As it is kept: what is set."""
+        """Returns the fields that differ from their defaults, as they are stored."""
         unset = {each.name: each.default for each in fields(self)}
         made = asdict(self)
         made.pop("configured")
         return {name: value for name, value in made.items() if value != unset[name]}
 
     def described(self) -> JsonObject:
-        """As programs see it, in the words of the configuration."""
+        """Returns the job for `--json` and the gateway, with the keys of the configuration."""
         made = self.to_json()
         if self.timeout_seconds is not None:
             made["timeoutSeconds"] = made.pop("timeout_seconds")
@@ -84,10 +83,10 @@ class Job:
 
 
 def check(job: Job) -> Job:
-    """The job as it is used, its id in small letters.
+    """Returns the validated job, with its id in lower case.
 
     Raises:
-        ConfigurationError: It cannot be meant; `path` is the field.
+        ConfigurationError: A field is not valid; `path` names it.
     """
     for error in faults(job):
         raise error
@@ -95,26 +94,26 @@ def check(job: Job) -> Job:
 
 
 def faults(job: Job) -> Iterator[ConfigurationError]:
-    """Everything that is wrong with a job; `path` of an error is the field."""
+    """Yields an error for each field that is not valid; `path` names the field."""
     try:
         check_id(job.id)
     except ConfigurationError as error:
         yield error
     yield from _wrong_times(job)
     if not job.message.strip():
-        yield _wrong("message", "the message is empty")
+        yield _wrong("message", "the message must not be empty")
     if len(job.message) > MAX_MESSAGE_CHARS:
-        yield _wrong("message", f"the message is over {MAX_MESSAGE_CHARS} characters")
+        yield _wrong("message", f"the message must have at most {MAX_MESSAGE_CHARS} characters")
     if job.target and not job.channel:
-        yield _wrong("target", "a target needs a channel")
-    yield from _wrong_manner(job)
+        yield _wrong("target", "`channel` is required when `target` is set")
+    yield from _wrong_options(job)
 
 
 def check_named(configuration: Configuration, job: Job) -> None:
-    """Checks that what a job names is in the configuration.
+    """Checks that the agent and the channel of a job are configured.
 
     Raises:
-        ConfigurationError: Its agent or channel is not there; `path` is the field.
+        ConfigurationError: One of them is not; `path` names the field.
     """
     if job.agent:
         try:
@@ -131,7 +130,7 @@ def _wrong_times(job: Job) -> Iterator[ConfigurationError]:
     times = [name for name in ("cron", "every", "at") if getattr(job, name)]
     if len(times) != 1:
         found = " and ".join(times) or "none"
-        yield _wrong("", f"one of cron, every and at has to be set, found {found}")
+        yield _wrong("", f"exactly one of cron, every and at must be set, found {found}")
     zoned = True
     try:
         read_zone(job.tz)
@@ -147,36 +146,36 @@ def _wrong_times(job: Job) -> Iterator[ConfigurationError]:
 
 
 def check_id(job_id: str) -> str:
-    """The id of a job as it is kept: it is part of session keys.
+    """Returns the id in lower case, as it is stored and used in session keys.
 
     Raises:
-        ConfigurationError: It can be none.
+        ConfigurationError: The text cannot be an id.
     """
     if job_id.isascii() and _ID.fullmatch(job_id.lower()):
         return job_id.lower()
     raise _wrong(
         "id",
-        f"{job_id[:80]!r} is no id of a job: that is up to 64 letters, digits, `_` and `-`, with a "
-        "letter or a digit first",
+        f"{job_id[:80]!r} is not a job id; expected up to 64 letters, digits, `_` and `-`, "
+        "beginning with a letter or a digit",
     )
 
 
-def _wrong_manner(job: Job) -> Iterator[ConfigurationError]:
-    """What is wrong with who runs, how, and who gets the reply."""
+def _wrong_options(job: Job) -> Iterator[ConfigurationError]:
     if job.agent:
         try:
             check_agent_id(job.agent)
         except InvalidSession as error:
             yield _wrong("agent", str(error))
     if job.thinking is not None and job.thinking not in THINKING_LEVELS:
-        yield _wrong("thinking", f"{job.thinking!r} is none of {', '.join(THINKING_LEVELS)}")
+        yield _wrong("thinking", f"{job.thinking!r} is not one of {', '.join(THINKING_LEVELS)}")
     if job.timeout_seconds is not None and not 0 < job.timeout_seconds <= DAY_SECONDS:
         yield _wrong(
-            "timeoutSeconds", f"{job.timeout_seconds:g} is not more than 0 and up to {DAY_SECONDS}"
+            "timeoutSeconds",
+            f"must be more than 0 and at most {DAY_SECONDS}, got {job.timeout_seconds:g}",
         )
     for name in ("model", "channel", "target"):
         if len(getattr(job, name)) > MAX_TEXT_CHARS:
-            yield _wrong(name, f"that is over {MAX_TEXT_CHARS} characters")
+            yield _wrong(name, f"must have at most {MAX_TEXT_CHARS} characters")
 
 
 def _wrong(field: str, message: str) -> ConfigurationError:
@@ -187,10 +186,10 @@ def _wrong(field: str, message: str) -> ConfigurationError:
 
 
 def configured_jobs(section: CronSection) -> tuple[Job, ...]:
-    """The jobs of a configuration.
+    """Returns the jobs of the configuration.
 
     Raises:
-        ConfigurationError: One of them cannot be meant, or an id stands there twice.
+        ConfigurationError: A job is not valid, or two jobs have the same id.
     """
     jobs, errors = read_jobs(section)
     for error in errors:
@@ -199,14 +198,14 @@ def configured_jobs(section: CronSection) -> tuple[Job, ...]:
 
 
 def read_jobs(section: CronSection) -> tuple[tuple[Job, ...], list[ConfigurationError]]:
-    """The jobs of a configuration that can be used, and every error in the others."""
+    """Returns the valid jobs of the configuration, and the errors of the others."""
     made: dict[str, Job] = {}
     errors: list[ConfigurationError] = []
     seen: set[str] = set()
     for index, each in enumerate(section.jobs):
         place = f"cron.jobs[{index}]"
-        said = {name.name: getattr(each, name.name) for name in fields(each)}
-        given = {name: value for name, value in said.items() if value is not None}
+        values = {field.name: getattr(each, field.name) for field in fields(each)}
+        given = {name: value for name, value in values.items() if value is not None}
         job = Job(**given, configured=True)
         found = list(faults(job))
         for error in found:
@@ -215,7 +214,7 @@ def read_jobs(section: CronSection) -> tuple[tuple[Job, ...], list[Configuration
         if job.id.lower() in seen:
             path = f"{place}.id"
             errors.append(
-                ConfigurationError(f"{path}: there is a job {job.id!r} already", path=path)
+                ConfigurationError(f"{path}: another job has the id {job.id!r}", path=path)
             )
         elif not found:
             job = check(job)
@@ -231,16 +230,18 @@ _KINDS: dict[str, type | tuple[type, ...]] = {
 }
 
 
-def kept_job(job_id: str, data: Any) -> Job:
-    """A job as it was kept.
+def stored_job(job_id: str, data: Any) -> Job:
+    """Reads a job from the jobs file.
 
     Raises:
-        ConfigurationError: It is none: another version wrote it, or somebody's hand.
+        ConfigurationError: The data is not a job: another version wrote it, or a person edited it.
     """
     if not isinstance(data, dict) or data.get("id") != job_id:
-        raise ConfigurationError("that is no job")
+        raise ConfigurationError("the stored data is not a job")
     given: dict[str, Any] = {"message": "", **data}
     for name, value in given.items():
         if not isinstance(value, _KINDS.get(name, ())):
-            raise ConfigurationError(f"{name[:80]!r} is no field of a job, or not such a value")
+            raise ConfigurationError(
+                f"{name[:80]!r} is not a field of a job, or its value has the wrong type"
+            )
     return check(Job(**given))

@@ -1,8 +1,8 @@
-"""Which jobs there are, who may run one, and what became of its runs.
+"""`Jobs`: all jobs of a state folder, the claims to run them, and the results of their runs.
 
-Jobs of the configuration are handed in. Those that were added by command, and what is known about
-all of them, are in `<state>/cron.sqlite3`, which any number of processes share. Who runs a job has
-a claim on it, and renews it; one that nobody renews is taken over.
+`<state>/cron.sqlite3` keeps the jobs that were added by command, and the state of all jobs. Any
+number of processes share the file. A process that runs a job holds a claim and renews it; another
+process takes over a claim that has expired.
 """
 
 import json
@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from clawmode.cron import ledger
-from clawmode.cron.expressions import BadSchedule
-from clawmode.cron.job import Job, check, check_id, kept_job
+from clawmode.cron.job import Job, check, check_id, stored_job
 from clawmode.cron.ledger import LEASE_SECONDS, RunRecord, RunStatus, State
+from clawmode.cron.schedule import BadSchedule
 from clawmode.cron.words import in_words
 from clawmode.exceptions import ClawmodeError, ConfigurationError
 from clawmode.files import Layout, SqliteFile
@@ -32,32 +32,32 @@ MAX_ERROR_CHARS = 2_000
 
 
 class JobError(ClawmodeError):
-    """A job with which that cannot be done."""
+    """A command about a job cannot be carried out."""
 
 
 class UnknownJob(JobError):
-    """There is no such job."""
+    """No job has the given id."""
 
 
 class JobBusy(JobError):
-    """A run of it is under way."""
+    """The job has a run that has not ended."""
 
 
 class JobsUnavailable(JobError):
-    """The file of jobs cannot be read or written; nothing has changed."""
+    """The jobs file cannot be read or written; nothing has changed."""
 
 
 LAYOUT = Layout("The file of cron jobs", ledger.VERSION, ledger.SCHEMA, JobsUnavailable, logger)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
-    """How a job stands.
+class JobStatus:
+    """A job with its schedule and its last runs.
 
     Attributes:
-        due: When it runs next; None: it does not.
-        running: Somebody runs it.
-        runs: The newest first; left out for schedulers.
+        due: The next scheduled time, or None.
+        running: True if a process runs the job now.
+        runs: The newest first; empty for schedulers, which do not need them.
     """
 
     job: Job
@@ -67,11 +67,11 @@ class Standing:
 
     @property
     def last(self) -> RunRecord | None:
-        """The last run, skipped times aside."""
+        """The last run that was not skipped."""
         return next((run for run in self.runs if run.status != "skipped"), None)
 
     def described(self) -> JsonObject:
-        """As programs see it."""
+        """Returns the status for `--json` and the gateway."""
         due, last = self.due, self.last
         return self.job.described() | {
             "schedule": in_words(self.job.schedule()),
@@ -84,12 +84,11 @@ class Standing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """The right to run a job, once.
+    """The right to run a job once.
 
     Attributes:
-        run_id: Names the run.
-        owner: Who has it.
-        forced: Somebody wants it now, whatever the job's times are.
+        owner: The scheduler that holds the claim.
+        forced: A user started the run, outside of the schedule.
     """
 
     job: Job
@@ -99,8 +98,8 @@ class Claim:
 
 
 @dataclass(frozen=True, slots=True)
-class Skipped:
-    """A time of a job that went by, because a run of it was still under way."""
+class SkippedTime:
+    """A scheduled time that was skipped because the previous run had not ended."""
 
     job: Job
 
@@ -109,12 +108,12 @@ class Jobs(SqliteFile):
     """The jobs of a state folder. Every method may raise `JobsUnavailable`.
 
     Args:
-        folder: The state. Made if it is not there.
-        configured: Jobs of the configuration.
-        clock: Tells the time of day, in seconds.
+        folder: The state folder; created if it does not exist.
+        configured: The jobs of the configuration.
+        clock: Returns the time of day, in seconds.
 
     Attributes:
-        configured: The same by their ids; others can be put there when the configuration changes.
+        configured: The jobs of the configuration by id; replaced when the configuration changes.
     """
 
     def __init__(
@@ -129,17 +128,17 @@ class Jobs(SqliteFile):
         self._clock = clock
         self._unreadable: set[str] = set()
 
-    # ---- For people ----
+    # ---- Commands ----
 
-    async def list(self) -> Sequence[Standing]:
-        """All jobs with their runs, by id."""
+    async def list(self) -> Sequence[JobStatus]:
+        """Returns all jobs with their last runs, sorted by id."""
         return await self._run(self._list)
 
-    async def get(self, job_id: str) -> Standing:
-        """One of them.
+    async def get(self, job_id: str) -> JobStatus:
+        """Returns one job with its last runs.
 
         Raises:
-            UnknownJob: There is none.
+            UnknownJob: No job has the id.
         """
         wanted = check_id(job_id)
         found = {each.job.id: each for each in await self._run(self._list)}
@@ -147,138 +146,144 @@ class Jobs(SqliteFile):
             raise _unknown(wanted, found)
         return found[wanted]
 
-    async def add(self, job: Job) -> Standing:
-        """Keeps a job.
+    async def add(self, job: Job) -> JobStatus:
+        """Stores a new job.
 
         Raises:
-            ConfigurationError: It cannot be meant.
-            JobError: There is one of that id, or there are too many.
+            ConfigurationError: The job is not valid.
+            JobError: Another job has the id, or there are too many jobs.
         """
         return await self._run(self._add, check(job))
 
     async def remove(self, job_id: str) -> None:
-        """Forgets a job that was added, and its runs. One that is under way is aborted soon.
+        """Deletes a job that was added by command, with its runs; a current run is aborted soon.
 
         Raises:
-            UnknownJob: There is none.
-            JobError: It stands in the configuration.
+            UnknownJob: No job has the id.
+            JobError: The job comes from the configuration.
         """
         await self._run(self._remove, self._added(job_id))
 
-    async def enable(self, job_id: str, enabled: bool) -> Standing:
-        """Switches a job that was added on or off.
+    async def enable(self, job_id: str, enabled: bool) -> JobStatus:
+        """Enables or disables a job that was added by command.
 
         Raises:
-            UnknownJob: There is none.
-            JobError: It stands in the configuration.
+            UnknownJob: No job has the id.
+            JobError: The job comes from the configuration.
         """
         wanted = self._added(job_id)
         return await self._run(self._enable, wanted, enabled)
 
     def _added(self, job_id: str) -> str:
-        """The id of a job that commands may change.
+        """Returns the id of a job that commands may change.
 
         Raises:
-            JobError: It stands in the configuration.
+            JobError: The job comes from the configuration.
         """
         wanted = check_id(job_id)
         if wanted in self.configured:
             raise JobError(
-                f"the job {wanted!r} stands in the configuration: take it out of cron.jobs there, "
+                f"the job {wanted!r} comes from the configuration: remove it from cron.jobs there, "
                 "or set its `enabled` to false"
             )
         return wanted
 
-    # ---- For schedulers ----
+    # ---- Schedulers ----
 
-    async def standings(self, owner: str) -> Sequence[Standing]:
-        """All jobs, by id; from now on their times count."""
-        return await self._run(self._standings, owner)
+    async def statuses(self, owner: str) -> Sequence[JobStatus]:
+        """Returns all jobs, sorted by id, and starts the schedule of new ones."""
+        return await self._run(self._statuses, owner)
 
     async def claim(
         self, job: Job, owner: str, *, forced: bool = False, room: bool = True
-    ) -> Claim | Skipped | None:
-        """The right to run a job that is due. None: it is not, or not any more.
+    ) -> Claim | SkippedTime | None:
+        """Claims a job that is due. Returns None if it is not due, or no longer.
 
         Args:
-            job: Which.
-            owner: Who wants it; has a name for as long as it lives.
-            forced: Whatever its times are.
-            room: Whether it could be run; if not, the time is only skipped if it has to be.
+            job: The job to run.
+            owner: The scheduler; keeps its name for as long as it lives.
+            forced: Claim the job even if it is not due.
+            room: False if the scheduler has no room for a run: it then only records that the time
+                is skipped, if the previous run has not ended.
 
         Raises:
-            JobBusy: It is under way; only if it is `forced`.
+            JobBusy: The job is `forced`, and has a run that has not ended.
         """
         return await self._run(self._claim, job, owner, forced, room)
 
     async def adopt(self, run_id: str, owner: str) -> Claim | None:
-        """The right to continue a run whose process has ended.
+        """Claims a run whose process died, to continue it.
 
-        None: the job is gone, somebody else runs it by now, or its processes end each time.
+        Returns None if the job was deleted, if another process runs it, or if the run was continued
+        too often.
         """
         return await self._run(self._adopt, run_id, owner)
 
     async def renew(self, claim: Claim) -> bool:
-        """Keeps a claim. False: it is somebody else's, or the job is gone."""
+        """Renews a claim. Returns False if another process has it, or the job was deleted."""
         return await self._run(self._renew, claim)
 
     async def finish(
         self, claim: Claim, status: RunStatus, *, error: str = "", session_key: str = ""
     ) -> bool:
-        """Records how a run ended, and gives its claim back. False: the claim was lost."""
+        """Records how a run ended, and releases the claim. Returns False if the claim was lost."""
         return await self._run(self._finish, claim, status, error[:MAX_ERROR_CHARS], session_key)
 
     async def leave(self, claim: Claim) -> None:
-        """Gives a claim up in the middle of a run: whoever comes next takes it over."""
+        """Releases the claim of a run that has not ended, for another process to continue."""
         await self._run(self._leave, claim)
 
     async def annotate(self, claim: Claim, error: str) -> None:
-        """Adds to a run what went wrong after its end."""
+        """Adds an error that occurred after the end of a run, such as a failed delivery."""
         await self._run(self._annotate, claim, error[:MAX_ERROR_CHARS])
 
-    # ---- In a transaction ----
+    # ---- Transactions ----
 
     def _jobs(self, database: sqlite3.Connection) -> dict[str, Job]:
-        """Those of the configuration win."""
+        # A job of the configuration hides an added job with the same id.
         found = dict(self.configured)
         for job_id, text in database.execute("select id, data from jobs").fetchall():
             try:
-                found.setdefault(job_id, kept_job(job_id, json.loads(text)))
+                found.setdefault(job_id, stored_job(job_id, json.loads(text)))
             except (ConfigurationError, ValueError, RecursionError) as error:
                 if job_id not in self._unreadable:
-                    logger.error("the job %.80r cannot be used: %s", job_id, error)
+                    logger.error(
+                        "the job %.80r in cron.sqlite3 is not valid and is ignored: %s",
+                        job_id,
+                        error,
+                    )
                 self._unreadable.add(job_id)
         return dict(sorted(found.items()))
 
-    def _list(self) -> Sequence[Standing]:
+    def _list(self) -> Sequence[JobStatus]:
         with self._transaction("deferred") as database:
             now = self._clock()
-            return [self._told(database, job, now) for job in self._jobs(database).values()]
+            return [self._status(database, job, now) for job in self._jobs(database).values()]
 
-    def _told(self, database: sqlite3.Connection, job: Job, now: float) -> Standing:
-        """How a job stands, for people: nothing is written down."""
+    def _status(self, database: sqlite3.Connection, job: Job, now: float) -> JobStatus:
+        """Returns the status of a job without writing anything."""
         state = ledger.read_state(database, job.id)
         if state is None or state.signature != job.signature:
-            state = ledger.fresh(job, now)
-        return _standing(job, state, "", now, ledger.read_runs(database, job.id))
+            state = ledger.new_state(job, now)
+        return _make_status(job, state, "", now, ledger.read_runs(database, job.id))
 
-    def _add(self, job: Job) -> Standing:
+    def _add(self, job: Job) -> JobStatus:
         with self._transaction() as database:
             now, count = self._clock(), len(known := self._jobs(database))
             if job.id in known:
-                raise JobError(f"there is a job {job.id!r} already: remove it first")
+                raise JobError(f"a job {job.id!r} already exists: remove it first")
             if count >= MAX_JOBS:
-                raise JobError(f"there are {count} jobs, and no more can be added")
-            state = ledger.fresh(job, now)
+                raise JobError(f"there are {count} jobs already, which is the most")
+            state = ledger.new_state(job, now)
             if state.due is None and job.enabled:
-                raise BadSchedule(f"{job.at!r} is over", path="at")
+                raise BadSchedule(f"{job.at!r} is in the past", path="at")
             row = (job.id, now, json.dumps(job.to_json()))
-            # One that could not be read may be in its place.
+            # "or replace": a row that could not be read may have the id.
             database.execute("insert or replace into jobs values (?, ?, ?)", row)
             ledger.write_state(database, job.id, state)
-            return _standing(job, state, "", now)
+            return _make_status(job, state, "", now)
 
-    def _enable(self, job_id: str, enabled: bool) -> Standing:
+    def _enable(self, job_id: str, enabled: bool) -> JobStatus:
         with self._transaction() as database:
             known, now = self._jobs(database), self._clock()
             if job_id not in known:
@@ -287,7 +292,7 @@ class Jobs(SqliteFile):
             row = (json.dumps(job.to_json()), job_id)
             database.execute("update jobs set data = ? where id = ?", row)
             state = ledger.settle(database, job, "", now)
-            return _standing(job, state, "", now)
+            return _make_status(job, state, "", now)
 
     def _remove(self, job_id: str) -> None:
         with self._transaction() as database:
@@ -297,19 +302,19 @@ class Jobs(SqliteFile):
             database.execute("delete from states where job = ?", (job_id,))
             database.execute("delete from runs where job = ?", (job_id,))
 
-    def _standings(self, owner: str) -> Sequence[Standing]:
+    def _statuses(self, owner: str) -> Sequence[JobStatus]:
         with self._transaction("deferred") as database:
             now, jobs = self._clock(), self._jobs(database)
             states = {job_id: ledger.read_state(database, job_id) for job_id in jobs}
-        return [self._stands(job, states[job.id], owner, now) for job in jobs.values()]
+        return [self._settled(job, states[job.id], owner, now) for job in jobs.values()]
 
-    def _stands(self, job: Job, state: State | None, owner: str, now: float) -> Standing:
+    def _settled(self, job: Job, state: State | None, owner: str, now: float) -> JobStatus:
         if state is None or not ledger.is_settled(state, job, owner, now):
             with self._transaction() as database:
                 state = ledger.settle(database, job, owner, now)
-        return _standing(job, state, owner, now)
+        return _make_status(job, state, owner, now)
 
-    def _claim(self, job: Job, owner: str, forced: bool, room: bool) -> Claim | Skipped | None:
+    def _claim(self, job: Job, owner: str, forced: bool, room: bool) -> Claim | SkippedTime | None:
         with self._transaction() as database:
             if self._is_gone(database, job):
                 return None
@@ -318,16 +323,16 @@ class Jobs(SqliteFile):
             if not forced and (state.due is None or state.due > now):
                 return None
             if state.run and forced:
-                raise JobBusy(f"a run of the job {job.id!r} is under way")
+                raise JobBusy(f"the job {job.id!r} has a run that has not ended")
             if not state.run and not room:
                 return None
             if not forced:
-                # All times that were missed are this one.
+                # One run makes up for all scheduled times that were missed.
                 state.due = job.schedule(state.since).next_after(now)
             if state.run:
                 ledger.write_state(database, job.id, state)
                 ledger.note_skip(database, job.id, now)
-                return Skipped(job)
+                return SkippedTime(job)
             claim = Claim(job=job, run_id=uuid.uuid4().hex, owner=owner, forced=forced)
             state.run, state.owner, state.forced = claim.run_id, owner, int(forced)
             state.lease, state.attempt = now + LEASE_SECONDS, state.attempt + 1
@@ -372,7 +377,7 @@ class Jobs(SqliteFile):
             if status != "aborted":
                 state.failures = 0 if status == "ok" else state.failures + 1
             if not claim.forced and state.signature == job.signature:
-                state.due = ledger.rested(job, state, now)
+                state.due = ledger.due_after_failures(job, state, now)
             ledger.write_state(database, job.id, state)
             ledger.prune(database, job.id)
             return True
@@ -393,14 +398,14 @@ class Jobs(SqliteFile):
             )
 
 
-def _standing(
+def _make_status(
     job: Job, state: State, owner: str, now: float, runs: tuple[RunRecord, ...] = ()
-) -> Standing:
-    return Standing(job=job, due=state.due, running=state.is_held(owner, now), runs=runs)
+) -> JobStatus:
+    return JobStatus(job=job, due=state.due, running=state.is_held(owner, now), runs=runs)
 
 
 def _unknown(job_id: str, known: Iterable[str]) -> UnknownJob:
     names = list(known)
     near = [names[position] for position in NearNames(names).find(job_id, 3)]
-    what = f"there is no job {job_id!r}"
-    return UnknownJob(f"{what}; near it: {', '.join(near)}" if near else what)
+    text = f"there is no job {job_id!r}"
+    return UnknownJob(f"{text}; did you mean {' or '.join(near)}?" if near else text)

@@ -1,34 +1,36 @@
-"""What is written down about jobs: when each is due, who runs it, and its last runs.
+"""The tables of the jobs file: when each job is due, which process runs it, and its last runs.
 
-Rows in, rows out, inside of a transaction that `jobs` has begun.
+All functions work inside a transaction that `jobs` has begun.
 """
 
 import sqlite3
 import uuid
 from dataclasses import astuple, dataclass, fields
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from clawmode.cron.job import Job
 from clawmode.types import JsonObject
+
+if TYPE_CHECKING:
+    from clawmode.cron.job import Job
 
 RunStatus: TypeAlias = Literal["running", "ok", "error", "timeout", "aborted", "skipped", "lost"]
 
 LEASE_SECONDS = 60.0
-"""How long a claim holds that nobody renews."""
+"""A claim that is not renewed expires after this time."""
 
 MAX_ATTEMPTS = 2
-"""How often a time is tried whose process ends: one that ends each time would do so forever."""
+"""How often a scheduled run is started: a job that kills its process must not do so forever."""
 
 MAX_CONTINUED = 10
-"""How often a run is continued whose process ends, for the same reason."""
+"""How often a run is continued after its process died, for the same reason."""
 
 PAUSES = (0.0, 0.0, 60.0, 300.0, 900.0, 3600.0)
-"""Seconds that a job rests at least, by how often it has failed in a row."""
+"""The shortest pause of a job, in seconds, by its number of failures in a row."""
 
 KEPT_RUNS = 50
 
-SKIPPED = "the run before it still went on"
-LOST = "the process that ran it has ended"
+SKIPPED = "the previous run had not ended"
+LOST = "the process of the run has ended"
 
 VERSION = 1
 SCHEMA = """
@@ -55,10 +57,10 @@ create index runs_of_job on runs (job, number);
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """A run, as it is remembered.
+    """A past or running run of a job.
 
     Attributes:
-        times: How many times of the job were skipped, if that is its status.
+        times: How many scheduled times were skipped, if the status is `skipped`.
     """
 
     id: str
@@ -70,7 +72,6 @@ class RunRecord:
     times: int = 1
 
     def to_json(self) -> JsonObject:
-        """As programs see it."""
         made: JsonObject = {
             "runId": self.id,
             "status": self.status,
@@ -84,7 +85,7 @@ class RunRecord:
 
 
 def read_runs(database: sqlite3.Connection, job_id: str) -> tuple[RunRecord, ...]:
-    """The runs of a job, the newest first."""
+    """Returns the last runs of a job, the newest first."""
     rows = database.execute(
         "select id, started, ended, status, error, session, times from runs where job = ?"
         " order by number desc limit ?",
@@ -94,7 +95,7 @@ def read_runs(database: sqlite3.Connection, job_id: str) -> tuple[RunRecord, ...
 
 
 def begin_run(database: sqlite3.Connection, job_id: str, run_id: str, now: float) -> None:
-    """A run has begun."""
+    """Records the start of a run."""
     database.execute(
         "insert into runs (job, id, started, status) values (?, ?, ?, 'running')",
         (job_id, run_id, now),
@@ -109,7 +110,7 @@ def end_run(
     error: str = "",
     session_key: str = "",
 ) -> None:
-    """A run has ended."""
+    """Records the end of a run."""
     database.execute(
         "update runs set status = ?, ended = ?, error = ?, session = ? where id = ?",
         (status, now, error, session_key, run_id),
@@ -117,7 +118,7 @@ def end_run(
 
 
 def note_skip(database: sqlite3.Connection, job_id: str, now: float) -> None:
-    """A time was skipped; all that one run is in the way of have one row."""
+    """Records a skipped time. Times that are skipped in a row share one record."""
     again = database.execute(
         "update runs set times = times + 1, ended = ? where status = 'skipped'"
         " and number = (select max(number) from runs where job = ?)",
@@ -133,7 +134,7 @@ def note_skip(database: sqlite3.Connection, job_id: str, now: float) -> None:
 
 
 def prune(database: sqlite3.Connection, job_id: str) -> None:
-    """Forgets all but the last runs of a job."""
+    """Deletes all but the last runs of a job."""
     database.execute(
         "delete from runs where job = :job and status != 'running' and number not in"
         " (select number from runs where job = :job order by number desc limit :kept)",
@@ -141,23 +142,23 @@ def prune(database: sqlite3.Connection, job_id: str) -> None:
     )
 
 
-# ---- How a job stands ----
+# ---- State ----
 
 
 @dataclass(slots=True)
 class State:
-    """How a job stands.
+    """The state of a job.
 
     Attributes:
-        signature: What its times depended on when they were looked up.
-        since: When they were; intervals count from there.
-        due: When it runs next; None: it does not.
-        run: The run that is under way, or was when its process ended; empty for none.
-        owner: Who runs it.
-        lease: Until when that holds.
-        forced: Whether somebody wanted that run, whatever the job's times are.
-        attempt: How often the last time was tried, or its run continued.
-        failures: How often it has failed in a row.
+        signature: `Job.signature` when `due` was computed.
+        since: The time from which intervals are counted.
+        due: The next scheduled time, or None.
+        run: The id of the current run, or of a run whose process died; empty for none.
+        owner: The process that runs the job.
+        lease: The time when the claim of the owner expires.
+        forced: 1 if a user started the run, outside of the schedule.
+        attempt: How often the last scheduled run was started or continued.
+        failures: The number of failures in a row.
     """
 
     signature: str
@@ -171,13 +172,13 @@ class State:
     failures: int = 0
 
     def is_held(self, owner: str, now: float) -> bool:
-        """Whether somebody runs it; an owner knows what it runs itself."""
-        # One that holds longer than any was made by a clock that has been set back since.
+        """True if a process runs the job: its lease has not expired, or it is `owner` itself."""
+        # A lease in the far future was written before the clock was set back: it has expired.
         alive = now < self.lease <= now + 2 * LEASE_SECONDS
         return bool(self.run) and (alive or (owner != "" and self.owner == owner))
 
     def free(self) -> None:
-        """Nobody runs it."""
+        """Clears the claim."""
         self.run, self.owner, self.lease, self.forced = "", "", 0.0, 0
 
 
@@ -185,41 +186,41 @@ _NAMES = ", ".join(each.name for each in fields(State))
 _PLACES = ", ".join("?" for _ in fields(State))
 
 
-def fresh(job: Job, now: float) -> State:
-    """A job that is seen for the first time, or with other times. What is over does not come."""
+def new_state(job: "Job", now: float) -> State:
+    """Returns the state of a new or rescheduled job; times before `now` are not made up for."""
     due = job.schedule(now).next_after(now) if job.enabled else None
     return State(job.signature, now, due)
 
 
 def read_state(database: sqlite3.Connection, job_id: str) -> State | None:
-    """How a job stands; None if it was never seen."""
+    """Returns the state of a job, or None for a job that has none yet."""
     row = database.execute(f"select {_NAMES} from states where job = ?", (job_id,)).fetchone()  # noqa: S608 - our own names
     return None if row is None else State(*row)
 
 
 def write_state(database: sqlite3.Connection, job_id: str, state: State) -> None:
-    """Keeps how a job stands."""
+    """Stores the state of a job."""
     database.execute(
         f"insert or replace into states (job, {_NAMES}) values (?, {_PLACES})",  # noqa: S608 - our own names
         (job_id, *astuple(state)),
     )
 
 
-def is_settled(state: State | None, job: Job, owner: str, now: float) -> bool:
-    """Whether `settle` would change nothing."""
+def is_settled(state: State | None, job: "Job", owner: str, now: float) -> bool:
+    """True if `settle` would change nothing."""
     if state is None or state.signature != job.signature:
         return False
     return not state.run or state.is_held(owner, now)
 
 
-def settle(database: sqlite3.Connection, job: Job, owner: str, now: float) -> State:
-    """How a job stands, once a run whose process has ended is over and its times are looked up."""
+def settle(database: sqlite3.Connection, job: "Job", owner: str, now: float) -> State:
+    """Ends a run whose process died, reschedules a changed job, and returns the state."""
     state = read_state(database, job.id)
     if is_settled(state, job, owner, now):
         assert state is not None
         return state
     if state is None:
-        state = fresh(job, now)
+        state = new_state(job, now)
     if state.run and not state.is_held(owner, now):
         end_run(database, state.run, "lost", now, LOST)
         if not state.forced and state.attempt < MAX_ATTEMPTS:
@@ -228,15 +229,15 @@ def settle(database: sqlite3.Connection, job: Job, owner: str, now: float) -> St
             state.attempt, state.failures = 0, state.failures + 1
         state.free()
     if state.signature != job.signature:
-        new = fresh(job, now)
+        new = new_state(job, now)
         state.signature, state.since, state.due = new.signature, new.since, new.due
         state.attempt = state.failures = 0
     write_state(database, job.id, state)
     return state
 
 
-def rested(job: Job, state: State, now: float) -> float | None:
-    """When a job is due that has failed so often: a time of its own, after a rest."""
+def due_after_failures(job: "Job", state: State, now: float) -> float | None:
+    """Returns the next scheduled time that leaves the pause for the number of failures."""
     pause = PAUSES[min(state.failures, len(PAUSES) - 1)]
     later = job.schedule(state.since).next_after(now + pause) if pause else None
     if state.due is None or later is None:

@@ -1,6 +1,6 @@
-"""Runs jobs when they are due, each in a turn of its own, so many at the same time.
+"""The scheduler: runs jobs when they are due, a limited number of them concurrently.
 
-Here alone such a turn is timed, aborted, and said how it ended; see `turns`.
+Only this module claims jobs, times and aborts their turns, and records how these ended.
 """
 
 import logging
@@ -13,7 +13,7 @@ from anyio.abc import TaskGroup
 
 from clawmode.agent.requests import AgentRequest, RunResult
 from clawmode.cron.job import Job
-from clawmode.cron.jobs import Claim, Jobs, JobsUnavailable, Skipped, Standing, UnknownJob
+from clawmode.cron.jobs import Claim, Jobs, JobStatus, JobsUnavailable, SkippedTime, UnknownJob
 from clawmode.cron.ledger import LEASE_SECONDS
 from clawmode.cron.turns import Clock, Runtime, WallClock, request_for, run_turn
 from clawmode.exceptions import ClawmodeError
@@ -24,38 +24,38 @@ from clawmode.types import JsonObject
 logger = logging.getLogger("clawmode.cron")
 
 Deliver: TypeAlias = Callable[[Job, RunResult], Awaitable[None]]
-"""Sends a result on to the job's channel and target. What it raises is kept with the run."""
+"""Sends a result to the channel of a job. An exception is recorded with the run."""
 
 OnEvent: TypeAlias = Callable[[JsonObject], None]
-"""Told `{job, phase: "started" | "finished", …}`. Must not block; what it raises is logged."""
+"""Receives `{job, phase: "started" | "finished", …}`. Must not block; exceptions are logged."""
 
 POLL_SECONDS = 5.0
-"""How soon jobs are seen that other processes add, and clocks that are set."""
+"""How often to look for jobs that other processes added, and for changes of the clock."""
 
 AGAIN_SECONDS = 0.2
-"""How soon to look again where another process was faster."""
+"""How soon to look again after another process claimed a job first."""
 
 RENEW_SECONDS = LEASE_SECONDS / 3
 DELIVER_SECONDS = 60.0
 RECORD_TRIES = 5
 RECORD_SECONDS = 40.0
 LEAVE_SECONDS = 5.0
-"""What is left to write things down, when all is to end."""
+"""The time that a cancelled run has to record its end."""
 
 
 class Scheduler:
     """Runs the jobs of a state folder.
 
     Args:
-        jobs: Which there are.
-        runtime: What runs turns.
-        clock: Of tests, a clock of their own.
-        max_concurrent: How many turns go on at the same time; those of `run_now` come on top.
-        cleanup_seconds: How long a turn may take to end, once it was aborted.
-        deliver: Gets results of jobs with a channel, if there is something to send.
-        on_event: Told what happens.
-        continues: Whether runs that are under way when all is to end are left as they are, to be
-            continued by `adopt` and `go_on` at the next start; else they are aborted.
+        jobs: The jobs to run.
+        runtime: Runs the turns.
+        clock: The clock; tests pass one of their own.
+        max_concurrent: The most concurrent turns; runs by `run_now` do not count.
+        cleanup_seconds: The time that an aborted turn has to end.
+        deliver: Sends results of jobs that have a channel.
+        on_event: Receives an event for each start and end.
+        continues: True to leave runs unfinished when the scheduler is cancelled, for `adopt` and
+            `go_on` at the next start; otherwise they are aborted.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Scheduler:
     # ---- For callers ----
 
     async def serve(self) -> None:
-        """Runs jobs as they become due, until it is cancelled; see `continues`."""
+        """Runs jobs as they become due, until the task is cancelled; see `continues`."""
         async with anyio.create_task_group() as tasks:
             while True:
                 seen = self._news.count
@@ -97,24 +97,24 @@ class Scheduler:
                 await self._pause(seconds, seen)
 
     async def run_now(self, job_id: str) -> RunResult:
-        """Runs a job whatever its times are, and whether it is enabled or not.
+        """Runs a job at once, even if it is disabled.
 
         Raises:
-            UnknownJob: There is none.
-            JobBusy: A run of it is under way.
+            UnknownJob: No job has the id.
+            JobBusy: The job has a run that has not ended.
         """
         return await self.carry_out(await self.claim_now(job_id))
 
     async def claim_now(self, job_id: str) -> Claim:
-        """The right to run a job whatever its times are, for `carry_out`; raises as `run_now`."""
+        """Claims a job to run it at once with `carry_out`; raises the same as `run_now`."""
         job = (await self._jobs.get(job_id)).job
         claim = await self._jobs.claim(job, self._owner, forced=True)
         if not isinstance(claim, Claim):
-            raise UnknownJob(f"there is no job {job.id!r} any more")
+            raise UnknownJob(f"the job {job.id!r} was removed")
         return claim
 
     async def adopt(self, run_id: str) -> Claim | None:
-        """The right to continue a run that another process has left; None: it is not to be had."""
+        """Claims a run that another process left unfinished; None if that is not possible."""
         return await self._jobs.adopt(run_id, self._owner)
 
     async def go_on(self, claim: Claim, request: AgentRequest) -> None:
@@ -123,37 +123,37 @@ class Scheduler:
         await self._live(claim, request)
 
     async def settle(self, claim: Claim, result: RunResult) -> None:
-        """Records the result of an adopted run that had ended before its process did."""
+        """Records the result of an adopted run whose turn had ended before its process died."""
         await self._record(claim, result)
 
     def change(self, *, max_concurrent: int, cleanup_seconds: float) -> None:
-        """Other limits hold from now on, and jobs may have changed."""
+        """Applies new limits, and looks for changed jobs."""
         self._max, self._cleanup = max_concurrent, cleanup_seconds
         self.wake()
 
     def wake(self) -> None:
-        """Has it look again at once: jobs have changed."""
+        """Looks for due jobs at once; call it when jobs have changed."""
         self._news.notify()
 
-    # ---- What is due ----
+    # ---- Due jobs ----
 
     async def _look(self, tasks: TaskGroup) -> float:
-        """Starts what is due; the seconds until there may be more."""
-        standings = await self._jobs.standings(self._owner)
+        """Starts the jobs that are due; returns the seconds until the next look."""
+        statuses = await self._jobs.statuses(self._owner)
         now = self._clock.now()
-        due = [each for each in standings if each.due is not None and each.due <= now]
+        due = [each for each in statuses if each.due is not None and each.due <= now]
         looks_again = False
         for each in sorted(due, key=_due):
             if each.running or self._under_way < self._max:
                 looks_again = True
                 await self._begin(each.job, tasks)
-        later = [each.due - now for each in standings if each.due is not None and each.due > now]
+        later = [each.due - now for each in statuses if each.due is not None and each.due > now]
         return min([*later, AGAIN_SECONDS if looks_again else POLL_SECONDS])
 
     async def _begin(self, job: Job, tasks: TaskGroup) -> None:
         room = self._under_way < self._max
         claim = await self._jobs.claim(job, self._owner, room=room)
-        if isinstance(claim, Skipped):
+        if isinstance(claim, SkippedTime):
             self._tell(job, "finished", {"status": "skipped"})
         elif claim is not None:
             self._under_way += 1
@@ -182,11 +182,11 @@ class Scheduler:
             self._news.notify()
 
     async def carry_out(self, claim: Claim, request: AgentRequest | None = None) -> RunResult:
-        """Runs a job once; what goes wrong in the turn is its result.
+        """Runs a job once. An error in the turn is part of the result.
 
         Args:
-            claim: The right to.
-            request: What continues a run that has begun; None begins it.
+            claim: The claim for the run.
+            request: The request that continues an adopted run; None starts the run.
         """
         self._tell(claim.job, "started", {"runId": claim.run_id})
         ours = True
@@ -212,13 +212,13 @@ class Scheduler:
         return result
 
     async def _turn(self, claim: Claim, request: AgentRequest) -> RunResult:
-        """The turn, as long as the claim is ours."""
+        """Runs the turn, and aborts it if the claim is lost."""
         result = RunResult(
             run_id=claim.run_id,
             session_key=request.session_key,
             session_id="",
             status="aborted",
-            error="another process runs the job now, or it was removed",
+            error="the claim was lost: another process runs the job, or the job was removed",
         )
         async with anyio.create_task_group() as tasks:
 
@@ -243,10 +243,10 @@ class Scheduler:
             logger.error("job %s: %s", claim.job.id, error)
             return True
 
-    # ---- After it ----
+    # ---- The end of a run ----
 
     async def _record(self, claim: Claim, result: RunResult) -> bool:
-        """Writes down how it ended, if need be at a later try. False: it is not ours any more."""
+        """Records how the run ended, with retries. Returns False if the claim was lost."""
         for _ in range(RECORD_TRIES):
             try:
                 return await self._jobs.finish(
@@ -258,10 +258,10 @@ class Scheduler:
         return True
 
     async def _leave(self, claim: Claim) -> None:
-        """What a person wanted is over; a time of the job is somebody else's, or ours next time."""
+        """Ends a run that a user started; leaves a scheduled run to the next scheduler."""
         try:
             if claim.forced and not self._continues:
-                await self._jobs.finish(claim, "aborted", error="it was stopped")
+                await self._jobs.finish(claim, "aborted", error="the run was stopped")
             else:
                 await self._jobs.leave(claim)
         except ClawmodeError as error:
@@ -272,13 +272,13 @@ class Scheduler:
         says_something = bool(result.payloads) or result.status in ("error", "timeout")
         if self._deliver is None or not job.channel or not says_something:
             return
-        failure = f"it was not delivered in {DELIVER_SECONDS:g} s"
+        failure = f"the reply was not delivered within {DELIVER_SECONDS:g} s"
         try:
             with anyio.move_on_after(DELIVER_SECONDS):
                 await self._deliver(job, result)
                 return
         except Exception as error:
-            failure = f"it could not be delivered: {message_of(error)}"
+            failure = f"the reply could not be delivered: {message_of(error)}"
         logger.error("job %s: %s", job.id, failure)
         try:
             await self._jobs.annotate(claim, failure)
@@ -295,6 +295,6 @@ class Scheduler:
             logger.error("job %s: on_event: %s", job.id, message_of(error))
 
 
-def _due(standing: Standing) -> float:
-    assert standing.due is not None
-    return standing.due
+def _due(status: JobStatus) -> float:
+    assert status.due is not None
+    return status.due

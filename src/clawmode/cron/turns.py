@@ -1,6 +1,7 @@
-"""One isolated turn: started, timed from when it really begins, aborted, cleaned up after.
+"""One turn of a job, in a session of its own, with a time limit.
 
-Whatever the runtime does or does not do, it is over at most `cleanup_seconds` after its deadline.
+The limit counts from the actual start of the turn, not from the time it was queued. Even if the
+runtime does not react, `run_turn` returns at most `cleanup_seconds` after the limit.
 """
 
 import logging
@@ -20,55 +21,49 @@ from clawmode.foreign import message_of
 logger = logging.getLogger("clawmode.cron")
 
 CRON = "cron"
-"""The `trigger` of runs of jobs."""
+"""The `trigger` of turns that jobs start."""
 
 
 class Clock(Protocol):
-    """Tells the time, and lets it pass."""
+    """A clock that tests can replace. `now` is the time of day, in seconds."""
 
-    def now(self) -> float:
-        """The time of day, in seconds."""
-        ...
+    def now(self) -> float: ...
 
-    async def sleep(self, seconds: float) -> None:
-        """Lets time pass."""
-        ...
+    async def sleep(self, seconds: float) -> None: ...
 
 
 class WallClock:
-    """The clock of the machine."""
+    """The clock of the machine, for everything but tests."""
 
     def now(self) -> float:
-        """The time of day, in seconds."""
         return time.time()
 
     async def sleep(self, seconds: float) -> None:
-        """Lets time pass."""
         await anyio.sleep(seconds)
 
 
 class Runtime(Protocol):
-    """What runs turns: an `AgentRuntime`."""
+    """The methods of `AgentRuntime` that the scheduler needs."""
 
     def subscribe(self, listener: Listener) -> Callable[[], None]:
-        """Shows every event of every run, until what it returns is called."""
+        """Calls the listener for every event of every run; returns a function that ends this."""
         ...
 
     async def start(self, request: AgentRequest) -> object:
-        """Accepts a run, and returns before it begins."""
+        """Accepts a run, and returns before the run begins."""
         ...
 
     async def result(self, run_id: str) -> RunResult:
-        """What came of a run, when it has ended."""
+        """Waits for the end of a run, and returns its result."""
         ...
 
     def abort(self, run_id: str) -> bool:
-        """Stops a run."""
+        """Aborts a run; returns False if there is none, or it has ended."""
         ...
 
 
 def request_for(job: Job, run_id: str) -> AgentRequest:
-    """What a job asks of its agent, in a session of its own."""
+    """Returns the request for one run of a job, in a session of its own."""
     return AgentRequest(
         message=job.message,
         agent_id=job.agent,
@@ -86,7 +81,7 @@ def request_for(job: Job, run_id: str) -> AgentRequest:
 async def run_turn(
     request: AgentRequest, runtime: Runtime, clock: Clock, *, cleanup_seconds: float
 ) -> RunResult:
-    """Runs a turn. What goes wrong is its result; cancelled, it leaves the run as it is."""
+    """Runs a turn. Errors are part of the result; cancellation leaves the run unfinished."""
     begun = anyio.Event()
 
     def listen(event: AgentEvent) -> None:
@@ -103,7 +98,7 @@ async def run_turn(
     except Exception as error:
         if not isinstance(error, ClawmodeError):
             logger.exception("run %s", request.run_id)
-        result = _without_one(request, "error", message_of(error))
+        result = _failure(request, "error", message_of(error))
     finally:
         unsubscribe()
     return replace(result, started_at=result.started_at or began, ended_at=clock.now())
@@ -112,7 +107,7 @@ async def run_turn(
 async def _in_time(
     request: AgentRequest, runtime: Runtime, clock: Clock, begun: anyio.Event
 ) -> RunResult | None:
-    """The result, if it comes in the time that the turn has from its beginning on."""
+    """Returns the result, or None if the turn exceeds its time limit."""
     seconds = request.cron_seconds
     if seconds is None:
         return await runtime.result(request.run_id)
@@ -127,21 +122,21 @@ async def _in_time(
 async def _clean_up(
     request: AgentRequest, runtime: Runtime, clock: Clock, seconds: float
 ) -> RunResult:
-    """Aborts a turn. It has had its time, however it ends now, and whether it does or not."""
-    error = f"the turn took longer than its {request.cron_seconds:g} s"
+    """Aborts a turn after its time limit; the result is a timeout, however the turn ends."""
+    error = f"the turn exceeded its time limit of {request.cron_seconds:g} s"
     runtime.abort(request.run_id)
     ended = await _result(request, runtime, lambda: clock.sleep(seconds))
     if ended is None:
-        logger.error("run %s was aborted and has not ended", request.run_id)
-        error += f", and has not ended {seconds:g} s after it was aborted"
-        ended = _without_one(request, "timeout", error)
+        logger.error("run %s was aborted and did not end in time", request.run_id)
+        error += f", and did not end within {seconds:g} s of being aborted"
+        ended = _failure(request, "timeout", error)
     return replace(ended, status="timeout", error=error, problem="timeout")
 
 
 async def _result(
     request: AgentRequest, runtime: Runtime, limit: Callable[[], Awaitable[None]]
 ) -> RunResult | None:
-    """The result, if it is there before the limit is."""
+    """Returns the result, or None if `limit` returns first."""
     found: RunResult | None = None
     failure: Exception | None = None
     async with anyio.create_task_group() as tasks:
@@ -153,7 +148,7 @@ async def _result(
         tasks.start_soon(watch)
         try:
             found = await runtime.result(request.run_id)
-        except Exception as error:  # else it would come out in a group
+        except Exception as error:  # raised in the group, it would become an ExceptionGroup
             failure = error
         tasks.cancel_scope.cancel()
     if failure is not None:
@@ -161,8 +156,8 @@ async def _result(
     return found
 
 
-def _without_one(request: AgentRequest, status: str, error: str) -> RunResult:
-    """What there is to say of a run that has said nothing itself."""
+def _failure(request: AgentRequest, status: str, error: str) -> RunResult:
+    """Returns the result of a run that the runtime did not report."""
     return RunResult(
         run_id=request.run_id,
         session_key=request.session_key,

@@ -1,33 +1,32 @@
-"""Schedules and times as people say them."""
+"""Schedules in plain words, such as "every day at 08:00"."""
 
 from datetime import datetime, tzinfo
 from typing import assert_never
 
-from clawmode.cron.expressions import MONTHS, WEEKDAYS, Fields
-from clawmode.cron.schedule import UNITS, At, Cron, Every, Schedule
+from clawmode.cron.schedule import MONTHS, UNITS, WEEKDAYS, At, Cron, Every, Fields, Schedule
 
 NAMES = {"w": "week", "d": "day", "h": "hour", "m": "minute", "s": "second"}
 MAX_TIMES = 4
-"""Times of a day that are listed."""
+"""The most times of day, or days of the month, that are listed."""
 
 
 def in_words(schedule: Schedule) -> str:
-    """A schedule; an expression that takes too many words is shown as it stands."""
+    """Describes a schedule; a complicated cron expression is shown as the user wrote it."""
     match schedule:
         case Every():
             return f"every {interval(schedule.seconds)}"
         case At():
             return f"once, {clock(schedule.moment, schedule.zone)}"
         case Cron():
-            said = _said(schedule.fields) or f"cron {' '.join(schedule.fields.text.split())}"
+            words = _expression(schedule.fields) or f"cron {' '.join(schedule.fields.text.split())}"
             zone = schedule.zone.key
-            return said if zone == "UTC" else f"{said}, {zone}"
+            return words if zone == "UTC" else f"{words}, {zone}"
         case _:
             assert_never(schedule)
 
 
 def interval(seconds: int) -> str:
-    """A number of seconds, to stand after `every`."""
+    """Returns an interval as it is read after "every": "15 minutes", "day"."""
     parts: list[str] = []
     for unit, name in NAMES.items():
         count, seconds = divmod(seconds, UNITS[unit])
@@ -37,14 +36,14 @@ def interval(seconds: int) -> str:
 
 
 def clock(moment: float, zone: tzinfo) -> str:
-    """A moment, as clocks of a zone show it."""
+    """Formats a moment as the wall clock of a time zone."""
     return datetime.fromtimestamp(moment, zone).strftime("%Y-%m-%d %H:%M %Z")
 
 
 # ---- Expressions ----
 
 
-def _said(fields: Fields) -> str:
+def _expression(fields: Fields) -> str:
     days, times = _days(fields), _times(fields)
     if not days or not times:
         return ""
@@ -68,7 +67,7 @@ def _times(fields: Fields) -> str:
 
 
 def _step(numbers: tuple[int, ...], end: int) -> int:
-    """How far apart they are, if they go all the way round; else 0."""
+    """Returns the distance of evenly spaced numbers that fill the whole range, else 0."""
     step = numbers[1] - numbers[0] if len(numbers) > 1 else 0
     whole = step and end % step == 0 and numbers == tuple(range(0, end, step))
     return step if whole else 0
@@ -81,10 +80,10 @@ def _days(fields: Fields) -> str:
     if some_days and some_weekdays:
         return ""
     if fields.either:
-        some_days = some_weekdays = False  # one of them is met each day
+        some_days = some_weekdays = False  # together they match every day
     if some_weekdays:
-        said = _listed(fields.weekdays, WEEKDAYS, 0)
-        return f"{said} in {months}" if months else said
+        names = _listed(fields.weekdays, WEEKDAYS, 0)
+        return f"{names} in {months}" if months else names
     if not some_days:
         return f"every day in {months}" if months else "every day"
     if len(fields.days) > MAX_TIMES:

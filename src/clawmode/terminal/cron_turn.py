@@ -14,7 +14,7 @@ from clawmode.app.console import ProgramOutput, duration, tell
 from clawmode.app.setup import Setup
 from clawmode.config import resolve as settings
 from clawmode.cron.job import Job, check_named, configured_jobs
-from clawmode.cron.jobs import Jobs, Standing
+from clawmode.cron.jobs import Jobs, JobStatus
 from clawmode.cron.schedule import read_zone
 from clawmode.cron.scheduler import Scheduler
 from clawmode.cron.turns import request_for
@@ -56,12 +56,12 @@ def print_jobs(out: ProgramOutput, setup: Setup) -> None:
         tell("cron.enabled is false: none of them runs by itself")
 
 
-def describe(standing: Standing) -> JsonObject:
+def describe(standing: JobStatus) -> JsonObject:
     """A job, and how it stands."""
     return standing.described()
 
 
-def _row(standing: Standing) -> list[str]:
+def _row(standing: JobStatus) -> list[str]:
     job, last = standing.job, standing.last
     ago, status = "-", "-"
     if last is not None:
@@ -73,7 +73,7 @@ def _row(standing: Standing) -> list[str]:
     return [job.id, in_words(job.schedule()), next_time(standing), ago, "lost" if gone else status]
 
 
-def next_time(standing: Standing) -> str:
+def next_time(standing: JobStatus) -> str:
     """When a job runs next."""
     if not standing.job.enabled:
         return "disabled"
@@ -85,7 +85,7 @@ def next_time(standing: Standing) -> str:
 # ---- Changing ----
 
 
-def add(setup: Setup, job: Job) -> Standing:
+def add(setup: Setup, job: Job) -> JobStatus:
     """Keeps a job.
 
     Raises:
@@ -96,7 +96,7 @@ def add(setup: Setup, job: Job) -> Standing:
     return anyio.run(open_jobs(setup).add, job)
 
 
-def enable(setup: Setup, job_id: str, enabled: bool) -> Standing:
+def enable(setup: Setup, job_id: str, enabled: bool) -> JobStatus:
     """Switches a job on or off.
 
     Raises:
