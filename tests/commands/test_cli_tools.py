@@ -435,3 +435,33 @@ def test_every_command_and_option_is_documented() -> None:
 
     visit(command, "")
     assert missing == []
+
+
+def commands_with(option: str) -> set[str]:
+    """Every command that accepts an option, by its whole name."""
+    found: set[str] = set()
+
+    def visit(command: object, name: str) -> None:
+        for sub, inner in getattr(command, "commands", {}).items():
+            visit(inner, f"{name} {sub}".strip())
+        if any(option in param.opts for param in getattr(command, "params", [])):
+            found.add(name)
+
+    visit(typer.main.get_command(app), "")
+    return found
+
+
+def test_the_table_of_common_options_names_the_commands_that_accept_them() -> None:
+    page = (Path(__file__).parents[2] / "docs/reference/cli.md").read_text("utf-8")
+    table = page.partition("## Common options\n")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (`--[^|]*(?:\\\|[^|]*)*) \| ([^|]*) \|", table, re.MULTILINE)
+    assert len(rows) == 10
+    for options, named in rows:
+        documented = re.findall(r"`([^`]+)`", named)
+        for option in re.findall(r"`(--[a-z-]+)", options):
+            actual = commands_with(option)
+            covered = {
+                each for each in actual for name in documented if f"{each} ".startswith(name)
+            }
+            unused = [name for name in documented if not any(x.startswith(name) for x in actual)]
+            assert (option, actual - covered, unused) == (option, set(), [])
