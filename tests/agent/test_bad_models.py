@@ -20,7 +20,8 @@ from tests.support.waiting import until
 # Takes seconds, and here no clock of a test runs.
 import clawmode.models.direct  # noqa: F401
 from clawmode import tool
-from clawmode.agent.loop import MAX_ANSWER_CHARS, Problem
+from clawmode.agent.answers import MAX_ANSWER_CHARS
+from clawmode.agent.loop import Problem
 from clawmode.agent.models import ModelPool
 from clawmode.agent.requests import AgentRequest, RunResult, RunSettings
 from clawmode.agent.resolver import ConfigResolver

@@ -9,7 +9,8 @@ import pytest
 from tests.support.waiting import idle
 
 from clawmode.agent.intake import IncomingMessage, Intake
-from clawmode.agent.loop import LoopLimits, Outcome, Turn, run_loop
+from clawmode.agent.loop import Outcome, Turn, run_loop
+from clawmode.agent.requests import LoopLimits
 from clawmode.agent.toolbox import ABORTED, MAX_RESULT_CHARS, DirectTools
 from clawmode.context import RunContext
 from clawmode.messages import (

@@ -14,9 +14,9 @@ from tests.support.core_tools_driver import is_alive
 from tests.support.waiting import until
 
 from clawmode.agent import operator_scripts
-from clawmode.agent.bootstrap import MAX_FILE_CHARS, MAX_TOTAL_CHARS, BootstrapFile
 from clawmode.agent.operator_hooks import Answer, OperatorHooks
 from clawmode.agent.operator_scripts import MAX_ANSWER, Program, ScriptError
+from clawmode.agent.prompt import MAX_FILE_CHARS, MAX_TOTAL_CHARS, BootstrapFile
 from clawmode.config import json5
 from clawmode.config.operations import InternalHook, InternalHooks
 from clawmode.config.reader import read

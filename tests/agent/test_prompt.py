@@ -5,10 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from clawmode.agent import bootstrap
-from clawmode.agent.bootstrap import BootstrapFile
 from clawmode.agent.hooks import PromptAdditions
-from clawmode.agent.prompt import BASE, Ingredients, build
+from clawmode.agent.prompt import BASE, BootstrapFile, Ingredients, build, load_bootstrap_files
 from clawmode.agent.skills import SkillLoader
 
 
@@ -77,7 +75,7 @@ def test_bootstrap_files_are_those_of_the_workspace_and_no_others(tmp_path: Path
     (workspace / "SOUL.md").mkdir()
     (workspace / "inside.md").symlink_to("AGENTS.md")
     names = ["AGENTS.md", "USER.md", "SOUL.md", "../secret", "inside.md", "AGENTS.md", "none.md"]
-    found = bootstrap.load(workspace, names)
+    found = load_bootstrap_files(workspace, names)
     assert [(file.name, file.text) for file in found] == [
         ("AGENTS.md", "Be kind."),
         ("inside.md", "Be kind."),
@@ -86,9 +84,9 @@ def test_bootstrap_files_are_those_of_the_workspace_and_no_others(tmp_path: Path
 
 def test_a_long_file_is_cut_and_says_so(tmp_path: Path) -> None:
     (tmp_path / "AGENTS.md").write_text("x" * 50)
-    (file,) = bootstrap.load(tmp_path, max_chars=20)
+    (file,) = load_bootstrap_files(tmp_path, max_chars=20)
     assert (len(file.text), file.cut) == (20, 30)
-    assert bootstrap.prompt([file]).endswith("[30 more characters: read the file]")
+    assert file.prompt().endswith("[30 more characters: read the file]")
 
 
 @pytest.mark.covers("AL-26", "AL-29")

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from clawmode.agent.replies import SentMessages, Shape, shape
+from clawmode.agent.replies import SentMessages, shape
+from clawmode.agent.requests import Shape
 from clawmode.messages import AssistantMessage, Text, Thinking, ToolMessage, UserMessage
 
 

@@ -549,7 +549,7 @@ async def test_a_run_that_has_ended_cannot_be_continued(tmp_path: Path) -> None:
     async with opened(tmp_path, ["never"]) as agent:
         result = await agent.ask("", run_id="r1", resume=True)
     assert result.status == "error"
-    assert "left unfinished" in (result.error or "")
+    assert "no unfinished run" in (result.error or "")
 
 
 def test_a_run_that_nobody_knows_cannot_be_waited_for(tmp_path: Path) -> None:
@@ -573,7 +573,7 @@ async def test_the_switch_tells_whether_code_mode_engaged(
         assert "code mode" not in caplog.text
         monkeypatch.setenv("OPENCLAW_DEBUG_CODE_MODE", "1")
         await agent.ask()
-    told = "code mode is enabled and engaged; the model sees exec, wait; 1 tools are behind"
+    told = "code mode is enabled and engaged; the model sees exec, wait; 1 tools are in the catalog"
     assert told in caplog.text
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from clawmode.agent.timeouts import RunClock, idle_window
+from clawmode.agent.resolver import RunClock, idle_window
 from clawmode.models.base import ModelLimits
 
 CLOUD, LOCAL = ModelLimits(), ModelLimits(local=True)

@@ -9,8 +9,9 @@ import pytest
 from tests.support.tool_search_driver import ISSUE, RING, add, bodies, fake, forbidden, water
 
 from clawmode import Policy, ToolCallDecision
-from clawmode.agent.tool_search import ControlRefused, ToolSearch
+from clawmode.agent.tool_search import ToolSearch
 from clawmode.agent.tool_search_code import SearchCode
+from clawmode.catalog.catalog import ControlRefused
 from clawmode.code_mode.bridge import BadRequest
 from clawmode.context import RunContext
 from clawmode.exceptions import RuntimeUnavailable

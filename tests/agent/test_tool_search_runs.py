@@ -326,7 +326,7 @@ async def test_without_a_runtime_the_run_has_the_structured_tools_and_says_so(
     report: Any = result.metadata["toolSearch"]
     assert (report["mode"], report["fallbackFrom"]) == ("tools", "code")
     assert "missing" in report["fallbackReason"]
-    assert any("tool_search_code is not to be had" in it.message for it in caplog.records)
+    assert any("tool_search_code is not available" in it.message for it in caplog.records)
 
 
 # ---- What is written down ----

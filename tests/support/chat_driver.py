@@ -138,7 +138,7 @@ async def talking(
             state=state,
             tools=tools,
             own=own_tools.for_run if own else lambda run: (),
-            forget=own_tools.end_session,
+            clean_up=own_tools.end_session,
             hooks=hooks,
             operator=operator,
             approvals=approvals,

@@ -10,8 +10,7 @@ import anyio
 from anyio.lowlevel import checkpoint
 
 from clawmode.agent.events import AgentEvent, Listener
-from clawmode.agent.loop import Status
-from clawmode.agent.requests import AgentRequest, RunResult
+from clawmode.agent.requests import AgentRequest, RunResult, Status
 from clawmode.cron.job import Job
 from clawmode.cron.jobs import Jobs, JobStatus
 from clawmode.cron.ledger import RunRecord

@@ -415,7 +415,7 @@ def test_a_session_that_somebody_writes_to_is_busy_and_a_killed_run_goes_on(
     assert "is busy: process" in busy.stderr
     assert (again.returncode, again.stdout) == (0, "I look what became of it.\n")
     assert "unknown" in server.requests[1].raw.decode()
-    assert (twice.returncode, "left unfinished" in twice.stderr) == (1, True)
+    assert (twice.returncode, "no unfinished run" in twice.stderr) == (1, True)
 
 
 # ---- At a terminal ----

@@ -1,19 +1,18 @@
-"""What is done to a session between its runs: begun, reset, deleted, shortened.
+"""Changes to a session between its runs: start, reset, deletion, compaction, injected messages.
 
-Each of it waits for the session's run to end, and keeps others out meanwhile.
+Each of them waits for the session's run to end, and keeps other runs out meanwhile.
 """
 
-import logging
 import uuid
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import anyio
 
 from clawmode.agent.compaction import CompactionResult, Compactor
 from clawmode.agent.hooks import SessionEvent
 from clawmode.agent.lanes import Lanes
-from clawmode.agent.operator_hooks import OperatorHooks
 from clawmode.agent.requests import AgentRequest, Resolver
 from clawmode.context import RunContext
 from clawmode.messages import AssistantMessage
@@ -21,43 +20,46 @@ from clawmode.sessions.history import TranscriptError
 from clawmode.sessions.store import Session, SessionStore
 from clawmode.tools.hooks import Hooks
 
-logger = logging.getLogger("clawmode.agent")
+if TYPE_CHECKING:
+    from clawmode.agent.operator_hooks import OperatorHooks
 
-Forget = Callable[[RunContext], Awaitable[None]]
-"""Ends what a session has left running."""
+CleanUp = Callable[[RunContext], Awaitable[None]]
+"""Ends the processes that the runs of a session have left running."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionCare:
-    """Looks after sessions.
+    """Starts, resets, deletes and compacts sessions.
 
     Attributes:
-        stop: Aborts what runs and waits in a session.
-        forget: Ends what a session has left running.
+        stop: Aborts the running and queued runs of a session.
+        clean_up: Ends the processes that a session has left running.
     """
 
     sessions: SessionStore
     resolver: Resolver
     lanes: Lanes
     hooks: Hooks
-    operator: OperatorHooks | None
+    operator: "OperatorHooks | None"
     stop: Callable[[str], int]
-    forget: Forget
+    clean_up: CleanUp
     _compacting: dict[str, anyio.CancelScope] = field(
         default_factory=dict[str, anyio.CancelScope], repr=False
     )
 
     async def begin(self, session: Session) -> None:
-        """A session has its first run."""
+        """Notifies hooks that a session has its first run."""
         event = SessionEvent(key=session.key, id=session.id, agent_id=session.agent_id)
         await self.hooks.notify("session_start", event)
-        await self._tell_operator("session:start", event)
+        await self._notify_operator("session:start", event)
 
     async def reset(self, session: Session, reason: str = "reset") -> Session:
-        """A new conversation under the same key; the old one is kept. What runs in it is stopped.
+        """Aborts the session's runs and starts a new conversation under its key.
+
+        The old conversation is kept.
 
         Raises:
-            UnknownSession: There is none.
+            UnknownSession: The session was deleted.
         """
         self.stop(session.key)
         async with self.lanes.enter(session.key, shared=False):
@@ -66,11 +68,11 @@ class SessionCare:
         return made
 
     async def delete(self, session: Session) -> int:
-        """Deletes a conversation, those before it, and their files; how many that were.
+        """Deletes a conversation, those before it, and their files; returns how many there were.
 
         Raises:
-            UnknownSession: There is none.
-            SessionBusy: Another process has it.
+            UnknownSession: The session was deleted before.
+            SessionBusy: Another process writes to the session.
         """
         self.stop(session.key)
         async with self.lanes.enter(session.key, shared=False):
@@ -80,46 +82,43 @@ class SessionCare:
         return count
 
     async def compact(self, session: Session, wishes: str = "") -> CompactionResult | None:
-        """Shortens a conversation; None if there is nothing to gain.
+        """Compacts a conversation; returns None if there is nothing to gain.
 
         Raises:
-            ClawmodeError: It cannot be had, summed up, or written.
+            ClawmodeError: The session cannot be opened, summarized or written.
         """
         with anyio.CancelScope() as scope:
             self._compacting[session.key] = scope
             try:
-                return await self._compact(session, wishes)
+                async with self.lanes.enter(session.key):
+                    request = AgentRequest(session_id=session.id)
+                    settings = await self.resolver.settings(request, session)
+                    async with session.open(
+                        settings.lock_seconds, workspace=settings.workspace
+                    ) as transcript:
+                        compactor = Compactor(
+                            settings.compaction,
+                            transcript,
+                            session.context(uuid.uuid4().hex),
+                            self.hooks,
+                            lambda stream, data: None,
+                        )
+                        return await compactor.compact(settings.models[0], wishes)
             finally:
                 if self._compacting.get(session.key) is scope:
                     del self._compacting[session.key]
-        raise TranscriptError("It was stopped.")
+        raise TranscriptError("The compaction was stopped.")
 
     def cancel(self, session_key: str) -> None:
-        """Stops a conversation's being shortened."""
+        """Cancels the compaction of a session, if there is one."""
         if (scope := self._compacting.get(session_key)) is not None:
             scope.cancel()
 
-    async def _compact(self, session: Session, wishes: str) -> CompactionResult | None:
-        request = AgentRequest(session_id=session.id)
-        async with self.lanes.enter(session.key):
-            settings = await self.resolver.settings(request, session)
-            async with session.open(
-                settings.lock_seconds, workspace=settings.workspace
-            ) as transcript:
-                compactor = Compactor(
-                    settings.compaction,
-                    transcript,
-                    context_of(session, uuid.uuid4().hex),
-                    self.hooks,
-                    lambda stream, data: None,
-                )
-                return await compactor.compact(settings.models[0], wishes)
-
     async def inject(self, session: Session, said: AssistantMessage) -> str:
-        """Writes something down as if the agent had said it; the id of the run that it counts as.
+        """Records a message as if the agent had said it; returns the id of a run made for it.
 
         Raises:
-            ClawmodeError: It cannot be written.
+            ClawmodeError: The message cannot be written.
         """
         run_id = uuid.uuid4().hex
         async with self.lanes.enter(session.key), session.open() as transcript:
@@ -130,14 +129,14 @@ class SessionCare:
         return run_id
 
     async def _end(self, session: Session, reason: str) -> None:
-        await self.forget(context_of(session, ""))
+        await self.clean_up(session.context(""))
         event = SessionEvent(
             key=session.key, id=session.id, agent_id=session.agent_id, reason=reason
         )
         await self.hooks.notify("session_end", event)
-        await self._tell_operator("session:end", event)
+        await self._notify_operator("session:end", event)
 
-    async def _tell_operator(self, name: str, event: SessionEvent) -> None:
+    async def _notify_operator(self, name: str, event: SessionEvent) -> None:
         if self.operator is not None and self.operator.has(name):
             await self.operator.run(
                 name,
@@ -148,13 +147,3 @@ class SessionCare:
                     "reason": event.reason,
                 },
             )
-
-
-def context_of(session: Session, run_id: str) -> RunContext:
-    """Who asks, when it is nobody's run."""
-    return RunContext(
-        agent_id=session.agent_id,
-        session_id=session.id,
-        session_key=session.key,
-        run_id=run_id,
-    )

@@ -1,7 +1,7 @@
-"""Shortening a conversation that grows too long: what was said before is summed up by a model.
+"""Compaction of a conversation that grows too long: a model summarizes its older part.
 
-What is kept word for word begins with something that a person or the model said, so that no call
-loses its result. Plain planning here; the session's lock is held by whoever calls.
+The part that stays verbatim begins with a message of the person or the model, so that no call
+loses its result. The caller holds the session's lock.
 """
 
 import logging
@@ -12,7 +12,7 @@ import anyio
 
 from clawmode.agent.events import Stream
 from clawmode.agent.hooks import CompactionEvent
-from clawmode.agent.loop import Turn
+from clawmode.agent.requests import CompactionSettings
 from clawmode.context import RunContext
 from clawmode.foreign import must_propagate
 from clawmode.messages import (
@@ -36,7 +36,7 @@ logger = logging.getLogger("clawmode.agent")
 CHARS_PER_TOKEN = 4
 IMAGE_TOKENS = 1_600
 MESSAGE_TOKENS = 8
-"""What a message costs beside its words."""
+"""The cost of a message in addition to its text."""
 
 MAX_PART_CHARS = 4_000
 MAX_SUMMARY_CHARS = 40_000
@@ -52,7 +52,7 @@ ASK = "Sum up this conversation:\n\n"
 
 
 def estimate(messages: Sequence[Message], system: str = "") -> int:
-    """About how many tokens a model reads of these."""
+    """Estimates how many tokens a model reads of a conversation."""
     return -(-len(system) // CHARS_PER_TOKEN) + sum(_tokens(message) for message in messages)
 
 
@@ -61,15 +61,10 @@ def _tokens(message: Message) -> int:
     for part in message.content:
         if isinstance(part, Image):
             total += IMAGE_TOKENS
-        else:
-            total += -(-_length(part) // CHARS_PER_TOKEN)
+            continue
+        text = part.name + str(part.arguments) if isinstance(part, ToolCall) else part.text
+        total += -(-len(text) // CHARS_PER_TOKEN)
     return total
-
-
-def _length(part: Text | Thinking | ToolCall) -> int:
-    if not isinstance(part, ToolCall):
-        return len(part.text)
-    return len(part.name) + len(str(part.arguments))
 
 
 # ---- Planning ----
@@ -77,11 +72,11 @@ def _length(part: Text | Thinking | ToolCall) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is summed up, and from which entry on nothing is.
+    """Which part of a conversation is summarized.
 
     Attributes:
-        messages: The conversation so far that the summary is to stand for.
-        first_kept: The id of the first entry that stays as it is; None if none does.
+        messages: The messages that the summary replaces.
+        first_kept: The id of the first entry that stays verbatim; None if no entry does.
     """
 
     messages: tuple[Message, ...]
@@ -89,34 +84,33 @@ class Plan:
 
 
 def plan(history: History, keep_tokens: int) -> Plan | None:
-    """How to shorten a conversation; None if there is nothing to gain.
+    """Plans a compaction; returns None if it would not make the conversation shorter.
 
     Args:
         history: The conversation.
-        keep_tokens: How much of its end stays word for word.
+        keep_tokens: How many tokens at its end stay verbatim.
     """
     entries = history.entries
     last = next((n for n in reversed(range(len(entries))) if entries[n].type == "compaction"), None)
-    start = 0 if last is None else _position(entries, entries[last].data.get("firstKept"), last)
-    cut = _cut(entries, start, keep_tokens)
+    start = 0
+    if last is not None:
+        first_kept = entries[last].data.get("firstKept")
+        start = next((n for n in range(last) if entries[n].id == first_kept), last)
+    cut = _first_kept(entries, start, keep_tokens)
     before = History()
     for entry in entries[:cut]:
         before.add(entry)
     if last is not None and last >= cut:
         before.add(entries[last])
-    summed = before.messages()
-    # A summary alone is not summed up again.
-    if len(summed) <= (0 if last is None else 1):
+    replaced = before.messages()
+    # A summary is not summarized again without new messages.
+    if len(replaced) <= (0 if last is None else 1):
         return None
-    return Plan(tuple(summed), entries[cut].id if cut < len(entries) else None)
+    return Plan(tuple(replaced), entries[cut].id if cut < len(entries) else None)
 
 
-def _position(entries: Sequence[Entry], entry_id: object, otherwise: int) -> int:
-    return next((n for n in range(otherwise) if entries[n].id == entry_id), otherwise)
-
-
-def _cut(entries: Sequence[Entry], start: int, keep_tokens: int) -> int:
-    """Where the part begins that is kept: as early as it may, and before one message at least."""
+def _first_kept(entries: Sequence[Entry], start: int, keep_tokens: int) -> int:
+    """Returns the position of the first entry that stays verbatim; at least one message does."""
     kept = 0
     cut = len(entries)
     for number in reversed(range(start, len(entries))):
@@ -126,24 +120,25 @@ def _cut(entries: Sequence[Entry], start: int, keep_tokens: int) -> int:
         kept += _tokens(message)
         if kept > keep_tokens and cut < len(entries):
             break
+        # A result must not be separated from its call, which comes before it.
         if not isinstance(message, ToolMessage):
             cut = number
     return cut
 
 
-# ---- Summing up ----
+# ---- The summary ----
 
 
 async def summarize(model: Model, messages: Sequence[Message], wishes: str = "") -> str:
-    """What was said, in short.
+    """Asks a model for a summary of a conversation.
 
     Args:
-        model: Who sums up.
-        messages: What was said.
-        wishes: What a person wants to be looked after.
+        model: The model that writes the summary.
+        messages: The conversation.
+        wishes: What the person wants the summary to keep.
 
     Raises:
-        ModelError: The model did not answer, or with nothing.
+        ModelError: The model failed, took too long, or returned nothing.
     """
     request = ModelRequest(
         system=f"{SYSTEM}\n\nThe person wishes: {wishes}" if wishes else SYSTEM,
@@ -151,7 +146,13 @@ async def summarize(model: Model, messages: Sequence[Message], wishes: str = "")
     )
     with anyio.move_on_after(SUMMARY_SECONDS):
         try:
-            return await _hear(model, request)
+            async with model.stream(request) as events:
+                async for event in events:
+                    if isinstance(event, Finished):
+                        if summary := event.message.text.strip():
+                            return summary[:MAX_SUMMARY_CHARS]
+                        raise ModelError("garbage", "the summary is empty")
+            raise ModelError("garbage", "the model's stream ended before the summary was complete")
         except ModelError:
             raise
         except BaseException as error:
@@ -162,23 +163,13 @@ async def summarize(model: Model, messages: Sequence[Message], wishes: str = "")
     raise ModelError("timeout", f"the summary took longer than {SUMMARY_SECONDS:g} s")
 
 
-async def _hear(model: Model, request: ModelRequest) -> str:
-    async with model.stream(request) as events:
-        async for event in events:
-            if isinstance(event, Finished):
-                if summary := event.message.text.strip():
-                    return summary[:MAX_SUMMARY_CHARS]
-                raise ModelError("garbage", "the summary is empty")
-    raise ModelError("garbage", "the summary stopped in the middle")
-
-
 def transcript_of(messages: Sequence[Message]) -> str:
-    """A conversation as text for whoever sums it up; long parts are cut."""
+    """Returns a conversation as text for the summary; long parts are cut."""
     lines = (
-        f"{_speaker(message, part)}: {words}"
+        f"{_speaker(message, part)}: {text}"
         for message in messages
         for part in message.content
-        if (words := _words(part))
+        if (text := _text_of(part))
     )
     return "\n\n".join(lines)
 
@@ -192,7 +183,7 @@ def _speaker(message: Message, part: object) -> str:
     return f"Agent calls {part.name}" if isinstance(part, ToolCall) else "Agent"
 
 
-def _words(part: Text | Thinking | Image | ToolCall) -> str:
+def _text_of(part: Text | Thinking | Image | ToolCall) -> str:
     if isinstance(part, Thinking):
         return ""
     if isinstance(part, Image):
@@ -207,35 +198,9 @@ def _words(part: Text | Thinking | Image | ToolCall) -> str:
 # ---- In a run ----
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CompactionSettings:
-    """When and how a conversation is shortened.
-
-    Attributes:
-        enabled: Whether it is done by itself.
-        reserve_tokens: What is kept free for the answer.
-        keep_tokens: How much of the end stays word for word.
-        context_tokens: The model's room, if it is to be smaller than it is.
-        model: Who sums up; None is the one that is asked.
-    """
-
-    enabled: bool = True
-    reserve_tokens: int = 16_384
-    keep_tokens: int = 20_000
-    context_tokens: int | None = None
-    model: Model | None = None
-
-    def room(self, model: Model) -> int:
-        """How many tokens a conversation with a model may have."""
-        window = model.limits.context_window
-        if self.context_tokens is not None:
-            window = min(window, self.context_tokens)
-        return max(window - self.reserve_tokens, window // 4)
-
-
 @dataclass(frozen=True, slots=True)
 class CompactionResult:
-    """What shortening has done: messages that are summed up, tokens that were and are left."""
+    """How many messages were summarized, and the tokens of the conversation before and after."""
 
     messages: int
     before: int
@@ -243,14 +208,14 @@ class CompactionResult:
 
 
 class Compactor:
-    """Shortens the conversation of one run, under the session's lock, which the run holds.
+    """Compacts the conversation of one run, which holds the session's lock.
 
     Args:
         settings: When and how.
-        transcript: Where it is written down.
-        run: Whose run it is.
-        hooks: Told before and after.
-        emit: Tells whoever watches.
+        transcript: Records the summary.
+        run: The run, for hooks.
+        hooks: Notified before and after.
+        emit: Emits events of the run.
     """
 
     def __init__(
@@ -268,25 +233,25 @@ class Compactor:
         self._emit = emit
 
     async def __call__(
-        self, turn: Turn, model: Model, *, overflow: bool
+        self, messages: Sequence[Message], system: str, model: Model, *, overflow: bool
     ) -> Sequence[Message] | None:
-        """The conversation, shorter; None if it fits, or cannot be made shorter."""
+        """Compacts the conversation if it is too long for a model; see `loop.Shortener`."""
         room = self._settings.room(model)
-        tokens = estimate(turn.messages, turn.system)
+        tokens = estimate(messages, system)
         if not overflow and (tokens <= room or not self._settings.enabled):
             return None
-        # A model that says so knows better than the estimate: then half has to go.
-        most = estimate(turn.messages) // 2 if overflow else room // 2
+        # A model that reports an overflow knows better than the estimate: then half has to go.
+        most = estimate(messages) // 2 if overflow else room // 2
         keep = min(self._settings.keep_tokens, most)
-        done = await self._compact(model, keep, tokens, turn.system)
+        done = await self._compact(model, keep, tokens, system)
         return None if done is None else self._transcript.messages()
 
     async def compact(self, model: Model, wishes: str = "") -> CompactionResult | None:
-        """Shortens it because a person wants that; None if there is nothing to gain.
+        """Compacts the conversation for a person; returns None if there is nothing to gain.
 
         Raises:
-            ModelError: It could not be summed up.
-            TranscriptError: It could not be written down.
+            ModelError: The summary failed.
+            TranscriptError: The summary could not be recorded.
         """
         tokens = estimate(self._transcript.messages())
         keep = min(self._settings.keep_tokens, tokens // 2)

@@ -1,4 +1,4 @@
-"""What a run emits while it runs, as data."""
+"""`AgentEvent`: what a run emits while it is in progress."""
 
 import time
 from collections.abc import Callable
@@ -12,16 +12,16 @@ Stream: TypeAlias = Literal["lifecycle", "assistant", "thinking", "tool", "compa
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentEvent:
-    """One event.
+    """An event of a run.
 
     Attributes:
-        seq: From 1, without a gap, in its run.
-        stream: `lifecycle`: `{phase: "start" | "end" | "error", ...}`. `assistant`: `{delta}`,
-            `{text}` at the end of a block, `{message}` at that of an answer, `{reset: true}` if
-            what came of the answer so far is to be forgotten.
+        seq: The number of the event in its run, from 1 and without gaps.
+        stream: `lifecycle`: `{phase: "start" | "end" | "error", ...}`. `assistant`: `{delta}`;
+            `{text}` at the end of a block; `{message}` at the end of a reply; `{reset: true}` if
+            the reply so far is discarded and the model is asked again.
             `thinking`: `{delta}`. `tool`: `{phase: "start" | "update" | "end", callId, name, ...}`,
             with `parentId` if the call is nested in a program.
-        data: Bounded, without pictures.
+        data: The content, limited in size and without images.
     """
 
     run_id: str
@@ -32,7 +32,7 @@ class AgentEvent:
     at: float = field(default_factory=time.time)
 
     def to_json(self) -> JsonObject:
-        """As it goes to clients and into files."""
+        """Returns the event as clients receive it."""
         return {
             "runId": self.run_id,
             "sessionKey": self.session_key,
@@ -44,4 +44,4 @@ class AgentEvent:
 
 
 Listener: TypeAlias = Callable[[AgentEvent], None]
-"""Sees every event. Must not block; what it raises is logged."""
+"""Receives every event. Must not block; an exception is logged."""

@@ -1,4 +1,4 @@
-"""What people say to a run while it goes on: kept until the model is asked again."""
+"""Messages from people to a run in progress: kept until the model is asked again."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -9,10 +9,10 @@ from clawmode.tasks import Notifier
 
 @dataclass(frozen=True, slots=True)
 class IncomingMessage:
-    """One message.
+    """A message to a run in progress.
 
     Attributes:
-        id: By which it can be taken back, as long as it was not read.
+        id: The id by which the message can be withdrawn before it is read.
     """
 
     id: str
@@ -21,10 +21,12 @@ class IncomingMessage:
 
 @dataclass(slots=True)
 class Intake:
-    """The messages that wait for one run. Closed, it takes no more: they are another run's.
+    """The messages that wait for one run.
+
+    A closed intake accepts no message: the sender has to start another run.
 
     Attributes:
-        on_read: Told which were read.
+        on_read: Called with the ids of messages that were read.
     """
 
     on_read: Callable[[list[str]], None] = lambda ids: None
@@ -33,54 +35,53 @@ class Intake:
     _arrived: Notifier = field(default_factory=Notifier)
 
     def open(self) -> None:
-        """From now on it takes messages."""
+        """Accepts messages from now on."""
         self._closed = False
 
     @property
     def is_open(self) -> bool:
-        """Whether it takes messages."""
         return not self._closed
 
-    def add(self, said: IncomingMessage) -> bool:
-        """One more; False if it takes none."""
+    def add(self, message: IncomingMessage) -> bool:
+        """Adds a message; returns False if the intake is closed."""
         if not self._closed:
-            self._waiting.append(said)
+            self._waiting.append(message)
             self._arrived.notify()
         return not self._closed
 
     async def arrival(self) -> None:
-        """Waits until there is something to read."""
+        """Waits until there is a message to read."""
         while not self._waiting:
             await self._arrived.wait()
 
-    def withdraw(self, said_id: str) -> bool:
-        """Takes a message back; False if it was read, or never came."""
+    def withdraw(self, message_id: str) -> bool:
+        """Removes a message; returns False if it was read already, or is unknown."""
         before = len(self._waiting)
-        self._waiting = [said for said in self._waiting if said.id != said_id]
+        self._waiting = [message for message in self._waiting if message.id != message_id]
         return len(self._waiting) < before
 
     def waits(self) -> bool:
-        """Whether there is something to read."""
+        """True if there is a message to read."""
         return bool(self._waiting)
 
     def read(self) -> list[UserMessage]:
-        """What was said since it was last read."""
-        taken = self._taken()
-        if taken:
-            self.on_read([said.id for said in taken])
-        return [said.message for said in taken]
+        """Removes and returns the messages since the last call."""
+        messages = self._take_all()
+        if messages:
+            self.on_read([message.id for message in messages])
+        return [message.message for message in messages]
 
     def finish(self) -> bool:
-        """Closes it, unless there is something to read; whether it is closed."""
+        """Closes the intake unless there is a message to read; returns whether it is closed."""
         self._closed = self._closed or not self._waiting
         return not self._waiting
 
     def close(self) -> list[IncomingMessage]:
-        """Closes it for good; what nobody has read."""
+        """Closes the intake; returns the messages that were not read."""
         self._closed = True
-        return self._taken()
+        return self._take_all()
 
-    def _taken(self) -> list[IncomingMessage]:
-        waiting = self._waiting.copy()
+    def _take_all(self) -> list[IncomingMessage]:
+        messages = self._waiting.copy()
         self._waiting.clear()
-        return waiting
+        return messages

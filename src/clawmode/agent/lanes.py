@@ -1,4 +1,4 @@
-"""Who runs when: one run of a session at a time, in the order they came, and so many in all."""
+"""The order of runs: one run of a session at a time, and a limited number in total."""
 
 import contextlib
 import os
@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 import anyio
 
 MAX_ASIDE = 100
-"""Runs that wait for people and do not count: each holds open files. More of them count."""
+"""Runs that wait for people and do not count as concurrent. The limit bounds their open files."""
 
 
 def default_limit() -> int:
-    """How many runs go on side by side unless somebody says otherwise."""
+    """Returns how many runs are in progress concurrently if nothing is configured."""
     return max(8, 4 * (os.cpu_count() or 1))
 
 
@@ -23,11 +23,11 @@ class _Lane:
 
 
 class Place:
-    """A run's place among those that go on side by side.
+    """A run's place among the concurrent runs.
 
     Args:
-        shared: The places; None: it needs none.
-        aside: The places of runs that wait for people.
+        shared: Limits the concurrent runs; None if this run needs no place.
+        aside: Limits the runs that wait for people.
     """
 
     def __init__(
@@ -37,14 +37,14 @@ class Place:
         self._held: anyio.Semaphore | None = None
 
     async def take(self) -> None:
-        """Waits for a place, unless the run has it."""
+        """Waits for a place, unless the run holds one."""
         if self._shared is not None and self._held is not self._shared:
             await self._shared.acquire()
             self.leave()
             self._held = self._shared
 
     def step_aside(self) -> None:
-        """Lets another run go on while this one waits for a person, unless too many do."""
+        """Frees the place while the run waits for a person, unless too many runs do."""
         if self._aside is None or self._held is not self._shared:
             return
         with contextlib.suppress(anyio.WouldBlock):
@@ -53,17 +53,17 @@ class Place:
             self._held = self._aside
 
     def leave(self) -> None:
-        """The run has ended."""
+        """Frees the place, at the end of the run."""
         held, self._held = self._held, None
         if held is not None:
             held.release()
 
 
 class Lanes:
-    """A lane for each session, and one that all of them share.
+    """A lane for each session, and a limit that all sessions share.
 
     Args:
-        limit: How many runs go on side by side.
+        limit: The number of concurrent runs; 0 for the default.
     """
 
     def __init__(self, limit: int = 0) -> None:
@@ -71,25 +71,20 @@ class Lanes:
         self._aside = anyio.Semaphore(MAX_ASIDE)
         self._lanes: dict[str, _Lane] = {}
 
-    def waiting(self, key: str) -> int:
-        """How many are in a session's lane, the one that runs included."""
-        lane = self._lanes.get(key)
-        return 0 if lane is None else lane.users
-
     @contextlib.asynccontextmanager
     async def enter(self, key: str, *, shared: bool = True) -> AsyncIterator[Place]:
-        """Waits until it is this one's turn, and keeps its place.
+        """Waits for the caller's turn, and holds its place inside of the block.
 
         Args:
-            key: In which session.
-            shared: Whether it takes one of the places that all sessions share: who does no work
-                does not wait for them.
+            key: The session.
+            shared: Whether the caller counts as a concurrent run. Short work on a session, such as
+                a reset, does not.
         """
         lane = self._lanes.setdefault(key, _Lane())
         lane.users += 1
         place = Place(self._shared, self._aside) if shared else Place()
         try:
-            # The session's first: who waits for their own session takes no place of the others.
+            # The session's lock first: a run that waits for its session must not take a place.
             async with lane.lock:
                 await place.take()
                 yield place

@@ -1,23 +1,24 @@
-"""The loop: asks a model, makes the calls that it wants, and again, until it has nothing to ask.
+"""The loop: asks a model, makes the calls that it asks for, and repeats until there are none.
 
-A function over messages, tools and models that emits events. What goes wrong with a model is an
-outcome, not an exception; what is cancelled leaves a record of how far it came.
+`run_loop` is a function over messages, tools and models that emits events. A failing model is an
+outcome, not an exception; a cancelled loop has recorded how far it came.
 """
 
 import json
 import logging
-import math
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol, TypeAlias
 
 import anyio
 
+from clawmode.agent.answers import AnswerReader
 from clawmode.agent.events import Stream
 from clawmode.agent.intake import Intake
+from clawmode.agent.requests import LoopLimits, Status
 from clawmode.agent.toolbox import ABORTED, Toolbox, fail
-from clawmode.foreign import message_of, must_propagate
+from clawmode.foreign import must_propagate
 from clawmode.messages import (
     AssistantMessage,
     Message,
@@ -29,17 +30,10 @@ from clawmode.messages import (
 from clawmode.models.base import (
     FINAL,
     RETRYABLE,
-    CallBegun,
-    Chunk,
     ErrorKind,
-    Finished,
     Model,
     ModelError,
-    ModelEvent,
     ModelRequest,
-    TextDelta,
-    TextEnd,
-    ThinkingDelta,
     ThinkingLevel,
 )
 from clawmode.redaction import KnownSecrets
@@ -49,90 +43,71 @@ from clawmode.types import JsonObject
 
 logger = logging.getLogger("clawmode.agent")
 
-Status: TypeAlias = Literal["ok", "error", "aborted", "timeout"]
 Problem: TypeAlias = ErrorKind | Literal["too_many_turns", "repeats"]
 
 MAX_BACKOFF = 30.0
 MAX_RETRY_AFTER = 60.0
-MAX_ANSWER_CHARS = 4 << 20
-"""Of one answer, thoughts included. The longest that models are made for have a quarter of that."""
 REPEATS_NOTED, REPEATS_ENDED = 3, 6
-"""After how many calls of the same kind with the same answer the model is told, and stopped."""
+"""How many equal calls with equal results the model makes before it is warned, and stopped."""
 
 SKIPPED = "Skipped to process an incoming message."
 REPEATED = "[This is the same call as before, with the same result. Do something else, or answer.]"
 
 
 class Sink(Protocol):
-    """Where a run's doings go. None of it may raise, or block for long."""
+    """Receives everything that a run does. No method may raise, or block for long."""
 
     def emit(self, stream: Stream, data: JsonObject) -> None:
-        """An event, for whoever watches."""
+        """Emits an event to listeners."""
         ...
 
     def record(self, message: Message) -> None:
-        """A message, for the transcript: written when this returns."""
+        """Writes a message to the transcript before it returns."""
         ...
 
     async def secure(self) -> None:
-        """Waits until what was recorded outlives the machine."""
+        """Waits until the recorded messages are on the disk."""
         ...
 
     def trace(self, kind: str, data: JsonObject) -> None:
-        """A note, for the trajectory."""
+        """Writes an event to the trajectory."""
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoopLimits:
-    """How long and how often.
-
-    Attributes:
-        max_turns: Requests to the model.
-        retries: More tries of a request that failed and may go well.
-        retry_seconds: Before the first of them; then twice as long, and so on.
-        idle_seconds: For each model: without a chunk for so long its request is given up.
-    """
-
-    max_turns: int = 500
-    retries: int = 2
-    retry_seconds: float = 1.0
-    idle_seconds: Callable[[Model], float] = lambda model: 120.0
-
-
-class Shorten(Protocol):
-    """Makes a conversation shorter."""
+class Shortener(Protocol):
+    """Makes a conversation shorter that is too long for a model."""
 
     async def __call__(
-        self, turn: "Turn", model: Model, *, overflow: bool
+        self, messages: Sequence[Message], system: str, model: Model, *, overflow: bool
     ) -> Sequence[Message] | None:
-        """The conversation that stands for the turn's; None if that is as short as it gets.
+        """Returns a shorter conversation; None if it fits, or cannot be made shorter.
 
         Args:
-            turn: Whose conversation.
-            model: Who is to read it.
-            overflow: The model has said that it is too long; else it may be.
+            messages: The conversation.
+            system: The system prompt.
+            model: The model that is to read them.
+            overflow: Whether the model has rejected the conversation as too long.
         """
         ...
 
 
 @dataclass(slots=True, kw_only=True)
 class Turn:
-    """What one run of the loop works on, and what has come of it.
+    """The input of the loop, and its state.
 
     Attributes:
-        models: The one to ask, and those to fall back to.
-        messages: The conversation; grows.
-        intake: What people say meanwhile, read before each request.
+        models: The model to ask, followed by its fallbacks.
+        messages: The conversation, to which the loop adds messages.
+        intake: Messages from people, read before each request.
         shorten: Makes a conversation shorter that is too long for a model.
-        until_decided: Waits as long as the calls that were made wait for nothing but people.
-        take_place: Waits until the run may go on: others do while it waits for people.
-        heard: Whether something of the present answer was passed on.
-        turns: How often the model was asked.
-        requests: Requests that were sent for that, with those that failed.
-        errors: Requests that failed, by the kind of error.
-        known: Secrets of which no piece is passed on alone: who gets the pieces strikes out whole
-            ones only.
+        until_decided: Waits while all pending calls wait for the decision of a person.
+        take_place: Waits for a place among the concurrent runs, after the run has given its place
+            away to wait for a person.
+        heard: Whether a part of the last answer, which failed, was emitted.
+        turns: How many times the model was asked.
+        requests: How many requests were sent for that, including failed ones.
+        errors: The number of failed requests by the kind of error.
+        known: Secrets that are not emitted in pieces; see `AnswerReader`.
     """
 
     models: Sequence[Model]
@@ -145,7 +120,7 @@ class Turn:
     run_id: str = ""
     cache_key: str = ""
     intake: Intake = field(default_factory=Intake)
-    shorten: "Shorten | None" = None
+    shorten: Shortener | None = None
     until_decided: Callable[[], Awaitable[None]] | None = None
     take_place: Callable[[], Awaitable[None]] | None = None
     usage: Usage = field(default_factory=Usage)
@@ -160,11 +135,11 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How it ended.
+    """How the loop ended.
 
     Attributes:
-        reply: The model's last words.
-        problem: What kind of error it was.
+        reply: The model's last message.
+        problem: The kind of error.
     """
 
     status: Status
@@ -174,7 +149,10 @@ class Outcome:
 
 
 async def run_loop(turn: Turn) -> Outcome:
-    """Runs until the model is done, or cannot go on. If it is cancelled, that is recorded."""
+    """Runs until the model asks for no more calls, or an error ends the turn.
+
+    If the loop is cancelled, the partial answer and the cancelled calls are recorded.
+    """
     repeats = _Repeats()
     while turn.turns < turn.limits.max_turns:
         for said in turn.intake.read():
@@ -188,9 +166,10 @@ async def run_loop(turn: Turn) -> Outcome:
         turn.sink.emit("assistant", {"message": reply.text})
         if not reply.calls and turn.intake.finish():
             return Outcome("ok", reply)
-        await turn.sink.secure()  # before anything has an effect
+        # Calls have effects: after a crash the transcript must show that they may have happened.
+        await turn.sink.secure()
         await _call_all(turn, reply.calls, repeats)
-        if (times := repeats.lost()) is not None:
+        if (times := repeats.end_message()) is not None:
             names = ", ".join(sorted({call.name for call in reply.calls}))
             text = f"The model made the same call of {names} {times} times, with the same result."
             return Outcome("error", reply, text, "repeats")
@@ -202,9 +181,9 @@ async def run_loop(turn: Turn) -> Outcome:
 
 
 async def _until_decided(turn: Turn) -> None:
-    """Asks no model while a person decides: all that it could do, and be paid for, is to wait.
+    """Waits while a person decides: a model that is asked now could only call `wait`.
 
-    What people say to the run meanwhile is passed on at once.
+    Returns early when a message for the run arrives.
     """
     if turn.until_decided is None:
         return
@@ -228,10 +207,10 @@ def _add(turn: Turn, message: Message) -> None:
 
 
 async def _ask(turn: Turn) -> AssistantMessage:
-    """The answer of the first model that gives one.
+    """Returns the answer of the first model that does not fail.
 
     Raises:
-        ModelError: None does.
+        ModelError: All models failed, or the error concerns all of them.
     """
     turn.turns += 1
     failed: ModelError | None = None
@@ -246,7 +225,7 @@ async def _ask(turn: Turn) -> AssistantMessage:
             turn.sink.trace("model.fallback_step", step)
         turn.model = model
         try:
-            return await _try(turn, model)
+            return await _ask_model(turn, model)
         except ModelError as error:
             if error.kind in FINAL:
                 raise
@@ -255,26 +234,28 @@ async def _ask(turn: Turn) -> AssistantMessage:
     raise failed
 
 
-async def _try(turn: Turn, model: Model) -> AssistantMessage:
-    """Asks a model; if the conversation is too long for it, with a shorter one."""
+async def _ask_model(turn: Turn, model: Model) -> AssistantMessage:
+    """Asks one model. If the conversation is too long for it, shortens it and asks again."""
     await _shorten(turn, model, overflow=False)
     try:
-        return await _try_often(turn, model)
+        return await _ask_with_retries(turn, model)
     except ModelError as error:
         if error.kind != "context_overflow" or not await _shorten(turn, model, overflow=True):
             raise
-    return await _try_often(turn, model)
+    return await _ask_with_retries(turn, model)
 
 
 async def _shorten(turn: Turn, model: Model, *, overflow: bool) -> bool:
-    shorter = None if turn.shorten is None else await turn.shorten(turn, model, overflow=overflow)
+    if turn.shorten is None:
+        return False
+    shorter = await turn.shorten(turn.messages, turn.system, model, overflow=overflow)
     if shorter is None:
         return False
     turn.messages = list(shorter)
     return True
 
 
-async def _try_often(turn: Turn, model: Model) -> AssistantMessage:
+async def _ask_with_retries(turn: Turn, model: Model) -> AssistantMessage:
     request = ModelRequest(
         system=turn.system,
         messages=tuple(turn.messages),
@@ -287,131 +268,42 @@ async def _try_often(turn: Turn, model: Model) -> AssistantMessage:
     )
     attempt = 0
     while True:
-        if turn.heard:  # of an answer that came to nothing, whoever gave it
+        if turn.heard:  # the failed answer may be another model's
             turn.sink.emit("assistant", {"reset": True})
         turn.heard = False
+        reader = AnswerReader(turn.sink.emit, turn.known)
         try:
-            answer = await _Listener(turn).hear(model, request)
-            turn.heard = False
+            answer = await reader.read(model, request, turn.limits.idle_seconds(model))
             turn.requests += 1
             return answer
         except ModelError as error:
             attempt += 1
+            turn.heard = reader.heard
             turn.errors[error.kind] += 1
             turn.requests += error.sent
             note: JsonObject = {"error": error.kind, "text": str(error)[:500], "attempt": attempt}
             turn.sink.trace("model.failed", note)
-            if error.kind not in RETRYABLE or attempt > turn.limits.retries:
+            wanted = error.retry_after or 0.0
+            # Instead of a long wait, a fallback is asked.
+            if (
+                error.kind not in RETRYABLE
+                or attempt > turn.limits.retries
+                or wanted > MAX_RETRY_AFTER
+            ):
                 raise
-            await anyio.sleep(_pause(error, attempt, turn.limits.retry_seconds))
-
-
-def _pause(error: ModelError, attempt: int, first: float) -> float:
-    wanted = error.retry_after or 0.0
-    if wanted > MAX_RETRY_AFTER:
-        raise error  # nobody waits that long; another model may be free
-    return max(wanted, backoff(attempt, first, MAX_BACKOFF))
-
-
-class _Listener:
-    """Hears one answer, passes it on as it comes, and keeps what came if it is cut off."""
-
-    def __init__(self, turn: Turn) -> None:
-        self._turn = turn
-        self._text: list[str] = []
-        self._chars = 0
-        self._held: tuple[Stream, str] = ("assistant", "")
-
-    async def hear(self, model: Model, request: ModelRequest) -> AssistantMessage:
-        idle = self._turn.limits.idle_seconds(model)
-        try:
-            with anyio.CancelScope(deadline=anyio.current_time() + idle) as watchdog:
-                async with model.stream(request) as events:
-                    async for event in self._watched(events, watchdog, idle):
-                        if isinstance(event, Finished):
-                            self._pass_on(event)
-                            return event.message
-                        self._pass_on(event)
-                        if self._chars > MAX_ANSWER_CHARS:
-                            text = f"said more than {MAX_ANSWER_CHARS} characters without an end"
-                            raise ModelError("garbage", f"{model.provider}/{model.name} {text}")
-        except ModelError:
+            pause = backoff(attempt, turn.limits.retry_seconds, MAX_BACKOFF)
+            await anyio.sleep(max(wanted, pause))
+        except BaseException:
+            if (cut := reader.partial(model)) is not None:
+                _add(turn, cut)
             raise
-        except BaseException as error:
-            if must_propagate(error):
-                self._keep_partial(model)
-                raise
-            logger.exception("%s/%s: %s", model.provider, model.name, type(error).__name__)
-            text = (
-                f"{model.provider}/{model.name} failed: {type(error).__name__}: {message_of(error)}"
-            )
-            raise ModelError("server", text) from None
-        if watchdog.cancelled_caught:
-            text = f"{model.provider}/{model.name} sent nothing for {idle:g} s"
-            raise ModelError("timeout", text)
-        raise ModelError("garbage", f"{model.provider}/{model.name} stopped in the middle")
-
-    async def _watched(
-        self, events: AsyncIterator[ModelEvent], watchdog: anyio.CancelScope, idle: float
-    ) -> AsyncIterator[ModelEvent]:
-        async for event in events:
-            watchdog.deadline = math.inf
-            yield event
-            watchdog.deadline = anyio.current_time() + idle
-
-    def _say(self, stream: Stream, text: str) -> None:
-        """Passes on a piece of a text, but for an end that may be the beginning of a secret."""
-        if stream != self._held[0]:
-            self._say_rest()
-        text = self._held[1] + text
-        said = text[: len(text) - self._turn.known.partial_length(text)]
-        self._held = stream, text[len(said) :]
-        if said:
-            self._turn.sink.emit(stream, {"delta": said})
-
-    def _say_rest(self) -> None:
-        stream, text = self._held
-        self._held = stream, ""
-        if text:
-            self._turn.sink.emit(stream, {"delta": text})
-
-    def _pass_on(self, event: ModelEvent) -> None:
-        sink = self._turn.sink
-        self._turn.heard = True
-        if not isinstance(event, (TextDelta, ThinkingDelta, Chunk)):
-            self._say_rest()
-        match event:
-            case TextDelta(text):
-                self._text.append(text)
-                self._chars += len(text)
-                self._say("assistant", text)
-            case TextEnd(text):
-                sink.emit("assistant", {"text": text})
-            case ThinkingDelta(text):
-                self._chars += len(text)
-                self._say("thinking", text)
-            case CallBegun(name):
-                sink.emit("assistant", {"call": name})
-            case Chunk(size):
-                self._chars += size
-            case Finished():
-                pass
-
-    def _keep_partial(self, model: Model) -> None:
-        """The run is stopped: what was said is said."""
-        self._say_rest()
-        if said := "".join(self._text):
-            cut = AssistantMessage(
-                content=(Text(said),), provider=model.provider, model=model.name, stop="aborted"
-            )
-            _add(self._turn, cut)
 
 
 # ---- Calling ----
 
 
 async def _call_all(turn: Turn, calls: Sequence[ToolCall], repeats: "_Repeats") -> None:
-    """Makes the calls of one message: side by side, unless one of them has to be alone."""
+    """Makes the calls of one message: concurrently, unless one of them must run alone."""
     results: dict[str, ToolMessage] = {}
     turn.tool_calls += len(calls)
 
@@ -428,7 +320,7 @@ async def _call_all(turn: Turn, calls: Sequence[ToolCall], repeats: "_Repeats") 
             for call in calls:
                 if not turn.intake.waits():
                     await make(call)
-        elif not turn.intake.waits():  # all of them, or none
+        elif not turn.intake.waits():  # concurrent calls are made or skipped together
             async with anyio.create_task_group() as tasks:
                 for call in calls:
                     tasks.start_soon(make, call)
@@ -438,7 +330,7 @@ async def _call_all(turn: Turn, calls: Sequence[ToolCall], repeats: "_Repeats") 
                 turn.sink.record(results[call.id])
     finally:
         for call in calls:
-            if call.id not in results:  # cancelled
+            if call.id not in results:  # the run was cancelled
                 results[call.id] = fail(call, ABORTED)
                 turn.sink.record(results[call.id])
         turn.messages += [results[call.id] for call in calls]
@@ -457,7 +349,7 @@ async def _call(turn: Turn, call: ToolCall) -> ToolMessage:
         if must_propagate(error):
             end["state"] = "cancelled"
             raise
-        logger.exception("the call of %s failed in the host", call.name)
+        logger.exception("the toolbox raised an exception for a call of %s", call.name)
         return fail(call, f"The host failed: {type(error).__name__}")
     finally:
         ms = round((anyio.current_time() - began) * 1000)
@@ -465,21 +357,21 @@ async def _call(turn: Turn, call: ToolCall) -> ToolMessage:
 
 
 class _Repeats:
-    """Notices a model that makes the same call over and over and gets the same answer."""
+    """Detects a model that makes the same call over and over and gets the same result."""
 
     def __init__(self) -> None:
         self._before: dict[str, tuple[str, int]] = {}
         self._now: dict[str, tuple[str, int]] = {}
 
     def note(self, call: ToolCall, result: str) -> int:
-        """How many messages in a row have had this call with this result."""
+        """Returns how many messages in a row have had this call with this result."""
         key = json.dumps([call.name, call.arguments], sort_keys=True)
         before, count = self._before.get(key, ("", 0))
         self._now[key] = (result, count + 1 if before == result else 1)
         return self._now[key][1]
 
-    def lost(self) -> int | None:
-        """For how many messages nothing else has been done, if that is too many."""
+    def end_message(self) -> int | None:
+        """Ends a message; returns for how many messages all calls were repeats, if too many."""
         least = min((count for _, count in self._now.values()), default=0)
         self._before = self._now
         self._now = {}

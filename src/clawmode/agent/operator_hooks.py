@@ -17,8 +17,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from clawmode.agent.bootstrap import MAX_FILE_CHARS, MAX_TOTAL_CHARS, BootstrapFile
 from clawmode.agent.operator_scripts import Program, PythonFile, Script, ScriptError
+from clawmode.agent.prompt import MAX_FILE_CHARS, MAX_TOTAL_CHARS, BootstrapFile
 from clawmode.code_mode.config import ConfigWarning, join, show
 from clawmode.config.operations import InternalHook, InternalHooks
 from clawmode.exceptions import ConfigurationError

@@ -1,6 +1,6 @@
-"""What a model would be told at the beginning of a turn, and how much of its room that takes.
+"""What a model would get at the beginning of a turn, and how much of its context that takes.
 
-Nothing is begun, written or locked: a session is looked at as a copy.
+A preview starts, writes and locks nothing: it reads a copy of the session.
 """
 
 import json
@@ -8,35 +8,37 @@ import shutil
 import tempfile
 import time
 import uuid
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 import anyio
 
-from clawmode.agent.care import context_of
-from clawmode.agent.compaction import estimate
 from clawmode.agent.prompt import CHARS_PER_TOKEN, Prompt
-from clawmode.agent.requests import AgentRequest, Resolver
-from clawmode.agent.run import Resources, SessionRun
+from clawmode.agent.requests import AgentRequest, Resolver, RunSettings
+from clawmode.context import RunContext
 from clawmode.models.base import ToolDefinition
 from clawmode.sessions.keys import session_key
 from clawmode.sessions.store import Session, SessionStore, UnknownSession
+from clawmode.sessions.transcript import Transcript
 from clawmode.types import JsonObject, JsonValue
 
+RunT = TypeVar("RunT")
+
 NOWHERE = Path("nowhere")
-"""The transcript of a session that there is not."""
+"""The transcript of a session that does not exist."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preview:
-    """A turn, before it begins.
+    """A turn before it begins.
 
     Attributes:
-        conversation: About how many tokens have been said so far.
-        window: What the model can read.
-        room: What of that a conversation may have: the rest is kept for the answer.
+        conversation: The estimated tokens of the conversation so far.
+        window: The model's context window.
+        room: The part of the window that a conversation may fill; the rest is for the reply.
     """
 
     session_key: str
@@ -49,19 +51,19 @@ class Preview:
 
     @property
     def tool_tokens(self) -> int:
-        """About how many the tools take."""
-        return sum(_tokens(each) for each in self.tools)
+        """The estimated tokens of all tool definitions."""
+        return sum(_tokens(tool) for tool in self.tools)
 
     @property
     def total(self) -> int:
-        """About how many are taken before a word is said."""
+        """The estimated tokens of the request, without the new message."""
         return self.prompt.tokens + self.tool_tokens + self.conversation
 
     def to_json(self) -> JsonObject:
-        """For programs, with all of the text."""
+        """Returns the preview with the whole prompt."""
         tools: list[JsonValue] = [
-            {"name": each.name, "description": each.description, "tokens": _tokens(each)}
-            for each in self.tools
+            {"name": tool.name, "description": tool.description, "tokens": _tokens(tool)}
+            for tool in self.tools
         ]
         return {
             "sessionKey": self.session_key,
@@ -79,79 +81,51 @@ class Preview:
 
 
 def _tokens(tool: ToolDefinition) -> int:
-    told = len(tool.name) + len(tool.description) + len(json.dumps(tool.parameters))
-    return -(-told // CHARS_PER_TOKEN)
-
-
-async def preview(
-    shared: Resources, resolver: Resolver, sessions: SessionStore, request: AgentRequest
-) -> Preview:
-    """Looks at a turn.
-
-    Raises:
-        ClawmodeError: Something of it cannot be had.
-    """
-    async with looking(shared, resolver, sessions, request) as run:
-        prompt, tools = await run.preview()
-        conversation = estimate(run.transcript.messages())
-    settings, model = run.settings, run.settings.models[0]
-    return Preview(
-        session_key=run.session.key,
-        model=f"{model.provider}/{model.name}",
-        prompt=prompt,
-        tools=tools,
-        conversation=conversation,
-        window=model.limits.context_window,
-        room=settings.compaction.room(model),
-    )
+    length = len(tool.name) + len(tool.description) + len(json.dumps(tool.parameters))
+    return -(-length // CHARS_PER_TOKEN)
 
 
 @asynccontextmanager
-async def looking(
-    shared: Resources,
+async def open_preview_run(
+    make_run: Callable[[Session, RunContext, RunSettings, Transcript], RunT],
     resolver: Resolver,
     sessions: SessionStore,
     request: AgentRequest,
     *,
     create: bool = False,
-) -> AsyncIterator[SessionRun]:
-    """A run that is not carried out, of a session that others may use meanwhile.
+) -> AsyncIterator[RunT]:
+    """Makes a run that is not carried out, on a copy of its session.
+
+    Args:
+        make_run: Makes the run from the copy.
+        resolver: Resolves the request.
+        sessions: The sessions.
+        request: The turn.
+        create: Whether a session that does not exist is created. If not, the run has one that
+            exists only inside of the block.
 
     Raises:
-        ClawmodeError: Something of it cannot be had.
+        ClawmodeError: The session, a model or a folder is not available.
     """
-    session = await _find(resolver, sessions, request, create)
+    session = await _find_session(resolver, sessions, request, create)
     settings = await resolver.settings(request, session)
-    context = context_of(session, uuid.uuid4().hex)
-    with _left_as_it_was(resolver, session), tempfile.TemporaryDirectory() as folder:
-        copy = await anyio.to_thread.run_sync(_copy, session, Path(folder))
-        async with copy.open(workspace=settings.workspace) as transcript:
-            yield SessionRun(
-                shared=shared,
-                request=request,
-                session=copy,
-                context=replace(context, sender=request.sender, channel=request.channel),
-                settings=settings,
-                transcript=transcript,
-                emit=lambda stream, data: None,
-                closing=lambda: True,
-            )
-
-
-@contextmanager
-def _left_as_it_was(resolver: Resolver, session: Session) -> Iterator[None]:
-    """Takes away what was made for a session that there is not."""
+    context = replace(
+        session.context(uuid.uuid4().hex), sender=request.sender, channel=request.channel
+    )
     try:
-        yield
+        with tempfile.TemporaryDirectory() as folder:
+            copy = await anyio.to_thread.run_sync(_copy, session, Path(folder))
+            async with copy.open(workspace=settings.workspace) as transcript:
+                yield make_run(copy, context, settings, transcript)
     finally:
         if session.transcript == NOWHERE:
+            # The resolver may have created a sandbox folder for it.
             resolver.forget(session)
 
 
-async def _find(
+async def _find_session(
     resolver: Resolver, sessions: SessionStore, request: AgentRequest, create: bool
 ) -> Session:
-    """The session that is meant; or one that there might be."""
     agent_id = resolver.agent_of(request)
     key = request.session_key or None
     try:

@@ -1,4 +1,4 @@
-"""Where the doings of a run go: the transcript, whoever watches, and the trajectory."""
+"""Records what a run does: in the transcript, in the trajectory, and as events for listeners."""
 
 import contextlib
 import threading
@@ -16,7 +16,7 @@ from clawmode.sessions.transcript import EntryTooLarge, NestedState, Transcript
 from clawmode.tools.executor import CallEvent
 from clawmode.types import JsonObject
 
-TOO_LARGE = "The result was too large to be kept."
+TOO_LARGE = "The result was too large for the transcript, and is not shown."
 
 STATES: dict[str | None, NestedState] = {
     "completed": "completed",
@@ -30,14 +30,14 @@ class Recorder:
 
     Args:
         run_id: The run.
-        transcript: Open, with the run begun.
-        trajectory: Open.
-        emit: Tells whoever watches.
-        stop: Ends the run: it must not go on if what it does cannot be written down.
-        persist: Makes of a tool's result what is kept of it.
+        transcript: An open transcript in which the run has been started.
+        trajectory: An open trajectory.
+        emit: Emits events to listeners.
+        stop: Ends the run: it must not continue if its messages cannot be recorded.
+        persist: Returns a tool's result as it is recorded.
 
     Attributes:
-        failure: Why it was stopped, if it was.
+        failure: Why `stop` was called; None if it was not.
     """
 
     def __init__(
@@ -59,31 +59,36 @@ class Recorder:
         self._thread = threading.get_ident()
         self.failure: str | None = None
 
-    # ---- The loop's ----
+    # ---- The sink of the loop ----
 
     def emit(self, stream: Stream, data: JsonObject) -> None:
-        """Tells whoever watches."""
         self._emit(stream, data)
         if stream == "tool" and data["phase"] != "update":
             self.trace("tool.call", data)
 
     def trace(self, kind: str, data: JsonObject) -> None:
-        """Notes something in the trajectory."""
         self._trajectory.write(kind, data)
 
     def record(self, message: Message) -> None:
-        """Writes a message down."""
         if isinstance(message, AssistantMessage):
-            self.trace("model.completed", _completed(message))
+            completed: JsonObject = {
+                "provider": message.provider,
+                "model": message.model,
+                "stop": message.stop,
+                "usage": message.usage.to_json(),
+                "text": message.text,
+                "calls": [{"id": call.id, "name": call.name} for call in message.calls],
+            }
+            self.trace("model.completed", completed)
         elif isinstance(message, ToolMessage):
             message = self._persist(message)
-        with self._written():
+        with self._stop_on_failure():
             try:
                 self._transcript.message(self._run_id, message)
             except EntryTooLarge:
                 if not isinstance(message, ToolMessage):
                     raise
-                # Its call must not count as lost: it was answered.
+                # Without any result the call would count as lost in a crash.
                 note = (Text(TOO_LARGE),)
                 small = ToolMessage(
                     call_id=message.call_id, name=message.name, content=note, is_error=True
@@ -91,18 +96,17 @@ class Recorder:
                 self._transcript.message(self._run_id, small)
 
     async def secure(self) -> None:
-        """Waits until what was recorded is on the disk."""
-        with self._written():
+        with self._stop_on_failure():
             await self._transcript.sync()
 
     def settle_lost_calls(self) -> None:
-        """Writes down what is known of calls that another process did not see the end of."""
+        """Records an error for each call whose result was lost when its process ended."""
         found = self._transcript.open_runs().get(self._run_id)
         for call in () if found is None else found.unanswered:
             self.record(fail(call, UNANSWERED))
 
     @contextlib.contextmanager
-    def _written(self) -> Iterator[None]:
+    def _stop_on_failure(self) -> Iterator[None]:
         try:
             yield
         except TranscriptError as error:
@@ -112,16 +116,16 @@ class Recorder:
     # ---- Calls ----
 
     def watch(self, event: CallEvent) -> None:
-        """Takes in what happens to a call; a tool that is not async reports from its thread."""
+        """Receives an event of a call. A tool that is not async reports from its own thread."""
         if threading.get_ident() == self._thread:
             self._take(event)
         else:
-            with contextlib.suppress(RuntimeError):  # the loop has gone
+            with contextlib.suppress(RuntimeError):  # the event loop was closed
                 anyio.from_thread.run_sync(self._take, event)
 
     def _take(self, event: CallEvent) -> None:
         if event.parent_id is None and event.phase != "update":
-            return  # the loop tells of its own calls
+            return  # the loop emits the events of its own calls
         data: JsonObject = {"phase": event.phase, "callId": event.call_id, "name": event.tool_id}
         if event.parent_id is not None:
             data["parentId"] = event.parent_id
@@ -133,28 +137,15 @@ class Recorder:
             if event.code is not None:
                 data["code"] = event.code
         self.emit("tool", data)
-        if event.parent_id is not None and event.phase != "update":
-            self._keep(event, event.parent_id)
-
-    def _keep(self, event: CallEvent, parent_id: str) -> None:
-        with self._written():
+        if event.parent_id is None or event.phase == "update":
+            return
+        with self._stop_on_failure():
             self._transcript.nested(
                 self._run_id,
-                parent_id=parent_id,
+                parent_id=event.parent_id,
                 call_id=event.call_id,
                 tool_id=event.tool_id,
                 state="started" if event.phase == "start" else STATES[event.state],
                 seconds=event.seconds,
                 code=event.code,
             )
-
-
-def _completed(message: AssistantMessage) -> JsonObject:
-    return {
-        "provider": message.provider,
-        "model": message.model,
-        "stop": message.stop,
-        "usage": message.usage.to_json(),
-        "text": message.text,
-        "calls": [{"id": call.id, "name": call.name} for call in message.calls],
-    }

@@ -1,57 +1,46 @@
-"""What goes out at the end of a run: of all that was said and done, what a person is to read."""
+"""The reply of a run: which of its messages and tool results a person gets to read."""
 
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from clawmode.config.agents import Verbosity
+from clawmode.agent.requests import Shape
 from clawmode.messages import AssistantMessage, Message, Thinking, ToolMessage
 from clawmode.text import shorten
 from clawmode.types import JsonObject
 
 SILENT = ("NO_REPLY", "no_reply")
-"""What a model says that has nothing to say. Exactly this, and nothing beside it."""
+"""The whole text of a reply by which a model says that nothing is to be sent."""
 
-MAX_SUMMARY_CHARS = 200
+MAX_SUMMARY_CHARS = 201
+"""Of one line about a tool call, with the ellipsis."""
+
 MAX_FULL_CHARS = 8_000
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
-    """What of a run is shown.
-
-    Attributes:
-        verbose: Whether tool calls are told of: in a line each, or in full.
-        reasoning: Tell the model's thoughts.
-    """
-
-    verbose: Verbosity = "off"
-    reasoning: bool = False
 
 
 @dataclass(slots=True)
 class SentMessages:
-    """What messaging tools have sent in a run.
+    """The messages that messaging tools have sent in a run, so that the reply repeats none.
 
     Attributes:
-        visible: Whether any of it reached whoever asked.
+        visible: Whether a message reached the person who asked.
     """
 
     texts: set[str] = field(default_factory=set)
     visible: bool = False
 
     def add(self, text: str, *, visible: bool = True) -> None:
-        """One more message. What others have read is no repetition for whoever asked."""
+        """Adds a message. A message that only others could read is no repetition in a reply."""
         if visible:
             self.texts.add(_plain(text))
             self.visible = True
 
     def has(self, text: str) -> bool:
-        """Whether this was sent already; spaces and case aside."""
+        """True if the text was sent before, apart from spaces and case."""
         return _plain(text) in self.texts
 
     def may_become(self, text: str) -> bool:
-        """Whether a text is the beginning of one that was sent already."""
+        """True if a message that was sent before begins with the text."""
         plain = _plain(text)
         return any(sent.startswith(plain) for sent in self.texts)
 
@@ -61,7 +50,7 @@ def _plain(text: str) -> str:
 
 
 def is_silent(text: str) -> bool:
-    """Whether a model says that it has nothing to say."""
+    """True if the model says by this text that nothing is to be sent."""
     return text.strip() in SILENT
 
 
@@ -72,26 +61,35 @@ def shape(
     sent: SentMessages | None = None,
     how: Shape | None = None,
 ) -> tuple[JsonObject, ...]:
-    """The payloads of a run.
+    """Returns the payloads of a run: the parts of its reply.
 
     Args:
-        messages: What was said and done in it.
-        error: Why it failed, if it did.
-        sent: What messaging tools have sent.
-        how: What is shown.
+        messages: The messages of the run.
+        error: Why the run failed, if it did.
+        sent: The messages that messaging tools have sent.
+        how: What the reply contains.
     """
     sent, how = sent or SentMessages(), how or Shape()
-    payloads = [payload for it in messages for payload in _of(it, sent, how)]
+    payloads = [payload for message in messages for payload in _payloads(message, sent, how)]
     if error is not None:
         payloads.append({"text": error, "isError": True})
-    if not any(payload.get("text") and not payload.get("kind") for payload in payloads):
-        payloads += _fallback(messages, sent, error)
+    if any(payload.get("text") and not payload.get("kind") for payload in payloads):
+        return tuple(payloads)
+    # Without any text a person would not learn that a tool failed.
+    failed = [it for it in messages if isinstance(it, ToolMessage) and it.is_error]
+    silent = any(isinstance(it, AssistantMessage) and is_silent(it.text) for it in messages)
+    if error is None and failed and not silent and not sent.visible:
+        text = f"{failed[-1].name} failed: {_summary(failed[-1])}"
+        payloads.append({"text": text, "isError": True})
     return tuple(payloads)
 
 
-def _of(message: Message, sent: SentMessages, how: Shape) -> Iterable[JsonObject]:
+def _payloads(message: Message, sent: SentMessages, how: Shape) -> Iterable[JsonObject]:
     if isinstance(message, ToolMessage) and how.verbose != "off":
-        yield {"kind": "tool", "text": _summary(message, full=how.verbose == "full")}
+        full = how.verbose == "full"
+        text = message.text[:MAX_FULL_CHARS] if full else _summary(message)
+        failed = "failed: " if message.is_error else ""
+        yield {"kind": "tool", "text": f"{message.name}: {failed}{text}"}
     if not isinstance(message, AssistantMessage):
         return
     if how.reasoning:
@@ -103,21 +101,5 @@ def _of(message: Message, sent: SentMessages, how: Shape) -> Iterable[JsonObject
         yield {"text": text}
 
 
-def _fallback(
-    messages: Sequence[Message], sent: SentMessages, error: str | None
-) -> list[JsonObject]:
-    """A tool's error, where else nothing would be said at all."""
-    failed = [it for it in messages if isinstance(it, ToolMessage) and it.is_error]
-    silent = any(isinstance(it, AssistantMessage) and is_silent(it.text) for it in messages)
-    if error is not None or sent.visible or silent or not failed:
-        return []
-    return [{"text": f"{failed[-1].name} failed: {_short(failed[-1].text)}", "isError": True}]
-
-
-def _summary(message: ToolMessage, *, full: bool) -> str:
-    words = message.text[:MAX_FULL_CHARS] if full else _short(message.text)
-    return f"{message.name}: {'failed: ' if message.is_error else ''}{words}"
-
-
-def _short(text: str) -> str:
-    return shorten(" ".join(text.split()), MAX_SUMMARY_CHARS)
+def _summary(message: ToolMessage) -> str:
+    return shorten(" ".join(message.text.split()), MAX_SUMMARY_CHARS)

@@ -1,51 +1,55 @@
-"""What is asked of an agent, what that comes to, and what comes of it, as data."""
+"""`AgentRequest`, the `RunSettings` that a request resolves to, and the `RunResult`: plain data."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
-from clawmode.agent.compaction import CompactionSettings
-from clawmode.agent.intake import IncomingMessage
-from clawmode.agent.loop import LoopLimits, Status
-from clawmode.agent.prompt import Ingredients
-from clawmode.agent.replies import Shape
 from clawmode.code_mode.config import CodeModeConfig
 from clawmode.config.agents import Break, Reasoning, Verbosity
 from clawmode.config.tool_search import ToolSearchConfig
 from clawmode.exceptions import ClawmodeError
 from clawmode.messages import Image
 from clawmode.models.base import Model, ThinkingLevel
-from clawmode.sessions.store import Session
 from clawmode.tools.policy import Policy
 from clawmode.tools.tool import Tool
 from clawmode.types import JsonObject, JsonValue
+
+# Nearly every module of the agent imports this one, so it imports none of them.
+if TYPE_CHECKING:
+    from clawmode.agent.intake import IncomingMessage
+    from clawmode.agent.prompt import Ingredients
+    from clawmode.sessions.store import Session
+
+Status: TypeAlias = Literal["ok", "error", "aborted", "timeout"]
 
 MAX_MESSAGE_CHARS = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentRequest:
-    """What somebody wants an agent to do.
+    """A turn that an agent is asked for.
 
     Attributes:
-        agent_id: Which; empty for the default one.
-        session_key: In which conversation; empty for the agent's main one.
-        session_id: The same by its id.
-        run_id: The run's name; one that is known already is not started a second time.
-        model: `provider/model` instead of the agent's.
-        thinking, verbose, trace: Instead of the agent's.
-        timeout_seconds: Instead of the agent's.
-        client_tools: Tools of whoever asks, for this run.
-        system: Added to the system prompt.
-        disable_tools: The model gets none.
-        raw_model_call: The model gets the message, and nothing around it.
-        resume: Goes on with the run of this id, which its process left unfinished.
-        channel: The way by which it came, and by which the answer goes.
-        origin: The way by which it came, if that is another one: it counts for policy.
-        target: To whom, on that channel.
-        message_ids: The messages that it is made of, as they are kept until a run has them.
-        trigger: What started it, if that is no channel: `cron`.
-        cron_seconds: What the schedule says that it may take.
+        agent_id: The agent; empty for the default agent.
+        session_key: The session; empty for the agent's main session.
+        session_id: The session by its id, instead of its key.
+        run_id: The id of the run. If a run with this id is known, no second one is started.
+        model: `provider/model`, instead of the agent's model.
+        thinking, verbose, trace: Override the agent's settings.
+        timeout_seconds: Overrides the agent's time limit.
+        client_tools: Tools that the client provides for this run.
+        system: Text that is added to the system prompt.
+        disable_tools: The model gets no tools.
+        raw_model_call: The model gets only the message: no system prompt, tools or history.
+        resume: Continue the run `run_id`, which ended with its process.
+        channel: The channel by which the message came and the reply goes.
+        origin: The channel by which the message came, if the reply goes to another one. Policy
+            rules apply to this one.
+        target: The recipient of the reply on `channel`.
+        message_ids: The ids of the queued messages that this turn consists of.
+        trigger: What started the turn if no channel did, such as `cron`.
+        cron_seconds: The time limit of the schedule.
     """
 
     message: str = ""
@@ -73,14 +77,75 @@ class AgentRequest:
     cron_seconds: float | None = None
 
 
+# ---- Settings of a run ----
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Streaming:
-    """How a reply goes out while it is given.
+class LoopLimits:
+    """Limits of the loop that asks a model.
 
     Attributes:
-        blocks: Whether in parts.
+        max_turns: The number of model requests of one run.
+        retries: How many times a failed request is repeated, if the error may be temporary.
+        retry_seconds: The longest pause before the first retry; it doubles with each retry.
+        idle_seconds: For each model, how long its stream may be silent before the request is
+            aborted.
+    """
+
+    max_turns: int = 500
+    retries: int = 2
+    retry_seconds: float = 1.0
+    idle_seconds: Callable[[Model], float] = lambda model: 120.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompactionSettings:
+    """When and how a long conversation is compacted.
+
+    Attributes:
+        enabled: Whether conversations are compacted without being asked to.
+        reserve_tokens: Tokens that are kept free for the reply.
+        keep_tokens: Tokens at the end of the conversation that stay verbatim.
+        context_tokens: A context window smaller than the model's own.
+        model: The model that writes the summary; None for the model of the run.
+    """
+
+    enabled: bool = True
+    reserve_tokens: int = 16_384
+    keep_tokens: int = 20_000
+    context_tokens: int | None = None
+    model: Model | None = None
+
+    def room(self, model: Model) -> int:
+        """Returns how many tokens a conversation with a model may have."""
+        window = model.limits.context_window
+        if self.context_tokens is not None:
+            window = min(window, self.context_tokens)
+        # A window smaller than the reserve must not leave a conversation of nothing.
+        return max(window - self.reserve_tokens, window // 4)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """What a reply contains besides the model's text.
+
+    Attributes:
+        verbose: Whether tool calls are included: not at all, one line each, or in full.
+        reasoning: Whether the model's thoughts are included.
+    """
+
+    verbose: Verbosity = "off"
+    reasoning: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Streaming:
+    """How a reply is sent while the model writes it.
+
+    Attributes:
+        blocks: Whether the reply is sent in parts.
         at: Where a part ends.
-        reasoning: Whether the model's thoughts go too: as parts of their own, or beside the words.
+        reasoning: Whether thoughts are sent: as parts of their own, or next to the text.
     """
 
     blocks: bool = False
@@ -90,17 +155,17 @@ class Streaming:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSettings:
-    """What a request comes to, once everything is looked up.
+    """Everything that the configuration says about a request.
 
     Attributes:
-        models: The one to ask, and those to fall back to.
-        policy: All of its layers, for this agent, model, channel and sender.
-        ingredients: What the system prompt is made of.
-        tool_search: Whether the model gets to its tools by search; code mode comes before.
-        shape: What of a run is shown to whoever asked.
-        streaming: How that goes out.
-        compaction: When and how a long conversation is shortened.
-        trace: Whether what it does is recorded step by step.
+        models: The model to ask, followed by its fallbacks.
+        policy: All layers of rules for this agent, model, channel and sender.
+        ingredients: The parts of the system prompt.
+        tool_search: Whether the model finds its tools by search. Code mode takes precedence.
+        shape: What the reply contains.
+        streaming: How the reply is sent.
+        compaction: When and how a long conversation is compacted.
+        trace: Whether the run is recorded in the trajectory.
     """
 
     agent_id: str
@@ -108,7 +173,7 @@ class RunSettings:
     policy: Policy
     code_mode: CodeModeConfig
     workspace: Path
-    ingredients: Ingredients
+    ingredients: "Ingredients"
     tool_search: ToolSearchConfig = field(default_factory=ToolSearchConfig)
     shape: Shape = field(default_factory=Shape)
     streaming: Streaming = field(default_factory=Streaming)
@@ -121,37 +186,40 @@ class RunSettings:
 
 
 class Resolver(Protocol):
-    """Looks up what the configuration says about a request."""
+    """Resolves requests by the configuration."""
 
     def agent_of(self, request: AgentRequest) -> str:
-        """The id of the agent that is meant.
+        """Returns the id of the agent that a request is for.
 
         Raises:
-            ConfigurationError: There is none.
+            ConfigurationError: The request names an unknown agent.
         """
         ...
 
-    def forget(self, session: Session) -> None:
-        """Takes away what was made for a session that is gone. Deletes files: a thread's work."""
+    def forget(self, session: "Session") -> None:
+        """Deletes the files made for a deleted session. Blocks: call it in a thread."""
         ...
 
-    async def settings(self, request: AgentRequest, session: Session) -> RunSettings:
-        """Everything that a run has to know.
+    async def settings(self, request: AgentRequest, session: "Session") -> RunSettings:
+        """Returns the settings of a run.
 
         Raises:
-            ClawmodeError: Something of it cannot be had; nothing runs.
+            ClawmodeError: A model, folder or file that the run needs is not available.
         """
         ...
+
+
+# ---- The end of a run ----
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunResult:
-    """What came of a run.
+    """The result of a run.
 
     Attributes:
-        payloads: What goes to whoever asked: `{text}`.
-        metadata: Model, turns, calls, whether code mode engaged.
-        unread: What people have said to it meanwhile, and no model has read.
+        payloads: The parts of the reply: `{text}`.
+        metadata: The model, the number of turns and calls, whether code mode was used.
+        unread: Messages to the run that no model has read.
     """
 
     run_id: str
@@ -165,7 +233,7 @@ class RunResult:
     problem: str | None = None
     started_at: float = 0.0
     ended_at: float = 0.0
-    unread: tuple[IncomingMessage, ...] = ()
+    unread: "tuple[IncomingMessage, ...]" = ()
 
     @property
     def output(self) -> str:
@@ -174,7 +242,7 @@ class RunResult:
         return str(said[-1].get("text", "")) if said else ""
 
     def to_json(self) -> JsonObject:
-        """As it goes to clients."""
+        """Returns the result as gateway clients receive it."""
         made: JsonObject = {
             "runId": self.run_id,
             "sessionKey": self.session_key,

@@ -1,43 +1,82 @@
-"""What the configuration says about a request: who runs, with which model, where, how long."""
+"""What the configuration says about a request: the agent, its models, workspace and limits."""
 
+import math
 import os
+from dataclasses import dataclass
 from pathlib import Path
 
 import anyio
 
-from clawmode.agent import bootstrap
-from clawmode.agent.compaction import CompactionSettings
-from clawmode.agent.loop import LoopLimits
 from clawmode.agent.models import ModelPool
-from clawmode.agent.prompt import Ingredients
-from clawmode.agent.replies import Shape
-from clawmode.agent.requests import AgentRequest, RunSettings, Streaming
+from clawmode.agent.prompt import BOOTSTRAP_FILES, Ingredients, load_bootstrap_files
+from clawmode.agent.requests import (
+    AgentRequest,
+    CompactionSettings,
+    LoopLimits,
+    RunSettings,
+    Shape,
+    Streaming,
+)
 from clawmode.agent.skills import SkillLoader, Skills
-from clawmode.agent.timeouts import RunClock, idle_window
 from clawmode.config import resolve as settings
 from clawmode.config.resolve import AgentSettings, Configuration
 from clawmode.exceptions import ConfigurationError
-from clawmode.models.base import Model
+from clawmode.models.base import Model, ModelLimits
 from clawmode.sessions.keys import session_key
 from clawmode.sessions.store import Session
 from clawmode.sessions.workspaces import forget_sandbox, sandbox_root, workspace_of
 from clawmode.tools.policy import Policy
 
 SKILLS = "skills"
-"""The folder of skills, in a workspace and in the state."""
+"""The name of the folder with skills, in a workspace and in the state folder."""
+
+IDLE_SECONDS = 120.0
+CRON_IDLE_SECONDS = 60.0
+"""For a remote model in a cron run with its own time limit: it leaves time for fallbacks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunClock:
+    """The time limits of a run.
+
+    Attributes:
+        seconds: The time limit of the whole run.
+        is_set: Whether the limit was set for the agent or the run; if not, it is the default.
+        cron: Whether a schedule started the run.
+        cron_seconds: The time limit of the schedule.
+    """
+
+    seconds: float
+    is_set: bool = False
+    cron: bool = False
+    cron_seconds: float | None = None
+
+
+def idle_window(limits: ModelLimits, clock: RunClock) -> float:
+    """Returns how many seconds a model may be silent before its request is aborted."""
+    if limits.timeout_seconds is not None:
+        window = limits.timeout_seconds
+    elif clock.cron_seconds is not None:
+        remote = min(clock.cron_seconds, CRON_IDLE_SECONDS)
+        window = clock.cron_seconds if limits.local else remote
+    elif clock.cron and limits.local and not clock.is_set:
+        window = math.inf
+    else:
+        window = IDLE_SECONDS
+    return min(window, clock.seconds)
 
 
 class ConfigResolver:
-    """Looks requests up in a configuration.
+    """Resolves requests by a configuration.
 
     Args:
-        configuration: Read without errors.
-        models: Finds them by name.
-        state: The folder of the process's state.
-        narrowed: Rules beside those of the configuration.
-        skill_folders: Where plugins have skills.
-        workspace: Where agents work that have no workspace in the configuration; by default each
-            has a folder of its own in the state folder.
+        configuration: A configuration without errors.
+        models: Finds models by name.
+        state: The state folder.
+        narrowed: Rules in addition to those of the configuration.
+        skill_folders: The folders in which plugins have skills.
+        workspace: The workspace of agents that have none in the configuration; by default each
+            agent has a folder of its own in the state folder.
     """
 
     def __init__(
@@ -58,22 +97,22 @@ class ConfigResolver:
         self._loaders: dict[Path, SkillLoader] = {}
 
     def change(self, configuration: Configuration) -> None:
-        """Another configuration holds for requests from now on; read without errors."""
+        """Uses another configuration, without errors, for requests from now on."""
         self._configuration = configuration
         self._loaders.clear()
 
     async def skills(self, agent_id: str) -> Skills:
-        """What an agent can be told how to do, in its own workspace.
+        """Returns the skills of an agent in its own workspace.
 
         Raises:
-            ConfigurationError: There is no such agent.
+            ConfigurationError: The configuration has no such agent.
         """
         agent = settings.agent(self._configuration, agent_id)
         workspace = self._own_workspace(agent)
         return await anyio.to_thread.run_sync(self._loader(workspace).load)
 
     def agent_of(self, request: AgentRequest) -> str:
-        """The id of the agent that is meant: named, or that of the session's key."""
+        # The agent that the request names, else the agent of the session's key.
         if request.agent_id:
             return settings.agent(self._configuration, request.agent_id).id
         head, _, rest = request.session_key.partition(":")
@@ -82,13 +121,16 @@ class ConfigResolver:
         return settings.default_agent(self._configuration)
 
     async def settings(self, request: AgentRequest, session: Session) -> RunSettings:
-        """Everything that a run has to know."""
         agent = settings.agent(self._configuration, session.agent_id)
         await self._models.prepare()
-        models = self._choose(request, session, agent)
+        models = self._find_models(request, session, agent)
         main = session.key == session_key(None, agent.id)
         sandboxed = agent.is_sandboxed(main_session=main)
-        workspace = self._workspace(agent, session, sandboxed)
+        if sandboxed:
+            root = agent.sandbox_workspace_root or None
+            workspace = sandbox_root(self._state, agent.id, session.id, configured=root)
+        else:
+            workspace = self._own_workspace(agent)
         seconds = float(agent.timeout_seconds)
         if request.timeout_seconds is not None:
             seconds = min(request.timeout_seconds, seconds)
@@ -102,6 +144,7 @@ class ConfigResolver:
         def idle(model: Model) -> float:
             return idle_window(model.limits, clock)
 
+        summarizer = agent.compaction_model
         return RunSettings(
             agent_id=agent.id,
             models=models,
@@ -120,7 +163,13 @@ class ConfigResolver:
                 at=agent.block_streaming_break,
                 reasoning=agent.reasoning,
             ),
-            compaction=self._compaction(agent),
+            compaction=CompactionSettings(
+                enabled=agent.compaction,
+                reserve_tokens=agent.reserve_tokens,
+                keep_tokens=agent.keep_recent_tokens,
+                context_tokens=agent.context_tokens,
+                model=self._models.find(summarizer) if summarizer is not None else None,
+            ),
             thinking=request.thinking or agent.thinking,
             trace=agent.trace if request.trace is None else request.trace,
             timeout_seconds=seconds,
@@ -129,18 +178,17 @@ class ConfigResolver:
         )
 
     def forget(self, session: Session) -> None:
-        """Takes away what was made for a session that is deleted."""
         try:
             agent = settings.agent(self._configuration, session.agent_id)
         except ConfigurationError:
-            return  # it was made for an agent that there is not any more
+            return  # the agent was removed from the configuration
         root = agent.sandbox_workspace_root or None
         forget_sandbox(self._state, session.id, root)
 
-    def _choose(
+    def _find_models(
         self, request: AgentRequest, session: Session, agent: AgentSettings
     ) -> tuple[Model, ...]:
-        """The model that was asked for, else the session's, else the agent's; and fallbacks."""
+        """Returns the model of the request, else the session's or the agent's, and fallbacks."""
         first = request.model or session.model or agent.model
         if not first:
             raise ConfigurationError(
@@ -152,12 +200,6 @@ class ConfigResolver:
         names = dict.fromkeys((first, *agent.fallbacks))
         return tuple(self._models.find(name) for name in names)
 
-    def _workspace(self, agent: AgentSettings, session: Session, sandboxed: bool) -> Path:
-        if not sandboxed:
-            return self._own_workspace(agent)
-        root = agent.sandbox_workspace_root or None
-        return sandbox_root(self._state, agent.id, session.id, configured=root)
-
     def _own_workspace(self, agent: AgentSettings) -> Path:
         if self._default_workspace is not None and not agent.workspace:
             return self._default_workspace
@@ -166,39 +208,29 @@ class ConfigResolver:
     def _ingredients(
         self, request: AgentRequest, agent: AgentSettings, workspace: Path
     ) -> Ingredients:
-        """What the prompt is made of. Reads files: a thread's work."""
+        """Reads the parts of the prompt from files. Blocks: call it in a thread."""
         return Ingredients(
             workspace=workspace,
             skills=self._loader(workspace).load(),
-            files=bootstrap.load(
+            files=load_bootstrap_files(
                 workspace,
-                bootstrap.FILES if agent.bootstrap_files is None else agent.bootstrap_files,
+                BOOTSTRAP_FILES if agent.bootstrap_files is None else agent.bootstrap_files,
                 max_chars=agent.bootstrap_chars,
             ),
             extra=request.system,
         )
 
-    def _compaction(self, agent: AgentSettings) -> CompactionSettings:
-        own = agent.compaction_model
-        return CompactionSettings(
-            enabled=agent.compaction,
-            reserve_tokens=agent.reserve_tokens,
-            keep_tokens=agent.keep_recent_tokens,
-            context_tokens=agent.context_tokens,
-            model=None if own is None else self._models.find(own),
-        )
-
     def _loader(self, workspace: Path) -> SkillLoader:
-        """What finds the skills of a workspace; kept, because it remembers them."""
+        # One loader for each workspace, because a loader caches the skills that it has read.
         if workspace not in self._loaders:
             configured = self._configuration.skills
-            extra = (Path(os.path.expanduser(each)) for each in configured.load.extra_dirs)
+            extra = (Path(os.path.expanduser(folder)) for folder in configured.load.extra_dirs)
             entries = configured.entries
             self._loaders[workspace] = SkillLoader(
-                # The operator's first: a model can write into its workspace.
+                # The operator's folders first: a model can write into its workspace.
                 (self._state / SKILLS, *extra, *self._skill_folders, workspace / SKILLS),
-                frozenset(name for name, each in entries.items() if not each.enabled),
-                {name: each.env for name, each in entries.items()},
+                frozenset(name for name, entry in entries.items() if not entry.enabled),
+                {name: entry.env for name, entry in entries.items()},
                 frozenset({workspace / SKILLS}),
             )
         return self._loaders[workspace]
@@ -218,11 +250,12 @@ class ConfigResolver:
 
 
 def _sender_keys(request: AgentRequest) -> tuple[str, ...]:
-    """What `toolsBySender` may call whoever asked, the most telling first."""
+    """Returns the keys of `toolsBySender` that apply to the sender, the most specific first."""
     sender = request.sender
     by_name = [f"{kind}:{sender}" for kind in ("id", "e164", "username", "name")]
+    # A sender who calls themselves `channel:x` or `*` must not choose their rules by that.
     if ":" not in sender and sender != "*":
-        by_name.insert(0, sender)  # else whoever chooses their name would choose their rights
-    came_by = request.origin or request.channel
-    channel = [f"channel:{came_by}"] if came_by else []
+        by_name.insert(0, sender)
+    source = request.origin or request.channel
+    channel = [f"channel:{source}"] if source else []
     return (*(by_name if sender else ()), *channel)

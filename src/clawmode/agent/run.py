@@ -1,10 +1,9 @@
 """One run inside of its session: the lock is held, the transcript is open, the clock runs.
 
-From the tools that the run may use over the prompt to the loop; and how it ended, written down
-whatever ended it.
+`SessionRun` opens the run's tools, builds its prompt and runs the loop. It records how the run
+ended, whatever ended it.
 """
 
-import json
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -19,16 +18,15 @@ from clawmode import __version__
 from clawmode.agent.activation import ToolSurface, activate
 from clawmode.agent.compaction import Compactor, estimate
 from clawmode.agent.events import Stream
-from clawmode.agent.hooks import AgentHooks, ClaimedReply, PromptBuild
+from clawmode.agent.hooks import AgentHooks, PromptBuild
 from clawmode.agent.intake import IncomingMessage, Intake
 from clawmode.agent.lanes import Place
-from clawmode.agent.loop import Outcome, Shorten, Turn, run_loop
-from clawmode.agent.operator_hooks import OperatorHooks
+from clawmode.agent.loop import Outcome, Shortener, Turn, run_loop
 from clawmode.agent.prompt import Ingredients, Prompt, build
 from clawmode.agent.recorder import Recorder
-from clawmode.agent.replies import SILENT, SentMessages, Shape
-from clawmode.agent.requests import AgentRequest, RunSettings
-from clawmode.agent.search_surface import SearchSurface, open_search
+from clawmode.agent.replies import SILENT, SentMessages
+from clawmode.agent.requests import AgentRequest, RunSettings, Shape
+from clawmode.agent.search_toolbox import SearchSurface, open_search
 from clawmode.agent.toolbox import CodeModeTools, DirectTools, Toolbox
 from clawmode.catalog.catalog import is_control
 from clawmode.catalog.namespaces import NamespaceRegistry
@@ -51,12 +49,13 @@ from clawmode.tools.tool import Tool
 from clawmode.types import JsonObject, JsonValue
 
 if TYPE_CHECKING:
+    from clawmode.agent.operator_hooks import OperatorHooks
     from clawmode.mcp.servers import McpServers
 
 logger = logging.getLogger("clawmode.agent")
 
 STOPPED = "The run was stopped."
-NOTHING_SAID = "The process ended before it was written down what was asked: ask again."
+NOTHING_SAID = "The process ended before the message was recorded: send it again."
 CONTINUED = "[The process ended in the middle of this, and has been started again. Go on.]"
 
 
@@ -65,14 +64,14 @@ class Resources:
     """What all runs of a process share.
 
     Attributes:
-        tools: Tools of all runs.
-        own: Makes those that each run has for itself.
-        plugin_tools: Those of plugins.
-        servers: MCP servers, open.
-        operator: Scripts of the operator's.
-        store: Where programs wait.
-        pool: Where programs run.
-        secrets: What is struck out of trajectories.
+        tools: The tools of every run.
+        own: Makes the tools that a run has for itself.
+        plugin_tools: The tools of plugins.
+        servers: Open MCP servers.
+        operator: The operator's scripts.
+        store: Keeps parked cells.
+        pool: The workers that run cells.
+        secrets: Values that are redacted in trajectories.
     """
 
     tools: tuple[Tool, ...]
@@ -80,7 +79,7 @@ class Resources:
     plugin_tools: tuple[Tool, ...]
     servers: "McpServers | None"
     hooks: Hooks
-    operator: OperatorHooks | None
+    operator: "OperatorHooks | None"
     approvals: Approvals
     namespaces: NamespaceRegistry | None
     store: SnapshotStore
@@ -90,11 +89,11 @@ class Resources:
 
 @dataclass(slots=True)
 class RunEnd:
-    """How a run ended, and what was said in it.
+    """How a run ended, and the messages of the run.
 
     Attributes:
-        sent: What messaging tools have sent.
-        unread: What people have said to it, and no model has read.
+        sent: The messages that messaging tools have sent.
+        unread: Messages to the run that no model has read.
     """
 
     outcome: Outcome
@@ -106,15 +105,18 @@ class RunEnd:
     unread: tuple[IncomingMessage, ...] = ()
 
     @classmethod
-    def badly(cls, text: str) -> "RunEnd":
-        """With an error, before anything was said."""
+    def with_error(cls, text: str) -> "RunEnd":
+        """Returns the end of a run that failed before a message was recorded."""
         return cls(Outcome("error", None, text))
 
     def to_json(self) -> JsonObject:
-        """For the trajectory."""
-        outcome = self.outcome
-        told: JsonObject = {"status": outcome.status, "error": outcome.error}
-        return {**told, "usage": self.usage.to_json(), "metadata": self.metadata}
+        """Returns the event `session.ended` of the trajectory."""
+        return {
+            "status": self.outcome.status,
+            "error": self.outcome.error,
+            "usage": self.usage.to_json(),
+            "metadata": self.metadata,
+        }
 
 
 @dataclass(eq=False, slots=True, kw_only=True, weakref_slot=True)
@@ -123,14 +125,14 @@ class SessionRun:
 
     Attributes:
         shared: What all runs share.
-        context: Whose run it is.
-        emit: Tells whoever watches.
-        closing: Whether the process is about to end: then the run is left unfinished.
-        intake: What people say to it while it goes on.
-        sent: What messaging tools have sent.
-        place: Its place among the runs that go on side by side; left while a person is waited for.
-        programs: Its code mode, as long as that is open.
-        ended: How it ended; also if it was cancelled, and `carry_out` could not say.
+        context: The run's ids, for hooks and approvals.
+        emit: Emits events to listeners.
+        closing: Whether the runtime is closing. Then the run is left unfinished, to be resumed.
+        intake: Messages from people to the run in progress.
+        sent: The messages that messaging tools have sent.
+        place: The run's place among the concurrent runs; given away while it waits for a person.
+        programs: The run's code mode while it is open.
+        ended: How the run ended; also set if `carry_out` was cancelled and did not return.
     """
 
     shared: Resources
@@ -152,14 +154,24 @@ class SessionRun:
     _sent: JsonObject = field(default_factory=dict[str, JsonValue])
 
     async def carry_out(self) -> RunEnd:
-        """Runs it under its clock."""
+        """Runs until the model is done or the time limit is reached."""
         run_id, transcript = self.context.run_id, self.transcript
         if self.request.resume and run_id not in transcript.open_runs():
-            text = f"This session has no run {run_id[:80]!r} that was left unfinished."
-            return RunEnd.badly(text)
-        limit = self.settings.timeout_seconds
+            text = f"This session has no unfinished run {run_id[:80]!r} that could be resumed."
+            return RunEnd.with_error(text)
+        session, settings = self.session, self.settings
+        limit = settings.timeout_seconds
         clock = anyio.CancelScope(deadline=anyio.current_time() + limit)
-        with self._trajectory() as trajectory:
+        with Trajectory(
+            sidecar_path(session.transcript, session.id),
+            session_id=session.id,
+            session_key=session.key,
+            run_id=run_id,
+            agent_id=settings.agent_id,
+            redactor=Redactor(self.shared.secrets, workspace=settings.workspace, home=Path.home()),
+            enabled=settings.trace,
+        ) as trajectory:
+            trajectory.write("session.started", {"trigger": self._trigger})
             recorder = Recorder(
                 run_id,
                 transcript,
@@ -173,6 +185,7 @@ class SessionRun:
                 with clock:
                     outcome = await self._with_tools(recorder)
             finally:
+                # Also if the run was cancelled: `ended` must say how far it came.
                 if recorder.failure is not None:
                     outcome = Outcome("error", None, recorder.failure)
                 elif clock.cancelled_caught:
@@ -181,31 +194,16 @@ class SessionRun:
                 recorder.trace("session.ended", self.ended.to_json())
             return self.ended
 
-    def _trajectory(self) -> Trajectory:
-        session = self.session
-        workspace = self.settings.workspace
-        trajectory = Trajectory(
-            sidecar_path(session.transcript, session.id),
-            session_id=session.id,
-            session_key=session.key,
-            run_id=self.context.run_id,
-            agent_id=self.settings.agent_id,
-            redactor=Redactor(self.shared.secrets, workspace=workspace, home=Path.home()),
-            enabled=self.settings.trace,
-        )
-        trajectory.write("session.started", {"trigger": self._trigger})
-        return trajectory
-
     @property
     def _trigger(self) -> str:
         return self.request.trigger or self.request.channel or "api"
 
     def status(self) -> JsonObject:
-        """What is known of the session and of this run, for the model and for people."""
+        """Returns the state of the session and of this run, for the model and for people."""
         settings, turn = self.settings, self._turn
         model = settings.models[0] if turn is None or turn.model is None else turn.model
         messages = self.transcript.messages()
-        told: JsonObject = {
+        status: JsonObject = {
             "sessionKey": self.session.key,
             "sessionId": self.session.id,
             "agentId": settings.agent_id,
@@ -220,13 +218,13 @@ class SessionRun:
             "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         }
         if turn is not None:
-            told |= {"runUsage": turn.usage.to_json(), "requests": turn.turns}
-        return told
+            status |= {"runUsage": turn.usage.to_json(), "requests": turn.turns}
+        return status
 
     # ---- Tools ----
 
     def activate(self) -> ToolSurface:
-        """Makes the run's own tools; what the model sees, and what it can call."""
+        """Makes the run's own tools; returns which tools the model sees and can call."""
         shared, settings, request = self.shared, self.settings, self.request
         self._own = shared.own(self)
         return activate(
@@ -242,7 +240,7 @@ class SessionRun:
         )
 
     def offered(self) -> tuple[Tool, ...]:
-        """All tools that it was made with, before any policy."""
+        """Returns all tools of the run, before the policy is applied."""
         servers = self.shared.servers
         mcp = () if servers is None else servers.tools()
         own, others = (*self.shared.tools, *self._own), self.shared.plugin_tools
@@ -251,7 +249,15 @@ class SessionRun:
     async def _with_tools(self, recorder: Recorder) -> Outcome:
         shared, settings = self.shared, self.settings
         surface = self.activate()
-        _log_surface(self.context.run_id, surface, settings)
+        if debug_flags().code_mode:
+            log(
+                "run %s: code mode is %s and %s; the model sees %s; %d tools are in the catalog",
+                self.context.run_id,
+                "enabled" if settings.code_mode.enabled else "not enabled",
+                "engaged" if surface.code_mode else "not engaged",
+                ", ".join(tool.name for tool in surface.visible[:50]) or "no tools",
+                len(surface.tools) if surface.code_mode or surface.search else 0,
+            )
         model = settings.models[0]
         self.transcript.start_run(
             self.context.run_id,
@@ -265,16 +271,13 @@ class SessionRun:
         executor.watchers.append(recorder.watch)
         executor.on_question = self.place.step_aside
         if surface.search is not None:
-            return await self._with_search(recorder, executor)
+            async with self._search(executor) as search:
+                try:
+                    return await self._converse(recorder, search.toolbox, search.directory)
+                finally:
+                    self._surface = search.report()
         self._surface = {"codeModeEngaged": False, "visibleTools": len(surface.tools)}
         return await self._converse(recorder, DirectTools(surface.tools, executor, self.context))
-
-    async def _with_search(self, recorder: Recorder, executor: Executor) -> Outcome:
-        async with self._search(executor) as search:
-            try:
-                return await self._converse(recorder, search.toolbox, search.directory)
-            finally:
-                self._surface = search.report()
 
     def _search(self, executor: Executor) -> AbstractAsyncContextManager[SearchSurface]:
         settings, shared = self.settings, self.shared
@@ -314,17 +317,22 @@ class SessionRun:
             code_mode.watch(recorder.watch)
             code_mode.executor.on_question = self.place.step_aside
             self.programs = code_mode
+            toolbox = CodeModeTools(code_mode)
             try:
-                return await self._converse(recorder, CodeModeTools(code_mode))
+                return await self._converse(recorder, toolbox)
             finally:
                 self.programs = None
-                self._surface = _engaged(code_mode)
+                self._surface = toolbox.report()
+                # A run that is left unfinished needs its parked programs when it is resumed.
                 if not self.closing():
                     with anyio.CancelScope(shield=True):
-                        await _end_programs(code_mode)
+                        try:
+                            await code_mode.end_run()
+                        except ClawmodeError as error:
+                            logger.error("parked programs could not be deleted: %s", error)
 
     async def preview(self) -> tuple[Prompt, tuple[ToolDefinition, ...]]:
-        """What the model would be told before the conversation, and which tools it would see."""
+        """Returns the system prompt and the tools that the model would get."""
         surface = self.activate()
         messages = tuple(self.transcript.messages())
         shown = PromptBuild(prompt=self.request.message, run=self.context, messages=messages)
@@ -347,7 +355,7 @@ class SessionRun:
         request, settings = self.request, self.settings
         if not request.resume:
             recorder.record(UserMessage(content=(Text(request.message), *request.images)))
-        elif (outcome := _take_up(self.context.run_id, self.transcript, recorder)) is not None:
+        elif (outcome := _resume(self.context.run_id, self.transcript, recorder)) is not None:
             return outcome
         messages = self.transcript.messages()
         prompt = Prompt()
@@ -359,11 +367,19 @@ class SessionRun:
             shown = PromptBuild(prompt=request.message, run=self.context, messages=before)
             claimed = await hooks.claim_reply(shown)
             if claimed is not None:
-                return _answer_instead(claimed, recorder)
+                silent = claimed.silent or not claimed.text.strip()
+                text = Text(SILENT[0] if silent else claimed.text)
+                reply = AssistantMessage(content=(text,), provider="hook", model="hook")
+                recorder.record(reply)
+                return Outcome("ok", reply)
             given = replace(await self._ingredients(), directory=directory)
             prompt = build(given, await hooks.build_prompt(shown))
-            messages = _with_context(messages, prompt.context)
-        self._trace_start(recorder, _compiled(prompt, toolbox, len(messages)))
+            messages = prompt.add_context(messages)
+        compiled = prompt.trace(toolbox.definitions(), len(messages))
+        self._sent = {key: compiled[key] for key in ("toolSchemaBytes", "promptBytes")}
+        recorder.trace("trace.metadata", _metadata(request, settings))
+        recorder.trace("context.compiled", compiled)
+        recorder.trace("prompt.submitted", {"prompt": request.message, "resumed": request.resume})
         self._turn = Turn(
             models=settings.models,
             toolbox=toolbox,
@@ -375,7 +391,7 @@ class SessionRun:
             run_id=self.context.run_id,
             cache_key=self.session.id,
             intake=self.intake,
-            shorten=None if request.raw_model_call else self._shortening(prompt.context),
+            shorten=None if request.raw_model_call else self._shortener(prompt),
             known=KnownSecrets(self.shared.secrets),
             until_decided=None if self.programs is None else self.programs.until_decided,
             take_place=self.place.take,
@@ -383,15 +399,8 @@ class SessionRun:
         self.intake.open()
         return await run_loop(self._turn)
 
-    def _trace_start(self, recorder: Recorder, compiled: JsonObject) -> None:
-        request = self.request
-        self._sent = {key: compiled[key] for key in ("toolSchemaBytes", "promptBytes")}
-        recorder.trace("trace.metadata", _about(request, self.settings))
-        recorder.trace("context.compiled", compiled)
-        recorder.trace("prompt.submitted", {"prompt": request.message, "resumed": request.resume})
-
     async def _ingredients(self) -> Ingredients:
-        """What the prompt is made of, after the operator's scripts have seen the files."""
+        """Returns the parts of the prompt, with the files as the operator's scripts want them."""
         given, operator, run = self.settings.ingredients, self.shared.operator, self.context
         if operator is None or not operator.has("agent:bootstrap"):
             return given
@@ -403,8 +412,7 @@ class SessionRun:
         files = await operator.bootstrap(given.files, about, self.settings.workspace)
         return replace(given, files=files)
 
-    def _shortening(self, context: str) -> Shorten:
-        """Shortens the conversation; what hooks put before what was said last stays there."""
+    def _shortener(self, prompt: Prompt) -> Shortener:
         compactor = Compactor(
             self.settings.compaction,
             self.transcript,
@@ -413,16 +421,19 @@ class SessionRun:
             self.emit,
         )
 
-        async def shorten(turn: Turn, model: Model, *, overflow: bool) -> Sequence[Message] | None:
-            shorter = await compactor(turn, model, overflow=overflow)
-            return None if shorter is None else _with_context(list(shorter), context)
+        async def shorten(
+            messages: Sequence[Message], system: str, model: Model, *, overflow: bool
+        ) -> Sequence[Message] | None:
+            shorter = await compactor(messages, system, model, overflow=overflow)
+            # The transcript does not have the context that hooks added to the last message.
+            return None if shorter is None else prompt.add_context(shorter)
 
         return shorten
 
     # ---- The end ----
 
     def _end(self, outcome: Outcome) -> RunEnd:
-        """All that came of it, and its end in the transcript."""
+        """Collects the result of the run, and records its end in the transcript."""
         run_id, turn = self.context.run_id, self._turn
         said = (it.message for it in self.transcript.entries if it.run_id == run_id)
         ended = RunEnd(
@@ -442,34 +453,23 @@ class SessionRun:
                 ended.metadata |= {"provider": turn.model.provider, "model": turn.model.name}
         ended.metadata |= self._surface | self._sent
         if not self.closing() and run_id in self.transcript.open_runs():
-            self._write(ended)
+            try:
+                self.transcript.end_run(
+                    run_id,
+                    outcome.status,
+                    error=outcome.error,
+                    usage=ended.usage,
+                    metadata=ended.metadata,
+                )
+            except ClawmodeError as error:
+                logger.error("run %s: its end was not recorded: %s", run_id, error)
+                if outcome.status == "ok":
+                    ended.outcome = Outcome("error", outcome.reply, str(error))
         return ended
 
-    def _write(self, ended: RunEnd) -> None:
-        outcome = ended.outcome
-        try:
-            self.transcript.end_run(
-                self.context.run_id,
-                outcome.status,
-                error=outcome.error,
-                usage=ended.usage,
-                metadata=ended.metadata,
-            )
-        except ClawmodeError as error:
-            logger.error("run %s: its end was not written: %s", self.context.run_id, error)
-            if outcome.status == "ok":
-                ended.outcome = Outcome("error", outcome.reply, str(error))
 
-
-async def _end_programs(code_mode: CodeMode) -> None:
-    try:
-        await code_mode.end_run()
-    except ClawmodeError as error:
-        logger.error("programs that wait could not be deleted: %s", error)
-
-
-def _take_up(run_id: str, transcript: Transcript, recorder: Recorder) -> Outcome | None:
-    """Makes a run ready to go on; or says how it ended, if that alone was not written down."""
+def _resume(run_id: str, transcript: Transcript, recorder: Recorder) -> Outcome | None:
+    """Prepares an interrupted run; returns its outcome if only its end was not recorded."""
     recorder.settle_lost_calls()
     last = transcript.open_runs()[run_id].last
     if last is None:
@@ -477,45 +477,12 @@ def _take_up(run_id: str, transcript: Transcript, recorder: Recorder) -> Outcome
     if isinstance(last, AssistantMessage) and not last.calls and last.stop != "aborted":
         return Outcome("ok", last)
     if isinstance(transcript.messages()[-1], AssistantMessage):
-        # What was cut off, or another run's answer: models want to be asked something.
+        # An answer that was cut off, or another run's: a model expects a user message last.
         recorder.record(UserMessage.of(CONTINUED))
     return None
 
 
-def _answer_instead(claimed: ClaimedReply, recorder: Recorder) -> Outcome:
-    """The turn is a hook's: it answers, or nobody does."""
-    silent = claimed.silent or not claimed.text.strip()
-    said = AssistantMessage(
-        content=(Text(SILENT[0] if silent else claimed.text),), provider="hook", model="hook"
-    )
-    recorder.record(said)
-    return Outcome("ok", said)
-
-
-def _with_context(messages: list[Message], context: str) -> list[Message]:
-    """The conversation with something before what a person said last; it is not kept."""
-    spoken = [n for n, message in enumerate(messages) if isinstance(message, UserMessage)]
-    if not context or not spoken:
-        return messages
-    last = messages[spoken[-1]]
-    assert isinstance(last, UserMessage)
-    told = replace(last, content=(Text(f"{context}\n\n"), *last.content))
-    return [*messages[: spoken[-1]], told, *messages[spoken[-1] + 1 :]]
-
-
-def _log_surface(run_id: str, surface: ToolSurface, settings: RunSettings) -> None:
-    if debug_flags().code_mode:
-        log(
-            "run %s: code mode is %s and %s; the model sees %s; %d tools are behind",
-            run_id,
-            "enabled" if settings.code_mode.enabled else "not enabled",
-            "engaged" if surface.code_mode else "not engaged",
-            ", ".join(tool.name for tool in surface.visible[:50]) or "no tools",
-            len(surface.tools) if surface.code_mode or surface.search else 0,
-        )
-
-
-def _about(request: AgentRequest, settings: RunSettings) -> JsonObject:
+def _metadata(request: AgentRequest, settings: RunSettings) -> JsonObject:
     return {
         "version": __version__,
         "models": [f"{model.provider}/{model.name}" for model in settings.models],
@@ -523,28 +490,3 @@ def _about(request: AgentRequest, settings: RunSettings) -> JsonObject:
         "timeoutSeconds": settings.timeout_seconds,
         "sender": request.sender,
     }
-
-
-def _compiled(prompt: Prompt, toolbox: Toolbox, messages: int) -> JsonObject:
-    tools: list[JsonValue] = [
-        {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
-        for tool in toolbox.definitions()
-    ]
-    return {
-        "systemPrompt": prompt.text,
-        "promptReport": prompt.report(),
-        "tools": tools,
-        "toolSchemaBytes": len(json.dumps(tools, separators=(",", ":")).encode()),
-        "promptBytes": len(prompt.text.encode("utf-8", "replace")),
-        "messageCount": messages,
-    }
-
-
-def _engaged(code_mode: CodeMode) -> JsonObject:
-    counted = code_mode.telemetry
-    calls: JsonObject = {
-        "search": counted.searches,
-        "describe": counted.describes,
-        "call": counted.calls,
-    }
-    return {"codeModeEngaged": True, "visibleTools": 2, "bridgeCalls": calls}

@@ -1,6 +1,6 @@
-"""Runs of agents: accepted at once, queued, run, watched, waited for, aborted, continued.
+"""`AgentRuntime`: accepts runs of agents, queues and runs them, aborts them, emits their events.
 
-Everything that a gateway does with agents is here; it adds a wire.
+Everything that a gateway does with agents is here; the gateway adds a wire.
 """
 
 import contextlib
@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 import anyio
 from anyio.abc import TaskGroup
 
-from clawmode.agent.care import Forget, SessionCare
+from clawmode.agent.care import CleanUp, SessionCare
+from clawmode.agent.compaction import estimate
 from clawmode.agent.events import AgentEvent, Listener, Stream
 from clawmode.agent.hooks import AgentEnd, AgentHooks, ModelResolve
 from clawmode.agent.intake import IncomingMessage
 from clawmode.agent.lanes import Lanes, Place
-from clawmode.agent.loop import Outcome, Status
-from clawmode.agent.operator_hooks import OperatorHooks
-from clawmode.agent.preview import Preview, looking, preview
+from clawmode.agent.loop import Outcome
+from clawmode.agent.preview import Preview, open_preview_run
 from clawmode.agent.replies import SentMessages, shape
 from clawmode.agent.requests import (
     MAX_MESSAGE_CHARS,
@@ -32,6 +32,7 @@ from clawmode.agent.requests import (
     Resolver,
     RunResult,
     RunSettings,
+    Status,
     Streaming,
 )
 from clawmode.agent.run import STOPPED, Resources, RunEnd, SessionRun
@@ -44,6 +45,7 @@ from clawmode.foreign import message_of
 from clawmode.redaction import KnownSecrets, Redactor
 from clawmode.sandbox.pool import Pool
 from clawmode.sessions.store import Session, SessionStore
+from clawmode.sessions.transcript import Transcript
 from clawmode.tasks import Lifetime
 from clawmode.tools.approvals import Approvals
 from clawmode.tools.hooks import Hooks
@@ -51,6 +53,7 @@ from clawmode.tools.tool import Tool
 from clawmode.types import JsonObject
 
 if TYPE_CHECKING:
+    from clawmode.agent.operator_hooks import OperatorHooks
     from clawmode.mcp.servers import McpServers, ServerView
 
 logger = logging.getLogger("clawmode.agent")
@@ -60,11 +63,11 @@ WaitStatus: TypeAlias = Literal["ok", "error", "timeout"]
 
 WAIT_SECONDS = 30.0
 MAX_REMEMBERED = 1_000
-"""Runs that have ended and can still be asked about."""
+"""Runs that have ended and whose results are still available."""
 
 
-async def _nothing(run: RunContext) -> None:
-    """Nothing was left running."""
+async def _nothing_to_clean_up(run: RunContext) -> None:
+    pass
 
 
 @dataclass(eq=False, slots=True)
@@ -72,10 +75,10 @@ class Run:
     """A run that was accepted.
 
     Attributes:
-        stopped: Why it was aborted, if whoever asked has to be told.
-        sent: What messaging tools have sent.
-        streaming: How its reply goes out.
-        inside: The run in its session, as long as it goes on.
+        stopped: Why the run was aborted, for its error; empty if the person asked for that.
+        sent: The messages that messaging tools have sent.
+        streaming: How the reply is sent.
+        inside: The run in its session, while it is in progress.
     """
 
     id: str
@@ -98,21 +101,26 @@ class AgentRuntime:
     """Runs agents. Used inside of `async with`; another task than the first may leave it.
 
     Args:
-        resolver: What the configuration says.
-        sessions: Where conversations are kept.
-        state: The folder of the process's state: programs that wait are kept there too.
-        tools: Tools of all runs.
-        own: Makes those that each run has for itself: for its workspace, and its session.
-        forget: Ends what a session has left running, when it ends.
-        plugin_tools: Those of plugins.
-        servers: MCP servers, open, to be shared by all runs.
-        hooks: What watches and decides about calls.
-        operator: Scripts of the operator's.
-        approvals: Who is asked.
-        namespaces: Where namespaces were registered.
-        pool: Workers to share; by default it has its own.
-        max_concurrent: How many runs go on side by side; 0 leaves it to the machine.
-        secrets: What is struck out of trajectories, beside what looks like a secret.
+        resolver: Resolves requests by the configuration.
+        sessions: The index of sessions.
+        state: The state folder, in which parked cells are kept.
+        tools: The tools of every run.
+        own: Makes the tools that a run has for itself, for its workspace and its session.
+        clean_up: Ends the processes of a session when the session ends.
+        plugin_tools: The tools of plugins.
+        servers: Open MCP servers, shared by all runs.
+        hooks: The hooks of runs and calls.
+        operator: The operator's scripts.
+        approvals: Asks people for approval.
+        namespaces: The registered namespaces.
+        pool: Workers to share; by default the runtime has its own.
+        max_concurrent: The number of concurrent runs; 0 for a default that fits the machine.
+        secrets: Values that are redacted in trajectories, besides what looks like a secret.
+
+    Attributes:
+        on_accept: Awaited with every run before it is started. If it raises, the run is not
+            started, and `start` raises the exception.
+        known: The secrets, for those who redact what leaves the process.
     """
 
     def __init__(
@@ -123,11 +131,11 @@ class AgentRuntime:
         state: Path,
         tools: Iterable[Tool] = (),
         own: Callable[[SessionRun], tuple[Tool, ...]] = lambda run: (),
-        forget: Forget = _nothing,
+        clean_up: CleanUp = _nothing_to_clean_up,
         plugin_tools: Iterable[Tool] = (),
         servers: "McpServers | None" = None,
         hooks: Hooks | None = None,
-        operator: OperatorHooks | None = None,
+        operator: "OperatorHooks | None" = None,
         approvals: Approvals | None = None,
         namespaces: NamespaceRegistry | None = None,
         pool: Pool | None = None,
@@ -138,7 +146,6 @@ class AgentRuntime:
         self.approvals = approvals or Approvals()
         self.hooks = hooks or Hooks()
         self.on_accept: Callable[[Run], Awaitable[None]] | None = None
-        """Told of every run before it is started; what it raises is the answer."""
         self._agent_hooks = AgentHooks(self.hooks)
         self._resolver = resolver
         self._owns_pool = pool is None
@@ -158,7 +165,6 @@ class AgentRuntime:
         )
         self._redactor = Redactor(self._shared.secrets)
         self.known = KnownSecrets(self._shared.secrets)
-        """What is struck out of everything that leaves the process."""
         self._lanes = Lanes(max_concurrent)
         self.care = SessionCare(
             sessions=sessions,
@@ -167,7 +173,7 @@ class AgentRuntime:
             hooks=self.hooks,
             operator=operator,
             stop=self.stop,
-            forget=forget,
+            clean_up=clean_up,
         )
         self._runs: OrderedDict[str, Run] = OrderedDict()
         self._listeners: list[Listener] = []
@@ -196,26 +202,36 @@ class AgentRuntime:
             self.store.close()
 
     async def _end(self, tasks: TaskGroup) -> None:
-        # Not aborted: runs are left unfinished, and can be continued.
+        # Runs are not aborted but left unfinished, so that another process can resume them.
         self._closing = True
         tasks.cancel_scope.cancel()
 
     # ---- For callers ----
 
     def subscribe(self, listener: Listener) -> Callable[[], None]:
-        """Shows `listener` every event of every run, until what it returns is called."""
+        """Calls `listener` with every event of every run; returns a function to unsubscribe."""
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener)
 
     async def start(self, request: AgentRequest) -> Run:
-        """Accepts a run, and returns before it begins. A run id that is known starts nothing.
+        """Accepts a run, and returns before it begins.
+
+        If a run with the id of the request is known, that run is returned.
 
         Raises:
-            ConfigurationError: The request cannot be meant.
+            ConfigurationError: The request is invalid.
         """
         if request.run_id and (known := self._runs.get(request.run_id)) is not None:
             return known
-        _check(request)
+        if request.resume and not request.run_id:
+            raise ConfigurationError("run_id is required to resume a run")
+        if not request.resume and not request.message.strip() and not request.images:
+            raise ConfigurationError("the message is empty")
+        if not request.resume and len(request.message) > MAX_MESSAGE_CHARS:
+            raise ConfigurationError(
+                f"the message has {len(request.message)} characters; at most {MAX_MESSAGE_CHARS} "
+                "are allowed"
+            )
         assert self._life.tasks is not None, "an AgentRuntime is used inside of `async with`"
         agent_id = self._resolver.agent_of(request)
         session = await self.sessions.resolve(
@@ -224,9 +240,12 @@ class AgentRuntime:
             agent_id=agent_id,
         )
         if (known := self._runs.get(request.run_id)) is not None:
-            return known  # asked for twice at once
+            return known  # a second request with the same id was faster
         run = Run(request.run_id or uuid.uuid4().hex, request, session)
-        self._remember(run)
+        self._runs[run.id] = run
+        if (over := len(self._runs) - MAX_REMEMBERED) > 0:
+            for key in [key for key, it in self._runs.items() if it.ended.is_set()][:over]:
+                del self._runs[key]
         if self.on_accept is not None:
             try:
                 await self.on_accept(run)
@@ -238,10 +257,10 @@ class AgentRuntime:
         return run
 
     async def wait(self, run_id: str, timeout_seconds: float = WAIT_SECONDS) -> JsonObject:
-        """Waits for a run's end. To give up waiting does not stop it.
+        """Waits for the end of a run. A timeout does not abort the run.
 
         Raises:
-            ConfigurationError: There is no such run.
+            ConfigurationError: The run id is unknown.
         """
         run = self._find(run_id)
         with anyio.move_on_after(timeout_seconds):
@@ -258,10 +277,10 @@ class AgentRuntime:
         return made if result.error is None else {**made, "error": result.error}
 
     async def result(self, run_id: str) -> RunResult:
-        """What came of a run, when it has ended.
+        """Waits for the end of a run; returns its result.
 
         Raises:
-            ConfigurationError: There is no such run.
+            ConfigurationError: The run id is unknown.
         """
         run = self._find(run_id)
         await run.ended.wait()
@@ -269,11 +288,11 @@ class AgentRuntime:
         return run.result
 
     def abort(self, run_id: str, reason: str = "") -> bool:
-        """Stops a run, queued or running. False: there is none, or it has ended.
+        """Aborts a queued or running run; returns False if it is unknown or has ended.
 
         Args:
-            run_id: Which.
-            reason: Why, for whoever asked; nothing, if they know: they wanted it.
+            run_id: The run.
+            reason: The error of the run; empty if the person who asked for the run aborts it.
         """
         run = self._runs.get(run_id)
         if run is None or run.ended.is_set():
@@ -283,35 +302,35 @@ class AgentRuntime:
         return True
 
     def stop(self, session_key: str) -> int:
-        """Stops what runs and waits in a session; how many that were."""
+        """Aborts the running and queued runs of a session; returns how many there were."""
         self.care.cancel(session_key)
         return sum(self.abort(run.id) for run in self.under_way(session_key))
 
     def abort_running(self, session_key: str, reason: str = "") -> bool:
-        """Stops what runs in a session, and not what waits for it. False: nothing does."""
+        """Aborts the running run of a session, not the queued ones; returns False if none runs."""
         runs = self.under_way(session_key)
         return any(self.abort(run.id, reason) for run in runs if run.state == "running")
 
     def is_running(self, session_key: str) -> bool:
-        """Whether a run of a session is at work."""
+        """True if a run of the session is running, not only queued."""
         return any(run.state == "running" for run in self.under_way(session_key))
 
-    def steer(self, run_id: str, said: IncomingMessage) -> bool:
-        """Says something to a run that is under way. False: it takes nothing, or not any more."""
+    def steer(self, run_id: str, message: IncomingMessage) -> bool:
+        """Adds a message to a run in progress; returns False if the run accepts none."""
         run = self._runs.get(run_id)
-        return run is not None and run.inside is not None and run.inside.intake.add(said)
+        return run is not None and run.inside is not None and run.inside.intake.add(message)
 
-    def withdraw(self, said_id: str) -> bool:
-        """Takes back what was said to a run, as long as no model has read it."""
+    def withdraw(self, message_id: str) -> bool:
+        """Removes a message to a run; returns False if a model has read it, or it is unknown."""
         inside = (run.inside for run in self._runs.values() if not run.ended.is_set())
-        return any(it is not None and it.intake.withdraw(said_id) for it in inside)
+        return any(it is not None and it.intake.withdraw(message_id) for it in inside)
 
     def runs(self) -> list[Run]:
-        """All that are known, oldest first."""
+        """Returns all known runs, the oldest first."""
         return list(self._runs.values())
 
     def under_way(self, session_key: str) -> list[Run]:
-        """Those of a session that have not ended: the one that runs, and those that wait for it."""
+        """Returns the running and queued runs of a session."""
         return [
             run
             for run in self._runs.values()
@@ -319,57 +338,80 @@ class AgentRuntime:
         ]
 
     async def settings(self, request: AgentRequest, session: Session) -> RunSettings:
-        """What a request would come to.
+        """Returns the settings that a request resolves to.
 
         Raises:
-            ClawmodeError: Something of it cannot be had.
+            ClawmodeError: A model, folder or file that the run needs is not available.
         """
         return await self._resolver.settings(request, session)
 
     async def preview(self, request: AgentRequest) -> Preview:
-        """What a model would be told at the beginning of a turn; nothing is begun.
+        """Returns what a model would get at the beginning of a turn, without starting one.
 
         Raises:
-            ClawmodeError: Something of it cannot be had.
+            ClawmodeError: The session, a model or a folder is not available.
         """
-        return await preview(self._shared, self._resolver, self.sessions, request)
+        async with self.preview_run(request) as run:
+            prompt, tools = await run.preview()
+            conversation = estimate(run.transcript.messages())
+        model = run.settings.models[0]
+        return Preview(
+            session_key=run.session.key,
+            model=f"{model.provider}/{model.name}",
+            prompt=prompt,
+            tools=tools,
+            conversation=conversation,
+            window=model.limits.context_window,
+            room=run.settings.compaction.room(model),
+        )
 
-    def look(
+    def preview_run(
         self, request: AgentRequest, *, create: bool = False
     ) -> contextlib.AbstractAsyncContextManager[SessionRun]:
-        """A run that is not carried out: its settings, and its tools. See `preview.looking`."""
-        return looking(self._shared, self._resolver, self.sessions, request, create=create)
+        """Makes a run that is not carried out, to see its settings and tools.
+
+        See `open_preview_run`.
+        """
+
+        def make_run(
+            session: Session, context: RunContext, settings: RunSettings, transcript: Transcript
+        ) -> SessionRun:
+            return SessionRun(
+                shared=self._shared,
+                request=request,
+                session=session,
+                context=context,
+                settings=settings,
+                transcript=transcript,
+                emit=lambda stream, data: None,
+                closing=lambda: True,
+            )
+
+        return open_preview_run(make_run, self._resolver, self.sessions, request, create=create)
 
     def programs(self) -> list[CodeMode]:
-        """The code modes of runs that are under way."""
+        """Returns the code modes of runs in progress."""
         inside = (run.inside for run in self._runs.values())
         return [it.programs for it in inside if it is not None and it.programs is not None]
 
     def servers(self) -> "tuple[ServerView, ...]":
-        """What is known of the MCP servers that all runs share."""
+        """Returns the state of the MCP servers that all runs share."""
         return () if self._shared.servers is None else self._shared.servers.views
 
     def learn(self, secrets: Iterable[str]) -> None:
-        """Adds to what is struck out of the trajectories of runs that begin from now on."""
+        """Adds secrets that are redacted in the trajectories of later runs."""
         known = dict.fromkeys((*self._shared.secrets, *secrets))
         self._shared = replace(self._shared, secrets=tuple(known))
         self._redactor, self.known = Redactor(known), KnownSecrets(known)
 
     def find(self, run_id: str) -> Run | None:
-        """A run that is known."""
+        """Returns a run, or None if the id is unknown."""
         return self._runs.get(run_id)
 
     def _find(self, run_id: str) -> Run:
         if run_id not in self._runs:
             raise ConfigurationError(f"there is no run {run_id[:80]!r}")
         return self._runs[run_id]
-
-    def _remember(self, run: Run) -> None:
-        self._runs[run.id] = run
-        over = len(self._runs) - MAX_REMEMBERED
-        ended = [key for key, each in self._runs.items() if over > 0 and each.ended.is_set()]
-        for key in ended[: max(over, 0)]:
-            del self._runs[key]
 
     # ---- One run ----
 
@@ -381,7 +423,7 @@ class AgentRuntime:
                     outcome = await self._carry_out(run, place)
         except Exception as error:
             logger.exception("run %s", run.id)
-            outcome = RunEnd.badly(f"{type(error).__name__}: {message_of(error)}")
+            outcome = RunEnd.with_error(f"{type(error).__name__}: {message_of(error)}")
         if self._closing and outcome is None:
             return
         kept = None if run.inside is None else run.inside.ended
@@ -395,8 +437,12 @@ class AgentRuntime:
         run.started_at, run.state = time.time(), "running"
         self._emit(run, "lifecycle", {"phase": "start", "startedAt": int(run.started_at * 1000)})
         try:
-            await self._let_hooks_choose(run)
-            run.session = await self._session_now(run)
+            await self._let_hooks_choose_model(run)
+            # The session may have been reset since the run was accepted.
+            if run.request.session_id or run.request.resume:
+                run.session = await self.sessions.get(run.session.id)
+            else:
+                run.session = await self.sessions.resolve(run.session.key)
             settings = await self._resolver.settings(run.request, run.session)
             run.streaming = settings.streaming
             async with run.session.open(
@@ -418,20 +464,9 @@ class AgentRuntime:
                 )
                 return await run.inside.carry_out()
         except ClawmodeError as error:
-            return RunEnd.badly(str(error))
+            return RunEnd.with_error(str(error))
 
-    async def _session_now(self, run: Run) -> Session:
-        """The session that is meant by now: it may have been reset, or deleted, since it was asked.
-
-        Raises:
-            UnknownSession: It was asked for by its id, and is gone.
-        """
-        if run.request.session_id or run.request.resume:
-            return await self.sessions.get(run.session.id)
-        return await self.sessions.resolve(run.session.key)
-
-    async def _let_hooks_choose(self, run: Run) -> None:
-        """Hooks may say which model, before anything is looked up."""
+    async def _let_hooks_choose_model(self, run: Run) -> None:
         if not self.hooks.has("before_model_resolve", "before_agent_start"):
             return
         event = ModelResolve(prompt=run.request.message, run=_context_of(run))
@@ -469,7 +504,7 @@ class AgentRuntime:
             await self.sessions.touch(run.session.id, status=outcome.status, usage=ended.usage)
         except ClawmodeError as error:
             logger.error("session %s: %s", run.session.key, error)
-        run.inside = None  # and with it the conversation, of which it has a copy
+        run.inside = None  # it holds a copy of the conversation
         run.ended.set()
         if self.hooks.has("agent_end"):
             end = AgentEnd(
@@ -496,22 +531,8 @@ class AgentRuntime:
 
 
 def _context_of(run: Run) -> RunContext:
-    return RunContext(
-        agent_id=run.session.agent_id,
-        session_id=run.session.id,
-        session_key=run.session.key,
-        run_id=run.id,
+    return replace(
+        run.session.context(run.id),
         sender=run.request.sender,
         channel=run.request.origin or run.request.channel,
     )
-
-
-def _check(request: AgentRequest) -> None:
-    if request.resume:
-        if not request.run_id:
-            raise ConfigurationError("to continue a run, its id has to be named")
-        return
-    if not request.message.strip() and not request.images:
-        raise ConfigurationError("the message is empty")
-    if len(request.message) > MAX_MESSAGE_CHARS:
-        raise ConfigurationError(f"the message is over {MAX_MESSAGE_CHARS} characters")

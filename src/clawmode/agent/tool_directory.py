@@ -1,38 +1,44 @@
-"""Tool Search's directory: names and descriptions for the prompt, and the few schemas beside it.
+"""Tool Search's directory: names and descriptions for the prompt, and a few complete schemas.
 
-The same tools give the same bytes, so that providers can cache the prompt. Words of MCP servers
-and clients never enter it: of a server it has the name, which is the operator's.
+The same tools give the same bytes, so that providers can cache the prompt. Texts of MCP servers
+and clients never enter it; of a server only the name does, which the operator has chosen.
 """
 
 import json
 import logging
 import re
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import anyio
 
-from clawmode.agent.tool_search import MAX_QUERY_CHARS, ToolSearch, exposed_name
-from clawmode.catalog.catalog import CONTROL_NAMES
+from clawmode.catalog.catalog import CONTROL_NAMES, exposed_name
 from clawmode.exceptions import DuplicateTool
 from clawmode.text import plain_line
 from clawmode.tools.policy import safe_server_name
 from clawmode.tools.tool import Tool
+
+if TYPE_CHECKING:
+    from clawmode.agent.tool_search import ToolSearch
 
 logger = logging.getLogger("clawmode.tool_search")
 
 MAX_CHARS = 8000
 """Of the whole directory."""
 
+MAX_MESSAGE_CHARS = 1000
+"""The part of a message that schemas are chosen by."""
+
 LENGTHS = (160, 100, 60, 30, 0)
-"""Of descriptions: the longest with which all names fit."""
+"""Of descriptions: the longest with which all names fit is used."""
 
 MAX_SERVER_CHARS = 1000
 
 MAX_SCHEMAS = 5
-"""Tools of the catalog that a turn is shown whole."""
+"""The number of tools whose schema the model gets with the directory."""
 
 LIKELY = 3
-"""How many of them may be there because the message sounds like them."""
+"""How many of them may come from a search with the message, without being named in it."""
 
 MAX_SCHEMA_BYTES = 8 << 10
 
@@ -48,7 +54,7 @@ _SERVERS = "Tools of these MCP servers are found with tool_search: {}."
 
 
 def directory_text(tools: Iterable[Tool], max_chars: int = MAX_CHARS) -> str:
-    """The directory; empty if there is nothing behind it."""
+    """Returns the directory for the prompt; empty if there are no tools."""
     entries = list(tools)
     listed = {exposed_name(tool): tool for tool in entries if tool.trusted}
     servers = _servers(entries)
@@ -62,10 +68,11 @@ def directory_text(tools: Iterable[Tool], max_chars: int = MAX_CHARS) -> str:
 
 
 def _fit(listed: dict[str, Tool], room: int) -> list[str]:
-    """A line for each tool. Descriptions shorten before a name is left out."""
+    """Returns a line for each tool. Descriptions are shortened before a name is left out."""
     lines: list[str] = []
     for length in LENGTHS:
-        lines = [_line(name, tool, length) for name, tool in listed.items()]
+        texts = {name: plain_line(tool.description, length) for name, tool in listed.items()}
+        lines = [f"- {name}: {text}" if text else f"- {name}" for name, text in texts.items()]
         if sum(len(line) + 1 for line in lines) <= room:
             return lines
     shown: list[str] = []
@@ -74,11 +81,6 @@ def _fit(listed: dict[str, Tool], room: int) -> list[str]:
             shown.append(line)
             room -= len(line) + 1
     return shown
-
-
-def _line(name: str, tool: Tool, length: int) -> str:
-    text = plain_line(tool.description, length)
-    return f"- {name}: {text}" if text else f"- {name}"
 
 
 def _servers(tools: Iterable[Tool]) -> str:
@@ -92,14 +94,15 @@ def _servers(tools: Iterable[Tool]) -> str:
     return _SERVERS.format(", ".join(shown)) if shown else ""
 
 
-# ---- Schemas beside it ----
+# ---- Schemas ----
 
 
-async def choose_schemas(search: ToolSearch, message: str) -> tuple[Tool, ...]:
-    """The tools that a message names, and then those that it sounds like; trusted ones, and few."""
-    said = set(re.findall(r"[\w-]+", message[:MAX_QUERY_CHARS]))
+async def choose_schemas(search: "ToolSearch", message: str) -> tuple[Tool, ...]:
+    """Returns a few trusted tools: those that a message names, then those a search finds for it."""
+    message = message[:MAX_MESSAGE_CHARS]
+    said = set(re.findall(r"[\w-]+", message))
     named = [tool for tool in search.catalog.entries if exposed_name(tool) in said]
-    found = await anyio.to_thread.run_sync(search.catalog.search, message[:MAX_QUERY_CHARS], LIKELY)
+    found = await anyio.to_thread.run_sync(search.catalog.search, message, LIKELY)
     likely = [search.resolve(str(entry["id"])) for entry in found]
     chosen: dict[str, Tool] = {}
     room = MAX_SCHEMA_BYTES
@@ -116,12 +119,15 @@ async def choose_schemas(search: ToolSearch, message: str) -> tuple[Tool, ...]:
 
 
 def check_names(tools: Sequence[Tool]) -> None:
-    """Checks that no client tool is called like another tool: calls go by these names.
+    """Checks that no client tool has the name of another tool: models call tools by these names.
 
     Raises:
-        DuplicateTool: One is.
+        DuplicateTool: A client tool has the name of another tool.
     """
-    taken = _taken(tools)
+    taken = dict.fromkeys(CONTROL_NAMES, "a control of Tool Search")
+    for tool in tools:
+        if tool.source != "client":
+            taken |= {exposed_name(tool): tool.id, tool.name: tool.id}
     for tool in tools:
         if tool.source == "client":
             name = exposed_name(tool)
@@ -133,16 +139,8 @@ def check_names(tools: Sequence[Tool]) -> None:
             taken[name] = tool.id
 
 
-def _taken(tools: Iterable[Tool]) -> dict[str, str]:
-    taken = dict.fromkeys(CONTROL_NAMES, "a control of Tool Search")
-    for tool in tools:
-        if tool.source != "client":
-            taken |= {exposed_name(tool): tool.id, tool.name: tool.id}
-    return taken
-
-
 def without_collisions(tools: Sequence[Tool]) -> tuple[Tool, ...]:
-    """The same, without those that came later and are called like a client's tool."""
+    """Returns the tools without those that were added later and have a client tool's name."""
     clients = {exposed_name(tool) for tool in tools if tool.source == "client"}
     kept: list[Tool] = []
     for tool in tools:

@@ -1,63 +1,49 @@
-"""Tool Search: what a model finds, learns and calls of a run's catalog by structured controls.
+"""Tool Search: a run's catalog behind the controls `tool_search`, `tool_describe`, `tool_call`.
 
-The other surface over the same catalog. Calls are only read here: whoever has the executor makes
-them. MCP tools are found and called by id, like any other. What a model writes is taken as it was
-meant where only one thing can be meant; everything else is a `ControlRefused`.
+This is the other surface over the catalog that code mode uses. Calls are only parsed here; the
+toolbox makes them by the executor. MCP tools are found and called by id like any other. Arguments
+that deviate from the schema are accepted if only one meaning is possible; everything else raises
+`ControlRefused`.
 """
 
 import json
-import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import anyio
 
-from clawmode.catalog.catalog import CONTROL_NAMES, Catalog
+from clawmode.catalog.catalog import (
+    CONTROL_NAMES,
+    MAX_NAME,
+    Catalog,
+    Control,
+    ControlRefused,
+    exposed_name,
+)
 from clawmode.catalog.vectors import choose_ranker
 from clawmode.code_mode.telemetry import Telemetry
 from clawmode.config.tool_search import DEFAULTS, SearchMode, ToolSearchConfig
-from clawmode.exceptions import ClawmodeError, ToolLookupError, UnknownTool
+from clawmode.exceptions import ToolLookupError, UnknownTool
 from clawmode.text import shorten
-from clawmode.tools.policy import safe_server_name
 from clawmode.tools.tool import Tool
 from clawmode.types import JsonObject, JsonValue
 
 MAX_QUERIES = 8
-"""Searches of one `tool_search`."""
+"""The number of searches in one `tool_search`."""
 
 MAX_QUERY_CHARS = 1000
 MAX_DESCRIPTION_CHARS = 400
-"""Of one entry that a search answers; `tool_describe` has the rest."""
-
-MAX_NAME = 64
+"""Of one entry in a search result; `tool_describe` returns the whole text."""
 
 IDS = ("id", "toolId", "tool_id", "tool", "name")
-"""What models call the tool that they mean; the first is ours."""
+"""Argument names that models use for a tool's id; the first one is in the schema."""
 
 INPUTS = ("args", "arguments", "input", "params", "parameters")
-"""What they call its input; the first is ours."""
+"""Argument names that models use for a tool's input; the first one is in the schema."""
 
 
-class ControlRefused(ClawmodeError):
-    """A call of a control that asks for nothing that there is; carries a code."""
-
-    def __init__(self, code: str, message: str) -> None:
-        super().__init__(message)
-        self.code = code
-
-
-# ---- What the model sees ----
-
-
-@dataclass(frozen=True, slots=True)
-class Control:
-    """A tool that leads to the catalog and is not in it."""
-
-    name: str
-    description: str
-    parameters: JsonObject
-
+# ---- Definitions of the controls ----
 
 _ID: JsonObject = {"type": "string", "description": "A tool's id, as tool_search gives it."}
 
@@ -99,25 +85,17 @@ TOOL_CALL = Control(
 CONTROLS = (TOOL_SEARCH, TOOL_DESCRIBE, TOOL_CALL)
 
 
-def exposed_name(tool: Tool) -> str:
-    """What the model calls a tool: a name that every provider takes."""
-    name = tool.name
-    if tool.source == "mcp":
-        name = f"{safe_server_name(tool.owner)}__{tool.name}"
-    return re.sub(r"[^A-Za-z0-9_-]", "_", name)[:MAX_NAME]
-
-
-# ---- What the controls do ----
+# ---- The catalog behind them ----
 
 
 @dataclass(slots=True)
 class ToolSearch:
-    """One run's catalog as the controls see it.
+    """One run's catalog as the controls use it.
 
     Attributes:
-        telemetry: Counts what is done.
-        catalog: What can be found now. Changes by `offer` alone.
-        by_name: Tools by what a model may call them directly; those that share a name are left out.
+        telemetry: Counts searches, lookups and calls.
+        catalog: The tools that can be found now. Only `offer` replaces it.
+        by_name: Tools by `exposed_name`, without those that share a name with another tool.
     """
 
     config: ToolSearchConfig = DEFAULTS
@@ -127,10 +105,10 @@ class ToolSearch:
     _searching: anyio.CapacityLimiter | None = None
 
     def offer(self, tools: Iterable[Tool]) -> None:
-        """Makes these, which policy has let through, what can be found and called from now on.
+        """Replaces the catalog. Policy has been applied to `tools` already.
 
         Raises:
-            DuplicateTool: Two of them have the same id; nothing has changed.
+            DuplicateTool: Two tools have the same id. The catalog is unchanged.
         """
         self.catalog = Catalog(tools, ranker=choose_ranker(), mcp=True)
         names = Counter(map(exposed_name, self.catalog.entries))
@@ -143,10 +121,10 @@ class ToolSearch:
         self.telemetry.sources = self.catalog.breakdown()
 
     async def search(self, given: JsonValue) -> JsonObject:
-        """Answers `tool_search`: one query, or a batch.
+        """Answers `tool_search`: one query, or several.
 
         Raises:
-            ControlRefused: It asks for nothing.
+            ControlRefused: The arguments contain no query, or too many.
         """
         arguments = _object(given)
         queries, limit = _queries(arguments), self._limit(arguments.get("limit"))
@@ -163,11 +141,14 @@ class ToolSearch:
         self.telemetry.searches += 1
         if self._searching is None:
             self._searching = anyio.CapacityLimiter(1)
-        # The first search reads the whole catalog: others have better to do meanwhile.
+        # In a thread: the first search builds the index, which would block the event loop.
         found = await anyio.to_thread.run_sync(
             self.catalog.search, query[:MAX_QUERY_CHARS], limit, limiter=self._searching
         )
-        tools: list[JsonValue] = [_shortened(entry) for entry in found]
+        tools: list[JsonValue] = []
+        for entry in found:
+            description = " ".join(str(entry["description"]).split())
+            tools.append({**entry, "description": shorten(description, MAX_DESCRIPTION_CHARS)})
         if not tools:
             self.telemetry.miss(self.catalog.unmatched(query[:MAX_QUERY_CHARS]))
             return {"tools": tools, "note": "Nothing matches: use other words."}
@@ -181,30 +162,30 @@ class ToolSearch:
         return min(wanted, self.config.max_search_limit)
 
     def describe(self, given: JsonValue) -> JsonObject:
-        """Answers `tool_describe`.
+        """Answers `tool_describe` with the tool's description and input schema.
 
         Raises:
-            ControlRefused: It names no tool.
+            ControlRefused: The arguments name no tool.
         """
         self.telemetry.describes += 1
         reference, _ = _reference(_object(given))
         return self.catalog.describe(self.resolve(reference).id)
 
     def read_call(self, given: JsonValue) -> tuple[Tool, JsonObject]:
-        """The tool that a `tool_call` means, and its input.
+        """Parses the arguments of `tool_call`; returns the tool and its input.
 
         Raises:
-            ControlRefused: It names no tool, or its input could be meant in two ways.
+            ControlRefused: The arguments name no tool, or the input is ambiguous.
         """
         reference, rest = _reference(_object(given))
         tool = self.resolve(reference)
         return tool, _input(tool, rest)
 
     def resolve(self, reference: str) -> Tool:
-        """The tool of an id or name.
+        """Returns the tool with an id or name.
 
         Raises:
-            ControlRefused: There is none, or several; says which there are.
+            ControlRefused: No tool has it, or several have; the message lists candidates.
         """
         try:
             return self.catalog.resolve(reference)
@@ -218,7 +199,7 @@ class ToolSearch:
             raise ControlRefused(error.code, str(error)) from None
 
     def report(self, mode: SearchMode) -> JsonObject:
-        """What was done, for the run's metadata."""
+        """Returns the counters for the metadata of the run."""
         counted = self.telemetry
         called: list[JsonValue] = [
             {"toolId": id_, "source": id_.partition(":")[0]} for id_ in counted.called
@@ -234,12 +215,7 @@ class ToolSearch:
         }
 
 
-def _shortened(entry: JsonObject) -> JsonObject:
-    text = " ".join(str(entry["description"]).split())
-    return entry | {"description": shorten(text, MAX_DESCRIPTION_CHARS)}
-
-
-# ---- What models write, and what they mean ----
+# ---- Parsing what models write ----
 
 
 def _object(given: JsonValue) -> JsonObject:
@@ -250,7 +226,7 @@ def _object(given: JsonValue) -> JsonObject:
 
 
 def _parsed(value: JsonValue) -> JsonValue:
-    """A value; the object or list that a text is the JSON of."""
+    """Returns the object or list if the value is its JSON text, else the value."""
     if isinstance(value, str) and value.lstrip()[:1] in ("{", "["):
         try:
             return json.loads(value)
@@ -273,7 +249,7 @@ def _queries(arguments: JsonObject) -> list[str]:
 
 
 def _reference(arguments: JsonObject) -> tuple[str, JsonObject]:
-    """Which tool is meant, and everything else that was given."""
+    """Returns the tool's id, and the other arguments."""
     named = next((key for key in IDS if isinstance(arguments.get(key), str)), None)
     if named is None:
         raise ControlRefused("invalid_input", "`id` is missing: a tool's id, a string.")
@@ -282,9 +258,10 @@ def _reference(arguments: JsonObject) -> tuple[str, JsonObject]:
 
 
 def _input(tool: Tool, rest: JsonObject) -> JsonObject:
-    """The input: in `args`, in its JSON text, under another name, or beside the id."""
+    """Finds the input: in `args`, as JSON text, under another name, or next to the id."""
     properties = tool.parameters.get("properties")
     own = properties if isinstance(properties, dict) else {}
+    # A tool may have a parameter of its own that is called `input`, and so on.
     key = next((key for key in INPUTS if key in rest and (key == "args" or key not in own)), None)
     if key is None:
         return rest

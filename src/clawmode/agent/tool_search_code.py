@@ -1,17 +1,18 @@
 """`tool_search_code`: a short JavaScript body with a bridge to the catalog, and nothing else.
 
-Runs where cells of code mode run, driven by the same driver; the guest's side of the bridge is in
-`prelude.js`. A body is never parked: at the deadline it ends, whatever it waits for, and with it
-its calls.
+It runs in code mode's workers, by code mode's driver; the guest's side of the bridge is in
+`prelude.js`. A body is never parked: at the deadline it is ended with its calls, whatever it
+waits for.
 """
 
 import hashlib
 import time
+from typing import TYPE_CHECKING
 
 import anyio
 from anyio.abc import TaskGroup
 
-from clawmode.agent.tool_search import Control, ControlRefused, ToolSearch
+from clawmode.catalog.catalog import Control, ControlRefused
 from clawmode.catalog.mcp_namespace import McpNamespace
 from clawmode.catalog.namespace_runtime import NamespaceRuntime
 from clawmode.catalog.namespaces import NamespaceContext
@@ -32,13 +33,16 @@ from clawmode.tasks import TaskOwner
 from clawmode.tools.executor import Executor
 from clawmode.types import ErrorCode, JsonObject, JsonValue
 
+if TYPE_CHECKING:
+    from clawmode.agent.tool_search import ToolSearch
+
 NAME = "tool_search_code"
 
 SETUP = b'{"search":true}'
-"""What makes the prelude's image that of a body: see `installSearch` there."""
+"""Makes the prelude install the globals of a body instead of a cell's: see `installSearch`."""
 
 PROBE_SECONDS = 20.0
-"""How long a worker may take that is only to show that there is one."""
+"""The time limit of the empty body that shows whether workers can be started."""
 
 _DESCRIPTION = """\
 Find and call tools by a short JavaScript program. It is the body of an async function: use \
@@ -66,12 +70,12 @@ class SearchCode(TaskOwner):
     Args:
         search: The catalog, and the counters.
         executor: Makes the calls.
-        context: Whose run it is.
-        pool: Where bodies run.
+        context: The run, for hooks and approvals.
+        pool: The workers that run bodies.
     """
 
     def __init__(
-        self, search: ToolSearch, executor: Executor, context: RunContext, pool: Pool
+        self, search: "ToolSearch", executor: Executor, context: RunContext, pool: Pool
     ) -> None:
         self._search = search
         self._context = context
@@ -103,13 +107,13 @@ class SearchCode(TaskOwner):
         )
 
     def _bridge(self) -> Bridge:
-        """Over the catalog alone: no namespaces, whatever a worker asks for."""
+        """Returns a bridge to the catalog alone, so that a worker's other requests fail."""
         none = NamespaceRuntime((), (), NamespaceContext(self._context, self.config))
         catalog, miss = self._search.catalog, self._search.telemetry.miss
         return Bridge(catalog, none, McpNamespace(()), self.config, miss)
 
     def refresh(self) -> None:
-        """The catalog is another one: bodies that run see it from now on."""
+        """Shows running bodies the new catalog after `ToolSearch.offer`."""
         self._calls.bridge = self._bridge()
 
     # ---- Open and close ----
@@ -122,7 +126,7 @@ class SearchCode(TaskOwner):
             await self._driver.abort_all()
 
     async def unavailable(self) -> str | None:
-        """Why no body can be run here and now; None if one can: an empty one was."""
+        """Runs an empty body; returns why that failed, or None if it succeeded."""
         try:
             await self._drive(Cell("", 1024, Start("return 0", "javascript")), PROBE_SECONDS)
         except SandboxError as error:
@@ -132,19 +136,19 @@ class SearchCode(TaskOwner):
     # ---- For a model ----
 
     def control(self) -> Control:
-        """The tool as the model sees it."""
+        """Returns the tool definition, with the limits of this run."""
         text = _DESCRIPTION.format(
             output=self.config.max_output_bytes, seconds=f"{self.config.timeout_ms / 1000:g}"
         )
         return Control(NAME, text, _PARAMETERS)
 
     async def run(self, given: JsonValue, call_id: str) -> JsonObject:
-        """Runs a body to its end. Its failure is an answer.
+        """Runs a body to its end; returns its result, also if the body failed.
 
         Raises:
-            ControlRefused: There is no body in what a model wrote.
+            ControlRefused: The arguments contain no body, or one that is too large.
         """
-        cell = Cell(call_id, self.config.max_output_bytes, Start(_read(given), "javascript"))
+        cell = Cell(call_id, self.config.max_output_bytes, Start(_body_of(given), "javascript"))
         try:
             outcome = await self._drive(cell, self.config.timeout_ms / 1000)
         except SandboxError as error:
@@ -152,7 +156,7 @@ class SearchCode(TaskOwner):
         if isinstance(outcome, Failure):
             return self._failed(cell, outcome.code, outcome.error)
         made = CodeModeResult(status="completed", value=outcome.parsed, output=cell.output)
-        return _told(made)
+        return _without_telemetry(made)
 
     async def _drive(self, cell: Cell, seconds: float) -> Completion | Failure:
         outcome = await self._driver.start(cell, time.monotonic() + seconds)
@@ -169,21 +173,21 @@ class SearchCode(TaskOwner):
             calls=[entry.to_json() for entry in cell.ledger.entries],
             calls_omitted=dict(cell.ledger.omitted),
         )
-        return _told(made)
+        return _without_telemetry(made)
 
 
 async def _install() -> CellSetup:
     return CellSetup(hashlib.sha256(SETUP).digest(), SETUP)
 
 
-def _told(result: CodeModeResult) -> JsonObject:
-    """What the model reads; the counters are the run's."""
+def _without_telemetry(result: CodeModeResult) -> JsonObject:
+    """Returns what the model reads. The counters belong to the whole run."""
     made = result.to_json()
     del made["telemetry"]
     return made
 
 
-def _read(given: JsonValue) -> str:
+def _body_of(given: JsonValue) -> str:
     code = given.get("code") if isinstance(given, dict) else None
     if not isinstance(code, str) or not code.strip():
         raise ControlRefused("invalid_input", "`code` is missing: the body, a string.")

@@ -1,18 +1,16 @@
-"""What the model of a run can call: its tools themselves, or what stands for all of them.
+"""The tools of a run as its model calls them: the tools themselves, or `exec` and `wait`.
 
-A call goes through three stages: it is prepared (found, its arguments read), executed, and
-finalized into what the model reads. Trouble in any of them is a result with an error, never an
-exception.
+A call is prepared (the tool is found, its arguments are parsed), executed, and its result is
+turned into the message that the model reads. An error in any of these steps is a result with
+`is_error`, never an exception.
 """
 
 import difflib
 import json
 from collections.abc import Iterable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from clawmode.agent.tool_search import MAX_NAME
-from clawmode.agent.tool_search import exposed_name as exposed_name
-from clawmode.code_mode.code_mode import CodeMode
+from clawmode.catalog.catalog import MAX_NAME, exposed_name
 from clawmode.code_mode.results import compact
 from clawmode.context import RunContext
 from clawmode.exceptions import DuplicateTool
@@ -21,6 +19,9 @@ from clawmode.models.base import ToolDefinition
 from clawmode.tools.executor import Call, Executor, ToolFailure
 from clawmode.tools.tool import Tool, ToolResult
 from clawmode.types import JsonObject, JsonValue
+
+if TYPE_CHECKING:
+    from clawmode.code_mode.code_mode import CodeMode
 
 MAX_RESULT_CHARS = 200_000
 """Of one result that the model reads. Code mode has its own, smaller limit."""
@@ -32,76 +33,61 @@ ABORTED = "The run was stopped before this call was answered: whether it took ef
 
 
 class Toolbox(Protocol):
-    """What the loop knows of the tools of a run."""
+    """The tools of a run, as the loop uses them."""
 
-    exact: frozenset[str] | None
-    """The names that requests must have on the wire, and no others; None: whatever is defined."""
+    exact: frozenset[str] | None = None
+    """The tool names that a request must have on the wire, and no others; None: any."""
 
     def definitions(self) -> tuple[ToolDefinition, ...]:
-        """The tools as the model sees them, from now on."""
+        """Returns the tools that the model sees. They may change from one request to the next."""
         ...
 
     def runs_alone(self, call: ToolCall) -> bool:
-        """Whether the calls of its message have to be made one after the other."""
-        ...
+        """True if all calls of the call's message have to be made one after the other."""
+        return False
 
     def may_repeat(self, call: ToolCall) -> bool:
-        """Whether a model that makes the same call over and over may mean it."""
-        ...
+        """True if it makes sense to make the same call over and over."""
+        return False
 
     def gist(self, result: ToolMessage) -> str:
-        """What counts of a result when it is held against another one."""
-        ...
+        """Returns the part of a result that is compared to detect repeated results."""
+        return result.text
 
     async def call(self, call: ToolCall) -> ToolMessage:
-        """Makes a call; does not raise."""
+        """Makes a call. Does not raise."""
         ...
 
 
 def fail(call: ToolCall, text: str, details: JsonValue = None) -> ToolMessage:
-    """A result that says why there is none."""
+    """Returns a result that reports an error to the model."""
     return ToolMessage(
         call_id=call.id, name=call.name, content=(Text(text),), is_error=True, details=details
     )
 
 
-def _unknown(call: ToolCall, known: Iterable[str]) -> ToolMessage:
-    names = sorted(known)
-    near = difflib.get_close_matches(call.name, names, n=3)
-    hint = f"did you mean {', '.join(near)}?" if near else f"there are {', '.join(names[:50])}"
-    return fail(call, f"There is no tool {call.name[:MAX_NAME]!r}: {hint}")
-
-
-# ---- Code mode ----
-
-
-class CodeModeTools:
-    """`exec` and `wait`; behind them is the catalog of the run."""
+class CodeModeTools(Toolbox):
+    """`exec` and `wait`; programs reach the catalog of the run through them."""
 
     exact: frozenset[str] | None = frozenset({"exec", "wait"})
 
-    def __init__(self, code_mode: CodeMode) -> None:
+    def __init__(self, code_mode: "CodeMode") -> None:
         self._code_mode = code_mode
 
     def definitions(self) -> tuple[ToolDefinition, ...]:
-        """The two."""
         made: list[ToolDefinition] = []
-        for each in self._code_mode.definitions("mcp"):
-            schema = each["inputSchema"]
+        for definition in self._code_mode.definitions("mcp"):
+            schema = definition["inputSchema"]
             assert isinstance(schema, dict)
-            made.append(ToolDefinition(str(each["name"]), str(each["description"]), schema))
+            name, description = str(definition["name"]), str(definition["description"])
+            made.append(ToolDefinition(name, description, schema))
         return tuple(made)
 
-    def runs_alone(self, call: ToolCall) -> bool:
-        """Programs do not mind each other."""
-        return False
-
     def may_repeat(self, call: ToolCall) -> bool:
-        """To wait again for the same program is what waiting is."""
         return call.name == "wait"
 
     def gist(self, result: ToolMessage) -> str:
-        """What the program came to: ids and counters are new each time."""
+        # Ids and counters differ in each result, also if the program did the same again.
         try:
             said = json.loads(result.text)
         except ValueError:
@@ -109,7 +95,6 @@ class CodeModeTools:
         return json.dumps([said.get(key) for key in ("status", "value", "output", "error")])
 
     async def call(self, call: ToolCall) -> ToolMessage:
-        """Starts or continues a program."""
         if call.name not in ("exec", "wait"):
             text = (
                 f"There is no tool {call.name[:MAX_NAME]!r}: call it from a program, with `exec`."
@@ -123,18 +108,23 @@ class CodeModeTools:
             is_error=result["status"] == "failed",
         )
 
+    def report(self) -> JsonObject:
+        """Returns the metadata of the run about its tools."""
+        counted = self._code_mode.telemetry
+        calls: JsonObject = {
+            "search": counted.searches,
+            "describe": counted.describes,
+            "call": counted.calls,
+        }
+        return {"codeModeEngaged": True, "visibleTools": 2, "bridgeCalls": calls}
 
-# ---- The tools themselves ----
 
-
-class DirectTools:
-    """Every tool of the run, as the policy leaves them.
+class DirectTools(Toolbox):
+    """Every tool of the run that the policy allows.
 
     Raises:
-        DuplicateTool: The model could not tell two of them apart.
+        DuplicateTool: Two tools have the same name for the model.
     """
-
-    exact: frozenset[str] | None = None
 
     def __init__(self, tools: Iterable[Tool], executor: Executor, run: RunContext) -> None:
         self._executor = executor
@@ -143,34 +133,31 @@ class DirectTools:
         for tool in tools:
             name = exposed_name(tool)
             if name in self._tools:
-                raise DuplicateTool(f"{tool.id} and {self._tools[name].id} are both {name!r}")
+                raise DuplicateTool(
+                    f"{tool.id} and {self._tools[name].id} would both be called {name!r}: deny one "
+                    "of them, or enable code mode"
+                )
             self._tools[name] = tool
 
     def definitions(self) -> tuple[ToolDefinition, ...]:
-        """All of them."""
         return tuple(
             ToolDefinition(name, tool.description, dict(tool.parameters))
             for name, tool in self._tools.items()
         )
 
     def runs_alone(self, call: ToolCall) -> bool:
-        """As the tool says."""
         tool = self._tools.get(call.name)
         return tool is not None and tool.sequential
 
-    def may_repeat(self, call: ToolCall) -> bool:
-        """Not for ever."""
-        return False
-
-    def gist(self, result: ToolMessage) -> str:
-        """Its words."""
-        return result.text
-
     async def call(self, call: ToolCall) -> ToolMessage:
-        """Makes a call, on the one path that every call takes."""
         tool = self._tools.get(call.name)
         if tool is None:
-            return _unknown(call, self._tools)
+            names = sorted(self._tools)
+            near = difflib.get_close_matches(call.name, names, n=3)
+            hint = (
+                f"did you mean {', '.join(near)}?" if near else f"there are {', '.join(names[:50])}"
+            )
+            return fail(call, f"There is no tool {call.name[:MAX_NAME]!r}: {hint}")
         given = call.arguments
         if isinstance(given, str):
             text = f"The arguments of {call.name} are not a JSON object: {given[:200]!r}"
@@ -180,19 +167,21 @@ class DirectTools:
 
 
 async def execute(executor: Executor, call: ToolCall, made: Call) -> ToolMessage:
-    """Answers a model's call with what comes of another, or of the same."""
+    """Makes `made` by the executor, and answers the model's `call` with the result.
+
+    The two calls differ if the model called a control, such as `tool_call`.
+    """
     try:
-        return _finalize(call, made.tool, await executor.call(made))
+        return _message_of(call, made.tool, await executor.call(made))
     except ToolFailure as failure:
         return fail(call, str(failure), {"code": failure.code})
 
 
-def _finalize(call: ToolCall, tool: Tool, result: ToolResult) -> ToolMessage:
-    """What the model reads of a result, and what people can look at."""
+def _message_of(call: ToolCall, tool: Tool, result: ToolResult) -> ToolMessage:
     is_error = False
     content: tuple[Text | Image, ...]
     if tool.source == "mcp" and isinstance(result.details, dict):
-        content = _blocks(result.details)
+        content = _mcp_content(result.details)
         is_error = result.details.get("isError") is True
     elif result.text is not None:
         content = (Text(shorten(result.text)),)
@@ -207,41 +196,41 @@ def _finalize(call: ToolCall, tool: Tool, result: ToolResult) -> ToolMessage:
     )
 
 
-def _blocks(details: JsonObject) -> tuple[Text | Image, ...]:
-    """An MCP result: its texts and pictures, and the structure where that is all there is."""
+def _mcp_content(details: JsonObject) -> tuple[Text | Image, ...]:
+    """Returns the texts and images of an MCP result, else its structured content."""
     blocks = details.get("content")
     found: list[Text | Image] = []
-    room = MAX_RESULT_CHARS
+    room, images = MAX_RESULT_CHARS, 0
     for block in blocks if isinstance(blocks, list) else []:
-        part = _block(block, room) if room > 0 else None
-        if part is None or (isinstance(part, Image) and _pictures(found) >= MAX_IMAGES):
+        part = _mcp_block(block, room) if room > 0 else None
+        if part is None or (isinstance(part, Image) and images >= MAX_IMAGES):
             continue
-        room -= len(part.text) if isinstance(part, Text) else 0
+        if isinstance(part, Text):
+            room -= len(part.text)
+        else:
+            images += 1
         found.append(part)
     if not found and (structured := details.get("structuredContent")) is not None:
         found.append(Text(shorten(json.dumps(structured, ensure_ascii=False))))
     return tuple(found) or (Text("(no content)"),)
 
 
-def _pictures(parts: list[Text | Image]) -> int:
-    return sum(isinstance(part, Image) for part in parts)
-
-
-def _block(block: JsonValue, room: int) -> Text | Image | None:
+def _mcp_block(block: JsonValue, room: int) -> Text | Image | None:
     if not isinstance(block, dict):
         return None
     text, data, kind = block.get("text"), block.get("data"), block.get("mimeType")
     if isinstance(text, str):
         return Text(shorten(text, room))
-    picture = block.get("type") == "image" and isinstance(data, str) and isinstance(kind, str)
-    if picture and len(str(data)) <= MAX_IMAGE_CHARS:
+    is_image = block.get("type") == "image" and isinstance(data, str) and isinstance(kind, str)
+    if is_image and len(str(data)) <= MAX_IMAGE_CHARS:
         return Image(str(data), str(kind))
+    # Bytes that the model cannot read would only fill its context.
     rest = {key: it for key, it in block.items() if key not in ("data", "blob")}
     return Text(shorten(json.dumps(rest, ensure_ascii=False), room))
 
 
 def shorten(text: str, limit: int = MAX_RESULT_CHARS) -> str:
-    """A text, cut where it is too long for a model, and said so."""
+    """Cuts a text that is too long for a model, and says how much is missing."""
     if len(text) <= limit:
         return text
     return f"{text[:limit]}\n[{len(text) - limit} more characters were left out]"

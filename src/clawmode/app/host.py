@@ -176,7 +176,7 @@ async def _open_runtime(
         state=setup.state,
         tools=setup.tools,
         own=own.for_run,
-        forget=own.end_session,
+        clean_up=own.end_session,
         plugin_tools=plugins.tools,
         servers=servers,
         hooks=plugins.hooks,

@@ -13,14 +13,16 @@ import json
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import get_args
 
 from clawmode.catalog.search import Document, Ranker, RankerMaker, SearchIndex, go_by_words
 from clawmode.catalog.signatures import render_input
-from clawmode.exceptions import AmbiguousTool, DuplicateTool, UnknownTool
+from clawmode.exceptions import AmbiguousTool, ClawmodeError, DuplicateTool, UnknownTool
 from clawmode.text import quote
 from clawmode.tools.near_names import NearNames
+from clawmode.tools.policy import safe_server_name
 from clawmode.tools.tool import DEFAULT_OWNERS, Tool, ToolContext, ToolSource
 from clawmode.types import JsonObject, JsonText
 
@@ -28,6 +30,9 @@ from clawmode.types import JsonObject, JsonText
 # JavaScript: assigning `__proto__` replaces the prototype, `await` calls `then`, and JSON calls
 # `toJSON`, so passing `tools` around would call a tool. Such tools can still be called by id.
 UNSAFE_NAMES = frozenset({"search", "describe", "call", "__proto__", "then", "toJSON"})
+
+MAX_NAME = 64
+"""The longest tool name that every provider accepts."""
 
 MAX_LISTED = 10
 MAX_NEAR = 3
@@ -62,6 +67,35 @@ CONTROL_NAMES = frozenset(tool.name for tool in (SEARCH_CODE, *SEARCH_TOOLS))
 def is_control(tool: Tool) -> bool:
     """True if the tool leads to a catalog, and therefore is in none."""
     return tool is EXEC or tool is WAIT or tool.name in CONTROL_NAMES
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """A control of Tool Search as the model sees it."""
+
+    name: str
+    description: str
+    parameters: JsonObject
+
+
+class ControlRefused(ClawmodeError):
+    """A call of a control names no tool, or its arguments are invalid.
+
+    Attributes:
+        code: An error code for the model.
+    """
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+def exposed_name(tool: Tool) -> str:
+    """Returns the name by which a model calls a tool directly: one that every provider accepts."""
+    name = tool.name
+    if tool.source == "mcp":
+        name = f"{safe_server_name(tool.owner)}__{tool.name}"
+    return re.sub(r"[^A-Za-z0-9_-]", "_", name)[:MAX_NAME]
 
 
 # ---- The catalog ----

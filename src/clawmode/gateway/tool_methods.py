@@ -5,8 +5,7 @@ from collections.abc import Iterable
 
 from clawmode.agent.requests import AgentRequest
 from clawmode.agent.run import SessionRun
-from clawmode.agent.toolbox import exposed_name
-from clawmode.catalog.catalog import CONTROL_NAMES, EXEC, WAIT, Catalog
+from clawmode.catalog.catalog import CONTROL_NAMES, EXEC, WAIT, Catalog, exposed_name
 from clawmode.exceptions import AmbiguousTool, UnknownTool
 from clawmode.gateway.clients import Client
 from clawmode.gateway.gateway import Gateway
@@ -64,7 +63,7 @@ def _request(gateway: Gateway, client: Client, given: Params) -> AgentRequest:
 
 
 async def _catalog(gateway: Gateway, client: Client, given: Params) -> JsonObject:
-    async with gateway.host.runtime.look(_request(gateway, client, given)) as run:
+    async with gateway.host.runtime.preview_run(_request(gateway, client, given)) as run:
         run.activate()
         tools = run.offered()
     return {"agentId": run.settings.agent_id, "tools": _listed(tools, given)}
@@ -72,7 +71,7 @@ async def _catalog(gateway: Gateway, client: Client, given: Params) -> JsonObjec
 
 async def _effective(gateway: Gateway, client: Client, given: Params) -> JsonObject:
     """What the policy leaves for whoever asks, and what of that the model would see."""
-    async with gateway.host.runtime.look(_request(gateway, client, given)) as run:
+    async with gateway.host.runtime.preview_run(_request(gateway, client, given)) as run:
         surface = run.activate()
         offered = run.offered()
     policy, model = run.settings.policy, run.settings.models[0]
@@ -97,7 +96,7 @@ async def _effective(gateway: Gateway, client: Client, given: Params) -> JsonObj
 async def _invoke(gateway: Gateway, client: Client, given: Params) -> JsonObject:
     """Makes one call on the path of all calls; a refusal of it is an answer."""
     runtime = gateway.host.runtime
-    async with runtime.look(_request(gateway, client, given), create=True) as run:
+    async with runtime.preview_run(_request(gateway, client, given), create=True) as run:
         tool = _find(run, given.text("name"))
         executor = Executor(run.settings.policy, runtime.hooks, runtime.approvals)
         executor.watchers.append(lambda event: _tell(gateway, run, event))

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
+from clawmode.context import RunContext
 from clawmode.files import Layout, SqliteFile
 from clawmode.messages import Usage
 from clawmode.sessions.history import Header
@@ -117,8 +118,14 @@ class Session:
 
     @property
     def trajectory(self) -> Path:
-        """The file that holds what its runs did, step by step."""
+        """The file that records the steps of the session's runs."""
         return self.transcript.with_name(f"{self.id}.trajectory.jsonl")
+
+    def context(self, run_id: str) -> RunContext:
+        """Returns the context of a run of the session, without a sender and a channel."""
+        return RunContext(
+            agent_id=self.agent_id, session_id=self.id, session_key=self.key, run_id=run_id
+        )
 
     def header(self, workspace: Path | None = None) -> Header:
         """The first line of its transcript."""

@@ -11,8 +11,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from clawmode.agent.events import AgentEvent, Stream
-from clawmode.agent.loop import Status
-from clawmode.agent.requests import AgentRequest, RunResult
+from clawmode.agent.requests import AgentRequest, RunResult, Status
 from clawmode.app.console import complain, tell
 from clawmode.app.setup import Options, option_of
 from clawmode.config import file as config_file
