@@ -15,11 +15,10 @@ import time
 import warnings
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import anyio
-from anyio.abc import TaskGroup
+from anyio.abc import AsyncResource, TaskGroup
 
 from clawmode.catalog.catalog import Catalog
 from clawmode.catalog.mcp_namespace import McpNamespace
@@ -90,7 +89,7 @@ NO_RUN_ID = (
 REOPENED = "A CodeMode is opened once: make a new object to open it again."
 
 
-class CodeMode:
+class CodeMode(AsyncResource):
     """Runs cells for one run of an agent.
 
     Opened with `async with`, or with `start` and `aclose`, which may be called in different tasks.
@@ -321,14 +320,6 @@ class CodeMode:
 
     async def __aenter__(self) -> "CodeMode":
         return await self.start()
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.aclose()
 
     async def _leave(self, tasks: TaskGroup) -> None:
         """Ends what is active and what was parked in memory; what is durable stays."""

@@ -11,13 +11,12 @@ import math
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Literal, TypeAlias
 
 import anyio
 import httpx2
 import mcp_types as types
-from anyio.abc import TaskGroup
+from anyio.abc import AsyncResource, TaskGroup
 from mcp.shared.exceptions import MCPError
 
 from clawmode.exceptions import ConfigurationError
@@ -95,7 +94,7 @@ OnView: TypeAlias = Callable[[ServerView], None]
 """Told of a server's new state. Must not block; what it raises is logged."""
 
 
-class McpServers:
+class McpServers(AsyncResource):
     """The MCP servers of a run or a process.
 
     Opened with `async with`, or with `start` and `aclose`, which may be called in different tasks.
@@ -157,14 +156,6 @@ class McpServers:
 
     async def __aenter__(self) -> "McpServers":
         return await self.start()
-
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_val: BaseException | None,
-        exc_tb: TracebackType | None,
-    ) -> None:
-        await self.aclose()
 
     async def connect(
         self, *names: str, on_progress: OnView | None = None

@@ -9,10 +9,10 @@ import re
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Literal, Protocol, Self, TypeAlias
 
 import anyio
+from anyio.abc import AsyncResource
 from mcp.shared.message import SessionMessage
 from mcp_types import JSONRPCError, JSONRPCNotification, JSONRPCRequest, JSONRPCResponse
 
@@ -171,7 +171,7 @@ class Link:
         return f" (it wrote what is not JSON-RPC to stdout: {sample!r}{more})"
 
 
-class Reads:
+class Reads(AsyncResource):
     """The incoming messages. Ends if the server asks more than it lets us answer."""
 
     def __init__(self, link: Link, inner: Incoming) -> None:
@@ -210,19 +210,8 @@ class Reads:
         except anyio.EndOfStream:
             raise StopAsyncIteration from None
 
-    async def __aenter__(self) -> Self:
-        return self
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_val: BaseException | None,
-        exc_tb: TracebackType | None,
-    ) -> None:
-        await self.aclose()
-
-
-class Writes:
+class Writes(AsyncResource):
     """The outgoing messages. A send that is stuck ends when the link is severed."""
 
     def __init__(self, link: Link, inner: Outgoing) -> None:
@@ -248,17 +237,6 @@ class Writes:
     async def aclose(self) -> None:
         """Closes it."""
         await self._inner.aclose()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_val: BaseException | None,
-        exc_tb: TracebackType | None,
-    ) -> None:
-        await self.aclose()
 
 
 # ---- Text ----

@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
+from anyio.abc import AsyncResource
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
@@ -88,7 +89,7 @@ def check_secrets(
             known.append((name, signer))
 
 
-class WebhookChannel:
+class WebhookChannel(AsyncResource):
     """A channel of the configuration. Used inside of `async with`, or closed by `aclose`.
 
     Args:
@@ -127,12 +128,6 @@ class WebhookChannel:
         if entry.url:
             address, seconds = parse_address(name, entry.url), entry.timeout_ms / 1000
             self._delivery = Delivery(address, self._signer, seconds, retry or Retry())
-
-    async def __aenter__(self) -> "WebhookChannel":
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.aclose()
 
     async def aclose(self) -> None:
         """Closes its connections."""

@@ -8,10 +8,11 @@ this module takes seconds; `settings.make_model` does it when a model is made.
 import hashlib
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
-from typing import Any, Self
+from typing import Any
 from urllib.parse import urlsplit
 
 from anthropic import AsyncAnthropic
+from anyio.abc import AsyncResource
 from openai import AsyncOpenAI
 from pydantic_ai.direct import model_request_stream
 from pydantic_ai.exceptions import UserError
@@ -73,7 +74,7 @@ ROOM_TO_SPEAK = 1024
 """Tokens for an answer after all that a model may think."""
 
 
-class Provider:
+class Provider(AsyncResource):
     """A provider: one HTTP client, and models that share it."""
 
     def __init__(self, settings: ProviderSettings) -> None:
@@ -97,12 +98,6 @@ class Provider:
     async def aclose(self) -> None:
         """Closes the connections."""
         await self._http.aclose()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.aclose()
 
     def _key_headers(self) -> KeyHeaders:
         if self.api != "anthropic-messages":
@@ -153,7 +148,7 @@ class Provider:
         return profile
 
 
-class DirectModel:
+class DirectModel(AsyncResource):
     """One model of a provider. Close it, or the provider that it came from.
 
     Raises:
@@ -191,12 +186,6 @@ class DirectModel:
     async def aclose(self) -> None:
         """Closes the connections of its provider."""
         await self._provider.aclose()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.aclose()
 
     @asynccontextmanager
     async def stream(self, request: ModelRequest) -> AsyncIterator[AsyncIterator[ModelEvent]]:

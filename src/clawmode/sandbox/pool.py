@@ -11,10 +11,9 @@ import os
 import time
 from collections import deque
 from dataclasses import dataclass, field, replace
-from types import TracebackType
 
 import anyio
-from anyio.abc import TaskGroup
+from anyio.abc import AsyncResource, TaskGroup
 
 from clawmode.exceptions import (
     Aborted,
@@ -100,7 +99,7 @@ class Waiter:
     worker: WorkerProcess | None = None
 
 
-class Pool:
+class Pool(AsyncResource):
     """Worker processes, shared by any number of cells.
 
     Opened with `async with`, or with `start` and `aclose`, which may be called in different tasks.
@@ -153,14 +152,6 @@ class Pool:
 
     async def __aenter__(self) -> "Pool":
         return await self.start()
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.aclose()
 
     async def _warm_up_later(self) -> None:
         await self.ready()
