@@ -1,4 +1,4 @@
-"""The pages are true: what they must name is named. `test_docs_commands` runs their blocks."""
+"""Checks the content, links and form of the pages. `test_docs_commands` runs their blocks."""
 
 import re
 from pathlib import Path

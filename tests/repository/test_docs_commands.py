@@ -1,10 +1,10 @@
-"""Every block of README and docs works as it is written.
+"""Executes every block of README and docs.
 
-Commands are typed at a terminal, in a home of their own and a folder that holds what a clone of the
-repository holds; `clawmode` is the installed one, in processes of its own. Only the model is
-played: a server stands in for the provider that pages name. Programs run, configurations are
-checked, and what cannot run here stands in `NOT_RUN` with the reason. A block of another kind
-fails: give it a rule here.
+Commands are typed at a terminal, with an empty home folder, in a folder with the files of a clone.
+`clawmode` is the installed command, in its own processes. Only the model is simulated: a local
+server replaces the provider that pages name. Programs run, and configurations are checked. Blocks
+that cannot run here are in `NOT_RUN`, with the reason. A block of an unknown kind fails the test:
+add a rule for it here.
 """
 
 import configparser
@@ -51,26 +51,26 @@ DOCS = [
 PAGES = [str(path.relative_to(ROOT)) for path in (*DOCS, *sorted(ROOT.glob("docs/**/*.md")))]
 
 SECONDS = 60
-"""For one command on a busy machine."""
+"""Time limit of one command, on a busy machine."""
 
 BIN = Path(sys.executable).parent
 REDIRECT = ROOT / "tests" / "support" / "redirect"
-"""On the path of Python, sends the requests of a program to the server that plays the model."""
+"""On `PYTHONPATH`, redirects requests of a program to the server that simulates the model."""
 
 FIRST = "README.md"
 """The page whose commands are the installed ones; those of other pages are forked from a zygote."""
 
 NOT_RUN = {
-    "export ANTHROPIC_API_KEY=…": "the reader's own key stands there; the test has one",
-    "make setup": "needs the network; this very environment is what it makes",
+    "export ANTHROPIC_API_KEY=…": "needs the reader's own key; the test sets one",
+    "make setup": "needs the network; it creates the environment of this test",
     "make demo": "tests/repository/test_examples.py runs it",
     "make test": "runs this test",
-    "import pytest_asyncio": "needs a package that is no dependency of ours",
+    "import pytest_asyncio": "needs a package that is not a dependency",
     "FROM python:3.13": "builds an image",
     "host process": "a drawing",
     'gateway  {"type": "event"': "an outline of frames; tests/rpc/test_protocol_page.py",
 }
-"""Blocks and lines of blocks by how they begin, and why they are only looked at."""
+"""Starts of blocks and lines that are not executed, and the reason."""
 
 ELSEWHERE = {
     (
@@ -82,7 +82,7 @@ ELSEWHERE = {
         "python",
     ): "tests/messaging/test_webhook_in.py::test_the_examples_of_the",
 }
-"""Blocks that need more around them, and the test that runs them."""
+"""Blocks that need more setup, and the test that runs them."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class Block:
     """A fenced block.
 
     Attributes:
-        name: That of the file that the text before the block says it is, or empty.
+        name: The name of the file, if the text before the block says that the block is a file.
     """
 
     page: str
@@ -178,11 +178,11 @@ STORIES: dict[str, list[Callable[[Any], Turn]]] = {
         lambda value: Turn("They are alike." if value is False else "In Rome."),
     ],
 }
-"""What the model does, step by step, by what it was asked; each step is shown the last value."""
+"""The steps of the model for each message. Each step gets the value of the last program."""
 
 
 class Model:
-    """Plays the stories; whatever else it is asked, it says that it has heard it."""
+    """Plays the stories, and confirms any other message."""
 
     def __init__(self) -> None:
         self._steps: dict[str, int] = {}
@@ -206,7 +206,7 @@ CONFIGURATION = """\
   gateway: { port: 0 },
 }
 """
-"""What the pages leave to their readers' machines: where the model is, and a port that is free."""
+"""Settings that depend on the machine: the address of the model, and a free port."""
 
 DEFAULTS = """\
 {
@@ -222,11 +222,11 @@ ANSWERS = {
     "has not been used before": ("Use it from now on? [y/N]", "y\r"),
     "Approval needed": ("once, always or deny? (Ctrl-D: later)", "once\r"),
 }
-"""Questions by how they begin: where the person can type, and what. A line may be drawn twice."""
+"""Questions by their start: the prompt, and the answer. A line may be drawn twice."""
 
 
 class Terminal(Person):
-    """A command in a shell, as a person types it."""
+    """A command that a person types in a shell."""
 
     # Makes the terminal the controlling one, so that there is a /dev/tty and Ctrl-C.
     BOOT = """import fcntl, os, sys, termios
@@ -234,7 +234,7 @@ fcntl.ioctl(2, termios.TIOCSCTTY, 0)
 os.execvp("sh", ["sh", "-c", sys.argv[1]])"""
 
     def __init__(self, command: str, cwd: Path, *, real: bool = False) -> None:
-        # On a dumb terminal nothing is drawn over, and all is 80 columns wide.
+        # A dumb terminal overwrites nothing and is 80 columns wide.
         term = "xterm" if command.startswith(("clawmode chat", "clawmode config")) else "dumb"
         self.command, self._real = command, real
         size, environment = (50, 160), {"TERM": term}
@@ -280,7 +280,7 @@ os.execvp("sh", ["sh", "-c", sys.argv[1]])"""
         return came
 
     def ends(self, status: int = 0) -> str:
-        """Waits for the end: what was shown."""
+        """Waits for the end of the command and returns its output."""
         ended, _ = self.leaves()
         shown = re.sub(r" +$", "", plain(self.seen), flags=re.MULTILINE)
         assert ended == status, f"{self.command}: exit status {ended}\n{shown}"
@@ -288,13 +288,13 @@ os.execvp("sh", ["sh", "-c", sys.argv[1]])"""
 
 
 FOLDERS = {"docs/guide/plugins.md": "garden"}
-"""Where the files that a page shows belong, if that is not the folder of the clone."""
+"""The folder for the files of a page, if it is not the folder of the clone."""
 
 STATUS = {"clawmode config check clawmode.json5": 1}
-"""Commands that are shown because they fail."""
+"""Exit statuses of commands that fail on purpose."""
 
 MISTAKEN = 'model: "gpt-4o"'
-"""In the configuration that is shown because of its mistakes."""
+"""Text of the configuration that has mistakes on purpose."""
 
 REVIEWED = set(
     Material(kind="plugin", name="", version="", description="", folder=ROOT, source="").to_json()
@@ -310,7 +310,7 @@ sent to ann@example.org
     "AgentRequest": "It is 3. True",
     "GatewayClient.local": "ok They are alike.",
 }
-"""What programs print, by a word in them; where a comment says it, that is enough."""
+"""Output of programs, by a word in them. A comment behind `print` is checked without an entry."""
 
 NEEDS_GATEWAY = "GatewayClient.local"
 
@@ -338,7 +338,7 @@ WRONG = (
   },
 }""",
 )
-"""Configurations about which the reference shows what is told."""
+"""Configurations whose errors and warnings the reference quotes."""
 
 MCP_HELLO: list[dict[str, Any]] = [
     {
@@ -361,7 +361,7 @@ def is_there(test: str) -> bool:
 
 
 def pattern(expected: str) -> str:
-    """What a page shows, as a pattern: numbers are any, `…` is anything, columns are any width."""
+    """Turns shown output into a pattern: any number, any text for `…`, any width of columns."""
     kinds = {
         r"(?P<gap>\s*…\s*)": r".*?",
         r"(?P<time>[\d.]+ m?s\b)": r"[\d.]+ m?s",
@@ -378,13 +378,13 @@ def pattern(expected: str) -> str:
 
 
 def chats(terminal: Terminal, script: str) -> None:
-    """Says what the page has the person say, sees what it shows, and leaves."""
+    """Types the lines of the person, checks the shown lines, and leaves."""
     terminal.reads(CHAT_READY)
     terminal.reads("\x1b[?2004h")  # the prompt is there
     for line in script.splitlines():
         if line.startswith("> "):
             terminal.types(line[2:] + "\r")
-    # What is typed after a question is drawn apart from it.
+    # The answer to a question is drawn separately from the question.
     lines = [line.removesuffix(" once") for line in script.splitlines()]
     wanted = [line for line in lines if line.strip() not in ("", "…", ">")]
     for line in wanted[:-1]:  # the last one is the status below the prompt
@@ -395,7 +395,7 @@ def chats(terminal: Terminal, script: str) -> None:
 
 
 async def runs_body(source: str) -> None:
-    """Runs the body of `tool_search_code` that a page shows."""
+    """Runs a body of `tool_search_code`."""
     async with bodies() as here:
         made = await here.run(source)
     assert made["status"] == "completed", made
@@ -405,7 +405,7 @@ async def runs_body(source: str) -> None:
 
 
 def command_named(words: list[str]) -> tuple[Any, list[str]]:
-    """The command that the first words name, and the words after them."""
+    """Returns the command that the first words name, and the remaining words."""
     found: Any = typer.main.get_command(app)
     while words and words[0] in getattr(found, "commands", {}):
         found = found.commands[words[0]]
@@ -414,7 +414,7 @@ def command_named(words: list[str]) -> tuple[Any, list[str]]:
 
 
 def mistakes(text: str) -> list[str]:
-    """What is wrong with a command that is named, not typed: unknown words and options."""
+    """Returns unknown subcommands and options of a command that a sentence names."""
     words = [word.strip("[],;") for word in text.split("#")[0].split()][1:]
     found, rest = command_named(words)
     known = {name for param in found.params for name in (*param.opts, *param.secondary_opts)}
@@ -427,7 +427,7 @@ def mistakes(text: str) -> list[str]:
 
 
 def outline(line: str) -> Iterator[str]:
-    """What is wrong with a line of the list of commands: `clawmode cron list|add   look …`."""
+    """Yields mistakes in a line of the list of commands: `clawmode cron list|add   manage …`."""
     usage = re.split(r" {2,}| (?=[a-z]+ [a-z]+ [a-z]+)", line)[0]
     name, _, subcommands = usage.removeprefix("clawmode ").partition(" ")
     for word in re.findall(r"(?:^|[\[|])([a-z]+)\b", subcommands) or [""]:
@@ -436,14 +436,14 @@ def outline(line: str) -> Iterator[str]:
 
 @dataclass
 class Reader:
-    """Somebody who follows a page from its beginning to its end.
+    """A person who follows a page from its beginning to its end.
 
     Attributes:
-        home: Their home.
-        clone: The repository, where they type.
-        url: Where the model is.
+        home: The home folder.
+        clone: The clone of the repository, the working folder.
+        url: The address of the model.
         gateways: The terminals in which a gateway runs.
-        clients: Programs that need one.
+        clients: Programs that need a gateway.
     """
 
     page: str
@@ -454,7 +454,7 @@ class Reader:
     clients: list[Block] = field(default_factory=list)
 
     def prepares(self, blocks: list[Block]) -> None:
-        """Lays out what is there before the first command: the clone, the files that pages show."""
+        """Creates the clone and the files of the page, before the first command."""
         for folder in ("docs", "examples"):
             shutil.copytree(
                 ROOT / folder, self.clone / folder, ignore=shutil.ignore_patterns("__pycache__")
@@ -477,14 +477,14 @@ class Reader:
             shutil.make_archive(str(self.clone / "garden-1.0.0"), "zip", folder)
 
     def writes(self, file: Path, text: str) -> None:
-        """Writes a configuration, completed with what is this machine's own."""
+        """Writes a configuration, with the settings that depend on the machine."""
         inner = text.rstrip().removesuffix("}") if text.rstrip().endswith("\n}") else text
         file.write_text(inner + CONFIGURATION.replace("URL", self.url), "utf-8")
 
     # ---- What is done with a block, by its language ----
 
     def follows(self, block: Block) -> None:
-        """Does what the page says. A block that no rule fits is an error of the page, or of us."""
+        """Executes a block by the rule of its language. A block without a rule is an error."""
         if test := ELSEWHERE.get((self.page, block.language)):
             assert is_there(test), test
         elif re.search(r"^\$ ", block.text, re.MULTILINE):
@@ -497,14 +497,14 @@ class Reader:
             rule(block)
 
     def looks_at(self, block: Block) -> None:
-        """What can be known of a block that is not run."""
+        """Checks a block that is not executed."""
         if block.language == "python":
             compile(block.text, str(block), "exec")
         for command in re.findall(r"^RUN (clawmode .*)", block.text, re.MULTILINE):
             assert not mistakes(command), mistakes(command)
 
     def types(self, block: Block) -> None:
-        """A session: commands, each with what it answers if that is shown."""
+        """Types the commands of a session, and compares their output if the page shows it."""
         sessions = re.split(r"^\$ ", block.text, flags=re.MULTILINE)[1:]
         for command, _, expected in (session.partition("\n") for session in sessions):
             self.types_command(command, expected)
@@ -545,7 +545,7 @@ class Reader:
 
     def follows_python(self, block: Block) -> None:
         if block.name:
-            return  # `prepares` has written it; who reads it says whether it works
+            return  # `prepares` has written it; the command that reads it fails if it is wrong
         done = subprocess.run(
             [sys.executable, "-W", "error", "-c", block.text],
             cwd=self.clone,
@@ -560,7 +560,7 @@ class Reader:
         assert [line for line in prints if line not in done.stdout] == [], f"{block}: {done.stdout}"
 
     def follows_json5(self, block: Block) -> None:
-        if block.text.startswith("{\n  kind:"):  # what a program that reviews plugins reads
+        if block.text.startswith("{\n  kind:"):  # the input of a program that reviews plugins
             value: Any = json5.parse(block.text, str(block)).value
             assert set(value) == REVIEWED
             return
@@ -599,7 +599,7 @@ class Reader:
             self.warns(block)
 
     def warns(self, block: Block) -> None:
-        """What is told about configurations that are wrong in this way."""
+        """Checks quoted errors and warnings of wrong configurations."""
         told: list[str] = []
         for number, text in enumerate(WRONG):
             file = self.clone / f"wrong-{number}" / "clawmode.json5"
@@ -612,7 +612,7 @@ class Reader:
             assert line.strip() in lines, f"{block}: {line!r} is not in {told}"
 
     def connects(self, servers: dict[str, Any]) -> None:
-        """Does what a client does with its file: starts the server, and asks for its tools."""
+        """Starts the server of a client's file, and lists its tools, as the client does."""
         (self.clone / "servers.json").write_text('{"mcpServers": {}}', "utf-8")
         (server,) = servers.values()
         arguments = [*server["args"]]
@@ -636,7 +636,7 @@ class Reader:
         assert [tool["name"] for tool in listed["result"]["tools"]] == ["exec", "wait"]
 
     def follows_ini(self, block: Block) -> None:
-        """A unit of systemd: what it would start is started, told to reload, and stopped."""
+        """Starts the command of a systemd unit, and stops it."""
         unit = configparser.ConfigParser(interpolation=None, strict=False)
         unit.optionxform = str  # type: ignore[method-assign, assignment]
         unit.read_string(block.text)
@@ -668,7 +668,7 @@ def reading(page: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
         "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
         "HOME": str(home),
         "LANG": "C.UTF-8",
-        "CLAWMODE_CACHE_DIR": str(cache),  # else machine code would be made for each page
+        "CLAWMODE_CACHE_DIR": str(cache),  # otherwise machine code would be compiled for each page
         "NO_PROXY": "127.0.0.1",
         "ANTHROPIC_API_KEY": "of-no-use",
         "GITHUB_TOKEN": "of-no-use-either",
