@@ -65,7 +65,7 @@ HOMES = {
     "typer": {f"commands.{path.stem}" for path in (ROOT / "commands").glob("[a-z]*.py")},
     "typing_extensions": {"tools.annotations"},
     "uvicorn": {"gateway.server", "mcp.server"},
-    "wasmtime": {"sandbox.wasm", "sandbox.machine", "sandbox.vm", "sandbox.guard"}
+    "wasmtime": {"sandbox.wasm", "sandbox.machine", "sandbox.image", "sandbox.vm", "sandbox.guard"}
     | {"sandbox.worker", "sandbox.typescript", "sandbox.swc"},
     "websockets": {"rpc.link", "gateway.server"},
 }

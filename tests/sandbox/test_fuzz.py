@@ -41,6 +41,7 @@ from clawmode.sandbox.frames import (
     frame_length,
     read_json,
 )
+from clawmode.sandbox.image import zstd
 from clawmode.sandbox.output import Outbox, json_string, longest_prefix
 from clawmode.sandbox.pool import Pool
 from clawmode.sandbox.protocol import (
@@ -67,7 +68,7 @@ from clawmode.sandbox.protocol import (
     Suspension,
 )
 from clawmode.sandbox.source import CompileFailure, describe_failure, wrap
-from clawmode.sandbox.vm import Vm, zstd
+from clawmode.sandbox.vm import Vm
 from clawmode.sandbox.wasm import THREAD_STACK, new_engine
 from clawmode.types import ERROR_CODES
 

@@ -59,6 +59,7 @@ async def test_a_worker_loads_its_own_modules_and_no_others() -> None:
         "clawmode.sandbox",
         "clawmode.sandbox.frames",
         "clawmode.sandbox.guard",
+        "clawmode.sandbox.image",
         "clawmode.sandbox.line_map",
         "clawmode.sandbox.lockdown",
         "clawmode.sandbox.machine",

@@ -1,11 +1,11 @@
-r"""Worker side: refuses cells that reach for modules, with a real JavaScript parser.
+r"""Worker side: rejects cells that use modules, with a real JavaScript parser.
 
-acorn, run in a QuickJS VM of its own. Chosen over tree-sitter's grammar, which is faster but
-guesses where a text is odd and parses hostile text in native code: acorn follows the standard,
-decodes `\u` escapes in names, and a text that breaks it breaks a VM that is thrown away. It is
-loaded for the few cells whose text could reach a module at all (`Start.needs`).
+The parser is acorn, in a QuickJS VM of its own. tree-sitter would be faster, but it guesses where a
+text is odd, and it parses hostile text in native code. acorn follows the standard, decodes `\u`
+escapes in names, and a text that breaks it breaks a VM that is thrown away. acorn is loaded for the
+few cells whose text could use a module at all (`Start.needs`).
 
-No security hangs on it. The guest has no module loader: this is about saying so clearly.
+Security does not depend on this module: the guest has no module loader. It gives a clear error.
 """
 
 from collections.abc import Callable
@@ -19,11 +19,11 @@ HEAP = 256 << 20
 
 
 class ModuleAccess(Exception):
-    """The cell reaches for a module.
+    """The cell uses a module.
 
     Attributes:
         what: `import`, `import()`, `import.meta` or `require()`.
-        line: Line of the submitted text, from 1.
+        line: Line of the submitted source, from 1.
         column: Column, from 1.
     """
 
@@ -33,13 +33,13 @@ class ModuleAccess(Exception):
 
 
 class Guard:
-    """A VM with acorn in it, reset for every text.
+    """A VM with acorn loaded, reset for every source.
 
     Args:
-        engine: The worker's.
+        engine: The worker's engine.
         module: QuickJS.
-        acorn: Its text.
-        arm: Gives a store its deadline.
+        acorn: The text of acorn.
+        arm: Sets the deadline of a store.
     """
 
     def __init__(
@@ -56,14 +56,19 @@ class Guard:
         self._check = 0
 
     def check(self, prepared: PreparedSource) -> None:
-        """Looks at one wrapped cell.
+        """Checks one wrapped cell.
 
         Raises:
-            ModuleAccess: It uses `import` or `require`.
+            ModuleAccess: The cell uses `import` or `require`.
         """
         machine = self._ready()
         try:
-            found = self._run(machine, prepared.wrapped)
+            result = machine.call_with_text(self._check, prepared.wrapped)
+            if machine.is_exception(result):
+                # Out of stack or memory. The cell is let through: the engine's own parser decides.
+                self._machine = None
+                return
+            found = machine.text_of(result)
         except BaseException:
             self._machine = None
             raise
@@ -75,15 +80,8 @@ class Guard:
                 position = prepared.line_map.original(*position)
             raise ModuleAccess(what, *position)
 
-    def _run(self, machine: Machine, text: bytes) -> bytes:
-        result = machine.call_with_text(self._check, text)
-        if machine.is_exception(result):
-            # Out of stack or memory: the engine's own parser will have its say.
-            self._machine = None
-            return b""
-        return machine.text_of(result)
-
     def _ready(self) -> Machine:
+        """Returns the machine with its memory as it was after loading."""
         machine = self._machine
         if machine is None:
             self._machine = machine = self._load()

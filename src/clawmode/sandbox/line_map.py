@@ -1,14 +1,21 @@
-"""Worker side: where places in transformed source come from."""
+"""Worker side: positions of transformed code in the submitted source."""
 
 from bisect import bisect_right
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cached_property
 
 
 class LineMap:
-    """Places in reprinted code to places in the submitted text, by SWC's source map.
+    """Maps positions in reprinted code to positions in the submitted source, by SWC's source map.
 
-    Lines and columns count from 1. Decoded at first use: only a cell that fails asks.
+    Lines and columns count from 1. The map is decoded at first use, as only a cell that fails needs
+    it.
+
+    Args:
+        mappings: The `mappings` of the source map.
+        prefix: Columns of the first line that belong to the wrapper.
+        last_line: The last line of the source.
     """
 
     def __init__(self, mappings: str, *, prefix: int, last_line: int) -> None:
@@ -18,16 +25,16 @@ class LineMap:
 
     @classmethod
     def decode(cls, text: str) -> "LineMap":
-        """What `encode` made of a map."""
+        """Reads a map from the text that `encode` returned."""
         prefix, last_line, mappings = text.split(" ", 2)
         return cls(mappings, prefix=int(prefix), last_line=int(last_line))
 
     def encode(self) -> str:
-        """The map as text. It is kept in the guest's memory, so that it is frozen with the cell."""
+        """Returns the map as text. The guest's memory keeps it, so it is frozen with the cell."""
         return f"{self._prefix} {self._last_line} {self._mappings}"
 
     def original(self, line: int, column: int) -> tuple[int, int]:
-        """What this place was printed from, or else what the nearest one before it was."""
+        """Returns the source of a position, or of the nearest position before it with a source."""
         rows = self._rows[: max(line, 0)]
         if rows and len(rows) == line:
             rows[-1] = rows[-1][: bisect_right(rows[-1], column - 1, key=lambda mark: mark[0])]
@@ -53,6 +60,19 @@ class LineMap:
                     row.append((printed, line, column))
             rows.append(row)
         return rows
+
+
+@dataclass(frozen=True, slots=True)
+class CompileFailure:
+    """What is known about a cell that did not compile, beyond the engine's own message.
+
+    Attributes:
+        closed: True if the source closes the function that it is wrapped in.
+        line_map: Where positions in the compiled text come from, if it was printed anew.
+    """
+
+    closed: bool = False
+    line_map: LineMap | None = None
 
 
 def _decode_vlq(segment: str) -> Iterator[int]:

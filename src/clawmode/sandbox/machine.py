@@ -1,25 +1,26 @@
-"""Worker side: one wasm instance of QuickJS. What it imports, and how its values are read.
+"""Worker side: one wasm instance of QuickJS, its imports, and access to its values.
 
-Knows the engine and nothing of cells: `vm` runs them in it, and `guard` runs a parser.
+This module knows nothing of cells: `vm` runs cells in a machine, and `guard` runs a parser.
 """
 
 import os
 import struct
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from weakref import proxy
 
 import wasmtime
 
-from clawmode.sandbox.output import Outbox
 from clawmode.sandbox.wasm import Export, HostFunction, Instance
 
 GUEST_STACK = 256 << 10
-"""QuickJS's own stack limit. Far under wasm's, so that it is met first and can be caught."""
+"""QuickJS's own stack limit. It is far under wasm's limit, so that the guest hits it first and can
+catch the error."""
 
 FIXED_CLOCK = 1_700_000_000_000_000_000
-"""The time, in nanoseconds, that a machine with a fixed clock always finds."""
+"""The time that a machine with a fixed clock always reports, in nanoseconds."""
 
 MAX_RANDOM = 64 << 10
 
@@ -27,12 +28,12 @@ _BADF, _INVALID = 8, 28
 
 
 class OutOfGuestMemory(Exception):
-    """The guest heap is exhausted and nothing more can be said inside of it."""
+    """The guest heap is exhausted, so the guest cannot even describe the error."""
 
 
 @dataclass(frozen=True, slots=True)
 class Handles:
-    """Addresses of values that the host holds on to: the same in every copy of a memory."""
+    """Addresses of values that the host keeps. They are the same in every copy of a memory."""
 
     undefined: int
     true: int
@@ -52,7 +53,7 @@ class Handles:
 
     @classmethod
     def bare(cls, machine: "Machine") -> "Handles":
-        """What calls need before there is a prelude."""
+        """Allocates the values that calls need before the prelude is installed."""
         return cls(
             undefined=machine.new_undefined(),
             true=machine.export("qjs_get_true")(),
@@ -63,10 +64,21 @@ class Handles:
 
 
 class Machine:
-    """One wasm instance of QuickJS, with its imports and the few exports that are used."""
+    """One wasm instance of QuickJS, with its imports and the exports that are used.
+
+    Args:
+        engine: The worker's engine.
+        module: QuickJS.
+        fixed: Whether clock and randomness are fixed, so that every process gets the same memory.
+
+    Attributes:
+        emit: Called with channel and data of everything that the guest emits.
+        handles: The values that calls need.
+        rejections: Promises that were rejected, or handled after that, and are not tracked yet.
+    """
 
     def __init__(self, engine: wasmtime.Engine, module: wasmtime.Module, *, fixed: bool) -> None:
-        self.outbox = Outbox(0)
+        self.emit: Callable[[bytes, bytes], None] = lambda channel, data: None
         self.handles: Handles | None = None
         self.rejections: list[tuple[int, int, int]] = []
         self._fixed = fixed
@@ -88,14 +100,14 @@ class Machine:
         self.run_gc = instance.export("qjs_run_gc")
 
     def export(self, name: str) -> Export:
-        """An export that is used too rarely to be kept."""
+        """Returns an export that is used too rarely to be kept as an attribute."""
         return self.instance.export(name)
 
     # ---- Imports ----
 
     def _imports(self) -> dict[str, HostFunction]:
-        # wasmtime-py keeps host functions in a global table until their store goes, and a strong
-        # reference to us would keep the store: no instance would ever be freed.
+        # wasmtime-py keeps host functions in a global table until their store is freed. A strong
+        # reference to the machine would keep its store alive, so no instance would ever be freed.
         weak = proxy(self)
         return {
             "host_call": lambda *args: weak._host_call(*args),
@@ -113,7 +125,8 @@ class Machine:
         }
 
     def _clock_time_get(self, clock: int, precision: int, result: int) -> int:
-        # One clock for both: a monotonic one of another machine would be nonsense after a restore.
+        # Wall clock for both clocks: after a restore on another machine a monotonic clock would
+        # jump.
         now = FIXED_CLOCK if self._fixed else time.time_ns()
         self.instance.write(result & 0xFFFFFFFF, now.to_bytes(8, "little"))
         return 0
@@ -128,16 +141,16 @@ class Machine:
     def _host_call(self, name: int, length: int, this: int, argc: int, argv: int) -> int:
         channel = self.instance.read(name & 0xFFFFFFFF, 1)
         first = int.from_bytes(self.instance.read(argv & 0xFFFFFFFF, 4), "little")
-        self.outbox.emit(channel, self.text_of(first))
+        self.emit(channel, self.text_of(first))
         return self.new_undefined()
 
     def _promise_rejection(self, promise: int, reason: int, handled: int) -> None:
-        # Both handles are ours to free. Tracked when the guest is done: here it may be at the end
-        # of its stack or its heap, where calling it would fail.
+        # The host must free both handles. The prelude is told when the guest is idle: here the
+        # guest may be at the end of its stack or heap, where a call into it would fail.
         self.rejections.append((promise, reason, handled))
 
     def track_rejections(self) -> None:
-        """Tells the prelude which promises were rejected, and which were handled after all."""
+        """Passes promises that were rejected, or handled after that, on to the prelude."""
         handles = self.handles
         assert handles is not None
         rejections = self.rejections
@@ -159,7 +172,7 @@ class Machine:
         return address
 
     def text_of(self, value: int) -> bytes:
-        """The UTF-8 of a guest string."""
+        """Returns the UTF-8 of a guest string."""
         handles = self.handles
         assert handles is not None
         address = self.get_string(value, handles.length)
@@ -172,7 +185,7 @@ class Machine:
         return data
 
     def call_with(self, function: int, *args: int) -> int:
-        """Calls a guest function; the result is a handle, of an exception perhaps."""
+        """Calls a guest function; returns a handle of its result, which may be an exception."""
         handles = self.handles
         assert handles is not None
         if args:
@@ -180,7 +193,7 @@ class Machine:
         return self.call(function, handles.undefined, len(args), handles.argv)
 
     def new_text(self, text: bytes) -> int:
-        """A guest string."""
+        """Creates a guest string; the caller frees it."""
         address = self.allocate(text)
         value = self.new_string(address, len(text))
         self.free(address)
@@ -194,7 +207,7 @@ class Machine:
         return result
 
     def evaluate(self, source: bytes, name: str) -> int:
-        """Evaluates a script of ours."""
+        """Evaluates one of the sandbox's own scripts, such as the prelude."""
         text, label = self.allocate(source), self.allocate(name.encode())
         result = self.eval(text, len(source), label, 0)
         self.free(text)
@@ -202,20 +215,20 @@ class Machine:
         return self.expect(result)
 
     def expect(self, result: int) -> int:
-        """A result that is no exception, because no guest code had a part in it."""
+        """Returns the result of a call without guest code, where an exception is our own bug."""
         if self.is_exception(result):
             error = self.text_of(self.get_exception())
             raise RuntimeError(f"a script of the sandbox failed: {error.decode(errors='replace')}")
         return result
 
     def check(self, result: int) -> None:
-        """Frees a result. If it is an exception, the guest has failed with it."""
+        """Frees a result. If it is an exception, it becomes the guest's failure."""
         if self.is_exception(result):
             self.fail()
         self.free_value(result)
 
     def fail(self) -> None:
-        """Takes the pending exception and lets the prelude describe it."""
+        """Lets the prelude describe the pending exception."""
         assert self.handles is not None
         error = self.get_exception()
         result = self.call_with(self.handles.fail, error)
@@ -225,10 +238,10 @@ class Machine:
         self.free_value(result)
 
 
-# Read at import: a locked worker opens no file.
+# Read at import, because a locked-down worker cannot open files.
 _SCRIPTS = {path.name: path.read_bytes() for path in (Path(__file__).parent / "guest").glob("*.js")}
 
 
 def guest_file(name: str) -> bytes:
-    """A source file of the guest's side."""
+    """Returns the text of a script in `guest/`."""
     return _SCRIPTS[name]

@@ -1,14 +1,14 @@
-"""Worker side: what a guest emits, counted against one budget as it is emitted.
+"""Worker side: the output of a guest, counted against one budget as it is emitted.
 
-Output and value share the budget, in UTF-8 bytes of their JSON. The item that goes over it is cut
-at a character, and the guest is stopped there and then: it cannot catch this.
+Output and value share the budget, in UTF-8 bytes of their JSON. The item that exceeds the budget is
+cut at a character, and the guest is stopped at once; it cannot catch this.
 """
 
 import json
 from typing import ClassVar
 
+from clawmode.sandbox.line_map import CompileFailure
 from clawmode.sandbox.protocol import ITEM_BYTES, Output
-from clawmode.sandbox.source import CompileFailure
 
 
 class OutputLimit(Exception):
@@ -16,41 +16,47 @@ class OutputLimit(Exception):
 
 
 class Outbox:
-    """Takes what one step of a cell emits.
+    """Collects everything that one step of a cell emits.
 
     Attributes:
         left: Bytes that may still be emitted.
         value: JSON of the final value, once the main promise is fulfilled.
-        failure: The prelude's description of what went wrong, once something has.
-        uncompiled: Set if the failure is that the source did not compile.
+        failure: The prelude's description of an error, once there is one.
+        compile_failure: Set if the error is that the source did not compile.
         omitted: Bytes that were left out of an item over the limit.
         prefix: The beginning of an item that is over the limit, while the rest is being counted.
     """
 
     CHANNELS: ClassVar[tuple[bytes, ...]] = (b"t", b"j", b"v", b"f", b"o", b"p")
+    """Text, JSON, value, failure, omitted, prefix: the emitters of the prelude, in its order."""
 
     def __init__(self, left: int) -> None:
         self.left = left
         self.output: list[Output] = []
         self.value: bytes | None = None
         self.failure: bytes | None = None
-        self.uncompiled: CompileFailure | None = None
+        self.compile_failure: CompileFailure | None = None
         self.omitted = 0
         self.prefix: bytes | None = None
 
     def emit(self, channel: bytes, data: bytes) -> None:
-        """Takes `data` from the prelude.
+        """Accepts `data` from the prelude.
 
         Raises:
-            OutputLimit: It does not fit.
+            OutputLimit: The data exceeds the budget.
         """
         match channel:
             case b"t":
-                self._text(data)
+                if len(data) > self.left:  # before the text is decoded and encoded again
+                    self._cut(data)
+                self._append(Output("text", json_string(data.decode("utf-8", "replace"))), data)
             case b"j":
-                self._json(data)
+                self._append(Output("json", data), data)
             case b"v":
-                self._value(data)
+                if self.omitted or len(data) > self.left:
+                    self._cut(data)
+                self.left -= len(data)
+                self.value = data
             case b"f":
                 self.failure = data
             case b"o":
@@ -60,28 +66,18 @@ class Outbox:
             case _:
                 raise RuntimeError(f"unknown channel {channel!r}")
 
-    def _text(self, data: bytes) -> None:
-        if len(data) > self.left:
-            self._cut(data)
-        self._append(Output("text", json_string(data.decode("utf-8", "replace"))), data)
-
-    def _json(self, data: bytes) -> None:
-        self._append(Output("json", data), data)
-
     def _append(self, item: Output, data: bytes) -> None:
         if self.omitted or item.size > self.left:
             self._cut(data)
         self.left -= item.size
         self.output.append(item)
 
-    def _value(self, data: bytes) -> None:
-        if self.omitted or len(data) > self.left:
-            self._cut(data)
-        self.left -= len(data)
-        self.value = data
-
     def cut_short(self) -> None:
-        """The clock stopped the counting: what is known of the item is kept."""
+        """Keeps the known beginning of an item whose size was still being counted at the deadline.
+
+        Raises:
+            OutputLimit: Always.
+        """
         assert self.prefix is not None
         self._cut(self.prefix)
 
@@ -95,13 +91,13 @@ class Outbox:
 
 
 def json_string(text: str) -> bytes:
-    """`text` as a JSON string."""
+    """Encodes a text as a JSON string."""
     return json.dumps(text, ensure_ascii=False).encode("utf-8", "replace")
 
 
 def longest_prefix(data: bytes, room: int) -> str:
-    """The longest prefix of UTF-8 `data` whose JSON takes at most `room` bytes."""
-    # JSON is never shorter than the text, and a cut may fall into a character.
+    """Returns the longest prefix of UTF-8 `data` whose JSON takes at most `room` bytes."""
+    # JSON is never shorter than the text. The cut may split a character, which is then ignored.
     text = data[: max(room, 0)].decode("utf-8", "ignore")
     low, high = 0, len(text)
     while low < high:

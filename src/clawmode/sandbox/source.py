@@ -1,14 +1,14 @@
-"""Both sides: the submitted text. How it is wrapped, and how its errors are told in its own lines.
+"""Both sides: the submitted source. Wraps it, and describes its errors by its own lines.
 
-A cell is the body of an async function. The wrapper's head stands on the first line, so that line
-numbers are those of the text; columns of that line are moved back here.
+A cell is the body of an async function. The head of the wrapper is on the first line, so line
+numbers are those of the source; columns of the first line are corrected here.
 """
 
 import json
 import re
 from dataclasses import dataclass
 
-from clawmode.sandbox.line_map import LineMap
+from clawmode.sandbox.line_map import CompileFailure, LineMap
 from clawmode.sandbox.protocol import Start
 from clawmode.types import ErrorCode
 
@@ -59,7 +59,13 @@ SHELL = (
 
 @dataclass(frozen=True, slots=True)
 class PreparedSource:
-    """A cell that is ready to be compiled."""
+    """A source that is ready to be compiled.
+
+    Attributes:
+        wrapped: UTF-8 of the function that the source is the body of.
+        body: Where the function must end, in UTF-16 units.
+        line_map: Where positions come from, if the source was printed anew.
+    """
 
     wrapped: bytes
     body: int
@@ -67,12 +73,12 @@ class PreparedSource:
 
     @property
     def unclosed(self) -> bytes:
-        """The text without the wrapper's `}`: it compiles if the source has one too many."""
+        """The text without the wrapper's `}`. It compiles if the source has one `}` too many."""
         return self.wrapped.removesuffix(TAIL.encode()) + b"\n)"
 
 
 def wrap(source: str, line_map: LineMap | None = None) -> PreparedSource:
-    """Makes a cell the one function that the prelude's `start` expects."""
+    """Wraps a source into the one function that the prelude's `accept` expects."""
     text = HEAD + source + TAIL
     body = len(text) - 2
     if not text.isascii():
@@ -81,18 +87,18 @@ def wrap(source: str, line_map: LineMap | None = None) -> PreparedSource:
 
 
 def looks_like_shell(source: str) -> bool:
-    """True if a text that is not JavaScript is plainly a shell command."""
+    """True if a text that is not JavaScript is clearly a shell command."""
     if source.lstrip().startswith("#!"):
         return True
     lines = _shell_lines(source)
     if not lines or not _is_command(lines[0]):
         return bool(lines and _OTHER_SHELL.match(lines[0]))
-    # One word alone is too little: the first line of a program may be an expression's beginning.
+    # A single word is not enough: the first line of a program may begin an expression.
     return " " in lines[0] or all(map(_is_command, lines))
 
 
 def _shell_lines(source: str) -> list[str]:
-    """The lines that a shell would run."""
+    """Returns the lines that a shell would run."""
     lines = (line.strip() for line in source.splitlines())
     return [line for line in lines if line and not line.startswith("#")]
 
@@ -105,7 +111,7 @@ def _is_command(line: str) -> bool:
 
 
 def _is_undefined_command(source: str, message: str) -> bool:
-    """True for `ls -la`, which compiles as a subtraction and fails because `ls` is not defined."""
+    """True for `ls -la`, which compiles as a subtraction: `ls` is not defined."""
     lines = _shell_lines(source)
     missing = re.match(r"'?([\w$]+)'? is not defined$", message)
     if not lines or missing is None or lines[0].split()[0] != missing[1]:
@@ -113,32 +119,19 @@ def _is_undefined_command(source: str, message: str) -> bool:
     return all(map(_is_command, lines))
 
 
-@dataclass(frozen=True, slots=True)
-class CompileFailure:
-    """Why a cell did not compile, beyond the engine's own message.
-
-    Attributes:
-        closed: True if the source closes the function that it is wrapped in.
-        line_map: Where places in the compiled text come from, if it was printed anew.
-    """
-
-    closed: bool = False
-    line_map: LineMap | None = None
-
-
 def describe_failure(
     report: bytes,
     start: Start | None,
-    uncompiled: CompileFailure | None = None,
+    compile_failure: CompileFailure | None = None,
     *,
     filled: bool = False,
 ) -> tuple[ErrorCode, str]:
-    """The code and the text of what the prelude reported.
+    """Returns the error code and the text for a failure that the prelude reported.
 
     Args:
-        report: Its JSON.
-        start: What was submitted, if the cell has just been started with it.
-        uncompiled: Set if the cell did not get further than being compiled.
+        report: The prelude's JSON.
+        start: The submitted source, if the cell has just been started with it.
+        compile_failure: Set if the source did not compile.
         filled: True if the cell has used all of its memory. The engine throws `null` where there
             is no room for an error.
     """
@@ -147,8 +140,8 @@ def describe_failure(
     headline = f"{name}: {message}" if message else name
     if kind == "memory" or (kind == "null" and filled):
         return "memory_limit_exceeded", "The program used more memory than it may."
-    if start and uncompiled:
-        return _describe_syntax(headline, failure["stack"], start, uncompiled)
+    if start and compile_failure:
+        return _describe_syntax(headline, failure["stack"], start, compile_failure)
     line_map = LineMap.decode(failure["map"]) if failure["map"] else None
     positions = _positions(failure["stack"], line_map)
     frames = "".join(f"\n    at {name} (cell:{line}:{column})" for name, line, column in positions)
@@ -164,19 +157,19 @@ def describe_failure(
 
 
 def _describe_syntax(
-    headline: str, stack: str, start: Start, uncompiled: CompileFailure
+    headline: str, stack: str, start: Start, compile_failure: CompileFailure
 ) -> tuple[ErrorCode, str]:
     source = start.source
     if looks_like_shell(source):
         return "invalid_input", SHELL
-    positions = _positions(stack, uncompiled.line_map)
+    positions = _positions(stack, compile_failure.line_map)
     if not positions:
         return "invalid_input", headline
     _, line, column = positions[0]
     lines = source.split("\n")
-    if uncompiled.line_map is None and line > len(lines):
-        # The engine complains about the wrapper, of which the author knows nothing.
-        return "invalid_input", _describe_end(source, closed=uncompiled.closed)
+    if compile_failure.line_map is None and line > len(lines):
+        # The engine reports the wrapper, which the author does not know.
+        return "invalid_input", _describe_end(source, closed=compile_failure.closed)
     text = lines[min(line, len(lines)) - 1]
     before, after = text[: column - 1], text[column - 1 :]
     if word := _MODULE_SYNTAX.search(before + (_WORD.match(after) or [""])[0]):
@@ -202,7 +195,7 @@ def _describe_end(source: str, *, closed: bool) -> str:
 
 
 def last_brace(source: str) -> int:
-    """Where the `}` is that only comments follow."""
+    """Returns the index of the last `}` that only comments follow."""
     tail = source[-MAX_TAIL:]
     found = _LAST_BRACE.search(tail)
     return len(source) - len(tail) + found.start() if found else source.rfind("}")
@@ -233,16 +226,16 @@ _TYPE_ARGUMENTS = re.compile(r"\w<[^<>=;()]*(?:<[^<>=;()]*>\s*)*$")
 
 
 def _is_type_syntax(before: str, after: str) -> bool:
-    """True if the place between two parts of a line, where the engine stopped, is about types."""
+    """True if the engine stopped, between two parts of a line, at the syntax of a type."""
     if _TYPE_AFTER.match(after) or (_TYPE_BEFORE.search(before) and after[:1].isidentifier()):
         return True
-    # `new Map<string, number>()` compares, until the engine meets `>`, `()` or `[]`.
+    # `new Map<string, number>()` parses as comparisons, until the engine meets `>`, `()` or `[]`.
     cut = before[:-2] if before.endswith(">(") else before if after.startswith((">", "[]")) else ""
     return bool(_TYPE_ARGUMENTS.search(cut[-200:]))
 
 
 def _names_type(source: str, message: str) -> bool:
-    """True for `f<number>(1)`, which compares and fails because `number` is not defined."""
+    """True for `f<number>(1)`, which compiles as a comparison: `number` is not defined."""
     missing = re.match(rf"'?({_TYPE}\w*)'? is not defined$", message)
     return missing is not None and re.search(rf"\w<{missing[1]}[<>,\[]", source) is not None
 

@@ -1,46 +1,38 @@
-"""Worker side: QuickJS. Starts a cell from the image, runs it to idle, freezes and restores it.
+"""Worker side: the one live cell, in QuickJS: starts, runs, freezes and restores it.
 
-A VM is its linear memory. The prelude runs once, the memory after it is the image, and every cell
-starts from a copy; a frozen cell is the pages in which it differs from the image. So nothing of a
-cell may live outside of linear memory: the plumbing's state is in the prelude's closure, and what
-this module keeps between two calls (handles, the mailbox's address) is part of the image and the
-same in every process.
+A cell is its linear memory, so nothing of a cell may live outside of that memory. The state of the
+runtime is in the prelude's closure. The values that this module keeps between two calls (handles,
+the mailbox's address) are part of the image and the same in every process.
 
-Tried and left out: a new instance per cell (0.6 ms more than copying the image back over a used
-one); the engine's interrupt callback (a call into Python every few thousand operations; the epoch
-costs nothing until it fires, and stops regular expressions too).
+Tried and rejected: a new instance per cell, which takes 0.6 ms more than copying the image over a
+used one; and the engine's interrupt callback, which calls Python every few thousand operations. The
+epoch costs nothing until it fires, and stops regular expressions too.
 """
 
 import ctypes
-import hashlib
 import os
 import struct
-import sys
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import wasmtime
 
 from clawmode.exceptions import SnapshotRefused, SnapshotTooLarge
-from clawmode.sandbox.machine import GUEST_STACK, Handles, Machine, guest_file
+from clawmode.sandbox.image import build_image, heap_in_use
+from clawmode.sandbox.line_map import CompileFailure
+from clawmode.sandbox.machine import Machine
 from clawmode.sandbox.output import Outbox
 from clawmode.sandbox.protocol import MAX_SETUPS, PAGE, FrozenCell, Limits, Settlement, Start
-from clawmode.sandbox.source import CompileFailure, PreparedSource
-from clawmode.sandbox.wasm import Export
-
-if sys.version_info >= (3, 14):
-    from compression import zstd
-else:
-    from backports import zstd
+from clawmode.sandbox.source import PreparedSource
 
 SCRUB_FROM = 1 << 20
-"""Changed bytes from which freed memory is zeroed before a freeze."""
+"""Changed bytes from which free memory is zeroed before a freeze."""
 
 KEEP_GROWN = 4 << 20
 """An instance whose memory grew by more than this is not kept: memory never shrinks."""
 
-# Slots of the mailbox: see prelude.js.
+# Slots of the mailbox, an array of doubles in guest memory; prelude.js uses the same numbers.
 SEED, OUTPUT_LIMIT, MAX_CALLS, MAX_OTHERS, ARGUMENT = 0, 4, 5, 6, 7
 MAIN_STATE, QUEUED, OPEN_CALLS, OPEN_OTHERS, TIMEOUTS, NEXT_DUE, OVERFLOW, STARTED, HEAP = range(
     8, 17
@@ -49,43 +41,19 @@ MAILBOX = 24
 PENDING, FULFILLED, REJECTED = 0, 1, 2
 
 COMPILE_ONLY = 1 << 5
-"""The engine's flag for a text that is compiled and not run."""
+"""The engine's flag that compiles a text without running it."""
 
 MAX_SETUP_HEAP = 256 << 20
-PROBE = 64 << 10
-
-ENTRIES = (
-    "mailbox",
-    "accept",
-    "begin",
-    "deliver",
-    "collect",
-    "fire",
-    "track",
-    "conclude",
-    "fail",
-    "install",
-)
-"""What the prelude returns, in its order."""
-
-
-@dataclass(frozen=True, slots=True)
-class Image:
-    """The memory that cells start from."""
-
-    memory: bytes
-    pages: tuple[bytes, ...]
-    digest: bytes
-    heap: int
-    pointers: tuple[int, int, int]
-    handles: Handles
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """A memory that a cell went on from: the image, one with a catalog, or that of a snapshot.
+    """A memory that a cell starts from: the bare image, one with a catalog, or a snapshot's.
 
-    Snapshots are differences to the bare image; `size` is how many bytes this memory takes as one.
+    Attributes:
+        memory: The whole linear memory.
+        heap: The heap in use.
+        size: The bytes that this memory takes as a snapshot, a difference from the bare image.
     """
 
     memory: bytes
@@ -95,9 +63,17 @@ class Setup:
 
 @dataclass(frozen=True, slots=True)
 class IdleState:
-    """Where a cell stands when the guest has nothing left to do by itself.
+    """The state of a cell that can do nothing more without the host.
 
-    `filled` says that its heap has been about as large as it may be.
+    Attributes:
+        state: Of the main promise.
+        requests: New requests, one per line: id, method, arguments.
+        timeouts: Timeouts that are pending.
+        due: When the next timer is due, in milliseconds since 1970; 0 if there is none.
+        ended: True if the main promise is fulfilled and nothing is pending.
+        stuck: True if nothing can settle the main promise.
+        overflow: True if the guest opened too many requests.
+        filled: True if the heap has been about as large as it may be.
     """
 
     state: int
@@ -110,74 +86,8 @@ class IdleState:
     filled: bool
 
 
-def build_image(engine: wasmtime.Engine, module: wasmtime.Module) -> Image:
-    """Runs the prelude with a fixed clock and fixed randomness: byte-identical everywhere."""
-    machine = Machine(engine, module, fixed=True)
-    instance = machine.instance
-    machine.export("_initialize")()
-    if machine.export("qjs_init")():
-        raise RuntimeError("QuickJS could not be initialized")
-    machine.export("qjs_set_max_stack_size")(GUEST_STACK)
-    machine.export("qjs_set_promise_rejection_handler")(1)
-    machine.handles = handles = _install_prelude(machine)
-    machine.run_gc()
-    pointers = (
-        machine.export("qjs_get_runtime_ptr")(),
-        machine.export("qjs_get_context_ptr")(),
-        instance.exported_global("__stack_pointer"),
-    )
-    memory = instance.read(0, instance.memory_size())
-    pages = tuple(memory[at : at + PAGE] for at in range(0, len(memory), PAGE))
-    digest = hashlib.sha256(memory + struct.pack("<3I", *pointers)).digest()
-    return Image(memory, pages, digest, _heap_in_use(machine), pointers, handles)
-
-
-def _heap_in_use(machine: Machine) -> int:
-    """What the engine counts against its memory limit: the least limit under which it can allocate.
-
-    Found by trying. What `qjs_compute_memory_usage` reports is 160 KB less than what is enforced.
-    """
-    text = machine.allocate(bytes(PROBE))
-    low, high = 0, machine.instance.memory_size() * 2
-    while low < high:
-        limit = (low + high) // 2
-        machine.set_memory_limit(limit)
-        value = machine.new_string(text, PROBE)
-        if machine.is_exception(value):
-            machine.free_value(machine.get_exception())
-            low = limit + 1
-        else:
-            machine.free_value(value)
-            high = limit
-    return low - PROBE
-
-
-def _install_prelude(machine: Machine) -> Handles:
-    bare = machine.handles = Handles.bare(machine)
-    new_function = machine.export("qjs_new_host_function")
-    emitters = []
-    for channel in Outbox.CHANNELS:
-        name = machine.allocate(channel)
-        emitters.append(new_function(name, 1, 0))
-        machine.free(name)
-    web = machine.expect(machine.call_with(machine.evaluate(guest_file("web.js"), "web.js")))
-    prelude = machine.evaluate(guest_file("prelude.js"), "prelude.js")
-    entries = machine.expect(machine.call_with(prelude, *emitters, web))
-    item = machine.export("qjs_get_prop_uint32")
-    buffer = machine.export("qjs_get_typed_array_buffer")
-    mailbox = _mailbox_address(machine, buffer, item(entries, 0), bare.argv)
-    functions = [item(entries, index) for index in range(1, len(ENTRIES))]
-    return replace(bare, **dict(zip(ENTRIES, [mailbox, *functions], strict=True)))
-
-
-def _mailbox_address(machine: Machine, buffer: Export, array: int, scratch: int) -> int:
-    backing = buffer(array, scratch, scratch + 4, scratch + 8)
-    offset = int.from_bytes(machine.instance.read(scratch, 4), "little")
-    return machine.export("qjs_get_array_buffer")(backing, scratch) + offset
-
-
 class Vm:
-    """The one cell that lives in this worker, if any, and the image that the next starts from."""
+    """The live cell of this worker, if there is one, and the images that the next starts from."""
 
     def __init__(
         self,
@@ -194,27 +104,28 @@ class Vm:
         self.live = False
 
     def warm_up(self) -> None:
-        """Makes the instance that the first cell will use."""
+        """Creates the instance that the first cell will use."""
         self._reset(self._bare, Limits(), Outbox(0))
         self.live = False
 
-    # ---- Starting, going on ----
+    # ---- Starting and resuming ----
 
     def install(self, key: bytes, data: bytes) -> None:
-        """Makes the image that cells of one catalog start from."""
+        """Builds the image that cells of one catalog start from."""
         machine = self._reset(self._bare, Limits(memory_bytes=MAX_SETUP_HEAP), Outbox(0))
         machine.expect(machine.call_with_text(self.image.handles.install, data))
         machine.run_gc()
         self._mail[HEAP] = 0
-        memory = machine.instance.read(0, machine.instance.memory_size())
-        size = len(self._compress(machine, self._changed_pages(machine)))
-        self._setups[key] = Setup(memory, _heap_in_use(machine), size)
+        instance = machine.instance
+        memory = instance.read(0, instance.memory_size())
+        size = len(self.image.compress(instance, self.image.changed_pages(instance)))
+        self._setups[key] = Setup(memory, heap_in_use(machine), size)
         if len(self._setups) > MAX_SETUPS:
             del self._setups[next(iter(self._setups))]
         self.live = False
 
     def start(self, prepared: PreparedSource, start: Start, outbox: Outbox) -> bool:
-        """Compiles a cell and calls it. False: the text is not one function."""
+        """Compiles a cell and calls it. Returns False if the text is not exactly one function."""
         setup = self._setups[start.setup] if start.setup else self._bare
         machine = self._reset(setup, start.limits, outbox)
         handles = self.image.handles
@@ -227,9 +138,14 @@ class Vm:
         if machine.is_exception(main):
             machine.check(main)
             closed = self._compiles(machine, prepared.unclosed)
-            outbox.uncompiled = CompileFailure(closed, prepared.line_map)
+            outbox.compile_failure = CompileFailure(closed, prepared.line_map)
             return True
-        accepted = self._accept(machine, main, prepared)
+        arguments = [main]
+        if prepared.line_map is not None:
+            arguments.append(machine.new_text(prepared.line_map.encode().encode()))
+        accepted = machine.call_with(handles.accept, *arguments)
+        for text in arguments[1:]:
+            machine.free_value(text)
         whole = bool(machine.get_bool(accepted))
         machine.free_value(accepted)
         if whole:
@@ -250,17 +166,8 @@ class Vm:
         machine.free_value(machine.get_exception() if refused else made)
         return not refused
 
-    def _accept(self, machine: Machine, main: int, prepared: PreparedSource) -> int:
-        accept = self.image.handles.accept
-        if prepared.line_map is None:
-            return machine.call_with(accept, main)
-        text = machine.new_text(prepared.line_map.encode().encode())
-        accepted = machine.call_with(accept, main, text)
-        machine.free_value(text)
-        return accepted
-
     def resume(self, settled: tuple[Settlement, ...], limits: Limits, outbox: Outbox) -> None:
-        """Delivers replies to the live cell, in the order in which they settled."""
+        """Delivers replies to the live cell, in the given order."""
         machine = self._attach(limits, outbox)
         if settled:
             replies = b",".join(
@@ -274,12 +181,15 @@ class Vm:
         """Runs jobs and due timers until the guest is idle.
 
         Args:
-            now: The earliest time that it can be, in milliseconds since 1970: a cell that was
-                resumed for a timer must find it due, whatever this machine's clock says.
+            now: A lower bound of the time, in milliseconds since 1970: a cell that was resumed for
+                a timer must find it due, whatever this machine's clock says.
         """
         machine, mail, handles = self._live_machine(), self._mail, self.image.handles
         while True:
-            self._drain(machine)
+            while (ran := machine.run_job()) != 0 or machine.rejections:
+                if ran & 0x80000000:  # the job threw
+                    machine.fail()
+                machine.track_rejections()
             if mail[MAIN_STATE] == REJECTED:
                 break
             due = mail[NEXT_DUE]
@@ -289,13 +199,6 @@ class Vm:
             mail[ARGUMENT] = clock
             machine.check(machine.call_with(handles.fire))
         return self._idle(machine)
-
-    def _drain(self, machine: Machine) -> None:
-        run_job = machine.run_job
-        while (ran := run_job()) != 0 or machine.rejections:
-            if ran & 0x80000000:
-                machine.fail()
-            machine.track_rejections()
 
     def _idle(self, machine: Machine) -> IdleState:
         mail, handles = self._mail, self.image.handles
@@ -323,47 +226,26 @@ class Vm:
             filled=machine.instance.memory_size() >= self._filled_at,
         )
 
-    # ---- Freezing, restoring ----
+    # ---- Freezing and restoring ----
 
     def freeze(self) -> FrozenCell:
-        """The live cell as its difference to the image. The VM holds no cell afterwards."""
-        machine = self._live_machine()
-        changed = self._changed_pages(machine)
+        """Returns the live cell's difference from the image. The VM holds no cell afterwards."""
+        machine, image = self._live_machine(), self.image
+        instance = machine.instance
+        changed = image.changed_pages(instance)
         if len(changed) * PAGE > SCRUB_FROM:
             machine.run_gc()
             self._scrub(machine)
-            changed = self._changed_pages(machine)
+            changed = image.changed_pages(instance)
         self.close()
-        pages = self._compress(machine, changed)
+        pages = image.compress(instance, changed)
         heap = min(int(self._mail[HEAP]), MAX_SETUP_HEAP)
-        memory = machine.instance.memory_size()
-        return FrozenCell(self.image.digest, memory, self.image.pointers, pages, heap)
-
-    def _changed_pages(self, machine: Machine) -> list[int]:
-        base, zero, read = self.image.pages, bytes(PAGE), machine.instance.read
-        known, total = len(base), machine.instance.memory_size() // PAGE
-        changed = [number for number in range(known) if read(number * PAGE, PAGE) != base[number]]
-        return changed + [
-            number for number in range(known, total) if read(number * PAGE, PAGE) != zero
-        ]
-
-    def _compress(self, machine: Machine, changed: list[int]) -> bytes:
-        # Page by page: a heap near its limit must not be copied several times over.
-        compressor = zstd.ZstdCompressor(level=1)
-        made = [compressor.compress(struct.pack(f"<I{len(changed)}I", len(changed), *changed))]
-        for number in changed:
-            page = machine.instance.read(number * PAGE, PAGE)
-            if number < len(self.image.pages):
-                # It differs in a few bytes: stored as what to flip, it compresses to a fifth.
-                page = _xor(page, self.image.pages[number])
-            made.append(compressor.compress(page))
-        made.append(compressor.flush())
-        return b"".join(made)
+        return FrozenCell(image.digest, instance.memory_size(), image.pointers, pages, heap)
 
     def _scrub(self, machine: Machine) -> None:
-        """Zeroes free memory, which else is stored like memory in use.
+        """Zeroes free memory, which would otherwise be stored like memory in use.
 
-        The allocator's free blocks are found by allocating them all, large ones first, while the
+        The allocator's free blocks are found by allocating all of them, large ones first, while the
         memory may not grow.
         """
         instance = machine.instance
@@ -384,20 +266,20 @@ class Vm:
         """Makes a frozen cell the live one.
 
         Raises:
-            SnapshotRefused: It is not a difference to this image.
-            SnapshotTooLarge: Its memory is over what `limits` allow.
+            SnapshotRefused: The snapshot is not a difference from this image.
+            SnapshotTooLarge: Its memory is larger than `limits` allow.
         """
         image = self.image
         if frozen.image != image.digest or frozen.pointers != image.pointers:
             raise SnapshotRefused("the snapshot was taken from another sandbox build")
         if frozen.memory % 65536 or frozen.memory < len(image.memory):
-            raise SnapshotRefused("the snapshot's memory length is impossible")
+            raise SnapshotRefused("the snapshot has an impossible memory size")
         heap = min(frozen.heap, MAX_SETUP_HEAP)
         if frozen.memory > self._wall(limits, heap):
             raise SnapshotTooLarge(
-                f"the snapshot needs {frozen.memory} bytes of memory, over the limit in force"
+                f"the snapshot needs {frozen.memory} bytes of memory, more than the current limit"
             )
-        pages = list(_read_pages(frozen, image))
+        pages = list(image.read_pages(frozen))
         machine = self._reset(self._bare, limits, Outbox(0))
         self.live = False
         machine.instance.store.set_limits(memory_size=self._wall(limits, heap))
@@ -410,10 +292,10 @@ class Vm:
         self.live = True
 
     def frozen_at_most(self, limit: int) -> int:
-        """A bound for the size of the live cell as a snapshot, without the cost of freezing it.
+        """Returns an upper bound of the live cell's size as a snapshot, without freezing it.
 
-        A page that has changed since the memory that the cell went on from adds at most itself. If
-        the whole memory is not over `limit`, its length is bound enough.
+        A page that has changed since the memory that the cell started from adds at most its own
+        size. If the whole memory is not over `limit`, its size is a sufficient bound.
         """
         instance, origin = self._live_machine().instance, self._origin
         most = instance.memory_size()
@@ -424,18 +306,18 @@ class Vm:
     # ---- The machine ----
 
     def drop(self) -> None:
-        """Forgets the live cell and the instance it ran in: after a trap nothing can be kept."""
+        """Discards the live cell and its instance, which cannot be used again after a trap."""
         self.close()
         if self._machine is not None:
             self._machine.instance.store.close()
         self._machine = None
 
     def close(self) -> None:
-        """Forgets the live cell; the instance can be used for the next."""
+        """Discards the live cell; the instance can be used for the next cell."""
         self.live, self._origin = False, self._bare
 
     def _wall(self, limits: Limits, heap: int = 0) -> int:
-        # Behind the heap limit, which counts what is in use: fragments may take half as much.
+        # The heap limit counts memory in use only; fragmentation may take half as much again.
         return len(self.image.memory) + 2 * heap + limits.memory_bytes * 3 // 2 + (4 << 20)
 
     def _live_machine(self) -> Machine:
@@ -463,18 +345,19 @@ class Vm:
         machine.instance.grow_to(len(setup.memory))
         machine.instance.write(0, setup.memory)
         self._mail[HEAP] = setup.heap
-        # Handles into the memory of the cell before: a getter may reject while its failure is told.
+        # They are handles into the previous cell's memory: a getter may have rejected a promise
+        # while the prelude described the failure.
         machine.rejections.clear()
         self.live, self._origin = True, setup
         return self._attach(limits, outbox)
 
     def _attach(self, limits: Limits, outbox: Outbox) -> Machine:
         machine = self._live_machine()
-        machine.outbox = outbox
+        machine.emit = outbox.emit
         heap = min(int(self._mail[HEAP]), MAX_SETUP_HEAP)
         machine.instance.store.set_limits(memory_size=self._wall(limits, heap))
         self._arm(machine.instance.store)
-        # The limit counts above the heap that the cell started with, which it carries along.
+        # The cell's limit counts on top of the heap that it started with.
         machine.set_memory_limit(heap + limits.memory_bytes)
         other = len(self.image.memory) - self.image.heap
         self._filled_at = other + heap + limits.memory_bytes * 9 // 10
@@ -482,26 +365,3 @@ class Vm:
         self._mail[MAX_CALLS] = limits.max_calls
         self._mail[MAX_OTHERS] = limits.max_others
         return machine
-
-
-def _xor(left: bytes, right: bytes) -> bytes:
-    mixed = int.from_bytes(left, "little") ^ int.from_bytes(right, "little")
-    return mixed.to_bytes(PAGE, "little")
-
-
-def _read_pages(frozen: FrozenCell, image: Image) -> Iterator[tuple[int, bytes]]:
-    most = frozen.memory // PAGE
-    try:
-        body = zstd.ZstdDecompressor().decompress(
-            frozen.pages, max_length=4 + most * (PAGE + 4) + 1
-        )
-        (count,) = struct.unpack_from("<I", body)
-        numbers = struct.unpack_from(f"<{count}I", body, 4) if count <= most else ()
-    except (zstd.ZstdError, struct.error) as error:
-        raise SnapshotRefused(f"the snapshot's pages cannot be read: {error}") from None
-    start = 4 + 4 * count
-    if len(body) != start + count * PAGE or any(number >= most for number in numbers):
-        raise SnapshotRefused("the snapshot's pages do not fit its memory")
-    for position, number in enumerate(numbers):
-        page = body[start + position * PAGE : start + (position + 1) * PAGE]
-        yield number, _xor(page, image.pages[number]) if number < len(image.pages) else page

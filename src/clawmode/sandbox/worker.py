@@ -1,9 +1,9 @@
 """Worker side: the process that runs guests. One message in, one message out.
 
-Two threads. The one that serves has the large stack that guests need; it reads a message, runs the
-VM and writes the answer. The main thread watches: an alarm at the deadline, or the number of a step
-on the control pipe, raises the epoch, and the guest stops within microseconds. The parent's death
-closes both pipes and ends the process, whatever the guest does.
+There are two threads. The serving thread has the large stack that guests need: it reads a message,
+runs the VM and writes the answer. The main thread waits for an alarm at the deadline, or for the
+number of a step on the control pipe; either increments the epoch, and the guest stops within
+microseconds. When the parent dies, both pipes close and the process ends, whatever the guest does.
 """
 
 import contextlib
@@ -52,11 +52,11 @@ STEP = struct.Struct(">Q")
 
 
 class DeadlinePassed(Exception):
-    """The deadline had passed before the guest could even be entered."""
+    """The deadline passed before the guest was entered."""
 
 
 class DeadlineTimer:
-    """When the running step has to stop. Armed by the serving thread, read by the main thread."""
+    """The deadline of the running step. The serving thread sets it, the main thread enforces it."""
 
     def __init__(self) -> None:
         self.engine = new_engine()
@@ -65,26 +65,29 @@ class DeadlineTimer:
         self._deadline = float("inf")
 
     def begin(self, budget: float) -> None:
-        """A step begins that may take `budget` seconds."""
+        """Starts the timer of a step that may take `budget` seconds."""
         self.aborted = False
         self._deadline = time.monotonic() + budget
         signal.setitimer(signal.ITIMER_REAL, max(budget, 1e-6))
 
     def end(self) -> None:
-        """The step has ended."""
         signal.setitimer(signal.ITIMER_REAL, 0)
         self._deadline = float("inf")
         self.aborted = False
 
     def arm(self, store: wasmtime.Store) -> None:
-        """Lets `store` run until the next epoch, if the deadline has not passed already."""
+        """Lets `store` run until the next epoch.
+
+        Raises:
+            DeadlinePassed: The deadline has passed already.
+        """
         store.set_epoch_deadline(1)
-        # After, not before: an epoch that was raised in between must not be lost.
+        # Checked after the line above, so that an epoch incremented in between is not lost.
         if self.aborted or time.monotonic() >= self._deadline:
             raise DeadlinePassed
 
     def on_alarm(self, *_: object) -> None:
-        """Main thread: the alarm of this step, or a late one of the step before."""
+        """Main thread: handles an alarm of this step, or a late one of the previous step."""
         left = self._deadline - time.monotonic()
         if left <= 0.0005:
             self.engine.increment_epoch()
@@ -92,14 +95,14 @@ class DeadlineTimer:
             signal.setitimer(signal.ITIMER_REAL, left)
 
     def on_abort(self, step: int) -> None:
-        """Main thread: the parent wants `step` stopped."""
+        """Main thread: stops `step`, if it still runs."""
         if step == self.step and self._deadline != float("inf"):
             self.aborted = True
             self.engine.increment_epoch()
 
 
 class Worker:
-    """Answers questions, with at most one cell alive."""
+    """Answers the parent's questions, with at most one live cell."""
 
     def __init__(self, timer: DeadlineTimer) -> None:
         self.timer = timer
@@ -111,7 +114,6 @@ class Worker:
         self._started: Start | None = None
 
     def answer(self, question: Question) -> Answer:
-        """Answers one question."""
         match question:
             case Boot():
                 return self._boot(question)
@@ -160,7 +162,7 @@ class Worker:
         assert self._vm is not None
         return self._vm
 
-    # ---- A step of a cell ----
+    # ---- One step of a cell ----
 
     def _step(self, question: Start | Resume, enter: Callable[[Outbox], IdleState]) -> Outcome:
         outbox, vm = Outbox(question.output_left), self._running()
@@ -169,7 +171,10 @@ class Worker:
             outcome = self._judge(enter(outbox), outbox, question.limits)
         except Exception as error:
             vm.drop()
-            outcome = self._failure(error, outbox)
+            code, text = self._describe(error, outbox)
+            trapped = isinstance(error, wasmtime.Trap | wasmtime.WasmtimeError)
+            crashed = trapped and not is_interrupt(error)
+            outcome = Failure(code, _clean(text), tuple(outbox.output), crashed=crashed)
         finally:
             self.timer.end()
         if not isinstance(outcome, Suspension):
@@ -205,13 +210,14 @@ class Worker:
         return prepared
 
     def _judge(self, idle: IdleState, outbox: Outbox, limits: Limits) -> Outcome:
+        """Returns the outcome of a step that ended without an exception."""
         output, requests = tuple(outbox.output), _requests(idle.requests)
         if idle.state == REJECTED:
             if outbox.failure is None:
-                # Only want of memory keeps the prelude from saying why.
+                # Only a lack of memory keeps the prelude from describing the failure.
                 raise OutOfGuestMemory
             code, text = describe_failure(
-                outbox.failure, self._started, outbox.uncompiled, filled=idle.filled
+                outbox.failure, self._started, outbox.compile_failure, filled=idle.filled
             )
             return Failure(code, _clean(text), output, requests)
         if idle.overflow:
@@ -220,18 +226,13 @@ class Worker:
             return Failure("internal_error", STUCK, output)
         if idle.ended and idle.state == FULFILLED:
             return Completion(outbox.value or b"null", output)
-        # An interval does not hold completion, but the main promise may wait for its next tick.
+        # A cell can complete while an interval runs, but its main promise may wait for a tick.
         timers = idle.timeouts or int(idle.state == PENDING and idle.due > 0)
         frozen_at_most = self._running().frozen_at_most(limits.snapshot_bytes)
         return Suspension(requests, timers, idle.due, output, frozen_at_most)
 
-    def _failure(self, error: Exception, outbox: Outbox) -> Failure:
-        code, text = self._name(error, outbox)
-        crashed = isinstance(error, wasmtime.Trap | wasmtime.WasmtimeError)
-        crashed = crashed and not is_interrupt(error)
-        return Failure(code, _clean(text), tuple(outbox.output), crashed=crashed)
-
-    def _name(self, error: Exception, outbox: Outbox) -> tuple[ErrorCode, str]:
+    def _describe(self, error: Exception, outbox: Outbox) -> tuple[ErrorCode, str]:
+        """Returns the error code and the text for an exception that ended a step."""
         match error:
             case OutputLimit():
                 return "output_limit_exceeded", (
@@ -257,16 +258,16 @@ class Worker:
             if outbox.prefix is not None:
                 with contextlib.suppress(OutputLimit):
                     outbox.cut_short()
-                return self._name(OutputLimit(), outbox)
+                return self._describe(OutputLimit(), outbox)
             return "timeout", "The program ran longer than it may."
         if isinstance(error, wasmtime.Trap | wasmtime.WasmtimeError):
             return "internal_error", f"The program crashed its sandbox: {_first_line(error)}"
-        _say(error)
+        _report(error)
         return "internal_error", f"The sandbox failed: {type(error).__name__}"
 
 
 class UnbalancedSource(Exception):
-    """The text closes the function that it is wrapped in."""
+    """The source closes the function that it is wrapped in."""
 
 
 TOO_MANY = "The program opened more calls at once than it may. Await some before starting more."
@@ -295,7 +296,7 @@ def _transform_failure(error: TransformError, source: str) -> tuple[ErrorCode, s
 
 
 def _clean(text: str) -> str:
-    """Text that can be written anywhere: no lone surrogates, and not without end."""
+    """Replaces lone surrogates, which cannot be encoded, and bounds the length."""
     return text[: MAX_ERROR - 1].encode("utf-8", "replace").decode()
 
 
@@ -310,25 +311,27 @@ def serve(worker: Worker, source: int, sink: int, lockdown: Mode) -> None:
     """Answers frames from `source` on `sink` until the parent is gone."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM})
     try:
-        # Here, because this is the last thread. From now on not even a module can be imported.
+        # Here, because no other thread can be started, and no module imported, after this.
         worker.notes += give_up_calls(lockdown)
         while True:
             header = _read(source, HEADER.size)
             body = _read(source, frame_length(header))
             question, number = decode_question(body)
             worker.timer.step = number
-            _write(sink, encode(worker.answer(question), number))
+            answer = memoryview(encode(worker.answer(question), number))
+            while answer:
+                answer = answer[os.write(sink, answer) :]
     except EOFError:
         os._exit(0)
     except BaseException as error:
         try:
-            _say(error)
+            _report(error)
         finally:
             os._exit(1)
 
 
-def _say(error: BaseException) -> None:
-    """Tells the parent what happened: standard error is read when a worker dies, not before."""
+def _report(error: BaseException) -> None:
+    """Writes an error to stderr, which the parent reads when the worker has died."""
     with contextlib.suppress(OSError):
         os.write(2, f"{type(error).__name__}: {str(error)[:500]}\n".encode(errors="replace"))
 
@@ -346,16 +349,10 @@ def _read(fd: int, length: int) -> bytes:
     return b"".join(chunks)
 
 
-def _write(fd: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(fd, view) :]
-
-
 def main(descriptor: str, lockdown: Mode) -> None:
-    """Runs a worker on standard input and output, watching the control pipe `descriptor`."""
+    """Runs a worker on standard input and output, with the control pipe `descriptor`."""
     control = int(descriptor)
-    # Whatever prints by accident must not land in the middle of a frame.
+    # A stray print must not end up in the middle of a frame.
     source, sink = os.dup(0), os.dup(1)
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)
@@ -367,7 +364,7 @@ def main(descriptor: str, lockdown: Mode) -> None:
     signal.signal(signal.SIGALRM, timer.on_alarm)
     threading.stack_size(THREAD_STACK)
     worker = Worker(timer)
-    # Here, because it binds this thread and those that it starts.
+    # In this thread, before the other is started: Landlock binds a thread and its later children.
     worker.notes += give_up_files(lockdown)
     threading.Thread(target=serve, args=(worker, source, sink, lockdown), daemon=True).start()
     while step := os.read(control, STEP.size):
