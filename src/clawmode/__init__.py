@@ -41,9 +41,9 @@ if TYPE_CHECKING:
     )
     from clawmode.code_mode.code_mode import CodeMode
     from clawmode.code_mode.config import CodeModeConfig
+    from clawmode.code_mode.memory_store import MemoryStore
     from clawmode.code_mode.results import CodeModeResult, compact
     from clawmode.code_mode.sqlite_store import SqliteStore
-    from clawmode.code_mode.stores import MemoryStore
     from clawmode.config.agents import Configuration
     from clawmode.config.mcp import read_servers
     from clawmode.config.resolve import read as read_configuration
@@ -221,7 +221,7 @@ LIBRARY = {
     "JsonObject": "types",
     "JsonValue": "types",
     "McpServers": "mcp.servers",
-    "MemoryStore": "code_mode.stores",
+    "MemoryStore": "code_mode.memory_store",
     "NamespaceContext": "catalog.namespaces",
     "NamespaceRegistration": "catalog.namespaces",
     "NamespaceRegistry": "catalog.namespaces",

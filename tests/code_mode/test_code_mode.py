@@ -11,7 +11,7 @@ import pytest
 from tests.support.waiting import until
 
 from clawmode import CodeMode, CodeModeConfig, CodeModeResult, Pool, RunContext
-from clawmode.code_mode.stores import MemoryStore
+from clawmode.code_mode.memory_store import MemoryStore
 from clawmode.exceptions import ClawmodeWarning, NotOpen, RuntimeUnavailable
 from clawmode.sandbox import artifacts
 

@@ -21,9 +21,10 @@ from anyio.streams.text import TextReceiveStream
 from tests.support.waiting import until
 
 from clawmode import Approvals, CodeMode, CodeModeConfig, CodeModeResult, Pool, RunContext, tool
+from clawmode.code_mode.memory_store import MemoryStore
 from clawmode.code_mode.snapshots import KeyRing
 from clawmode.code_mode.sqlite_store import SqliteStore
-from clawmode.code_mode.stores import MemoryStore, SnapshotStore, StoredCell
+from clawmode.code_mode.stores import SnapshotStore, StoredCell
 from clawmode.exceptions import ClawmodeWarning, StoreUnavailable
 from clawmode.sandbox.pool import Tenancy
 from clawmode.sandbox.protocol import FrozenCell

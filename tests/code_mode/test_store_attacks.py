@@ -16,9 +16,10 @@ from tests.support.waiting import idle, until
 
 from clawmode import Approvals, CodeMode, CodeModeConfig, Pool, RunContext, tool
 from clawmode.code_mode import parking
+from clawmode.code_mode.memory_store import MemoryStore
 from clawmode.code_mode.snapshots import KeyRing
 from clawmode.code_mode.sqlite_store import SqliteStore
-from clawmode.code_mode.stores import MemoryStore, SnapshotStore, StoredCell
+from clawmode.code_mode.stores import SnapshotStore, StoredCell
 from clawmode.exceptions import ProtocolError, StoreUnavailable
 from clawmode.sandbox.frames import decode_answer, encode
 from clawmode.sandbox.pool import Tenancy

@@ -13,8 +13,9 @@ import anyio
 import pytest
 
 from clawmode.code_mode import stores
+from clawmode.code_mode.memory_store import MemoryStore
 from clawmode.code_mode.sqlite_store import SqliteStore
-from clawmode.code_mode.stores import MemoryStore, SnapshotStore, StoredCall, StoredCell
+from clawmode.code_mode.stores import SnapshotStore, StoredCall, StoredCell
 from clawmode.context import Scope
 from clawmode.exceptions import Aborted, AbortUnconfirmed, SnapshotTooLarge, StoreUnavailable
 
@@ -260,8 +261,8 @@ async def test_a_cell_that_was_ended_while_it_ran_cannot_be_parked_again(
 
 
 async def test_tombstones_are_bounded(making: Making, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("clawmode.code_mode.stores.MAX_TOMBSTONES", 3)
-    monkeypatch.setattr("clawmode.code_mode.sqlite_store.MAX_TOMBSTONES", 3)
+    monkeypatch.setattr("clawmode.code_mode.memory_store.MAX_TOMBSTONES", 3)
+    monkeypatch.setattr("clawmode.code_mode.sqlite_tables.MAX_TOMBSTONES", 3)
     store = making(lambda: 1000.0)
     me = await store.join()
     for number in range(5):

@@ -22,9 +22,9 @@ from clawmode.code_mode.cell import Cell
 from clawmode.code_mode.config import CodeModeConfig
 from clawmode.code_mode.driver import CellSetup, Driver
 from clawmode.code_mode.gate import Gate
+from clawmode.code_mode.memory_store import MemoryStore
 from clawmode.code_mode.parking import Parking
 from clawmode.code_mode.results import CodeModeResult
-from clawmode.code_mode.stores import MemoryStore
 from clawmode.context import RunContext
 from clawmode.exceptions import SandboxError
 from clawmode.sandbox.pool import Pool

@@ -31,10 +31,11 @@ from clawmode.code_mode.cell import CallGroup, Cell, Ledger
 from clawmode.code_mode.config import CodeModeConfig
 from clawmode.code_mode.driver import MARGIN, CellSetup, Driver
 from clawmode.code_mode.gate import Gate, gate_input
+from clawmode.code_mode.memory_store import default_store
 from clawmode.code_mode.parking import Parking
 from clawmode.code_mode.results import CodeModeResult, WaitingReason
 from clawmode.code_mode.spans import cell_span, find_recorder
-from clawmode.code_mode.stores import Refusal, SnapshotStore, default_store
+from clawmode.code_mode.stores import Refusal, SnapshotStore
 from clawmode.code_mode.surface import (
     WAIT_DESCRIPTION,
     WAIT_SCHEMA,

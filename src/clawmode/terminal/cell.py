@@ -16,9 +16,10 @@ import anyio
 from clawmode.app.console import RED, YELLOW, CallView, ProgramOutput, complain, pretty, tell
 from clawmode.app.setup import AGENT, Options, Setup
 from clawmode.code_mode.code_mode import CodeMode
+from clawmode.code_mode.memory_store import MemoryStore
 from clawmode.code_mode.results import CodeModeResult
 from clawmode.code_mode.sqlite_store import SqliteStore
-from clawmode.code_mode.stores import MemoryStore, SnapshotStore
+from clawmode.code_mode.stores import SnapshotStore
 from clawmode.context import RunContext
 from clawmode.exceptions import StoreUnavailable
 from clawmode.plugins.loader import Plugins

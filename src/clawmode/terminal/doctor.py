@@ -20,8 +20,8 @@ from clawmode.app.servers import log_file, open_servers
 from clawmode.app.setup import Options, Setup
 from clawmode.catalog.vectors import MissingExtra, choose_ranker
 from clawmode.code_mode.code_mode import CodeMode
+from clawmode.code_mode.memory_store import MemoryStore
 from clawmode.code_mode.sqlite_store import SqliteStore
-from clawmode.code_mode.stores import MemoryStore
 from clawmode.config import resolve as settings
 from clawmode.core_tools.exec_approvals import HostFile
 from clawmode.exceptions import ClawmodeError, ConfigurationError

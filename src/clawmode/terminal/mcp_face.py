@@ -13,7 +13,7 @@ from clawmode.app.console import complain, tell
 from clawmode.app.servers import TOKENS, log_file, start_servers
 from clawmode.app.setup import Setup
 from clawmode.code_mode.code_mode import CodeMode
-from clawmode.code_mode.stores import MemoryStore
+from clawmode.code_mode.memory_store import MemoryStore
 from clawmode.context import RunContext
 from clawmode.exceptions import ConfigurationError
 from clawmode.mcp.server import Opener, serve_http, serve_stdio
