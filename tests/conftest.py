@@ -6,11 +6,16 @@ from collections.abc import AsyncIterator, Iterator
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import settings
+from tests.support.fuzzing import SHORT
 
 if TYPE_CHECKING:
     from tests.support.forking import Zygote
 
     from clawmode import Pool
+
+
+settings.load_profile(SHORT)  # `--hypothesis-profile=long` comes after that
 
 
 @pytest.fixture(scope="session")

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Iterator
 import anyio
 import anyio.lowlevel
 import pytest
+from tests.support.waiting import idle
 
 from clawmode import ClawmodeError, CodeMode, Pool, tool
 from clawmode.config.mcp import read_servers
@@ -172,7 +173,7 @@ async def test_a_task_that_fails_is_told_to_who_closes() -> None:
 
     life = Lifetime("test", end)
     (await life.open()).start_soon(fail)
-    await anyio.sleep(0.01)
+    await idle()
     with pytest.raises(ExceptionGroup) as told:
         await life.close()
     assert told.group_contains(OSError, match="no room")

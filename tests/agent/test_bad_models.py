@@ -32,7 +32,7 @@ from clawmode.sessions.history import History
 from clawmode.sessions.store import Session, SessionStore
 from clawmode.testing import Raw, ScriptRequest, ScriptServer, Turn, call, pause, scripted, think
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.hostile]
 
 WIRES = ["openai-completions", "openai-responses", "anthropic-messages"]
 KEY = "sk-secret-of-the-test"

@@ -18,7 +18,7 @@ from tests.support.ordeals import (
     reply,
 )
 from tests.support.session_writer import started
-from tests.support.waiting import until
+from tests.support.waiting import idle, until
 
 from clawmode.agent.requests import AgentRequest
 from clawmode.agent.run import CONTINUED
@@ -53,9 +53,9 @@ async def held_elsewhere(path: Path) -> AsyncIterator[None]:
 
 
 async def test_many_sessions_at_once_lose_double_and_mix_up_nothing(tmp_path: Path) -> None:
-    async with Crowd(tmp_path, 40) as crowd:  # 100 in the soak
+    async with Crowd(tmp_path, 15) as crowd:  # 100 in the soak
         replies = await crowd.run(5)
-    assert len(replies) == 40
+    assert len(replies) == 15
     for session, texts in replies.items():
         told = [text.partition(":")[0] for text in texts]
         assert told == [f"{session} {turn}" for turn in range(5)]
@@ -67,7 +67,7 @@ async def test_many_sessions_at_once_lose_double_and_mix_up_nothing(tmp_path: Pa
 @pytest.mark.covers("AL-84")
 async def test_an_abort_at_any_event_ends_the_run_once_and_leaves_nothing(tmp_path: Path) -> None:
     async with ordeal(tmp_path) as found:
-        await abort_at_events(found, 20)
+        await abort_at_events(found, 10)
         assert all(run.ended.is_set() for run in found.agent.runtime.runs())
 
 
@@ -77,7 +77,7 @@ async def test_an_abort_at_any_moment_ends_the_run_once_and_leaves_nothing(
     tmp_path: Path, code_mode: bool
 ) -> None:
     async with ordeal(tmp_path, code_mode) as found:
-        await abort_at_moments(found, 20)
+        await abort_at_moments(found, 10)
         assert all(run.ended.is_set() for run in found.agent.runtime.runs())
 
 
@@ -88,7 +88,7 @@ async def test_an_abort_while_another_has_the_session_ends_the_wait(tmp_path: Pa
         async with held_elsewhere(session.transcript):
             run = await found.start("held")
             await until(lambda: found.events(run))
-            await anyio.sleep(0.05)
+            await idle()
             assert found.agent.runtime.abort(run.id)
             with anyio.fail_after(2):
                 result = await found.agent.runtime.result(run.id)
@@ -114,12 +114,14 @@ async def program() -> AsyncIterator[Program]:
 async def test_agents_that_are_killed_lose_and_double_nothing(
     program: Program, tmp_path: Path
 ) -> None:
-    found = await kill_agents(program, tmp_path, 3, random.randrange(1 << 30))  # 200 in the soak
-    assert found.kills == 3
+    found = await kill_agents(program, tmp_path, 1, random.randrange(1 << 30))  # 200 in the soak
+    assert found.kills == 1
 
 
 @alone
-@pytest.mark.parametrize("api", WIRES)
+@pytest.mark.parametrize(
+    "api", [WIRES[0], *(pytest.param(api, marks=pytest.mark.ordeal) for api in WIRES[1:])]
+)
 async def test_a_program_that_was_parked_when_its_agent_was_killed_is_its_runs_alone(
     program: Program, tmp_path: Path, api: Api
 ) -> None:
@@ -134,7 +136,7 @@ async def test_a_program_that_was_parked_when_its_agent_was_killed_is_its_runs_a
         turn = plan.react(request)
         if plan.parked and not is_parked.is_set():
             is_parked.set()
-            await anyio.sleep(60)
+            await anyio.sleep_forever()
         return turn
 
     async with ScriptServer(react) as server:
@@ -210,7 +212,7 @@ async def test_the_command_goes_on_with_a_run_whose_process_was_killed(
     async def react(request: ScriptRequest) -> Turn:
         if request.number == 1:
             asked.set()
-            await anyio.sleep(60)
+            await anyio.sleep_forever()
         return Turn("It is done.")
 
     async with ScriptServer(react) as server:
@@ -316,6 +318,6 @@ async def test_a_run_that_is_asked_for_twice_at_once_starts_once(tmp_path: Path)
             tasks.start_soon(start, "a")
             tasks.start_soon(start, "b")
         await agent.runtime.result("r1")
-        await anyio.sleep(0.05)
+        await idle()
     assert runs[0] is runs[1]
     assert len(model.requests) == 1

@@ -3,11 +3,11 @@
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.cli_driver import command_line
 
 from clawmode.app.check import OWN_TOOLS
 from clawmode.app.setup import Options, check, set_up
@@ -257,7 +257,7 @@ def test_a_check_runs_nothing_of_the_file(tmp_path: Path) -> None:
 
 
 def run(*words: str, cwd: Path) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "clawmode", *words]
+    command = command_line(*words)
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=20, check=False)
 
 

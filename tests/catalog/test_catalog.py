@@ -5,15 +5,16 @@ import json
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.fuzzing import examples
 
 from clawmode.catalog.catalog import CONTROL_NAMES, Catalog, is_control, safe_name
 from clawmode.exceptions import AmbiguousTool, ConfigurationError, DuplicateTool, UnknownTool
 from clawmode.tools.tool import Tool, ToolContext, ToolSource
 from clawmode.types import JsonObject, JsonValue
 
-quickly = settings(derandomize=True, max_examples=100, deadline=None)
+quickly = examples(100, derandomize=True)
 
 SOURCES: tuple[ToolSource, ...] = ("openclaw", "plugin", "mcp", "client")
 

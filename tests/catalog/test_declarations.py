@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.compiler import Compiler, find_compiler, without_shared_types
+from tests.support.fuzzing import examples
 
 from clawmode.catalog.declarations import (
     MAX_FILE_CHARS,
@@ -24,7 +25,7 @@ from clawmode.catalog.declarations import (
 from clawmode.tools.tool import Tool
 from clawmode.types import JsonValue
 
-quickly = settings(derandomize=True, max_examples=100, deadline=None)
+quickly = examples(100, derandomize=True)
 
 TOOL_LISTS: dict[str, list[dict[str, Any]]] = json.loads(
     Path(__file__).with_name("mcp_tool_lists.json").read_text("utf-8")

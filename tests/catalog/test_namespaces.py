@@ -10,8 +10,9 @@ from enum import Enum
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
+from tests.support.fuzzing import examples
 
 from clawmode.catalog.namespace_runtime import (
     MAX_PROMPT_CHARS,
@@ -43,7 +44,7 @@ from clawmode.tools.tool import Tool, ToolSource
 from clawmode.types import JsonObject, JsonValue
 
 TOOL_NAMES = ("list_issues", "update_issue")
-quickly = settings(derandomize=True, max_examples=150, deadline=None)
+quickly = examples(150, derandomize=True)
 CONTEXT = NamespaceContext(RunContext(run_id="r1"))
 
 

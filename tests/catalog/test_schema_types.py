@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 import pytest
-from hypothesis import Phase, given, settings
+from hypothesis import Phase, given
 from hypothesis import strategies as st
 from tests.support.compiler import Compiler, find_compiler
+from tests.support.fuzzing import examples
 
 from clawmode.catalog.schema_types import STAGES, render_type
 from clawmode.catalog.typescript_text import clean_line, clean_lines, quote, render_comment
@@ -501,7 +502,7 @@ def collect(strategy: st.SearchStrategy[T], count: int) -> list[T]:
     """Examples, to be compiled at once: a compiler's start takes longer than its work."""
     found: list[T] = []
 
-    @settings(derandomize=True, database=None, deadline=None, max_examples=count, phases=GENERATE)
+    @examples(count, derandomize=True, database=None, phases=GENERATE)
     @given(strategy)
     def gather(example: T) -> None:
         found.append(example)

@@ -3,8 +3,9 @@
 import string
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.fuzzing import examples
 
 from clawmode.catalog import search
 from clawmode.catalog.search import Document, Ranker, SearchIndex, stem, terms_of
@@ -24,7 +25,7 @@ TOOLS = [
 NAMES = [document.name for document in TOOLS]
 WORDS = ["read", "write", "file", "web", "search", "mail", "issue", "get", "user", "page", "the"]
 
-quickly = settings(derandomize=True, max_examples=100, deadline=None)
+quickly = examples(100, derandomize=True)
 texts = st.lists(st.sampled_from(WORDS), max_size=6).map(" ".join)
 documents = st.builds(Document, texts, texts, texts, texts)
 

@@ -1,13 +1,14 @@
 """Signatures: what a schema looks like in one line, and that no schema breaks the line."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.fuzzing import examples
 
 from clawmode.catalog.signatures import MAX_CHARS, render_input
 from clawmode.types import JsonValue
 
-quickly = settings(derandomize=True, max_examples=100, deadline=None)
+quickly = examples(100, derandomize=True)
 
 KEYWORDS = ["type", "properties", "required", "items", "enum", "const", "anyOf", "allOf", "$ref"]
 WORDS = ["object", "array", "string", "#/", "#/$defs", "\n"]

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 from bench.search_quality import LIMIT, Request, measure, read_asked, read_unanswered, unasked
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.fuzzing import examples
 
 from clawmode.catalog import vectors
 from clawmode.catalog.catalog import Catalog
@@ -32,7 +33,7 @@ TOOLS = [
 NAMES = [document.name for document in TOOLS]
 WORDS = ["read", "write", "file", "web", "mail", "car", "vehicle", "get", "user", "page", "the"]
 
-quickly = settings(derandomize=True, max_examples=60, deadline=None)
+quickly = examples(60, derandomize=True)
 texts = st.lists(st.sampled_from(WORDS), max_size=6).map(" ".join)
 documents = st.builds(Document, texts, texts, texts, texts)
 

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
+from tests.support.fuzzing import examples
 
 from clawmode.code_mode.config import (
     KEYS,
@@ -496,7 +497,7 @@ def within_ranges(config: CodeModeConfig) -> bool:
     return bounds and types and used.search_default_limit <= used.max_search_limit
 
 
-@settings(derandomize=True, max_examples=300, deadline=None)
+@examples(300, derandomize=True)
 @example(value={"timeoutMs": 1 << 20_000}, own={})
 @example(value={"\ud800": "\ud800", "mode": "\ud800"}, own={})
 @given(value=values, own=values)

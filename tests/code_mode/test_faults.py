@@ -165,7 +165,7 @@ async def test_what_is_no_ordinary_exception_fails_its_call_alone(
 
 async def test_a_cancelled_future_that_a_tool_waits_for_fails_its_call_alone(pool: Pool) -> None:
     async def faulty(params: JsonObject, context: ToolContext) -> None:
-        task = asyncio.ensure_future(asyncio.sleep(60))
+        task = asyncio.ensure_future(anyio.sleep_forever())
         asyncio.get_running_loop().call_soon(task.cancel)
         await task
 

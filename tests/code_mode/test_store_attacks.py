@@ -27,7 +27,7 @@ from clawmode.sandbox.protocol import FrozenCell, Request, Suspension
 from clawmode.tools.hooks import BeforeToolCall, Hooks, RequireApproval, ToolCallDecision
 from clawmode.tools.tool import Tool
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.hostile]
 
 WHO = RunContext(agent_id="a", session_id="s", session_key="k", run_id="r")
 YIELD = "await yield_control(); return 1"

@@ -3,8 +3,9 @@
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.fuzzing import examples
 
 from clawmode.app.setup import Options, check, set_up
 from clawmode.config.file import MAX_SIZE, ConfigFile, find, load
@@ -199,7 +200,7 @@ def test_a_check_finds_nothing_in_a_good_file(tmp_path: Path) -> None:
     assert (report.errors, report.warnings) == ([], [])
 
 
-@settings(derandomize=True, max_examples=100, deadline=None)
+@examples(100, derandomize=True)
 @given(raw=st.binary(max_size=40) | st.text("{}[]:, '\"toolscdeMagnti/*\n1", max_size=40))
 def test_a_check_of_any_file_does_not_raise(
     tmp_path_factory: pytest.TempPathFactory, raw: bytes | str

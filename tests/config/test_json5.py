@@ -4,8 +4,9 @@ import json
 import re
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
+from tests.support.fuzzing import examples
 
 from clawmode.config.json5 import MAX_DEPTH, Parts, parse, place
 from clawmode.exceptions import ConfigurationError
@@ -153,7 +154,7 @@ VALUES: st.SearchStrategy[JsonValue] = st.recursive(
 )
 
 
-@settings(derandomize=True, max_examples=150, deadline=None)
+@examples(150, derandomize=True)
 @given(value=VALUES, data=st.data())
 def test_every_member_is_found_however_a_value_is_written(
     value: JsonValue, data: st.DataObject
@@ -164,7 +165,7 @@ def test_every_member_is_found_however_a_value_is_written(
     assert list(document.offsets) == members(value)
 
 
-@settings(derandomize=True, max_examples=300, deadline=None)
+@examples(300, derandomize=True)
 @example(text="{\\ud800: 1}")
 @example(text="{a: '\\u{41}'}")
 @given(text=st.text(max_size=30) | st.text("{}[]:,'\"/*\\\n\r ab01.eEx_-+\u2028", max_size=30))

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.fuzzing import examples
 
 from clawmode.code_mode.config import MAX_UNKNOWN
 from clawmode.config.mcp import (
@@ -470,7 +471,7 @@ ENTRY = st.dictionaries(
 
 
 @given(JSON | st.dictionaries(st.text(max_size=5), ENTRY, max_size=3))
-@settings(max_examples=150, deadline=None)
+@examples(150)
 def test_whatever_is_written_it_is_read_or_refused(value: Any) -> None:
     found = read_servers(value, {})
     assert isinstance(value, dict) or found.errors

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
+from tests.support.fuzzing import examples
 
 from clawmode.code_mode.config import ConfigWarning
 from clawmode.config.reader import (
@@ -314,7 +315,7 @@ anything: st.SearchStrategy[JsonValue] = st.recursive(
 )
 
 
-@settings(derandomize=True, max_examples=300, deadline=None)
+@examples(300, derandomize=True)
 @example(value={"\ud800": "\ud800", "the-text": "\ud800", "byName": {"\ud800": {}}})
 @given(value=anything)
 def test_any_json_is_a_section_and_something_to_say(value: JsonValue) -> None:
@@ -343,7 +344,7 @@ fitting: dict[str, st.SearchStrategy[JsonValue]] = {
 values = st.fixed_dictionaries({}, optional=fitting).map(dict[str, JsonValue]) | anything
 
 
-@settings(derandomize=True, max_examples=500, deadline=None)
+@examples(500, derandomize=True)
 @given(value=values)
 def test_the_schema_takes_exactly_what_is_taken_as_it_stands(value: JsonValue) -> None:
     if any(error.path == "s" and "exclude" in str(error) for error in found(value).errors):

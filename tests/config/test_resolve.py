@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any, get_args, get_origin
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.fuzzing import examples
 
 from clawmode import Policy, Tool
 from clawmode.code_mode.config import KEYS, CodeModeConfig, Setting
@@ -467,7 +468,7 @@ def shaped(kind: Any) -> st.SearchStrategy[JsonValue]:
     return st.sampled_from(choices) | ODD if choices else ODD
 
 
-@settings(derandomize=True, max_examples=200, deadline=None)
+@examples(200, derandomize=True)
 @given(data=shaped(Configuration))
 def test_any_file_is_a_configuration_or_errors_with_places(data: JsonValue) -> None:
     found = read(data)
@@ -480,7 +481,7 @@ def test_any_file_is_a_configuration_or_errors_with_places(data: JsonValue) -> N
         policy(found.section, agent_id, provider="a", sandboxed=True)
 
 
-@settings(derandomize=True, max_examples=100, deadline=None)
+@examples(100, derandomize=True)
 @given(data=shaped(Configuration))
 def test_what_the_schema_takes_has_no_errors_but_those_about_the_whole(data: JsonValue) -> None:
     whole = ("one of", "already", "tool group", "profile", "exclude", "address", "variable")

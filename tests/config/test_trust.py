@@ -3,10 +3,10 @@
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from tests.support.cli_driver import command_line
 
 from clawmode.app.setup import Options, agree, check, set_up
 from clawmode.config import resolve as settings
@@ -57,7 +57,7 @@ def test_a_file_that_somebody_else_owns_runs_nothing(work: Path, tmp_path: Path)
     file = write(work / "clawmode.json5", EVIL % (tmp_path / "pwned"), 0o666)
     os.chown(file, NOBODY, NOBODY)
     for words in (["doctor", "--json"], ["tools", "list"]):
-        command = [sys.executable, "-m", "clawmode", *words]
+        command = command_line(*words)
         done = subprocess.run(command, capture_output=True, text=True, timeout=19, check=False)
         assert done.returncode in (1, 2)
         assert "belongs to nobody and not to root" in done.stdout + done.stderr

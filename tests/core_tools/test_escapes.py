@@ -23,7 +23,7 @@ from clawmode.core_tools.places import FileLimits, Place
 from clawmode.exceptions import ToolProblem
 from clawmode.tools.executor import ToolFailure
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.hostile]
 
 Prepare = Callable[[Path, Path], str]
 """Puts something into a workspace (first) with regard to its neighbour; the path to try."""

@@ -5,8 +5,9 @@ from typing import TypeAlias
 from zoneinfo import ZoneInfo
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.fuzzing import examples
 
 from clawmode.cron.schedule import (
     MONTHS,
@@ -247,7 +248,7 @@ def walked(fields: tuple[Part, ...], zone: ZoneInfo, now: float) -> float | None
     return None
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(EXPRESSIONS, st.sampled_from(ZONES), st.integers(0, 2_200_000_000).map(float))
 def test_the_next_time_is_the_one_that_a_walk_comes_to(
     fields: tuple[Part, ...], zone: str, now: float
@@ -255,7 +256,7 @@ def test_the_next_time_is_the_one_that_a_walk_comes_to(
     check_against_a_walk(fields, zone, now)
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(
     st.tuples(a_field(0, 59), a_field(0, 23)), st.sampled_from(CHANGES), st.integers(-6000, 6000)
 )

@@ -21,7 +21,7 @@ from clawmode.rpc.admission import Descriptors, ListeningSocket
 from clawmode.rpc.client import GatewayClient
 from clawmode.testing import Turn
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.anyio, pytest.mark.hostile, pytest.mark.timeout(60)]
 
 STRANGERS = 1_100
 HEAD = b"GET /healthz HTTP/1.1\r\nHost: x\r\n"
@@ -93,7 +93,14 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
 @pytest.mark.covers("S-5")
 @pytest.mark.parametrize(
     "behave",
-    [second_head, half_head, slow_body, silence, garbage, half_upgrade, upgrade_and_silence],
+    [
+        second_head,
+        upgrade_and_silence,
+        *(
+            pytest.param(behave, marks=pytest.mark.ordeal)
+            for behave in (half_head, slow_body, silence, garbage, half_upgrade)
+        ),
+    ],
 )
 async def test_1100_strangers_do_not_keep_a_client_out(
     started: Started, behave: Callable[[socket.socket], None]

@@ -15,7 +15,7 @@ from typing import Any
 import anyio
 import pytest
 from tests.support.mcp_driver import HERE, call, connected, find, view_of
-from tests.support.waiting import until
+from tests.support.waiting import idle, until
 from tests.support.web_server import Request, web_server
 
 from clawmode.mcp.servers import McpServers
@@ -201,7 +201,7 @@ async def test_a_server_that_dies_in_a_call_fails_it_and_is_used_again_when_it_i
             async with anyio.create_task_group() as tasks:
                 for _ in range(3):
                     tasks.start_soon(hang)
-                await anyio.sleep(0.3)
+                await idle()
                 process.send_signal(signal.SIGKILL)
             assert {error.kind for error in errors} <= {"lost", "protocol"}
             process.wait(5)

@@ -3,9 +3,10 @@
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from mcp_types import methods
+from tests.support.fuzzing import examples
 
 from clawmode.catalog.mcp_namespace import with_defaults
 from clawmode.mcp.listing import (
@@ -125,7 +126,7 @@ ENTRY = st.fixed_dictionaries(
 
 
 @given(st.lists(ENTRY | JSON, max_size=6))
-@settings(max_examples=200, deadline=None)
+@examples(200)
 def test_whatever_is_listed_the_protocols_own_checks_pass_what_is_left(entries: Any) -> None:
     for version in ("2025-11-25", "2026-07-28"):
         page: Any = {"tools": sift(entries, Problems())}

@@ -16,6 +16,7 @@ from typing import Any, cast
 import anyio
 import anyio.lowlevel
 import pytest
+from _pytest.mark import ParameterSet
 from tests.mcp.test_http import free_port, sdk_server
 from tests.mcp.test_real import behind_an_address, node
 from tests.support.compiler import find_compiler, without_shared_types
@@ -309,6 +310,13 @@ KINDS = ["raw stdio", "sdk stdio", "sdk http", "sdk sse", *(f"every {it}" for it
 TO_STOP = ["raw stdio", "sdk http", "every stdio", "every streamableHttp"]  # each takes seconds
 
 
+def sampled(kinds: list[str], *sample: str) -> list[ParameterSet]:
+    """Leave all but a sample to `make test-long`."""
+    return [
+        pytest.param(kind, marks=() if kind in sample else pytest.mark.ordeal) for kind in kinds
+    ]
+
+
 @pytest.fixture
 def victim(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Victim]:
     kind, transport = request.param.split(" ")
@@ -397,7 +405,9 @@ async def strike(
 
 @pytest.mark.covers("MC-9")
 @pytest.mark.parametrize("parked", [False, True], ids=["driven", "parked"])
-@pytest.mark.parametrize("victim", KINDS, indirect=True)
+@pytest.mark.parametrize(
+    "victim", sampled(KINDS, "raw stdio", "sdk http", "every sse"), indirect=True
+)
 async def test_a_server_that_is_killed_in_a_call_is_an_error_and_is_called_again_after_it(
     pool: Pool, victim: Victim, parked: bool
 ) -> None:
@@ -414,7 +424,7 @@ async def test_a_server_that_is_killed_in_a_call_is_an_error_and_is_called_again
 
 @pytest.mark.covers("MC-9")
 @pytest.mark.parametrize("parked", [False, True], ids=["driven", "parked"])
-@pytest.mark.parametrize("victim", TO_STOP, indirect=True)
+@pytest.mark.parametrize("victim", sampled(TO_STOP, "raw stdio", "sdk http"), indirect=True)
 async def test_a_server_that_is_stopped_in_a_call_is_an_error_in_time_and_is_replaced(
     pool: Pool, victim: Victim, parked: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

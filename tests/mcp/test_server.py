@@ -19,8 +19,10 @@ import pytest
 from mcp import Client, StdioServerParameters
 from mcp.client.streamable_http import streamable_http_client
 from starlette.responses import PlainTextResponse
+from tests.support.forking import interpreter
 from tests.support.mcp_driver import raw
 from tests.support.plugin_material import documented_plugin
+from tests.support.waiting import until
 
 from clawmode import Approvals, CodeMode, Pool, tool
 from clawmode.addresses import Attempts
@@ -84,8 +86,9 @@ def environment() -> dict[str, str]:
 
 @asynccontextmanager
 async def stdio(folder: Path, *more: str, **options: Any) -> AsyncIterator[Client]:
+    python, *flags = interpreter()
     server = StdioServerParameters(
-        command=sys.executable, args=command(*more), cwd=folder, env=environment()
+        command=python, args=[*flags, *command(*more)], cwd=folder, env=environment()
     )
     async with Client(server, **options) as client:
         yield client
@@ -99,7 +102,7 @@ async def http(folder: Path, *more: str, **options: Any) -> AsyncIterator[Client
 
 @asynccontextmanager
 async def served(folder: Path, *more: str) -> AsyncIterator[str]:
-    argv = [sys.executable, *command("--http", "127.0.0.1:0", *more)]
+    argv = [*interpreter(), *command("--http", "127.0.0.1:0", *more)]
     process = await anyio.open_process(
         argv, cwd=folder, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
     )
@@ -241,7 +244,7 @@ async def test_each_program_is_asked_its_own_questions(folder: Path) -> None:
 
     async def answer(context: Any, params: types.ElicitRequestParams) -> types.ElicitResult:
         asked.append(params.message)
-        await anyio.sleep(0.3)  # both programs wait for a person meanwhile
+        await until(lambda: len(asked) == 2)  # both programs wait for a person
         said = "deny" if "two" in params.message else "allow-once"
         return types.ElicitResult(action="accept", content={"decision": said})
 
@@ -483,7 +486,7 @@ def test_an_entry_that_cannot_be_used_is_one_missing_server(folder: Path) -> Non
         {"jsonrpc": "2.0", "id": 2, "method": "tools/call", "params": call},
     ]
     process = subprocess.Popen(
-        [sys.executable, *command("--mcp-config", "servers.json")],
+        [*interpreter(), *command("--mcp-config", "servers.json")],
         cwd=folder,
         env=environment(),
         text=True,
@@ -532,14 +535,13 @@ async def test_a_session_that_is_deleted_takes_its_programs_along(folder: Path) 
         assert gone.status_code == 200
         code = "return tools.cancelled()"
         again = {"mcp-session-id": (await post("initialize", hello)).headers["mcp-session-id"]}
-        with anyio.fail_after(10):
-            while True:
-                answer = await post(
-                    "tools/call", {"name": "exec", "arguments": {"code": code}}, **again
-                )
-                if '"value":1' in answer.text.replace("\\", ""):
-                    break
-                await anyio.sleep(0.1)
+
+        async def is_cancelled() -> bool:
+            given = {"name": "exec", "arguments": {"code": code}}
+            answer = await post("tools/call", given, **again)
+            return '"value":1' in answer.text.replace("\\", "")
+
+        await until(is_cancelled)
 
 
 async def test_nobody_is_asked_where_the_operator_says_so(folder: Path) -> None:
@@ -694,7 +696,7 @@ def test_a_token_that_can_be_guessed_is_refused(
 
 @pytest.mark.covers("S-20")
 async def test_where_others_can_reach_it_the_lack_of_tls_is_told(folder: Path) -> None:
-    argv = [sys.executable, *command("--http", "0.0.0.0:0")]
+    argv = [*interpreter(), *command("--http", "0.0.0.0:0")]
     process = await anyio.open_process(
         argv, cwd=folder, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
     )
@@ -719,7 +721,7 @@ async def test_a_session_cannot_wait_for_anothers_program(folder: Path) -> None:
 
 def test_an_address_that_is_none_is_told(folder: Path) -> None:
     done = subprocess.run(
-        [sys.executable, *command("--http", "nowhere")],
+        [*interpreter(), *command("--http", "nowhere")],
         cwd=folder,
         env=environment(),
         capture_output=True,

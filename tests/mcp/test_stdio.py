@@ -325,6 +325,12 @@ async def test_a_server_that_dies_in_a_call_fails_it_and_is_started_again(
         assert view_of(servers, "raw").problem is None
 
 
+async def has_heard(servers: McpServers, calls: int) -> bool:
+    """Whether the server has received so many calls beside this one."""
+    heard = (await call(servers, "raw:what_was_heard"))["structuredContent"]["heard"]
+    return heard.count("tools/call") > calls
+
+
 async def test_all_calls_that_are_open_are_told() -> None:
     async with connected({"raw": raw()}) as servers:
         pid = (await call(servers, "raw:what_was_heard"))["structuredContent"]["pid"]
@@ -336,7 +342,7 @@ async def test_all_calls_that_are_open_are_told() -> None:
         async with anyio.create_task_group() as tasks:
             for _ in range(20):
                 tasks.start_soon(fail)
-            await anyio.sleep(0.2)
+            await until(lambda: has_heard(servers, 20))
             os.kill(pid, signal.SIGKILL)
         assert kinds == ["lost"] * 20
 
@@ -531,7 +537,7 @@ async def test_a_question_that_could_be_for_two_people_is_declined() -> None:
         asking: Any = find(servers, "raw:ask").execute
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(never, {}, person("Bob"))
-            await anyio.sleep(0.2)
+            await until(lambda: has_heard(servers, 1))
             for name, action in (("Ann", "decline"), ("Bob", "accept")):
                 result = await asking({}, person(name))
                 assert result.details["structuredContent"]["action"] == action
@@ -619,7 +625,7 @@ async def test_leaving_in_the_middle_of_everything_is_quick() -> None:
                 await servers.connect("raw")
                 tasks.start_soon(servers.connect, "silent")
                 tasks.start_soon(hang, servers)
-                await anyio.sleep(0.2)
+                await until(lambda: has_heard(servers, 1))
     assert [type(error) for error in settled] == [McpError]
 
 

@@ -5,7 +5,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any, TypeAlias
 
 import anyio
 import pytest
+from tests.support.forking import interpreter
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(360)]  # the first test fetches the SDK
 
@@ -103,7 +103,8 @@ def drive(request: pytest.FixtureRequest, folder: Path) -> Drive:
                 if request.param.endswith("http"):
                     settings |= await stack.enter_async_context(served(folder, argv))
                 else:
-                    settings |= {"command": sys.executable, "args": argv}
+                    python, *flags = interpreter()
+                    settings |= {"command": python, "args": [*flags, *argv]}
                 node = ["node", SCRIPT.name, json.dumps(settings)]
                 done = await anyio.run_process(node, cwd=folder, check=False)
         assert done.returncode == 0, done.stderr.decode()
@@ -118,7 +119,7 @@ def drive(request: pytest.FixtureRequest, folder: Path) -> Drive:
 @asynccontextmanager
 async def served(folder: Path, argv: list[str]) -> AsyncIterator[dict[str, str]]:
     """A server behind an address; yields that and the token it made."""
-    argv = [sys.executable, *argv, "--http", "127.0.0.1:0"]
+    argv = [*interpreter(), *argv, "--http", "127.0.0.1:0"]
     env = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
     async with await anyio.open_process(
         argv, cwd=folder, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE

@@ -1,4 +1,4 @@
-"""Attacks on messages in and out. Each test failed when it was written: a bug, not a wish."""
+"""Attacks on the inbox and on replies; each found a bug when it was written."""
 
 import logging
 from collections.abc import AsyncIterator
@@ -23,7 +23,7 @@ from clawmode.testing import Turn, call, pause, think
 from clawmode.tools.approvals import Approvals
 from clawmode.tools.tool import Tool
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.hostile]
 
 SLOW = Turn(call("slow", id="c1"))
 
@@ -40,7 +40,7 @@ def queue(mode: str, **more: object) -> dict[str, object]:
 
 
 async def test_a_sender_cannot_be_called_like_a_rule(tmp_path: Path) -> None:
-    """A1: a sender that calls itself `id:alice` has the rights of `id:alice`."""
+    """A sender that calls itself `id:alice` has the rights of `id:alice`."""
     made: list[str] = []
 
     async def delete_all(given: Any, context: Any) -> str:
@@ -57,7 +57,7 @@ async def test_a_sender_cannot_be_called_like_a_rule(tmp_path: Path) -> None:
 
 
 async def test_a_sender_cannot_be_called_like_a_channel(tmp_path: Path) -> None:
-    """A1: the same with the rights of all of another channel."""
+    """The same with the rights of all of another channel."""
     made: list[str] = []
 
     async def delete_all(given: Any, context: Any) -> str:
@@ -74,7 +74,7 @@ async def test_a_sender_cannot_be_called_like_a_channel(tmp_path: Path) -> None:
 
 
 async def test_what_one_sender_floods_with_is_not_said_by_another(tmp_path: Path) -> None:
-    """A2: lines about dropped messages become part of somebody else's turn, with their rights."""
+    """Lines about dropped messages become part of somebody else's turn, with their rights."""
     gate = Gate()
     script = [SLOW, *("More." for _ in range(5))]
     async with talking(
@@ -91,14 +91,14 @@ async def test_what_one_sender_floods_with_is_not_said_by_another(tmp_path: Path
 
 
 def test_no_target_is_the_digest_of_another() -> None:
-    """A3: a room called `~<digest>` is the conversation of the room with that digest."""
+    """A room called `~<digest>` is the conversation of the room with that digest."""
     victim = conversation_key("main", "room", "Bob")
     attacker = victim.rpartition(":")[2]
     assert conversation_key("main", "room", attacker) != victim
 
 
 def test_no_channel_reaches_the_main_conversation() -> None:
-    """A3: the target `main:main` of a channel `agent` is the agent's main session."""
+    """The target `main:main` of a channel `agent` is the agent's main session."""
     assert conversation_key("main", "agent", "main:main") != "agent:main:main"
 
 
@@ -119,7 +119,7 @@ async def together(talk: Any, *texts: str, **more: Any) -> list[Any]:
 
 
 async def test_stop_stops_what_is_just_beginning(tmp_path: Path) -> None:
-    """A4: a turn that was taken from the line and has no run yet survives /stop."""
+    """A turn that was taken from the line and has no run yet survives /stop."""
     gate = Gate()
     async with talking(tmp_path, [SLOW, "Done."], tools=[gate.tool]) as talk:
         taken = await together(talk, "wipe the disk", "/stop")
@@ -129,7 +129,7 @@ async def test_stop_stops_what_is_just_beginning(tmp_path: Path) -> None:
 
 
 async def test_new_takes_what_is_just_beginning_with_it(tmp_path: Path) -> None:
-    """A4: the same with /new: the old turn goes on after the new conversation has begun."""
+    """The same with /new: the old turn goes on after the new conversation has begun."""
     gate = Gate()
     async with talking(tmp_path, [SLOW, "Done."], tools=[gate.tool]) as talk:
         await together(talk, "wipe the disk", "/new")
@@ -138,7 +138,7 @@ async def test_new_takes_what_is_just_beginning_with_it(tmp_path: Path) -> None:
 
 
 async def test_a_message_that_is_just_beginning_can_be_cancelled(tmp_path: Path) -> None:
-    """A4: `cancel` says no, and then it runs."""
+    """`cancel` says no, and then it runs."""
     gate = Gate()
     async with talking(tmp_path, [SLOW, "Done."], tools=[gate.tool]) as talk:
         taken = await talk.say("wipe the disk")
@@ -152,7 +152,7 @@ async def test_a_message_that_is_just_beginning_can_be_cancelled(tmp_path: Path)
 async def test_interrupt_interrupts_what_is_just_beginning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A4: with `interrupt` a turn that is being started is run to its end, before the newest."""
+    """With `interrupt` a turn that is being started is run to its end, before the newest."""
     gate = Gate()
     async with talking(
         tmp_path, ["Newest."], tools=[gate.tool], messages=queue("interrupt")
@@ -181,7 +181,7 @@ async def test_interrupt_interrupts_what_is_just_beginning(
 async def test_a_model_that_raises_in_compact_does_not_end_the_host(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A5: /compact runs as a task of the inbox, where any exception ends all conversations."""
+    """/compact runs as a task of the inbox, where any exception ends all conversations."""
     async with talking(tmp_path, ["One.", "Two.", "Three.", "Four."]) as talk:
         for text in ("a " * 400, "b " * 400, "c " * 400):
             await talk.say(text)
@@ -204,7 +204,7 @@ async def test_a_model_that_raises_in_compact_does_not_end_the_host(
 async def test_a_long_message_that_grows_is_not_sent_again_and_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """B1: with each change, all that is over 4000 characters is posted anew."""
+    """With each change, all that is over 4000 characters is posted anew."""
     monkeypatch.setattr("clawmode.messaging.reply_delivery.EDIT_SECONDS", 0.02)
     room = Room(can_edit=True)
     words = " ".join(f"word{number}" for number in range(1_000))  # two parts
@@ -218,7 +218,7 @@ async def test_a_long_message_that_grows_is_not_sent_again_and_again(
 
 
 async def test_two_texts_of_one_answer_are_not_sent_twice(tmp_path: Path) -> None:
-    """B2: blocks go out by text, the reply by message: what has two texts is sent twice."""
+    """Blocks go out by text, the reply by message: what has two texts is sent twice."""
     script = [Turn("First part.", think("Hm."), "Second part.")]
     async with talking(tmp_path, script, agents=agents(blockStreaming=True)) as talk:
         await talk.say("go")
@@ -228,7 +228,7 @@ async def test_two_texts_of_one_answer_are_not_sent_twice(tmp_path: Path) -> Non
 
 
 async def test_another_model_does_not_add_to_what_one_said(tmp_path: Path) -> None:
-    """B3: before a fallback the words so far are not reset, so clients see both in one text."""
+    """Before a fallback the words so far are not reset, so clients see both in one text."""
     script = [Turn("Half of it", pause(0.2), error="auth"), Turn("All of ", pause(0.2), "it.")]
     sections = agents(model={"primary": "scripted/a", "fallbacks": ["scripted/b"]})
     async with talking(tmp_path, script, agents=sections) as talk:
@@ -242,7 +242,7 @@ async def test_another_model_does_not_add_to_what_one_said(tmp_path: Path) -> No
 async def test_what_was_sent_to_somebody_else_is_still_said_to_whoever_asked(
     tmp_path: Path,
 ) -> None:
-    """B4: the reply is taken for a repetition of what another person was sent."""
+    """The reply is taken for a repetition of what another person was sent."""
     send = call("message", {"text": "Lunch is at noon.", "target": "alice"}, id="c1")
     rules = {"message": {"targets": ["room:alice"]}}
     script = [Turn(send), Turn("Lunch is at noon.")]
@@ -265,7 +265,7 @@ class SlowRoom(Room):
 
 
 async def test_a_reply_is_not_torn_apart_by_the_next_one(tmp_path: Path) -> None:
-    """B5: two runs' replies to one place mix when the channel is slow."""
+    """Two runs' replies to one place mix when the channel is slow."""
     gate = Gate()
     gate.open.set()
     room = SlowRoom()
@@ -283,7 +283,7 @@ async def test_a_reply_is_not_torn_apart_by_the_next_one(tmp_path: Path) -> None
 async def test_a_change_that_fails_does_not_swallow_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """B6: the last change of a message that grew fails: the person is left with half of it."""
+    """The last change of a message that grew fails: the person is left with half of it."""
     monkeypatch.setattr("clawmode.messaging.reply_delivery.EDIT_SECONDS", 0.02)
 
     class Stubborn(Room):
@@ -300,7 +300,7 @@ async def test_a_change_that_fails_does_not_swallow_the_end(
 async def test_a_reply_that_is_lost_is_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """B7: a reply that no channel takes is gone without a line."""
+    """A reply that no channel takes is gone without a line."""
     caplog.set_level(logging.INFO, "clawmode")
     async with talking(tmp_path, ["Important."], room=Room(broken=True)) as talk:
         await talk.say("go")
@@ -309,7 +309,7 @@ async def test_a_reply_that_is_lost_is_logged(
 
 
 async def test_an_answer_is_sent_though_a_thought_has_its_words(tmp_path: Path) -> None:
-    """B8: a text counts as sent if a thought or a tool's line had the same words."""
+    """A text counts as sent if a thought or a tool's line had the same words."""
     script = [Turn(think("It is noon."), "It is noon.")]
     async with talking(tmp_path, script, agents=agents(reasoning="on")) as talk:
         await talk.say("go")
@@ -318,7 +318,7 @@ async def test_an_answer_is_sent_though_a_thought_has_its_words(tmp_path: Path) 
 
 
 async def test_a_turn_that_ends_in_the_queue_has_an_end_for_chat_clients(tmp_path: Path) -> None:
-    """B9: a run that is aborted before it began has no `final`, so a client waits forever."""
+    """A run that is aborted before it began has no `final`, so a client waits forever."""
     gate = Gate()
     async with talking(tmp_path, [SLOW, "Done."], tools=[gate.tool]) as talk:
         first = await talk.runtime.start(AgentRequest(message="one"))
@@ -335,7 +335,7 @@ async def test_a_turn_that_ends_in_the_queue_has_an_end_for_chat_clients(tmp_pat
 
 
 async def test_replies_that_are_on_their_way_are_sent_before_the_end(tmp_path: Path) -> None:
-    """B10: who closes the host right after a run has ended loses its reply."""
+    """Who closes the host right after a run has ended loses its reply."""
     room = SlowRoom(seconds=0.2)
     async with talking(tmp_path, ["Important."], room=room) as talk:
         taken = await talk.say("go")
@@ -350,7 +350,7 @@ async def test_replies_that_are_on_their_way_are_sent_before_the_end(tmp_path: P
 
 
 async def test_what_was_said_to_a_run_is_forgotten_when_it_was_read(tmp_path: Path) -> None:
-    """C1: steered messages, with their pictures, are kept for as long as the process lives."""
+    """Steered messages, with their pictures, are kept for as long as the process lives."""
     gate = Gate()
     async with talking(tmp_path, [SLOW, "Both."], tools=[gate.tool]) as talk:
         await talk.say("first")
@@ -362,7 +362,7 @@ async def test_what_was_said_to_a_run_is_forgotten_when_it_was_read(tmp_path: Pa
 
 
 async def test_who_keeps_talking_does_not_keep_a_session_from_running(tmp_path: Path) -> None:
-    """C2: each message begins the wait anew, without an end; those over the cap are dropped."""
+    """Each message begins the wait anew, without an end; those over the cap are dropped."""
     gate = Gate()
     settings = {"queue": {"mode": "collect", "debounceMs": 150, "cap": 5}}
     script = [SLOW, *("More." for _ in range(20))]
@@ -380,7 +380,7 @@ async def test_who_keeps_talking_does_not_keep_a_session_from_running(tmp_path: 
 async def test_a_slow_answer_to_a_command_does_not_hold_up_the_next_message(
     tmp_path: Path,
 ) -> None:
-    """C3: a message is kept only when the answer to a command was sent: a minute, if that hangs."""
+    """A message is kept only when the answer to a command was sent: a minute, if that hangs."""
     room = SlowRoom(seconds=3)
     async with talking(tmp_path, ["Done."], room=room) as talk:
         with anyio.fail_after(1):
@@ -393,7 +393,7 @@ async def test_a_slow_answer_to_a_command_does_not_hold_up_the_next_message(
 async def test_what_a_tool_has_sent_does_not_grow_a_second_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """B11: a repetition is shown as it grows, and its first half stays there."""
+    """A repetition is shown as it grows, and its first half stays there."""
     monkeypatch.setattr("clawmode.messaging.reply_delivery.EDIT_SECONDS", 0.02)
     room = Room(can_edit=True)
     send = call("message", {"text": "It is done."}, id="c1")
@@ -405,7 +405,7 @@ async def test_what_a_tool_has_sent_does_not_grow_a_second_time(
 
 
 async def test_collected_messages_that_are_too_long_for_one_turn_are_two(tmp_path: Path) -> None:
-    """C4: messages that are fine each are lost together."""
+    """Messages that are fine each are lost together."""
     gate = Gate()
     script = [SLOW, "One.", "Two.", "Three."]
     async with talking(tmp_path, script, tools=[gate.tool], messages=queue("collect")) as talk:
@@ -421,7 +421,7 @@ async def test_collected_messages_that_are_too_long_for_one_turn_are_two(tmp_pat
 
 @pytest.mark.parametrize("text", ["/stop\nplease", "/stop\tnow"])
 async def test_a_command_ends_where_a_line_does(tmp_path: Path, text: str) -> None:
-    """C5: a command before a new line is said to the model, and stops nothing."""
+    """A command before a new line is said to the model, and stops nothing."""
     gate = Gate()
     async with talking(tmp_path, [SLOW, "Done."], tools=[gate.tool]) as talk:
         await talk.say("first")
@@ -433,7 +433,7 @@ async def test_a_command_ends_where_a_line_does(tmp_path: Path, text: str) -> No
 
 
 async def test_a_silent_answer_in_two_texts_is_silent(tmp_path: Path) -> None:
-    """B2: `NO_REPLY` in two texts goes out as two blocks."""
+    """`NO_REPLY` in two texts goes out as two blocks."""
     script = [Turn("NO_", think("Hm."), "REPLY")]
     async with talking(tmp_path, script, agents=agents(blockStreaming=True)) as talk:
         await talk.say("go")
@@ -442,7 +442,7 @@ async def test_a_silent_answer_in_two_texts_is_silent(tmp_path: Path) -> None:
 
 
 async def test_whoever_approves_sees_what_they_approve(tmp_path: Path) -> None:
-    """A6: /approve and /status show "Run a command?", and not which."""
+    """/approve and /status show "Run a command?", and not which."""
     approvals = Approvals()
     script = [Turn(call("exec", {"command": "rm -rf /important"}, id="c1")), "Done."]
     async with talking(
@@ -458,7 +458,7 @@ async def test_whoever_approves_sees_what_they_approve(tmp_path: Path) -> None:
 async def test_an_error_is_told_without_secrets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """F2: what a library raises goes to the room word for word, a key in an address included."""
+    """What a library raises goes to the room word for word, a key in an address included."""
     async with talking(tmp_path, ["Never."]) as talk:
         monkeypatch.setattr("clawmode.agent.loop.MAX_BACKOFF", 0.0)
 
@@ -475,7 +475,7 @@ async def test_an_error_is_told_without_secrets(
 
 
 async def test_a_session_that_can_be_none_is_not_asked_for_again_and_again() -> None:
-    """C6: a bad `session` is answered 500, "try again", though it never can be taken."""
+    """A bad `session` is answered 500, "try again", though it never can be taken."""
 
     async def receive(message: Inbound) -> None:
         session_key(message.session_key)

@@ -9,8 +9,9 @@ from typing import Any
 import anyio
 import anyio.from_thread
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
+from tests.support.fuzzing import examples
 from tests.support.gateway_inside import Inside, inside
 
 from clawmode.gateway.clients import Client, EncodedEvent
@@ -236,19 +237,14 @@ def hostile(schema: Mapping[str, Any]) -> st.SearchStrategy[dict[str, Any]]:
     return close | st.dictionaries(st.sampled_from([*known, "x"]) | TEXTS, JSON, max_size=4)
 
 
+@pytest.mark.hypothesis  # the property is inside, where a gateway is
 @pytest.mark.parametrize("name", sorted(METHODS))
 async def test_no_parameters_bring_a_method_down(
     tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with inside(tmp_path) as it:
 
-        @settings(
-            max_examples=25,
-            deadline=None,
-            derandomize=True,
-            database=None,
-            suppress_health_check=list(HealthCheck),
-        )
+        @examples(25, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
         @given(hostile(METHODS[name].schema))
         def attack(params: dict[str, Any]) -> None:
             frame = anyio.from_thread.run(it.answer, it.admin, name, params)

@@ -21,6 +21,7 @@ import pytest
 import wasmtime
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from tests.support.fuzzing import examples
 from tests.support.stepping import finish
 
 from clawmode.exceptions import (
@@ -72,15 +73,16 @@ from clawmode.sandbox.vm import Vm
 from clawmode.sandbox.wasm import THREAD_STACK, new_engine
 from clawmode.types import ERROR_CODES
 
+pytestmark = pytest.mark.hostile
+
 T = TypeVar("T")
 
 
-def fuzz(examples: int) -> settings:
+def fuzz(count: int) -> settings:
     """The same examples in every run: what is found here is found by everyone."""
-    return settings(
+    return examples(
+        count,
         derandomize=True,
-        deadline=None,
-        max_examples=examples,
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
     )
 

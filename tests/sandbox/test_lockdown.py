@@ -40,7 +40,8 @@ from clawmode.sandbox.protocol import (
     Suspension,
 )
 
-pytestmark = pytest.mark.timeout(60)  # a guest of 1 GB takes a while on a busy machine
+# A guest of 1 GB takes a while on a busy machine.
+pytestmark = [pytest.mark.hostile, pytest.mark.timeout(60)]
 
 
 def offers(call: str, *arguments: int) -> bool:

@@ -17,9 +17,10 @@ from typing import Any
 import anyio
 import pytest
 from anyio.lowlevel import checkpoint
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from inline_snapshot import snapshot
+from tests.support.fuzzing import examples
 from tests.support.session_writer import kill_writers, started
 
 from clawmode.messages import (
@@ -297,7 +298,7 @@ def in_a_fresh_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("transcripts") / "t.jsonl"
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(messages=st.lists(MESSAGES, max_size=8))
 async def test_any_conversation_is_read_as_it_was_written(
     tmp_path_factory: pytest.TempPathFactory, messages: list[Message]
@@ -329,7 +330,7 @@ def check_replay(messages: list[Message]) -> None:
     assert waiting == []
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(garbage=st.lists(st.binary(max_size=40), max_size=6), data=st.data())
 async def test_no_garbage_makes_a_transcript_unreadable(
     tmp_path_factory: pytest.TempPathFactory, garbage: list[bytes], data: st.DataObject

@@ -56,7 +56,7 @@ async def finish(
         settled = tuple(reply for reply in replies if reply is not None)
         if not settled:
             assert outcome.due, "the cell waits for an answer that the test does not give"
-            await anyio.sleep(max(outcome.due / 1000 - time.time(), 0))
+            await anyio.sleep(max(outcome.due / 1000 - time.time(), 0))  # a timer of the guest
         left = output_left - sum(item.size for item in output)
         step = Resume(settled, None, used, left, now=outcome.due)
     output += outcome.output

@@ -6,13 +6,13 @@ import re
 import struct
 import subprocess
 import termios
-import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
 
 from tests.support.command_driver import Seat
 from tests.support.forking import SECONDS, Zygote
+from tests.support.waiting import until_sync
 
 WHERE, HERE = b"\x1b[6n", b"\x1b[1;1R"
 """Where is the cursor, and where it is said to be."""
@@ -96,13 +96,18 @@ class Tmux:
 
     def until(self, seen: Callable[[list[str]], bool]) -> list[str]:
         """Waits until the screen shows something; its lines, without spaces at their ends."""
-        limit = time.monotonic() + SECONDS
-        while time.monotonic() < limit:
-            lines = [line.rstrip() for line in self._run("capture-pane", "-p").split("\n")[:-1]]
-            if lines and seen(lines):
-                return lines
-            time.sleep(0.05)
-        raise AssertionError("\n".join(lines))
+        lines: list[str] = []
+
+        def fits() -> bool:
+            screen = self._run("capture-pane", "-p")
+            lines[:] = [line.rstrip() for line in screen.split("\n")[:-1]]
+            return bool(lines) and seen(lines)
+
+        try:
+            until_sync(fits, SECONDS)
+        except TimeoutError:
+            raise AssertionError("\n".join(lines)) from None
+        return lines
 
     def _run(self, *arguments: str) -> str:
         done = subprocess.run(

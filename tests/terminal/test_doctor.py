@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.cli_driver import command_line
 
 from clawmode.app import setup as command_setup
 from clawmode.app.setup import Options, Setup
@@ -27,7 +28,7 @@ server.run("stdio")
 
 
 def examined(folder: Path, *more: str, **env: str) -> tuple[int, dict[str, list[tuple[str, str]]]]:
-    command = [sys.executable, "-m", "clawmode", "doctor", "--json", "--state", "state", *more]
+    command = command_line("doctor", "--json", "--state", "state", *more)
     done = subprocess.run(
         command,
         cwd=folder,

@@ -5,7 +5,7 @@ from typing import Any
 import anyio
 import pytest
 from tests.support.cli_driver import Person
-from tests.support.waiting import until
+from tests.support.waiting import idle, until
 
 from clawmode import Approvals, CodeMode
 from clawmode.context import RunContext
@@ -50,7 +50,7 @@ async def test_a_program_is_parked_until_somebody_tells() -> None:
 
 async def test_other_calls_go_on_meanwhile() -> None:
     async def count(given: JsonObject, context: ToolContext) -> int:
-        await anyio.sleep(0.1)
+        await idle()
         return 3
 
     approvals = Approvals(inputs="ask")

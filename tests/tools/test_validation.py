@@ -10,9 +10,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from inline_snapshot import snapshot
+from tests.support.fuzzing import examples
 
 from clawmode.exceptions import ClawmodeError
 from clawmode.tools import validation
@@ -236,7 +237,7 @@ def test_long_values_names_and_paths_are_cut() -> None:
         max_leaves=10,
     )
 )
-@settings(max_examples=200, deadline=None)
+@examples(200)
 def test_any_json_gets_an_answer(value: JsonValue) -> None:
     for text in problems(ORDER, value):
         assert text.startswith(("input", "and "))

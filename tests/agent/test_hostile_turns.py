@@ -1,4 +1,4 @@
-"""Attacks on runs, sessions and what stands around them. Each failed when it was written."""
+"""Attacks on runs, sessions, commands and secrets; each found a bug when it was written."""
 
 import gc
 import json
@@ -22,7 +22,7 @@ from clawmode.tools.hooks import Hooks
 from clawmode.tools.tool import Tool, ToolContext
 from clawmode.types import JsonObject
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.hostile]
 
 SLOW = Turn(call("slow", id="c1"))
 KEY = "agent:main:main"
@@ -51,7 +51,7 @@ class Lingering(Gate):
 
 
 async def test_what_is_asked_while_a_session_is_reset_is_in_the_new_one(tmp_path: Path) -> None:
-    """D1: a run is bound to a session when it is accepted; by its turn that may be the old one."""
+    """A run is bound to a session when it is accepted; by its turn that may be the old one."""
     gate = Lingering()
     async with opened(tmp_path, [SLOW, "New."], tools=[gate.tool], configuration=DIRECT) as agent:
         first = await agent.runtime.start(AgentRequest(message="one"))
@@ -68,7 +68,7 @@ async def test_what_is_asked_while_a_session_is_reset_is_in_the_new_one(tmp_path
 
 
 async def test_a_run_does_not_write_to_a_session_that_was_deleted(tmp_path: Path) -> None:
-    """D2: the same with a deletion: its transcript is a file that no session has."""
+    """The same with a deletion: its transcript is a file that no session has."""
     gate = Lingering()
     async with opened(tmp_path, [SLOW, "New."], tools=[gate.tool], configuration=DIRECT) as agent:
         first = await agent.runtime.start(AgentRequest(message="one"))
@@ -86,7 +86,7 @@ async def test_a_run_does_not_write_to_a_session_that_was_deleted(tmp_path: Path
 
 
 async def test_a_queued_run_sees_that_another_process_deleted_its_session(tmp_path: Path) -> None:
-    """D2: the same if it was deleted by a command, while the run waited."""
+    """The same if it was deleted by a command, while the run waited."""
     gate = Gate()
     async with opened(
         tmp_path, [SLOW, "Two."], tools=[gate.tool], max_concurrent=1, configuration=DIRECT
@@ -107,7 +107,7 @@ async def test_a_queued_run_sees_that_another_process_deleted_its_session(tmp_pa
 
 
 async def test_a_session_is_reset_while_all_places_are_taken(tmp_path: Path) -> None:
-    """D3: /new in one conversation waits for the runs of all others."""
+    """/new in one conversation waits for the runs of all others."""
     gate = Gate()
     async with opened(
         tmp_path, [SLOW, "Done."], tools=[gate.tool], max_concurrent=1, configuration=DIRECT
@@ -124,7 +124,7 @@ async def test_a_session_is_reset_while_all_places_are_taken(tmp_path: Path) -> 
 
 
 async def test_new_does_not_wait_for_a_summary(tmp_path: Path) -> None:
-    """D4: neither /stop nor /new stops a /compact: for up to three minutes, nothing goes on."""
+    """Neither /stop nor /new stops a /compact: for up to three minutes, nothing goes on."""
     stuck = anyio.Event()
     script = ["One.", "Two.", "Three.", Turn(pause(stuck), "Summary.")]
     async with talking(tmp_path, script) as talk:
@@ -143,7 +143,7 @@ async def test_new_does_not_wait_for_a_summary(tmp_path: Path) -> None:
 
 
 async def test_stop_does_not_wait_for_hooks(tmp_path: Path) -> None:
-    """D5: a hook that hangs on one message keeps /stop out of the session until it times out."""
+    """A hook that hangs on one message keeps /stop out of the session until it times out."""
     gate = Gate()
     async with talking(tmp_path, [SLOW, "Done."], tools=[gate.tool]) as talk:
         await talk.say("wipe the disk")
@@ -167,7 +167,7 @@ async def test_stop_does_not_wait_for_hooks(tmp_path: Path) -> None:
 
 
 async def test_who_asked_hears_that_their_run_was_given_up(tmp_path: Path) -> None:
-    """E1: diagnostics abort a run, and whoever waits for an answer is never told."""
+    """Diagnostics abort a run, and whoever waits for an answer is never told."""
     async with talking(tmp_path, [Turn(pause(60), "Late.")]) as talk:
         watching = Watching(talk.runtime)
         taken = await talk.say("go")
@@ -179,7 +179,7 @@ async def test_who_asked_hears_that_their_run_was_given_up(tmp_path: Path) -> No
 
 
 async def test_a_hook_of_the_wrong_type_does_not_end_the_host(tmp_path: Path) -> None:
-    """E2: `SendDecision(text=5)` is not looked at; the exception ends delivery, and the host."""
+    """`SendDecision(text=5)` is not looked at; the exception ends delivery, and the host."""
     async with talking(tmp_path, ["One.", "Two."]) as talk:
         answers: Any = SendDecision(text=5)  # pyrefly: ignore[bad-argument-type]
         remove = talk.hooks.on("message_sending", lambda event: answers)
@@ -192,7 +192,7 @@ async def test_a_hook_of_the_wrong_type_does_not_end_the_host(tmp_path: Path) ->
 
 
 async def test_work_that_never_began_is_no_progress(tmp_path: Path) -> None:
-    """E3: who starts and aborts runs that wait keeps a stalled one alive forever."""
+    """Who starts and aborts runs that wait keeps a stalled one alive forever."""
     async with opened(tmp_path, [Turn(pause(60), "Late.")]) as agent:
         watching = Watching(agent.runtime)
         run = await agent.runtime.start(AgentRequest(message="go"))
@@ -248,7 +248,7 @@ async def test_work_that_never_began_is_no_progress(tmp_path: Path) -> None:
 )
 @pytest.mark.covers("S-21")
 def test_all_secrets_of_a_configuration_are_known(sections: dict[str, Any]) -> None:
-    """F1: settings that are marked secret are not struck out of trajectories."""
+    """Settings that are marked secret are not struck out of trajectories."""
 
     class _Setup:
         configuration = configured(**sections)
@@ -262,7 +262,7 @@ def test_all_secrets_of_a_configuration_are_known(sections: dict[str, Any]) -> N
 
 
 async def test_to_look_at_a_prompt_makes_no_folders(tmp_path: Path) -> None:
-    """G1: each preview of a sandboxed agent leaves a folder for a session that there is not."""
+    """Each preview of a sandboxed agent leaves a folder for a session that there is not."""
     configuration = configured(
         agents={"defaults": {"model": "scripted/a", "sandbox": {"mode": "all"}}}
     )
@@ -277,7 +277,7 @@ async def test_to_look_at_a_prompt_makes_no_folders(tmp_path: Path) -> None:
 
 
 async def test_a_run_that_has_ended_does_not_keep_its_conversation(tmp_path: Path) -> None:
-    """J1: the last 1000 runs each keep a copy of all that was said in their session."""
+    """The last 1000 runs each keep a copy of all that was said in their session."""
     async with opened(tmp_path, ["One.", "Two."]) as agent:
         await agent.ask("a")
         await agent.ask("b")
@@ -288,7 +288,7 @@ async def test_a_run_that_has_ended_does_not_keep_its_conversation(tmp_path: Pat
 
 
 async def test_a_deleted_session_leaves_no_sandbox(tmp_path: Path) -> None:
-    """J2: what a sandboxed session worked with stays when it is deleted."""
+    """What a sandboxed session worked with stays when it is deleted."""
     configuration = configured(
         agents={"defaults": {"model": "scripted/a", "sandbox": {"mode": "all"}}}
     )
@@ -303,7 +303,7 @@ async def test_a_deleted_session_leaves_no_sandbox(tmp_path: Path) -> None:
 
 
 async def test_a_workspace_around_the_state_does_not_let_a_model_rule(tmp_path: Path) -> None:
-    """K1: in a workspace that holds the state, `write` changes what the host forbids."""
+    """In a workspace that holds the state, `write` changes what the host forbids."""
     (tmp_path / "exec-approvals.json").write_text(
         json.dumps({"version": 1, "defaults": {"security": "deny"}})
     )
@@ -321,7 +321,7 @@ async def test_a_workspace_around_the_state_does_not_let_a_model_rule(tmp_path: 
 
 
 async def test_a_model_cannot_write_itself_a_skill_to_have_its_secrets(tmp_path: Path) -> None:
-    """K2: a `SKILL.md` of the right name in the workspace brings the variables of that skill."""
+    """A `SKILL.md` of the right name in the workspace brings the variables of that skill."""
     skill: JsonObject = {"path": "skills/deploy/SKILL.md", "content": "---\ndescription: x\n---\nx"}
     script = [
         Turn(call("write", skill, id="c1")),
@@ -343,7 +343,7 @@ async def test_a_model_cannot_write_itself_a_skill_to_have_its_secrets(tmp_path:
 async def test_what_hooks_put_before_a_message_is_still_there_when_it_is_shortened(
     tmp_path: Path,
 ) -> None:
-    """L1: after a compaction inside of a run, `prependContext` is gone."""
+    """After a compaction inside of a run, `prependContext` is gone."""
     hooks = Hooks()
     hooks.on("before_prompt_build", lambda event: {"prependContext": "Never delete anything."})
     small = {"contextTokens": 4_000, "compaction": {"reserveTokens": 1_000, "keepRecentTokens": 99}}
