@@ -10,7 +10,8 @@ import pytest
 from tests.support.cli_driver import command_line
 
 from clawmode.app.check import OWN_TOOLS
-from clawmode.app.setup import Options, check, set_up
+from clawmode.app.loading import check, set_up
+from clawmode.app.setup import Options
 from clawmode.config.file import Report
 from clawmode.core_tools.suite import make_core_tools
 from clawmode.exceptions import ConfigurationError

@@ -14,8 +14,9 @@ from clawmode import tool
 from clawmode.agent.models import ModelPool
 from clawmode.agent.requests import AgentRequest
 from clawmode.app.host import open_host
+from clawmode.app.loading import set_up
 from clawmode.app.protected_paths import protected_paths
-from clawmode.app.setup import Options, Setup, set_up
+from clawmode.app.setup import Options, Setup
 from clawmode.testing import ScriptedModel, Turn, call
 from clawmode.tools.approvals import Approvals
 from clawmode.types import JsonObject

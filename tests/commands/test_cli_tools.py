@@ -13,7 +13,8 @@ from tests.support.cli_driver import SHOP, answer, clawmode
 from tests.support.mcp_driver import listed
 from typer.testing import CliRunner
 
-from clawmode.app.setup import Options, check, read_policy, state_folder
+from clawmode.app.loading import check, read_policy
+from clawmode.app.setup import Options, state_folder
 from clawmode.commands.cli import app
 from clawmode.exceptions import ConfigurationError
 from clawmode.tools.loading import load_tools
@@ -228,7 +229,7 @@ def test_the_command_that_goes_on_repeats_what_matters(monkeypatch: pytest.Monke
         approve="never",
         limits={"timeout_ms": 500},
     )
-    assert options.resuming("cm_1") == (
+    assert options.resume_command("cm_1") == (
         "bin/clawmode wait cm_1 --tools a:b --tools c:d "
         """--policy '{ deny: ["it'"'"'s"] }' --approve never --timeout-ms 500"""
     )

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.fuzzing import examples
 
-from clawmode.app.setup import Options, check, set_up
+from clawmode.app.loading import check, set_up
+from clawmode.app.setup import Options
 from clawmode.config.file import MAX_SIZE, ConfigFile, find, load
 from clawmode.exceptions import ConfigurationError
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from tests.support.cli_driver import command_line
 
-from clawmode.app.setup import Options, agree, check, set_up
+from clawmode.app.loading import agree, check, set_up
+from clawmode.app.setup import Options
 from clawmode.config import resolve as settings
 from clawmode.config import trust as config_trust
 from clawmode.config.file import load
@@ -208,7 +209,7 @@ def test_agreeing_shows_first_that_nobody_would_be_asked(work: Path) -> None:
     write(work / "clawmode.json5", json.dumps(data))
     lines = agree(None)[1]
     assert lines[0].startswith('tools.approve is "always" for helper: anyone')
-    assert {"what may be installed: sh -c id", "key p: print-key"} <= {*lines}
+    assert {"policy for installing: sh -c id", "key p: print-key"} <= {*lines}
 
 
 @pytest.mark.covers("N-5")

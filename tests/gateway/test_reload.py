@@ -12,7 +12,7 @@ import pytest
 from tests.support.gateway_inside import Inside, Refused, echo, events, inside
 from tests.support.waiting import Gate, until
 
-from clawmode.app.setup import agree
+from clawmode.app.loading import agree
 from clawmode.gateway.reload import reload_at_signal
 from clawmode.testing import Turn, call
 

@@ -19,8 +19,9 @@ from mcp.client.auth import OAuthFlowError
 from tests.support.mcp_driver import call, connected, view_of
 from tests.support.web_server import Request, WebServer, web_server
 
+from clawmode.app.loading import set_up
 from clawmode.app.servers import TOKENS
-from clawmode.app.setup import Options, set_up
+from clawmode.app.setup import Options
 from clawmode.config.mcp import read_servers
 from clawmode.exceptions import ConfigurationError
 from clawmode.mcp.auth import make_auth

@@ -26,7 +26,8 @@ from tests.support.waiting import until
 
 from clawmode import Approvals, CodeMode, Pool, tool
 from clawmode.addresses import Attempts
-from clawmode.app.setup import Options, set_up
+from clawmode.app.loading import set_up
+from clawmode.app.setup import Options
 from clawmode.config.mcp import read_servers
 from clawmode.context import RunContext
 from clawmode.exceptions import ConfigurationError

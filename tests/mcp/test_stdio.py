@@ -12,8 +12,9 @@ import pytest
 from tests.support.mcp_driver import call, connected, context, find, raw, view_of
 from tests.support.waiting import until
 
+from clawmode.app.loading import set_up
 from clawmode.app.servers import log_file, open_servers
-from clawmode.app.setup import Options, set_up
+from clawmode.app.setup import Options
 from clawmode.context import RunContext
 from clawmode.mcp.servers import McpServers
 from clawmode.mcp.wire import McpError

@@ -32,7 +32,7 @@ from tests.support.command_driver import serving
 from tests.support.forking import Started
 from tests.support.tool_search_driver import bodies
 
-from clawmode.app.setup import check
+from clawmode.app.loading import check
 from clawmode.commands.cli import app
 from clawmode.config import json5
 from clawmode.core_tools.exec_approvals import HostFile

@@ -59,7 +59,7 @@ HOMES = {
     "pydantic_ai": {"models.direct", "models.conversion", "models.failures"},
     "pydantic_core": {"tools.function"},
     "pyjson5": {"config.json5"},
-    "rich": {"app.console"},
+    "rich": {"app.console", "terminal.call_tree"},
     "starlette": {"gateway.server", "messaging.webhook", "messaging.webhook_request", "mcp.server"},
     "tokenizers": {"catalog.vectors"},
     "typer": {f"commands.{path.stem}" for path in (ROOT / "commands").glob("[a-z]*.py")},

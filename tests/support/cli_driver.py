@@ -17,7 +17,7 @@ from typing import Any
 
 from tests.support.forking import SECONDS, Started, interpreter, shared_zygote
 
-from clawmode.app.setup import agree
+from clawmode.app.loading import agree
 
 
 def command_line(*arguments: str) -> list[str]:

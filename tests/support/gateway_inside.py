@@ -13,7 +13,8 @@ import anyio
 
 from clawmode.agent.models import ModelPool
 from clawmode.app.host import open_host
-from clawmode.app.setup import Options, set_up
+from clawmode.app.loading import set_up
+from clawmode.app.setup import Options
 from clawmode.config import resolve as settings
 from clawmode.cron.job import configured_jobs
 from clawmode.cron.jobs import Jobs

@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 from tests.support.cli_driver import SHOP, Person, clawmode, plain, trusted
 
-from clawmode.app.console import MAX_CALLS_KEPT, CallTree, CallView, duration
-from clawmode.app.setup import Options, set_up
+from clawmode.app.console import duration
+from clawmode.app.loading import set_up
+from clawmode.app.setup import Options
 from clawmode.context import RunContext
+from clawmode.terminal.call_tree import MAX_CALLS_KEPT, CallTree, CallView
 from clawmode.terminal.desk import Desk, Terminal, attended, describe
 from clawmode.text import IN_TEXT, escape, one_line
 from clawmode.tools.approvals import Question
@@ -413,10 +415,10 @@ def ended(number: int, *, ok: bool = True) -> CallEvent:
 
 def test_a_tree_of_many_calls_keeps_the_latest_and_all_that_are_open() -> None:
     tree = CallTree()
-    tree.take(started(0))
+    tree.add(started(0))
     for number in range(1, 1001):
-        tree.take(started(number))
-        tree.take(ended(number, ok=number != 7))
+        tree.add(started(number))
+        tree.add(ended(number, ok=number != 7))
     lines = [str(line) for line in tree.lines()]
     assert lines[0] == "exec: 1001 calls, 1 failed, 1 open"
     assert lines[1] == f"├─ ⋮ {1001 - MAX_CALLS_KEPT} earlier"
@@ -428,15 +430,15 @@ def test_a_tree_of_many_calls_keeps_the_latest_and_all_that_are_open() -> None:
 
 def test_a_tree_takes_what_comes_in_any_order_and_of_any_kind() -> None:
     tree = CallTree()
-    tree.take(ended(1))
-    tree.take(CallEvent("update", "1", "x", update="early"))
+    tree.add(ended(1))
+    tree.add(CallEvent("update", "1", "x", update="early"))
     assert not tree
-    tree.take(CallEvent("start", "1", "a\nb" + "c" * 500))
+    tree.add(CallEvent("start", "1", "a\nb" + "c" * 500))
     endless: list[JsonValue] = []
     endless.append(endless)
-    tree.take(CallEvent("update", "1", "x", update=endless))
-    tree.take(ended(1))
-    tree.take(ended(1))
+    tree.add(CallEvent("update", "1", "x", update=endless))
+    tree.add(ended(1))
+    tree.add(ended(1))
     (_, line) = tree.lines()
     assert line.text.startswith("a b" + "c" * 20)
     assert line.text.endswith("(list)")
@@ -448,8 +450,8 @@ def test_a_tree_is_fed_from_several_threads_at_once() -> None:
 
     def feed(first: int) -> None:
         for number in range(first, first + 500):
-            tree.take(started(number))
-            tree.take(ended(number))
+            tree.add(started(number))
+            tree.add(ended(number))
 
     threads = [threading.Thread(target=feed, args=(first,)) for first in range(0, 4000, 500)]
     for thread in threads:
@@ -463,7 +465,7 @@ def test_a_tree_is_fed_from_several_threads_at_once() -> None:
 def test_a_view_without_calls_shows_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     view = CallView(live=False, summary=True)
     view.close()
-    view.take(started(1))
+    view.add(started(1))
     view.close()
     assert capsys.readouterr().err == ""
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tests.support.cli_driver import command_line
 
-from clawmode.app import setup as command_setup
+from clawmode.app import loading
 from clawmode.app.setup import Options, Setup
 from clawmode.sandbox import artifacts
 from clawmode.terminal import doctor
@@ -93,7 +93,7 @@ def test_a_configuration_or_folder_that_cannot_be_used_is_a_problem(tmp_path: Pa
     text = '{ tools: { codeMode: "on" }, agents: { defaults: { model: "gpt-4o" } } }'
     (tmp_path / "other.json5").write_text(text)
     status, found = examined(tmp_path, "--config", "other.json5")
-    report = command_setup.check(str(tmp_path / "other.json5"))
+    report = loading.check(str(tmp_path / "other.json5"))
     assert status == 1
     assert found["configuration"] == [
         ("problem", it.text.replace(f"{tmp_path}/", "")) for it in report.errors
@@ -107,7 +107,7 @@ def test_a_configuration_or_folder_that_cannot_be_used_is_a_problem(tmp_path: Pa
 
 def setup_of(folder: Path, text: str, **options: Any) -> Setup:
     (folder / "c.json5").write_text(text)
-    return command_setup.set_up(Options(config=str(folder / "c.json5"), **options))
+    return loading.set_up(Options(config=str(folder / "c.json5"), **options))
 
 
 @pytest.mark.covers("N-15")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import anyio
 
-from clawmode.app.console import Progress, tell
+from clawmode.app.console import Progress, print_note
 from clawmode.app.setup import Setup
 from clawmode.mcp.servers import McpServers, ServerView
 from clawmode.tools.tool import Tool
@@ -65,7 +65,7 @@ async def _connect(setup: Setup, servers: McpServers, *, told: bool) -> None:
 
         views = await servers.connect(on_progress=show)
     if told and any(view.problem for view in views):
-        tell(f"what MCP servers write to stderr is in {log_file(setup)}")
+        print_note(f"what MCP servers write to stderr is in {log_file(setup)}")
 
 
 def log_file(setup: Setup) -> Path:

@@ -35,7 +35,8 @@ def check_config(
     warnings; 2 usage.
     """
     with command() as out:
-        from clawmode.app.setup import check, state_folder
+        from clawmode.app.loading import check
+        from clawmode.app.setup import state_folder
         from clawmode.terminal.listings import print_report
 
         report = check(file, state_folder(state))
@@ -59,7 +60,7 @@ def trust_config(
     by this command; one that is named with --config or CLAWMODE_CONFIG needs no agreement.
     """
     with command() as out:
-        from clawmode.app.setup import agree
+        from clawmode.app.loading import agree
 
         path, lines = agree(file)
         out.say("\n".join([f"trusted: {path}", *(f"  {line}" for line in lines)]))

@@ -56,8 +56,8 @@ def gateway(
     if context.invoked_subcommand is not None:
         return
     with command() as out:
+        from clawmode.app.loading import set_up
         from clawmode.app.secrets import known_secrets
-        from clawmode.app.setup import set_up
         from clawmode.exceptions import ClawmodeError, ConfigurationError
         from clawmode.gateway import logs
         from clawmode.gateway.command import GatewayCommand

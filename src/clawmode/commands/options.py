@@ -180,7 +180,7 @@ def gather(
 
 def load_setup(options: "Options", purpose: "Purpose" = "look") -> "Setup":
     """Reads all that the options name, and says what was not taken as it was given."""
-    from clawmode.app.setup import set_up
+    from clawmode.app.loading import set_up
 
     setup = set_up(options, purpose)
     for note in setup.notes:
@@ -264,6 +264,6 @@ def fail(message: str, status: int) -> NoReturn:
 
 def say(message: str) -> None:
     """Says something to whoever runs the command."""
-    from clawmode.app.console import tell
+    from clawmode.app.console import print_note
 
-    tell(message)
+    print_note(message)

@@ -13,7 +13,7 @@ from typing import Any
 
 import anyio
 
-from clawmode.app import setup as command_setup
+from clawmode.app import loading
 from clawmode.app.host import Host
 from clawmode.app.protected_paths import protected_paths
 from clawmode.app.secrets import known_secrets, withheld
@@ -67,9 +67,7 @@ class CheckedConfiguration:
 
 def examine(path: Path | None, host: Host, *, found_here: bool = False) -> CheckedConfiguration:
     """Looks at a configuration file as `config check` does. Does not raise."""
-    configuration, report = command_setup.read(
-        path, host.setup.state, host.models, found_here=found_here
-    )
+    configuration, report = loading.read(path, host.setup.state, host.models, found_here=found_here)
     jobs = () if report.errors else configured_jobs(configuration.cron)
     return CheckedConfiguration(configuration, jobs, report)
 

@@ -8,7 +8,7 @@ from typing import Any
 import anyio
 
 from clawmode.agent.preview import Preview
-from clawmode.app.console import ProgramOutput, duration, tell
+from clawmode.app.console import ProgramOutput, duration, print_note
 from clawmode.app.secrets import known_secrets
 from clawmode.app.setup import Setup
 from clawmode.config import resolve as settings
@@ -44,7 +44,7 @@ def list_all(setup: Setup, agent_id: str, limit: int) -> list[JsonValue]:
 def print_sessions(out: ProgramOutput, sessions: list[JsonValue]) -> None:
     """Prints them as a table."""
     if not sessions:
-        tell("there are no sessions yet: see `clawmode agent`")
+        print_note("there are no sessions yet: see `clawmode agent`")
         return
     wide = not out.is_terminal or _terminal_width() >= WIDE
     rows: list[list[str]] = []
@@ -92,9 +92,11 @@ def show(out: ProgramOutput, setup: Setup, reference: str, run_id: str) -> None:
     for line in lines:
         out.say(line)
     if not lines:
-        tell(f"nothing has been said in the session {session.key} yet")
+        print_note(f"nothing has been said in the session {session.key} yet")
     if history.unreadable:
-        tell(f"{history.unreadable} entries of the transcript cannot be read, and are left out")
+        print_note(
+            f"{history.unreadable} entries of the transcript cannot be read, and are left out"
+        )
 
 
 def _no_run(session: Session, run_id: str) -> SessionError:

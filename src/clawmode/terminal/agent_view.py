@@ -15,7 +15,8 @@ from typing import Any
 
 from clawmode.agent.events import AgentEvent
 from clawmode.agent.requests import RunResult
-from clawmode.app.console import CallView, ProgramOutput, complain, duration
+from clawmode.app.console import ProgramOutput, duration, print_stderr
+from clawmode.terminal.call_tree import CallView
 from clawmode.text import one_line
 from clawmode.tools.executor import CallEvent
 
@@ -98,7 +99,7 @@ class AgentView:
         elif result.status in ("aborted", "timeout"):  # what the model had said is recorded
             self._write_answer()
         if self._summary:
-            complain(_footer(result, time.time() - self._began))
+            print_stderr(_footer(result, time.time() - self._began))
 
     def lose_words(self, note: str = "") -> None:
         """Says that events were lost. The words that are missing are shown at the end.
@@ -108,7 +109,7 @@ class AgentView:
         """
         if note and self._out is not None and not self._torn:
             with self.paused():
-                complain(note)
+                print_stderr(note)
         self._torn = True
         if not self._at_once:
             self._answer.clear()
@@ -137,7 +138,7 @@ class AgentView:
         if data.get("reset"):
             self._wipe()
             self._end_line()
-            complain("(the model was cut off, and begins again)")
+            print_stderr("(the model was cut off, and begins again)")
         if self._out is not None and not self._torn:
             self._hear(data, self._out)
         if "text" in data:
@@ -221,13 +222,13 @@ class AgentView:
             self._open[event.call_id] = replace(event, tool_id=name)
             if self._calls is None:
                 self._calls = CallView(live=self._live, summary=self._summary, title="the model")
-            self._calls.take(event)
+            self._calls.add(event)
             if name == "wait":
                 # What its program had begun before it was parked goes on below it.
                 for begun in self._nested.values():
-                    self._calls.take(self._below(begun))
+                    self._calls.add(self._below(begun))
         elif self._calls is not None:
-            self._calls.take(event)
+            self._calls.add(event)
         if event.phase == "end":
             self._open.pop(event.call_id, None)
             self._settle()
@@ -238,7 +239,7 @@ class AgentView:
         elif event.phase == "end":
             self._nested.pop(event.call_id, None)
         if self._calls is not None:
-            self._calls.take(self._below(event))
+            self._calls.add(self._below(event))
             self._settle()
 
     def _below(self, event: CallEvent) -> CallEvent:

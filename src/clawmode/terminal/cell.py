@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import anyio
 
-from clawmode.app.console import RED, YELLOW, CallView, ProgramOutput, complain, pretty, tell
+from clawmode.app.console import RED, YELLOW, ProgramOutput, pretty, print_note, print_stderr
 from clawmode.app.setup import AGENT, Options, Setup
 from clawmode.code_mode.code_mode import CodeMode
 from clawmode.code_mode.memory_store import MemoryStore
@@ -24,6 +24,7 @@ from clawmode.context import RunContext
 from clawmode.exceptions import StoreUnavailable
 from clawmode.plugins.loader import Plugins
 from clawmode.plugins.setup import loaded_plugins
+from clawmode.terminal.call_tree import CallView
 from clawmode.terminal.desk import Mode, Terminal, attended, decided, make_approvals
 from clawmode.terminal.interrupts import interruptible, outlast_tools
 from clawmode.tools.approvals import Approvals
@@ -88,7 +89,7 @@ class Foreground:
                 self._open_servers(approvals) as servers,
                 self._open_code_mode(approvals, servers, plugins) as code_mode,
             ):
-                unwatch = code_mode.watch(view.take)
+                unwatch = code_mode.watch(view.add)
                 async with attended(approvals):
                     result = await self._follow(code_mode, start, run_id, approvals, view)
                 # What is cancelled when all is closed is to be seen as it was: open.
@@ -123,7 +124,7 @@ class Foreground:
         try:
             return SqliteStore(self.setup.state)
         except StoreUnavailable as error:  # most programs do not wait
-            tell(str(error))
+            print_note(str(error))
             return MemoryStore()
 
     async def _follow(
@@ -160,7 +161,7 @@ class Foreground:
             later=not self.wait,
             terminal=Terminal.find(stdin_is_taken=self.stdin_is_taken) if asks else None,
             paused=view.paused,
-            tell=tell,
+            tell=print_note,
         )
 
     # ---- Showing ----
@@ -176,12 +177,12 @@ class Foreground:
 
     def _show_end(self, result: CodeModeResult) -> None:
         if result.status == "waiting":
-            complain(f"waiting ({result.reason}); go on with:", YELLOW)
-            complain(f"  {self.options.resuming(result.run_id)}")
+            print_stderr(f"waiting ({result.reason}); go on with:", YELLOW)
+            print_stderr(f"  {self.options.resume_command(result.run_id)}")
         elif self.as_json:
             return
         elif result.status == "failed":
-            complain(f"failed ({result.code}): {result.error}", RED)
+            print_stderr(f"failed ({result.code}): {result.error}", RED)
         elif result.value is not None:
             self.out.say(pretty(result.value))
 

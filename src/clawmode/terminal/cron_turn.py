@@ -10,7 +10,7 @@ import anyio
 from clawmode.agent.models import ModelPool
 from clawmode.agent.requests import AgentRequest, RunResult
 from clawmode.agent.runtime import AgentRuntime, Run
-from clawmode.app.console import ProgramOutput, duration, tell
+from clawmode.app.console import ProgramOutput, duration, print_note
 from clawmode.app.setup import Setup
 from clawmode.config import resolve as settings
 from clawmode.cron.job import Job, check_named, configured_jobs
@@ -49,11 +49,11 @@ def print_jobs(out: ProgramOutput, setup: Setup) -> None:
     """Prints them as a table."""
     found = anyio.run(open_jobs(setup).list)
     if not found:
-        tell("there are no jobs: see `clawmode cron add --help`")
+        print_note("there are no jobs: see `clawmode cron add --help`")
         return
     out.table(["id", "schedule", "next", "last run", "status"], [_row(each) for each in found])
     if not setup.configuration.cron.enabled:
-        tell("cron.enabled is false: none of them runs by itself")
+        print_note("cron.enabled is false: none of them runs by itself")
 
 
 def describe(standing: JobStatus) -> JsonObject:
@@ -144,7 +144,7 @@ class CronCommand(AgentCommand):
             later=False,
             terminal=Terminal.find(stdin_is_taken=False) if mode == "ask" else None,
             paused=view.paused,
-            tell=tell,
+            tell=print_note,
         )
         async with interruptible(), open_runtime(self.setup, approvals, models) as runtime:
             unsubscribe = runtime.subscribe(view.take)

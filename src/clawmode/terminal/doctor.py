@@ -12,12 +12,12 @@ from typing import Literal, TypeAlias
 import anyio
 
 from clawmode.agent.models import ModelPool
-from clawmode.app import setup as command_setup
+from clawmode.app import loading
 from clawmode.app.check import NO_KEY, OWN_TOOLS, missing_key, named_models
 from clawmode.app.own_tools import HOST_FILE
 from clawmode.app.protected_paths import protected_paths
 from clawmode.app.servers import log_file, open_servers
-from clawmode.app.setup import Options, Setup
+from clawmode.app.setup import Options, Setup, state_folder
 from clawmode.catalog.vectors import MissingExtra, choose_ranker
 from clawmode.code_mode.code_mode import CodeMode
 from clawmode.code_mode.memory_store import MemoryStore
@@ -70,9 +70,9 @@ async def examine(options: Options, tell: Tell = lambda text: None) -> AsyncIter
     for finding in _extras():
         yield finding
     try:
-        setup = command_setup.set_up(options)
+        setup = loading.set_up(options)
     except ConfigurationError as error:
-        report = command_setup.check(options.config, command_setup.state_folder(options.state))
+        report = loading.check(options.config, state_folder(options.state))
         for text in [problem.text for problem in report.errors] or [str(error)]:
             yield Finding("configuration", "problem", text)
         return
@@ -143,7 +143,7 @@ def _extras() -> Iterator[Finding]:
 
 
 def _configuration(options: Options, setup: Setup) -> Iterator[Finding]:
-    report = command_setup.check(options.config, setup.state)
+    report = loading.check(options.config, setup.state)
     where = "none: everything has its default" if report.path is None else str(report.path)
     # What is wrong with one MCP server is told where the server is.
     errors = [it.text for it in report.errors if not it.path.startswith(("mcp.", "mcpServers"))]

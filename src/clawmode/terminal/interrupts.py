@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import anyio
 from anyio.abc import TaskStatus
 
-from clawmode.app.console import tell
+from clawmode.app.console import print_note
 
 THREADS_SECONDS = 0.5
 """How long idle threads may take to end."""
@@ -54,6 +54,6 @@ def outlast_tools() -> None:
     for thread in threads:
         thread.join(max(limit - time.monotonic(), 0))
     if any(thread.is_alive() for thread in threads):
-        tell("a tool that cannot be stopped still runs (Ctrl-C leaves without it)")
+        print_note("a tool that cannot be stopped still runs (Ctrl-C leaves without it)")
     for thread in threads:
         thread.join()

@@ -6,7 +6,7 @@ As data for programs, as tables and pages for people.
 import json
 from collections.abc import Sized
 
-from clawmode.app.console import ProgramOutput, pretty, tell
+from clawmode.app.console import ProgramOutput, pretty, print_note
 from clawmode.catalog.catalog import Catalog
 from clawmode.catalog.mcp_namespace import McpNamespace
 from clawmode.catalog.signatures import render_input
@@ -90,7 +90,7 @@ def print_found(out: ProgramOutput, found: JsonObject) -> None:
         print_entries(out, [entry for entry in entries if isinstance(entry, dict)])
         return
     words = f" (in no tool: {', '.join(map(str, unmatched))})" if unmatched else ""
-    tell(f"nothing matches {found['query']!r}{words}")
+    print_note(f"nothing matches {found['query']!r}{words}")
 
 
 def print_page(out: ProgramOutput, page: JsonObject) -> None:

@@ -15,7 +15,7 @@ from clawmode.agent.preview import Preview
 from clawmode.agent.requests import AgentRequest, RunResult
 from clawmode.agent.resolver import ConfigResolver
 from clawmode.agent.runtime import AgentRuntime, Run
-from clawmode.app.console import tell
+from clawmode.app.console import print_note
 from clawmode.app.host import open_host
 from clawmode.app.setup import Setup
 from clawmode.config import resolve as settings
@@ -58,7 +58,7 @@ def find_workspace(setup: Setup) -> Path | None:
     configured = setup.configuration.agents.defaults.workspace
     if here is None and not configured and sys.stderr.isatty():
         text = "the home folder or the state folder is in the current one"
-        tell(f"the agent works in {setup.state / 'workspace'}, because {text}")
+        print_note(f"the agent works in {setup.state / 'workspace'}, because {text}")
     return here
 
 
@@ -112,7 +112,7 @@ class AgentCommand(ShownTurn):
             later=False,
             terminal=Terminal.find(stdin_is_taken=self.stdin_is_taken) if mode == "ask" else None,
             paused=view.paused,
-            tell=tell,
+            tell=print_note,
         )
         opened = open_runtime(self.setup, approvals, models, find_workspace(self.setup))
         async with interruptible(), opened as runtime:
@@ -193,7 +193,7 @@ def _left_at_once(view: AgentView) -> Iterator[None]:
 
     def leave(number: int, frame: object) -> None:
         view.close(None)
-        tell("stopped")
+        print_note("stopped")
         os._exit(STOPPED)
 
     if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:

@@ -9,7 +9,7 @@ from contextlib import contextmanager, nullcontext
 import anyio
 
 from clawmode.addresses import is_loopback
-from clawmode.app.console import complain, tell
+from clawmode.app.console import print_note, print_stderr
 from clawmode.app.servers import TOKENS, log_file, start_servers
 from clawmode.app.setup import Setup
 from clawmode.code_mode.code_mode import CodeMode
@@ -64,8 +64,8 @@ def log_in(setup: Setup, name: str) -> None:
         raise ConfigurationError(f'MCP server {name!r} wants no login: it has no `auth: "oauth"`')
 
     async def send_to(server: str, address: str) -> bool:
-        tell(f"log in to {server} at this address; it comes back to this command by itself:")
-        complain(f"  {address}")
+        print_note(f"log in to {server} at this address; it comes back to this command by itself:")
+        print_stderr(f"  {address}")
         webbrowser.open(address)
         return True
 
@@ -77,7 +77,7 @@ def log_in(setup: Setup, name: str) -> None:
     view = anyio.run(connect)
     if view.problem:
         raise McpError(name, "unavailable", view.problem)
-    tell(f"logged in to {name}, tools: {len(view.tools)}")
+    print_note(f"logged in to {name}, tools: {len(view.tools)}")
 
 
 async def _serve(setup: Setup, approve: Mode, address: tuple[str, int] | None, token: str) -> None:
@@ -93,7 +93,12 @@ async def _serve(setup: Setup, approve: Mode, address: tuple[str, int] | None, t
             config=setup.config,
             policy=setup.policy,
             approvals=make_approvals(
-                approve, later=True, terminal=None, paused=nullcontext, tell=tell, inputs="ask"
+                approve,
+                later=True,
+                terminal=None,
+                paused=nullcontext,
+                tell=print_note,
+                inputs="ask",
             ),
             store=store,
             context=context,
@@ -118,9 +123,9 @@ def _problems_told(setup: Setup, servers: McpServers) -> Iterator[None]:
 
     def tell_of(view: ServerView) -> None:
         if view.problem and told.get(view.name) != view.problem:
-            tell(f"MCP server {view.name}: {view.problem}")
+            print_note(f"MCP server {view.name}: {view.problem}")
             if not any(told.values()):
-                tell(f"what MCP servers write to stderr is in {log_file(setup)}")
+                print_note(f"what MCP servers write to stderr is in {log_file(setup)}")
         told[view.name] = view.problem
 
     for view in servers.views:
@@ -141,9 +146,9 @@ async def _serve_http(
         shown = f"the bearer token {token}"
 
     def ready(used: int) -> None:
-        tell(f"MCP server at http://{host}:{used}/mcp, with {shown}")
+        print_note(f"MCP server at http://{host}:{used}/mcp, with {shown}")
         if not is_loopback(host):
-            tell(
+            print_note(
                 f"{host} can be reached from other machines, and there is no TLS here: the token "
                 "and all data travel unencrypted. Put a reverse proxy with TLS in front of it"
             )

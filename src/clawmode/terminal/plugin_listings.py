@@ -4,7 +4,7 @@ import logging
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
-from clawmode.app.console import ProgramOutput, complain
+from clawmode.app.console import ProgramOutput, print_stderr
 from clawmode.plugins.check import Report
 from clawmode.plugins.install import Installed
 from clawmode.plugins.loader import PluginView
@@ -59,7 +59,7 @@ class _Told(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         if record.name != "clawmode.plugins" or record.levelno < logging.ERROR:
-            complain(f"{record.name}: {record.getMessage()}")
+            print_stderr(f"{record.name}: {record.getMessage()}")
 
 
 @contextmanager

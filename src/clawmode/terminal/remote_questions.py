@@ -7,7 +7,7 @@ from typing import Any
 
 import anyio
 
-from clawmode.app.console import tell
+from clawmode.app.console import print_note
 from clawmode.context import RunContext
 from clawmode.rpc.client import Event, GatewayClient, RpcError
 from clawmode.terminal.desk import Mode, SharedDesk, Terminal, make_approvals
@@ -38,7 +38,7 @@ def remote_approvals(
     """Who answers for a gateway's run: a person, or the mode in their place."""
     if mode == "ask" and terminal is not None:
         return RemoteDesk(terminal, paused)
-    return make_approvals(mode, later=False, terminal=None, paused=paused, tell=tell)
+    return make_approvals(mode, later=False, terminal=None, paused=paused, tell=print_note)
 
 
 class RemoteQuestions:

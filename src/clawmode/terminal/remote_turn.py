@@ -12,7 +12,7 @@ from anyio.abc import TaskGroup
 
 from clawmode.agent.events import AgentEvent, Stream
 from clawmode.agent.requests import AgentRequest, RunResult, Status
-from clawmode.app.console import complain, tell
+from clawmode.app.console import print_note, print_stderr
 from clawmode.app.setup import Options, option_of
 from clawmode.config import file as config_file
 from clawmode.config import resolve as settings
@@ -70,7 +70,9 @@ def check_options(options: Options, place: RunningGateway) -> None:
             f"it: run the turn in this process with --local"
         )
     if mine != place.config:
-        tell(f"the gateway's configuration is used: {place.config or 'none'}, not {mine or 'none'}")
+        print_note(
+            f"the gateway's configuration is used: {place.config or 'none'}, not {mine or 'none'}"
+        )
 
 
 def _asks_nobody(place: RunningGateway) -> bool:
@@ -273,7 +275,7 @@ class _Watched:
                 if self.questions.is_new(event):
                     tasks.start_soon(self.questions.answer, event)
         except ClawmodeError as error:
-            complain(f"questions of the run cannot be seen: {error}")
+            print_stderr(f"questions of the run cannot be seen: {error}")
 
     async def _give_up(self, scope: anyio.CancelScope) -> None:
         """Does not wait for ever for a gateway that does not come back."""
@@ -294,7 +296,7 @@ class _Watched:
             run_id: JsonObject = {"runId": self.begun.run_id}
             await self.client.call("sessions.abort", run_id, timeout=ABORT_SECONDS)
         except ClawmodeError as error:
-            complain(f"the run may go on: {error}")
+            print_stderr(f"the run may go on: {error}")
 
 
 async def _put_questions(desk: RemoteDesk, scope: anyio.CancelScope) -> None:

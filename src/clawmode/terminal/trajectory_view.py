@@ -8,12 +8,13 @@ import json
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from clawmode.app.console import MAX_ID_CHARS, SYMBOLS, Line, State, duration
+from clawmode.app.console import duration
 from clawmode.messages import AssistantMessage, Image, Text, UserMessage
 from clawmode.redaction import Redactor
 from clawmode.sessions.history import History
 from clawmode.sessions.trajectory import Sidecar
 from clawmode.sessions.tree import NestedStep, RunSteps, Step, runs_of, steps_of
+from clawmode.terminal.call_tree import MAX_ID_CHARS, SYMBOLS, Line, State
 from clawmode.text import one_line
 from clawmode.types import JsonValue
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from clawmode.agent.requests import AgentRequest, RunResult
-from clawmode.app.console import RED, YELLOW, ProgramOutput, complain, wrap
+from clawmode.app.console import RED, YELLOW, ProgramOutput, print_stderr, wrap
 from clawmode.app.setup import Options
 from clawmode.terminal.agent_view import AgentView
 from clawmode.terminal.desk import Mode
@@ -80,13 +80,13 @@ class ShownTurn:
         if self.as_json:
             self.out.json(ended.to_json())
         if isinstance(ended, Left):
-            complain("waiting (approval); go on with:", YELLOW)
-            complain(f"  {self._continuing(ended, request)}")
+            print_stderr("waiting (approval); go on with:", YELLOW)
+            print_stderr(f"  {self._continuing(ended, request)}")
             return None
         if ended.status == "aborted":
             raise KeyboardInterrupt
         if ended.error is not None and not self.as_json:
-            complain(_wrapped(f"{ended.status}: {ended.error}"), RED)
+            print_stderr(_wrapped(f"{ended.status}: {ended.error}"), RED)
         outlast_tools()
         gc.freeze()  # else the interpreter looks at all of the libraries before it ends
         return ended
@@ -105,7 +105,7 @@ class ShownTurn:
 
     def _continuing(self, left: Left, request: AgentRequest) -> str:
         """The command that goes on with a run, for a shell in the same folder."""
-        words = shlex.split(self.options.resuming(left.run_id))
+        words = shlex.split(self.options.resume_command(left.run_id))
         at = words.index("wait")
         given = {"--model": request.model, "--thinking": request.thinking}
         words[at : at + 2] = ["agent", "--continue", left.run_id, "--session", left.session_key]
@@ -138,7 +138,7 @@ class _Told(logging.Handler):
         if record.exc_info and record.exc_info[1] is not None:
             text += f": {type(record.exc_info[1]).__name__}: {record.exc_info[1]}"
         with self._view.paused():
-            complain(f"{record.name}: {text}")
+            print_stderr(f"{record.name}: {text}")
 
 
 @contextmanager
