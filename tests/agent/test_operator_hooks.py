@@ -244,7 +244,7 @@ async def test_a_file_that_was_mended_is_loaded(
         ("import sys; sys.exit(3)", "it exited with 3"),
         ("import sys; sys.exit('one\\ntwo')", "it exited with 1: two"),
         ("raise OSError('no luck')", "it exited with 1: OSError: no luck"),
-        ("import os; os.kill(os.getpid(), 9)", "it was ended by signal 9"),
+        ("import os; os.kill(os.getpid(), 9)", "it was killed by signal 9"),
         ("print('hello')", "its answer is not JSON"),
         ("print('{} {}')", "its answer is not JSON"),
         ("print('[1]')", "its answer is not a JSON object"),
@@ -357,7 +357,10 @@ async def test_a_program_that_hangs_is_ended_with_its_children(
         parent="time.sleep(60)",
     )
     entry = program(code, timeout_ms=3_000)
-    assert await failure(caplog, hooks(tmp_path, bad=entry)) == "it took over 3 s, and was ended"
+    assert (
+        await failure(caplog, hooks(tmp_path, bad=entry))
+        == "it took longer than 3 s, and was killed"
+    )
     for pid in await pids(tmp_path):
         await until(lambda pid=pid: not is_alive(pid))
 
@@ -385,7 +388,7 @@ async def test_a_program_that_talks_without_end_is_ended(
 ) -> None:
     code = "import sys\nwhile True: sys.stdout.write('x' * 65536)"
     said = await failure(caplog, hooks(tmp_path, bad=program(code)))
-    assert said == f"it wrote over {MAX_ANSWER} bytes, and was ended"
+    assert said == f"it wrote more than {MAX_ANSWER} bytes, and was killed"
 
 
 async def test_a_program_may_complain_at_length(tmp_path: Path) -> None:
@@ -420,7 +423,7 @@ async def test_an_async_function_that_hangs_is_given_up(
 ) -> None:
     code = "import asyncio\nasync def handle(event): await asyncio.sleep(60)"
     made = hooks(tmp_path, bad=python(tmp_path, "a.py", code, timeout_ms=50))
-    assert await failure(caplog, made) == "it took over 0.05 s"
+    assert await failure(caplog, made) == "it took longer than 0.05 s"
 
 
 async def test_a_plain_function_that_hangs_is_left_and_not_called_again_meanwhile(
@@ -434,9 +437,9 @@ async def test_a_plain_function_that_hangs_is_left_and_not_called_again_meanwhil
         "    return {'ok': 1}\n"
     )
     made = hooks(tmp_path, bad=python(tmp_path, "a.py", code, timeout_ms=1_000))
-    assert await failure(caplog, made) == "it took over 1 s"
+    assert await failure(caplog, made) == "it took longer than 1 s"
     caplog.clear()
-    assert await failure(caplog, made) == "an earlier call of it hangs"
+    assert await failure(caplog, made) == "an earlier call of `handle` has not returned yet"
     (thread,) = [it for it in threading.enumerate() if it.name.endswith("_bad")]
     assert thread.daemon, "it would hold up the end of the process"
     vars(threading).pop("hook_gate").set()
@@ -540,7 +543,7 @@ async def test_nonsense_about_files_is_named_and_changes_nothing(
     made = hooks(tmp_path, bad=answering(answer, "agent:bootstrap"))
     assert await bootstrap(made) == [SOUL, USER]
     (record,) = caplog.records
-    assert record.getMessage().startswith("hook bad of agent:bootstrap: an answer is ")
+    assert record.getMessage().startswith("hook bad of agent:bootstrap: the answer must be ")
 
 
 # ---- Commands ----
@@ -595,7 +598,7 @@ async def test_nonsense_about_a_command_is_named_and_not_shown(
     with anyio.fail_after(10):
         assert await made.command("new", {}) == ["good"]
     (record,) = caplog.records
-    assert record.getMessage().startswith("hook bad of command:new: an answer is ")
+    assert record.getMessage().startswith("hook bad of command:new: the answer must be ")
 
 
 async def test_what_is_said_to_a_person_is_bounded(tmp_path: Path) -> None:

@@ -36,7 +36,9 @@ def test_skills_are_found_told_and_give_their_variables(tmp_path: Path) -> None:
     assert found.env() == {"MAIL_KEY": "k"}
     assert "- mail: Write mails. (" in found.prompt()
     assert "MAIL_KEY" not in repr(loader)
-    assert [note.rpartition(": ")[2] for note in found.notes] == ["there is a skill 'mail' already"]
+    assert [note.rpartition(": ")[2] for note in found.notes] == [
+        "another folder has a skill 'mail', which is used"
+    ]
 
 
 def test_skills_are_read_again_only_if_something_changed(tmp_path: Path) -> None:
@@ -52,10 +54,14 @@ def test_skills_are_read_again_only_if_something_changed(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("no front matter", "it has no description"),
-        ("---\nname: x\n---\n", "it has no description"),
-        (SKILL.format("../up", "Up."), "'../up' is no name for a skill"),
-        ("---\ndescription: x\n---\n" + "y" * (256 << 10), "it is over 262144 bytes"),
+        ("no front matter", "`description` is missing between the two lines of `---`"),
+        ("---\nname: x\n---\n", "`description` is missing between the two lines of `---`"),
+        (
+            SKILL.format("../up", "Up."),
+            "'../up' is not a valid name of a skill: use up to 64 letters, digits, `_`, `.` and "
+            "`-`",
+        ),
+        ("---\ndescription: x\n---\n" + "y" * (256 << 10), "the file is larger than 262144 bytes"),
     ],
 )
 def test_what_is_no_skill_is_left_out_and_noted(tmp_path: Path, text: str, why: str) -> None:

@@ -1,4 +1,4 @@
-"""Whether a run of an agent shows its tools, or what leads to all of them instead."""
+"""Which tools the model of a run sees: the tools themselves, code mode's two, or Tool Search's."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -13,12 +13,12 @@ from clawmode.tools.tool import Tool
 
 @dataclass(frozen=True, slots=True)
 class ToolSurface:
-    """What one run shows the model, and what it can call.
+    """The tools that the model of one run sees, and those that it can reach.
 
     Attributes:
-        code_mode: Whether `exec` and `wait` stand for all tools.
-        tools: What the policy leaves: shown themselves, or in the hidden catalog.
-        search: The mode of Tool Search, if that stands for them.
+        code_mode: Whether the model sees `exec` and `wait` instead of the tools.
+        tools: The tools that the policy allows: visible themselves, or in the hidden catalog.
+        search: The mode of Tool Search, if the model sees its controls instead of the tools.
     """
 
     code_mode: bool
@@ -27,7 +27,7 @@ class ToolSurface:
 
     @property
     def visible(self) -> tuple[Tool, ...]:
-        """The tools that the model sees; in a directory there may be a few more."""
+        """The tools that the model sees. With a directory it may see a few more."""
         if self.code_mode:
             return (EXEC, WAIT)
         match self.search:
@@ -53,24 +53,24 @@ def activate(
     raw_model_call: bool = False,
     tool_search: ToolSearchConfig = DEFAULTS,
 ) -> ToolSurface:
-    """Takes the page's steps, in its order.
+    """Applies the policy, and decides which tools the model sees.
 
     Args:
         config: `tools.codeMode`, resolved for the agent.
-        policy: Resolved for agent, model, provider, sandbox, channel and sender.
-        core: Our own tools.
-        plugin: Those of plugins.
-        mcp: Those of MCP servers.
-        client: Those that the client brought along for this run.
-        disable_tools: The run is to have none.
-        raw_model_call: The model is asked without any surroundings.
-        tool_search: `tools.toolSearch`, resolved for the agent. Code mode comes before it.
+        policy: The rules for agent, model, provider, sandbox, channel and sender.
+        core: The tools of clawmode itself.
+        plugin: The tools of plugins.
+        mcp: The tools of MCP servers.
+        client: The tools that the client provides for this run.
+        disable_tools: The run has no tools.
+        raw_model_call: The model gets only the message, so the run has no tools.
+        tool_search: `tools.toolSearch`, resolved for the agent. Code mode takes precedence.
     """
     if disable_tools or raw_model_call:
         return ToolSurface(False, ())
     found = chain(core, plugin, mcp, client)
     tools = tuple(tool for tool in policy.effective(found) if not is_control(tool))
-    # A run that is left without tools has nothing to write programs for.
+    # Without tools, a program would have nothing to call.
     if config.enabled and tools:
         return ToolSurface(True, tools)
     return ToolSurface(False, tools, tool_search.mode if tool_search.enabled and tools else None)

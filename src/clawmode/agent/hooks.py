@@ -1,19 +1,19 @@
-"""The hooks of runs and messages: what each is shown, what it may answer, and what that means.
+"""The hooks of runs and messages: their events, their answers, and the rules for these.
 
     before_model_resolve(ModelResolve) -> ModelOverride | None       provider and model; first wins
     before_prompt_build(PromptBuild) -> PromptAdditions | None       context and system prompt
     before_agent_start(PromptBuild) -> both of these | None          legacy: in either phase
     before_agent_reply(PromptBuild) -> ClaimedReply | None           answers instead of the model
-    agent_end(AgentEnd)                                              watches
-    before_compaction, after_compaction(CompactionEvent)             watch
+    agent_end(AgentEnd)                                              observes
+    before_compaction, after_compaction(CompactionEvent)             observe
     before_install(Install) -> InstallDecision | None                may block
-    tool_result_persist(ToolMessage) -> ToolMessage | None           rewrites, at once
-    message_received, message_sent(MessageEvent)                     watch
+    tool_result_persist(ToolMessage) -> ToolMessage | None           rewrites; synchronous
+    message_received, message_sent(MessageEvent)                     observe
     message_sending(MessageEvent) -> SendDecision | None             rewrites, cancels
-    session_start, session_end(SessionEvent)                         watch
-    gateway_start, gateway_stop(GatewayEvent)                        watch
+    session_start, session_end(SessionEvent)                         observe
+    gateway_start, gateway_stop(GatewayEvent)                        observe
 
-An answer is the dataclass, or an object with the same keys in camelCase.
+An answer is the dataclass, or a mapping with the same keys in camelCase.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 
 from clawmode.context import RunContext
 from clawmode.messages import Message, ToolMessage
-from clawmode.tools.hooks import Hooks, RegisteredHook
+from clawmode.tools.hooks import Hooks
 from clawmode.types import JsonObject, JsonValue
 
 logger = logging.getLogger("clawmode.hooks")
@@ -32,12 +32,12 @@ logger = logging.getLogger("clawmode.hooks")
 END_SECONDS = 30.0
 
 
-# ---- What they are shown ----
+# ---- Events ----
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelResolve:
-    """A run that is about to choose its model. There is no session yet."""
+    """A run before its model is chosen. Its session is not loaded yet."""
 
     prompt: str
     run: RunContext
@@ -45,7 +45,7 @@ class ModelResolve:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptBuild:
-    """A run whose prompt is about to be made.
+    """A run before its prompt is built.
 
     Attributes:
         messages: The conversation so far; empty while the session is not loaded.
@@ -58,7 +58,7 @@ class PromptBuild:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentEnd:
-    """A run that has ended."""
+    """A run that has ended, with the messages of the run."""
 
     run: RunContext
     status: str
@@ -69,10 +69,12 @@ class AgentEnd:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactionEvent:
-    """A conversation that is, or was, shortened.
+    """A conversation before or after its compaction.
 
     Attributes:
-        summary: What was left; empty before.
+        messages: The number of messages that the summary replaces.
+        tokens: The estimated tokens of the conversation before.
+        summary: The summary; empty in `before_compaction`.
     """
 
     run: RunContext
@@ -83,7 +85,11 @@ class CompactionEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Install:
-    """Something that is about to be installed, laid out in a folder to be looked at."""
+    """A plugin or skill before its installation.
+
+    Attributes:
+        folder: The folder with its files, to be inspected.
+    """
 
     kind: str
     name: str
@@ -94,7 +100,7 @@ class Install:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageEvent:
-    """A message on its way, from a channel or to one."""
+    """A message from a channel or to one."""
 
     text: str
     channel: str
@@ -104,20 +110,20 @@ class MessageEvent:
     error: str | None = None
 
     def to_json(self) -> JsonObject:
-        """For scripts."""
-        told: JsonObject = {
+        """Returns the payload for the operator's scripts."""
+        payload: JsonObject = {
             "text": self.text,
             "channel": self.channel,
             "target": self.target,
             "sender": self.sender,
             "sessionKey": self.session_key,
         }
-        return told if self.error is None else {**told, "error": self.error}
+        return payload if self.error is None else {**payload, "error": self.error}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionEvent:
-    """A session that begins or ends."""
+    """A session that starts, or ends by a reset or deletion."""
 
     key: str
     id: str
@@ -133,12 +139,12 @@ class GatewayEvent:
     reason: str = ""
 
 
-# ---- What they may answer ----
+# ---- Answers ----
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelOverride:
-    """Which model to use; empty leaves it."""
+    """The model to use. An empty field leaves the choice to others."""
 
     provider: str = ""
     model: str = ""
@@ -146,13 +152,14 @@ class ModelOverride:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptAdditions:
-    """What goes into the prompt.
+    """Additions to the prompt.
 
     Attributes:
-        prepend_context: Before what the person said, for this turn.
-        system_prompt: Instead of the one that was built.
-        prepend_system_context: Before it; stable text, which providers can cache.
-        append_system_context: After it.
+        prepend_context: Text before the person's message, for this turn only.
+        system_prompt: A system prompt that replaces the one that was built.
+        prepend_system_context: Text before the system prompt. It should not change from turn to
+            turn, so that providers can cache the prompt.
+        append_system_context: Text after the system prompt.
     """
 
     prepend_context: str = ""
@@ -163,7 +170,7 @@ class PromptAdditions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimedReply:
-    """An answer instead of the model's. Empty, or `silent`: none at all."""
+    """A reply instead of the model's. With an empty text, or `silent`, no reply is sent."""
 
     text: str = ""
     silent: bool = False
@@ -171,7 +178,7 @@ class ClaimedReply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstallDecision:
-    """Whether something is blocked. `block=False` decides nothing."""
+    """Whether an installation is blocked. `block=False` leaves the decision to others."""
 
     block: bool = False
     block_reason: str = ""
@@ -179,7 +186,7 @@ class InstallDecision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendDecision:
-    """What becomes of a message. `cancel=False` decides nothing."""
+    """Another text for a message, or its cancellation. `cancel=False` decides nothing."""
 
     text: str | None = None
     cancel: bool = False
@@ -187,7 +194,7 @@ class SendDecision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Legacy:
-    """What `before_agent_start` may say: all that the two hooks after it may."""
+    """The answer of `before_agent_start`: the fields of both hooks that replaced it."""
 
     provider: str = ""
     model: str = ""
@@ -197,17 +204,17 @@ class _Legacy:
     append_system_context: str = ""
 
 
-# ---- Their rules ----
+# ---- Rules ----
 
 
 @dataclass(slots=True)
 class AgentHooks:
-    """Runs the hooks of runs and messages by their rules."""
+    """Runs the hooks of runs and messages, and combines their answers."""
 
     hooks: Hooks = field(default_factory=Hooks)
 
     async def choose_model(self, event: ModelResolve) -> ModelOverride:
-        """What hooks say about the model: of each field, the first that says something."""
+        """Returns the model that hooks choose: for each field, the first answer that sets it."""
         chosen = ModelOverride()
         async for answer in self._answers("before_model_resolve", event, ModelOverride):
             chosen = _first(chosen, answer)
@@ -218,45 +225,49 @@ class AgentHooks:
         return chosen
 
     async def build_prompt(self, event: PromptBuild) -> PromptAdditions:
-        """What hooks add to the prompt: contexts one after the other, the first system prompt."""
+        """Returns the additions of all hooks: all contexts joined, and the first system prompt."""
         found = [it async for it in self._answers("before_prompt_build", event, PromptAdditions)]
         async for answer in self._answers("before_agent_start", event, _Legacy):
-            known = {each.name: getattr(answer, each.name) for each in fields(PromptAdditions)}
+            known = {it.name: getattr(answer, it.name) for it in fields(PromptAdditions)}
             found.append(PromptAdditions(**known))
 
         def joined(name: str) -> str:
-            return "\n\n".join(text for each in found if (text := getattr(each, name)))
+            return "\n\n".join(text for it in found if (text := getattr(it, name)))
 
         return PromptAdditions(
             prepend_context=joined("prepend_context"),
-            system_prompt=next((each.system_prompt for each in found if each.system_prompt), ""),
+            system_prompt=next((it.system_prompt for it in found if it.system_prompt), ""),
             prepend_system_context=joined("prepend_system_context"),
             append_system_context=joined("append_system_context"),
         )
 
     async def claim_reply(self, event: PromptBuild) -> ClaimedReply | None:
-        """The answer of the first hook that wants the turn; None if the model is to be asked."""
+        """Returns the reply of the first hook that claims the turn; None to ask the model."""
         async for answer in self._answers("before_agent_reply", event, ClaimedReply):
             return answer
         return None
 
     async def end_run(self, event: AgentEnd) -> None:
-        """Shows how a run ended."""
+        """Notifies hooks of the end of a run."""
         await self.hooks.notify("agent_end", event, END_SECONDS)
 
     def persist(self, message: ToolMessage) -> ToolMessage:
-        """A tool result as hooks want it kept. Whose result it is, they cannot change."""
+        """Returns a tool result as hooks rewrite it. They cannot change the call's id and name."""
         for registered in self.hooks.of("tool_result_persist"):
             answer = registered.ask_now(message).answer
             if isinstance(answer, ToolMessage):
                 message = replace(answer, call_id=message.call_id, name=message.name)
             elif answer is not None:
-                kind = type(answer).__name__
-                logger.error("hook %s of tool_result_persist: %s", registered.name, kind)
+                logger.error(
+                    "hook %s of tool_result_persist must return a ToolMessage, got %s; the result "
+                    "is kept unchanged",
+                    registered.name,
+                    type(answer).__name__,
+                )
         return message
 
     async def inspect_install(self, event: Install) -> str | None:
-        """Why something must not be installed; None if nobody objects. A block is final."""
+        """Returns why an installation is blocked; None if no hook objects. A block is final."""
         for registered in self.hooks.of("before_install"):
             answered = await registered.ask(event)
             decision = None if answered.failed else _read(answered.answer, InstallDecision)
@@ -268,16 +279,18 @@ class AgentHooks:
         return None
 
     async def send(self, event: MessageEvent) -> MessageEvent | None:
-        """A message as it is to be sent; None if a hook cancelled it, which is final.
+        """Returns a message as it is to be sent; None if a hook cancelled it, which is final.
 
-        A hook that breaks down has not let it pass.
+        A hook that fails cancels the message: hooks may be there to keep secrets in.
         """
         for registered in self.hooks.of("message_sending"):
             answered = await registered.ask(event)
             answer = None if answered.failed else _read(answered.answer, SendDecision)
             broken = answered.failed or (answer is None and answered.answer is not None)
             if broken:
-                logger.error("hook %s of message_sending: the message is not sent", answered.name)
+                logger.error(
+                    "hook %s of message_sending failed, so the message is not sent", answered.name
+                )
                 return None
             if answer is not None and answer.cancel:
                 return None
@@ -287,46 +300,47 @@ class AgentHooks:
 
     async def _answers(self, name: str, event: object, kind: "type[T]") -> "AsyncIterator[T]":
         for registered in self.hooks.of(name):
-            answer = await _ask(registered, event, kind)
+            answered = await registered.ask(event)
+            if answered.failed or answered.answer is None:
+                continue
+            answer = _read(answered.answer, kind)
             if answer is not None:
                 yield answer
+                continue
+            logger.error(
+                "hook %s of %s must return a %s or a mapping with its keys, got %s; the answer is "
+                "ignored",
+                answered.name,
+                name,
+                kind.__name__.lstrip("_"),
+                type(answered.answer).__name__,
+            )
 
 
 T = TypeVar("T")
 
 
-async def _ask(registered: RegisteredHook, event: object, kind: type[T]) -> T | None:
-    """What a hook answers; None if that is nothing, or nothing that can be meant."""
-    answered = await registered.ask(event)
-    if answered.failed or answered.answer is None:
-        return None
-    read = _read(answered.answer, kind)
-    if read is None:
-        shown = type(answered.answer).__name__
-        logger.error("hook %s of %s: %s is no answer", answered.name, registered.event, shown)
-    return read
-
-
 def _read(answer: object, kind: "type[T]") -> "T | None":
-    """An answer, as the dataclass or as JSON; None if it is neither."""
-    known = {_camel(each.name): each for each in fields(kind)}  # pyrefly: ignore
+    """Parses an answer, which is the dataclass or JSON; None if it is neither."""
+    known = {_camel(it.name): it for it in fields(kind)}  # pyrefly: ignore
     if isinstance(answer, kind):
-        given = {each.name: getattr(answer, each.name) for each in known.values()}
-        fit = (_fits(each, given[each.name]) or given[each.name] is None for each in known.values())
+        # A dataclass does not check its fields: a hook may have put anything there.
+        given = {it.name: getattr(answer, it.name) for it in known.values()}
+        fit = (_fits(it, given[it.name]) or given[it.name] is None for it in known.values())
         return answer if all(fit) else None
     if not isinstance(answer, Mapping):
         return None
     read: dict[str, Any] = {}
     for key, value in answer.items():
-        each = known.get(str(key))
-        if each is None or not _fits(each, value):
+        member = known.get(str(key))
+        if member is None or not _fits(member, value):
             return None
-        read[each.name] = value
+        read[member.name] = value
     return kind(**read)
 
 
-def _fits(each: "dataclasses.Field[Any]", value: JsonValue) -> bool:
-    if isinstance(each.default, bool):
+def _fits(member: "dataclasses.Field[Any]", value: JsonValue) -> bool:
+    if isinstance(member.default, bool):
         return isinstance(value, bool)
     return isinstance(value, str)
 

@@ -1,4 +1,4 @@
-"""The models that a configuration names, each provider opened once."""
+"""`ModelPool`: models by name, by the providers of a configuration, each of them opened once."""
 
 import importlib
 import sys
@@ -35,8 +35,8 @@ class ModelPool:
     """Finds models by name. Used inside of `async with`.
 
     Args:
-        configuration: Where providers are.
-        given: Models that are there already, by `provider/model`; `provider/*` is any of it.
+        configuration: The configuration with the providers.
+        given: Model objects by `provider/model`; `provider/*` is any model of a provider.
     """
 
     def __init__(
@@ -61,31 +61,31 @@ class ModelPool:
             await self._retired.pop().aclose()
 
     def over(self, configuration: Configuration) -> "ModelPool":
-        """The models that were given, beside those of another configuration."""
+        """Returns a pool with the same model objects, and the providers of a configuration."""
         return ModelPool(configuration, self._given)
 
     def change(self, configuration: Configuration) -> None:
-        """Looks models up in another configuration from now on; those that were found stay."""
+        """Uses another configuration from now on. Models that were found remain usable."""
         before, self._configuration = self._configuration, configuration
         if (before.models, before.auth) != (configuration.models, configuration.auth):
             self._retire()
 
     def _retire(self) -> None:
-        """Open providers are not used any more, but by runs that have them."""
+        # Not closed yet: runs in progress may use them.
         self._retired += self._providers.values()
         self._providers.clear()
 
     async def prepare(self) -> None:
-        """Loads what `find` needs, off the event loop: for seconds nobody would be served."""
+        """Imports the library that `find` needs in a thread, because that takes seconds."""
         if not self._given and LIBRARY not in sys.modules:
-            with suppress(ImportError):  # `find` says what is missing
+            with suppress(ImportError):  # `find` raises an error that says what is missing
                 await anyio.to_thread.run_sync(importlib.import_module, LIBRARY)
 
     def find(self, text: str) -> Model:
-        """A model by its name.
+        """Returns the model with a name, `provider/model`.
 
         Raises:
-            ConfigurationError: The name is none, or its provider cannot be used.
+            ConfigurationError: The name is invalid, or its provider is unknown or unusable.
         """
         name = _parse(text)
         given = self._find_given(name)
@@ -96,19 +96,21 @@ class ModelPool:
         return self._providers[name.provider].model(name.model)
 
     def settings(self, text: str) -> ProviderSettings | None:
-        """How the provider of a model is reached; None if the model was given. Imports nothing.
+        """Returns the settings of a model's provider; None if the model is an object.
+
+        Imports nothing, unlike `find`.
 
         Raises:
-            ConfigurationError: The name is none, or its provider cannot be used.
+            ConfigurationError: The name is invalid, or its provider is unknown or unusable.
         """
         name = _parse(text)
         return None if self._find_given(name) else complete(self._settings(name.provider))
 
     def provider(self, provider: str) -> ProviderSettings | None:
-        """The same for a provider.
+        """Returns the settings of a provider; None if its models are objects.
 
         Raises:
-            ConfigurationError: The provider is not known, or cannot be used.
+            ConfigurationError: The provider is unknown or unusable.
         """
         return None if f"{provider}/*" in self._given else complete(self._settings(provider))
 
@@ -124,11 +126,9 @@ class ModelPool:
                 path="models.providers",
                 expected=f"one of {known}",
             )
-        return provider_settings(provider, entry or ProviderEntry(), self._profile(provider))
-
-    def _profile(self, provider: str) -> AuthProfile | None:
         profiles = self._configuration.auth.profiles.values()
-        return next((each for each in profiles if each.provider == provider), None)
+        profile = next((it for it in profiles if it.provider == provider), None)
+        return provider_settings(provider, entry or ProviderEntry(), profile)
 
 
 def _parse(text: str) -> ModelName:
@@ -144,20 +144,20 @@ def _parse(text: str) -> ModelName:
 def provider_settings(
     provider: str, entry: ProviderEntry, profile: AuthProfile | None = None
 ) -> ProviderSettings:
-    """A provider of the configuration, as the adapter wants it.
+    """Converts a provider of the configuration to the settings that models are opened with.
 
     Raises:
-        ConfigurationError: Its key has no source.
+        ConfigurationError: The key has no source.
     """
     models = {
-        each.id: ModelSettings(
-            id=each.id,
-            context_window=each.context_window,
-            max_tokens=each.max_tokens,
-            reasoning=each.reasoning,
-            **({} if each.input is None else {"input": each.input}),
+        it.id: ModelSettings(
+            id=it.id,
+            context_window=it.context_window,
+            max_tokens=it.max_tokens,
+            reasoning=it.reasoning,
+            **({} if it.input is None else {"input": it.input}),
         )
-        for each in entry.models
+        for it in entry.models
     }
     return ProviderSettings(
         id=provider,
@@ -182,7 +182,7 @@ def _key(entry: ProviderEntry, profile: AuthProfile | None) -> KeySource | None:
 
 
 def _literal(text: str) -> KeySource:
-    """A key as it stands in the file: itself, or the variable that it names."""
+    """Returns the source of a key in the file: its text, or the variable that it names."""
     named = variable(text)
     return KeySource(env=named) if named else KeySource(value=text)
 

@@ -4,8 +4,8 @@
     command:<name>      {command, …} -> {messages}
     session:start, session:end, message:received, message:sent, gateway:startup, gateway:shutdown
 
-They run one after the other, in the order of the configuration. One that fails, hangs or answers
-nonsense is logged by name and has said nothing: none of them guards anything.
+Scripts run one after the other, in the order of the configuration. A script that fails, hangs or
+returns an invalid answer is logged by name and ignored: scripts observe and add, and guard nothing.
 """
 
 import difflib
@@ -22,6 +22,7 @@ from clawmode.agent.prompt import MAX_FILE_CHARS, MAX_TOTAL_CHARS, BootstrapFile
 from clawmode.code_mode.config import ConfigWarning, join, show
 from clawmode.config.operations import InternalHook, InternalHooks
 from clawmode.exceptions import ConfigurationError
+from clawmode.text import without_surrogates
 from clawmode.types import JsonObject, JsonValue
 
 logger = logging.getLogger("clawmode.hooks")
@@ -33,7 +34,7 @@ EVENTS = (
     *("gateway:startup", "gateway:shutdown"),
 )
 COMMANDS = ("command:new", "command:reset", "command:stop")
-"""A few of them: any command's name may follow the colon."""
+"""Examples, to suggest for a misspelt event: the name of any command may follow the colon."""
 
 KINDS = ("agent", "command", "session", "message", "gateway")
 _COMMAND = re.compile(r"command:[a-z0-9][a-z0-9_-]*")
@@ -46,10 +47,10 @@ MAX_MESSAGE_CHARS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a hook answered.
+    """The answer of a hook.
 
     Attributes:
-        hook: What the configuration calls it.
+        hook: The name of the hook in the configuration.
     """
 
     hook: str
@@ -66,17 +67,17 @@ class _Hook:
         try:
             value = await self.script.ask({**payload, "event": event})
         except ScriptError as error:
-            _complain(self.name, event, str(error))
+            _log_error(self.name, event, str(error))
             return None
         return Answer(self.name, value) if value else None
 
 
 class OperatorHooks:
-    """The scripts of a configuration.
+    """The operator's scripts.
 
     Args:
-        section: `hooks.internal`.
-        folder: What relative paths begin at, and where programs run.
+        section: The section `hooks.internal` of the configuration.
+        folder: The folder that relative paths start from, and that programs run in.
     """
 
     def __init__(self, section: InternalHooks, folder: Path) -> None:
@@ -84,16 +85,16 @@ class OperatorHooks:
         self._hooks = [_read(name, entry, folder) for name, entry in entries if entry.enabled]
 
     def has(self, event: str) -> bool:
-        """Whether any hook runs for it."""
+        """True if a hook runs for the event."""
         return any(True for _ in self._of(event))
 
     def _of(self, event: str) -> Iterator[_Hook]:
-        """Those that name the event, or all of its kind."""
+        """Returns the hooks that name the event, or its kind, such as `session`."""
         names = {event, event.partition(":")[0]}
         return (hook for hook in self._hooks if not names.isdisjoint(hook.events))
 
     async def run(self, event: str, payload: JsonObject) -> list[Answer]:
-        """Runs the hooks of an event; the answers of those that said something."""
+        """Runs the hooks of an event; returns the answers that are not empty."""
         answers = [await hook.ask(event, payload) for hook in self._of(event)]
         return [answer for answer in answers if answer is not None]
 
@@ -105,13 +106,15 @@ class OperatorHooks:
         *,
         max_chars: int = MAX_FILE_CHARS,
     ) -> list[BootstrapFile]:
-        """The files that a run begins with, as hooks want them; each sees what others have made.
+        """Runs the hooks of `agent:bootstrap`; returns the files that the prompt is built from.
+
+        Each hook sees the changes of those before it.
 
         Args:
-            files: Those of the workspace.
+            files: The bootstrap files of the workspace.
             about: `agentId`, `sessionKey`, `runId`.
-            workspace: Where they are.
-            max_chars: Of one file.
+            workspace: The workspace.
+            max_chars: The largest size of one file.
         """
         made = list(files)
         for hook in self._of(BOOTSTRAP):
@@ -123,27 +126,27 @@ class OperatorHooks:
             changes = _Changes.read(answer.value)
             if changes is None:
                 wanted = '{"add": [{"name", "text"}], "remove": [name]}'
-                _complain(hook.name, BOOTSTRAP, f"an answer is {wanted}")
+                _log_error(hook.name, BOOTSTRAP, f"the answer must be {wanted}")
                 continue
             made, left_out = changes.apply(made, max_chars)
             if left_out:
-                _complain(hook.name, BOOTSTRAP, f"no room for {', '.join(left_out)[:500]}")
+                _log_error(hook.name, BOOTSTRAP, f"no room for {', '.join(left_out)[:500]}")
         return made
 
     async def command(self, name: str, about: JsonObject) -> list[str]:
-        """Runs the hooks of a slash command; what they have to say to the person."""
+        """Runs the hooks of a slash command; returns their messages to the person."""
         event = f"command:{name}"
         said: list[str] = []
         for answer in await self.run(event, {**about, "command": name}):
             messages = _messages(answer.value)
             if messages is None:
-                _complain(answer.hook, event, 'an answer is {"messages": [text]}')
+                _log_error(answer.hook, event, 'the answer must be {"messages": [text]}')
             else:
                 said += messages
         return said
 
 
-def _complain(name: str, event: str, reason: str) -> None:
+def _log_error(name: str, event: str, reason: str) -> None:
     logger.error("hook %s of %s: %s", name, event, reason)
 
 
@@ -153,11 +156,11 @@ def _complain(name: str, event: str, reason: str) -> None:
 def hook_faults(
     section: InternalHooks, folder: Path
 ) -> Iterator[ConfigurationError | ConfigWarning]:
-    """What is wrong with the hooks of a configuration; none of them runs.
+    """Yields errors and warnings about the hooks of a configuration, without running them.
 
     Args:
-        section: `hooks.internal`.
-        folder: The folder that relative paths begin at.
+        section: The section `hooks.internal` of the configuration.
+        folder: The folder that relative paths start from.
     """
     entries = section.entries.items() if section.enabled else ()
     for name, entry in entries:
@@ -169,7 +172,8 @@ def hook_faults(
             text = f"{path}.file: there is no file {show(str(file))}"
             yield ConfigurationError(text, path=f"{path}.file", expected="a Python file")
         elif entry.command and not _is_installed(entry.command[0], folder):
-            yield ConfigWarning(f"{path}.command[0]", "there is no such program here")
+            text = "this program is not installed here, or not on PATH"
+            yield ConfigWarning(f"{path}.command[0]", text)
 
 
 def _is_installed(program: str, folder: Path) -> bool:
@@ -199,7 +203,8 @@ def _unknown_events(path: str, events: Iterable[str]) -> Iterator[ConfigWarning]
             continue
         (near,) = difflib.get_close_matches(event.lower()[:100], known, n=1, cutoff=0.0)
         text = (
-            f"there is no event {show(event[:80])}, it never comes; the nearest known one is {near}"
+            f"there is no event {show(event[:80])}, so the hook never runs for it; the nearest "
+            f"known one is {near}"
         )
         yield ConfigWarning(f"{path}.events[{index}]", text)
 
@@ -209,14 +214,14 @@ def _unknown_events(path: str, events: Iterable[str]) -> Iterator[ConfigWarning]
 
 @dataclass(frozen=True, slots=True)
 class _Changes:
-    """What becomes of bootstrap files."""
+    """A hook's changes to the bootstrap files."""
 
     add: dict[str, str]
     remove: frozenset[str]
 
     @classmethod
     def read(cls, answer: JsonObject) -> "_Changes | None":
-        """An answer; None if it is nonsense, even in part."""
+        """Parses an answer; returns None if any part of it is invalid."""
         add, remove = answer.get("add", []), answer.get("remove", [])
         if not isinstance(add, list) or not isinstance(remove, list):
             return None
@@ -234,7 +239,10 @@ class _Changes:
     def apply(
         self, files: Iterable[BootstrapFile], max_chars: int
     ) -> tuple[list[BootstrapFile], list[str]]:
-        """The files after it, and what there was no room for. What is added again is replaced."""
+        """Returns the changed files, and the names for which there was no room.
+
+        A file that is added under the name of another one replaces it.
+        """
         made = {file.name: file for file in files if file.name not in self.remove}
         left_out: list[str] = []
         for name, text in self.add.items():
@@ -254,9 +262,9 @@ def _file(item: JsonValue) -> tuple[str, str] | None:
     name, text = item["name"], item["text"]
     if not isinstance(name, str) or not isinstance(text, str):
         return None
-    # It becomes a heading of the prompt.
+    # The name becomes a heading of the prompt: a line break could start another part.
     good = 0 < len(name.strip()) and len(name) <= MAX_NAME and name.isprintable()
-    return (name, _whole(text)) if good else None
+    return (name, without_surrogates(text)) if good else None
 
 
 def _messages(answer: JsonObject) -> list[str] | None:
@@ -266,9 +274,5 @@ def _messages(answer: JsonObject) -> list[str] | None:
     texts = [text for text in messages if isinstance(text, str)]
     if len(texts) != len(messages):
         return None
-    return [_whole(text)[:MAX_MESSAGE_CHARS] for text in texts if text.strip()][:MAX_MESSAGES]
-
-
-def _whole(text: str) -> str:
-    # Half of a character can be written in JSON, and on no wire.
-    return text.encode("utf-8", "replace").decode()
+    kept = [without_surrogates(text)[:MAX_MESSAGE_CHARS] for text in texts if text.strip()]
+    return kept[:MAX_MESSAGES]

@@ -1,8 +1,8 @@
-"""Scripts of the operator's: an event in, one JSON object out, in time or not at all.
+"""The operator's scripts: an event in, one JSON object out, within a time limit.
 
-A program is told of the event on its stdin, sees PATH, HOME and LANG of our environment and nothing
-else, and is ended with all that it has started. A Python file runs in this process and can do what
-we can; a plain function of one runs in a thread, which nobody can end.
+A program gets the event on its stdin, and of our environment only PATH, HOME and LANG; it is killed
+with all processes that it has started. A Python file runs in this process with all our rights; a
+function of it that is not async runs in a thread, which cannot be killed.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ MAX_STDERR = 4_096
 MAX_REASON = 500
 POLL = 0.01
 DRAIN_SECONDS = 0.5
-"""How long output is read that is still on its way when a program has ended."""
+"""How long the rest of the output is read after a program has exited."""
 
 PASSED_ON = ("PATH", "HOME", "LANG")
 
@@ -45,26 +45,26 @@ _numbers = itertools.count(1)
 
 
 class ScriptError(ClawmodeError):
-    """A script that gave no answer, and why."""
+    """A script failed, took too long, or returned an invalid answer."""
 
 
 class Script(Protocol):
-    """Something that answers events."""
+    """A program or Python file that answers events."""
 
     async def ask(self, event: JsonObject) -> JsonObject:
-        """Its answer; empty if it says nothing.
+        """Runs the script; returns its answer, which is empty if the script returns nothing.
 
         Raises:
-            ScriptError: It failed, took too long, or answered something else.
+            ScriptError: The script failed, took too long, or returned an invalid answer.
         """
         ...
 
 
 def parse_answer(text: bytes) -> JsonObject:
-    """An answer as it was written.
+    """Parses the answer of a script.
 
     Raises:
-        ScriptError: It is not one JSON object.
+        ScriptError: The text is not one JSON object.
     """
     if not text.strip():
         return {}
@@ -89,8 +89,8 @@ class Program:
     """A program and its arguments.
 
     Attributes:
-        folder: Where it runs; a relative path to it begins here.
-        env: Variables that it gets. They may be secret: no failure is told with them.
+        folder: The working directory; a relative path to the program starts from it.
+        env: Additional environment variables. They may be secret, and are redacted in errors.
     """
 
     argv: tuple[str, ...]
@@ -99,9 +99,8 @@ class Program:
     env: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
 
     async def ask(self, event: JsonObject) -> JsonObject:
-        """Runs it; see `Script`."""
         data = json.dumps(event).encode()
-        # Shielded: who gives up in the middle would leave a process that nobody knows.
+        # Shielded: a caller cancelled in the middle would leave a process that nobody kills.
         with anyio.CancelScope(shield=True):
             process = await self._start()
         exchange = _Exchange(process)
@@ -112,7 +111,7 @@ class Program:
             with anyio.CancelScope(shield=True):
                 await exchange.end()
         if scope.cancelled_caught:
-            raise ScriptError(f"it took over {self.seconds:g} s, and was ended")
+            raise ScriptError(f"it took longer than {self.seconds:g} s, and was killed")
         return self._answer(exchange)
 
     async def _start(self) -> Process:
@@ -122,10 +121,10 @@ class Program:
                 [self._program(), *self.argv[1:]],
                 cwd=self.folder,
                 env=ours | dict(self.env),
-                start_new_session=True,  # one group: it is ended with everything that it starts
+                start_new_session=True,  # a process group, to be killed as a whole
             )
-        except (OSError, ValueError) as error:  # ValueError: a NUL
-            reason = getattr(error, "strerror", None) or "it cannot be a command"
+        except (OSError, ValueError) as error:  # ValueError: a NUL character
+            reason = getattr(error, "strerror", None) or "the command contains a NUL character"
             raise ScriptError(f"it cannot be started: {reason}") from None
 
     def _program(self) -> str:
@@ -133,10 +132,10 @@ class Program:
 
     def _answer(self, exchange: "_Exchange") -> JsonObject:
         if exchange.too_much:
-            raise ScriptError(f"it wrote over {MAX_ANSWER} bytes, and was ended")
+            raise ScriptError(f"it wrote more than {MAX_ANSWER} bytes, and was killed")
         code = exchange.process.returncode
         if code != 0:
-            how = f"was ended by signal {-code}" if code and code < 0 else f"exited with {code}"
+            how = f"was killed by signal {-code}" if code and code < 0 else f"exited with {code}"
             last = bytes(exchange.stderr).decode("utf-8", "replace").strip().splitlines()[-1:]
             said = Redactor(self.env.values()).text("".join(last))[:MAX_REASON]
             raise ScriptError(f"it {how}" + (f": {said}" if said else ""))
@@ -144,7 +143,7 @@ class Program:
 
 
 class _Exchange:
-    """What is said between us and one process."""
+    """The input and output of one process."""
 
     def __init__(self, process: Process) -> None:
         self.process = process
@@ -153,36 +152,36 @@ class _Exchange:
         self.too_much = False
 
     async def run(self, data: bytes) -> None:
-        """Tells it of the event, and listens until it has ended."""
+        """Writes the event, and reads the output until the process has exited."""
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._write, data)
             tasks.start_soon(self._listen, self.process.stdout, self._take_answer)
             tasks.start_soon(self._listen, self.process.stderr, self._take_error)
             await self._exited()
-            self._kill()  # whom it has left behind
-            # Whoever got away may hold the pipes for as long as they like.
+            self._kill()  # the children that it left behind
+            # A child that left the group may hold the pipes open for ever.
             tasks.cancel_scope.deadline = anyio.current_time() + DRAIN_SECONDS
 
     async def end(self) -> None:
-        """Ends it and all that it has started."""
+        """Kills the process and its children."""
         self._kill()
         with anyio.move_on_after(DRAIN_SECONDS):
             await self._exited()
-        # A survivor that left the group may hold a pipe; asyncio would wait for it, and warn.
+        # A child that left the group may hold a pipe; asyncio would wait for it, and warn.
         transport = getattr(getattr(self.process, "_process", None), "_transport", None)
         if transport is not None:
             with contextlib.suppress(PermissionError):
                 transport.close()
 
     async def _exited(self) -> None:
-        """Asked for again and again: `wait` also waits for the pipes."""
+        # Polled, because `wait` also waits for the pipes.
         while True:
             if self.process.returncode is not None:
                 return
             await anyio.sleep(POLL)
 
     def _kill(self) -> None:
-        # The leader's pid names the group as long as there is anybody in it.
+        # The leader's pid names the group as long as the group has a process.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
 
@@ -215,10 +214,12 @@ class _Exchange:
 
 
 class PythonFile:
-    """A Python file with a function `handle(event)`, loaded when the first event comes.
+    """A Python file with a function `handle(event)`, loaded at the first event.
 
     Args:
-        name: What it is called; its module is called after it.
+        name: The name of the hook, which becomes part of the module's name.
+        path: The file.
+        seconds: The time limit of one event.
     """
 
     def __init__(self, name: str, path: Path, seconds: float) -> None:
@@ -227,13 +228,13 @@ class PythonFile:
         self._module = f"clawmode_hook_{next(_numbers)}_{re.sub(r'[^A-Za-z0-9]', '_', name)}"
         self._handle: Callable[[JsonObject], Any] | None = None
         self._loading = anyio.Lock()
-        self._left: list[threading.Event] = []
+        self._hanging: list[threading.Event] = []
 
     async def ask(self, event: JsonObject) -> JsonObject:
-        """Calls its function; see `Script`."""
-        self._left = [ended for ended in self._left if not ended.is_set()]
-        if self._left:
-            raise ScriptError("an earlier call of it hangs")
+        # A second thread would only hang too.
+        self._hanging = [ended for ended in self._hanging if not ended.is_set()]
+        if self._hanging:
+            raise ScriptError("an earlier call of `handle` has not returned yet")
         answer: Any = None
         try:
             with anyio.move_on_after(self._seconds) as scope:
@@ -246,7 +247,7 @@ class PythonFile:
             reason = Redactor().text(f"{type(error).__name__}: {message_of(error)}")
             raise ScriptError(reason[:MAX_REASON]) from None
         if scope.cancelled_caught:
-            raise ScriptError(f"it took over {self._seconds:g} s")
+            raise ScriptError(f"it took longer than {self._seconds:g} s")
         return _as_json(answer)
 
     async def _call(self, event: JsonObject) -> Any:
@@ -278,7 +279,7 @@ class PythonFile:
         self._handle = handle
 
     async def _in_thread(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Calls it in a thread that, should it never end, does not hold up the process's end."""
+        """Calls a function in a daemon thread: if it hangs, the process can still exit."""
         loop, done, ended = asyncio.get_running_loop(), anyio.Event(), threading.Event()
         outcome: list[Any] = []
         failure: list[BaseException] = []
@@ -289,7 +290,7 @@ class PythonFile:
             except BaseException as error:
                 failure.append(error)
             ended.set()
-            with contextlib.suppress(RuntimeError):  # the loop is closed
+            with contextlib.suppress(RuntimeError):  # the event loop was closed
                 loop.call_soon_threadsafe(done.set)
 
         context = contextvars.copy_context()
@@ -298,21 +299,18 @@ class PythonFile:
             await done.wait()
         finally:
             if not ended.is_set():
-                self._left.append(ended)
+                self._hanging.append(ended)
         if failure:
-            raise _passable(failure[0])
+            error = failure[0]
+            # In a task, StopIteration, SystemExit and CancelledError have a meaning of their own.
+            if isinstance(error, Exception) and not isinstance(error, StopIteration):
+                raise error
+            raise ScriptError(f"{type(error).__name__}: {message_of(error)}"[:MAX_REASON])
         return outcome[0]
 
 
-def _passable(error: BaseException) -> BaseException:
-    """An error that can be raised in a task: some mean something there."""
-    if isinstance(error, Exception) and not isinstance(error, StopIteration):
-        return error
-    return ScriptError(f"{type(error).__name__}: {message_of(error)}"[:MAX_REASON])
-
-
 def _as_json(answer: object) -> JsonObject:
-    """What a function answered, as if it had been written."""
+    """Converts the return value of a function; the same limits apply as to a program's output."""
     if answer is None:
         return {}
     try:

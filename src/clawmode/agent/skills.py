@@ -1,9 +1,10 @@
-"""Skills: folders with a `SKILL.md` that tells a model how to do something.
+"""Skills: folders with a `SKILL.md` that describes how to do a task.
 
-The model is told their names, what they are for and where they are; it reads the rest when it needs
-it. A folder that cannot be read, or says nothing, is left out, and a note says so.
+The prompt has the name, description and path of each skill; the model reads the file when it needs
+it. A skill that cannot be read, or has no description, is left out with a note.
 """
 
+import contextlib
 import hashlib
 import os
 import re
@@ -24,13 +25,13 @@ _FIELD = re.compile(r"([A-Za-z][\w-]*):[ \t]*(.*)")
 
 @dataclass(frozen=True, slots=True)
 class Skill:
-    """One skill.
+    """A skill that a model can use.
 
     Attributes:
-        name: Unique among those of a run.
-        description: When it is of use, in one line.
-        file: Its `SKILL.md`.
-        env: Variables that commands get which are run for it.
+        name: The name, unique among the skills of a run.
+        description: When to use the skill, in one line.
+        file: The path of its `SKILL.md`.
+        env: Environment variables for commands of a run with this skill.
     """
 
     name: str
@@ -44,8 +45,8 @@ class Skills:
     """The skills of a run.
 
     Attributes:
-        version: The same as long as nothing has changed.
-        notes: What was left out, and why.
+        version: A hash that changes when a file changes.
+        notes: Which skills were left out, and why.
     """
 
     skills: tuple[Skill, ...] = ()
@@ -53,7 +54,7 @@ class Skills:
     notes: tuple[str, ...] = ()
 
     def prompt(self) -> str:
-        """What the model is told; nothing if there are none."""
+        """Returns the part of the prompt about skills; empty if there are none."""
         if not self.skills:
             return ""
         lines = [f"- {skill.name}: {skill.description} ({skill.file})" for skill in self.skills]
@@ -61,7 +62,7 @@ class Skills:
         return "\n".join((head, *lines))
 
     def env(self) -> dict[str, str]:
-        """Variables for the commands of a run; the first skill that sets one has it."""
+        """Returns the variables for commands of a run. The first skill that sets one wins."""
         made: dict[str, str] = {}
         for skill in self.skills:
             made = {**skill.env, **made}
@@ -70,13 +71,14 @@ class Skills:
 
 @dataclass(slots=True)
 class SkillLoader:
-    """Finds skills, and remembers what it found as long as the files are as they were.
+    """Finds skills, and caches them until a file changes.
 
     Attributes:
-        folders: Where to look; of two skills of one name, that of the earlier folder counts.
-        disabled: Names of those that are switched off. Names are compared without case.
-        env: Variables by the name of a skill.
-        written: Folders that models can write to: no skill there gets variables by its name.
+        folders: The folders with skills. Of two skills with one name, the earlier folder wins.
+        disabled: Names of disabled skills, compared without regard to case.
+        env: Environment variables by the name of a skill.
+        written: Folders that models can write to. A skill there gets no variables: a model could
+            give it the name of a skill that has some.
     """
 
     folders: tuple[Path, ...]
@@ -86,7 +88,7 @@ class SkillLoader:
     _snapshot: Skills | None = None
 
     def load(self) -> Skills:
-        """The skills as they are now. Reads files: a thread's work."""
+        """Returns the current skills. Blocks: call it in a thread."""
         files = [file for folder in self.folders for file in _files(folder)]
         version = _version(files)
         if self._snapshot is None or self._snapshot.version != version:
@@ -108,7 +110,7 @@ class SkillLoader:
             if name in disabled:
                 continue
             if name in found:
-                notes.append(f"{file}: there is a skill {skill.name!r} already")
+                notes.append(f"{file}: another folder has a skill {skill.name!r}, which is used")
             elif len(found) < MAX_SKILLS:
                 own = file.parent.parent in self.written
                 env = {} if own else self.env.get(skill.name, {})
@@ -122,14 +124,12 @@ def _files(folder: Path) -> list[Path]:
         inside = sorted(os.scandir(folder), key=lambda entry: entry.name)
     except OSError:
         return []
-    return [Path(entry.path, FILE) for entry in inside[:MAX_SKILLS] if _has_skill(entry)]
-
-
-def _has_skill(entry: "os.DirEntry[str]") -> bool:
-    try:
-        return entry.is_dir() and Path(entry.path, FILE).is_file()
-    except OSError:
-        return False
+    files: list[Path] = []
+    for entry in inside[:MAX_SKILLS]:
+        with contextlib.suppress(OSError):
+            if entry.is_dir() and Path(entry.path, FILE).is_file():
+                files.append(Path(entry.path, FILE))
+    return files
 
 
 def _version(files: Iterable[Path]) -> str:
@@ -144,39 +144,42 @@ def _version(files: Iterable[Path]) -> str:
 
 
 def _skill(file: Path) -> Skill:
-    """Reads a `SKILL.md`: its name and description stand between two lines of `---`.
+    """Reads a `SKILL.md`, whose name and description are between two lines of `---`.
 
     Raises:
-        ValueError: It says neither, or what it says cannot be used.
-        OSError: It cannot be read.
+        ValueError: The description is missing, or the name is invalid.
+        OSError: The file cannot be read.
     """
     with file.open("rb") as opened:
         raw = opened.read(MAX_FILE + 1)
     if len(raw) > MAX_FILE:
-        raise ValueError(f"it is over {MAX_FILE} bytes")
-    told = _front_matter(raw.decode("utf-8-sig"))
-    name = told.get("name", file.parent.name)
+        raise ValueError(f"the file is larger than {MAX_FILE} bytes")
+    fields = _front_matter(raw.decode("utf-8-sig"))
+    name = fields.get("name", file.parent.name)
     if not _NAME.fullmatch(name) or len(name) > MAX_NAME:
-        raise ValueError(f"{name[:MAX_NAME]!r} is no name for a skill")
-    description = " ".join(told.get("description", "").split())[:MAX_DESCRIPTION]
+        raise ValueError(
+            f"{name[:MAX_NAME]!r} is not a valid name of a skill: use up to {MAX_NAME} letters, "
+            "digits, `_`, `.` and `-`"
+        )
+    description = " ".join(fields.get("description", "").split())[:MAX_DESCRIPTION]
     if not description:
-        raise ValueError("it has no description")
+        raise ValueError("`description` is missing between the two lines of `---`")
     return Skill(name, description, file)
 
 
 def _front_matter(text: str) -> dict[str, str]:
-    """The plain fields at the top: `key: value`, quoted or over several indented lines."""
+    """Parses the fields at the top: `key: value`, quoted or over several indented lines."""
     head, *rest = text.split("\n---", 1)
     if not head.startswith("---") or not rest:
         return {}
-    told: dict[str, str] = {}
+    fields: dict[str, str] = {}
     key = ""
     for line in head.splitlines()[1:]:
         found = _FIELD.fullmatch(line)
         if found:
             key = found[1]
             value = found[2].strip()
-            told[key] = "" if value in ("|", ">", "|-", ">-") else value.strip("\"'")
+            fields[key] = "" if value in ("|", ">", "|-", ">-") else value.strip("\"'")
         elif key and line[:1] in (" ", "\t"):
-            told[key] = f"{told[key]} {line.strip()}".strip()
-    return told
+            fields[key] = f"{fields[key]} {line.strip()}".strip()
+    return fields
