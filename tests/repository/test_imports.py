@@ -45,6 +45,7 @@ MAX_CHAIN = 30
 HOMES = {
     "anthropic": {"models.direct", "code_mode.code_mode"},  # the latter for type checkers only
     "cryptography": {"code_mode.snapshots"},
+    "fcntl": {"files"},  # not foreign, but all locks are there
     "httpx2": {"core_tools.web", "mcp.auth", "mcp.http", "mcp.servers"}
     | {"messaging.webhook_delivery", "models.wire"},
     "jsonschema_rs": {"tools.validation", "tools.input_problems"},
