@@ -333,12 +333,12 @@ async def test_no_secret_of_a_program_is_logged(
 # ---- How they hang ----
 
 FORK = """
-import os, sys, time
+import os, signal, sys
 hear, tell = os.pipe()
 child = os.fork()
 if child == 0:
     {child}
-    time.sleep(60)
+    signal.pause()
     os._exit(0)
 open("pids", "w").write(f"{{os.getpid()}} {{child}}")
 {parent}
@@ -353,8 +353,8 @@ async def test_a_program_that_hangs_is_ended_with_its_children(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     code = FORK.format(
-        child="import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)",
-        parent="time.sleep(60)",
+        child="signal.signal(signal.SIGTERM, signal.SIG_IGN)",
+        parent="signal.pause()",
     )
     entry = program(code, timeout_ms=3_000)
     assert (
@@ -404,7 +404,7 @@ async def test_a_program_need_not_read(tmp_path: Path) -> None:
 
 
 async def test_who_gives_up_leaves_no_program(tmp_path: Path) -> None:
-    code = FORK.format(child="pass", parent="os.rename('pids', 'told'); time.sleep(60)")
+    code = FORK.format(child="pass", parent="os.rename('pids', 'told'); signal.pause()")
     made = hooks(tmp_path, a=program(code))
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(made.run, "command:new", {})
@@ -421,7 +421,7 @@ async def test_who_gives_up_leaves_no_program(tmp_path: Path) -> None:
 async def test_an_async_function_that_hangs_is_given_up(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    code = "import asyncio\nasync def handle(event): await asyncio.sleep(60)"
+    code = "import anyio\nasync def handle(event): await anyio.sleep_forever()"
     made = hooks(tmp_path, bad=python(tmp_path, "a.py", code, timeout_ms=50))
     assert await failure(caplog, made) == "it took longer than 0.05 s"
 
@@ -451,7 +451,7 @@ async def test_a_plain_function_that_hangs_is_left_and_not_called_again_meanwhil
 
 
 async def test_what_we_are_cancelled_with_gets_through(tmp_path: Path) -> None:
-    code = "import asyncio\nasync def handle(event): await asyncio.sleep(60)"
+    code = "import anyio\nasync def handle(event): await anyio.sleep_forever()"
     made = hooks(tmp_path, a=python(tmp_path, "a.py", code))
     with anyio.move_on_after(0.2) as scope:
         await made.run("command:new", {})

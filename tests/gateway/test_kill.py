@@ -29,7 +29,7 @@ async def buy(n: int) -> str:
     """Buy something; it takes for ever."""
     with open("bought.txt", "a") as file:
         file.write(f"{n}\\n")
-    await anyio.sleep(60)
+    await anyio.sleep_forever()
     return f"bought {n}"
 
 TOOLS = [buy]

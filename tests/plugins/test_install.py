@@ -404,7 +404,7 @@ async def test_what_a_killed_install_left_is_cleared_away(tmp_path: Path) -> Non
 
 async def test_cancelling_leaves_nothing(tmp_path: Path) -> None:
     state = tmp_path / "state"
-    hang = [sys.executable, "-c", "import time; time.sleep(60)"]
+    hang = [sys.executable, "-c", "import signal; signal.pause()"]
     made = installer(state, security={"installPolicy": {"command": list(hang)}})
     with anyio.move_on_after(0.5) as scope:
         await made.install(str(plugin(tmp_path / "garden")))

@@ -151,7 +151,7 @@ async def test_a_program_that_hangs_has_said_no_and_is_ended(tmp_path: Path) -> 
 
 
 async def test_whoever_a_program_leaves_behind_holds_nobody_up() -> None:
-    child = "import time; time.sleep(60)"
+    child = "import signal; signal.pause()"
     code = (
         "import subprocess, sys; print('{\"allow\": true}', flush=True);"
         f"subprocess.Popen([sys.executable, '-c', {child!r}])"

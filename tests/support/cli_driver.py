@@ -32,7 +32,7 @@ def trusted(folder: Path, text: str) -> None:
 
 
 SHOP = '''
-import os, subprocess, sys, time
+import os, subprocess, sys, threading
 import anyio
 from clawmode import ToolContext, tool
 
@@ -77,7 +77,7 @@ async def forever() -> None:
 def block() -> None:
     """Take very long in a thread."""
     print("begun", flush=True)
-    time.sleep(60)
+    threading.Event().wait()
 
 @tool(effect="read")
 async def hello() -> None:
