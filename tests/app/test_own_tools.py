@@ -174,7 +174,7 @@ async def test_a_message_can_be_changed(tmp_path: Path) -> None:
     ("args", "reason"),
     [
         ({"text": "x", "target": "eve"}, "not allowed"),
-        ({"text": "x", "channel": "mail"}, "say by which channel"),
+        ({"text": "x", "channel": "mail"}, "`channel` and `target` are required"),
         ({"text": "x", "channel": "mail", "target": "bob"}, "not allowed"),
         ({"text": " "}, "empty"),
         ({"text": "x", "action": "edit"}, "messageId"),

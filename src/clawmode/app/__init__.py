@@ -1,1 +1,1 @@
-"""The parts put together, as the commands and the gateway start them."""
+"""Everything that the configuration names, put together for the commands and the gateway."""

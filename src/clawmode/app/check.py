@@ -1,11 +1,12 @@
-"""Whether everything that a configuration names is there: what start-up rejects, found at once.
+"""Checks that everything that a configuration names exists, before anything is started.
 
-`settings.read` and `mcp/config` check the values of a file one by one. This module checks what the
-values mean together: models, providers and keys, agents, workspaces, hooks, plugins, cron jobs,
-channels, rules for tools and the gateway. `config check`, `doctor`, a reload and the start of an
-agent or a gateway all call `examine`, so they reject the same files with the same texts.
+`config.resolve.read` and `config.mcp.read` check the values of a file one by one. This module
+checks what the values mean together: models, providers and keys, agents, workspaces, hooks,
+plugins, cron jobs, channels, rules for tools and the gateway. `config check`, `doctor`, a reload
+and the start of an agent or a gateway all call `examine`, so they reject the same files with the
+same messages.
 
-Nothing here runs code of a plugin, a hook or a key's command, and nothing is written.
+The checks run no code of a plugin, a hook or a key's command, and they write nothing.
 """
 
 import os
@@ -35,7 +36,7 @@ OWN_TOOLS = tuple(
     Tool(name, "", {}, lambda given, context: None)
     for name in (*GROUPS["fs"], "exec", "process", "web_fetch", "session_status", "message", "wait")
 )
-"""The names of tools that a run has without being configured."""
+"""The tools that every run has, with their names only."""
 
 
 def examine(
@@ -50,10 +51,10 @@ def examine(
 
     Args:
         configuration: A configuration that was read without errors.
-        folder: The folder that relative paths in the configuration begin at.
+        folder: The base folder of relative paths in the configuration.
         state: The state folder.
-        models: Models that were given and need no provider in the configuration.
-        serves: Whether a gateway is to be started with the configuration.
+        models: Models that need no provider in the configuration.
+        serves: True if a gateway is to be started with the configuration.
     """
     models = ModelPool(configuration) if models is None else models.over(configuration)
     yield from _models(configuration, models)
@@ -63,13 +64,15 @@ def examine(
     yield from _jobs(configuration, models)
     yield from _channels(configuration)
     yield from _rules(configuration)
-    yield from _skills(configuration)
+    for index, path in enumerate(configuration.skills.load.extra_dirs):
+        if not os.path.isdir(os.path.expanduser(path)):
+            yield ConfigWarning(f"skills.load.extraDirs[{index}]", "there is no such folder")
     if serves:
         yield from _gateway(configuration, state)
 
 
 def _caught(make: Callable[[], object], path: str = "") -> Iterator[ConfigurationError]:
-    """The error that a call raises; with `path`, told as an error of that setting."""
+    """Yields the error that a call raises; with `path`, as an error of that setting."""
     try:
         make()
     except ConfigurationError as error:
@@ -84,7 +87,7 @@ def _caught(make: Callable[[], object], path: str = "") -> Iterator[Configuratio
 
 
 def named_models(configuration: Configuration) -> Iterator[tuple[str, str]]:
-    """Every model that the agents of a configuration name, with the place where it stands."""
+    """Yields every model that the agents of a configuration name, as pairs of path and name."""
     entries = [("agents.defaults", configuration.agents.defaults)]
     listed: Iterable[AgentOptions] = configuration.agents.list
     entries += [(f"agents.list[{index}]", entry) for index, entry in enumerate(listed)]
@@ -105,35 +108,34 @@ def _models(configuration: Configuration, models: ModelPool) -> Iterator[Told]:
         errors = list(_caught(lambda name=name: models.settings(name), path))
         if not errors:
             providers.setdefault(provider, path)
-        elif provider not in configuration.models.providers:  # else it is told of the provider
+        elif provider not in configuration.models.providers:
+            # Otherwise the loop below reports the same error for the provider.
             yield from errors
     for provider in configuration.models.providers:
         path = join("models.providers", provider)
         yield from _caught(lambda provider=provider: models.provider(provider))
         providers.setdefault(provider, path)
     for provider, path in providers.items():
-        used = next(_settled(models, provider), None)
+        used = _find_provider(models, provider)
         if used is not None and (missing := missing_key(used)):
             yield ConfigWarning(path, f"the provider {show(provider)} {NO_KEY}: {missing}")
     for name, profile in configuration.auth.profiles.items():
-        if profile.provider and not list(_settled(models, profile.provider)):
+        if profile.provider and _find_provider(models, profile.provider) is None:
             path = join(join("auth.profiles", name), "provider")
             yield from _caught(lambda it=profile.provider: models.provider(it), path)
 
 
-def _settled(models: ModelPool, provider: str) -> Iterator[ProviderSettings]:
+def _find_provider(models: ModelPool, provider: str) -> ProviderSettings | None:
     try:
-        found = models.provider(provider)
+        return models.provider(provider)
     except ConfigurationError:
-        return
-    if found is not None:
-        yield found
+        return None
 
 
 def missing_key(provider: ProviderSettings) -> str:
-    """Why the key of a provider cannot be read; empty if it can, or if none is needed.
+    """Returns why the key of a provider cannot be read; empty if it can, or if none is needed.
 
-    A command that prints a key is not run: it is only looked for.
+    A command that prints a key is not run: the check only looks for the program.
     """
     key = provider.key
     if key is None or key.value:
@@ -171,13 +173,13 @@ def _agents(configuration: Configuration, state: Path) -> Iterator[Told]:
 
 def _agent_id(agent_id: str, path: str) -> Iterator[ConfigurationError]:
     try:
-        kept = check_agent_id(agent_id)
+        normal = check_agent_id(agent_id)
     except InvalidSession as error:
         yield ConfigurationError(f"{path}: {error}", path=path)
         return
-    if kept != agent_id:
-        text = f"{path}: {show(agent_id)} has capital letters: write {show(kept)}"
-        yield ConfigurationError(text, path=path, expected=show(kept))
+    if normal != agent_id:
+        text = f"{path}: {show(agent_id)} has capital letters: write {show(normal)}"
+        yield ConfigurationError(text, path=path, expected=show(normal))
 
 
 def _known_agent(
@@ -194,7 +196,7 @@ def _jobs(configuration: Configuration, models: ModelPool) -> Iterator[Told]:
     section = configuration.cron
     if not section.jobs:
         return
-    from clawmode.cron.job import read_jobs  # imports the runtime, and few have jobs
+    from clawmode.cron.job import read_jobs  # imports the runtime, and most files have no jobs
 
     yield from read_jobs(section)[1]
     for index, job in enumerate(section.jobs):
@@ -209,7 +211,7 @@ def _jobs(configuration: Configuration, models: ModelPool) -> Iterator[Told]:
             text = f"{at}: there is no channel {show(job.channel)}, expected {expected}"
             yield ConfigurationError(text, path=at, expected=expected)
         elif channel is not None and job.enabled and not channel.enabled:
-            text = f"the channel {show(job.channel)} is disabled: the reply is sent nowhere"
+            text = f"the channel {show(job.channel)} is disabled, so the reply is not sent"
             yield ConfigWarning(f"{path}.channel", text)
 
 
@@ -234,7 +236,7 @@ def _channels(configuration: Configuration) -> Iterator[Told]:
     yield from check_secrets(known)
 
 
-# ---- Rules and skills ----
+# ---- Rules for tools ----
 
 
 def _rules(configuration: Configuration) -> Iterator[ConfigWarning]:
@@ -252,25 +254,20 @@ def _rules(configuration: Configuration) -> Iterator[ConfigWarning]:
 
 
 def _layer(path: str, rules: ToolRules) -> Iterator[ConfigWarning]:
-    """Rules that look like a misspelt name of a tool that every run has.
+    """Yields rules that look like a misspelt name of a tool that every run has.
 
-    Which tools plugins, MCP servers and `--tools` bring is known when a run starts; it warns then.
+    The tools of plugins, MCP servers and `--tools` are known only when a run starts. The run then
+    warns about rules that match no tool.
     """
     lists = {"allow": rules.allow, "alsoAllow": rules.also_allow, "deny": rules.deny}
     for key, patterns in lists.items():
         for index, pattern in enumerate(patterns or ()):
             at = f"{path}.{key}[{index}]"
-            with suppress(ConfigurationError):  # reading the section has told it
+            with suppress(ConfigurationError):  # reported when the section was read
                 for found in find_unmatched([pattern], OWN_TOOLS, at):
                     if found.nearest:
-                        text = f"{show(pattern)} is no tool of clawmode"
+                        text = f"{show(pattern)} is not a tool of clawmode"
                         yield ConfigWarning(at, f"{text}; did you mean {show(found.nearest)}?")
-
-
-def _skills(configuration: Configuration) -> Iterator[ConfigWarning]:
-    for index, folder in enumerate(configuration.skills.load.extra_dirs):
-        if not os.path.isdir(os.path.expanduser(folder)):
-            yield ConfigWarning(f"skills.load.extraDirs[{index}]", "there is no such folder")
 
 
 # ---- The gateway ----
@@ -281,6 +278,6 @@ def _gateway(configuration: Configuration, state: Path) -> Iterator[Told]:
     default = Configuration().gateway
     if (section.bind, section.auth, section.tls) == (default.bind, default.auth, default.tls):
         return
-    from clawmode.rpc.listen import gateway_faults  # few have a gateway
+    from clawmode.rpc.listen import gateway_faults  # imports TLS, and most files have no gateway
 
     yield from gateway_faults(section, state)

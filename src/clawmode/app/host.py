@@ -1,6 +1,6 @@
-"""Everything that a setup says, opened: the runtime of agents, and what stands around it.
+"""Opens everything that a `Setup` names: plugins, hooks, channels, models, tools, the runtime.
 
-The command's turn, the chat and the gateway all begin here, so that all have the same tools,
+`clawmode agent`, the chat and the gateway all call `open_host`, so all have the same tools,
 plugins, hooks and channels.
 """
 
@@ -33,10 +33,10 @@ from clawmode.tools.hooks import Hooks
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
-    """What is open.
+    """An open runtime of agents, with everything that it uses.
 
     Attributes:
-        webhooks: Channels whose messages come in over HTTP: whoever has a server serves them.
+        webhooks: Channels that receive messages over HTTP; the gateway's server serves them.
     """
 
     setup: Setup
@@ -52,7 +52,6 @@ class Host:
 
     @property
     def hooks(self) -> Hooks:
-        """Where plugins, and others, watch and decide."""
         return self.runtime.hooks
 
 
@@ -66,25 +65,26 @@ async def open_host(
     on_chat: OnChat = lambda event: None,
     workspace: Path | None = None,
 ) -> AsyncIterator[Host]:
-    """Opens everything that a setup says.
+    """Opens everything that a setup names, and closes it again at the end of the block.
 
     Args:
-        setup: What it says.
-        approvals: Who is asked.
-        models: Those of the configuration, if some of them are open already.
-        channels: Channels beside those of the configuration.
-        on_chat: Told what chat clients are to see.
-        workspace: Where agents work that have no workspace in the configuration.
+        setup: The settings.
+        approvals: Decides about calls that need approval.
+        models: The models, if the caller has them already; default: those of the configuration.
+        channels: Channels in addition to those of the configuration.
+        on_chat: Receives the events for chat clients.
+        workspace: The workspace of agents for which the configuration names none.
 
     Raises:
-        ConfigurationError: Something of it cannot be meant.
+        ConfigurationError: The configuration names something that cannot be opened.
     """
     configuration = setup.configuration
     async with AsyncExitStack() as opened:
         extensions = _extend(setup, opened)
         hooks, operator = extensions.plugins.hooks, extensions.operator
-        inboxes: list[Inbox] = []  # it wants the channels, and they want it
-        webhooks = await _open_webhooks(setup, lambda it: inboxes[0].receive(it), opened)
+        # The channels need the inbox, and the inbox needs the channels (through the runtime).
+        inboxes: list[Inbox] = []
+        webhooks = await _open_webhooks(setup, lambda message: inboxes[0].receive(message), opened)
         outbox = Outbox({it.name: it for it in (*webhooks, *channels)}, AgentHooks(hooks))
         models = await opened.enter_async_context(models or ModelPool(configuration))
         guards = withheld(setup), protected_paths(setup)
@@ -104,7 +104,7 @@ async def open_host(
             operator=operator,
         )
         inboxes.append(await opened.enter_async_context(inbox))
-        if webhooks:  # at a terminal, the question itself stands there
+        if webhooks:  # without them the user sits at a terminal, which shows the question itself
             approvals.on_question = inbox.tell_question
         yield Host(
             setup=setup,
@@ -120,9 +120,6 @@ async def open_host(
         )
 
 
-# ---- Piece by piece ----
-
-
 @dataclass(frozen=True, slots=True)
 class _Extensions:
     plugins: Plugins
@@ -130,16 +127,16 @@ class _Extensions:
 
 
 def _extend(setup: Setup, opened: AsyncExitStack) -> _Extensions:
-    """What plugins bring, and the operator's scripts."""
+    """Loads the plugins, and connects the operator's hooks to theirs."""
     plugins = open_plugins(setup.configuration, setup.state)
     opened.callback(plugins.unload)
     operator = OperatorHooks(setup.configuration.hooks.internal, setup.folder)
     if operator.has("message:sent"):
 
-        async def tell(event: MessageEvent) -> None:
+        async def run_operator_hooks(event: MessageEvent) -> None:
             await operator.run("message:sent", event.to_json())
 
-        plugins.hooks.on("message_sent", tell, name="scripts of the operator")
+        plugins.hooks.on("message_sent", run_operator_hooks, name="scripts of the operator")
     return _Extensions(plugins, operator)
 
 
@@ -166,7 +163,7 @@ async def _open_runtime(
     configuration, plugins = setup.configuration, extensions.plugins
     servers = None
     if setup.servers:
-        from clawmode.app.servers import open_servers  # takes a second, and not all need it
+        from clawmode.app.servers import open_servers  # the MCP SDK takes a second to import
 
         asks = approvals.takes_input
         servers = await opened.enter_async_context(open_servers(setup, asks=asks))

@@ -1,4 +1,7 @@
-"""Our own tools, as the configuration wants them: made for each run, and for its workspace."""
+"""The tools that clawmode itself gives to a run: core tools, `session_status` and `message`.
+
+They are made for each run from the configuration and the run's workspace.
+"""
 
 import fnmatch
 import os
@@ -30,17 +33,17 @@ from clawmode.types import JsonObject
 
 HOST_FILE = "exec-approvals.json"
 MAX_MADE = 64
-"""Sets of core tools that are kept."""
+"""The most sets of core tools that are kept for later runs."""
 
 
 class OwnTools:
-    """Our own tools, for all runs of a process. Commands run only inside of `async with`.
+    """Makes our own tools for all runs of a process. Commands run only inside of `async with`.
 
     Args:
-        configuration: What they may do.
-        state: Where the host's rules for commands are.
-        hooks: Where whoever decides about commands is heard.
-        outbox: Where messages go; without one, there is no `message`.
+        configuration: Decides which tools there are and what they may do.
+        state: The state folder, which contains the host's rules for commands.
+        hooks: Receives the hook that decides about commands.
+        outbox: Sends messages; without an outbox, there is no tool `message`.
         withheld: Secrets that commands do not inherit.
         protected: Files and folders that file tools cannot change.
     """
@@ -65,16 +68,16 @@ class OwnTools:
             search_path=os.environ.get("PATH", os.defpath),
         )
         self._guard.install(hooks)
-        # To derive a tool from its function takes milliseconds: once for all runs, and for each
-        # workspace. Whose call it is, its context says.
+        # Deriving a tool from its function takes milliseconds, so tools are made once for all runs
+        # with equal settings. A tool finds its run by the context of the call.
         self._runs: WeakValueDictionary[str, SessionRun] = WeakValueDictionary()
-        self._talking = self._make_talking()
-        self._made: OrderedDict[_Wanted, tuple[Tool, ...]] = OrderedDict()
+        self._session_tools = self._make_session_tools()
+        self._made: OrderedDict[_CoreSettings, tuple[Tool, ...]] = OrderedDict()
 
     def change(
         self, configuration: Configuration, withheld: Withheld, protected: tuple[Path, ...]
     ) -> None:
-        """Another configuration holds from now on; for commands that are under way, too."""
+        """Replaces the configuration, also for commands that run already."""
         self._configuration = configuration
         self._withheld = withheld
         self._protected = protected
@@ -87,11 +90,11 @@ class OwnTools:
         await self._commands.__aexit__(*about)
 
     def for_run(self, run: SessionRun) -> tuple[Tool, ...]:
-        """The tools of a run, before any policy."""
+        """Returns the tools of a run, before any policy is applied."""
         self._runs[run.context.run_id] = run
         options = self._options(run.context)
         env = run.settings.ingredients.skills.env() | (options.exec.env or {})
-        wanted = _Wanted(
+        wanted = _CoreSettings(
             run.settings.workspace,
             replace(options.exec, env=None),
             options.fetch,
@@ -105,18 +108,18 @@ class OwnTools:
             made = self._made[wanted] = wanted.make(self._commands, self._guard)
             while len(self._made) > MAX_MADE:
                 self._made.popitem(last=False)
-        return (*made, *self._talking)
+        return (*made, *self._session_tools)
 
     async def end_session(self, run: RunContext) -> None:
         """Ends the commands that a session left running."""
         await self._commands.end(run)
 
-    def _make_talking(self) -> tuple[Tool, ...]:
-        """`session_status`, and `message` if there is a way out."""
+    def _make_session_tools(self) -> tuple[Tool, ...]:
+        """Makes `session_status`, and `message` if there is an outbox."""
 
         @tool(effect="read", idempotent=True)
         def session_status(context: ToolContext) -> JsonObject:
-            """Look up this conversation: its key, model, tokens, and what runs in it."""
+            """Look up this conversation: its key, model, tokens and active runs."""
             return self._run_of(context).status()
 
         @tool(effect="write")
@@ -130,15 +133,15 @@ class OwnTools:
         ) -> JsonObject:
             """Send a message to a person now, or change one that you sent.
 
-            What you answer at the end is sent by itself: use this for what cannot wait, or is for
-            somebody else. Do not say the same again at the end.
+            Your final answer is sent automatically: use this tool only for a message that cannot
+            wait or that is for somebody else. Do not repeat the message in your final answer.
 
             Args:
-                text: What to say.
-                context: Whose message it is.
+                text: The message.
+                context: The call.
                 action: `send`, or `edit` with `messageId`.
-                channel: By which channel; the one you were asked by, if it is left out.
-                target: To whom; whoever asked, if it is left out.
+                channel: The channel. Default: the channel of the request.
+                target: The recipient. Default: the sender of the request.
                 messageId: The message to change.
             """
             run = self._run_of(context)
@@ -150,7 +153,7 @@ class OwnTools:
     def _run_of(self, context: ToolContext) -> SessionRun:
         run = self._runs.get(context.run.run_id)
         if run is None:
-            raise ToolProblem("not_found", "there is no conversation around this call")
+            raise ToolProblem("not_found", "this call belongs to no conversation")
         return run
 
     async def _send(
@@ -164,9 +167,9 @@ class OwnTools:
         elif edited:
             sent = await self._outbox.edit(*to, edited, text, session_key=run.session.key)
         else:
-            raise ToolProblem("invalid", "to change a message, its messageId has to be given")
+            raise ToolProblem("invalid", "`messageId` is required when `action` is `edit`")
         if sent.status == "failed":
-            raise ToolProblem("not_sent", f"it was not sent: {sent.error}")
+            raise ToolProblem("not_sent", f"the message was not sent: {sent.error}")
         if sent.status == "sent":
             run.sent.add(sent.text, visible=to == (run.request.channel, run.request.target))
         return {"status": sent.status, "messageId": sent.message_id, "channel": to[0]}
@@ -183,8 +186,8 @@ class OwnTools:
         )
 
 
-class _Wanted(NamedTuple):
-    """What core tools are made with; the same makes the same."""
+class _CoreSettings(NamedTuple):
+    """The settings of a set of core tools. Equal settings share one set."""
 
     workspace: Path
     shell: ExecSettings
@@ -195,7 +198,6 @@ class _Wanted(NamedTuple):
     protected: tuple[Path, ...]
 
     def make(self, commands: ShellSessions, guard: ExecGuard) -> tuple[Tool, ...]:
-        """Makes them."""
         shell, fetch = self.shell, self.fetch
         made = make_core_tools(
             self.workspace,
@@ -222,17 +224,17 @@ class _Wanted(NamedTuple):
 def _destination(
     run: SessionRun, channel: str, target: str, options: MessageSection
 ) -> tuple[str, str]:
-    """Channel and target of a message.
+    """Returns the channel and the target of a message.
 
     Raises:
-        ToolProblem: There is none, or it may not be sent there.
+        ToolProblem: The destination is incomplete or not allowed.
     """
     here = (run.request.channel, run.request.target)
     to = (channel or here[0], target or (here[1] if channel in ("", here[0]) else ""))
     if to == here and all(here):
         return to
     if not all(to):
-        text = "say by which channel and to whom: this run was not asked by a channel"
+        text = "`channel` and `target` are required: this run was not started by a channel"
         raise ToolProblem("invalid", text)
     allowed = options.targets or ()
     if not any(fnmatch.fnmatchcase(":".join(to), pattern) for pattern in allowed):

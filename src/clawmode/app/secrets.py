@@ -1,4 +1,4 @@
-"""What must not be seen in what is written about runs: the secrets that a setup knows."""
+"""The secrets of a setup, which are redacted from transcripts, logs and environments."""
 
 import os
 from collections.abc import Iterator
@@ -17,71 +17,73 @@ from clawmode.types import JsonValue
 MIN_SECRET = 6
 
 ELSEWHERE = ("mcp", "mcp_servers")
-"""Of these, each server knows its own."""
+"""Sections that are not searched: `ServerSettings.secrets` has the secrets of MCP servers."""
 
 
 def known_secrets(setup: Setup) -> list[str]:
-    """What must not be seen in what is written about runs."""
+    """Returns the texts that have to be redacted in everything that is recorded about runs."""
     found = [secret for server in setup.servers for secret in server.secrets]
     found += _secrets(setup.configuration)
     found += (os.environ.get(name, "") for name in secret_variables(setup))
+    # Short texts would blank out ordinary words, and `${NAME}` is the name of a variable.
     return [it for it in dict.fromkeys(found) if len(it) >= MIN_SECRET and "${" not in it]
 
 
 def secret_variables(setup: Setup) -> frozenset[str]:
-    """The variables of the environment that the configuration reads secrets from."""
+    """Returns the environment variables that the configuration reads secrets from."""
     names = {known.key.env for known in KNOWN.values() if known.key and known.key.env}
     names |= {name for text in _secrets(setup.configuration) for name in names_in(text)}
     return frozenset(names | {it.env for it in _sources(setup.configuration) if it.env})
 
 
 def withheld(setup: Setup) -> Withheld:
-    """What commands do not inherit of our environment."""
+    """Returns the variables and values that commands must not inherit from our environment."""
     return Withheld(secret_variables(setup), tuple(known_secrets(setup)))
 
 
 def _secrets(section: Section) -> Iterator[str]:
-    """Every text that stands where the schema says that a secret may."""
+    """Yields every value of a setting that the schema marks as secret."""
     for member in members(type(section)).values():
         value = getattr(section, member.name)
         if member.name in ELSEWHERE or (isinstance(section, KeySource) and member.name != "key"):
             continue
         if isinstance(section, (InternalHook, InstallPolicy)) and member.name == "command":
-            # Not every word: the log would be without `python3` and the names of files.
+            # Not every word: `python3` and names of files would be redacted in the log.
             yield from secret_arguments(value or ())
             continue
         if isinstance(section, ProviderEntry) and member.name == "base_url":
             value = value if value and ("@" in value or "?" in value) else None
-        yield from _texts(value) if member.option.secret else _below(value)
-
-
-def _below(value: object) -> Iterator[str]:
-    for section in _sections(value):
-        yield from _secrets(section)
+        if member.option.secret:
+            yield from _texts(value)
+        else:
+            for inner in _sections(value):
+                yield from _secrets(inner)
 
 
 def _sections(value: object) -> Iterator[Section]:
+    """Yields the sections in a value: the value itself, or those in a table or a list."""
     if isinstance(value, Section):
         yield value
     elif isinstance(value, dict):
-        yield from (each for each in value.values() if isinstance(each, Section))
+        yield from (item for item in value.values() if isinstance(item, Section))
     elif isinstance(value, tuple):
-        yield from (each for each in value if isinstance(each, Section))
+        yield from (item for item in value if isinstance(item, Section))
 
 
 def _sources(section: Section) -> Iterator[KeySource]:
-    """Where keys come from that do not stand in the file."""
+    """Yields the sources of keys that are not written in the file itself."""
     if isinstance(section, KeySource):
         yield section
     for member in members(type(section)).values():
-        for below in _sections(getattr(section, member.name)):
-            yield from _sources(below)
+        for inner in _sections(getattr(section, member.name)):
+            yield from _sources(inner)
 
 
 def _texts(value: "JsonValue | tuple[str, ...]") -> Iterator[str]:
+    """Yields all texts in a value, at any depth."""
     if isinstance(value, str):
         yield value
         return
-    inside = value.values() if isinstance(value, dict) else value
-    for each in () if isinstance(inside, (bool, int, float, NoneType)) else inside:
-        yield from _texts(each)
+    items = value.values() if isinstance(value, dict) else value
+    for item in () if isinstance(items, (bool, int, float, NoneType)) else items:
+        yield from _texts(item)

@@ -1,4 +1,4 @@
-"""The configured MCP servers, started and connected, with progress on stderr."""
+"""Starts and connects the configured MCP servers, with progress and problems on stderr."""
 
 import logging
 import os
@@ -17,11 +17,11 @@ from clawmode.tools.tool import Tool
 
 MAX_LOG = 1 << 20
 TOKENS = "mcp-tokens"
-"""Where logins are kept, in the folder of the state."""
+"""The folder in the state folder that keeps the tokens of logins."""
 
 
 def with_servers(setup: Setup) -> Setup:
-    """The setup with the tools of its MCP servers, as they are now; they cannot be called."""
+    """Returns the setup with the present tools of its MCP servers; these cannot be called."""
 
     async def connect() -> list[Tool]:
         async with open_servers(setup) as servers:
@@ -32,18 +32,26 @@ def with_servers(setup: Setup) -> Setup:
 
 @asynccontextmanager
 async def open_servers(
-    setup: Setup, *, asks: bool = False, told: bool = True
+    setup: Setup, *, asks: bool = False, show_problems: bool = True
 ) -> AsyncIterator[McpServers]:
-    """The configured servers, connected; who waits for them sees how far it is.
+    """Yields the configured servers, connected, and shows the progress on stderr.
 
     Args:
-        setup: Which.
-        asks: There is a person whom they can ask.
-        told: Say which cannot be reached, and why.
+        setup: The settings.
+        asks: True if servers can ask a user for input.
+        show_problems: Print which servers cannot be reached, and why.
     """
     async with start_servers(setup, asks=asks) as servers:
         if setup.servers:
-            await _connect(setup, servers, told=told)
+            with Progress("MCP servers", len(setup.servers)) as progress:
+
+                def show(view: ServerView) -> None:
+                    problem = view.problem if show_problems else None
+                    progress.step(f"MCP server {view.name}: {problem}" if problem else "")
+
+                views = await servers.connect(on_progress=show)
+            if show_problems and any(view.problem for view in views):
+                print_note(f"the stderr output of MCP servers is in {log_file(setup)}")
         yield servers
 
 
@@ -51,36 +59,24 @@ async def open_servers(
 async def start_servers(setup: Setup, *, asks: bool) -> AsyncIterator[McpServers]:
     """Yields the configured servers, not connected yet; logs what they write to stderr."""
     tokens = setup.state / TOKENS
-    with _stderr_kept(setup):
+    with _stderr_log(setup):
         async with McpServers(setup.servers, asks=asks, tokens=tokens, logs=False) as servers:
             yield servers
 
 
-async def _connect(setup: Setup, servers: McpServers, *, told: bool) -> None:
-    with Progress("MCP servers", len(setup.servers)) as progress:
-
-        def show(view: ServerView) -> None:
-            problem = view.problem if told else None
-            progress.step(f"MCP server {view.name}: {problem}" if problem else "")
-
-        views = await servers.connect(on_progress=show)
-    if told and any(view.problem for view in views):
-        print_note(f"what MCP servers write to stderr is in {log_file(setup)}")
-
-
 def log_file(setup: Setup) -> Path:
-    """Where everything is kept that MCP servers write to stderr, within bounds."""
+    """Returns the log file for the stderr output of MCP servers."""
     return setup.state / "logs" / "mcp-servers.log"
 
 
 @contextmanager
-def _stderr_kept(setup: Setup) -> Iterator[None]:
-    """Keeps in a file what servers write to stderr: problems show its last lines only."""
+def _stderr_log(setup: Setup) -> Iterator[None]:
+    """Logs the stderr output of servers to a file: messages show only the last lines of it."""
     file = log_file(setup)
     log = logging.getLogger("clawmode.mcp.stderr")
     handler: logging.Handler = logging.NullHandler()
     if setup.servers:
-        # A state folder that cannot be written is told by whoever needs it.
+        # Not fatal: the modules that need the state folder report that it cannot be written.
         with suppress(OSError):
             file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             os.close(os.open(file, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600))

@@ -246,7 +246,7 @@ async def _servers(setup: Setup) -> AsyncIterator[Finding]:
     # What goes wrong is told below, once; the log would tell it on stderr as well.
     logging.getLogger("clawmode.mcp").propagate = False
     logging.getLogger("clawmode.mcp").addHandler(logging.NullHandler())
-    async with open_servers(setup, told=False) as servers:
+    async with open_servers(setup, show_problems=False) as servers:
         for view in servers.views:
             for finding in _server(view, setup.policy):
                 yield finding

@@ -125,7 +125,7 @@ def _problems_told(setup: Setup, servers: McpServers) -> Iterator[None]:
         if view.problem and told.get(view.name) != view.problem:
             print_note(f"MCP server {view.name}: {view.problem}")
             if not any(told.values()):
-                print_note(f"what MCP servers write to stderr is in {log_file(setup)}")
+                print_note(f"the stderr output of MCP servers is in {log_file(setup)}")
         told[view.name] = view.problem
 
     for view in servers.views:
