@@ -127,7 +127,7 @@ async def test_a_lost_connection_is_told_in_plain_words(
 def lines(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], list[dict[str, Any]]]]:
     """The lines that were logged with a word in their message."""
     monkeypatch.setattr(logs, "RECENT", recent := deque[Any]())
-    handler, clawmode = logs._Lines(Redactor(["hunter22"])), logging.getLogger("clawmode")
+    handler, clawmode = logs._LineHandler(Redactor(["hunter22"])), logging.getLogger("clawmode")
     before = clawmode.level
     clawmode.setLevel(logging.INFO)
     clawmode.addHandler(handler)
@@ -213,14 +213,14 @@ async def test_wrong_tokens_are_logged(tmp_path: Path, lines: Lines) -> None:
                 pass
     assert answer.status_code == 401
     assert [line["message"] for line in lines("token")] == [
-        "/metrics: 127.0.0.1 showed a token that is not known",
-        "connect: 127.0.0.1 showed a token that is not known",
+        "/metrics: 127.0.0.1 sent an unknown token",
+        "connect: 127.0.0.1 sent an unknown token",
     ]
 
 
 @pytest.mark.covers("N-20")
 def test_lines_at_a_terminal_have_a_time(capsys: pytest.CaptureFixture[str]) -> None:
-    handler = logs._Lines(Redactor())
+    handler = logs._LineHandler(Redactor())
     handler._json = False
     handler.emit(logging.LogRecord("clawmode", logging.INFO, "", 0, "it is up", (), None))
     assert re.fullmatch(r"\d\d:\d\d:\d\d info: it is up\n", capsys.readouterr().err)

@@ -27,7 +27,7 @@ async def test_events_are_numbered_without_a_gap_for_each_client() -> None:
     reader, approver = client(), client("operator.approvals")
     for name in ("tick", "exec.approval.requested", "sessions.changed", "nonsense", "tick"):
         for each in (reader, approver):
-            each.tell(EncodedEvent.of(name, {"n": 1}))
+            each.notify(EncodedEvent.of(name, {"n": 1}))
     told = await read(reader)
     assert [(it["event"], it["seq"]) for it in told] == [
         ("tick", 1),
@@ -43,11 +43,11 @@ async def test_a_client_hears_of_what_it_follows_and_of_what_it_began() -> None:
     it.following.add("agent:main:a")
     it.runs.add("r9")
     for key, run in (("agent:main:a", "r1"), ("agent:main:b", "r2"), ("agent:main:c", "r9")):
-        it.tell(EncodedEvent.of("agent", {"run": run}, key, run))
+        it.notify(EncodedEvent.of("agent", {"run": run}, key, run))
     assert [frame["payload"] for frame in await read(it)] == [{"run": "r1"}, {"run": "r9"}]
     everything = client()
     everything.following.add("*")
-    everything.tell(EncodedEvent.of("agent", {}, "agent:main:b", "r2"))
+    everything.notify(EncodedEvent.of("agent", {}, "agent:main:b", "r2"))
     assert len(await read(everything)) == 1
 
 
@@ -55,7 +55,7 @@ async def test_a_client_that_does_not_read_is_dropped() -> None:
     it = client()
     for _ in range(MAX_FRAMES + 1):
         it.send("x")
-    assert it.closing == (protocol.CLOSE_SLOW, "it does not read what it is sent")
+    assert it.closing == (protocol.CLOSE_SLOW, "the client does not read fast enough")
     assert [frame async for frame in it.frames()] == []
     large = client()
     for _ in range(3):

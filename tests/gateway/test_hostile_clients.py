@@ -368,7 +368,7 @@ def test_a_gateway_that_was_killed_is_not_found_while_another_starts(tmp_path: P
 
 
 def test_log_lines_at_a_terminal_are_harmless(capsys: pytest.CaptureFixture[str]) -> None:
-    handler = logs._Lines(Redactor(()))
+    handler = logs._LineHandler(Redactor(()))
     handler._json = False
     text = "client 1: \x1b]0;owned\x07\ninfo: all is well of laptop"
     handler.emit(logging.LogRecord("clawmode", logging.INFO, "", 0, text, (), None))
@@ -379,7 +379,7 @@ def test_log_lines_at_a_terminal_are_harmless(capsys: pytest.CaptureFixture[str]
 
 def test_log_lines_that_are_cut_show_no_piece_of_a_secret() -> None:
     secret = "hunter2-correct-horse-battery"
-    handler = logs._Lines(Redactor((secret,)))
+    handler = logs._LineHandler(Redactor((secret,)))
     text = "x" * (logs.MAX_CHARS - 20) + secret
     logs.RECENT.clear()
     handler.emit(logging.LogRecord("clawmode", logging.INFO, "", 0, text, (), None))

@@ -47,7 +47,7 @@ async def test_the_last_lines_of_the_log_are_shown(
 ) -> None:
     monkeypatch.setattr(logs, "RECENT", logs.RECENT.copy())
     logs.RECENT.clear()
-    handler = logs._Lines(Redactor(["hunter22"]))
+    handler = logs._LineHandler(Redactor(["hunter22"]))
     logger = logging.Logger("clawmode.test")
     logger.addHandler(handler)
     for number in range(5):

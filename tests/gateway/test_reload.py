@@ -204,14 +204,14 @@ async def test_sighup_reloads_and_survives_a_bad_file(
         it.config.write_text("{")
         os.kill(os.getpid(), signal.SIGHUP)
         await until(lambda: "SIGHUP" in caplog.text)
-        assert "the configuration has 1 error, and nothing was changed" in caplog.text
+        assert "the configuration has 1 error; nothing was changed" in caplog.text
         line = next(text for text in caplog.messages if text.startswith(str(it.config)))
         assert ":1:1: unclosed object" in line
         assert "[{" not in caplog.text
         it.configure(messages={"queue": {"cap": 3}}, gateway={"port": 1})
         os.kill(os.getpid(), signal.SIGHUP)
         await until(lambda: it.gateway.host.inbox._queue.cap == 3)
-        assert caplog.messages[-1].endswith("changed: messages; waits for a restart: gateway")
+        assert caplog.messages[-1].endswith("changed: messages; needs a restart: gateway")
         tasks.cancel_scope.cancel()
         assert events(it.admin, "shutdown") == []
 

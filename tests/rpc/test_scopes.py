@@ -16,10 +16,9 @@ from tests.support.gateway_inside import Inside, inside
 
 from clawmode.gateway.clients import Client, EncodedEvent
 from clawmode.gateway.dispatch import Dispatcher
-from clawmode.gateway.gateway import Gateway
 from clawmode.gateway.method_table import METHODS
-from clawmode.gateway.methods import IDEMPOTENCY, Params
-from clawmode.rpc.protocol import Hello
+from clawmode.gateway.methods import MethodCall
+from clawmode.rpc.protocol import IDEMPOTENCY, Hello
 from clawmode.rpc.scopes import EVENTS, SCOPES, Scope, expand, may_see
 from clawmode.types import JsonObject
 
@@ -148,7 +147,7 @@ async def test_a_client_without_the_scope_is_refused_and_nothing_happens(
 ) -> None:
     reached: list[str] = []
 
-    async def run(gateway: Gateway, client: Client, given: Params) -> JsonObject:
+    async def run(call: MethodCall) -> JsonObject:
         reached.append("reached")
         return {}
 
@@ -198,7 +197,7 @@ async def test_a_method_that_is_none_is_told_so_to_everyone(tmp_path: Path) -> N
 def test_a_client_without_the_scope_is_not_told(held: tuple[Scope, ...]) -> None:
     for name, scope in EVENT_ROWS.items():
         client = Client(Hello(client_id="x"), "x", expand(held), following={"*"})
-        client.tell(EncodedEvent.of(name, {}, "agent:main:main", "run"))
+        client.notify(EncodedEvent.of(name, {}, "agent:main:main", "run"))
         told = [json.loads(frame)["event"] for frame in client._frames]
         assert told == ([name] if scope is None or scope in expand(held) else [])
 

@@ -1,6 +1,6 @@
-"""`exec.approval.*`, `plugin.approval.*`, `input.*`: questions, put and answered by clients.
+"""The methods for questions to people: `exec.approval.*`, `plugin.approval.*`, `input.*`.
 
-And `exec.approvals.*`: what this host lets agents run.
+And `exec.approvals.*`: the commands that agents may run on this host.
 """
 
 import os
@@ -18,16 +18,13 @@ from clawmode.context import RunContext
 from clawmode.core_tools.exec_approvals import Changed, HostFile, digest
 from clawmode.core_tools.exec_policy import EXEC_ID, analyse
 from clawmode.gateway.approvals import QuestionRecord, describe, describe_input
-from clawmode.gateway.clients import Client
-from clawmode.gateway.gateway import Gateway
 from clawmode.gateway.methods import (
     NAME,
     OBJECT,
     STRING,
     Handler,
     Method,
-    Params,
-    agent_of,
+    MethodCall,
     choice,
     integer,
     method,
@@ -36,7 +33,7 @@ from clawmode.gateway.methods import (
 from clawmode.messaging.slash import DECISIONS
 from clawmode.rpc.protocol import RpcError
 from clawmode.sessions.keys import session_key
-from clawmode.tools.approvals import Decision, InputQuestion, Question, Resolution
+from clawmode.tools.approvals import Decision, Question, Resolution
 from clawmode.tools.hooks import Severity
 from clawmode.tools.validation import InvalidSchema, Validator
 from clawmode.types import JsonObject
@@ -46,195 +43,192 @@ Family: TypeAlias = Literal["exec", "plugin"]
 EXPIRY_MS = 1_800_000
 WAIT_MS = 30_000
 MAX_WAITING = 500
-"""Questions that may wait for people, before clients may put no more."""
+"""The most pending questions; then clients cannot ask more."""
 
 SEVERITIES: tuple[Severity, ...] = ("info", "warning", "critical")
 NOTHING_MORE = "nothing beyond this"
 REQUEST_ID = "client:client:request"
-"""What asks, where a client does, and it is about no command."""
+"""The `toolId` of a question that a client asks, and that is not about a command."""
 
 
-# ---- Putting questions ----
+# ---- Asking ----
 
 
-async def _request_exec(gateway: Gateway, client: Client, given: Params) -> JsonObject:
-    """Asks whether a command may be run, by whoever asks."""
-    run = _asker(gateway, client, given)
-    command, host = given.text("command"), _host_file(gateway)
+async def _request_exec(call: MethodCall) -> JsonObject:
+    """Asks whether the client may run a command."""
+    run = _asker(call)
+    command, host = call.params.text("command"), _host_file(call)
     plan: JsonObject = {"command": command}
-    if given.text("cwd"):
-        plan["workdir"] = given.text("cwd")
-    missed = await anyio.to_thread.run_sync(_missed, host, run.agent_id, plan)
+    if call.params.text("cwd"):
+        plan["workdir"] = call.params.text("cwd")
+
+    def find_missing() -> list[str]:
+        """Returns the programs of the command that are not on the allowlist."""
+        allowed = host.for_agent(run.agent_id).allowlist
+        return list(analyse(plan, allowed, os.environ.get("PATH", os.defpath)).missed)
+
+    missing = await anyio.to_thread.run_sync(find_missing)
 
     def resolved(resolution: Resolution) -> None:
-        if resolution == "allow-always" and missed:
-            host.remember(run.agent_id, missed, command)
+        if resolution == "allow-always" and missing:
+            host.remember(run.agent_id, missing, command)
 
     question = Question(
         title="Run a command?",
         tool_id=EXEC_ID,
         input=plan,
         run=run,
-        always=f"{', '.join(missed) or NOTHING_MORE} for the agent {run.agent_id}",
-        expires=_expiry(given),
+        always=f"{', '.join(missing) or NOTHING_MORE} for the agent {run.agent_id}",
+        expires=_expiry(call),
         on_resolution=(resolved,),
     )
-    return await _put(gateway, question)
+    return await _ask(call, question)
 
 
-async def _request_plugin(gateway: Gateway, client: Client, given: Params) -> JsonObject:
-    """Asks anything that can be answered by a decision."""
-    severity = given.text("severity")
+async def _request_plugin(call: MethodCall) -> JsonObject:
+    """Asks any question that a decision can answer."""
+    severity = call.params.text("severity")
     question = Question(
-        title=given.text("title"),
-        description=given.text("description"),
-        severity=next((it for it in SEVERITIES if it == severity), "warning"),
+        title=call.params.text("title"),
+        description=call.params.text("description"),
+        severity=next((level for level in SEVERITIES if level == severity), "warning"),
         tool_id=REQUEST_ID,
         input={},
-        run=_asker(gateway, client, given),
+        run=_asker(call),
         always=NOTHING_MORE,
-        expires=_expiry(given),
-        # With somebody to tell, `allow-always` is remembered by nobody else.
+        expires=_expiry(call),
+        # A question with a callback is not remembered: `allow-always` then allows this once only.
         on_resolution=(lambda resolution: None,),
     )
-    return await _put(gateway, question)
+    return await _ask(call, question)
 
 
-async def _put(gateway: Gateway, question: Question) -> JsonObject:
-    if len(gateway.approvals.pending()) >= MAX_WAITING:
-        text = f"{MAX_WAITING} questions wait for people already"
+async def _ask(call: MethodCall, question: Question) -> JsonObject:
+    if len(call.gateway.approvals.pending()) >= MAX_WAITING:
+        text = f"{MAX_WAITING} questions are already pending; answer some first"
         raise RpcError("RATE_LIMITED", text, retry_after_ms=60_000)
-    gateway.begin(gateway.approvals.ask, question)
-    await checkpoint()  # it is known when its id is
+    call.gateway.begin(call.gateway.approvals.ask, question)
+    # Lets the task register the question, so that the client can use its id at once.
+    await checkpoint()
     return {"id": question.id, "expiresAtMs": int(question.expires * 1000)}
 
 
-def _asker(gateway: Gateway, client: Client, given: Params) -> RunContext:
-    agent_id, key = agent_of(gateway, given), given.text("sessionKey")
+def _asker(call: MethodCall) -> RunContext:
+    agent_id, key = call.agent_id(), call.params.text("sessionKey")
     return RunContext(
         agent_id=agent_id,
         session_key=session_key(key, agent_id) if key else "",
         run_id="",
-        sender=client.principal,
+        sender=call.client.principal,
     )
 
 
-def _expiry(given: Params) -> float:
-    return time.time() + given.number("timeoutMs", EXPIRY_MS) / 1000
+def _expiry(call: MethodCall) -> float:
+    return time.time() + call.params.number("timeoutMs", EXPIRY_MS) / 1000
 
 
-def _missed(host: HostFile, agent_id: str, plan: JsonObject) -> list[str]:
-    """The programs of a command that the allowlist lacks."""
-    allowed = host.for_agent(agent_id).allowlist
-    return list(analyse(plan, allowed, os.environ.get("PATH", os.defpath)).missed)
+# ---- Listing and answering ----
 
 
-# ---- Looking and answering ----
-
-
-def _find(gateway: Gateway, given: Params, *families: Family) -> QuestionRecord:
-    question_id = given.text("id")
-    asked = gateway.approvals.find(question_id)
-    if asked is None or asked.family not in families:
-        text = f"there is no question {question_id[:80]!r}, or not any more"
+def _find(call: MethodCall, *families: Family) -> QuestionRecord:
+    question_id = call.params.text("id")
+    record = call.gateway.approvals.find(question_id)
+    if record is None or record.family not in families:
+        text = f"there is no question {question_id[:80]!r}, or it was answered long ago"
         raise RpcError("NOT_FOUND", text, field="id")
-    return asked
+    return record
 
 
-async def _get(family: Family, gateway: Gateway, client: Client, given: Params) -> JsonObject:
-    asked = _find(gateway, given, family)
-    return describe(asked) | {"decision": asked.resolution, "settled": asked.settled.is_set()}
+async def _get(family: Family, call: MethodCall) -> JsonObject:
+    record = _find(call, family)
+    return describe(record) | {"decision": record.resolution, "settled": record.settled.is_set()}
 
 
-async def _list(family: Family, gateway: Gateway, client: Client, given: Params) -> JsonObject:
-    waiting = gateway.approvals.waiting()
-    return {"approvals": [describe(asked) for asked in waiting if asked.family == family]}
+async def _list(family: Family, call: MethodCall) -> JsonObject:
+    pending = call.gateway.approvals.waiting()
+    return {"approvals": [describe(record) for record in pending if record.family == family]}
 
 
-async def _resolve(family: Family, gateway: Gateway, client: Client, given: Params) -> JsonObject:
-    """Decides. To say the same again does no harm; whoever says otherwise is too late."""
+async def _resolve(family: Family, call: MethodCall) -> JsonObject:
+    """Answers a question. The same answer again succeeds; another answer comes too late."""
     families: tuple[Family, ...] = ("exec", "plugin") if family == "exec" else ("plugin",)
-    asked, wanted = _find(gateway, given, *families), given.text("decision")
-    decision: Decision = next(it for it in DECISIONS if it == wanted)
-    if not gateway.approvals.resolve(asked.question.id, decision) and asked.resolution != decision:
-        raise RpcError("NOT_FOUND", "this question waits for no answer any more", field="id")
-    return {"id": asked.question.id, "decision": decision}
+    record, wanted = _find(call, *families), call.params.text("decision")
+    decision: Decision = next(known for known in DECISIONS if known == wanted)
+    resolved = call.gateway.approvals.resolve(record.question.id, decision)
+    if not resolved and record.resolution != decision:
+        raise RpcError("NOT_FOUND", "this question is no longer pending", field="id")
+    return {"id": record.question.id, "decision": decision}
 
 
-async def _wait(family: Family, gateway: Gateway, client: Client, given: Params) -> JsonObject:
-    asked = _find(gateway, given, family)
-    seconds = given.number("timeoutMs", WAIT_MS) / 1000
-    decision = await gateway.approvals.decision(asked.question.id, seconds)
-    return {"id": asked.question.id, "decision": decision}
+async def _wait(family: Family, call: MethodCall) -> JsonObject:
+    record = _find(call, family)
+    seconds = call.params.number("timeoutMs", WAIT_MS) / 1000
+    decision = await call.gateway.approvals.decision(record.question.id, seconds)
+    return {"id": record.question.id, "decision": decision}
 
 
-# ---- What tools want to know ----
+# ---- Input for tools ----
 
 
-async def _inputs(gateway: Gateway, client: Client, given: Params) -> JsonObject:
-    return {"inputs": [describe_input(it) for it in gateway.approvals.pending_inputs()]}
+async def _inputs(call: MethodCall) -> JsonObject:
+    return {
+        "inputs": [describe_input(question) for question in call.gateway.approvals.pending_inputs()]
+    }
 
 
-async def _answer(gateway: Gateway, client: Client, given: Params) -> JsonObject:
-    """Tells a tool what it asked for; null declines."""
-    question_id = given.text("id")
-    waiting = {it.id: it for it in gateway.approvals.pending_inputs()}
-    content = given.object("content") if given["content"] is not None else None
-    if content is not None and question_id in waiting:
-        _check_answer(waiting[question_id], content)
-    if not gateway.approvals.answer(question_id, content):
-        text = f"nothing waits for an answer as {question_id[:80]!r}"
+async def _answer(call: MethodCall) -> JsonObject:
+    """Answers the question of a tool; `content` null declines."""
+    question_id = call.params.text("id")
+    pending = {question.id: question for question in call.gateway.approvals.pending_inputs()}
+    content = call.params.object("content") if call.params["content"] is not None else None
+    schema = pending[question_id].request.schema if question_id in pending else None
+    if content is not None and schema is not None:
+        # With an invalid schema the tool has to check the answer itself.
+        with suppress(InvalidSchema):
+            if problems := Validator(schema).validate(content):
+                raise RpcError("INVALID_REQUEST", problems[0], field="content")
+    if not call.gateway.approvals.answer(question_id, content):
+        text = f"no question {question_id[:80]!r} is pending"
         raise RpcError("NOT_FOUND", text, field="id")
     return {"id": question_id}
 
 
-def _check_answer(question: InputQuestion, content: JsonObject) -> None:
-    schema = question.request.schema
-    if schema is None:
-        return
-    with suppress(InvalidSchema):  # then it is the tool's business
-        if problems := Validator(schema).validate(content):
-            raise RpcError("INVALID_REQUEST", problems[0], field="content")
+# ---- The rules of this host ----
 
 
-# ---- The host's rules ----
+def _host_file(call: MethodCall) -> HostFile:
+    return HostFile(call.host.setup.state / HOST_FILE)
 
 
-def _host_file(gateway: Gateway) -> HostFile:
-    return HostFile(gateway.host.setup.state / HOST_FILE)
-
-
-async def _get_rules(gateway: Gateway, client: Client, given: Params) -> JsonObject:
-    host = _host_file(gateway)
+async def _get_rules(call: MethodCall) -> JsonObject:
+    host = _host_file(call)
     try:
         data = await anyio.to_thread.run_sync(host.read)
     except (OSError, ValueError) as error:
-        raise RpcError("UNAVAILABLE", f"{HOST_FILE} cannot be used: {_reason(error)}") from None
-    return _told(host.path, data)
+        text = f"{HOST_FILE} cannot be read: {getattr(error, 'strerror', None) or error}"
+        raise RpcError("UNAVAILABLE", text) from None
+    return _describe_rules(host.path, data)
 
 
-async def _set_rules(gateway: Gateway, client: Client, given: Params) -> JsonObject:
-    host, data = _host_file(gateway), given.object("file")
+async def _set_rules(call: MethodCall) -> JsonObject:
+    host, data = _host_file(call), call.params.object("file")
     try:
-        await anyio.to_thread.run_sync(host.replace, data, given.text("baseHash"))
+        await anyio.to_thread.run_sync(host.replace, data, call.params.text("baseHash"))
     except Changed as error:
         raise RpcError("CONFLICT", str(error), field="baseHash") from None
     except ValueError as error:
         raise RpcError("INVALID_REQUEST", str(error), field="file") from None
     except OSError as error:
-        raise RpcError("UNAVAILABLE", f"{HOST_FILE}: {_reason(error)}") from None
-    return _told(host.path, data)
+        text = f"{HOST_FILE} cannot be written: {error.strerror or error}"
+        raise RpcError("UNAVAILABLE", text) from None
+    return _describe_rules(host.path, data)
 
 
-def _told(path: Path, data: JsonObject) -> JsonObject:
+def _describe_rules(path: Path, data: JsonObject) -> JsonObject:
     return {"path": str(path), "exists": path.exists(), "hash": digest(data), "file": data}
 
 
-def _reason(error: Exception) -> str:
-    return getattr(error, "strerror", None) or str(error)
-
-
-# ---- All of them ----
+# ---- The table ----
 
 ASKING: dict[str, JsonObject] = {
     "agentId": NAME,
@@ -246,6 +240,7 @@ CONTENT: JsonObject = {"type": ["object", "null"]}
 
 
 def _family(family: Family, ask: Handler, asking: JsonObject) -> tuple[Method, ...]:
+    """Returns the methods of one kind of question: the same five, but for what is asked."""
     name = f"{family}.approval"
     one = params("id", id=NAME)
     decide = params("id", "decision", id=NAME, decision=choice(*DECISIONS))

@@ -1,4 +1,4 @@
-"""Approvals that many clients see and answer: questions are told, and what became of them."""
+"""Approvals that all clients see and can answer: questions and decisions become events."""
 
 import time
 from collections import OrderedDict
@@ -16,19 +16,19 @@ from clawmode.tools.tool import Tool
 from clawmode.types import JsonObject, JsonValue
 
 MAX_KNOWN = 1_000
-"""Questions whose answers can still be asked for."""
+"""The most questions that are remembered, with their answers."""
 
 OnQuestion: TypeAlias = Callable[[str, JsonObject], None]
-"""Called with `exec.approval.requested` and the like, and the question."""
+"""Called with the name of an event, such as `exec.approval.requested`, and its payload."""
 
 
 @dataclass(eq=False, slots=True)
 class QuestionRecord:
-    """A question that was put.
+    """A question, and its answer when there is one.
 
     Attributes:
-        resolution: What came of it; None: nothing yet, or nobody wanted to know any more.
-        settled: Whether it is over.
+        resolution: The answer; None while the question is pending, or if it was cancelled.
+        settled: Set when the question is no longer pending.
     """
 
     question: Question
@@ -38,26 +38,26 @@ class QuestionRecord:
 
     @property
     def family(self) -> str:
-        """`exec` for commands of the shell, `plugin` for all others."""
+        """`exec` for shell commands, `plugin` for all other questions."""
         return "exec" if self.question.tool_id in (EXEC_ID, PROCESS_ID) else "plugin"
 
 
 class SharedApprovals(Approvals):
-    """Approvals whose questions are told to whoever listens.
+    """Approvals that publish each question and its answer.
 
     Attributes:
-        mode: What the configuration says for an agent, by its id.
-        tell: Told of each question, and of its answer.
+        mode: Returns the configured mode for the id of an agent.
+        publish: Called with each question, and with its answer.
     """
 
     def __init__(self, mode: Callable[[str], Mode]) -> None:
         super().__init__(inputs="ask")
         self.mode = mode
-        self.tell: OnQuestion = lambda name, payload: None
+        self.publish: OnQuestion = lambda name, payload: None
         self._known: OrderedDict[str, QuestionRecord] = OrderedDict()
 
     def needs_approval(self, tool: Tool, run: RunContext) -> bool:
-        """The same calls as at a terminal: those of tools that are not known to only read."""
+        """Returns true for the same calls as at a terminal: all but those of read-only tools."""
         return tool.effect != "read" and self.mode(run.agent_id) != "always"
 
     def question(
@@ -68,74 +68,76 @@ class SharedApprovals(Approvals):
         wishes: tuple[RequireApproval, ...],
         patience: float | None = None,
     ) -> Question | None:
-        """As everywhere; but `never` also holds for what was allowed for always before."""
+        # `never` also overrides an earlier `allow-always`.
         if self.mode(run.agent_id) == "never":
             self.revoke(run.agent_id, tool.id)
         return super().question(tool, params, run, wishes, patience)
 
     async def ask(self, question: Question) -> Resolution:
-        """Waits for the answer, no longer than the question lives."""
-        asked = self._remember(QuestionRecord(question))
-        waits = self.mode(question.run.agent_id) != "never"
-        if waits:
-            self.tell(f"{asked.family}.approval.requested", describe(asked))
+        record = QuestionRecord(question)
+        self._known[question.id] = record
+        self._forget_old()
+        pending = self.mode(question.run.agent_id) != "never"
+        if pending:
+            self.publish(f"{record.family}.approval.requested", describe(record))
         try:
-            asked.resolution = await super().ask(question)
-            return asked.resolution
+            record.resolution = await super().ask(question)
+            return record.resolution
         finally:
-            asked.settled.set()
-            decision = asked.resolution or "cancelled"
-            told: JsonObject = {"id": question.id, "decision": decision}
-            if waits:
-                self.tell(f"{asked.family}.approval.resolved", told)
+            record.settled.set()
+            if pending:
+                answer: JsonObject = {
+                    "id": question.id,
+                    "decision": record.resolution or "cancelled",
+                }
+                self.publish(f"{record.family}.approval.resolved", answer)
 
     async def _ask(self, question: Question) -> Resolution:
-        # Here and not in `ask`: whoever put the question is told the answer in any case.
+        # Here and not in `ask`, which tells the callbacks of the question about the answer.
         if self.mode(question.run.agent_id) == "never":
             return "deny"
         return await super()._ask(question)
 
     async def ask_input(self, question: InputQuestion) -> JsonObject | None:
-        """The same for what a tool wants to know. What it is told is nobody else's business."""
         answer: JsonObject | None = None
-        self.tell("input.requested", describe_input(question))
+        self.publish("input.requested", describe_input(question))
         try:
             answer = await super().ask_input(question)
             return answer
         finally:
-            self.tell("input.resolved", {"id": question.id, "answered": answer is not None})
+            # Without the answer, which is for the tool only.
+            self.publish("input.resolved", {"id": question.id, "answered": answer is not None})
 
     def find(self, question_id: str) -> QuestionRecord | None:
-        """A question that waits, or of which it is known what came of it."""
+        """Returns a question that is pending, or whose answer is remembered."""
         return self._known.get(question_id)
 
     def waiting(self) -> list[QuestionRecord]:
-        """Those that wait for an answer, oldest first."""
-        return [asked for asked in self._known.values() if not asked.settled.is_set()]
+        """Returns the pending questions, oldest first."""
+        return [record for record in self._known.values() if not record.settled.is_set()]
 
     async def decision(self, question_id: str, seconds: float) -> Resolution | None:
-        """What was decided; None if that is nothing yet, or nobody will.
+        """Waits for the answer to a question; returns None if there is none in time.
 
         Raises:
-            KeyError: There is no such question, or not any more.
+            KeyError: There is no such question, or it is no longer remembered.
         """
-        asked = self._known[question_id]
+        record = self._known[question_id]
         with anyio.move_on_after(seconds):
-            await asked.settled.wait()
-        return None if asked.resolution == "timeout" else asked.resolution
+            await record.settled.wait()
+        return None if record.resolution == "timeout" else record.resolution
 
-    def _remember(self, asked: QuestionRecord) -> QuestionRecord:
-        self._known[asked.question.id] = asked
-        over = len(self._known) - MAX_KNOWN
-        old = [key for key, it in self._known.items() if over > 0 and it.settled.is_set()]
-        for key in old[: max(over, 0)]:
+    def _forget_old(self) -> None:
+        """Forgets the oldest answered questions if there are too many. Pending ones stay."""
+        over = max(len(self._known) - MAX_KNOWN, 0)
+        settled = [key for key, record in self._known.items() if over and record.settled.is_set()]
+        for key in settled[:over]:
             del self._known[key]
-        return asked
 
 
-def describe(asked: QuestionRecord) -> JsonObject:
-    """A question as clients see it: all that would run."""
-    question = asked.question
+def describe(record: QuestionRecord) -> JsonObject:
+    """Returns a question as clients see it, with the complete input of the call."""
+    question = record.question
     return {
         "id": question.id,
         "title": question.title,
@@ -150,12 +152,12 @@ def describe(asked: QuestionRecord) -> JsonObject:
         "runId": question.run.run_id,
         "sender": question.run.sender,
         "expiresAtMs": int(question.expires * 1000),
-        "askedAtMs": int(asked.at * 1000),
+        "askedAtMs": int(record.at * 1000),
     }
 
 
 def describe_input(question: InputQuestion) -> JsonObject:
-    """What a tool wants to know, as clients see it."""
+    """Returns the question of a tool as clients see it."""
     schema: JsonValue = question.request.schema
     return {
         "id": question.id,

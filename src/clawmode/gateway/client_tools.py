@@ -1,4 +1,4 @@
-"""Tools of clients: a run calls them, the client that brought them does the work."""
+"""Tools that clients offer: a run calls them, and the client executes the call."""
 
 import uuid
 from collections.abc import Callable
@@ -13,13 +13,13 @@ from clawmode.tools.tool import Effect, Tool, ToolContext, ToolResult
 from clawmode.types import JsonObject, JsonValue
 
 GRACE_SECONDS = 30.0
-"""How long a client that has gone may take to come back before its calls fail."""
+"""How long a disconnected client may take to return before its calls fail."""
 
 MAX_PENDING = 1_000
 
 
 class ClientToolError(ClawmodeError):
-    """A call that a client did not answer, or answered with an error."""
+    """A client did not answer a call, or answered with an error."""
 
 
 @dataclass(eq=False, slots=True)
@@ -34,10 +34,10 @@ class _Call:
 
 
 class ClientTools:
-    """The calls that clients are to answer.
+    """The calls that wait for an answer of a client.
 
     Args:
-        connected: Who is connected.
+        connected: Returns the connected clients, oldest first.
     """
 
     def __init__(self, connected: Callable[[], list[Client]]) -> None:
@@ -45,9 +45,12 @@ class ClientTools:
         self._calls: dict[str, _Call] = {}
 
     def tool(self, client: Client, given: JsonObject) -> Tool:
-        """A client's tool. `given` has a name, and may have description, parameters and effect.
+        """Returns a tool that the client executes.
 
-        The client is believed about the effect: the call changes nothing but what is its own.
+        Args:
+            client: The client.
+            given: An item of `clientTools`: name, description, parameters, effect. The client is
+                trusted about the effect, because the call changes only what is its own.
         """
         parameters = given.get("parameters")
         principal, client_id = client.principal, client.hello.client_id
@@ -61,7 +64,7 @@ class ClientTools:
                 "input": params,
             }
             call = _Call(str(request["callId"]), principal, client_id, request)
-            answer = await self._ask(call)
+            answer = await self._wait_for_answer(call)
             return answer if isinstance(answer, str) else ToolResult(details=answer)
 
         return Tool(
@@ -74,17 +77,17 @@ class ClientTools:
             effect=next((it for it in get_args(Effect) if it == given.get("effect")), None),
         )
 
-    async def _ask(self, call: _Call) -> JsonValue:
+    async def _wait_for_answer(self, call: _Call) -> JsonValue:
         if len(self._calls) >= MAX_PENDING:
-            raise ClientToolError("too many calls wait for clients")
+            raise ClientToolError(f"{MAX_PENDING} calls already wait for clients: try again later")
         self._calls[call.id] = call
         try:
-            self._tell(call)
+            self._send(call)
             while not call.answered.is_set():
                 with anyio.move_on_after(GRACE_SECONDS):
                     await call.answered.wait()
                 if not call.answered.is_set() and not self._clients(call):
-                    raise ClientToolError("the client that has this tool is gone")
+                    raise ClientToolError("the client that executes this tool is disconnected")
         finally:
             self._calls.pop(call.id, None)
         if call.error is not None:
@@ -99,13 +102,14 @@ class ClientTools:
             and client.closing is None
         ]
 
-    def _tell(self, call: _Call) -> None:
-        told = EncodedEvent.of("tool.call", call.request)
+    def _send(self, call: _Call) -> None:
+        """Sends a call to the newest connection of its client, so that it is executed once."""
+        event = EncodedEvent.of("tool.call", call.request)
         for client in self._clients(call)[-1:]:
-            client.tell(told)
+            client.notify(event)
 
     def answer(self, client: Client, call_id: str, result: JsonValue, error: str | None) -> bool:
-        """Takes a client's answer. False: no call of that client's waits for it."""
+        """Accepts a client's answer; returns whether a call of that principal waits for it."""
         call = self._calls.get(call_id)
         if call is None or call.principal != client.principal or call.answered.is_set():
             return False
@@ -114,13 +118,13 @@ class ClientTools:
         return True
 
     def hand_over(self, gone: Client) -> None:
-        """Tells another connection of a client that has gone of the calls that wait for it."""
+        """Sends the pending calls of a closed connection to another one of the same client."""
         for call in self._calls.values():
             if (gone.principal, gone.hello.client_id) == (call.principal, call.client_id):
-                self._tell(call)
+                self._send(call)
 
     def repeat(self, client: Client) -> None:
-        """Tells a client that has come back of the calls that wait for it."""
+        """Sends the pending calls of a client that has reconnected again."""
         for call in self._calls.values():
             if (client.principal, client.hello.client_id) == (call.principal, call.client_id):
-                client.tell(EncodedEvent.of("tool.call", call.request))
+                client.notify(EncodedEvent.of("tool.call", call.request))

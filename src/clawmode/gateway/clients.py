@@ -1,4 +1,4 @@
-"""One client: what it may, what it follows, and what waits to be sent to it."""
+"""A connected client: its scopes, the sessions that it follows, and its queue of frames."""
 
 import json
 import time
@@ -17,18 +17,19 @@ from clawmode.text import without_surrogates
 from clawmode.types import JsonObject, JsonValue
 
 MAX_FRAMES = 20_000
-"""That wait for one client."""
+"""The most frames that wait to be sent to one client."""
 
 EVERYTHING = "*"
 
 
 @dataclass(frozen=True, slots=True)
 class EncodedEvent:
-    """An event, encoded once for all who are told.
+    """An event, encoded once for all its receivers.
 
     Attributes:
-        session_key: Whose it is; empty: everyone's who may see it.
-        run_id: The same by the run: whoever began it is told, too.
+        payload: The JSON text.
+        session_key: The session that the event is about; empty if it is for all clients.
+        run_id: The run that the event is about; the client that started the run receives it.
     """
 
     name: str
@@ -40,7 +41,6 @@ class EncodedEvent:
     def of(
         cls, name: str, payload: JsonObject, session_key: str = "", run_id: str = ""
     ) -> "EncodedEvent":
-        """Encodes an event."""
         text = json.dumps(payload, ensure_ascii=False, separators=(",", ":"))
         return cls(name, without_surrogates(text), session_key, run_id)
 
@@ -50,11 +50,11 @@ class Client:
     """A client that is connected.
 
     Attributes:
-        principal: Whose token it showed.
-        following: Keys of the sessions whose events it wants; `*` is all.
-        runs: Those that it began: it is told of them in any case.
-        closing: With which code, and why, the connection is to end when all is sent.
-        dropped: Set when it does not read: then nothing is sent any more.
+        principal: The name of the client's token.
+        following: The keys of the sessions whose events it receives; `*` for all sessions.
+        runs: The runs that it started: it receives their events in any case.
+        closing: The code and reason with which the connection is closed after the last frame.
+        dropped: Set if the client does not read. Then nothing more is sent.
     """
 
     hello: Hello
@@ -69,10 +69,10 @@ class Client:
     dropped: anyio.Event = field(default_factory=anyio.Event)
     _frames: deque[str] = field(default_factory=deque[str])
     _buffered: int = 0
-    _news: Notifier = field(default_factory=Notifier)
+    _changed: Notifier = field(default_factory=Notifier)
 
     def send(self, frame: str) -> None:
-        """Has a frame sent. A client that does not read for long is dropped, and nobody else."""
+        """Queues a frame. A client whose queue is full is dropped: it must not slow down others."""
         if self.closing is not None:
             return
         self._frames.append(frame)
@@ -81,30 +81,30 @@ class Client:
             self._frames.clear()
             self._buffered = 0
             self.dropped.set()
-            self.finish(protocol.CLOSE_SLOW, "it does not read what it is sent")
-        self._news.notify()
+            self.finish(protocol.CLOSE_SLOW, "the client does not read fast enough")
+        self._changed.notify()
 
     def finish(self, code: int, reason: str) -> None:
-        """Ends the connection, when what waits is sent."""
+        """Closes the connection after the queued frames. The first code and reason count."""
         self.closing = self.closing or (code, reason)
-        self._news.notify()
+        self._changed.notify()
 
-    def tell(self, told: EncodedEvent) -> None:
-        """Tells of an event, if it may see it and wants to."""
-        if may_see(told.name, self.scopes) and self._wants(told):
+    def notify(self, event: EncodedEvent) -> None:
+        """Queues an event if the client may see it and follows its session or run."""
+        if may_see(event.name, self.scopes) and self._follows(event):
             self.seq += 1
-            head = f'{{"type":"event","event":"{told.name}","payload":{told.payload}'
+            head = f'{{"type":"event","event":"{event.name}","payload":{event.payload}'
             self.send(f'{head},"seq":{self.seq}}}')
 
-    def _wants(self, told: EncodedEvent) -> bool:
-        if not told.session_key and not told.run_id:
+    def _follows(self, event: EncodedEvent) -> bool:
+        if not event.session_key and not event.run_id:
             return True
-        if EVERYTHING in self.following or told.session_key in self.following:
+        if EVERYTHING in self.following or event.session_key in self.following:
             return True
-        return bool(told.run_id) and told.run_id in self.runs
+        return bool(event.run_id) and event.run_id in self.runs
 
     async def frames(self) -> AsyncIterator[str]:
-        """What is to be sent, as it comes; ends when all was sent and it is to end."""
+        """Yields queued frames, and ends when the connection is to be closed."""
         while True:
             while self._frames:
                 frame = self._frames.popleft()
@@ -112,10 +112,10 @@ class Client:
                 yield frame
             if self.closing is not None:
                 return
-            await self._news.wait()
+            await self._changed.wait()
 
     def describe(self) -> JsonObject:
-        """For operators."""
+        """Returns the client as the method `status` shows it."""
         return {
             "connId": self.id,
             "client": self.hello.client_id,

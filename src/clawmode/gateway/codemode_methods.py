@@ -1,13 +1,11 @@
-"""`codemode.*`: programs that run or wait, of whatever session."""
+"""The methods `codemode.*`: programs that are running or parked, of all sessions."""
 
 import time
 from dataclasses import dataclass
 
 from clawmode.code_mode.stores import CellState, abort_cell
 from clawmode.context import Scope
-from clawmode.gateway.clients import Client
-from clawmode.gateway.gateway import Gateway
-from clawmode.gateway.methods import NAME, Params, method, params
+from clawmode.gateway.methods import NAME, MethodCall, method, params
 from clawmode.rpc.protocol import RpcError
 from clawmode.sessions.keys import session_key
 from clawmode.types import JsonObject
@@ -15,7 +13,11 @@ from clawmode.types import JsonObject
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Cell:
-    """Attributes: expires: None while it runs here."""
+    """A program that has not ended.
+
+    Attributes:
+        expires: When a parked program is discarded; None while it runs.
+    """
 
     id: str
     scope: Scope
@@ -37,19 +39,20 @@ class _Cell:
         }
 
 
-async def _cells(gateway: Gateway) -> dict[str, _Cell]:
-    """All programs that have not ended, those of other processes too."""
-    runtime, now = gateway.host.runtime, time.time()
+async def _cells(call: MethodCall) -> dict[str, _Cell]:
+    """Returns all programs that have not ended, with those of other processes, by id."""
+    runtime, now = call.runtime, time.time()
     found: dict[str, _Cell] = {}
     for known in await runtime.store.cells():
-        left = None if known.state == "running" else now + known.left
+        expires = None if known.state == "running" else now + known.left
         found[known.id] = _Cell(
             id=known.id,
             scope=known.scope,
             state=known.state,
             since=now - known.age,
-            expires=left,
+            expires=expires,
         )
+    # For a program of this process, what the process knows is newer than the store.
     for programs in runtime.programs():
         for cell_id, since in programs.cells().items():
             scope = programs.context.scope
@@ -57,10 +60,10 @@ async def _cells(gateway: Gateway) -> dict[str, _Cell]:
     return found
 
 
-async def _runs(gateway: Gateway, client: Client, given: Params) -> JsonObject:
-    key, run_id = given.text("sessionKey"), given.text("runId")
+async def _runs(call: MethodCall) -> JsonObject:
+    key, run_id = call.params.text("sessionKey"), call.params.text("runId")
     key = session_key(key) if key else ""
-    cells = sorted((await _cells(gateway)).values(), key=lambda cell: cell.since)
+    cells = sorted((await _cells(call)).values(), key=lambda cell: cell.since)
     return {
         "cells": [
             cell.to_json()
@@ -70,23 +73,25 @@ async def _runs(gateway: Gateway, client: Client, given: Params) -> JsonObject:
     }
 
 
-async def _abort(gateway: Gateway, client: Client, given: Params) -> JsonObject:
-    """Ends a program, or all of a run; the run goes on without them."""
-    cell_id, run_id = given.text("cellId"), given.text("runId")
+async def _abort(call: MethodCall) -> JsonObject:
+    """Aborts a program, or all programs of a run. The run continues without them."""
+    cell_id, run_id = call.params.text("cellId"), call.params.text("runId")
     if bool(cell_id) is bool(run_id):
-        text = "one of `cellId` and `runId` is needed"
+        text = "exactly one of `cellId` and `runId` is required"
         raise RpcError("INVALID_REQUEST", text, field="cellId")
-    cells = await _cells(gateway)
-    meant = [it for it in cells.values() if cell_id == it.id or run_id == it.scope.run_id]
-    ended = [cell for cell in meant if await _end(gateway, cell)]
-    if cell_id and not ended:
+    aborted = [
+        cell
+        for cell in (await _cells(call)).values()
+        if (cell_id == cell.id or run_id == cell.scope.run_id) and await _end(call, cell)
+    ]
+    if cell_id and not aborted:
         raise RpcError("NOT_FOUND", f"there is no program {cell_id[:80]!r}", field="cellId")
-    return {"aborted": len(ended)}
+    return {"aborted": len(aborted)}
 
 
-async def _end(gateway: Gateway, cell: _Cell) -> bool:
-    """By whoever has it, so that its calls end too."""
-    runtime = gateway.host.runtime
+async def _end(call: MethodCall, cell: _Cell) -> bool:
+    """Aborts a program through its owner in this process, if any, so that its calls end too."""
+    runtime = call.runtime
     for programs in runtime.programs():
         if programs.context.scope == cell.scope:
             return await programs.abort(cell.id)

@@ -1,4 +1,4 @@
-"""`clawmode gateway`: runs it until it is told to stop; says whether one runs, and stops it."""
+"""Runs a gateway until a signal stops it; stops and asks a gateway from another process."""
 
 import logging
 import os
@@ -42,16 +42,16 @@ STOP_SECONDS = 60.0
 TELL_SECONDS = 0.5
 ASK_SECONDS = 5.0
 CLOSE_SECONDS = 8.0
-"""How long connections may take to close."""
+"""The time for connections to close."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayCommand:
-    """Runs a gateway.
+    """Runs a gateway in this process.
 
     Attributes:
-        on_ready: Told where it is.
-        host, port: Instead of those of the configuration.
+        on_ready: Called when the gateway accepts work.
+        host, port: Override those of the configuration.
     """
 
     setup: Setup
@@ -60,17 +60,17 @@ class GatewayCommand:
     port: int | None = None
 
     def run(self) -> None:
-        """Runs until SIGTERM or SIGINT.
+        """Runs the gateway until SIGTERM or SIGINT.
 
         Raises:
-            ConfigurationError: It cannot be meant.
-            GatewayRuns: There is one already.
+            ConfigurationError: The configuration is invalid, or the address cannot be used.
+            GatewayRuns: A gateway already runs on the state folder.
         """
         with presence.hold(self.setup.state):
             try:
                 anyio.run(self._run)
             except BaseExceptionGroup as group:
-                raise _told(group) from None
+                raise _for_operator(group) from None
 
     async def _run(self) -> None:
         secret, section = new_token(), self.setup.configuration.gateway
@@ -82,10 +82,10 @@ class GatewayCommand:
             bound = listen.bind()
         except OSError as error:
             reason = error.strerror or str(error)
-            text = f"{listen.host}:{listen.port} cannot be listened at: {reason}"
+            text = f"cannot listen on {listen.host}:{listen.port}: {reason}"
             raise ConfigurationError(text, path="gateway.port") from None
         with bound:
-            descriptors = self._share_descriptors()
+            descriptors = self._divide_descriptors()
             bound.most = descriptors.strangers
             here = RunningGateway(
                 pid=os.getpid(),
@@ -100,32 +100,33 @@ class GatewayCommand:
                 gateway.max_clients = descriptors.clients
                 routes = [channel.route() for channel in gateway.host.webhooks]
                 dispatcher = Dispatcher(gateway, METHODS)
-                wire = GatewayApp(dispatcher, section.allowed_origins, routes)
+                app = GatewayApp(dispatcher, section.allowed_origins, routes)
                 if warning := settings.unasked(self.setup.configuration):
                     logger.warning("%s", warning)
                 with presence.announced(self.setup.state, here):
-                    await self._serve(gateway, here, partial(serve, wire, listen, bound))
+                    await self._serve(gateway, here, partial(serve, app, listen, bound))
 
-    def _share_descriptors(self) -> Descriptors:
+    def _divide_descriptors(self) -> Descriptors:
         wanted = self.setup.configuration.gateway.max_clients
-        shared = Descriptors.of(raise_descriptor_limit(), wanted)
-        if shared.clients < wanted:
+        descriptors = Descriptors.of(raise_descriptor_limit(), wanted)
+        if descriptors.clients < wanted:
             logger.warning(
                 "gateway.maxClients is %d, but the process may only have %d files open: at most %d "
                 "clients can connect. Raise the limit (ulimit -n, or LimitNOFILE of the service)",
                 wanted,
-                shared.limit,
-                shared.clients,
+                descriptors.limit,
+                descriptors.clients,
             )
-        return shared
+        return descriptors
 
     @asynccontextmanager
     async def _open(self, tokens: Tokens) -> AsyncIterator[Gateway]:
-        setup, made = self.setup, list[Gateway]()
+        # The host needs a callback of the gateway, and the gateway needs the host.
+        setup, opened = self.setup, list[Gateway]()
         approvals = SharedApprovals(partial(settings.approve_mode, setup.configuration))
         jobs = Jobs(setup.state, configured_jobs(setup.configuration.cron))
         process = uuid.uuid4().hex
-        async with open_host(setup, approvals, on_chat=lambda it: made[0].chat(it)) as host:
+        async with open_host(setup, approvals, on_chat=lambda event: opened[0].chat(event)) as host:
             gateway = Gateway(
                 host=host,
                 approvals=approvals,
@@ -133,7 +134,7 @@ class GatewayCommand:
                 ledger=Ledger(setup.state, process),
                 jobs=jobs,
             )
-            made.append(gateway)
+            opened.append(gateway)
             yield gateway
 
     async def _serve(
@@ -142,7 +143,10 @@ class GatewayCommand:
         here: RunningGateway,
         listen: Callable[[anyio.Event], Coroutine[Any, Any, None]],
     ) -> None:
-        """Serves clients from the first moment, and until all is written down."""
+        """Serves clients during the start, while the gateway runs, and until it has stopped.
+
+        So clients see a gateway that is not ready, or stopping, instead of none.
+        """
         stop, closed = anyio.Event(), anyio.Event()
         async with anyio.create_task_group() as tasks:
 
@@ -157,15 +161,15 @@ class GatewayCommand:
                 self.on_ready(here)
                 await stop.wait()
             for client in tuple(gateway.clients.values()):
-                client.finish(protocol.CLOSE_RESTART, "the gateway stops")
+                client.finish(protocol.CLOSE_RESTART, "the gateway is stopping")
             closed.set()
             tasks.cancel_scope.deadline = anyio.current_time() + CLOSE_SECONDS
 
 
-def _told(group: "BaseExceptionGroup[BaseException]") -> BaseException:
-    """What an operator can mend, in words; all else as it is."""
+def _for_operator(group: "BaseExceptionGroup[BaseException]") -> BaseException:
+    """Returns the error of the group that an operator can fix, else the group itself."""
     for error in group.exceptions:
-        found = _told(error) if isinstance(error, BaseExceptionGroup) else error
+        found = _for_operator(error) if isinstance(error, BaseExceptionGroup) else error
         if isinstance(found, ClawmodeError):
             return ConfigurationError(str(found))
         if isinstance(found, OSError):
@@ -176,28 +180,35 @@ def _told(group: "BaseExceptionGroup[BaseException]") -> BaseException:
 async def _until_signal(stop: anyio.Event) -> None:
     with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async for number in signals:
+            # The second signal ends the process at once. Nothing is lost: the next start continues
+            # the runs.
             if stop.is_set():
-                os._exit(128 + number)  # a second one: at once; nothing is lost by it
-            logger.info("%s: it stops", signal.Signals(number).name)
+                os._exit(128 + number)
+            logger.info("stopping because of %s", signal.Signals(number).name)
             stop.set()
 
 
-# ---- From outside ----
+# ---- From another process ----
 
 
 def stop_gateway(
     state: Path, tell: Callable[[str], None] = lambda text: None, seconds: float = STOP_SECONDS
 ) -> RunningGateway | None:
-    """Stops the gateway of a state folder, and waits for its end; None: none runs.
+    """Stops the gateway of a state folder, and waits until it has stopped.
 
     Args:
-        state: The folder.
-        tell: Told what there is to wait for, if that takes a while.
+        state: The state folder.
+        tell: Called with a message if the gateway takes a while.
         seconds: How long to wait.
 
+    Returns:
+        The gateway that was stopped; None if none was running.
+
     Raises:
-        ConfigurationError: It does not stop.
+        ConfigurationError: The gateway has not stopped in time.
     """
+    # The announced process id may belong to another process by now: the holder of the lock
+    # confirms it.
     known = presence.find(state)
     if known is None or not presence.is_held(state) or presence.holder(state) != known.pid:
         return None
@@ -208,7 +219,7 @@ def stop_gateway(
         waited = time.monotonic() - began
         if waited > seconds:
             text = f"process {known.pid} has not stopped in {seconds:g} s; kill -9 {known.pid}"
-            raise ConfigurationError(f"{text} ends it: runs are continued at the next start")
+            raise ConfigurationError(f"{text} ends it, and the next start continues its runs")
         if waited > TELL_SECONDS and not told:
             told = True
             tell(f"waiting for process {known.pid}" + (f" and {runs} to end" if runs else ""))
@@ -220,7 +231,7 @@ def ask_gateway(state: Path, method: str, params: JsonObject | None = None) -> J
     """Calls a method of the gateway of a state folder.
 
     Raises:
-        ClawmodeError: None runs, or it says no.
+        ClawmodeError: No gateway runs, or it responds with an error.
     """
 
     async def ask() -> JsonObject:
@@ -231,7 +242,7 @@ def ask_gateway(state: Path, method: str, params: JsonObject | None = None) -> J
 
 
 def _count_runs(state: Path) -> str:
-    """How many runs are under way, in words; nothing if that cannot be found out."""
+    """Returns the number of runs in words; empty if it is 0 or unknown."""
     try:
         runs: Any = ask_gateway(state, "status")["runs"]
     except (ClawmodeError, TimeoutError):

@@ -1,4 +1,4 @@
-"""`config.*`: the configuration file looked at without its secrets, replaced, and read again."""
+"""The methods `config.*`: read the configuration file without secrets, replace it, reload it."""
 
 import hashlib
 import os
@@ -6,11 +6,10 @@ import shutil
 import threading
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from typing import TYPE_CHECKING, Any, get_args, get_origin
 
 import anyio
 
-from clawmode.app.host import Host
 from clawmode.app.secrets import known_secrets
 from clawmode.app.setup import state_folder
 from clawmode.config import file as config_file
@@ -21,53 +20,54 @@ from clawmode.config.resolve import Configuration
 from clawmode.config.variables import variable
 from clawmode.exceptions import ConfigurationError
 from clawmode.files import staged
-from clawmode.gateway.clients import Client
-from clawmode.gateway.gateway import Gateway
-from clawmode.gateway.methods import NAME, TEXT, Params, method, params
-from clawmode.gateway.reload import CheckedConfiguration, examine, refuse, reload
+from clawmode.gateway.methods import NAME, TEXT, MethodCall, method, params
+from clawmode.gateway.reload import CheckedConfiguration, check, reload
 from clawmode.redaction import HIDDEN, Redactor
 from clawmode.rpc.protocol import RpcError
 from clawmode.types import JsonObject, JsonValue
 
+if TYPE_CHECKING:
+    from clawmode.app.host import Host
+
 _writing = threading.Lock()
 
 
-# ---- Looking ----
+# ---- Reading ----
 
 
-async def _get(gateway: Gateway, client: Client, given: Params) -> JsonObject:
-    setup = gateway.host.setup
+async def _get(call: MethodCall) -> JsonObject:
+    setup = call.host.setup
     if setup.file is None:
         return {"path": None, "exists": False, "valid": True, "config": {}, "issues": []}
-    found, data, name = await anyio.to_thread.run_sync(_look, setup.file, gateway.host)
+    checked, data, digest = await anyio.to_thread.run_sync(_read, setup.file, call.host)
     redactor = Redactor(known_secrets(setup))
     return {
         "path": str(setup.file),
         "exists": setup.file.exists(),
-        "valid": not found.report.errors,
-        "hash": name,
-        "config": redactor.value(struck_out(Configuration, data)),
-        "issues": found.issues,
+        "valid": not checked.report.errors,
+        "hash": digest,
+        "config": redactor.value(without_secrets(Configuration, data)),
+        "issues": checked.issues,
     }
 
 
-def _look(path: Path, host: Host) -> tuple[CheckedConfiguration, JsonValue, str]:
+def _read(path: Path, host: "Host") -> tuple[CheckedConfiguration, JsonValue, str]:
     data: JsonValue = None
     with suppress(ConfigurationError):
         data = config_file.load(path).data
-    return examine(path, host), data, _digest(path)
+    return check(path, host), data, _digest(path)
 
 
 def _digest(path: Path) -> str:
-    """Names what the file says; empty if there is none."""
+    """Returns the hash of the file's content; empty if the file cannot be read."""
     try:
         return hashlib.sha256(path.read_bytes()).hexdigest()
     except OSError:
         return ""
 
 
-def struck_out(kind: type[Section], value: JsonValue) -> JsonValue:
-    """A section without what is marked as secret, and without what nobody knows."""
+def without_secrets(kind: type[Section], value: JsonValue) -> JsonValue:
+    """Returns a section with secrets redacted: options marked as secret, and unknown options."""
     if not isinstance(value, dict):
         return _hidden(value)
     known = members(kind)
@@ -84,17 +84,17 @@ def _member(kind: Any, about: Option, value: JsonValue) -> JsonValue:
         if about.shorthand and not isinstance(value, dict):
             member = members(kind)[about.shorthand]
             return _member(member.kind, member.option, value)
-        return struck_out(kind, value)
+        return without_secrets(kind, value)
     inner = get_args(kind)
     if get_origin(kind) is tuple and isinstance(value, list):
         return [_member(inner[0], about, item) for item in value]
     if get_origin(kind) is dict and isinstance(value, dict) and is_section(inner[1]):
-        return {key: struck_out(inner[1], item) for key, item in value.items()}
+        return {key: without_secrets(inner[1], item) for key, item in value.items()}
     return value
 
 
 def _hidden(value: JsonValue) -> JsonValue:
-    """Names stay, and so do variables that secrets are in."""
+    """Redacts a value. Keys stay, and so do references to `${VARIABLES}`."""
     if isinstance(value, dict):
         return {key: _hidden(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -104,22 +104,22 @@ def _hidden(value: JsonValue) -> JsonValue:
     return value if isinstance(value, str) and variable(value) else HIDDEN
 
 
-async def _schema(gateway: Gateway, client: Client, given: Params) -> JsonObject:
+async def _schema(call: MethodCall) -> JsonObject:
     return {"schema": settings.schema()}
 
 
 # ---- Replacing ----
 
 
-async def _set(gateway: Gateway, client: Client, given: Params) -> JsonObject:
-    """Writes another configuration, if there is nothing wrong with it. It holds when reloaded."""
-    path = gateway.host.setup.file
+async def _set(call: MethodCall) -> JsonObject:
+    """Writes the configuration file if the new content is valid. A reload applies it."""
+    path = call.host.setup.file
     if path is None:
-        text = "the gateway was started without a configuration file: start it with --config"
+        text = "the gateway has no configuration file: start it with `--config FILE`"
         raise RpcError("CONFLICT", text)
-    raw, base = given.text("raw"), given.text("baseHash")
+    raw, base = call.params.text("raw"), call.params.text("baseHash")
     try:
-        found = await anyio.to_thread.run_sync(_write, path, raw, base, gateway.host)
+        checked = await anyio.to_thread.run_sync(_write, path, raw, base, call.host)
     except OSError as error:
         reason = error.strerror or type(error).__name__
         raise RpcError("UNAVAILABLE", f"{path.name} cannot be written: {reason}") from None
@@ -127,50 +127,48 @@ async def _set(gateway: Gateway, client: Client, given: Params) -> JsonObject:
         "path": str(path),
         "hash": hashlib.sha256(raw.encode()).hexdigest(),
         "backup": f"{path}.bak",
-        "warnings": found.warnings,
+        "warnings": checked.warnings,
     }
 
 
-def _write(path: Path, raw: str, base: str, host: Host) -> CheckedConfiguration:
-    """Replaces the file in one step; what it was is beside it."""
+def _write(path: Path, raw: str, base: str, host: "Host") -> CheckedConfiguration:
+    """Replaces the file atomically; the old content goes to a file with the suffix `.bak`."""
     try:
         data = raw.encode()
     except UnicodeEncodeError:
-        raise RpcError("INVALID_REQUEST", "this cannot be written as UTF-8", field="raw") from None
+        raise RpcError("INVALID_REQUEST", "`raw` cannot be encoded as UTF-8", field="raw") from None
     path = Path(os.path.realpath(path))
     with _writing:
         if base and base != _digest(path):
-            text = "the file has changed meanwhile: read it again"
+            text = "the file has changed since `config.get`: read it again"
             raise RpcError("CONFLICT", text, field="baseHash")
         with staged(path, data) as new:
-            found = examine(new, host)
-            if found.report.errors:
-                raise refuse(found, "raw")
+            checked = check(new, host)
+            if checked.report.errors:
+                raise checked.error("raw")
             _check_secrets(new)
             if path.exists():
                 shutil.copymode(path, new)
-                _back_up(path)
+                with staged(path, path.read_bytes()) as copy:
+                    shutil.copymode(path, copy)
+                    os.replace(copy, f"{path}.bak")
             before = _digest(path)
             os.replace(new, path)
             if config_trust.is_trusted(path, before, state_folder()):
-                # Else the next start would ask about what the operator has just written.
+                # Otherwise the next start would ask whether to trust what the operator has written.
                 config_trust.trust(path, hashlib.sha256(data).hexdigest(), state_folder())
-    return found
-
-
-def _back_up(path: Path) -> None:
-    with staged(path, path.read_bytes()) as copy:
-        shutil.copymode(path, copy)
-        os.replace(copy, f"{path}.bak")
+    return checked
 
 
 def _check_secrets(path: Path) -> None:
-    """Whoever sends back what `config.get` showed would lose the secrets."""
+    """Rejects content that was copied from `config.get`: its secrets would be lost."""
     level: list[JsonValue] = [config_file.load(path).data]
     while level:
         value = level.pop()
         if value == HIDDEN:
-            text = f"{HIDDEN!r} stands for a secret that was not shown: write it, or ${{VARIABLE}}"
+            text = (
+                f"{HIDDEN!r} replaces a secret in `config.get`: write the secret, or ${{VARIABLE}}"
+            )
             raise RpcError("INVALID_REQUEST", text, field="raw")
         if isinstance(value, dict):
             level += value.values()
@@ -178,8 +176,8 @@ def _check_secrets(path: Path) -> None:
             level += value
 
 
-async def _reload(gateway: Gateway, client: Client, given: Params) -> JsonObject:
-    return await reload(gateway)
+async def _reload(call: MethodCall) -> JsonObject:
+    return await reload(call.gateway)
 
 
 METHODS = (

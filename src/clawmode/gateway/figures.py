@@ -1,4 +1,4 @@
-"""What the gateway has done since its start, as counters for `metrics`."""
+"""Counters of the gateway since its start, which `metrics` renders."""
 
 from bisect import bisect_left
 from collections import Counter
@@ -9,10 +9,10 @@ from clawmode.agent.requests import RunResult
 from clawmode.types import JsonObject
 
 SECONDS = (0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1_800.0, 3_600.0)
-"""The upper bounds of the durations that are counted together."""
+"""The upper bounds of the histogram of durations."""
 
 MAX_MODELS = 100
-"""Clients choose models by name: those beyond are counted as `other`."""
+"""The most models with counters of their own: clients can invent names. More count as `other`."""
 
 TOKENS = {
     "input": "input",
@@ -23,7 +23,7 @@ TOKENS = {
 
 
 class Figures:
-    """What has happened since the start."""
+    """The counters, updated by events of runs, tools and jobs."""
 
     def __init__(self) -> None:
         self.runs = Counter[str]()
@@ -37,7 +37,7 @@ class Figures:
         self._models: set[str] = set()
 
     def run_ended(self, result: RunResult) -> None:
-        """Counts a run, with what its model was asked and has cost."""
+        """Counts a run that has ended, with its model requests and tokens."""
         self.runs[result.status] += 1
         if result.started_at:
             seconds = max(result.ended_at - result.started_at, 0.0)
@@ -51,13 +51,13 @@ class Figures:
         self.errors.update(metadata.get("modelErrors", {}))
 
     def tool_event(self, data: JsonObject) -> None:
-        """Counts a call that has ended."""
+        """Counts a tool call that has ended."""
         if data.get("phase") == "end":
             made_by = "program" if "parentId" in data else "model"
             self.calls[made_by, "error" if data.get("isError") else "ok"] += 1
 
     def cron_event(self, event: JsonObject) -> None:
-        """Counts a run of a job that has ended, or was skipped."""
+        """Counts a run of a job that has ended or was skipped."""
         if event.get("phase") == "finished":
             self.cron[str(event.get("status"))] += 1
 

@@ -1,4 +1,4 @@
-"""The gateway as such, without a wire: its clients, what it tells them, its life."""
+"""The gateway, without a network: its clients, the events that they receive, start and stop."""
 
 import logging
 import math
@@ -38,19 +38,10 @@ from clawmode.types import JsonObject
 logger = logging.getLogger("clawmode.gateway")
 
 NOTE_SECONDS = 2.0
-"""How soon to write again to a ledger that could not be written."""
+"""The pause before another attempt to write to the ledger."""
 
 SHUTDOWN_NOTICE = 0.2
-"""How long clients have to hear that it stops."""
-
-
-@dataclass(eq=False, slots=True)
-class Effect:
-    """A request that is carried out: what came of it, when it is done."""
-
-    done: anyio.Event = field(default_factory=anyio.Event)
-    answer: JsonObject | None = None
-    error: Exception | None = None
+"""The time for the event `shutdown` to reach clients before they are disconnected."""
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -58,14 +49,18 @@ class Gateway:
     """Serves agents to clients.
 
     Attributes:
-        host: The runtime, and what stands around it.
-        approvals: The host's, which clients answer.
-        process: The name of this process in the ledger.
-        stopping: Whether it takes no new work.
-        watch: Looks after sessions that are stuck, if that is wanted.
-        max_clients: How many may be connected; by default as many as the configuration allows.
-        token_lock: Held while a token is looked up: of many guesses made at once, none is looked up
-            after the last one that is allowed has failed.
+        host: The runtime, with plugins, channels and the inbox. A reload replaces it.
+        approvals: The host's approvals, which clients answer.
+        process: The id of this process in the ledger.
+        attempts: The failed attempts to authenticate, by address.
+        token_lock: Held while a token is looked up, so that concurrent guesses count one by one.
+        stopping: True from the start of the shutdown on: no new work is accepted.
+        ready: True while the gateway accepts work.
+        counters: The number of requests by method.
+        watch: The monitor of stuck sessions, unless diagnostics are disabled.
+        max_clients: The most connected clients; 0 for the limit of the configuration.
+        effects: Requests with an effect that are being executed, by principal, method and
+            idempotency key. Each event is set at the end of its request.
     """
 
     host: Host
@@ -86,8 +81,8 @@ class Gateway:
     figures: Figures = field(default_factory=Figures)
     watch: SessionMonitor | None = None
     max_clients: int = 0
-    effects: dict[tuple[str, str, str], Effect] = field(
-        default_factory=dict[tuple[str, str, str], Effect]
+    effects: dict[tuple[str, str, str], anyio.Event] = field(
+        default_factory=dict[tuple[str, str, str], anyio.Event]
     )
     _notes: "MemoryObjectSendStream[Run] | None" = None
     _tasks: TaskGroup | None = None
@@ -100,21 +95,25 @@ class Gateway:
             self.host.runtime,
             max_concurrent=cron.max_concurrent_runs,
             cleanup_seconds=cron.cleanup_seconds,
-            on_event=self._cron,
+            on_event=self._on_cron_event,
             continues=True,
         )
-        self.approvals.tell = self.broadcast
+        self.approvals.publish = self.broadcast
 
-    # ---- Its life ----
+    # ---- Start and stop ----
 
     @asynccontextmanager
     async def open(self, address: str = "") -> AsyncIterator[None]:
-        """Runs what runs by itself: schedules, diagnostics, ticks; and continues what was left."""
+        """Runs the gateway inside of the block: continues interrupted runs, then starts schedules.
+
+        Args:
+            address: The URL of the gateway, for hooks.
+        """
         runtime, configuration = self.host.runtime, self.host.setup.configuration
         await self.ledger.tidy()
-        unsubscribe = runtime.subscribe(self._watch)
+        unsubscribe = runtime.subscribe(self._on_agent_event)
         runtime.on_accept = self._accept
-        # Without a limit: a run whose end is not noted would be continued at the next start.
+        # Without a limit: a run whose end is not recorded would be continued at the next start.
         send, receive = anyio.create_memory_object_stream[Run](math.inf)
         self._notes = send
         try:
@@ -123,10 +122,12 @@ class Gateway:
                 tasks.start_soon(self._write_notes, receive)
                 tasks.start_soon(self._tick)
                 if configuration.diagnostics.enabled:
-                    self.watch = SessionMonitor(runtime, configuration.diagnostics, self._diagnose)
+                    self.watch = SessionMonitor(
+                        runtime, configuration.diagnostics, self._on_diagnosis
+                    )
                     tasks.start_soon(self.watch.serve)
                 await restart.continue_runs(runtime, self.ledger, self.scheduler, tasks)
-                await restart.take_messages(self.host.inbox, self.ledger)
+                await restart.restore_messages(self.host.inbox, self.ledger)
                 self.host.inbox.keeper = self.ledger
                 if configuration.cron.enabled:
                     tasks.start_soon(self.scheduler.serve)
@@ -141,17 +142,17 @@ class Gateway:
             receive.close()
 
     async def _stop(self, tasks: TaskGroup, address: str) -> None:
-        """Lets runs end as far as there is time; the others are continued at the next start."""
+        """Waits for runs to end, for a limited time. The next start continues the others."""
         self.stopping, self.ready = True, False
         self.broadcast("shutdown", {"reason": "stop", "restartExpectedMs": None})
         seconds = self.host.setup.configuration.gateway.shutdown_seconds
         under_way = sum(not run.ended.is_set() for run in self.host.runtime.runs())
         if under_way:
             runs = "1 run" if under_way == 1 else f"{under_way} runs"
-            logger.info("it stops when %s ended, at the latest in %d s", runs, seconds)
+            logger.info("waiting for %s to end, at most %d s", runs, seconds)
         with anyio.move_on_after(seconds):
-            for effect in tuple(self.effects.values()):
-                await effect.done.wait()
+            for done in tuple(self.effects.values()):
+                await done.wait()
             for run in self.host.runtime.runs():
                 await run.ended.wait()
         await self._announce("gateway_stop", "gateway:shutdown", address)
@@ -171,58 +172,76 @@ class Gateway:
                 await self.ledger.tidy_now_and_then()
 
     def begin(self, work: Callable[..., Coroutine[Any, Any, Any]], *given: Any) -> None:
-        """Does something beside all else, until it is done or the gateway stops.
+        """Starts a background task, which ends with the gateway. Its exception is logged.
 
         Raises:
-            RpcError: The gateway is not open yet, or not any more.
+            RpcError: The gateway has not started yet, or is stopping.
         """
         if self._tasks is None or self.stopping:
-            text = "the gateway stops" if self.stopping else "the gateway is not ready yet"
+            text = "the gateway is stopping" if self.stopping else "the gateway is not ready yet"
             raise RpcError("UNAVAILABLE", text, retry_after_ms=1_000)
         self._tasks.start_soon(run_logged, logger, work.__name__, work, *given)
 
     # ---- Clients ----
 
     async def connect(self, params: JsonObject, address: str) -> Client:
-        """Lets a client in.
+        """Authenticates a client.
 
         Raises:
-            RpcError: It is not let in.
+            RpcError: The parameters of `connect` or the token are not accepted.
         """
         protocol.check("connect", CONNECT_SCHEMA, params)
         hello = read_hello(params)
         token = await self.token_of(hello.token, address)
         scopes = granted(token.scopes, hello.scopes)
         if not scopes:
-            raise RpcError("FORBIDDEN", "the token has none of these scopes", field="scopes")
+            raise RpcError(
+                "FORBIDDEN", "the token has none of the requested scopes", field="scopes"
+            )
         return Client(hello, token.name, scopes)
 
-    async def token_of(self, shown: str, address: str, where: str = "connect") -> Token:
-        """Whose token somebody at an address shows.
+    async def token_of(self, token: str, address: str, where: str = "connect") -> Token:
+        """Looks up a token that was sent from an address.
+
+        Args:
+            token: The token.
+            address: The address of the client: its failed attempts are limited.
+            where: What the token is for, for the log.
 
         Raises:
-            RpcError: Nobody's; or too many attempts of the address have failed.
+            RpcError: The token is unknown, or too many attempts from the address have failed.
         """
         async with self.token_lock:
             if (seconds := self.attempts.wait(address)) > 0:
                 wait = int(seconds * 1000) + 1
-                raise RpcError("RATE_LIMITED", "too many attempts failed", retry_after_ms=wait)
+                raise RpcError("RATE_LIMITED", "too many failed attempts", retry_after_ms=wait)
             try:
-                token = await anyio.to_thread.run_sync(self.tokens.find, shown)
+                record = await anyio.to_thread.run_sync(self.tokens.find, token)
             except TokenError as error:
                 logger.error("%s: %s", where, error)
-                raise RpcError("UNAVAILABLE", "tokens cannot be checked now") from None
-            if token is None:
+                raise RpcError(
+                    "UNAVAILABLE", "tokens cannot be checked: the gateway's log has the reason"
+                ) from None
+            if record is None:
                 self.attempts.fail(address)
-                logger.warning("%s: %s showed a token that is not known", where, address)
-                raise RpcError("UNAUTHORIZED", "this token is not known", field="auth.token")
-        return token
+                logger.warning("%s: %s sent an unknown token", where, address)
+                raise RpcError("UNAUTHORIZED", "this token is unknown", field="auth.token")
+        return record
 
     def join(self, client: Client, methods: Iterable[str]) -> JsonObject:
-        """A client is connected, and may call these: the answer to its `connect`."""
+        """Adds a client, and returns the response to its `connect`.
+
+        Args:
+            client: The client.
+            methods: The methods that it may call.
+
+        Raises:
+            RpcError: Too many clients are connected.
+        """
         most = self.max_clients or self.host.setup.configuration.gateway.max_clients
         if len(self.clients) >= most:
-            raise RpcError("UNAVAILABLE", f"{most} clients are connected", retry_after_ms=5_000)
+            text = f"{most} clients are already connected"
+            raise RpcError("UNAVAILABLE", text, retry_after_ms=5_000)
         self.clients[client.id] = client
         return protocol.hello_ok(
             connection_id=client.id,
@@ -233,50 +252,56 @@ class Gateway:
         )
 
     def leave(self, client: Client) -> None:
-        """A client has gone; what it began goes on."""
+        """Removes a client. The runs that it started continue."""
         self.clients.pop(client.id, None)
         self.client_tools.hand_over(client)
 
     def broadcast(
         self, name: str, payload: JsonObject, session_key: str = "", run_id: str = ""
     ) -> None:
-        """Tells all clients that may know and want to."""
+        """Sends an event to all clients that may see it and follow its session or run."""
         if self.clients:
             event = EncodedEvent.of(name, payload, session_key, run_id)
             if self.host.runtime.known.are_in(event.payload):
                 event = EncodedEvent.of(name, self.without_secrets(payload), session_key, run_id)
             for client in tuple(self.clients.values()):
-                client.tell(event)
+                client.notify(event)
 
     def without_secrets(self, payload: JsonObject) -> JsonObject:
-        """What clients may see: without the secrets that the setup knows."""
-        known = self.host.runtime.known.value(payload)
-        assert isinstance(known, dict)
-        return known
+        """Returns a payload with the configuration's secrets redacted."""
+        redacted = self.host.runtime.known.value(payload)
+        assert isinstance(redacted, dict)
+        return redacted
+
+    def learn_secrets(self, secrets: Iterable[str]) -> None:
+        """Replaces the secrets that are redacted in events, responses and logs."""
+        known = tuple(secrets)
+        logs.learn(known)
+        self.host.runtime.learn(known)
 
     # ---- Runs ----
 
     async def _accept(self, run: Run) -> None:
         await self.ledger.accept(restart.row_of(run))
 
-    def _watch(self, event: AgentEvent) -> None:
+    def _on_agent_event(self, event: AgentEvent) -> None:
         key, run_id = event.session_key, event.run_id
         self.broadcast("agent", event.to_json(), key, run_id)
         if event.stream == "tool":
             self.figures.tool_event(event.data)
             self.broadcast("session.tool", {"sessionKey": key, **event.data}, key, run_id)
         elif event.stream == "assistant" and "message" in event.data:
-            said: JsonObject = {"role": "assistant", "text": event.data["message"]}
-            self.broadcast("session.message", {"sessionKey": key, "runId": run_id, **said}, key)
+            message: JsonObject = {"role": "assistant", "text": event.data["message"]}
+            self.broadcast("session.message", {"sessionKey": key, "runId": run_id, **message}, key)
         elif event.stream == "lifecycle":
             run = self.host.runtime.find(run_id)
             if run is not None:
-                self._note(run)
+                self._record(run)
             about: JsonObject = {"sessionKey": key, "runId": run_id, "phase": event.data["phase"]}
             self.broadcast("sessions.changed", about)
 
-    def _note(self, run: Run) -> None:
-        """A run has started, or ended."""
+    def _record(self, run: Run) -> None:
+        """Logs and counts the start or the end of a run, and has it written to the ledger."""
         if run.result is None:
             logs.run_started(run)
         else:
@@ -287,11 +312,12 @@ class Gateway:
 
     async def _write_notes(self, notes: AsyncIterator[Run]) -> None:
         async for run in notes:
-            while not await self._written(run):  # noqa: ASYNC110 - a disk tells nobody
+            # Retried without end: a run whose end is missing would be continued at the next start.
+            while not await self._write_note(run):  # noqa: ASYNC110 - no event tells of a free disk
                 await anyio.sleep(NOTE_SECONDS)
 
-    async def _written(self, run: Run) -> bool:
-        """Writes to the ledger that a run has started or ended; False: it has to be tried again."""
+    async def _write_note(self, run: Run) -> bool:
+        """Writes the start or the end of a run to the ledger; returns whether that succeeded."""
         try:
             if run.result is None:
                 await self.ledger.start(run.id, run.started_at)
@@ -303,14 +329,14 @@ class Gateway:
             return False
         return True
 
-    def _cron(self, event: JsonObject) -> None:
+    def _on_cron_event(self, event: JsonObject) -> None:
         self.figures.cron_event(event)
         self.broadcast("cron", event)
 
-    def _diagnose(self, event: JsonObject) -> None:
+    def _on_diagnosis(self, event: JsonObject) -> None:
         self.broadcast("diagnostics", event)
 
     def chat(self, event: JsonObject) -> None:
-        """Tells chat clients what a run says: for `Host`."""
+        """Sends an event of a chat to its clients. `Host` calls this."""
         key, run_id = str(event["sessionKey"]), str(event["runId"])
         self.broadcast("chat", event, key, run_id)

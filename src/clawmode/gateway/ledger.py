@@ -1,7 +1,7 @@
-"""What the gateway remembers beyond its own life: requests with effects, and runs.
+"""The gateway's database, which survives restarts: requests with an effect, runs, messages.
 
-A request is noted before it is carried out, and its answer after that, so that the same request
-under the same key is never carried out twice, whatever happens in between.
+A request is recorded before it is executed, and its response afterwards. So the same request with
+the same key is never executed twice, even if the process is killed in between.
 """
 
 import json
@@ -24,7 +24,7 @@ FILE = "gateway.sqlite3"
 VERSION = 1
 LOCK_SECONDS = 5.0
 KEEP_SECONDS = 7 * 86_400.0
-"""How long requests and runs that have ended are known."""
+"""How long requests, and runs that have ended, are remembered."""
 
 SCHEMA = """
 create table requests (
@@ -55,19 +55,21 @@ State: TypeAlias = Literal["new", "begun", "lost", "done", "other"]
 
 
 class LedgerUnavailable(ClawmodeError):
-    """The gateway's memory cannot be read or written; nothing has changed."""
+    """The gateway's database cannot be read or written; nothing has changed."""
 
 
-LAYOUT = Layout("The gateway's memory", VERSION, SCHEMA, LedgerUnavailable, logger)
+LAYOUT = Layout("The gateway's database", VERSION, SCHEMA, LedgerUnavailable, logger)
 
 
 @dataclass(frozen=True, slots=True)
 class RequestRecord:
-    """What is known of a request.
+    """What the ledger knows about a request.
 
     Attributes:
-        state: Whether it is new; begun, by this process; lost, as another began it and is gone;
-            done, with an answer; or other: there was another one under this key.
+        state: `new`: not recorded before. `begun`: this process executes it. `lost`: an earlier
+            process began it, and its outcome is unknown. `done`: it has a response. `other`: the
+            key belongs to another request.
+        answer: The payload of the response, if the state is `done`.
     """
 
     state: State
@@ -76,7 +78,7 @@ class RequestRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRow:
-    """What is known of a run."""
+    """A run as the ledger records it; times that are 0 have not come yet."""
 
     id: str
     session_key: str
@@ -91,12 +93,12 @@ class RunRow:
 
 
 class Ledger(SqliteFile):
-    """The gateway's memory, in a state folder. Every method may raise `LedgerUnavailable`.
+    """The gateway's database in a state folder. Every method may raise `LedgerUnavailable`.
 
     Args:
-        state: The folder.
-        process: The name of this process: what others have begun, they will not end.
-        clock: The time of day, in seconds.
+        state: The state folder.
+        process: The id of this process. Requests that another process began will never finish.
+        clock: Returns the time, in seconds since the epoch.
     """
 
     def __init__(
@@ -110,15 +112,15 @@ class Ledger(SqliteFile):
     # ---- Requests ----
 
     async def begin(self, principal: str, method: str, key: str, digest: str) -> RequestRecord:
-        """Notes that a request is about to be carried out, unless it is known."""
+        """Records a request that is about to be executed, unless its key is known."""
         return await self._run(self._begin, principal, method, key, digest)
 
     async def finish(self, principal: str, method: str, key: str, answer: JsonObject) -> None:
-        """Notes what came of it."""
+        """Records the response to a request."""
         await self._run(self._finish, principal, method, key, json.dumps(answer))
 
     async def forget(self, principal: str, method: str, key: str) -> None:
-        """It was refused before it did anything: it may be asked again."""
+        """Removes a request that was rejected before it had an effect: it may be repeated."""
         await self._run(self._forget, principal, method, key)
 
     def _begin(self, principal: str, method: str, key: str, digest: str) -> RequestRecord:
@@ -158,17 +160,17 @@ class Ledger(SqliteFile):
     # ---- Messages ----
 
     async def keep(self, message_id: str, session_key: str, message: Inbound) -> None:
-        """Keeps a message until a run has it."""
+        """Stores a message until a run has read it."""
         row = (message_id, session_key, json.dumps(message.to_json()), self._clock())
         await self._run(self._change, "insert or ignore into messages values (?, ?, ?, ?)", row)
 
     async def release(self, ids: list[str]) -> None:
-        """These were read, or given up."""
+        """Deletes messages that were read or dropped."""
         for message_id in ids:
             await self._run(self._change, "delete from messages where id = ?", (message_id,))
 
     async def run_of(self, message_id: str) -> str | None:
-        """The run that a message was read by, or will be; None if it is not known."""
+        """Returns the run that has read a message, or will; None if the message is unknown."""
         return await self._run(self._run_of, message_id)
 
     def _run_of(self, message_id: str) -> str | None:
@@ -181,7 +183,7 @@ class Ledger(SqliteFile):
         return None if row is None else row[0]
 
     async def messages(self) -> list[tuple[str, str, str]]:
-        """Those that no run has: id, session and message, as they came."""
+        """Returns the messages that no run has read: id, session key and message, oldest first."""
         return await self._run(self._messages)
 
     def _messages(self) -> list[tuple[str, str, str]]:
@@ -192,36 +194,33 @@ class Ledger(SqliteFile):
     # ---- Runs ----
 
     async def accept(self, run: RunRow) -> None:
-        """Notes a run that is about to be started; its messages are its own from now on."""
+        """Records a run that is about to start, and assigns its messages to it."""
         await self._run(self._accept, run)
 
     async def start(self, run_id: str, at: float) -> None:
-        """It has begun."""
         await self._run(self._change, "update runs set started = ? where id = ?", (at, run_id))
 
     async def end(self, run_id: str, at: float, status: str, result: JsonObject) -> None:
-        """It has ended."""
         statement = "update runs set ended = ?, status = ?, result = ? where id = ?"
         await self._run(self._change, statement, (at, status, json.dumps(result), run_id))
 
     async def run(self, run_id: str) -> RunRow | None:
-        """What is known of a run."""
         found = await self._run(self._rows, "select * from runs where id = ?", (run_id,))
         return found[0] if found else None
 
     async def unfinished(self) -> list[RunRow]:
-        """Runs of whose end nothing is known, oldest first."""
+        """Returns the runs without a recorded end, oldest first."""
         return await self._run(
             self._rows, "select * from runs where ended = 0 order by accepted", ()
         )
 
     async def tidy_now_and_then(self) -> None:
-        """Forgets what is too old, if it has not for a while."""
+        """Calls `tidy` if the last time was more than an hour ago."""
         if abs(self._clock() - self._tidied) > TIDY_SECONDS:
             await self.tidy()
 
     async def tidy(self) -> None:
-        """Forgets what is too old to be asked about."""
+        """Deletes requests and ended runs that are older than `KEEP_SECONDS`."""
         self._tidied = self._clock()
         before = self._clock() - KEEP_SECONDS
         for statement in (
@@ -259,27 +258,27 @@ class Ledger(SqliteFile):
     def _rows(self, query: str, values: tuple[Any, ...]) -> list[RunRow]:
         with self._transaction("deferred") as database:
             rows = database.execute(query, values).fetchall()
-        return [_row(each) for each in rows]
+        return [_run_row(row) for row in rows]
 
 
-def _row(row: sqlite3.Row | tuple[Any, ...]) -> RunRow:
+def _run_row(row: sqlite3.Row | tuple[Any, ...]) -> RunRow:
     run_id, key, session_id, agent, request, accepted, started, ended, status, result = row
     return RunRow(
         id=run_id,
         session_key=key,
         session_id=session_id,
         agent_id=agent,
-        request=_loaded(request) or {},
+        request=_load(request) or {},
         accepted_at=accepted,
         started_at=started,
         ended_at=ended,
         status=status,
-        result=None if result is None else _loaded(result),
+        result=None if result is None else _load(result),
     )
 
 
-def _loaded(text: str) -> JsonObject | None:
-    """What was written; nothing, if the file was damaged: one row must not hold up the others."""
+def _load(text: str) -> JsonObject | None:
+    # A damaged row must not keep the gateway from starting.
     try:
         found = json.loads(text)
     except (ValueError, TypeError):

@@ -1,6 +1,7 @@
-"""What the gateway writes about itself: lines of JSON on stderr, and the last of them in memory.
+"""The gateway's log: lines of JSON on stderr, and the last of them in memory.
 
-Secrets that the setup knows, and what looks like one, are struck out before anything is kept.
+Secrets of the configuration, and texts that look like secrets, are redacted before a line is stored
+or written.
 """
 
 import json
@@ -28,10 +29,10 @@ ABOUT = "about"
 MODEL = ("provider", "model")
 
 RECENT: deque[JsonObject] = deque(maxlen=MAX_LINES)
-"""For `logs.tail`."""
+"""The last lines, for the method `logs.tail`."""
 
 
-class _Lines(logging.Handler):
+class _LineHandler(logging.Handler):
     def __init__(self, redactor: Redactor) -> None:
         super().__init__()
         self.redactor = redactor
@@ -64,25 +65,29 @@ class _Lines(logging.Handler):
 
 
 def in_words(line: JsonObject, at: str = "") -> str:
-    """A line for people."""
-    words = f"{at or line['at']} {line['level']}: {line['message']}"
-    return one_line(words, MAX_CHARS)
+    """Returns a line for people, without its fields.
+
+    Args:
+        line: A line of `RECENT`.
+        at: The time to show, if not the line's own.
+    """
+    return one_line(f"{at or line['at']} {line['level']}: {line['message']}", MAX_CHARS)
 
 
 def log_to_stderr() -> None:
-    """Writes to stderr what `clawmode` logs, and warnings of every other library and of Python."""
+    """Writes log records of `clawmode` to stderr, and warnings of other libraries and of Python."""
     root = logging.getLogger()
     root.setLevel(logging.WARNING)
-    root.addHandler(_Lines(Redactor()))
+    root.addHandler(_LineHandler(Redactor()))
     logging.getLogger("clawmode").setLevel(logging.INFO)
     logging.captureWarnings(True)
 
 
 def learn(secrets: Iterable[str]) -> None:
-    """Strikes these out from now on, and no others."""
+    """Redacts these secrets from now on, instead of those before."""
     redactor = Redactor(secrets)
     for handler in logging.getLogger().handlers:
-        if isinstance(handler, _Lines):
+        if isinstance(handler, _LineHandler):
             handler.redactor = redactor
 
 
@@ -90,22 +95,22 @@ def learn(secrets: Iterable[str]) -> None:
 
 
 def run_started(run: Run) -> None:
-    """Writes that a run has started."""
+    """Logs the start of a run."""
     request = run.request
     trigger = request.trigger or request.origin or request.channel or "client"
     text = "run %s started: session %s, trigger %s"
-    about = {"event": "run.start", **_whose(run), "trigger": trigger}
+    about = {"event": "run.start", **_identify(run), "trigger": trigger}
     logger.info(text, run.id, run.session.key, trigger, extra={ABOUT: about})
 
 
 def run_ended(run: Run, result: RunResult) -> None:
-    """Writes how a run ended, with its model, its tokens and its error."""
+    """Logs the end of a run, with its status, model, tokens and error."""
     seconds = max(result.ended_at - result.started_at, 0.0) if result.started_at else 0.0
     model = "/".join(str(result.metadata[key]) for key in MODEL if result.metadata.get(key))
     tokens = {key: result.usage.get(key, 0) for key in ("input", "output")}
     about = {
         "event": "run.end",
-        **_whose(run),
+        **_identify(run),
         "status": result.status,
         "model": model or None,
         "usage": result.usage,
@@ -119,5 +124,5 @@ def run_ended(run: Run, result: RunResult) -> None:
     logger.log(level, text, run.id, *values, extra={ABOUT: about})
 
 
-def _whose(run: Run) -> JsonObject:
+def _identify(run: Run) -> JsonObject:
     return {"runId": run.id, "sessionKey": run.session.key, "agentId": run.session.agent_id}

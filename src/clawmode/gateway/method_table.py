@@ -1,4 +1,4 @@
-"""All methods that clients can call."""
+"""The table of all methods that clients can call."""
 
 from collections.abc import Mapping
 
@@ -11,9 +11,9 @@ from clawmode.gateway import (
     session_methods,
     tool_methods,
 )
-from clawmode.gateway.methods import Method, table
+from clawmode.gateway.methods import Method
 
-METHODS: Mapping[str, Method] = table(
+_METHODS = (
     *run_methods.METHODS,
     *session_methods.METHODS,
     *tool_methods.METHODS,
@@ -22,3 +22,7 @@ METHODS: Mapping[str, Method] = table(
     *operation_methods.METHODS,
     *config_methods.METHODS,
 )
+METHODS: Mapping[str, Method] = {method.name: method for method in _METHODS}
+"""The methods by name."""
+
+assert len(METHODS) == len(_METHODS), "two methods have the same name"

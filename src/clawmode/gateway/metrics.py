@@ -1,6 +1,7 @@
-"""Figures for whoever watches the process, in the text format of Prometheus. Without secrets.
+"""The page `/metrics`: counters and gauges in the text format of Prometheus, without secrets.
 
-Labels have few values: those of the protocol and the configuration, and a bounded number of models.
+Labels have a bounded number of values: names of the protocol and the configuration, and the models
+that `figures` counts.
 """
 
 import os
@@ -8,34 +9,48 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from clawmode import __version__
 from clawmode.gateway.figures import SECONDS, Figures
-from clawmode.gateway.gateway import Gateway
+
+if TYPE_CHECKING:
+    from clawmode.gateway.gateway import Gateway
 
 MEDIA_TYPE = "text/plain; version=0.0.4"
 
 
-def render(gateway: Gateway) -> str:
-    """All of them."""
+def render(gateway: "Gateway") -> str:
+    """Returns the text of the page."""
     figures, approvals = gateway.figures, gateway.approvals
     states = Counter[str](run.state for run in gateway.host.runtime.runs())
     under_way = {state: states[state] for state in ("queued", "running")}
     waiting = len(approvals.pending()) + len(approvals.pending_inputs())
+    tokens = {
+        _labels(model=model, kind=kind): count
+        for (model, kind), count in sorted(figures.tokens.items())
+    }
     servers = {view.name: float(view.state == "ready") for view in gateway.host.runtime.servers()}
     return "\n".join(
         (
-            *_family("info", "gauge", "What runs.", {_labels(version=__version__): 1}),
-            *_one("uptime_seconds", "gauge", "Since the start.", time.time() - gateway.started_at),
+            *_family(
+                "info", "gauge", "The version of clawmode.", {_labels(version=__version__): 1}
+            ),
+            *_one(
+                "uptime_seconds",
+                "gauge",
+                "Seconds since the start.",
+                time.time() - gateway.started_at,
+            ),
             *_one("clients", "gauge", "Connected clients.", len(gateway.clients)),
-            *_family("runs", "gauge", "Runs under way.", _by("state", under_way)),
+            *_family("runs", "gauge", "Runs that have not ended.", _by("state", under_way)),
             *_family("runs_total", "counter", "Runs that have ended.", _by("status", figures.runs)),
             *_durations(figures),
-            *_family("tokens_total", "counter", "Tokens, as providers count.", _tokens(figures)),
+            *_family("tokens_total", "counter", "Tokens, as providers count them.", tokens),
             *_family(
                 "model_requests_total",
                 "counter",
-                "Requests to models, with those that failed, of runs that have ended.",
+                "Requests to models, failed ones included, of runs that have ended.",
                 _by("model", figures.requests),
             ),
             *_family(
@@ -47,30 +62,30 @@ def render(gateway: Gateway) -> str:
             *_family(
                 "tool_calls_total",
                 "counter",
-                "Calls of tools by models, and by the programs that they write.",
+                "Tool calls by models, and by the programs that models write.",
                 {_labels(by=by, result=how): n for (by, how), n in sorted(figures.calls.items())},
             ),
             *_family("cron_runs_total", "counter", "Runs of jobs.", _by("status", figures.cron)),
             *_family("mcp_server_up", "gauge", "Connected MCP servers.", _by("server", servers)),
-            *_one("questions", "gauge", "Questions that wait for people.", waiting),
-            *_family("requests_total", "counter", "Requests.", _by("method", gateway.counters)),
-            *_one("resident_memory_bytes", "gauge", "Of this process alone.", _memory()),
+            *_one("questions", "gauge", "Questions that are pending.", waiting),
+            *_family(
+                "requests_total", "counter", "Requests of clients.", _by("method", gateway.counters)
+            ),
+            *_one(
+                "resident_memory_bytes",
+                "gauge",
+                "Resident memory of this process, without its workers.",
+                _memory(),
+            ),
             "",
         )
     )
 
 
-def _tokens(figures: Figures) -> dict[str, float]:
-    return {
-        _labels(model=model, kind=kind): count
-        for (model, kind), count in sorted(figures.tokens.items())
-    }
-
-
 def _durations(figures: Figures) -> Iterable[str]:
-    """The histogram of how long runs took, from their start to their end."""
+    """Yields the histogram of the durations of runs, whose buckets are cumulative."""
     name = "run_duration_seconds"
-    yield from _head(name, "histogram", "How long runs took that have ended.")
+    yield from _head(name, "histogram", "Durations of runs that have ended.")
     total = 0
     for bound, count in zip((*map(_number, SECONDS), "+Inf"), figures.durations, strict=True):
         total += count
@@ -87,11 +102,11 @@ def _by(label: str, counted: Mapping[str, float]) -> dict[str, float]:
 
 
 def _labels(**labels: str) -> str:
-    return ",".join(f'{name}="{_escaped(value)}"' for name, value in labels.items())
-
-
-def _escaped(value: str) -> str:
-    return value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
+    escaped = {
+        name: value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
+        for name, value in labels.items()
+    }
+    return ",".join(f'{name}="{value}"' for name, value in escaped.items())
 
 
 def _one(name: str, kind: str, about: str, value: float) -> Iterable[str]:
@@ -118,6 +133,7 @@ def _number(value: float) -> str:
 
 
 def _memory() -> int:
+    """Returns the resident memory in bytes; 0 where there is no `/proc`."""
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
     except (OSError, ValueError, IndexError):

@@ -1,4 +1,4 @@
-"""What operators look at and do: commands, skills, logs, trajectories, schedules."""
+"""The methods for operators: `commands.*`, `skills.*`, `logs.*`, `trajectory.*`, `cron.*`."""
 
 import os
 from collections.abc import Iterator
@@ -15,22 +15,18 @@ from clawmode.cron.job import Job, check_named
 from clawmode.cron.jobs import JobError, JobsUnavailable, UnknownJob
 from clawmode.exceptions import ConfigurationError
 from clawmode.gateway import logs
-from clawmode.gateway.clients import Client
-from clawmode.gateway.gateway import Gateway
 from clawmode.gateway.methods import (
     BOOLEAN,
     NAME,
+    SESSION,
     STRING,
     TEXT,
-    Params,
-    agent_of,
+    MethodCall,
     choice,
     integer,
     method,
     params,
 )
-from clawmode.gateway.run_methods import SESSION
-from clawmode.gateway.session_methods import find
 from clawmode.messaging.slash import COMMANDS
 from clawmode.models.base import THINKING_LEVELS
 from clawmode.redaction import Redactor
@@ -49,7 +45,7 @@ LINES = 200
 # ---- Commands, skills, logs ----
 
 
-async def _commands(gateway: Gateway, client: Client, given: Params) -> JsonObject:
+async def _commands(call: MethodCall) -> JsonObject:
     return {
         "commands": [
             {
@@ -63,35 +59,35 @@ async def _commands(gateway: Gateway, client: Client, given: Params) -> JsonObje
     }
 
 
-async def _skills(gateway: Gateway, client: Client, given: Params) -> JsonObject:
-    agent_id = agent_of(gateway, given)
-    found = await gateway.host.resolver.skills(agent_id)
+async def _skills(call: MethodCall) -> JsonObject:
+    agent_id = call.agent_id()
+    found = await call.host.resolver.skills(agent_id)
     return {
         "agentId": agent_id,
         "skills": [
-            {"name": it.name, "description": it.description, "file": str(it.file)}
-            for it in found.skills
+            {"name": skill.name, "description": skill.description, "file": str(skill.file)}
+            for skill in found.skills
         ],
         "notes": list[JsonValue](found.notes),
     }
 
 
-async def _tail(gateway: Gateway, client: Client, given: Params) -> JsonObject:
-    """The last lines that the gateway wrote about itself; secrets were struck out as it did."""
-    wanted = LEVELS[LEVELS.index(given.text("level", "debug")) :]
+async def _tail(call: MethodCall) -> JsonObject:
+    """Returns the last lines of the gateway's log. Secrets were redacted when they were written."""
+    wanted = LEVELS[LEVELS.index(call.params.text("level", "debug")) :]
     lines: list[JsonValue] = [line for line in logs.RECENT if line["level"] in wanted]
-    return {"lines": lines[-int(given.number("limit", LINES)) :]}
+    return {"lines": lines[-int(call.params.number("limit", LINES)) :]}
 
 
 # ---- Trajectories ----
 
 
-async def _export(gateway: Gateway, client: Client, given: Params) -> JsonObject:
-    """Writes what is known of a session's runs, without secrets, to a folder in its workspace."""
-    session, name = await find(gateway, given), given.text("name")
-    setup = gateway.host.setup
+async def _export(call: MethodCall) -> JsonObject:
+    """Exports a session without secrets to a folder in its workspace."""
+    session, name = await call.session(), call.params.text("name")
+    setup = call.host.setup
     if not session.transcript.exists():
-        raise RpcError("NOT_FOUND", "nothing was said in this session yet", field="sessionKey")
+        raise RpcError("NOT_FOUND", "this session has no messages yet", field="sessionKey")
     try:
         return await anyio.to_thread.run_sync(_write_bundle, setup, session, name)
     except ExportError as error:
@@ -103,7 +99,7 @@ async def _export(gateway: Gateway, client: Client, given: Params) -> JsonObject
 def _write_bundle(setup: Setup, session: Session, name: str) -> JsonObject:
     agent = settings.agent(setup.configuration, session.agent_id)
     workspace = workspace_of(setup.state, agent.id, agent.workspace or None)
-    made = export(
+    bundle = export(
         read_transcript(session.transcript),
         sidecar_path(session.transcript, session.id),
         workspace=workspace,
@@ -112,11 +108,11 @@ def _write_bundle(setup: Setup, session: Session, name: str) -> JsonObject:
     )
     return {
         "sessionKey": session.key,
-        "folder": os.fspath(made.folder),
-        "files": list[JsonValue](made.files),
-        "events": made.events,
-        "runtimeEvents": made.runtime_events,
-        "skipped": made.skipped,
+        "folder": os.fspath(bundle.folder),
+        "files": list[JsonValue](bundle.files),
+        "events": bundle.events,
+        "runtimeEvents": bundle.runtime_events,
+        "skipped": bundle.skipped,
     }
 
 
@@ -124,8 +120,8 @@ def _write_bundle(setup: Setup, session: Session, name: str) -> JsonObject:
 
 
 @contextmanager
-def _told(field: str) -> Iterator[None]:
-    """Trouble with a job, in the words of the protocol."""
+def _translated(field: str) -> Iterator[None]:
+    """Turns errors about a job into errors about a parameter."""
     try:
         yield
     except UnknownJob as error:
@@ -138,63 +134,63 @@ def _told(field: str) -> Iterator[None]:
         raise RpcError("INVALID_REQUEST", str(error), field=error.path) from None
 
 
-async def _jobs(gateway: Gateway, client: Client, given: Params) -> JsonObject:
-    return {"jobs": [standing.described() for standing in await gateway.jobs.list()]}
+async def _jobs(call: MethodCall) -> JsonObject:
+    return {"jobs": [standing.described() for standing in await call.gateway.jobs.list()]}
 
 
-async def _cron_status(gateway: Gateway, client: Client, given: Params) -> JsonObject:
-    standings = await gateway.jobs.list()
-    due = [each.due for each in standings if each.due is not None]
-    running = [each.job.id for each in standings if each.running]
+async def _cron_status(call: MethodCall) -> JsonObject:
+    standings = await call.gateway.jobs.list()
+    due = [standing.due for standing in standings if standing.due is not None]
+    running = [standing.job.id for standing in standings if standing.running]
     return {
-        "enabled": gateway.host.setup.configuration.cron.enabled,
+        "enabled": call.host.setup.configuration.cron.enabled,
         "jobs": len(standings),
         "running": list[JsonValue](running),
         "nextAt": int(min(due) * 1000) if due else None,
     }
 
 
-async def _add_job(gateway: Gateway, client: Client, given: Params) -> JsonObject:
-    thinking = given.text("thinking")
-    seconds = given.number("timeoutSeconds", 0)
+async def _add_job(call: MethodCall) -> JsonObject:
+    params = call.params
+    thinking = params.text("thinking")
     job = Job(
-        id=given.text("id"),
-        message=given.text("message"),
-        cron=given.text("cron"),
-        every=given.text("every"),
-        at=given.text("at"),
-        tz=given.text("tz"),
-        enabled=given.flag("enabled", True),
-        agent=given.text("agent"),
-        model=given.text("model"),
-        thinking=next((it for it in THINKING_LEVELS if it == thinking), None),
-        timeout_seconds=seconds or None,
-        channel=given.text("channel"),
-        target=given.text("target"),
+        id=params.text("id"),
+        message=params.text("message"),
+        cron=params.text("cron"),
+        every=params.text("every"),
+        at=params.text("at"),
+        tz=params.text("tz"),
+        enabled=params.flag("enabled", True),
+        agent=params.text("agent"),
+        model=params.text("model"),
+        thinking=next((level for level in THINKING_LEVELS if level == thinking), None),
+        timeout_seconds=params.number("timeoutSeconds", 0) or None,
+        channel=params.text("channel"),
+        target=params.text("target"),
     )
     try:
-        check_named(gateway.host.setup.configuration, job)
+        check_named(call.host.setup.configuration, job)
     except ConfigurationError as error:
         raise RpcError("INVALID_REQUEST", str(error), field=error.path) from None
-    with _told("id"):
-        added = await gateway.jobs.add(job)
-    gateway.scheduler.wake()
+    with _translated("id"):
+        added = await call.gateway.jobs.add(job)
+    call.gateway.scheduler.wake()
     return {"job": added.described()}
 
 
-async def _remove_job(gateway: Gateway, client: Client, given: Params) -> JsonObject:
-    with _told("id"):
-        await gateway.jobs.remove(given.text("id"))
-    gateway.scheduler.wake()
-    return {"id": given.text("id")}
+async def _remove_job(call: MethodCall) -> JsonObject:
+    with _translated("id"):
+        await call.gateway.jobs.remove(call.params.text("id"))
+    call.gateway.scheduler.wake()
+    return {"id": call.params.text("id")}
 
 
-async def _run_job(gateway: Gateway, client: Client, given: Params) -> JsonObject:
-    """Begins a run of a job, whatever its times are; `agent.wait` knows when it ends."""
-    with _told("id"):
-        claim = await gateway.scheduler.claim_now(given.text("id"))
-    client.runs.add(claim.run_id)
-    gateway.begin(gateway.scheduler.carry_out, claim)
+async def _run_job(call: MethodCall) -> JsonObject:
+    """Starts a run of a job now, whatever its schedule is. `agent.wait` waits for its end."""
+    with _translated("id"):
+        claim = await call.gateway.scheduler.claim_now(call.params.text("id"))
+    call.client.runs.add(claim.run_id)
+    call.gateway.begin(call.gateway.scheduler.carry_out, claim)
     return {"id": claim.job.id, "runId": claim.run_id}
 
 

@@ -1,7 +1,7 @@
-"""Another configuration, without a restart: read, checked, and put in the place of the old one.
+"""Reloading the configuration without a restart: read, checked, applied.
 
-Runs that are under way keep what they began with. What has an address, a process or a plugin's code
-behind it needs a restart, and stays as it was until then.
+Runs that have started keep their old settings. Sections with an address, a process or code of a
+plugin behind them need a restart, and keep their old values until then.
 """
 
 import logging
@@ -9,12 +9,11 @@ import signal
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
 
 from clawmode.app import loading
-from clawmode.app.host import Host
 from clawmode.app.protected_paths import protected_paths
 from clawmode.app.secrets import known_secrets, withheld
 from clawmode.config import resolve as settings
@@ -22,23 +21,25 @@ from clawmode.config.file import Problem, Report
 from clawmode.config.reader import members
 from clawmode.config.resolve import Configuration
 from clawmode.cron.job import Job, configured_jobs
-from clawmode.gateway import logs
-from clawmode.gateway.gateway import Gateway
 from clawmode.rpc.protocol import RpcError
 from clawmode.types import JsonObject, JsonValue
+
+if TYPE_CHECKING:
+    from clawmode.app.host import Host
+    from clawmode.gateway.gateway import Gateway
 
 logger = logging.getLogger("clawmode.gateway")
 
 NEEDS_RESTART = ("gateway", "channels", "plugins", "mcp", "mcpServers", "hooks")
-"""Sections that hold from the next start on."""
+"""Sections that are applied at the next start."""
 
 FIXED = ("agents.defaults.maxConcurrent", "cron.enabled", "diagnostics.enabled")
-"""The same of single settings, in sections that are applied."""
+"""Single settings of other sections that are applied at the next start."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckedConfiguration:
-    """A configuration, and what is wrong with it; then it is not to be used."""
+    """A configuration and its report. With errors, the configuration must not be used."""
 
     configuration: Configuration
     jobs: tuple[Job, ...]
@@ -46,15 +47,28 @@ class CheckedConfiguration:
 
     @property
     def issues(self) -> list[JsonValue]:
-        """The errors, for clients."""
-        return [self._told(problem) for problem in self.report.errors]
+        """The errors as JSON for clients."""
+        return [self._describe(problem) for problem in self.report.errors]
 
     @property
     def warnings(self) -> list[JsonValue]:
-        """What is worth a look, for clients."""
-        return [self._told(problem) for problem in self.report.warnings]
+        """The warnings as JSON for clients."""
+        return [self._describe(problem) for problem in self.report.warnings]
 
-    def _told(self, problem: Problem) -> JsonObject:
+    def error(self, field: str = "") -> RpcError:
+        """Returns the error response for a configuration that was rejected.
+
+        Args:
+            field: The parameter with the configuration; empty if it was read from the file.
+        """
+        errors = self.report.errors
+        count = "1 error" if len(errors) == 1 else f"{len(errors)} errors"
+        text = f"the configuration has {count}; nothing was changed"
+        report = list[JsonValue]([problem.text for problem in errors])
+        details: JsonObject = {"issues": self.issues, "report": report}
+        return RpcError("INVALID_REQUEST", text, field=field, details=details)
+
+    def _describe(self, problem: Problem) -> JsonObject:
         what = (problem.what or problem.text).removeprefix(f"{self.report.path}: ")
         return {
             "path": problem.path,
@@ -65,59 +79,50 @@ class CheckedConfiguration:
         }
 
 
-def examine(path: Path | None, host: Host, *, found_here: bool = False) -> CheckedConfiguration:
-    """Looks at a configuration file as `config check` does. Does not raise."""
+def check(path: Path | None, host: "Host", *, found_here: bool = False) -> CheckedConfiguration:
+    """Checks a configuration file as `config check` does. Does not raise."""
     configuration, report = loading.read(path, host.setup.state, host.models, found_here=found_here)
     jobs = () if report.errors else configured_jobs(configuration.cron)
     return CheckedConfiguration(configuration, jobs, report)
 
 
-def refuse(found: CheckedConfiguration, field: str = "") -> RpcError:
-    """What is said of a configuration with errors."""
-    errors = found.report.errors
-    many = "1 error" if len(errors) == 1 else f"{len(errors)} errors"
-    text = f"the configuration has {many}, and nothing was changed"
-    report = list[JsonValue]([problem.text for problem in errors])
-    details: JsonObject = {"issues": found.issues, "report": report}
-    return RpcError("INVALID_REQUEST", text, field=field, details=details)
-
-
-async def reload(gateway: Gateway) -> JsonObject:
-    """Reads the configuration file again, and applies what can be applied.
+async def reload(gateway: "Gateway") -> JsonObject:
+    """Reads the configuration file again, and applies the settings that need no restart.
 
     Raises:
-        RpcError: It has errors; nothing was changed.
+        RpcError: The configuration has errors; nothing was changed.
     """
     host = gateway.host
-    look = partial(examine, host.setup.file, host, found_here=host.setup.found_here)
-    found = await anyio.to_thread.run_sync(look)
-    if found.report.errors:
-        raise refuse(found)
-    before, wanted = host.setup.configuration, found.configuration
-    used = _usable(before, wanted)
+    checked = await anyio.to_thread.run_sync(
+        partial(check, host.setup.file, host, found_here=host.setup.found_here)
+    )
+    if checked.report.errors:
+        raise checked.error()
+    before, wanted = host.setup.configuration, checked.configuration
+    used = _without_restart(before, wanted)
     keys = [key for key in members(Configuration) if key != "$schema"]
-    applied = [key for key in keys if _of(before, key) != _of(used, key)]
-    waiting = [key for key in (*NEEDS_RESTART, *FIXED) if _of(used, key) != _of(wanted, key)]
-    _apply(gateway, used, found.jobs)
-    logger.info("the configuration was read again: %s", summary(applied, waiting))
-    for problem in found.report.warnings:
+    applied = [key for key in keys if _value(before, key) != _value(used, key)]
+    waiting = [key for key in (*NEEDS_RESTART, *FIXED) if _value(used, key) != _value(wanted, key)]
+    _apply(gateway, used, checked.jobs)
+    logger.info("the configuration was reloaded: %s", summary(applied, waiting))
+    for problem in checked.report.warnings:
         logger.warning("%s", problem.text)
     return {
         "applied": list[JsonValue](applied),
         "needsRestart": list[JsonValue](waiting),
-        "warnings": found.warnings,
+        "warnings": checked.warnings,
     }
 
 
 def summary(applied: list[str], waiting: list[str]) -> str:
-    """What a reload has changed, in words."""
-    said = [f"changed: {', '.join(applied)}"] if applied else []
-    said += [f"waits for a restart: {', '.join(waiting)}"] if waiting else []
-    return "; ".join(said) or "nothing has changed"
+    """Returns a sentence about what a reload has changed."""
+    parts = [f"changed: {', '.join(applied)}"] if applied else []
+    parts += [f"needs a restart: {', '.join(waiting)}"] if waiting else []
+    return "; ".join(parts) or "nothing has changed"
 
 
-def _usable(before: Configuration, wanted: Configuration) -> Configuration:
-    """What is wanted, but for what cannot be had without a restart."""
+def _without_restart(before: Configuration, wanted: Configuration) -> Configuration:
+    """Returns `wanted` with the old values of everything that needs a restart."""
     names = [members(Configuration)[key].name for key in NEEDS_RESTART]
     kept: dict[str, Any] = {name: getattr(before, name) for name in names}
     runs = before.agents.defaults.max_concurrent
@@ -131,13 +136,12 @@ def _usable(before: Configuration, wanted: Configuration) -> Configuration:
     )
 
 
-def _apply(gateway: Gateway, used: Configuration, jobs: tuple[Job, ...]) -> None:
-    """All at once: nobody sees a half of it."""
+def _apply(gateway: "Gateway", used: Configuration, jobs: tuple[Job, ...]) -> None:
+    """Applies a configuration. Awaits nothing, so that no other task sees one half of it."""
     host = gateway.host
     setup = replace(host.setup, configuration=used)
-    secrets = dict.fromkeys((*known_secrets(host.setup), *known_secrets(setup)))
-    logs.learn(secrets)
-    host.runtime.learn(secrets)
+    # Old secrets stay redacted, and old paths protected: runs with the old settings go on.
+    gateway.learn_secrets(dict.fromkeys((*known_secrets(host.setup), *known_secrets(setup))))
     host.models.change(used)
     host.resolver.change(used)
     gateway.approvals.mode = partial(settings.approve_mode, used)
@@ -154,15 +158,15 @@ def _apply(gateway: Gateway, used: Configuration, jobs: tuple[Job, ...]) -> None
     gateway.host = replace(host, setup=setup)
 
 
-def _of(configuration: Configuration, path: str) -> Any:
-    """What stands at a path of the file, as it was read."""
-    found: Any = configuration
+def _value(configuration: Configuration, path: str) -> Any:
+    """Returns the value at a path of the configuration file, such as `cron.enabled`."""
+    value: Any = configuration
     for key in path.split("."):
-        found = getattr(found, members(type(found))[key].name)
-    return found
+        value = getattr(value, members(type(value))[key].name)
+    return value
 
 
-async def reload_at_signal(gateway: Gateway) -> None:
+async def reload_at_signal(gateway: "Gateway") -> None:
     """Reloads at every SIGHUP, until it is cancelled."""
     with anyio.open_signal_receiver(signal.SIGHUP) as signals:
         async for _ in signals:

@@ -1,4 +1,4 @@
-"""What the gateway knows of runs beyond its own life: written as it starts them, and taken up."""
+"""Runs and messages that survive a restart: recorded when accepted, continued at the next start."""
 
 import json
 import logging
@@ -17,38 +17,35 @@ from clawmode.gateway.ledger import Ledger, RunRow
 from clawmode.messages import Image
 from clawmode.messaging.channel import Inbound
 from clawmode.messaging.inbox import Inbox
-from clawmode.rpc.protocol import RpcError
 from clawmode.sessions.history import read_transcript
-from clawmode.sessions.keys import InvalidSession, SessionError
-from clawmode.sessions.lock import SessionBusy
-from clawmode.sessions.store import Session, UnknownSession
+from clawmode.sessions.store import Session
 from clawmode.types import JsonObject, JsonValue
 
 logger = logging.getLogger("clawmode.gateway")
 
-LOST = "the job was removed, or its run was begun anew or ended its process too often"
+LOST = "the job was removed or started again, or this run has crashed its process too often"
 
 LEFT_OUT = ("client_tools", "images", "message_ids", "run_id", "resume")
-"""Of a request: what cannot be kept, or is kept otherwise."""
+"""The fields of a request that cannot be stored, or are stored in another form."""
 
 
-async def take_messages(inbox: Inbox, ledger: Ledger) -> None:
-    """Takes up the messages that no run had when the process before ended."""
+async def restore_messages(inbox: Inbox, ledger: Ledger) -> None:
+    """Restores the messages that no run had read when the last process ended."""
     for message_id, session_key, text in await ledger.messages():
         try:
             await inbox.restore(message_id, session_key, Inbound.from_json(json.loads(text)))
         except (ClawmodeError, ValueError, TypeError, KeyError) as error:
-            logger.error("a message of %s is lost: %s", session_key, error)
+            logger.error("a message for %s cannot be restored: %s", session_key, error)
             await ledger.release([message_id])
 
 
 def row_of(run: Run) -> RunRow:
-    """A run as it is noted before it begins."""
+    """Returns a run as it is recorded before it starts."""
     request = run.request
     kept: JsonObject = {
-        each.name: getattr(request, each.name)
-        for each in fields(AgentRequest)
-        if each.name not in LEFT_OUT
+        member.name: getattr(request, member.name)
+        for member in fields(AgentRequest)
+        if member.name not in LEFT_OUT
     }
     kept["message_ids"] = list[JsonValue](request.message_ids)
     pictures: list[JsonValue] = [
@@ -65,11 +62,12 @@ def row_of(run: Run) -> RunRow:
 
 
 def request_of(row: RunRow, *, resume: bool) -> AgentRequest:
-    """The request of a run that is noted, to be made again or gone on with."""
-    known = {each.name for each in fields(AgentRequest)} - set(LEFT_OUT)
-    given: dict[str, Any] = {key: it for key, it in row.request.items() if key in known}
-    found: Any = row.request.get("images") or []
-    images = tuple(Image(it["data"], it["mediaType"]) for it in found)
+    """Returns the request of a recorded run, to start the run or to resume it."""
+    known = {member.name for member in fields(AgentRequest)} - set(LEFT_OUT)
+    given: dict[str, Any] = {key: value for key, value in row.request.items() if key in known}
+    stored: Any = row.request.get("images") or []
+    images = tuple(Image(image["data"], image["mediaType"]) for image in stored)
+    # The id names the session uniquely: the key may belong to a newer session by now.
     given |= {"session_id": row.session_id, "session_key": "", "agent_id": ""}
     return AgentRequest(**given, images=images, run_id=row.id, resume=resume)
 
@@ -77,26 +75,22 @@ def request_of(row: RunRow, *, resume: bool) -> AgentRequest:
 async def continue_runs(
     runtime: AgentRuntime, ledger: Ledger, scheduler: Scheduler, tasks: TaskGroup
 ) -> None:
-    """Takes up the runs that the process before left: goes on, begins, or notes how they ended.
+    """Continues the runs that the last process left: resumes, starts, or records their end.
 
-    Runs of jobs are continued by the scheduler, which would else begin them anew.
+    The scheduler continues the runs of jobs; otherwise it would start them again.
     """
     for row in await ledger.unfinished():
         try:
             if row.request.get("trigger") == CRON:
                 await _continue_job(runtime, ledger, row, scheduler, tasks)
-            else:
-                await _continue(runtime, ledger, row)
+                continue
+            request = await _request(runtime, ledger, row)
+            if isinstance(request, AgentRequest):
+                await runtime.start(request)
         except (ClawmodeError, ValueError, TypeError, KeyError) as error:
             logger.error("run %s cannot be continued: %s", row.id, error)
             result: JsonObject = {"runId": row.id, "status": "error", "error": str(error)}
             await ledger.end(row.id, row.accepted_at, "error", result)
-
-
-async def _continue(runtime: AgentRuntime, ledger: Ledger, row: RunRow) -> None:
-    request = await _request(runtime, ledger, row)
-    if isinstance(request, AgentRequest):
-        await runtime.start(request)
 
 
 async def _continue_job(
@@ -115,7 +109,7 @@ async def _continue_job(
 
 
 async def _request(runtime: AgentRuntime, ledger: Ledger, row: RunRow) -> AgentRequest | RunResult:
-    """What continues a run, or begins it; or its result, if it had ended."""
+    """Returns the request that resumes or starts a run; or its result, if it has ended."""
     session = await runtime.sessions.get(row.session_id)
     state = await anyio.to_thread.run_sync(_state_of, session, row.id)
     if isinstance(state, dict):
@@ -127,12 +121,12 @@ async def _request(runtime: AgentRuntime, ledger: Ledger, row: RunRow) -> AgentR
             status=state["status"],
             error=state["error"],
         )
-    logger.info("run %s of %s is %s", row.id, row.session_key, "continued" if state else "begun")
+    logger.info("run %s of %s is %s", row.id, row.session_key, "resumed" if state else "started")
     return request_of(row, resume=state)
 
 
 def _state_of(session: Session, run_id: str) -> bool | dict[str, Any]:
-    """Whether a run has begun; or how it ended, if that is written down."""
+    """Returns whether a run has started; or its result, if the transcript has its end."""
     if not session.transcript.exists():
         return False
     history = read_transcript(session.transcript)
@@ -144,14 +138,3 @@ def _state_of(session: Session, run_id: str) -> bool | dict[str, Any]:
             error = entry.data.get("error")
             return {"runId": run_id, "status": status, "error": error, "endedAt": entry.at}
     return False
-
-
-def as_rpc_error(error: ClawmodeError) -> RpcError:
-    """What of ours went wrong, in the words of the protocol."""
-    if isinstance(error, UnknownSession):
-        return RpcError("NOT_FOUND", str(error))
-    if isinstance(error, InvalidSession):
-        return RpcError("INVALID_REQUEST", str(error), field="sessionKey")
-    if isinstance(error, SessionBusy | SessionError):
-        return RpcError("UNAVAILABLE", str(error), retry_after_ms=1_000)
-    return RpcError("UNAVAILABLE", str(error))

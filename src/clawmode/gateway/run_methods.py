@@ -1,31 +1,27 @@
-"""`health`, `status`, `agent`, `agent.wait`, `agents.list`, `models.list`."""
+"""The methods `health`, `status`, `agent`, `agent.wait`, `agents.list`, `models.list`."""
 
-import hashlib
 import json
 import os
 import time
-from typing import Any
 
 from clawmode import __version__
 from clawmode.agent.requests import AgentRequest
 from clawmode.config import resolve as settings
-from clawmode.gateway.clients import Client
-from clawmode.gateway.gateway import Gateway
 from clawmode.gateway.methods import (
     BOOLEAN,
-    IDEMPOTENCY,
+    IMAGE,
     NAME,
     OBJECT,
+    SESSION,
     STRING,
     TEXT,
-    Params,
+    MethodCall,
     choice,
     integer,
     items,
     method,
     params,
 )
-from clawmode.messages import Image
 from clawmode.models.base import THINKING_LEVELS
 from clawmode.rpc.protocol import RpcError
 from clawmode.types import JsonObject, JsonValue
@@ -35,14 +31,6 @@ DAY_MS = 86_400_000
 MAX_CLIENT_TOOLS = 256
 MAX_CLIENT_TOOL_CHARS = 256 << 10
 
-IMAGE: JsonObject = {
-    "type": "object",
-    "properties": {
-        "data": {"type": "string", "maxLength": 16 << 20},
-        "mediaType": {"type": "string", "maxLength": 100},
-    },
-    "required": ["data", "mediaType"],
-}
 CLIENT_TOOL: JsonObject = {
     "type": "object",
     "properties": {
@@ -54,27 +42,19 @@ CLIENT_TOOL: JsonObject = {
     "required": ["name"],
     "additionalProperties": False,
 }
-SESSION: dict[str, JsonObject] = {"sessionKey": NAME, "sessionId": NAME, "agentId": NAME}
-
-
-def run_id_for(principal: str, key: str) -> str:
-    """The run of a request: the same for the same key, so that it is not begun twice."""
-    return hashlib.sha256(f"{principal}\0{key}".encode()).hexdigest()[:32]
-
 
 # ---- The process ----
 
 
-async def _health(gateway: Gateway, client: Client, given: Params) -> JsonObject:
-    uptime = time.time() - gateway.started_at
-    return {"ok": True, "ready": gateway.ready, "uptimeMs": int(uptime * 1000)}
+async def _health(call: MethodCall) -> JsonObject:
+    uptime = time.time() - call.gateway.started_at
+    return {"ok": True, "ready": call.gateway.ready, "uptimeMs": int(uptime * 1000)}
 
 
-async def _status(gateway: Gateway, client: Client, given: Params) -> JsonObject:
-    runs = gateway.host.runtime.runs()
-    under_way = [run for run in runs if not run.ended.is_set()]
-    plugins: list[JsonValue] = [view.to_json() for view in gateway.host.plugins.views]
-    clients: list[JsonValue] = [each.describe() for each in gateway.clients.values()]
+async def _status(call: MethodCall) -> JsonObject:
+    gateway = call.gateway
+    plugins: list[JsonValue] = [view.to_json() for view in call.host.plugins.views]
+    clients: list[JsonValue] = [client.describe() for client in gateway.clients.values()]
     return {
         "version": __version__,
         "pid": os.getpid(),
@@ -89,52 +69,58 @@ async def _status(gateway: Gateway, client: Client, given: Params) -> JsonObject
                 "state": run.state,
                 "acceptedAt": int(run.accepted_at * 1000),
             }
-            for run in under_way
+            for run in call.runtime.runs()
+            if not run.ended.is_set()
         ],
         "questions": len(gateway.approvals.pending()),
         "plugins": plugins,
-        "channels": list[JsonValue]([it.name for it in gateway.host.webhooks]),
+        "channels": list[JsonValue]([channel.name for channel in call.host.webhooks]),
     }
 
 
 # ---- Turns ----
 
 
-async def _agent(gateway: Gateway, client: Client, given: Params) -> JsonObject:
-    """Accepts a turn, and answers before it begins."""
-    images: list[Any] = given.list("images")
-    thinking = given.text("thinking")
+async def _agent(call: MethodCall) -> JsonObject:
+    """Accepts a turn, and responds before the turn starts."""
+    gateway, params = call.gateway, call.params
+    thinking = params.text("thinking")
+    client_tools = params.list("clientTools")
     request = AgentRequest(
-        message=given.text("message"),
-        images=tuple(Image(it["data"], it["mediaType"]) for it in images),
-        agent_id=given.text("agentId"),
-        session_key=given.text("sessionKey"),
-        session_id=given.text("sessionId"),
-        run_id=run_id_for(client.principal, given.text(IDEMPOTENCY)),
-        model=given.text("model"),
-        thinking=next((it for it in THINKING_LEVELS if it == thinking), None),
-        timeout_seconds=given.number("timeoutMs", 0) / 1000 or None,
-        client_tools=tuple(
-            gateway.client_tools.tool(client, it) for it in given.list("clientTools")
-        ),
-        system=given.text("extraSystemPrompt"),
-        disable_tools=given.flag("disableTools"),
-        raw_model_call=given.flag("rawModelCall"),
-        sender=client.principal,
-        channel=given.text("channel"),
+        message=params.text("message"),
+        images=params.images(),
+        agent_id=params.text("agentId"),
+        session_key=params.text("sessionKey"),
+        session_id=params.text("sessionId"),
+        run_id=call.derived_id,
+        model=params.text("model"),
+        thinking=next((level for level in THINKING_LEVELS if level == thinking), None),
+        timeout_seconds=params.number("timeoutMs", 0) / 1000 or None,
+        client_tools=tuple(gateway.client_tools.tool(call.client, tool) for tool in client_tools),
+        system=params.text("extraSystemPrompt"),
+        disable_tools=params.flag("disableTools"),
+        raw_model_call=params.flag("rawModelCall"),
+        sender=call.client.principal,
+        channel=params.text("channel"),
         origin="gateway",
-        target=given.text("to") if given.flag("deliver") else "",
+        target=params.text("to") if params.flag("deliver") else "",
     )
-    _check_delivery(gateway, request, given)
-    if len(json.dumps(given.list("clientTools"))) > MAX_CLIENT_TOOL_CHARS:
-        text = f"tools of clients have up to {MAX_CLIENT_TOOL_CHARS} characters together"
+    if params.flag("deliver") and not params.flag("bestEffortDeliver"):
+        if not call.host.outbox.has(request.channel):
+            text = f"there is no channel {request.channel[:80]!r}"
+            raise RpcError("INVALID_REQUEST", text, field="channel")
+        if not request.target:
+            raise RpcError("INVALID_REQUEST", "`to` is required when `deliver` is true", field="to")
+    if len(json.dumps(client_tools)) > MAX_CLIENT_TOOL_CHARS:
+        text = f"`clientTools` has more than {MAX_CLIENT_TOOL_CHARS} characters in total"
         raise RpcError("INVALID_REQUEST", text, field="clientTools")
-    client.runs.add(request.run_id)
+    call.client.runs.add(request.run_id)
     known = await gateway.ledger.run(request.run_id)
-    if known is not None and gateway.host.runtime.find(request.run_id) is None:
-        # It was accepted by a process before this one, which took it up or noted its end.
+    if known is not None and call.runtime.find(request.run_id) is None:
+        # An earlier process accepted the request. This process continued the run at its start, or
+        # recorded its end.
         return {"runId": known.id, "acceptedAt": int(known.accepted_at * 1000)}
-    run = await gateway.host.runtime.start(request)
+    run = await call.runtime.start(request)
     return {
         "runId": run.id,
         "sessionKey": run.session.key,
@@ -143,55 +129,45 @@ async def _agent(gateway: Gateway, client: Client, given: Params) -> JsonObject:
     }
 
 
-def _check_delivery(gateway: Gateway, request: AgentRequest, given: Params) -> None:
-    """A reply that is to be delivered has somewhere to go; unless that is not so important."""
-    if not given.flag("deliver") or given.flag("bestEffortDeliver"):
-        return
-    if not gateway.host.outbox.has(request.channel):
-        raise RpcError("INVALID_REQUEST", "there is no such channel", field="channel")
-    if not request.target:
-        raise RpcError("INVALID_REQUEST", "it is not said to whom", field="to")
-
-
-async def _wait(gateway: Gateway, client: Client, given: Params) -> JsonObject:
-    """Waits for a run's end. To give up waiting does not stop it."""
-    run_id = given.text("runId")
-    runtime = gateway.host.runtime
+async def _wait(call: MethodCall) -> JsonObject:
+    """Waits for the end of a run. A timeout does not stop the run."""
+    run_id = call.params.text("runId")
+    runtime = call.runtime
     if runtime.find(run_id) is not None:
-        waited = await runtime.wait(run_id, given.number("timeoutMs", WAIT_MS) / 1000)
+        waited = await runtime.wait(run_id, call.params.number("timeoutMs", WAIT_MS) / 1000)
         run = runtime.find(run_id)
         result = None if run is None else run.result
         return waited | ({} if result is None else {"result": result.to_json()})
-    row = await gateway.ledger.run(run_id)
+    row = await call.gateway.ledger.run(run_id)
     if row is None:
         raise RpcError("NOT_FOUND", f"there is no run {run_id[:80]!r}", field="runId")
-    told: JsonObject = {
+    answer: JsonObject = {
         "status": "ok" if row.status == "ok" else "error" if row.ended_at else "timeout",
         "startedAt": int(row.started_at * 1000),
         "endedAt": int(row.ended_at * 1000),
     }
     if row.result is not None:
-        told["result"] = row.result
+        answer["result"] = row.result
         if row.result.get("error"):
-            told["error"] = row.result["error"]
-    return told
+            answer["error"] = row.result["error"]
+    return answer
 
 
-# ---- What there is ----
+# ---- Agents and models ----
 
 
-async def _agents(gateway: Gateway, client: Client, given: Params) -> JsonObject:
-    configuration = gateway.host.setup.configuration
-    ids = dict.fromkeys((settings.MAIN, *(it.id for it in configuration.agents.list)))
+async def _agents(call: MethodCall) -> JsonObject:
+    configuration = call.host.setup.configuration
+    ids = dict.fromkeys((settings.MAIN, *(agent.id for agent in configuration.agents.list)))
     agents: list[JsonValue] = []
     for agent_id in ids:
-        known = settings.agent(configuration, agent_id)
-        agents.append({"id": agent_id, "name": known.name, "model": known.model})
+        agent = settings.agent(configuration, agent_id)
+        agents.append({"id": agent_id, "name": agent.name, "model": agent.model})
     return {"defaultId": settings.default_agent(configuration), "agents": agents}
 
 
-async def _models(gateway: Gateway, client: Client, given: Params) -> JsonObject:
-    configuration = gateway.host.setup.configuration
+async def _models(call: MethodCall) -> JsonObject:
+    configuration = call.host.setup.configuration
     models: list[JsonValue] = [
         {
             "id": f"{provider}/{model.id}",
@@ -203,8 +179,9 @@ async def _models(gateway: Gateway, client: Client, given: Params) -> JsonObject
         for provider, entry in configuration.models.providers.items()
         for model in entry.models
     ]
+    # The default model may be one that no provider of the configuration lists.
     used = {settings.agent(configuration, None).model} - {""}
-    listed = {it["id"] for it in models if isinstance(it, dict)}
+    listed = {model["id"] for model in models if isinstance(model, dict)}
     others: list[JsonValue] = [
         {"id": name, "name": name, "provider": name.partition("/")[0]} for name in used - listed
     ]

@@ -1,4 +1,4 @@
-"""The wire of the gateway: WebSocket and HTTP, by Starlette and uvicorn."""
+"""The gateway's network server: WebSocket and HTTP, with Starlette and uvicorn."""
 
 import logging
 import secrets
@@ -32,61 +32,60 @@ from clawmode.types import JsonObject
 logger = logging.getLogger("clawmode.gateway")
 
 MAX_IN_FLIGHT = 64
-"""Requests of one client that are carried out at the same time; more are read later."""
+"""The most requests of one client that are executed concurrently; more are read later."""
 
 MAX_WAITS = 1_000
 WAITING = ("agent.wait", "exec.approval.waitDecision", "plugin.approval.waitDecision")
-"""Requests that only wait, and how many of them there may be."""
+"""Methods that only wait, and the most of them for one client: they have a limit of their own."""
 
 MAX_UNREAD = 64 << 10
-"""Bytes of answers to pings that a client may leave unread."""
+"""The most bytes of pongs that a client may leave unread."""
 
 CLOSE_SECONDS = 2.0
-"""How long a client may take to read the end of its connection."""
+"""The time for a client to read the closing of its connection."""
 
 PAGE = """\
-This is a clawmode gateway. Clients talk to it over WebSocket at this address, with a token.
+This is a clawmode gateway. Clients connect by WebSocket to this address, with a token.
 
-clawmode chat            talk to its agents, on this machine
+clawmode chat            chat with its agents, on this machine
 clawmode gateway status  whether it runs; also: logs, reload, stop, token add
-/healthz, /readyz        whether it answers, and takes work
-/metrics                 figures for Prometheus; needs a token
-POST /channels/<name>    messages of a webhook, signed
+/healthz, /readyz        whether it responds, and accepts work
+/metrics                 metrics for Prometheus; needs a token
+POST /channels/<name>    signed messages of a webhook
 
-For programs: clawmode.rpc.client in Python, or the protocol, in docs/operate/gateway.md.
+For programs: clawmode.GatewayClient in Python, or the protocol, in docs/operate/gateway.md.
 """
-"""What a browser shows."""
+"""The page that a browser shows."""
 
 TRUST, ABORT = "clawmode.trust", "clawmode.abort"
-
+"""Keys of the ASGI state: callables of the connection, for the application above it."""
 
 NOISE = ("Invalid HTTP request received.", "Unsupported upgrade request.")
 
 
-def _plain(record: logging.LogRecord) -> bool:
-    """Leaves out tracebacks and lines that strangers could fill the log with."""
+def _without_noise(record: logging.LogRecord) -> bool:
+    """Drops tracebacks, and lines with which strangers could fill the log."""
     record.exc_info = None
     return record.msg not in NOISE
 
 
-logging.getLogger("uvicorn.error").addFilter(_plain)
+logging.getLogger("uvicorn.error").addFilter(_without_noise)
 
 
 class LimitedHttp(H11Protocol):
-    """uvicorn's; one request for each connection, which has to be complete in time."""
+    """uvicorn's protocol with a time limit for the request: see `admission`."""
 
     accepted: AcceptedSocket | None = None
 
     def connection_made(self, transport: Any) -> None:
-        """As uvicorn's; from now on the connection is ended through its transport."""
         super().connection_made(transport)
         self.accepted = admission.accepted(transport)
         if self.accepted is not None:
             self.accepted.keep(transport)
 
     def data_received(self, data: bytes) -> None:
-        """As uvicorn's; the clock stops when there is nothing left to come."""
         super().data_received(data)
+        # The clock stops when the whole request was received.
         complete = self.cycle is not None and not self.cycle.more_body
         upgraded = self.transport.get_protocol() is not self
         if self.accepted is not None and (complete or upgraded):
@@ -94,42 +93,44 @@ class LimitedHttp(H11Protocol):
 
 
 class LimitedProtocol(WebSocketsSansIOProtocol):
-    """uvicorn's, with a small limit on messages until the client is known."""
+    """uvicorn's protocol with a small limit for messages until the client has authenticated."""
 
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
-        # For HTTP alone: see `serve`.
-        self.default_headers = [it for it in self.default_headers if it[0] != b"connection"]
+        # `connection: close` is for HTTP responses only: see `serve`.
+        self.default_headers = [
+            header for header in self.default_headers if header[0] != b"connection"
+        ]
 
     def handle_connect(self, event: Upgrade) -> None:
-        """As uvicorn's; what lifts the limit, and what ends it at once, go with the connection."""
         self.conn.max_message_size = protocol.MAX_FIRST_BYTES
         super().handle_connect(event)
+        # uvicorn has set no scope if it rejected the upgrade.
         if hasattr(self, "scope"):
             self.scope["state"][TRUST] = self.trust
             self.scope["state"][ABORT] = self.transport.abort
 
     def handle_ping(self) -> None:
-        """As uvicorn's, unless its answers pile up: then nobody reads them."""
+        # A client that sends pings and does not read would fill the memory with pongs.
         if self.transport.get_write_buffer_size() > MAX_UNREAD:
             self.transport.abort()
         else:
             super().handle_ping()
 
     def trust(self) -> None:
-        """The client is known: it may send what the protocol allows, and stay."""
+        """Lifts the limits: the client has authenticated."""
         self.conn.max_message_size = protocol.MAX_PAYLOAD
         if (accepted := admission.accepted(self.transport)) is not None:
             accepted.release()
 
 
 class GatewayApp:
-    """Serves one gateway.
+    """The ASGI application of a gateway.
 
     Args:
-        dispatcher: Carries out what clients ask of which gateway.
-        origins: Web pages that may connect, beside those of its own address.
-        routes: Of others: channels.
+        dispatcher: Executes requests of clients.
+        origins: Origins of web pages that may connect, in addition to the gateway's own address.
+        routes: More routes: those of channels.
     """
 
     def __init__(
@@ -141,7 +142,7 @@ class GatewayApp:
         self._dispatcher = dispatcher
         self._gateway = dispatcher.gateway
         self._origins = frozenset(origins)
-        self.app = Starlette(
+        self.asgi = Starlette(
             routes=[
                 WebSocketRoute("/", self._serve),
                 Route("/", self._page),
@@ -156,10 +157,11 @@ class GatewayApp:
     # ---- WebSocket ----
 
     async def _serve(self, socket: WebSocket) -> None:
-        refusal = self._refusal(socket)
-        if refusal:
-            logger.warning("a connection was refused: %s", refusal)
-            await socket.send_denial_response(PlainTextResponse(refusal, 403))
+        if not self._is_allowed_origin(socket):
+            origin = socket.headers.get("origin", "")[:200]
+            logger.warning("a connection was rejected: origin %r is not allowed", origin)
+            text = "this origin may not connect: add it to gateway.allowedOrigins"
+            await socket.send_denial_response(PlainTextResponse(text, 403))
             return
         await socket.accept()
         client = await self._greet(socket)
@@ -170,19 +172,21 @@ class GatewayApp:
         finally:
             self._gateway.leave(client)
 
-    def _refusal(self, socket: WebSocket) -> str:
-        """Why a page of a browser may not connect: whoever opens it would act with its token."""
+    def _is_allowed_origin(self, socket: WebSocket) -> bool:
+        """Returns whether a web page may connect: it would act with the token of its reader."""
         origin = socket.headers.get("origin")
         if origin is None or origin in self._origins:
-            return ""
+            return True
         own = socket.headers.get("host", "")
-        with suppress(ValueError):  # what is no address
-            if urlsplit(origin).netloc == own and is_loopback(urlsplit(f"//{own}").hostname or ""):
-                return ""
-        return "this origin may not connect"
+        with suppress(ValueError):  # the header is not an address
+            # On loopback only: elsewhere a page could choose a host name that points here.
+            return urlsplit(origin).netloc == own and is_loopback(
+                urlsplit(f"//{own}").hostname or ""
+            )
+        return False
 
     async def _greet(self, socket: WebSocket) -> Client | None:
-        """Has a client say who it is; None: it is not let in."""
+        """Sends the challenge and waits for `connect`; None if the client is rejected."""
         challenge: JsonObject = {"nonce": secrets.token_hex(16), "ts": int(time.time() * 1000)}
         await _send(socket, protocol.event(protocol.CHALLENGE, challenge))
         request: Request | None = None
@@ -218,7 +222,7 @@ class GatewayApp:
         async with anyio.create_task_group() as tasks:
 
             async def write() -> None:
-                with suppress(WebSocketDisconnect, RuntimeError):  # it has gone
+                with suppress(WebSocketDisconnect, RuntimeError):  # the client has disconnected
                     async for frame in client.frames():
                         await socket.send_text(frame)
                     await _close(socket, *(client.closing or (1000, "")))
@@ -230,13 +234,13 @@ class GatewayApp:
                 tasks.cancel_scope.cancel()
 
             tasks.start_soon(drop)
-
             tasks.start_soon(write)
             await self._read(socket, client)
 
     async def _read(self, socket: WebSocket, client: Client) -> None:
-        """Carries out what the client asks for, until it has gone or sends what is no frame."""
-        # Whoever waits for something must still be able to bring it about.
+        """Executes requests until the client disconnects or sends an invalid frame."""
+        # Two limits: a client whose requests all wait must still be able to send the request that
+        # ends the waiting.
         work, waits = anyio.Semaphore(MAX_IN_FLIGHT), anyio.Semaphore(MAX_WAITS)
         async with anyio.create_task_group() as tasks:
             while client.closing is None:
@@ -277,7 +281,7 @@ class GatewayApp:
         address = request.client.host if request.client else ""
         if scheme.lower() != "bearer" or not await self._may_read(token.strip(), address):
             headers = {"www-authenticate": "Bearer"}
-            return PlainTextResponse("a token is needed", 401, headers)
+            return PlainTextResponse("a bearer token is required", 401, headers)
         return PlainTextResponse(metrics.render(self._gateway), media_type=metrics.MEDIA_TYPE)
 
     async def _may_read(self, token: str, address: str) -> bool:
@@ -310,33 +314,32 @@ async def _close(socket: WebSocket, code: int, reason: str) -> None:
             with anyio.move_on_after(CLOSE_SECONDS, shield=True):
                 await socket.close(code, reason.encode()[:120].decode("utf-8", "ignore"))
                 return
-            socket.scope["state"][ABORT]()  # it does not read
+            socket.scope["state"][ABORT]()  # the client does not read
 
 
 # ---- Serving ----
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's, which leaves signals to whoever started it."""
+    """uvicorn's server, which leaves signals to `command`."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Captures none."""
         yield
 
 
 async def serve(
-    wire: GatewayApp, listen: ListenAddress, bound: ListeningSocket, stop: anyio.Event
+    app: GatewayApp, listen: ListenAddress, bound: ListeningSocket, stop: anyio.Event
 ) -> None:
-    """Serves until `stop` is set; connections that are open then are closed."""
+    """Serves until `stop` is set, then closes open connections."""
     config = uvicorn.Config(
-        wire.app,
+        app.asgi,
         log_config=None,
         access_log=False,
         http=LimitedHttp,
         ws=LimitedProtocol,
-        proxy_headers=False,  # else whoever connects would choose their address
-        headers=[("connection", "close")],  # a request that was answered keeps nothing open
+        proxy_headers=False,  # otherwise a client could choose the address that is limited
+        headers=[("connection", "close")],  # one request for each connection: see `admission`
         ws_max_size=protocol.MAX_PAYLOAD,
         ws_per_message_deflate=False,
         ssl_certfile=listen.cert or None,

@@ -1,25 +1,23 @@
-"""`sessions.*` and `chat.*`: conversations, and what is said in them."""
+"""The methods `sessions.*` and `chat.*`: conversations and their messages."""
 
 import time
-from typing import Any
 
 import anyio
 
-from clawmode.gateway.clients import EVERYTHING, Client
-from clawmode.gateway.gateway import Gateway
+from clawmode.gateway.clients import EVERYTHING
 from clawmode.gateway.methods import (
-    IDEMPOTENCY,
+    IMAGE,
     NAME,
+    SESSION,
     STRING,
     TEXT,
-    Params,
+    MethodCall,
     choice,
     integer,
     items,
     method,
     params,
 )
-from clawmode.gateway.run_methods import IMAGE, SESSION, run_id_for
 from clawmode.messages import (
     AssistantMessage,
     Image,
@@ -32,7 +30,7 @@ from clawmode.messages import (
 from clawmode.messaging.channel import Inbound
 from clawmode.messaging.inbox import message_id
 from clawmode.messaging.queue import parse_override
-from clawmode.rpc.protocol import RpcError
+from clawmode.rpc.protocol import IDEMPOTENCY, RpcError
 from clawmode.sessions.history import read_transcript
 from clawmode.sessions.keys import session_key
 from clawmode.sessions.store import Session
@@ -43,11 +41,11 @@ MAX_FOLLOWED = 10_000
 MAX_HISTORY = 1_000
 MAX_HISTORY_CHARS = 8 << 20
 CHANNEL = "gateway"
-"""What messages come by that clients send."""
+"""The channel of messages that clients send."""
 
 
 def describe(session: Session) -> JsonObject:
-    """A session as clients see it."""
+    """Returns a session as clients see it."""
     return {
         "key": session.key,
         "sessionId": session.id,
@@ -63,97 +61,80 @@ def describe(session: Session) -> JsonObject:
     }
 
 
-async def find(gateway: Gateway, given: Params, *, create: bool = False) -> Session:
-    """The session that is meant.
-
-    Raises:
-        SessionError: There is none, or none can be called so.
-    """
-    return await gateway.host.runtime.sessions.resolve(
-        given.text("sessionKey") or None,
-        given.text("sessionId") or None,
-        given.text("agentId") or None,
-        create=create,
-    )
-
-
 # ---- Sessions ----
 
 
-async def _list(gateway: Gateway, client: Client, given: Params) -> JsonObject:
-    found = await gateway.host.runtime.sessions.list(
-        given.text("agentId") or None,
-        limit=int(given.number("limit", 100)),
-        offset=int(given.number("offset", 0)),
+async def _list(call: MethodCall) -> JsonObject:
+    found = await call.runtime.sessions.list(
+        call.params.text("agentId") or None,
+        limit=int(call.params.number("limit", 100)),
+        offset=int(call.params.number("offset", 0)),
     )
     return {"sessions": [describe(session) for session in found]}
 
 
-async def _get(gateway: Gateway, client: Client, given: Params) -> JsonObject:
-    session = await find(gateway, given)
-    runs = gateway.host.runtime.under_way(session.key)
+async def _get(call: MethodCall) -> JsonObject:
+    session = await call.session()
+    runs = call.runtime.under_way(session.key)
     return {
         "session": describe(session),
         "runs": [{"runId": run.id, "state": run.state} for run in runs],
         "waiting": [
-            {"id": each.id, "text": each.message.text[:500]}
-            for each in gateway.host.inbox.waiting(session.key)
+            {"id": waiting.id, "text": waiting.message.text[:500]}
+            for waiting in call.host.inbox.waiting(session.key)
         ],
     }
 
 
-async def _create(gateway: Gateway, client: Client, given: Params) -> JsonObject:
-    made = run_id_for(client.principal, given.text(IDEMPOTENCY))[:12]
-    key = given.text("sessionKey") or f"session-{made}"
-    session = await gateway.host.runtime.sessions.resolve(
-        key, agent_id=given.text("agentId") or None
-    )
-    if given.text("title"):
-        session = await gateway.host.runtime.sessions.touch(session.id, title=given.text("title"))
-    _changed(gateway, session, "create")
+async def _create(call: MethodCall) -> JsonObject:
+    key = call.params.text("sessionKey") or f"session-{call.derived_id[:12]}"
+    session = await call.runtime.sessions.resolve(key, agent_id=call.params.text("agentId") or None)
+    if call.params.text("title"):
+        session = await call.runtime.sessions.touch(session.id, title=call.params.text("title"))
+    _changed(call, session, "create")
     return {"session": describe(session)}
 
 
-async def _patch(gateway: Gateway, client: Client, given: Params) -> JsonObject:
-    """Changes what is set for a session; null takes it back."""
-    session = await find(gateway, given)
-    if (model := given.text("model")) and "model" in given:
-        gateway.host.models.find(model)
+async def _patch(call: MethodCall) -> JsonObject:
+    """Changes settings of a session. An empty text resets a setting."""
+    session = await call.session()
+    if (model := call.params.text("model")) and "model" in call.params:
+        call.host.models.find(model)
     data: JsonObject = {}
-    if "queue" in given:
+    if "queue" in call.params:
         try:
-            data["queue"] = parse_override(given.text("queue") or "default")
+            data["queue"] = parse_override(call.params.text("queue") or "default")
         except ValueError as error:
             raise RpcError("INVALID_REQUEST", str(error), field="queue") from None
-    session = await gateway.host.runtime.sessions.touch(
+    session = await call.runtime.sessions.touch(
         session.id,
-        title=given.text("title") if "title" in given else None,
-        model=given.text("model") if "model" in given else None,
+        title=call.params.text("title") if "title" in call.params else None,
+        model=call.params.text("model") if "model" in call.params else None,
         data=data,
     )
-    _changed(gateway, session, "patch")
+    _changed(call, session, "patch")
     return {"session": describe(session)}
 
 
-async def _reset(gateway: Gateway, client: Client, given: Params) -> JsonObject:
-    session = await find(gateway, given)
-    gateway.host.inbox.stop(session.key)
-    made = await gateway.host.runtime.care.reset(session, given.text("reason", "reset"))
-    _changed(gateway, made, "reset")
-    return {"session": describe(made)}
+async def _reset(call: MethodCall) -> JsonObject:
+    session = await call.session()
+    call.host.inbox.stop(session.key)
+    new = await call.runtime.care.reset(session, call.params.text("reason", "reset"))
+    _changed(call, new, "reset")
+    return {"session": describe(new)}
 
 
-async def _delete(gateway: Gateway, client: Client, given: Params) -> JsonObject:
-    session = await find(gateway, given)
-    gateway.host.inbox.stop(session.key)
-    count = await gateway.host.runtime.care.delete(session)
-    _changed(gateway, session, "delete")
+async def _delete(call: MethodCall) -> JsonObject:
+    session = await call.session()
+    call.host.inbox.stop(session.key)
+    count = await call.runtime.care.delete(session)
+    _changed(call, session, "delete")
     return {"deleted": count}
 
 
-async def _compact(gateway: Gateway, client: Client, given: Params) -> JsonObject:
-    session = await find(gateway, given)
-    done = await gateway.host.runtime.care.compact(session, given.text("instructions"))
+async def _compact(call: MethodCall) -> JsonObject:
+    session = await call.session()
+    done = await call.runtime.care.compact(session, call.params.text("instructions"))
     if done is None:
         return {"compacted": False}
     return {
@@ -164,92 +145,98 @@ async def _compact(gateway: Gateway, client: Client, given: Params) -> JsonObjec
     }
 
 
-async def _abort(gateway: Gateway, client: Client, given: Params) -> JsonObject:
-    """Stops a run, takes a message back, or stops all of a session."""
-    if run_id := given.text("runId"):
-        return {"aborted": int(gateway.host.inbox.cancel(run_id))}
-    session = await find(gateway, given)
-    return {"aborted": gateway.host.inbox.stop(session.key)}
+async def _abort(call: MethodCall) -> JsonObject:
+    """Stops a run, withdraws a waiting message, or stops everything in a session."""
+    if run_id := call.params.text("runId"):
+        return {"aborted": int(call.host.inbox.cancel(run_id))}
+    session = await call.session()
+    return {"aborted": call.host.inbox.stop(session.key)}
 
 
-async def _subscribe(gateway: Gateway, client: Client, given: Params) -> JsonObject:
-    client.following |= {_key(it) for it in given.list("sessionKeys")}
-    if len(client.following) > MAX_FOLLOWED:
-        client.following.clear()
-        text = f"a client follows up to {MAX_FOLLOWED} sessions, or all: `*`"
+async def _subscribe(call: MethodCall) -> JsonObject:
+    call.client.following |= {_key(reference) for reference in call.params.list("sessionKeys")}
+    if len(call.client.following) > MAX_FOLLOWED:
+        call.client.following.clear()
+        text = f"a client can follow at most {MAX_FOLLOWED} sessions; `*` follows all of them"
         raise RpcError("INVALID_REQUEST", text, field="sessionKeys")
-    return {"following": list[JsonValue](sorted(client.following))}
+    return {"following": list[JsonValue](sorted(call.client.following))}
 
 
-async def _unsubscribe(gateway: Gateway, client: Client, given: Params) -> JsonObject:
-    client.following -= {_key(it) for it in given.list("sessionKeys")}
-    return {"following": list[JsonValue](sorted(client.following))}
+async def _unsubscribe(call: MethodCall) -> JsonObject:
+    call.client.following -= {_key(reference) for reference in call.params.list("sessionKeys")}
+    return {"following": list[JsonValue](sorted(call.client.following))}
 
 
 def _key(reference: str) -> str:
     return reference if reference == EVERYTHING else session_key(reference)
 
 
-def _changed(gateway: Gateway, session: Session, reason: str) -> None:
+def _changed(call: MethodCall, session: Session, reason: str) -> None:
     about: JsonObject = {"sessionKey": session.key, "sessionId": session.id, "reason": reason}
-    gateway.broadcast("sessions.changed", about)
+    call.gateway.broadcast("sessions.changed", about)
 
 
 # ---- Chat ----
 
 
-async def _send(gateway: Gateway, client: Client, given: Params) -> JsonObject:
-    """Says something in a session, as a person does: commands, steering and the queue included."""
-    images: list[Any] = given.list("images")
-    if not given.text("message").strip() and not images:
+async def _send(call: MethodCall) -> JsonObject:
+    """Sends a message to a session as a person does: slash commands, steering, the queue."""
+    images = call.params.images()
+    if not call.params.text("message").strip() and not images:
         raise RpcError("INVALID_REQUEST", "the message is empty", field="message")
-    session = await find(gateway, given, create=True)
+    session = await call.session(create=True)
     message = Inbound(
         channel=CHANNEL,
         target=session.key,
-        sender=client.principal,
-        text=given.text("message"),
-        id=f"{client.principal}\0{given.text(IDEMPOTENCY)}",  # no name of a token has a NUL
-        images=tuple(Image(it["data"], it["mediaType"]) for it in images),
+        sender=call.client.principal,
+        text=call.params.text("message"),
+        # Unambiguous: the name of a token cannot contain a NUL.
+        id=f"{call.client.principal}\0{call.params.text(IDEMPOTENCY)}",
+        images=images,
         session_key=session.key,
-        operator="operator.admin" in client.scopes,
+        operator="operator.admin" in call.client.scopes,
     )
-    client.following.add(session.key)
-    known = await gateway.ledger.run_of(message_id(message))
-    if known is not None:
-        return {"runId": known, "status": "repeated", "sessionKey": session.key}
-    taken = await gateway.host.inbox.receive(message)
-    if taken.id:
-        client.runs.add(taken.id)
-    told: JsonObject = {"runId": taken.id, "status": taken.how, "sessionKey": session.key}
-    return {**told, "text": taken.text} if taken.text else told
+    call.client.following.add(session.key)
+    earlier_run = await call.gateway.ledger.run_of(message_id(message))
+    if earlier_run is not None:
+        return {"runId": earlier_run, "status": "repeated", "sessionKey": session.key}
+    receipt = await call.host.inbox.receive(message)
+    if receipt.id:
+        call.client.runs.add(receipt.id)
+    answer: JsonObject = {
+        "runId": receipt.id,
+        "status": receipt.how,
+        "sessionKey": session.key,
+    }
+    return {**answer, "text": receipt.text} if receipt.text else answer
 
 
-async def _history(gateway: Gateway, client: Client, given: Params) -> JsonObject:
-    session = await find(gateway, given)
-    limit = int(given.number("limit", 200))
-    messages = await anyio.to_thread.run_sync(_read, session, limit)
+async def _history(call: MethodCall) -> JsonObject:
+    session = await call.session()
+    limit = int(call.params.number("limit", 200))
+    messages = await anyio.to_thread.run_sync(_read_messages, session, limit)
     return {"sessionKey": session.key, "sessionId": session.id, "messages": messages}
 
 
-def _read(session: Session, limit: int) -> list[JsonValue]:
+def _read_messages(session: Session, limit: int) -> list[JsonValue]:
     if not session.transcript.exists():
         return []
     entries = read_transcript(session.transcript).entries
-    found = [entry for entry in entries if entry.message is not None][-limit:]
-    made: list[JsonValue] = []
+    last = [entry for entry in entries if entry.message is not None][-limit:]
+    newest_first: list[JsonValue] = []
     room = MAX_HISTORY_CHARS
-    for entry in reversed(found):
+    for entry in reversed(last):
         assert entry.message is not None
-        told = _tell(entry.message) | {"id": entry.id, "runId": entry.run_id}
-        room -= len(str(told))
+        message = describe_message(entry.message) | {"id": entry.id, "runId": entry.run_id}
+        room -= len(str(message))
         if room < 0:
             break
-        made.append(told)
-    return made[::-1]
+        newest_first.append(message)
+    return newest_first[::-1]
 
 
-def _tell(message: Message) -> JsonObject:
+def describe_message(message: Message) -> JsonObject:
+    """Returns a message as clients see it: images without their data."""
     content: list[JsonValue] = []
     for part in message.content:
         match part:
@@ -262,30 +249,25 @@ def _tell(message: Message) -> JsonObject:
                 content.append({"type": "toolCall", **call})
             case Image():
                 content.append({"type": "image", "mediaType": part.media_type})
-    told: JsonObject = {"role": _role(message), "content": content, "at": int(message.at * 1000)}
+    about: JsonObject = {"content": content, "at": int(message.at * 1000)}
     if isinstance(message, ToolMessage):
-        told |= {"toolCallId": message.call_id, "name": message.name, "isError": message.is_error}
-    return told
+        call = {"toolCallId": message.call_id, "name": message.name, "isError": message.is_error}
+        return {"role": "toolResult", **about, **call}
+    return {"role": "assistant" if isinstance(message, AssistantMessage) else "user", **about}
 
 
-def _role(message: Message) -> str:
-    if isinstance(message, ToolMessage):
-        return "toolResult"
-    return "assistant" if isinstance(message, AssistantMessage) else "user"
-
-
-async def _inject(gateway: Gateway, client: Client, given: Params) -> JsonObject:
-    """Writes something into a session as if the agent had said it; no model is asked."""
-    session = await find(gateway, given)
-    said = AssistantMessage(
-        content=(Text(given.text("message")),),
+async def _inject(call: MethodCall) -> JsonObject:
+    """Adds a message to a session as if the agent had sent it. No model is called."""
+    session = await call.session()
+    message = AssistantMessage(
+        content=(Text(call.params.text("message")),),
         provider="gateway",
         model="injected",
         at=time.time(),
     )
-    run_id = await gateway.host.runtime.care.inject(session, said)
-    told: JsonObject = {"role": "assistant", "text": given.text("message"), "runId": run_id}
-    gateway.broadcast("session.message", {"sessionKey": session.key, **told}, session.key)
+    run_id = await call.runtime.care.inject(session, message)
+    about: JsonObject = {"role": "assistant", "text": call.params.text("message"), "runId": run_id}
+    call.gateway.broadcast("session.message", {"sessionKey": session.key, **about}, session.key)
     return {"runId": run_id, "sessionKey": session.key}
 
 

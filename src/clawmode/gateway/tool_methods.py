@@ -1,4 +1,4 @@
-"""`tools.*`: which tools there are, what of them a session has, and calls without a model."""
+"""The methods `tools.*`: the catalog, the tools of a session, calls without a model."""
 
 import uuid
 from collections.abc import Iterable
@@ -7,32 +7,29 @@ from clawmode.agent.requests import AgentRequest
 from clawmode.agent.run import SessionRun
 from clawmode.catalog.catalog import CONTROL_NAMES, EXEC, WAIT, Catalog, exposed_name
 from clawmode.exceptions import AmbiguousTool, UnknownTool
-from clawmode.gateway.clients import Client
-from clawmode.gateway.gateway import Gateway
 from clawmode.gateway.methods import (
     ANYTHING,
     BOOLEAN,
     NAME,
     OBJECT,
     STRING,
-    Params,
-    agent_of,
+    MethodCall,
     method,
     params,
 )
 from clawmode.rpc.protocol import RpcError
 from clawmode.tools.executor import Call, CallEvent, CallState, Executor, ToolFailure
-from clawmode.tools.tool import Tool, ToolResult
+from clawmode.tools.tool import Tool
 from clawmode.types import JsonObject, JsonValue
 
 MAX_OUTPUT = 4 << 20
-"""Bytes of an output, which the ledger keeps too."""
+"""The largest output of a call, in bytes: the ledger stores it as well."""
 
 CONTROLS = frozenset({"exec", "wait", EXEC.id, WAIT.id, *CONTROL_NAMES})
 
 
 def describe(tool: Tool, schemas: bool) -> JsonObject:
-    """A tool as clients see it."""
+    """Returns a tool as clients see it."""
     about: JsonObject = {
         "id": tool.id,
         "name": tool.name,
@@ -46,32 +43,32 @@ def describe(tool: Tool, schemas: bool) -> JsonObject:
     return about | {"parameters": dict(tool.parameters)} if schemas else about
 
 
-def _listed(tools: Iterable[Tool], given: Params) -> list[JsonValue]:
-    schemas = given.flag("schemas")
+def _listed(tools: Iterable[Tool], call: MethodCall) -> list[JsonValue]:
+    schemas = call.params.flag("schemas")
     return [describe(tool, schemas) for tool in sorted(tools, key=lambda tool: tool.id)]
 
 
-def _request(gateway: Gateway, client: Client, given: Params) -> AgentRequest:
+def _request(call: MethodCall) -> AgentRequest:
     return AgentRequest(
-        agent_id=agent_of(gateway, given),
-        session_key=given.text("sessionKey"),
-        sender=client.principal,
+        agent_id=call.agent_id(),
+        session_key=call.params.text("sessionKey"),
+        sender=call.client.principal,
     )
 
 
-# ---- What there is ----
+# ---- Listings ----
 
 
-async def _catalog(gateway: Gateway, client: Client, given: Params) -> JsonObject:
-    async with gateway.host.runtime.preview_run(_request(gateway, client, given)) as run:
+async def _catalog(call: MethodCall) -> JsonObject:
+    async with call.runtime.preview_run(_request(call)) as run:
         run.activate()
         tools = run.offered()
-    return {"agentId": run.settings.agent_id, "tools": _listed(tools, given)}
+    return {"agentId": run.settings.agent_id, "tools": _listed(tools, call)}
 
 
-async def _effective(gateway: Gateway, client: Client, given: Params) -> JsonObject:
-    """What the policy leaves for whoever asks, and what of that the model would see."""
-    async with gateway.host.runtime.preview_run(_request(gateway, client, given)) as run:
+async def _effective(call: MethodCall) -> JsonObject:
+    """Returns the tools that the policy allows, and those of them that the model would see."""
+    async with call.runtime.preview_run(_request(call)) as run:
         surface = run.activate()
         offered = run.offered()
     policy, model = run.settings.policy, run.settings.models[0]
@@ -85,91 +82,94 @@ async def _effective(gateway: Gateway, client: Client, given: Params) -> JsonObj
         "model": f"{model.provider}/{model.name}",
         "codeMode": surface.code_mode,
         "visible": visible,
-        "tools": _listed(surface.tools, given),
-        "denied": [{"id": it, "reason": why} for it, why in sorted(reasons.items()) if why],
+        "tools": _listed(surface.tools, call),
+        "denied": [{"id": name, "reason": why} for name, why in sorted(reasons.items()) if why],
     }
 
 
 # ---- Calls ----
 
 
-async def _invoke(gateway: Gateway, client: Client, given: Params) -> JsonObject:
-    """Makes one call on the path of all calls; a refusal of it is an answer."""
-    runtime = gateway.host.runtime
-    async with runtime.preview_run(_request(gateway, client, given), create=True) as run:
-        tool = _find(run, given.text("name"))
+async def _invoke(call: MethodCall) -> JsonObject:
+    """Calls a tool through the executor, as a model does. A denied call is a result, no error."""
+    runtime = call.runtime
+    async with runtime.preview_run(_request(call), create=True) as run:
+        tool = _find(run, call.params.text("name"))
         executor = Executor(run.settings.policy, runtime.hooks, runtime.approvals)
-        executor.watchers.append(lambda event: _tell(gateway, run, event))
-        call = Call(
+        executor.watchers.append(lambda event: _broadcast(call, run, event))
+        tool_call = Call(
             id=f"inv_{uuid.uuid4().hex}",
             tool=tool,
-            input=given.object("args"),
+            input=call.params.object("args"),
             run=run.context,
-            on_state=_wait if given.flag("confirm", True) else _refuse_to_wait,
+            on_state=_allow if call.params.flag("confirm", True) else _reject_approval,
         )
         try:
-            return {"ok": True, "toolName": tool.name, "output": _output(await executor.call(call))}
+            result = await executor.call(tool_call)
+            if (size := len(result.encoded)) > MAX_OUTPUT:
+                text = f"the output has {size} bytes; at most {MAX_OUTPUT} are returned"
+                raise ToolFailure("output_limit_exceeded", text)
+            return {"ok": True, "toolName": tool.name, "output": result.value}
         except ToolFailure as failure:
             error: JsonObject = {"code": failure.code, "message": str(failure)}
             return {"ok": False, "toolName": tool.name, "error": error}
 
 
-async def _wait(state: CallState) -> None:
-    """A person may take their time."""
+async def _allow(state: CallState) -> None:
+    """Lets the call wait for a person."""
 
 
-async def _refuse_to_wait(state: CallState) -> None:
+async def _reject_approval(state: CallState) -> None:
     if state == "approval":
-        raise ToolFailure("requires_approval", "this call needs approval, and none was asked for")
-
-
-def _output(result: ToolResult) -> JsonValue:
-    if len(result.encoded) > MAX_OUTPUT:
-        text = f"the output has {len(result.encoded)} bytes: up to {MAX_OUTPUT} are passed on"
-        raise ToolFailure("output_limit_exceeded", text)
-    return result.value
+        text = "this call needs approval, and `confirm` is false"
+        raise ToolFailure("requires_approval", text)
 
 
 def _find(run: SessionRun, name: str) -> Tool:
-    """The tool with this id or name: of those that are allowed, else one that is denied."""
+    """Returns the tool with this id or name: an allowed one, else a denied one.
+
+    A denied tool is returned so that the executor rejects the call with the reason.
+    """
     surface = run.activate()
     for tools in (surface.tools, run.offered()):
         try:
             return Catalog(tools).resolve(name, include_mcp=True)
         except AmbiguousTool as error:
             ids = list[JsonValue](error.ids)
-            text = f"several tools are named {name[:80]!r}: give an id"
+            text = f"several tools are named {name[:80]!r}: use one of the ids in `details`"
             raise RpcError("INVALID_REQUEST", text, field="name", details={"ids": ids}) from None
         except UnknownTool as error:
             near = list[JsonValue](error.ids)
     if name in CONTROLS:
-        text = f"{name!r} is for programs of a model, and is not called from outside"
+        text = f"{name!r} runs programs of a model, and cannot be called by clients"
         raise RpcError("INVALID_REQUEST", text, field="name")
     text = f"there is no tool {name[:80]!r}"
     raise RpcError("NOT_FOUND", text, field="name", details={"near": near})
 
 
-def _tell(gateway: Gateway, run: SessionRun, event: CallEvent) -> None:
-    """Whoever follows the session sees the call, as those of models."""
+def _broadcast(call: MethodCall, run: SessionRun, event: CallEvent) -> None:
+    """Sends an event of the call to clients that follow the session."""
+    # Updates may come from a thread of the tool, where nothing can be sent.
     if event.phase == "update":
-        return  # it may come from a thread
+        return
     key = run.session.key
-    about: JsonObject = {"phase": event.phase, "callId": event.call_id, "name": event.tool_id}
+    about: JsonObject = {"sessionKey": key, "trigger": "tools.invoke"}
+    about |= {"phase": event.phase, "callId": event.call_id, "name": event.tool_id}
     if event.phase == "end":
         about |= {"state": event.state, "ms": round(event.seconds * 1000)}
         about |= {"isError": event.state != "completed"}
-    gateway.broadcast("session.tool", {"sessionKey": key, "trigger": "tools.invoke", **about}, key)
+    call.gateway.broadcast("session.tool", about, key)
 
 
-async def _result(gateway: Gateway, client: Client, given: Params) -> JsonObject:
-    """Takes what came of a call of the client's own tool."""
-    error = given.text("error") if "error" in given else None
-    if (error is None) == ("result" not in given):
-        text = "one of `result` and `error` is needed"
+async def _result(call: MethodCall) -> JsonObject:
+    """Accepts the result of a call of the client's own tool."""
+    error = call.params.text("error") if "error" in call.params else None
+    if (error is None) == ("result" not in call.params):
+        text = "exactly one of `result` and `error` is required"
         raise RpcError("INVALID_REQUEST", text, field="result")
-    call_id = given.text("callId")
-    if not gateway.client_tools.answer(client, call_id, given.get("result"), error):
-        text = f"no call {call_id[:80]!r} of yours waits for an answer"
+    call_id = call.params.text("callId")
+    if not call.gateway.client_tools.answer(call.client, call_id, call.params.get("result"), error):
+        text = f"no call {call_id[:80]!r} of this client waits for a result"
         raise RpcError("NOT_FOUND", text, field="callId")
     return {"callId": call_id}
 
