@@ -73,7 +73,7 @@ def test_the_list_tells_why_a_plugin_is_not_loaded(tmp_path: Path) -> None:
     found = {each["id"]: each for each in answer(done)["plugins"]}
     assert "no luck" in found["bad"]["problem"]
     assert (found["off"]["enabled"], found["off"]["problem"]) == (False, None)
-    assert "no such plugin" in found["gone"]["problem"]
+    assert "was not found" in found["gone"]["problem"]
     table = plugins(tmp_path, "list").stdout
     assert "\x1b" not in table
     assert "ValueError: \\u001b[2J no luck" in table
@@ -149,7 +149,7 @@ def test_a_check_says_what_is_wrong_with_status_1(tmp_path: Path) -> None:
     (plugin(tmp_path / "garden", tools=["dig"]) / "notes.txt").write_text("")
     done = plugins(tmp_path, "check", "./garden")
     assert done.returncode == 1
-    assert "wrong: its manifest has the tool 'dig'" in done.stdout
+    assert "wrong: the manifest lists the tool 'dig'" in done.stdout
     (tmp_path / "garden" / MANIFEST).write_text('{"id": 1, "tols": 2}')
     (report,) = answer(plugins(tmp_path, "check", "garden", "--json"))["plugins"]
     assert "'tols'" in report["faults"][0]

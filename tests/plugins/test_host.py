@@ -111,11 +111,11 @@ def test_a_failure_is_told_with_its_place_in_the_plugin(tmp_path: Path) -> None:
 
 def test_a_manifest_bounds_what_a_plugin_may_bring(tmp_path: Path) -> None:
     plugin(tmp_path / "garden", tools=["prune"])
-    assert "not among the tools" in (only(host(tmp_path)).problem or "")
+    assert "does not list" in (only(host(tmp_path)).problem or "")
     plugin(tmp_path / "b" / "garden", hooks=[])
-    assert "not among the hooks" in (only(host(tmp_path / "b")).problem or "")
+    assert "does not list" in (only(host(tmp_path / "b")).problem or "")
     plugin(tmp_path / "c" / "garden", namespaces=["orchard"])
-    assert "not among the namespaces" in (only(host(tmp_path / "c")).problem or "")
+    assert "does not list" in (only(host(tmp_path / "c")).problem or "")
 
 
 def test_settings_switch_it_off_and_are_checked_against_its_schema(tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_settings_switch_it_off_and_are_checked_against_its_schema(tmp_path: Pat
 
 def test_one_that_is_configured_and_missing_is_told(tmp_path: Path) -> None:
     view = only(host(tmp_path, nowhere={"enabled": True}))
-    assert (view.id, view.problem) == ("nowhere", "it is configured, and there is no such plugin")
+    assert (view.id, view.problem) == ("nowhere", "the plugin is configured, but was not found")
 
 
 def test_two_plugins_may_have_modules_of_one_name(tmp_path: Path) -> None:
@@ -161,12 +161,12 @@ def test_the_modules_of_a_plugin_import_one_another(tmp_path: Path) -> None:
 
 def test_an_entry_that_would_have_to_be_awaited_is_refused(tmp_path: Path) -> None:
     plugin(tmp_path / "garden", "async def register(api): pass")
-    assert "no plain function" in (only(host(tmp_path)).problem or "")
+    assert "not a plain (not async) function" in (only(host(tmp_path)).problem or "")
 
 
 def test_a_module_that_is_not_there_is_named(tmp_path: Path) -> None:
     plugin(tmp_path / "garden", entry="other:register")
-    assert only(host(tmp_path)).problem == "its module 'other' is not there"
+    assert only(host(tmp_path)).problem == "the plugin has no module 'other'"
 
 
 def test_a_folder_that_is_not_there_is_told(tmp_path: Path) -> None:
@@ -185,21 +185,21 @@ def test_nothing_can_be_brought_later(tmp_path: Path) -> None:
     plugin(tmp_path / "garden", "APIS = []\ndef register(api): APIS.append(api)")
     assert only(host(tmp_path)).loaded
     (api,) = sys.modules["clawmode_plugin_garden.main"].APIS
-    with pytest.raises(PluginError, match="when it is loaded"):
+    with pytest.raises(PluginError, match="only while its entry function runs"):
         api.hook("agent_end", print)
 
 
 @pytest.mark.parametrize(
     ("manifest", "why"),
     [
-        ([], "found no object"),
+        ([], "expected a JSON object"),
         ({}, "id: expected a text"),
         ({"id": "../x", "entry": "a:b"}, "id: expected"),
         ({"id": "x", "entry": "a b"}, "entry: expected module:function"),
         ({"id": "x"}, "nothing to load"),
-        ({"id": "x", "skills": ["../up"]}, "inside of the plugin"),
-        ({"id": "x", "skills": ["/etc"]}, "inside of the plugin"),
-        ({"id": "x", "entry": "a:b", "tols": []}, "'tols' is not known"),
+        ({"id": "x", "skills": ["../up"]}, "inside the folder of the plugin"),
+        ({"id": "x", "skills": ["/etc"]}, "inside the folder of the plugin"),
+        ({"id": "x", "entry": "a:b", "tols": []}, "'tols' is not a known key"),
         ({"id": "x", "entry": "a:b", "tools": [1]}, "a list of texts"),
     ],
 )
@@ -221,5 +221,5 @@ def test_a_broken_manifest_is_told_and_hurts_no_other(tmp_path: Path) -> None:
     plugin(tmp_path / "garden")
     plugins = host(tmp_path)
     bad, garden = plugins.load()
-    assert "no JSON" in (bad.problem or "")
+    assert "not valid JSON" in (bad.problem or "")
     assert garden.loaded

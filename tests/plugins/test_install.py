@@ -376,7 +376,7 @@ async def test_an_address_is_said_to_be_one(tmp_path: Path) -> None:
     with pytest.raises(InstallRefused) as caught:
         await installer(tmp_path).install("https://example.org/x.zip")
     assert caught.value.code == "unsupported"
-    assert "'https://example.org/x.zip' is an address: download the archive" in str(caught.value)
+    assert "'https://example.org/x.zip' is a URL: download the archive" in str(caught.value)
 
 
 async def test_one_of_the_configuration_is_not_installed_over(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from clawmode.commands.options import (
 if TYPE_CHECKING:
     from clawmode.app.console import ProgramOutput
     from clawmode.app.setup import Setup
-    from clawmode.plugins.install import Installed, Installer
+    from clawmode.plugins.install import Installer, InstallResult
 
 app = new_app("Look at plugins, install and remove them.")
 
@@ -135,7 +135,7 @@ def check_plugins(
     raise typer.Exit(FAILED if any(report.faults for report in found) else 0)
 
 
-async def _install(installer: "Installer", source: str) -> "Installed":
+async def _install(installer: "Installer", source: str) -> "InstallResult":
     from clawmode.terminal.interrupts import interruptible
 
     async with interruptible():

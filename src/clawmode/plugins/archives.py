@@ -1,7 +1,7 @@
-"""Folders and archives, read into a stage. What is neither file nor folder is refused.
+"""Copies folders and archives into a stage; everything but plain files and folders is rejected.
 
-Sizes in headers are not believed: what comes out is counted as it comes. Nothing is extracted by a
-library: the names of an archive are only ever those that a stage has checked.
+Sizes in headers are not trusted: bytes are counted as they are unpacked. No library extracts files
+on its own: only names that the stage has checked are used.
 """
 
 import gzip
@@ -18,34 +18,37 @@ from clawmode.plugins.staging import InstallRefused, Stage
 
 CHUNK = 64 << 10
 HEADERS = 16 << 20
-"""What a tar may have beside the contents of files: headers, long names, padding."""
+"""Bytes that a tar may have besides file contents: headers, long names, padding."""
 
 SUFFIXES = (".zip", ".tar.gz", ".tgz")
 
 
 def fill(stage: Stage, source: Path) -> None:
-    """Lays out a folder or an archive.
+    """Copies a folder or an archive into the stage.
 
     Raises:
-        InstallRefused: There is none, or it holds what must not be staged.
+        InstallRefused: The source does not exist, or contains something that is not allowed.
     """
     try:
         if source.is_dir():
             _fill_from_folder(stage, source)
         elif not source.exists():
-            raise InstallRefused("not_found", f"there is no {str(source)!r}")
+            raise InstallRefused("not_found", f"there is no file or folder {str(source)!r}")
         elif source.name.lower().endswith(SUFFIXES):
             _fill_from_archive(stage, source)
         else:
             known = ", ".join(SUFFIXES)
-            raise InstallRefused("unsupported", f"{source.name!r} is neither a folder nor {known}")
+            raise InstallRefused(
+                "unsupported",
+                f"{source.name!r} is not a folder, and its name does not end in one of {known}",
+            )
     except OSError as error:
         reason = error.strerror or str(error)
-        raise InstallRefused("damaged", f"{source} cannot be staged: {reason}") from None
+        raise InstallRefused("damaged", f"{source} cannot be read: {reason}") from None
 
 
 def stem_of(source: Path) -> str:
-    """What a source is called, without the ending of an archive."""
+    """Returns the name of a source without the suffix of an archive."""
     ending = next((each for each in SUFFIXES if source.name.lower().endswith(each)), "")
     return source.name if source.is_dir() else source.name[: len(source.name) - len(ending)]
 
@@ -70,18 +73,18 @@ def _fill_from_folder(stage: Stage, source: Path) -> None:
 
 def _copy(stage: Stage, path: str, name: str, folder: int) -> None:
     _check_mode(path, os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
-    # Meanwhile it may have become something else: no link is followed, nothing is waited for.
+    # The file may be replaced between `stat` and `open`: follow no link, block on no pipe.
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     with open(os.open(name, flags, dir_fd=folder), "rb") as file:
         mode = os.fstat(file.fileno()).st_mode
         if not stat.S_ISREG(mode):
-            raise InstallRefused("special_file", f"{path[:80]!r} is no file")
+            raise InstallRefused("special_file", f"{path[:80]!r} is not a plain file")
         stage.add_file(path, _chunks(file), executable=bool(mode & stat.S_IXUSR))
 
 
 def _check_mode(path: str, mode: int) -> None:
     if stat.S_ISLNK(mode):
-        raise InstallRefused("link", f"{path[:80]!r} is a link: put there what it leads to")
+        raise InstallRefused("link", f"{path[:80]!r} is a link: replace it by the file itself")
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
         raise InstallRefused("special_file", f"{path[:80]!r} is neither a file nor a folder")
 
@@ -102,10 +105,10 @@ def _fill_from_archive(stage: Stage, source: Path) -> None:
     with open(os.open(source, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
         about = os.fstat(file.fileno())
         if not stat.S_ISREG(about.st_mode):
-            raise InstallRefused("unsupported", f"{source.name!r} is no file")
+            raise InstallRefused("unsupported", f"{source.name!r} is not a plain file")
         if about.st_size > stage.limits.archive_bytes:
             limit = stage.limits.archive_bytes
-            raise InstallRefused("too_large", f"{source.name!r} is over {limit} bytes")
+            raise InstallRefused("too_large", f"{source.name!r} is larger than {limit} bytes")
         try:
             if source.name.lower().endswith(".zip"):
                 _fill_from_zip(stage, file)
@@ -113,17 +116,19 @@ def _fill_from_archive(stage: Stage, source: Path) -> None:
                 _fill_from_tar(stage, file)
         except InstallRefused:
             raise
-        except Exception as error:  # the readers raise whatever they stumble over
+        except Exception as error:  # zipfile and tarfile raise many types for damaged files
             reason = str(error) or type(error).__name__
-            text = f"{source.name!r} cannot be staged: {reason[:200]}"
+            text = f"{source.name!r} cannot be read: {reason[:200]}"
             raise InstallRefused("damaged", text) from None
 
 
 def _fill_from_zip(stage: Stage, file: BinaryIO) -> None:
     with zipfile.ZipFile(file) as archive:
         for info in archive.infolist():
-            if "\0" in info.orig_filename:  # the rest of it would not be looked at
-                raise InstallRefused("unsafe_name", f"{info.orig_filename[:80]!r} is no name")
+            if "\0" in info.orig_filename:  # zipfile cuts the name at the NUL
+                raise InstallRefused(
+                    "unsafe_name", f"{info.orig_filename[:80]!r} is not a file name"
+                )
             mode = info.external_attr >> 16
             if stat.S_IFMT(mode):
                 _check_mode(info.filename, mode)
@@ -136,7 +141,9 @@ def _fill_from_zip(stage: Stage, file: BinaryIO) -> None:
                 zipfile.ZIP_STORED,
                 zipfile.ZIP_DEFLATED,
             ):
-                raise InstallRefused("unsupported", "it is encrypted, or packed in a rare way")
+                raise InstallRefused(
+                    "unsupported", "the archive is encrypted, or uses an unknown compression method"
+                )
             with archive.open(info) as content:
                 stage.add_file(
                     info.filename, _chunks(content), executable=bool(mode & stat.S_IXUSR)
@@ -144,14 +151,14 @@ def _fill_from_zip(stage: Stage, file: BinaryIO) -> None:
 
 
 def _fill_from_tar(stage: Stage, file: BinaryIO) -> None:
-    # As a stream: nothing in it can send the reader back, and all that comes out is counted.
-    unpacked = _Bounded(gzip.GzipFile(fileobj=file), stage.limits.total_bytes + HEADERS)
+    # As a stream: no header can make the reader seek, and all unpacked bytes are counted.
+    unpacked = _BoundedStream(gzip.GzipFile(fileobj=file), stage.limits.total_bytes + HEADERS)
     with tarfile.open(fileobj=unpacked, mode="r|") as archive:
         for info in archive:
             if info.issym() or info.islnk():
                 raise InstallRefused("link", f"{info.name[:80]!r} is a link")
             if not info.isdir() and (not info.isreg() or info.issparse()):
-                raise InstallRefused("special_file", f"{info.name[:80]!r} is no plain file")
+                raise InstallRefused("special_file", f"{info.name[:80]!r} is not a plain file")
             if not stage.wants(info.name):
                 continue
             if info.isdir():
@@ -162,8 +169,8 @@ def _fill_from_tar(stage: Stage, file: BinaryIO) -> None:
             stage.add_file(info.name, _chunks(content), executable=bool(info.mode & stat.S_IXUSR))
 
 
-class _Bounded(io.RawIOBase):
-    """A stream that gives so many bytes and no more: headers can be bombs too."""
+class _BoundedStream(io.RawIOBase):
+    """A stream with a size limit, because headers can be decompression bombs too."""
 
     def __init__(self, inner: io.BufferedIOBase, limit: int) -> None:
         super().__init__()
@@ -174,5 +181,5 @@ class _Bounded(io.RawIOBase):
         data = self._inner.read(CHUNK if size < 0 else size)
         self._left -= len(data)
         if self._left < 0:
-            raise InstallRefused("too_large", "it is too large, once it is unpacked")
+            raise InstallRefused("too_large", "the archive is too large when unpacked")
         return data

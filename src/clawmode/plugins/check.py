@@ -1,4 +1,4 @@
-"""What is wrong with a plugin beyond that it does not load: promises it does not keep."""
+"""Checks plugins: whether they load, and whether they keep what their manifest promises."""
 
 import os
 from collections.abc import Iterable, Mapping
@@ -21,10 +21,10 @@ from clawmode.types import JsonObject, JsonValue
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A plugin, and all that is wrong with it.
+    """The result of checking a plugin.
 
     Attributes:
-        faults: The view's problem, or what is wrong with what it brings.
+        faults: Why the plugin does not load, or the problems of what it registered.
         skills: The names of its skills.
     """
 
@@ -33,13 +33,12 @@ class Report:
     skills: list[str] = field(default_factory=list[str])
 
     def to_json(self) -> JsonObject:
-        """For programs."""
         lists = {"skills": self.skills, "faults": self.faults}
         return self.view.to_json() | {key: list[JsonValue](it) for key, it in lists.items()}
 
 
 def report(plugins: Plugins, view: PluginView) -> Report:
-    """Looks at a plugin that `plugins` has loaded, or has failed to."""
+    """Checks a plugin that `plugins` has loaded, or failed to load."""
     if view.problem is not None or not view.loaded:
         return Report(view, [] if view.problem is None else [view.problem])
     own = [tool for tool in plugins.tools if tool.owner == view.id]
@@ -47,17 +46,19 @@ def report(plugins: Plugins, view: PluginView) -> Report:
     found = SkillLoader(tuple(Path(view.folder, name) for name in view.skills)).load()
     faults += found.notes
     if view.skills and not found.skills and not found.notes:
-        faults.append(f"there is no skill in {', '.join(view.skills)}: a folder with a SKILL.md")
+        faults.append(
+            f"there is no skill in {', '.join(view.skills)}: a skill is a folder with a SKILL.md"
+        )
     return Report(view, faults, [skill.name for skill in found.skills])
 
 
 def reports(plugins: Plugins, which: str, settings: Mapping[str, JsonValue]) -> list[Report]:
-    """Looks at plugins: at all of them, at one by its id, or at that of a folder.
+    """Checks all plugins, one plugin by its id, or the plugin in a folder.
 
     Args:
-        plugins: Those of the configuration, loaded.
-        which: An id, a folder, or nothing. What has a separator in it is a folder.
-        settings: By id, as `Plugins` takes them.
+        plugins: The loaded plugins of the configuration.
+        which: An id or a folder; empty for all. A text with a path separator is a folder.
+        settings: The settings by id, in the form that `Plugins` takes.
 
     Raises:
         PluginError: There is no such plugin.
@@ -67,7 +68,7 @@ def reports(plugins: Plugins, which: str, settings: Mapping[str, JsonValue]) -> 
         return [report(plugins, view) for view in views]
     folder = Path(os.path.expanduser(which))
     if not os.path.isdir(folder):
-        raise PluginError(f"there is no plugin {which[:80]!r}, and no such folder")
+        raise PluginError(f"there is no plugin and no folder {which[:80]!r}")
     try:
         known = settings.get(manifests.load(folder).id)
     except PluginError:
@@ -76,12 +77,12 @@ def reports(plugins: Plugins, which: str, settings: Mapping[str, JsonValue]) -> 
 
 
 def try_out(folder: Path, config: JsonValue, others: Plugins | None = None) -> Report:
-    """Loads the plugin of a folder, looks at it, and takes everything back. Runs its code.
+    """Loads the plugin in a folder, checks it, and unloads it. This runs the plugin's code.
 
     Args:
-        folder: Where its manifest is.
-        config: Its settings.
-        others: Plugins whose namespaces it has to get along with, but for one of its own id.
+        folder: The folder with the manifest.
+        config: The settings of the plugin.
+        others: Other plugins, whose namespaces must not clash; one with the same id is ignored.
     """
     try:
         plugin_id = manifests.load(folder).id
@@ -115,7 +116,7 @@ def _missing(plugins: Plugins, view: PluginView) -> Iterable[str]:
     ):
         for name in names or ():
             if name not in brought:
-                yield f"its manifest has the {what} {name!r}, and it brings none of this name"
+                yield f"the manifest lists the {what} {name!r}, but the plugin does not register it"
 
 
 def _bad_schemas(tools: Iterable[Tool]) -> Iterable[str]:
@@ -123,7 +124,7 @@ def _bad_schemas(tools: Iterable[Tool]) -> Iterable[str]:
         try:
             validate(tool, {})
         except InvalidSchema as error:
-            yield f"no input of the tool {tool.name!r} can be checked: {error}"
+            yield f"the schema of the tool {tool.name!r} cannot be used: {error}"
 
 
 def _bad_namespaces(plugins: Plugins, view: PluginView, tools: list[Tool]) -> Iterable[str]:
@@ -131,9 +132,9 @@ def _bad_namespaces(plugins: Plugins, view: PluginView, tools: list[Tool]) -> It
     seen = {each.id for each in own}
     for name in view.namespaces:
         if name not in seen:
-            yield f"no program sees the namespace {name!r}: it requires tools that are not there"
+            yield f"no program sees the namespace {name!r}: it requires tools that do not exist"
     for each in own:
         try:
             NamespaceRuntime([each], tools, NamespaceContext(RunContext())).descriptors()
         except ClawmodeError as error:
-            yield f"the namespace {each.id!r} cannot be made: {error}"
+            yield f"the namespace {each.id!r} cannot be created: {error}"

@@ -1,12 +1,12 @@
-"""Installing plugins and skills: staged, decided about, tried out, put in their place; removing.
+"""Installs, updates and removes plugins and skills, in these steps.
 
-    stage           a private copy below the state folder; what is hostile is refused
-    policy          `security.installPolicy`, the operator's word
-    before_install  the hooks of the plugins that are loaded in this process
-    try out         a plugin's code runs for the first time, and all it brings is taken back
-    put             one step: whoever looks sees the old version or the new one
+    stage           makes a private copy below the state folder; rejects hostile files
+    policy          asks `security.installPolicy`
+    before_install  asks the hooks of the loaded plugins
+    try out         loads the plugin, which runs its code for the first time, and unloads it
+    put             moves the copy into place in one step: readers see the old version or the new
 
-An update goes the same way. Whatever says no leaves everything as it was.
+An update takes the same steps. A refusal at any step leaves everything unchanged.
 """
 
 import contextlib
@@ -43,12 +43,12 @@ STAGING = "staging"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Installed:
-    """What was installed.
+class InstallResult:
+    """The result of an installation.
 
     Attributes:
-        replaced: The version that was there before; None if none was.
-        notes: What is wrong with it, though it loads; or that it was not tried out.
+        replaced: The version that was installed before, or None.
+        notes: Problems of a plugin that loads; or a remark that its code was not tried out.
     """
 
     kind: Kind
@@ -59,7 +59,6 @@ class Installed:
     notes: tuple[str, ...] = ()
 
     def to_json(self) -> JsonObject:
-        """For programs."""
         return {
             "kind": self.kind,
             "name": self.name,
@@ -72,10 +71,10 @@ class Installed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Installer:
-    """Installs into a state folder.
+    """Installs plugins and skills into a state folder.
 
     Attributes:
-        plugins: Those of this process, loaded: their hooks have a say.
+        plugins: The loaded plugins of this process; their `before_install` hooks are asked.
     """
 
     configuration: "Configuration"
@@ -83,14 +82,14 @@ class Installer:
     plugins: Plugins
     limits: Limits = field(default_factory=Limits)
 
-    async def install(self, source: str) -> Installed:
+    async def install(self, source: str) -> InstallResult:
         """Installs or updates a plugin or a skill from a folder or an archive.
 
         Raises:
-            InstallRefused: It is not installed, and all is as it was.
-            ConfigurationError: The policy cannot be meant.
+            InstallRefused: Nothing was installed, and nothing has changed.
+            ConfigurationError: `security.installPolicy` is not valid.
         """
-        with told_trouble(), workshop(self.state) as place:
+        with os_errors_refused(), workshop(self.state) as place:
             staged = await to_thread.run_sync(stage, source, place, self.limits)
             material = self._with_predecessor(staged)
             await self._permit(material)
@@ -108,14 +107,14 @@ class Installer:
         return replace(material, replaces="")
 
     def _target(self, material: Material) -> Path:
-        """Where it belongs; one that was put below the state by hand keeps its place."""
+        """Returns the folder to install to; a plugin that a user copied there keeps its folder."""
         if material.kind == "skill":
             return self.state / SKILLS / material.name
         for view in self.plugins.views:
             elsewhere = Path(view.folder).parent != self.state / FOLDER
             if view.id == material.name and view.folder and elsewhere:
-                text = f"there is a plugin {view.id!r} at {view.folder}, which would win over it"
-                raise InstallRefused("not_ours", f"{text}: take that one out first")
+                text = f"the plugin {view.id!r} at {view.folder} would take precedence"
+                raise InstallRefused("not_ours", f"{text}: remove that one first")
         places = installed_in(self.state)
         target = places.get(material.name, self.state / FOLDER / material.name)
         other = next((name for name, path in places.items() if path == target), material.name)
@@ -126,7 +125,7 @@ class Installer:
     async def _permit(self, material: Material) -> None:
         refusal = await install_policy.decide(self.configuration.security.install_policy, material)
         if refusal is not None:
-            raise InstallRefused("policy", f"the operator does not want it: {refusal}")
+            raise InstallRefused("policy", f"the policy of the operator refuses it: {refusal}")
         event = Install(
             kind=material.kind,
             name=material.name,
@@ -136,29 +135,29 @@ class Installer:
         )
         refusal = await AgentHooks(self.plugins.hooks).inspect_install(event)
         if refusal is not None:
-            raise InstallRefused("hook", f"a before_install hook does not want it: {refusal}")
+            raise InstallRefused("hook", f"a before_install hook refuses it: {refusal}")
 
     def _try_out(self, material: Material) -> list[str]:
-        """What is wrong with a plugin that loads. The first time that its code runs."""
+        """Returns the problems of a plugin that loads. Its code runs here for the first time."""
         if material.kind == "skill":
             return []
         known = settings_of(self.configuration).get(material.name)
         settings = known if isinstance(known, dict) else {}
         if not self.configuration.plugins.enabled or settings.get("enabled") is False:
-            return ["it is disabled in the configuration: its code was not tried out"]
+            return ["the plugin is disabled in the configuration, so its code was not tried out"]
         found = check.try_out(material.folder, settings.get("config"), self.plugins)
         faults = [text.replace(f"{material.folder}{os.sep}", "") for text in found.faults]
         if found.view.problem is not None:
-            raise InstallRefused("does_not_load", f"it does not load: {'; '.join(faults)}")
+            raise InstallRefused("does_not_load", f"the plugin does not load: {'; '.join(faults)}")
         for cache in sorted(material.folder.rglob("__pycache__")):
             shutil.rmtree(cache, ignore_errors=True)
         return faults
 
-    def _put(self, material: Material, place: Path, notes: tuple[str, ...]) -> Installed:
+    def _put(self, material: Material, place: Path, notes: tuple[str, ...]) -> InstallResult:
         target = self._target(material)
         target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         replacing.put(material.folder, target, place / "replaced")
-        return Installed(
+        return InstallResult(
             kind=material.kind,
             name=material.name,
             version=material.version,
@@ -172,18 +171,18 @@ class Installer:
 
 
 def stage(given: str, place: Path, limits: Limits) -> Material:
-    """Lays out a source, and finds out what it is.
+    """Copies a folder or an archive to the staging folder, and reads its manifest.
 
     Raises:
-        InstallRefused: It is hostile, too large, or neither a plugin nor a skill.
+        InstallRefused: The source is hostile, too large, or neither a plugin nor a skill.
     """
     if "://" in given and not os.path.exists(given):
-        text = f"{given[:200]!r} is an address: download the archive, and install the file"
+        text = f"{given[:200]!r} is a URL: download the archive, and install the file"
         raise InstallRefused("unsupported", text)
     try:
         source = Path(os.path.realpath(os.path.expanduser(given)))
     except ValueError:  # a NUL in the name
-        raise InstallRefused("not_found", f"there is no {given[:80]!r}") from None
+        raise InstallRefused("not_found", f"there is no file or folder {given[:80]!r}") from None
     base = place / "staged"
     base.mkdir(mode=0o700)
     name = re.sub(r"[^A-Za-z0-9._-]", "-", archives.stem_of(source)).lstrip("._-")[:64]
@@ -198,13 +197,13 @@ def stage(given: str, place: Path, limits: Limits) -> Material:
 
 
 def _root(folder: Path) -> Path:
-    """The folder with the manifest: the top one, or the only one in it."""
+    """Returns the folder with the manifest: the top folder, or the only folder in it."""
     inside = list(folder.iterdir())
     for each in (folder, *(inside if len(inside) == 1 else ())):
         if (each / manifests.FILE).is_file() or (each / SKILL_FILE).is_file():
             return each
-    text = f"it has neither a {manifests.FILE} nor a {SKILL_FILE}"
-    raise InstallRefused("no_manifest", f"{text}, at its top or in the one folder there")
+    text = f"there is neither a {manifests.FILE} nor a {SKILL_FILE}"
+    raise InstallRefused("no_manifest", f"{text} at the top, or in the only folder there")
 
 
 def _plugin(folder: Path) -> Material:
@@ -241,18 +240,20 @@ def _skill(folder: Path) -> Material:
 
 @contextmanager
 def workshop(state: Path) -> Iterator[Path]:
-    """A private folder below the state, while nobody else installs or removes.
+    """Yields a private folder below the state folder, under the lock of installations.
 
     Raises:
-        InstallRefused: Somebody does.
+        InstallRefused: Another process is installing or removing something.
     """
     place = state / STAGING
     with ExitStack() as held:
         try:
             held.enter_context(file_lock(place / ".lock", wait=False))
         except BlockingIOError:
-            raise InstallRefused("busy", "something else is being installed or removed") from None
-        for left in place.glob("install-*"):  # by a process that was killed
+            raise InstallRefused(
+                "busy", "another process is installing or removing something: try again later"
+            ) from None
+        for left in place.glob("install-*"):  # left behind by a process that was killed
             shutil.rmtree(left, ignore_errors=True)
         made = Path(tempfile.mkdtemp(prefix="install-", dir=place))
         try:
@@ -262,8 +263,8 @@ def workshop(state: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def told_trouble() -> Iterator[None]:
-    """What the system does not let us do, as a refusal."""
+def os_errors_refused() -> Iterator[None]:
+    """Turns an `OSError` into a refusal."""
     try:
         yield
     except OSError as error:
@@ -276,38 +277,37 @@ def told_trouble() -> Iterator[None]:
 
 
 @dataclass(frozen=True, slots=True)
-class Removed:
-    """What was removed."""
+class Removal:
+    """A plugin or skill that was removed, and its former folder."""
 
     kind: Kind
     name: str
     folder: Path
 
     def to_json(self) -> JsonObject:
-        """For programs."""
         return {"kind": self.kind, "name": self.name, "folder": str(self.folder)}
 
 
 def installed_in(state: Path) -> dict[str, Path]:
-    """The plugins of a state folder by id; one without a usable manifest by its folder's name."""
+    """Returns the installed plugins by id; one without a valid manifest by its folder name."""
     plugins = Plugins([state / FOLDER], installed=False)
     found = {each.manifest.id: each.folder for each in plugins.find()}
     broken = {view.id: Path(view.folder) for view in plugins.views}
     return {name: path for name, path in (broken | found).items() if path != state / FOLDER}
 
 
-def remove(state: Path, name: str, plugins: Plugins) -> Removed:
-    """Removes what was installed. No code of it runs.
+def remove(state: Path, name: str, plugins: Plugins) -> Removal:
+    """Removes an installed plugin or skill, without running its code.
 
     Args:
         state: The state folder.
         name: A plugin's id or a skill's name, or `plugin:<id>`, `skill:<name>`.
-        plugins: What the configuration means, not loaded.
+        plugins: The plugins of the configuration, not loaded.
 
     Raises:
-        InstallRefused: There is none, or it was not installed by us.
+        InstallRefused: It is not installed, or it comes from elsewhere.
     """
-    with told_trouble(), workshop(state) as place:
+    with os_errors_refused(), workshop(state) as place:
         kind, _, rest = name.rpartition(":")
         found = _find(state, kind, rest)
         if found is None:
@@ -316,25 +316,25 @@ def remove(state: Path, name: str, plugins: Plugins) -> Removed:
         return found
 
 
-def _find(state: Path, kind: str, name: str) -> Removed | None:
+def _find(state: Path, kind: str, name: str) -> Removal | None:
     folder = installed_in(state).get(name)
     if folder is not None and kind in ("", "plugin"):
-        return Removed("plugin", name, folder)
+        return Removal("plugin", name, folder)
     skills = state / SKILLS
     inside = os.listdir(skills) if skills.is_dir() else ()
     if name in inside and kind in ("", "skill"):
-        return Removed("skill", name, skills / name)
+        return Removal("skill", name, skills / name)
     return None
 
 
 def _not_here(plugins: Plugins, plugin_id: str, name: str) -> InstallRefused:
-    off = f"or switch it off: plugins.entries.{plugin_id}.enabled"
+    off = f"or disable it with plugins.entries.{plugin_id}.enabled"
     for found in plugins.find():
         if found.manifest.id != plugin_id:
             continue
         if found.package:
-            text = f"{plugin_id!r} is part of the Python package {found.package!r}: uninstall that"
+            text = f"{plugin_id!r} is part of the Python package {found.package!r}: uninstall it"
         else:
-            text = f"{plugin_id!r} is at {found.folder}: take that out of plugins.load.paths"
+            text = f"{plugin_id!r} is at {found.folder}: remove that folder from plugins.load.paths"
         return InstallRefused("not_ours", f"{text}, {off}")
     return InstallRefused("not_found", f"no plugin and no skill {name[:80]!r} is installed")

@@ -1,11 +1,11 @@
-"""`security.installPolicy`: what the operator lets be installed, whatever hooks say later.
+"""`security.installPolicy`: what the operator allows to be installed; hooks are asked later.
 
-    deny            a rule matches: no
-    allow           a rule matches: yes
-    default         no rule matches: what it says
-    command         if it was yes until now: a program has the last word
+    deny            a matching rule refuses
+    allow           a matching rule allows
+    default         decides if no rule matches
+    command         a program that is asked last, unless the rules refused
 
-A program that cannot be run, fails, hangs or answers nonsense has said no.
+A program that cannot be run, fails, times out or answers nonsense refuses.
 """
 
 import contextlib
@@ -35,14 +35,14 @@ POLL, GRACE = 0.01, 2.0
 
 
 class _NoAnswer(Exception):
-    """The program did not say anything that can be meant."""
+    """The program gave no valid answer."""
 
 
 async def decide(policy: "InstallPolicy", material: Material) -> str | None:
-    """Why the operator does not want it; None if they do.
+    """Returns the reason of a refusal, or None if the installation is allowed.
 
     Raises:
-        ConfigurationError: A rule cannot be meant: nothing is installed by such rules.
+        ConfigurationError: A rule is not valid; nothing is installed then.
     """
     refusal = by_rules(policy, material)
     if refusal is not None or policy.command is None:
@@ -57,21 +57,21 @@ async def decide(policy: "InstallPolicy", material: Material) -> str | None:
 
 
 def by_rules(policy: "InstallPolicy", material: Material) -> str | None:
-    """What the rules alone say: why not, or None."""
+    """Returns the reason why the rules refuse, or None."""
     subjects = (f"{material.kind}:{material.name}", f"from:{material.source}")
     denied = _first_match("deny", policy.deny, subjects)
     if denied is not None:
-        return f"{PATH}.deny has {denied!r}"
+        return f"{PATH}.deny contains {denied!r}"
     if _first_match("allow", policy.allow, subjects) is None and policy.default == "deny":
-        return f"nothing of {PATH}.allow matches {subjects[0]!r} or {subjects[1]!r}"
+        return f"no rule in {PATH}.allow matches {subjects[0]!r} or {subjects[1]!r}"
     return None
 
 
 def _first_match(key: str, rules: Sequence[str], subjects: Sequence[str]) -> str | None:
     for rule in rules:
-        if not rule.startswith(("*", *KINDS)):  # it would match nothing, and nobody would know
+        if not rule.startswith(("*", *KINDS)):  # such a rule would silently match nothing
             listed = ", ".join(f"{kind}…" for kind in KINDS)
-            raise ConfigurationError(f"{PATH}.{key}: {rule!r} is no rule, expected {listed}")
+            raise ConfigurationError(f"{PATH}.{key}: {rule!r} is not a rule; expected {listed}")
         home = rule.removeprefix("from:")
         pattern = f"from:{os.path.expanduser(home)}" if rule.startswith("from:~") else rule
         if any(fnmatchcase(subject, pattern) for subject in subjects):
@@ -86,7 +86,7 @@ async def _ask(command: Sequence[str], seconds: float, about: JsonObject) -> str
     answer = _read_answer(await _run(command, seconds, json.dumps(about).encode()))
     if answer["allow"] is True:
         return None
-    reason = str(answer.get("reason") or "it said no, and not why")
+    reason = str(answer.get("reason") or "the program gave no reason")
     return f"{PATH}.command: {reason[:MAX_REASON]}"
 
 
@@ -94,20 +94,24 @@ def _read_answer(said: bytes) -> JsonObject:
     try:
         answer = json.loads(said)
     except (ValueError, RecursionError):
-        raise _NoAnswer("it wrote no JSON") from None
+        raise _NoAnswer("the program did not print JSON") from None
     if not isinstance(answer, dict) or not isinstance(answer.get("allow"), bool):
-        raise _NoAnswer("it wrote no {allow, reason}")
+        raise _NoAnswer("the program did not print {allow, reason}")
     if not isinstance(answer.get("reason", ""), str | None):
-        raise _NoAnswer("its reason is no text")
+        raise _NoAnswer("`reason` is not a text")
     return answer
 
 
-async def _run(command: Sequence[str], seconds: float, told: bytes) -> bytes:
-    """What a program writes. Files, not pipes: whoever it leaves behind can hold nobody up."""
+async def _run(command: Sequence[str], seconds: float, request: bytes) -> bytes:
+    """Runs the program and returns its output.
+
+    The program gets files instead of pipes, so that a background process it leaves behind cannot
+    keep us waiting.
+    """
     if not command:
-        raise _NoAnswer("it is empty")
+        raise _NoAnswer("the command is empty")
     with tempfile.TemporaryFile() as stdin, tempfile.TemporaryFile() as stdout:
-        stdin.write(told)
+        stdin.write(request)
         stdin.seek(0)
         try:
             process = await anyio.open_process(
@@ -121,7 +125,7 @@ async def _run(command: Sequence[str], seconds: float, told: bytes) -> bytes:
         finally:
             await _end(process)
         if process.returncode != 0:
-            raise _NoAnswer(f"it ended with status {process.returncode}")
+            raise _NoAnswer(f"the program ended with exit status {process.returncode}")
         stdout.seek(0)
         return stdout.read()
 
@@ -130,7 +134,7 @@ async def _await_end(process: Process, stdout: IO[bytes], seconds: float) -> Non
     deadline = anyio.current_time() + seconds
     while process.returncode is None:
         if anyio.current_time() >= deadline:
-            raise _NoAnswer(f"it took longer than {seconds:g} seconds")
+            raise _NoAnswer(f"the program did not end within {seconds:g} seconds")
         await anyio.sleep(POLL)
         _check_size(stdout)
     _check_size(stdout)
@@ -138,11 +142,11 @@ async def _await_end(process: Process, stdout: IO[bytes], seconds: float) -> Non
 
 def _check_size(stdout: IO[bytes]) -> None:
     if os.fstat(stdout.fileno()).st_size > MAX_ANSWER:
-        raise _NoAnswer(f"it wrote over {MAX_ANSWER} bytes")
+        raise _NoAnswer(f"the program printed more than {MAX_ANSWER} bytes")
 
 
 async def _end(process: Process) -> None:
-    # The leader's pid names the group as long as there is anybody in it.
+    # The process group keeps the id of its leader while any member lives.
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     with anyio.move_on_after(GRACE, shield=True):

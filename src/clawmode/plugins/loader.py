@@ -1,7 +1,8 @@
-"""Loading plugins: found, checked, registered; whatever fails takes back all that it registered.
+"""Finds plugins, checks them and loads them; a plugin that fails leaves nothing registered.
 
-A plugin's code runs in this process, with all that the process may do. What it registers is its
-own: tools are `plugin:<id>:<name>`, and a namespace shows itself only where its tools are.
+The code of a plugin runs in this process, with all its rights. A plugin owns what it registers: the
+ids of its tools are `plugin:<id>:<name>`, and programs see a namespace only together with its
+tools.
 """
 
 import importlib
@@ -35,12 +36,12 @@ GROUP = "clawmode.plugins"
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """A plugin that is there, loaded or not.
+class PluginSource:
+    """A plugin that was found, loaded or not.
 
     Attributes:
-        folder: Where its manifest is.
-        package: What its code is imported as; empty for a folder of its own.
+        folder: The folder with the manifest.
+        package: The Python package of the plugin; empty for a plain folder.
     """
 
     manifest: Manifest
@@ -50,10 +51,10 @@ class Found:
 
 @dataclass(slots=True)
 class PluginView:
-    """What is known of a plugin.
+    """The state of a plugin, for listings.
 
     Attributes:
-        problem: Why it is not loaded, if it was to be.
+        problem: Why the plugin is not loaded although it is enabled.
     """
 
     id: str
@@ -69,7 +70,6 @@ class PluginView:
     skills: list[str] = field(default_factory=list[str])
 
     def to_json(self) -> JsonObject:
-        """For programs."""
         return {
             "id": self.id,
             "version": self.version,
@@ -86,14 +86,16 @@ class PluginView:
 
 
 class PluginApi:
-    """What a plugin's entry is given: where it registers what it brings.
+    """The argument of a plugin's entry function, which registers tools, hooks and namespaces.
 
     Attributes:
-        config: Its settings, as the operator wrote them and its schema allows.
-        folder: Where it is.
+        config: The settings of the plugin, validated by its schema.
+        folder: The folder of the plugin.
     """
 
-    def __init__(self, found: Found, host: "Plugins", config: JsonObject, view: PluginView) -> None:
+    def __init__(
+        self, found: PluginSource, host: "Plugins", config: JsonObject, view: PluginView
+    ) -> None:
         self.config = config
         self.folder = found.folder
         self._manifest = found.manifest
@@ -103,24 +105,24 @@ class PluginApi:
         self._open = True
 
     def tool(self, tool: Tool) -> None:
-        """Brings a tool: it becomes `plugin:<id>:<name>`.
+        """Registers a tool with the id `plugin:<id>:<name>`.
 
         Raises:
-            PluginError: It may not, or has one of this name.
+            PluginError: The manifest does not list the tool, or the name is taken.
         """
         self._check("tools", tool.name, self._manifest.tools)
         owned = replace(tool, source="plugin", owner=self._manifest.id)
         if owned.name in self._view.tools:
-            raise PluginError(f"there are two tools named {owned.name!r}")
+            raise PluginError(f"the plugin registers two tools named {owned.name!r}")
         self._host.tools.append(owned)
         self._undo.append(lambda: self._host.tools.remove(owned))
         self._view.tools.append(owned.name)
 
     def hook(self, event: str, hook: Callable[[Any], Any], *, priority: int = 0) -> None:
-        """Brings a hook.
+        """Registers a hook.
 
         Raises:
-            PluginError: It may not, or there is no such hook.
+            PluginError: The manifest does not list the event, or there is no such event.
         """
         self._check("hooks", event, self._manifest.hooks)
         name = f"{self._manifest.id}:{getattr(hook, '__name__', 'hook')}"
@@ -131,11 +133,11 @@ class PluginApi:
         self._view.hooks.append(event)
 
     def namespace(self, registration: NamespaceRegistration) -> None:
-        """Brings a namespace for programs.
+        """Registers a namespace for programs.
 
         Raises:
-            PluginError: It may not.
-            NamespaceError: It cannot be registered.
+            PluginError: The manifest does not list the namespace.
+            NamespaceError: The registration is not valid.
         """
         self._check("namespaces", registration.id, self._manifest.namespaces)
         self._host.namespaces.register_for_plugin(self._manifest.id, registration)
@@ -143,16 +145,10 @@ class PluginApi:
         self._view.namespaces.append(registration.id)
 
     def _check(self, what: str, name: str, declared: tuple[str, ...] | None) -> None:
-        self._check_open()
-        if declared is not None and name not in declared:
-            raise PluginError(f"{name!r} is not among the {what} of its manifest")
-
-    def _check_open(self) -> None:
         if not self._open:
-            raise PluginError("what a plugin brings, it brings when it is loaded")
-
-    def _close(self) -> None:
-        self._open = False
+            raise PluginError("a plugin can register only while its entry function runs")
+        if declared is not None and name not in declared:
+            raise PluginError(f"the manifest does not list {name!r} under `{what}`")
 
     def _roll_back(self) -> None:
         while self._undo:
@@ -160,18 +156,18 @@ class PluginApi:
 
 
 class Plugins:
-    """The plugins of a process, and all that they have brought.
+    """The plugins of a process, and everything that they registered.
 
     Args:
-        paths: Folders that are plugins, or that hold some.
+        paths: Folders that are plugins, or that contain plugins.
         settings: By id: `{"enabled": bool, "config": {...}}`.
-        hooks: Where hooks go.
-        namespaces: Where namespaces go.
-        installed: Whether those of installed packages count too.
-        enabled: Whether any are loaded.
+        hooks: Receives the hooks of the plugins.
+        namespaces: Receives the namespaces of the plugins.
+        installed: True to look also for plugins of installed Python packages.
+        enabled: False to load no plugin at all.
 
     Attributes:
-        manifests: What those say about themselves that `load` has found, by id.
+        manifests: The manifests that `load` found, by plugin id.
     """
 
     def __init__(
@@ -197,19 +193,19 @@ class Plugins:
         self._apis: dict[str, PluginApi] = {}
 
     def load(self) -> list[PluginView]:
-        """Loads all that are enabled. Never raises for a plugin: its view tells its problem."""
+        """Loads all enabled plugins. A plugin that fails is not raised: its view says why."""
         self.views = []
         for found in self.find():
             self.manifests[found.manifest.id] = found.manifest
             self.views.append(self._load(found))
         for plugin_id in self._settings:
             if plugin_id not in {view.id for view in self.views}:
-                text = "it is configured, and there is no such plugin"
+                text = "the plugin is configured, but was not found"
                 self.views.append(PluginView(plugin_id, problem=text))
         return self.views
 
     def unload(self) -> None:
-        """Takes back all that plugins have brought."""
+        """Removes everything that the plugins registered."""
         for api in reversed(list(self._apis.values())):
             api._roll_back()
         self._apis.clear()
@@ -217,22 +213,24 @@ class Plugins:
 
     # ---- Finding ----
 
-    def find(self) -> list[Found]:
-        """The plugins that are there; of two of one id, the one that was found first."""
-        found: dict[str, Found] = {}
+    def find(self) -> list[PluginSource]:
+        """Returns all plugins. If two have the same id, the first one found wins."""
+        found: dict[str, PluginSource] = {}
         for each in (*self._in_paths(), *self._in_packages()):
             if each.manifest.id in found:
                 first = found[each.manifest.id].folder
-                logger.warning("%s: there is a plugin of this id at %s", each.folder, first)
+                logger.warning(
+                    "%s is ignored: the plugin at %s has the same id", each.folder, first
+                )
             else:
                 found[each.manifest.id] = each
         return list(found.values())
 
-    def _in_paths(self) -> Iterable[Found]:
+    def _in_paths(self) -> Iterable[PluginSource]:
         for path in self._paths:
             for folder in self._folders(path):
                 try:
-                    yield Found(manifests.load(folder), folder)
+                    yield PluginSource(manifests.load(folder), folder)
                 except PluginError as error:
                     self._miss(folder, str(error))
 
@@ -249,20 +247,20 @@ class Plugins:
     def _miss(self, folder: Path, problem: str) -> None:
         self.views.append(PluginView(folder.name, folder=str(folder), problem=problem))
 
-    def _in_packages(self) -> Iterable[Found]:
+    def _in_packages(self) -> Iterable[PluginSource]:
         for point in entry_points(group=GROUP) if self._installed else ():
             try:
                 spec = _find_package(point.value)
                 origin = None if spec is None else spec.origin
                 if origin is None:
-                    raise PluginError(f"the package {point.value!r} is not there")
+                    raise PluginError(f"the package {point.value!r} is not installed")
                 folder = Path(origin).parent
-                yield Found(manifests.load(folder), folder, point.value)
+                yield PluginSource(manifests.load(folder), folder, point.value)
             except (PluginError, ImportError, ValueError) as error:
                 self.views.append(PluginView(point.name, problem=message_of(error)))
 
     def faults(self) -> Iterable[tuple[str, str]]:
-        """What is wrong with the settings of plugins, by id; no code of theirs runs."""
+        """Yields the id and the problem of each plugin with wrong settings; runs no plugin code."""
         for found in self.find():
             settings = self._settings.get(found.manifest.id)
             known: Mapping[str, JsonValue] = settings if isinstance(settings, dict) else {}
@@ -274,7 +272,7 @@ class Plugins:
 
     # ---- Loading one ----
 
-    def _load(self, found: Found) -> PluginView:
+    def _load(self, found: PluginSource) -> PluginView:
         manifest = found.manifest
         view = PluginView(manifest.id, manifest.version, manifest.description, str(found.folder))
         settings = self._settings.get(manifest.id)
@@ -299,7 +297,7 @@ class Plugins:
             return view
         finally:
             if api is not None:
-                api._close()
+                api._open = False
         self._apis[manifest.id] = api
         self.skill_folders += folders
         view.skills = list(manifest.skills)
@@ -307,7 +305,7 @@ class Plugins:
         return view
 
     @staticmethod
-    def _failed(found: Found, view: PluginView, error: BaseException) -> None:
+    def _failed(found: PluginSource, view: PluginView, error: BaseException) -> None:
         if not found.package:
             modules.forget(view.id)
         ours = isinstance(error, ClawmodeError)
@@ -318,7 +316,7 @@ class Plugins:
 
 
 def _find_package(name: str) -> ModuleSpec | None:
-    """Finds a package without importing the packages that it is in."""
+    """Finds a package without importing its parent packages."""
     first, *rest = name.split(".")
     spec = importlib.util.find_spec(first)
     for each in rest:
@@ -330,7 +328,7 @@ def _find_package(name: str) -> ModuleSpec | None:
 
 
 def _unexpected(error: BaseException, folder: Path) -> str:
-    """What a plugin raised, and the last place in it that led there."""
+    """Describes an exception, with the last line of the plugin in its traceback."""
     place, inside = "", os.path.abspath(folder) + os.sep
     for frame, line in traceback.walk_tb(error.__traceback__):
         file = frame.f_code.co_filename
@@ -349,20 +347,22 @@ def _config(manifest: Manifest, given: JsonValue) -> JsonObject:
     try:
         problems = validate(probe, config)
     except InvalidSchema as error:
-        raise PluginError(f"its configSchema cannot be used: {error}") from None
+        raise PluginError(f"the configSchema of the manifest cannot be used: {error}") from None
     if problems:
         raise PluginError(f"plugins.entries.{manifest.id}.config: {'; '.join(problems)}")
     return config
 
 
-def _skills(found: Found, name: str) -> Path:
+def _skills(found: PluginSource, name: str) -> Path:
     folder = (found.folder / name).resolve()
     if not folder.is_dir() or not folder.is_relative_to(found.folder.resolve()):
-        raise PluginError(f"its folder of skills {name!r} is not there")
+        raise PluginError(
+            f"the plugin has no folder {name!r}, which its manifest lists under `skills`"
+        )
     return folder
 
 
-def _entry(found: Found) -> Callable[[PluginApi], object]:
+def _entry(found: PluginSource) -> Callable[[PluginApi], object]:
     module, _, name = found.manifest.entry.partition(":")
     if found.package:
         imported = importlib.import_module(module)
@@ -370,5 +370,5 @@ def _entry(found: Found) -> Callable[[PluginApi], object]:
         imported = modules.import_from(found.folder, found.manifest.id, module)
     function = getattr(imported, name, None)
     if not callable(function) or inspect.iscoroutinefunction(function):
-        raise PluginError(f"its entry {found.manifest.entry!r} is no plain function")
+        raise PluginError(f"the entry {found.manifest.entry!r} is not a plain (not async) function")
     return function

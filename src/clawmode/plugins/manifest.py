@@ -1,4 +1,4 @@
-"""What a plugin says about itself: `clawmode.plugin.json`, beside its code."""
+"""The manifest of a plugin: `clawmode.plugin.json`, beside its code."""
 
 import json
 import re
@@ -23,21 +23,21 @@ KEYS = (
 
 
 class PluginError(ClawmodeError):
-    """A plugin that cannot be used, and why."""
+    """A plugin cannot be used; the message says why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """A plugin, as it describes itself.
+    """A parsed and validated manifest.
 
     Attributes:
-        id: Unique; owns its tools and namespaces.
-        entry: `module:function`, called with a `PluginApi`; empty if it has skills alone.
-        skills: Folders with skills, relative to the plugin's.
-        config_schema: JSON Schema of its settings.
-        tools: The names of its tools, if it says so: then it may register no others.
-        hooks: The same for hooks.
-        namespaces: The same for the ids of namespaces.
+        id: Unique; the owner of the plugin's tools and namespaces.
+        entry: `module:function`, called with a `PluginApi`; empty if the plugin has only skills.
+        skills: Folders with skills, relative to the folder of the plugin.
+        config_schema: JSON Schema of the plugin's settings.
+        tools: If not None, the plugin may register only tools with these names.
+        hooks: If not None, the plugin may register only hooks of these events.
+        namespaces: If not None, the plugin may register only namespaces with these ids.
     """
 
     id: str
@@ -53,30 +53,30 @@ class Manifest:
 
 
 def load(folder: Path) -> Manifest:
-    """Reads the manifest of a plugin's folder.
+    """Reads the manifest in a folder.
 
     Raises:
-        PluginError: It is missing, or is none.
+        PluginError: The file is missing, or is not a valid manifest.
     """
     path = folder / FILE
     try:
         with path.open("rb") as file:
             raw = file.read(MAX_MANIFEST + 1)
         if len(raw) > MAX_MANIFEST:
-            raise PluginError(f"{path}: it is over {MAX_MANIFEST} bytes")
+            raise PluginError(f"{path}: the file is larger than {MAX_MANIFEST} bytes")
         value = json.loads(raw)
     except OSError as error:
         raise PluginError(f"{path}: {error.strerror or error}") from None
     except (ValueError, RecursionError) as error:
-        raise PluginError(f"{path}: it is no JSON: {error}") from None
+        raise PluginError(f"{path}: the file is not valid JSON: {error}") from None
     return read(value, str(path))
 
 
 def read(value: JsonValue, where: str = FILE) -> Manifest:
-    """Reads a manifest.
+    """Validates a manifest.
 
     Raises:
-        PluginError: It is none; the text says all that is wrong, and where.
+        PluginError: The manifest is not valid; the message lists all problems.
     """
     reader = _Reader(value, where)
     identity = reader.text("id")
@@ -87,7 +87,7 @@ def read(value: JsonValue, where: str = FILE) -> Manifest:
         reader.wrong("entry", "module:function")
     skills = reader.texts("skills") or ()
     if any(Path(each).is_absolute() or ".." in Path(each).parts for each in skills):
-        reader.wrong("skills", "folders inside of the plugin's")
+        reader.wrong("skills", "folders inside the folder of the plugin")
     made = Manifest(
         id=identity,
         name=reader.text("name", identity),
@@ -101,21 +101,26 @@ def read(value: JsonValue, where: str = FILE) -> Manifest:
         namespaces=reader.texts("namespaces"),
     )
     if not (entry or skills or reader.problems):
-        reader.problems.append("it has neither an entry nor skills: there is nothing to load")
+        reader.problems.append(
+            "the manifest has neither `entry` nor `skills`: there is nothing to load"
+        )
     if reader.problems:
         raise PluginError(f"{where}: {'; '.join(reader.problems)}")
     return made
 
 
 class _Reader:
-    """A manifest, member by member; what is wrong with one is noted, and reading goes on."""
+    """Reads the manifest key by key, and collects the problems instead of stopping at the first."""
 
     def __init__(self, value: JsonValue, where: str) -> None:
         if not isinstance(value, dict):
-            raise PluginError(f"{where}: found no object")
+            raise PluginError(f"{where}: expected a JSON object")
         self._value: Mapping[str, JsonValue] = value
         unknown = [key for key in value if key not in KEYS][:MAX_UNKNOWN]
-        self.problems = [f"{key[:80]!r} is not known: {', '.join(KEYS)}" for key in unknown]
+        self.problems = [
+            f"{key[:80]!r} is not a known key; the known keys are {', '.join(KEYS)}"
+            for key in unknown
+        ]
 
     def wrong(self, key: str, expected: str) -> None:
         self.problems.append(f"{key}: expected {expected}")

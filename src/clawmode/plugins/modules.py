@@ -1,6 +1,7 @@
-"""A plugin's modules: imported from its folder under names of their own, and taken back.
+"""Imports the modules of a plugin from its folder, below a package name of their own.
 
-Two plugins may both have a `main`, and their modules can import one another: `from . import shelf`.
+So two plugins may both have a module `main`, and the modules of one plugin can import each other:
+`from . import shelf`.
 """
 
 import importlib
@@ -17,17 +18,17 @@ from clawmode.plugins.manifest import PluginError
 
 
 def package_of(plugin_id: str) -> str:
-    """What the modules of a plugin's folder are imported below."""
-    # An id has single separators: no two ids become one name.
+    """Returns the name of the package that contains the modules of a plugin."""
+    # Ids have single separators, so two different ids never give the same name.
     return "clawmode_plugin_" + plugin_id.replace("_", "__").replace("-", "_")
 
 
 def import_from(folder: Path, plugin_id: str, module: str) -> ModuleType:
-    """Imports a module of a plugin's folder, instead of any that was imported before.
+    """Imports a module from the folder of a plugin; modules imported before are discarded.
 
     Raises:
-        PluginError: It is not there.
-        BaseException: Whatever the module raises.
+        PluginError: There is no such module.
+        BaseException: The module raised it.
     """
     package = package_of(plugin_id)
     name = f"{package}.{module}"
@@ -41,12 +42,12 @@ def import_from(folder: Path, plugin_id: str, module: str) -> ModuleType:
     except BaseException as error:
         forget(plugin_id)
         if isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(f"{error.name}."):
-            raise PluginError(f"its module {module!r} is not there") from None
+            raise PluginError(f"the plugin has no module {module!r}") from None
         raise
 
 
 def forget(plugin_id: str) -> dict[str, ModuleType]:
-    """Forgets the modules of a plugin; returns them."""
+    """Removes the modules of a plugin from `sys.modules`, and returns them."""
     package = package_of(plugin_id)
     names = [name for name in sys.modules if name == package or name.startswith(f"{package}.")]
     return {name: sys.modules.pop(name) for name in names}
@@ -54,7 +55,7 @@ def forget(plugin_id: str) -> dict[str, ModuleType]:
 
 @contextmanager
 def set_aside(plugin_id: str) -> Iterator[None]:
-    """A block in which a plugin's modules may be others; those of before are there again after."""
+    """Lets a block import other modules for a plugin; restores the previous modules afterwards."""
     before = forget(plugin_id)
     try:
         yield

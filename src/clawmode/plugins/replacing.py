@@ -1,4 +1,4 @@
-"""One folder put in the place of another, in one step: whoever looks sees the old or the new."""
+"""Replaces a folder by another in one step: readers see the old folder or the new one."""
 
 import ctypes
 import os
@@ -10,19 +10,19 @@ _EXCHANGE = 2  # RENAME_EXCHANGE of Linux, RENAME_SWAP of macOS
 
 
 def put(new: Path, target: Path, aside: Path) -> bool:
-    """Moves a folder to its place.
+    """Moves a folder to `target`.
 
     Args:
-        new: The folder.
-        target: Its place, on the same file system.
-        aside: Where what was there goes if the system cannot exchange the two; else it goes to
-            `new`.
+        new: The folder to move.
+        target: The destination, on the same file system.
+        aside: Receives the old folder if the system cannot exchange two folders; otherwise the old
+            folder ends up at `new`.
 
     Returns:
-        Whether something was there.
+        True if `target` existed before.
 
     Raises:
-        OSError: It cannot be done; then all is as it was.
+        OSError: The move failed, and nothing has changed.
     """
     if not os.path.lexists(target):
         os.rename(new, target)
@@ -39,7 +39,7 @@ def put(new: Path, target: Path, aside: Path) -> bool:
 
 
 def _exchange(one: Path, other: Path) -> bool:
-    """Whether the system could exchange two folders."""
+    """Exchanges two folders; returns False if the system cannot."""
     library = ctypes.CDLL(None, use_errno=True)
     first, second = os.fsencode(one), os.fsencode(other)
     try:

@@ -1,4 +1,4 @@
-"""The plugins that a configuration means: where they are, and with which settings."""
+"""Finds the plugins of a configuration, with their folders and settings."""
 
 import os
 from collections.abc import Iterator
@@ -11,13 +11,13 @@ from clawmode.code_mode.config import ConfigWarning, join, nearest, show
 from clawmode.exceptions import ConfigurationError
 from clawmode.plugins.loader import Plugins
 from clawmode.tools.hooks import Hooks
-from clawmode.types import JsonObject, JsonValue
+from clawmode.types import JsonValue
 
 if TYPE_CHECKING:
     from clawmode.config.agents import Configuration
 
 FOLDER = "plugins"
-"""Where installed ones are, in the state folder."""
+"""The folder of installed plugins, in the state folder."""
 
 
 def open_plugins(
@@ -27,16 +27,17 @@ def open_plugins(
     hooks: Hooks | None = None,
     namespaces: NamespaceRegistry | None = None,
 ) -> Plugins:
-    """Loads the plugins of a configuration, those of the state folder and of packages included.
+    """Loads the plugins of a configuration, of the state folder and of installed packages.
 
     Args:
-        configuration: What was read without errors.
+        configuration: A configuration without errors.
         state: The state folder.
-        hooks: Where their hooks go.
-        namespaces: Where their namespaces go.
+        hooks: Receives the hooks of the plugins.
+        namespaces: Receives the namespaces of the plugins.
 
     Returns:
-        The plugins, loaded: `views` says which are not, and why. `unload` takes them back.
+        The loaded plugins. `views` lists those that failed, with the reason; `unload` removes
+        everything that they registered.
     """
     plugins = describe_plugins(configuration, state, hooks=hooks, namespaces=namespaces)
     plugins.load()
@@ -45,9 +46,9 @@ def open_plugins(
 
 @contextmanager
 def loaded_plugins(configuration: "Configuration", state: Path) -> Iterator[Plugins]:
-    """The same for a command that runs programs without an agent; unloads them at the end.
+    """Loads the plugins for a command without an agent, and unloads them at the end.
 
-    Their namespaces stand beside those that tools of `--tools` have registered.
+    The plugins share the default registry with the modules of `--tools`.
     """
     plugins = open_plugins(configuration, state, namespaces=default_registry)
     try:
@@ -63,7 +64,7 @@ def describe_plugins(
     hooks: Hooks | None = None,
     namespaces: NamespaceRegistry | None = None,
 ) -> Plugins:
-    """The same, not loaded: no code of theirs runs."""
+    """Finds the same plugins as `open_plugins`, without running their code."""
     section = configuration.plugins
     paths = [Path(os.path.expanduser(each)) for each in section.load.paths]
     own = state / FOLDER
@@ -81,10 +82,10 @@ def describe_plugins(
 def plugin_faults(
     configuration: "Configuration", state: Path
 ) -> Iterator[ConfigurationError | ConfigWarning]:
-    """What is wrong with the plugins that a configuration names; no code of theirs runs.
+    """Yields the problems of the plugins that a configuration names, without running their code.
 
-    A folder that is not there is an error: what was to be loaded from it may guard something. A
-    plugin that is there and cannot be used is a warning, because the others are loaded.
+    A missing folder is an error, because a plugin in it may guard something. A plugin that cannot
+    be used is a warning, because the others are loaded.
     """
     section = configuration.plugins
     if not section.enabled:
@@ -100,7 +101,7 @@ def plugin_faults(
     entries = "plugins.entries"
     for plugin_id, problem in plugins.faults():
         path = join(join(entries, plugin_id), "config")
-        yield ConfigWarning(path, f"it is not loaded: {problem}")
+        yield ConfigWarning(path, f"the plugin is not loaded: {problem}")
     known = [found.manifest.id for found in plugins.find()]
     for plugin_id, entry in section.entries.items():
         if entry.enabled and plugin_id not in known:
@@ -110,10 +111,8 @@ def plugin_faults(
 
 
 def settings_of(configuration: "Configuration") -> dict[str, JsonValue]:
-    """The settings of plugins by id, as `Plugins` takes them."""
-    entries = configuration.plugins.entries
-    return {name: _settings(each.enabled, each.config) for name, each in entries.items()}
-
-
-def _settings(enabled: bool, config: JsonObject) -> JsonObject:
-    return {"enabled": enabled, "config": config}
+    """Returns the settings of the plugins by id, in the form that `Plugins` takes."""
+    return {
+        plugin_id: {"enabled": entry.enabled, "config": entry.config}
+        for plugin_id, entry in configuration.plugins.entries.items()
+    }

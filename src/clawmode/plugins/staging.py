@@ -1,7 +1,7 @@
-"""Material that is to be installed, laid out in a private folder: its names, sizes and hashes.
+"""The staging folder: a private copy of what is to be installed, with names, sizes and hashes.
 
-Whoever packed it is a stranger. What is written here is files and folders alone, below one folder,
-each name spelled in one way, and no more than the limits allow.
+The source is hostile. Only plain files and folders are written, only below the staging folder, no
+two names differ only in their spelling, and the limits hold.
 """
 
 import hashlib
@@ -19,39 +19,39 @@ from clawmode.types import JsonObject, JsonValue
 Kind: TypeAlias = Literal["plugin", "skill"]
 
 RefusalCode: TypeAlias = Literal[
-    "not_found",  # there is no such source, or nothing of this name
-    "unsupported",  # the source is neither a folder nor an archive that we read
-    "damaged",  # the archive cannot be read, or the folder cannot
-    "unsafe_name",  # a name that leads out, or that not every system can have
+    "not_found",  # the source does not exist, or nothing of that name is installed
+    "unsupported",  # the source is neither a folder nor a known kind of archive
+    "damaged",  # the archive or the folder cannot be read
+    "unsafe_name",  # a name that leads out of the folder, or is not valid on every system
     "link",
     "special_file",
-    "too_large",  # one of the limits
-    "compiled",  # code that cannot be read before it runs
-    "name_clash",  # two names that some systems take for one
+    "too_large",  # over one of the limits
+    "compiled",  # compiled code, which cannot be reviewed
+    "name_clash",  # two names that are the same on some systems
     "no_manifest",  # neither a plugin nor a skill
     "invalid_manifest",
-    "policy",  # the operator's `security.installPolicy` does not want it
-    "hook",  # a `before_install` hook does not want it
+    "policy",  # refused by `security.installPolicy`
+    "hook",  # refused by a `before_install` hook
     "does_not_load",
-    "not_ours",  # it came from a package, or from a folder of the configuration
-    "busy",  # something else is being installed
-    "failed",  # the system did not let us
+    "not_ours",  # it belongs to a Python package, or to a folder of the configuration
+    "busy",  # another process is installing something
+    "failed",  # the operating system reported an error
 ]
 
 LEFT_OUT = frozenset({"__pycache__", "__MACOSX", ".DS_Store", ".git"})
-"""Never staged. Compiled code may be other code than the source that is looked at."""
+"""Skipped. Compiled code in `__pycache__` may differ from the source that a person reviews."""
 
 COMPILED = (".so", ".pyd", ".dll", ".dylib", ".pyc", ".pyo")
-"""Refused. Python prefers `main.so` to the `main.py` beside it, and imports a `main.pyc` alone."""
+"""Rejected. Python prefers `main.so` to `main.py`, and imports a `main.pyc` without its source."""
 
 _UNSAFE = re.compile(r"[\x00-\x1f\x7f\\]|^[A-Za-z]:")
 
 
 class InstallRefused(PluginError):
-    """Something is not installed, or not removed, and why.
+    """An installation or a removal was refused; the message says why.
 
     Attributes:
-        code: The kind of reason, for programs.
+        code: The kind of refusal, for programs.
     """
 
     def __init__(self, code: RefusalCode, message: str) -> None:
@@ -61,14 +61,14 @@ class InstallRefused(PluginError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """How much may be staged.
+    """The limits of what may be staged.
 
     Attributes:
-        entries: Files and folders.
-        file_bytes: Of one file.
-        total_bytes: Of all.
-        archive_bytes: Of an archive, as it is packed.
-        depth: Folders inside of one another.
+        entries: Files and folders in total.
+        file_bytes: The size of one file.
+        total_bytes: The size of all files.
+        archive_bytes: The size of the archive itself.
+        depth: How deep folders may be nested.
     """
 
     entries: int = 2_000
@@ -81,26 +81,25 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class StagedFile:
-    """A file, as it was written."""
+    """A file in the staging folder."""
 
     path: str
     bytes: int
     sha256: str
 
     def to_json(self) -> JsonObject:
-        """For programs."""
         return {"path": self.path, "bytes": self.bytes, "sha256": self.sha256}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Material:
-    """What is staged, and is to be decided about.
+    """A staged plugin or skill, as policies and hooks see it.
 
     Attributes:
-        name: A plugin's id, a skill's name.
-        folder: Where it is laid out, to be looked at.
-        source: The absolute path that it came from, without links.
-        replaces: The version that is there already; None if none is.
+        name: The id of a plugin, or the name of a skill.
+        folder: The staging folder.
+        source: The absolute path of the source, with links resolved.
+        replaces: The version that is installed now, or None.
     """
 
     kind: Kind
@@ -113,7 +112,6 @@ class Material:
     files: tuple[StagedFile, ...] = field(default=(), repr=False)
 
     def to_json(self) -> JsonObject:
-        """For the operator's program."""
         return {
             "kind": self.kind,
             "name": self.name,
@@ -128,11 +126,11 @@ class Material:
 
 @dataclass(slots=True)
 class Stage:
-    """A folder that is filled, entry by entry.
+    """The staging folder, filled entry by entry.
 
     Attributes:
-        folder: Empty at first, and nobody else's.
-        files: What was written.
+        folder: A new, empty, private folder.
+        files: The files written so far.
     """
 
     folder: Path
@@ -143,21 +141,21 @@ class Stage:
     _bytes: int = 0
 
     def wants(self, name: str) -> bool:
-        """Whether an entry is to be staged.
+        """True if the entry has to be staged, false if it is skipped.
 
         Raises:
-            InstallRefused: No entry may have this name, or there are too many.
+            InstallRefused: The name is not allowed, or there are too many entries.
         """
         self._seen += 1
         if self._seen > self.limits.entries:
-            raise InstallRefused("too_large", f"it has over {self.limits.entries} entries")
+            raise InstallRefused("too_large", f"there are more than {self.limits.entries} entries")
         return not LEFT_OUT.intersection(self._parts(name))
 
     def add_folder(self, name: str) -> None:
-        """Makes a folder, and those above it.
+        """Creates a folder and its parents.
 
         Raises:
-            InstallRefused: It may not be there.
+            InstallRefused: The name is not allowed.
         """
         parts = self._parts(name)
         for depth in range(1, len(parts) + 1):
@@ -166,19 +164,19 @@ class Stage:
                 os.mkdir(self.folder / path, 0o700)
 
     def add_file(self, name: str, chunks: Iterable[bytes], *, executable: bool = False) -> None:
-        """Writes a file, and makes the folders above it.
+        """Writes a file, and creates its parent folders.
 
         Raises:
-            InstallRefused: It may not be there, or is too large.
+            InstallRefused: The name is not allowed, or the file is too large.
         """
         parts = self._parts(name)
         if not parts:
-            raise InstallRefused("unsafe_name", f"{name[:80]!r} is no name for a file")
+            raise InstallRefused("unsafe_name", f"{name[:80]!r} is not a file name")
         if parts[-1].lower().endswith(COMPILED):
             raise InstallRefused(
                 "compiled",
-                f"{name[:80]!r} is compiled code, which cannot be reviewed: remove it, or have a "
-                "package of its own bring it",
+                f"{name[:80]!r} is compiled code, which cannot be reviewed: remove it, or put it "
+                "into a Python package",
             )
         self.add_folder("/".join(parts[:-1]) or ".")
         path = "/".join(parts)
@@ -198,20 +196,22 @@ class Stage:
         self._bytes += more
         for limit, found, what in (
             (self.limits.file_bytes, size, f"{path[:80]!r} is"),
-            (self.limits.total_bytes, self._bytes, "its files are"),
+            (self.limits.total_bytes, self._bytes, "the files together are"),
         ):
             if found > limit:
-                raise InstallRefused("too_large", f"{what} over {limit} bytes")
+                raise InstallRefused("too_large", f"{what} larger than {limit} bytes")
 
     def _parts(self, name: str) -> list[str]:
-        """The steps of a name. None of them leads up or out."""
+        """Splits a name into its parts; none of them leads out of the folder."""
         shown = repr(name[:80])
         steps = name.removesuffix("/").split("/")
         parts = [step for step in steps if step != "."]
         if _UNSAFE.search(name) or "" in steps or ".." in steps:
-            raise InstallRefused("unsafe_name", f"{shown} is no name below a folder")
+            raise InstallRefused("unsafe_name", f"{shown} is not a relative path inside the folder")
         if len(parts) > self.limits.depth:
-            raise InstallRefused("too_large", f"{shown} is over {self.limits.depth} folders deep")
+            raise InstallRefused(
+                "too_large", f"{shown} is nested more than {self.limits.depth} folders deep"
+            )
         try:
             long = any(len(part.encode()) > self.limits.name_bytes for part in parts)
         except UnicodeEncodeError:
@@ -221,11 +221,14 @@ class Stage:
         return parts
 
     def _claim(self, path: str, *, is_folder: bool) -> bool:
-        """Notes a name; False if it is a folder that is there already."""
+        """Records a name; returns False for a folder that exists already."""
         key = unicodedata.normalize("NFC", unicodedata.normalize("NFC", path).casefold())
         known = self._spelled.setdefault(key, (path, is_folder))
         if len(self._spelled) > self.limits.entries:
-            raise InstallRefused("too_large", f"it has over {self.limits.entries} entries")
+            raise InstallRefused("too_large", f"there are more than {self.limits.entries} entries")
         if known != (path, is_folder) or (not is_folder and (self.folder / path).exists()):
-            raise InstallRefused("name_clash", f"{path[:80]!r} and {known[0][:80]!r} are one name")
+            raise InstallRefused(
+                "name_clash",
+                f"{path[:80]!r} and {known[0][:80]!r} are the same name on some systems",
+            )
         return not (self.folder / path).exists()

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 from clawmode.app.console import ProgramOutput, print_stderr
 from clawmode.plugins.check import Report
-from clawmode.plugins.install import Installed
+from clawmode.plugins.install import InstallResult
 from clawmode.plugins.loader import PluginView
 
 COLUMNS = ("id", "version", "enabled", "loaded", "brings", "problem")
@@ -45,7 +45,7 @@ def print_report(out: ProgramOutput, report: Report) -> None:
         out.say(f"  wrong: {fault}")
 
 
-def print_installed(out: ProgramOutput, done: Installed) -> None:
+def print_installed(out: ProgramOutput, done: InstallResult) -> None:
     """What was installed, and where."""
     was = "" if done.replaced is None else f", instead of {done.replaced or 'what was there'}"
     version = f" {done.version}" if done.version else ""
