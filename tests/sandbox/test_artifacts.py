@@ -64,7 +64,7 @@ def test_an_altered_file_is_runtime_unavailable(vendor: Path, part: artifacts.Pa
     path.unlink()
     data[1000] ^= 1
     path.write_bytes(data)
-    with pytest.raises(RuntimeUnavailable, match="not the file that was released"):
+    with pytest.raises(RuntimeUnavailable, match="has been altered"):
         artifacts.load(part)
 
 
@@ -101,7 +101,7 @@ def test_an_entry_that_is_damaged_or_not_private_is_made_again(
         path.write_bytes(data[:40] if damage == "truncate" else b"")
     with caplog.at_level(logging.WARNING):
         assert made(TINY) == code
-    assert caplog.text.count("made again") == 1
+    assert caplog.text.count("compiling it again") == 1
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert len(path.read_bytes()) == len(code) + 32
 
@@ -130,7 +130,7 @@ def test_a_cache_that_cannot_be_written_is_told_once_with_what_to_do(
 ) -> None:
     for _ in range(2):
         assert made(TINY)
-    (told,) = (text for text in caplog.messages if "cannot be cached" in text)
+    (told,) = (text for text in caplog.messages if "cannot cache machine code" in text)
     assert str(no_cache) in told
     assert "set XDG_CACHE_HOME or CLAWMODE_CACHE_DIR to a folder" in told
     assert "once per machine" not in caplog.text
@@ -166,7 +166,7 @@ def test_a_full_disk_leaves_no_half_written_entry(
     monkeypatch.setattr(os, "replace", full)
     assert made(TINY)
     assert [path.name for path in cache.iterdir()] == ["lock"]
-    assert "(No space left on device), so every process prepares its own" in caplog.text
+    assert "(No space left on device), so every process compiles its own" in caplog.text
 
 
 # ---- One process compiles ----

@@ -536,7 +536,7 @@ def test_a_part_that_the_kernel_lacks_is_one_note_or_a_failure(
 def test_landlock_is_not_enough_while_other_threads_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "listdir", lambda _: ["1", "2"])
     (note,) = give_up_files("best-effort")
-    assert note.startswith("lockdown without Landlock: it binds one thread, and there are 2")
+    assert note.startswith("lockdown without Landlock: it binds one thread only, and there are 2")
 
 
 @pytest.mark.usefixtures("limits")

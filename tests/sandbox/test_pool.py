@@ -249,7 +249,7 @@ async def test_machine_code_that_cannot_be_loaded_is_made_again(
 async def test_a_worker_with_another_image_is_not_used(single: Pool) -> None:
     await value_of(single, "return 1")
     single._image = bytes(32)
-    with pytest.raises(RuntimeUnavailable, match="disagree about the image"):
+    with pytest.raises(RuntimeUnavailable, match="have different images"):
         await single.step(single.cell(), Start("return 1"), soon())
 
 
@@ -273,8 +273,12 @@ async def test_cells_share_workers_in_turn_and_only_those_of_their_pool_as_the_p
 ) -> None:
     page = Path(__file__).parents[2].joinpath("SECURITY.md").read_text("utf-8")
     words = " ".join(page.split())
-    assert "Workers are shared in turn" in words
-    assert "can read what earlier cells left in that process's own memory" in words
+    assert (
+        "Cells of different sessions run in the same worker process, one after the other" in words
+    )
+    assert (
+        "can read the source and the output of earlier cells in the memory of that process" in words
+    )
     pids = set()
     for _ in range(2):
         await value_of(single, "return 1")

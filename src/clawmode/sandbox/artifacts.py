@@ -1,11 +1,12 @@
-"""Parent side: the files that sandboxes are made of, checked, and the machine code made of them.
+"""Parent side: the third-party files of the sandbox, and the cache of their machine code.
 
-What came from the npm registry is checked against `guest.lock.json` each time it is loaded. Machine
-code is made once per wasm, wasmtime release and CPU, and kept in the user's cache: it is run as it
-is, so an entry that is not ours, not private or not whole is made again, never trusted.
+Files from the npm registry are checked against `guest.lock.json` each time they are loaded. Machine
+code is compiled once per wasm, wasmtime release and CPU, and kept in the user's cache. It is
+executed without further checks, so a cache entry of another user, with open permissions or with a
+wrong hash is never used: the code is compiled again.
 
-Compiling takes seconds, and minutes on a busy machine. So each part is loaded by one thread per
-process, which everyone waits for, and compiled by one process at a time, which holds a file lock.
+Compiling takes seconds, and minutes on a busy machine. So one thread per process loads a part, and
+everybody waits for it; and one process at a time compiles, under a file lock.
 """
 
 import contextlib
@@ -37,15 +38,15 @@ FILES: dict[Part, str] = {"quickjs": "quickjs.wasm", "swc": "swc.wasm", "acorn":
 
 GUEST = Path(__file__).parent / "guest"
 COMPILE_SECONDS = 300
-"""Also how long a process waits for another that compiles, before it compiles by itself."""
+"""Also how long a process waits for another one that compiles, before it compiles by itself."""
 
 REMINDER_SECONDS = 20.0
 KEEP_SECONDS = 30 * 24 * 3600
-"""How long machine code that nobody uses stays in the cache."""
+"""How long unused machine code stays in the cache."""
 
 MAX_LOADED = 8
 MAX_ENTRIES = 1000
-"""How many files of the cache folder are looked at to find old ones."""
+"""Files of the cache folder that are read to find old ones."""
 
 CACHE_ADVICE = "set XDG_CACHE_HOME or CLAWMODE_CACHE_DIR to a folder that this user can write"
 
@@ -54,15 +55,15 @@ _ENTRY = re.compile(r"\.?[0-9a-f]{40}\.code(\.\w+)?")  # with an ending while it
 
 _loading: dict[tuple[Part, Path, Path], Future[bytes]] = {}
 _loading_lock = threading.Lock()
-# A forked child has none of the threads that would complete the futures.
+# A forked child lacks the threads that would complete the futures.
 os.register_at_fork(after_in_child=_loading.clear)
 
 
 def python_command(module: str, *arguments: str) -> list[str]:
-    """Runs `main` of a module of this package in a bare interpreter.
+    """Returns the command that runs `main` of a module of this folder in a bare interpreter.
 
-    Isolated (`-I`) and without `site` (`-S`), which takes half of an interpreter's start-up: the
-    search path is ours, without the current folder.
+    The interpreter is isolated (`-I`) and runs without `site` (`-S`), which takes half of the
+    start-up time. It gets our search path, without the current folder.
     """
     paths = [str(GUEST.parents[2]), *(path for path in sys.path if os.path.isabs(path))]
     program = (
@@ -73,7 +74,7 @@ def python_command(module: str, *arguments: str) -> list[str]:
 
 
 def load(part: Part) -> bytes:
-    """What a worker needs to run `part`: machine code for wasm, the text of a script.
+    """Loads the data that a worker needs for `part`: machine code of wasm, or a script's text.
 
     Raises:
         RuntimeUnavailable: The file is missing or altered, or cannot be compiled.
@@ -82,12 +83,12 @@ def load(part: Part) -> bytes:
 
 
 def prepare(part: Part) -> Future[bytes]:
-    """Starts to load `part` in a thread, unless it is loaded or that thread runs already.
+    """Starts to load `part` in a thread, unless the part is loaded or being loaded.
 
     The thread is a daemon: a program that ends does not wait for the compiler. After a failure the
     next call tries again.
     """
-    # Kept for the process: megabytes read in every boot thread fragment its memory.
+    # The data is kept: reading megabytes again in every boot thread would fragment the memory.
     key = (part, GUEST, cache_folder())
     with _loading_lock:
         future = _loading.get(key)
@@ -117,7 +118,11 @@ def _load_into(part: Part, folder: Path, future: Future[bytes]) -> None:
 
 
 def read_checked(name: str) -> bytes:
-    """A third-party file, if it is the one in the lock."""
+    """Returns the content of a third-party file.
+
+    Raises:
+        RuntimeUnavailable: The file is missing, or its hash is not the one in `guest.lock.json`.
+    """
     expected = _hashes().get(name)
     try:
         data = (GUEST / "vendor" / name).read_bytes()
@@ -126,12 +131,12 @@ def read_checked(name: str) -> bytes:
             f"{name} is missing from the installation: run `make setup` or reinstall clawmode"
         ) from None
     if hashlib.sha256(data).hexdigest() != expected:
-        raise RuntimeUnavailable(f"{name} is not the file that was released: reinstall clawmode")
+        raise RuntimeUnavailable(f"{name} has been altered since its release: reinstall clawmode")
     return data
 
 
 def locked_hash(part: Part) -> str:
-    """SHA-256 of a part, as released."""
+    """Returns the SHA-256 of a part, as in `guest.lock.json`."""
     return _hashes()[FILES[part]]
 
 
@@ -148,7 +153,7 @@ def _hashes() -> dict[str, str]:
 
 
 def cache_folder() -> Path:
-    """Where machine code is kept: `CLAWMODE_CACHE_DIR`, or the user's cache folder."""
+    """Returns the folder of the machine code: `CLAWMODE_CACHE_DIR`, or in the user's cache."""
     if chosen := os.environ.get("CLAWMODE_CACHE_DIR"):
         return Path(chosen)
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
@@ -156,12 +161,12 @@ def cache_folder() -> Path:
 
 
 def machine_code(wasm: bytes, folder: Path, name: str) -> bytes:
-    """Machine code of `wasm` for this machine, from the cache if it is there and whole.
+    """Returns machine code of `wasm` for this machine, from the cache if that has a valid entry.
 
     Args:
-        wasm: What is compiled.
-        folder: The cache.
-        name: What the user knows `wasm` as.
+        wasm: The module to compile.
+        folder: The cache folder.
+        name: The name of the module in log messages, such as `TypeScript`.
     """
     path = folder / f"{_key(wasm)}.code"
     if (cached := _read_entry(path)) is not None:
@@ -173,26 +178,30 @@ def machine_code(wasm: bytes, folder: Path, name: str) -> bytes:
         logger.warning("preparing %s, for this process only", name)
         return _compile(wasm)
     with _locked(lock, name):
-        if (cached := _read_entry(path)) is not None:  # made by another process meanwhile
+        if (cached := _read_entry(path)) is not None:  # another process was faster
             return cached
         if os.path.lexists(path):
             logger.warning(
-                "cached machine code %s is damaged or not private: it is made again", path.name
+                "cached machine code %s is damaged or not private: compiling it again", path.name
             )
         logger.warning("preparing %s, once per machine", name)
         code = _compile(wasm)
-        _write_entry(path, code)
+        try:
+            write_atomic(path, hashlib.sha256(code).digest() + code, sync=False)
+            _remove_old(path)
+        except OSError as error:
+            _warn_of_no_cache(folder, error.strerror)
     return code
 
 
 def is_cached(part: Part) -> bool:
-    """Whether the next process finds machine code of `part`."""
+    """True if the cache has valid machine code of `part`."""
     path = cache_folder() / f"{_key(read_checked(FILES[part]))}.code"
     return _read_entry(path) is not None
 
 
 def forget(part: Part) -> None:
-    """Drops the cached machine code of `part`: a worker could not load it."""
+    """Removes the cached machine code of `part`, because a worker could not load it."""
     with _loading_lock:
         for key in [key for key, future in _loading.items() if key[0] == part and future.done()]:
             del _loading[key]
@@ -200,12 +209,12 @@ def forget(part: Part) -> None:
 
 
 def _open_lock(folder: Path) -> int | None:
-    """A descriptor to lock while compiling; None if the file is not one that we made.
+    """Opens the file that is locked while compiling; None if the file is not a private one.
 
     Raises:
         OSError: The cache cannot be written.
     """
-    # In a folder that others can write it may be a trap: a link, a pipe, or locked for ever.
+    # In a folder that others can write, the file may be a trap: a link, a pipe, or locked for ever.
     try:
         lock = open_lock(folder / "lock")
     except OSError:
@@ -220,7 +229,7 @@ def _open_lock(folder: Path) -> int | None:
 
 @contextlib.contextmanager
 def _locked(lock: int | None, name: str) -> Iterator[None]:
-    """Holds the lock, which the kernel releases if this process dies. Without one, just goes on."""
+    """Holds the lock, if there is one. The kernel releases it if this process dies."""
     if lock is None:
         yield
         return
@@ -248,7 +257,7 @@ def _wait_for(lock: int, name: str) -> None:
 
 def _key(wasm: bytes) -> str:
     digest = hashlib.sha256()
-    # The engine's settings shape the code too, and they are in one module.
+    # The engine's settings shape the code too, and they are all in `wasm.py`.
     settings = (Path(__file__).parent / "wasm.py").read_bytes()
     machine = platform.machine().encode()
     for item in (wasm, version("wasmtime").encode(), settings, machine, _cpu_features()):
@@ -258,7 +267,7 @@ def _key(wasm: bytes) -> str:
 
 @cache
 def _cpu_features() -> bytes:
-    # wasmtime uses what the CPU has; a home folder may be shared between machines.
+    # wasmtime uses the features of this CPU, but other machines may share the home folder.
     try:
         lines = Path("/proc/cpuinfo").read_bytes().splitlines()
     except OSError:
@@ -272,7 +281,7 @@ def _is_private_file(status: os.stat_result) -> bool:
 
 
 def _read_entry(path: Path) -> bytes | None:
-    """What the entry holds; None if there is none that can be trusted."""
+    """Returns the machine code of a cache entry; None if there is no valid one."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         with os.fdopen(descriptor, "rb") as file:
@@ -282,22 +291,14 @@ def _read_entry(path: Path) -> bytes | None:
             data = file.read()
             if time.time() - status.st_mtime > KEEP_SECONDS / 30:
                 with contextlib.suppress(OSError):
-                    os.utime(descriptor)  # it is in use
+                    os.utime(descriptor)  # marks it as used, so that it is not removed
     except OSError:
         return None
     return data[32:] if hashlib.sha256(data[32:]).digest() == data[:32] else None
 
 
-def _write_entry(path: Path, code: bytes) -> None:
-    try:
-        write_atomic(path, hashlib.sha256(code).digest() + code, sync=False)
-        _remove_old(path)
-    except OSError as error:
-        _warn_of_no_cache(path.parent, error.strerror)
-
-
 def _remove_old(new: Path) -> None:
-    """Removes machine code of other builds, and what writers left behind that died."""
+    """Removes old machine code of other builds, and temporary files of writers that died."""
     with os.scandir(new.parent) as entries:
         for entry in islice(entries, MAX_ENTRIES):
             if entry.name == new.name or not _ENTRY.fullmatch(entry.name):
@@ -311,7 +312,7 @@ def _remove_old(new: Path) -> None:
 @cache  # once for each folder
 def _warn_of_no_cache(folder: Path, reason: str | None) -> None:
     logger.warning(
-        "machine code cannot be cached in %s (%s), so every process prepares its own; %s",
+        "cannot cache machine code in %s (%s), so every process compiles its own; %s",
         folder,
         reason,
         CACHE_ADVICE,
@@ -319,7 +320,7 @@ def _warn_of_no_cache(folder: Path, reason: str | None) -> None:
 
 
 def _compile(wasm: bytes) -> bytes:
-    # In a process of its own: importing wasmtime and compiling would hold up the caller's.
+    # In a process of its own: importing wasmtime and compiling would block the caller's.
     try:
         done = subprocess.run(  # noqa: S603 - our own module, in our own interpreter
             python_command("wasm", str(os.getpid())),

@@ -9,7 +9,7 @@ import json
 import math
 import struct
 from collections.abc import Callable, Iterable
-from dataclasses import fields
+from dataclasses import fields, replace
 from operator import attrgetter
 from typing import Any, NoReturn
 
@@ -17,6 +17,9 @@ import msgpack
 
 from clawmode.exceptions import ProtocolError
 from clawmode.sandbox.protocol import (
+    ITEM_BYTES,
+    MAX_ERROR,
+    MAX_REQUEST,
     METHODS,
     Acknowledgement,
     Answer,
@@ -284,3 +287,61 @@ def _levels(value: JsonValue) -> int:
                 inner.extend(item)
         level = inner
     return levels
+
+
+# ---- Whether an answer fits its question ----
+
+
+def answer_bounds(question: Question) -> tuple[int, int]:
+    """Returns the largest honest answer to a question: bytes, and items of a list in it."""
+    if isinstance(question, Start | Resume):
+        limits, left = question.limits, question.output_left
+        # Requests were text in the guest's heap; output has a limit of its own.
+        items = max(limits.max_calls + limits.max_others, left // ITEM_BYTES["text"])
+        return 2 * limits.memory_bytes + left + (1 << 20), items + 16
+    return (MAX_FRAME if isinstance(question, Freeze) else 1 << 16), 64
+
+
+def verify(question: Question, answer: Answer) -> Answer:
+    """Returns the answer with its JSON parsed.
+
+    Raises:
+        ProtocolError: The answer does not belong to the question, or exceeds its limits.
+    """
+    match question, answer:
+        case (Start() | Resume()) as asked, (Completion() | Suspension() | Failure()):
+            _check_limits(asked, answer)
+            output = tuple(map(_parse_output, answer.output))
+            if isinstance(answer, Completion):
+                return Completion(answer.value, output, read_json(answer.value))
+            return replace(answer, output=output) if output else answer
+        case ((Boot() | Provide() | Install()), Acknowledgement()):
+            return answer
+        case Freeze(), FrozenCell() | Failure():
+            return answer
+        case _:
+            raise ProtocolError(f"{answer.kind!r} as answer to {question.kind!r}")
+
+
+def _check_limits(asked: Start | Resume, answer: Completion | Suspension | Failure) -> None:
+    size = sum(item.size for item in answer.output)
+    size += len(answer.value) if isinstance(answer, Completion) else 0
+    if size > asked.output_left:
+        raise ProtocolError(f"{size} bytes of output, {asked.output_left} allowed")
+    if isinstance(answer, Failure) and len(answer.error) > MAX_ERROR:
+        raise ProtocolError(f"an error of {len(answer.error)} characters")
+    requests = () if isinstance(answer, Completion) else answer.requests
+    if len(requests) > asked.limits.max_calls + asked.limits.max_others:
+        raise ProtocolError(f"{len(requests)} requests")
+    if any(len(request.args) > 4 * MAX_REQUEST for request in requests):
+        raise ProtocolError("a request over its limit")
+    ids = [request.id for request in requests]
+    if ids != sorted(set(ids)):
+        raise ProtocolError("requests out of order")
+
+
+def _parse_output(item: Output) -> Output:
+    value = read_json(item.body)
+    if item.type == "text" and not isinstance(value, str):
+        raise ProtocolError(f"text output that is {type(value).__name__}")
+    return Output(item.type, item.body, value)

@@ -1,27 +1,30 @@
-"""Worker side: what a worker gives up before it meets a guest.
+"""Worker side: the rights that a worker gives up before it runs a guest.
 
-wasm is the wall. This is what stands behind it, for the guest that finds a hole: a process that can
-compute, answer on its pipes and end, and do nothing else. Three layers overlap, because a kernel or
-a container may lack any of them.
+wasm is the wall. The lockdown is the second wall, for a guest that finds a hole in the first: the
+process can compute, answer on its pipes and end, and do nothing else. Three layers overlap, because
+a kernel or a container may lack any of them.
 
-- *Landlock*: no file can be opened, no TCP port used, no process outside signalled or traced.
-- *Resource limits*: no descriptor, file or process can be made, and private memory ends somewhere.
-- *seccomp*: of some 360 system calls, the two dozen that running guests takes. Memory can be mapped
-  in one way only, the one that the limit on private memory counts.
+- *Landlock*: the worker can open no file, use no TCP port, and signal or trace no other process.
+- *Resource limits*: it can create no descriptor, file or process, and private memory is bounded.
+- *seccomp*: of some 360 system calls, it may use the two dozen that guests need. Memory can be
+  mapped only in the way that the limit on private memory counts.
 
 Landlock binds one thread and the threads that it starts later. So `give_up_files` is called in the
-main thread while there is no other, and everything that is read from files (modules too) is read
-before. `give_up_calls` binds all threads, and none can be started afterwards.
+main thread while there is no other, after all files (modules too) have been read. `give_up_calls`
+binds all threads, and no thread can be started afterwards.
 
-Left out:
+Deliberately not used:
 
-- `RLIMIT_AS`: wasmtime reserves 4 GiB of addresses for each memory, and mostly leaves them empty.
-- `PR_SET_DUMPABLE`: without it a parent that is not root cannot read `smaps`, which is how the
-  memory of workers is measured. What it prevents, being traced by a process of the same user, no
-  other worker can do.
-- `close`, `poll`, `clock_nanosleep` and the like: nobody was seen to call them.
+- `RLIMIT_AS`: wasmtime reserves 4 GiB of addresses for each memory, and leaves most of them empty.
+- `PR_SET_DUMPABLE`: with it, a parent that is not root cannot read `smaps`, which measures the
+  memory of workers. It would prevent tracing by a process of the same user, which Landlock and
+  seccomp already deny to other workers.
+
+Deliberately not allowed:
+
+- `close`, `poll`, `clock_nanosleep` and the like: no worker was observed to call them.
 - `mremap`: it can enlarge the main thread's stack, whose memory the limit does not count. The C
-  library copies where it is refused.
+  library copies memory instead when `mremap` is refused.
 """
 
 import ctypes
@@ -39,8 +42,7 @@ MEMORY_WALL = 3 << 30
 """Bytes of private writable memory. The largest guest has 1.5 GiB, and is copied in parts."""
 
 STACK_WALL = 8 << 20
-"""Bytes of the main thread's stack, which the limit above does not count. Guests run elsewhere."""
-
+"""Bytes of the main thread's stack, which `MEMORY_WALL` does not count. Guests use another one."""
 
 _NEEDS = {
     "Landlock": "it needs Linux 5.13 or newer, with `landlock` in /sys/kernel/security/lsm",
@@ -50,32 +52,33 @@ _NEEDS = {
 
 
 class LockdownFailed(Exception):
-    """This system does not offer all of the lockdown, and all of it is required."""
+    """This system does not offer the whole lockdown, and `required` demands it."""
 
 
 def lock_down(mode: Mode) -> tuple[str, ...]:
-    """Gives up everything at once: for a process with one thread that will not need another.
+    """Applies the whole lockdown, in a process with one thread that will not need another.
 
     Args:
-        mode: `off` does nothing; `best-effort` does what this system offers; `required` does all.
+        mode: `off` does nothing; `best-effort` applies what this system offers; `required` applies
+            everything or raises.
 
     Returns:
         A note for each part that could not be applied.
 
     Raises:
-        LockdownFailed: A part could not be applied and is required. Others may have been.
+        LockdownFailed: A required part could not be applied. Other parts may have been applied.
     """
     return give_up_files(mode) + give_up_calls(mode)
 
 
 def give_up_files(mode: Mode) -> tuple[str, ...]:
-    """The first half of `lock_down`: binds this thread, and those that it will start."""
+    """Applies the first half of `lock_down`, to this thread and the threads it starts later."""
     return _apply(mode, {"Landlock": _restrict_access})
 
 
 def give_up_calls(mode: Mode) -> tuple[str, ...]:
-    """The second half of `lock_down`: binds all threads, and no other can be started."""
-    # Lowering limits is a system call too, and the filter does not allow it.
+    """Applies the second half of `lock_down`, to all threads; no other can be started then."""
+    # Limits first: the filter does not allow the system call that lowers them.
     return _apply(mode, {"resource limits": _lower_limits, "seccomp": _filter_calls})
 
 
@@ -95,7 +98,7 @@ def _apply(mode: Mode, parts: dict[str, Callable[[], None]]) -> tuple[str, ...]:
 
 # ---- Landlock ----
 
-# By the version of the kernel's Landlock in which they came.
+# By the version of Landlock that introduced them.
 _FILE_RIGHTS = {1: 0x1FFF, 2: 1 << 13, 3: 1 << 14, 5: 1 << 15, 9: 1 << 16}
 _TCP_RIGHTS = {4: 0b11}  # bind, connect
 _SCOPES = {6: 0b11}  # abstract sockets, signals
@@ -104,7 +107,7 @@ _GET_VERSION = 1
 
 
 def _restrict_access() -> None:
-    """Takes every right that Landlock knows, and grants none back."""
+    """Gives up every right that the kernel's Landlock knows."""
     threads = len(os.listdir("/proc/self/task")) if sys.platform == "linux" else 0
     version = _system_call("landlock_create_ruleset", 0, 0, _GET_VERSION)
     handled = ctypes.create_string_buffer(ruleset(version))
@@ -115,34 +118,32 @@ def _restrict_access() -> None:
     finally:
         os.close(rules)
     if threads > 1:
-        raise OSError(errno.EBUSY, f"it binds one thread, and there are {threads}")
+        raise OSError(errno.EBUSY, f"it binds one thread only, and there are {threads}")
 
 
 def ruleset(version: int) -> bytes:
-    """`struct landlock_ruleset_attr`: what `version` of Landlock can take away."""
-    # An older kernel takes a longer struct than it knows, if the rest is zero.
-    return struct.pack(
-        "=QQQ", *(_since(version, rights) for rights in (_FILE_RIGHTS, _TCP_RIGHTS, _SCOPES))
+    """Returns a `struct landlock_ruleset_attr` of all rights that `version` of Landlock knows."""
+    # An older kernel accepts a longer struct than it knows, if the rest is zero.
+    masks = (
+        sum(mask for since, mask in rights.items() if since <= version)
+        for rights in (_FILE_RIGHTS, _TCP_RIGHTS, _SCOPES)
     )
-
-
-def _since(version: int, rights: dict[int, int]) -> int:
-    return sum(mask for since, mask in rights.items() if since <= version)
+    return struct.pack("=QQQ", *masks)
 
 
 # ---- Resource limits ----
 
 
 def _lower_limits() -> None:
-    _number_of("prctl")  # what the limits mean is known for Linux only
-    # Zero keeps files from being written, but a core dump can go into a pipe: one forbids both.
+    _number_of("prctl")  # raises on other systems than Linux, where the limits mean other things
+    # With 0 the kernel still dumps core into a pipe, if it is so configured; 1 prevents both.
     _lower(resource.RLIMIT_CORE, 1)
     _lower(resource.RLIMIT_DATA, MEMORY_WALL)
     _lower(resource.RLIMIT_STACK, STACK_WALL)
-    # Pipes are no files to this limit, and open descriptors stay open under the next.
+    # RLIMIT_FSIZE does not count pipes, and RLIMIT_NOFILE leaves open descriptors open.
     _lower(resource.RLIMIT_FSIZE, 0)
     _lower(resource.RLIMIT_NOFILE, 0)
-    _lower(resource.RLIMIT_NPROC, 0)  # not for root, who has seccomp only
+    _lower(resource.RLIMIT_NPROC, 0)  # does not bind root; seccomp does
 
 
 def _lower(limit: int, value: int) -> None:
@@ -150,7 +151,7 @@ def _lower(limit: int, value: int) -> None:
     value = value if hard == resource.RLIM_INFINITY else min(value, hard)
     try:
         resource.setrlimit(limit, (value, value))
-    except ValueError as error:  # what it makes of EPERM
+    except ValueError as error:  # Python raises this for EPERM
         raise OSError(errno.EPERM, str(error)) from None
 
 
@@ -159,7 +160,7 @@ def _lower(limit: int, value: int) -> None:
 _ALLOWED = {
     "read": (0, 63),
     "write": (1, 64),
-    "writev": (20, 66),  # the C library's last words
+    "writev": (20, 66),  # the C library's message before it aborts
     "munmap": (11, 215),
     "mprotect": (10, 226),
     "madvise": (28, 233),
@@ -173,7 +174,7 @@ _ALLOWED = {
     "sigaltstack": (131, 132),
     "restart_syscall": (219, 128),
     "setitimer": (38, 103),
-    "clock_gettime": (228, 113),  # where the vDSO cannot tell the time
+    "clock_gettime": (228, 113),  # where the vDSO does not provide it
     "getrandom": (318, 278),
     "getpid": (39, 172),
     "gettid": (186, 178),
@@ -193,14 +194,14 @@ _NUMBERS = _ALLOWED | {
 """System call numbers on x86_64 and on aarch64."""
 
 _MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
-"""Column of `_NUMBERS`, and how seccomp names the machine."""
+"""The column of `_NUMBERS`, and seccomp's name of the machine."""
 
-# BPF: a word of `struct seccomp_data` into the accumulator; skip if (not) equal; return.
+# BPF: load a word of `struct seccomp_data`; skip if (not) equal; skip if any bit is set; return.
 _LOAD, _JUMP_EQUAL, _JUMP_ANY_BIT, _RETURN = 0x20, 0x15, 0x45, 0x06
 _NUMBER, _MACHINE, _FIRST_ARGUMENT, _FOURTH_ARGUMENT = 0, 4, 16, 40
 
-# MAP_PRIVATE, MAP_FIXED, MAP_ANONYMOUS, MAP_NORESERVE: what the C library and wasmtime use. Shared
-# memory and stacks (MAP_SHARED, MAP_GROWSDOWN) count against no limit.
+# MAP_PRIVATE, MAP_FIXED, MAP_ANONYMOUS, MAP_NORESERVE: the C library and wasmtime use no others.
+# Shared memory and stacks (MAP_SHARED, MAP_GROWSDOWN) would count against no limit.
 _MAP_FLAGS = 0x02 | 0x10 | 0x20 | 0x4000
 _ALLOW, _ERRNO, _KILL = 0x7FFF0000, 0x00050000, 0x80000000
 
@@ -220,25 +221,25 @@ def _filter_calls() -> None:
 
 
 def build_filter(machine: str, pid: int) -> bytes:
-    """The BPF program that decides about each system call of process `pid` on `machine`.
+    """Returns the BPF program that filters the system calls of process `pid` on `machine`.
 
-    What is not allowed fails with EPERM, so that Python can still say what went wrong.
+    A call that is not allowed fails with EPERM, so that Python can still report the error.
     """
     column, name = _MACHINES[machine]
     allow, refuse = _op(_RETURN, _ALLOW), _op(_RETURN, _ERRNO | errno.EPERM)
-    # Numbers mean other calls in another mode of the CPU. x32 has x86_64's name, but a bit in its
-    # numbers that no number below has.
+    # In another mode of the CPU the numbers mean other calls. x32 has the name of x86_64, but its
+    # numbers have a bit that no number below has.
     steps = [_op(_LOAD, _MACHINE), _op(_JUMP_EQUAL, name, 1, 0), _op(_RETURN, _KILL)]
     steps += [_op(_LOAD, _NUMBER)]
     for numbers in _ALLOWED.values():
         steps += _if_equal(numbers[column], allow)
-    # wasmtime takes this errno, and no other, to mean that it has to copy.
+    # With this errno, and no other, wasmtime falls back to copying memory.
     no_system = _op(_RETURN, _ERRNO | errno.ENOSYS)
     steps += _if_equal(_NUMBERS[_MEMFD_CREATE][column], no_system)
     other_flags = _op(_JUMP_ANY_BIT, ~_MAP_FLAGS & 0xFFFFFFFF, 1, 0)
     private = _op(_LOAD, _FOURTH_ARGUMENT), other_flags, allow, refuse
     steps += _if_equal(_NUMBERS[_MMAP][column], *private)
-    # `abort` signals its own thread.
+    # `abort` signals its own thread, so signals to the own process are allowed.
     own = _op(_LOAD, _FIRST_ARGUMENT), *_if_equal(pid, allow)
     steps += _if_equal(_NUMBERS[_TGKILL][column], *own)
     return b"".join([*steps, refuse])
@@ -258,7 +259,7 @@ _NO_NEW_PRIVILEGES = 38
 
 
 def _forbid_new_privileges() -> None:
-    """No program that is executed gains rights: without this the kernel takes no filter."""
+    """Keeps executed programs from gaining rights. Without this the kernel accepts no filter."""
     _system_call("prctl", _NO_NEW_PRIVILEGES, 1)
 
 

@@ -1,9 +1,9 @@
-"""Parent side: which worker runs which cell, and when.
+"""Parent side: decides which worker runs which cell, and when.
 
-A cell is warm in the worker that ran it last, or frozen here, or gone. It stays warm while its
-calls are settled; when its worker is wanted by another cell, it is frozen first (about 1 ms), so a
-worker never runs one cell's code while it holds another's heap. When every worker computes, cells
-queue; the pool grows when the queue does not move, and their deadlines run all the while.
+A cell is warm in the worker that ran it last, or frozen in this process, or gone. It stays warm
+while its calls are settled. If another cell needs its worker, the cell is frozen first (about
+1 ms), so a worker never runs one cell's code while it holds another's heap. When every worker is
+busy, cells queue, and the pool grows if the queue does not move. Deadlines include the queue.
 """
 
 import logging
@@ -41,21 +41,21 @@ from clawmode.types import JsonText
 logger = logging.getLogger("clawmode.sandbox")
 
 GROW_AFTER = 0.02
-"""How long the queue stands still before the pool grows: the workers compute, and do not end."""
+"""Seconds that the queue may stand still before the pool grows."""
 
 SURPLUS_SECONDS = 10.0
-"""How long a worker beyond the pool's size may idle."""
+"""Seconds that a worker beyond the pool's size may idle."""
 
 RECYCLE_AFTER = 5000
-"""Cells after which a worker is replaced, whatever it looks like."""
+"""Cells after which a worker is replaced, even if it is healthy."""
 
 FREEZE_SECONDS = 10.0
 EVICTION_PATIENCE = 0.1
-"""How long the queue counts on a cell that is being frozen; 1 ms is usual."""
+"""Seconds for which an eviction counts as a worker that is about to be free; 1 ms is usual."""
 
 BOOT_PATIENCE = 5.0
-"""How long a worker that has its machine code may take to say that it is ready: 0.2 s is usual, two
-on a machine with ten times too much to do. A second one must fit into the default deadline."""
+"""Seconds that a worker with its machine code may take to become ready: 0.2 s is usual, 2 s on a
+machine with ten times its load. A second attempt must fit into the default deadline."""
 
 BOOT_ATTEMPTS = 3
 
@@ -64,16 +64,17 @@ LOST = "The program is lost: the worker that held it died."
 
 
 class Tenancy:
-    """The stay of one cell in a pool, from its start to its end. Made by `Pool.cell`.
+    """The stay of one cell in a pool, from its start to its end. `Pool.cell` creates it.
 
     Attributes:
-        worker: Where it is warm.
-        frozen: Its memory, when it is not.
-        moving: Set when the freeze that is under way has ended, one way or the other.
-        equipping: Cancels what its worker is being given before it can start.
-        computing: The worker that runs a step of it now.
-        waiter: Its place in the queue.
-        failed: Why it could not be frozen.
+        worker: The worker in which the cell is warm.
+        frozen: The cell's memory, while it is not warm.
+        moving: Set when the freeze in progress has ended, successfully or not.
+        equipping: Cancels the preparation of the cell's worker.
+        computing: The worker that runs a step of the cell now.
+        waiter: The cell's place in the queue.
+        aborted: True if the cell may not run again.
+        failed: Why the cell could not be frozen.
     """
 
     __slots__ = (
@@ -107,8 +108,8 @@ class Pool(AsyncResource):
     Args:
         size: Workers that are kept. Default: one per core, at least two.
         max_size: Workers that there may be while all of them compute. Default: four times `size`.
-        lockdown: Whether workers give up files and network: as far as the kernel can
-            (`best-effort`), or not run otherwise (`required`).
+        lockdown: Whether workers give up files and network: as far as the kernel offers it
+            (`best-effort`), or completely, else no worker starts (`required`).
     """
 
     def __init__(
@@ -123,10 +124,10 @@ class Pool(AsyncResource):
         self._lockdown: Lockdown = lockdown
         self._workers: dict[WorkerProcess, Tenancy | None] = {}
         self._idle: dict[WorkerProcess, None] = {}  # in the order in which they became idle
-        self._evicting: dict[WorkerProcess, float] = {}  # since when
+        self._evicting: dict[WorkerProcess, float] = {}  # with the time at which it began
         self._queue: deque[Waiter] = deque()
         self._dying: list[WorkerProcess] = []
-        # Freezing continues when the cell that asked for it has given up waiting.
+        # A freeze must continue when the cell that needs the worker has given up waiting.
         self._life = Lifetime("clawmode-pool", self._end)
         self._image = b""
         self._prepared: set[Part] = set()
@@ -136,10 +137,10 @@ class Pool(AsyncResource):
     # ---- Open and close ----
 
     async def start(self) -> "Pool":
-        """Starts the first worker; does not wait for it. To be called once."""
+        """Starts the first worker without waiting for it. May be called once."""
         tasks = await self._life.open()
         try:
-            # One first: two that start at once keep each other from the first cell.
+            # Only one: several that start at once would delay the first cell.
             self._release(self._spawn())
         except RuntimeUnavailable as error:
             logger.error("%s", error)
@@ -147,7 +148,7 @@ class Pool(AsyncResource):
         return self
 
     async def aclose(self) -> None:
-        """Ends all workers. Cells that compute or queue fail. Idempotent, from any task."""
+        """Ends all workers. Cells that compute or queue fail. Idempotent; callable in any task."""
         await self._life.close()
 
     async def __aenter__(self) -> "Pool":
@@ -167,12 +168,11 @@ class Pool(AsyncResource):
                 return
 
     async def ready(self) -> None:
-        """Waits until a worker can take cells, or none is coming. Raises nothing: a step will."""
-        while not (self._closed or self._any_booted()):  # noqa: ASYNC110 - a thread sets it
-            await anyio.sleep(0.002)
-
-    def _any_booted(self) -> bool:
-        return not self._workers or any(worker.booted.done() for worker in self._workers)
+        """Waits until a worker has booted or failed to. Raises nothing: the next step does."""
+        while not self._closed and self._workers:
+            if any(worker.booted.done() for worker in self._workers):
+                return
+            await anyio.sleep(0.002)  # the boot threads set no event of this loop
 
     async def _end(self, tasks: TaskGroup) -> None:
         self._closed = True
@@ -194,25 +194,25 @@ class Pool(AsyncResource):
         return self._image or next((each.result() for each in booted if not each.exception()), b"")
 
     def lockdown_notes(self) -> list[str]:
-        """What the workers could not give up, on this machine."""
+        """Returns the parts of the lockdown that this system does not offer."""
         return list(dict.fromkeys(note for worker in self._workers for note in worker.notes))
 
     # ---- Cells ----
 
     def cell(self, frozen: FrozenCell | None = None) -> Tenancy:
-        """A new cell, or one that was frozen before."""
+        """Returns the tenancy of a new cell, or of a frozen one."""
         return Tenancy(frozen)
 
     async def prepare(self, cell: Tenancy, start: Start | None) -> None:
-        """Waits until the machine code is there that a cell needs: on a new machine it is compiled.
+        """Waits until the machine code that a cell needs is loaded, or compiled on a new machine.
 
         Args:
-            cell: Its abort ends the wait.
-            start: What the cell will start with; None if it has started before.
+            cell: The cell. An abort of it ends the wait.
+            start: The message that the cell will start with; None if the cell has started already.
 
         Raises:
             Aborted: `abort` was called.
-            RuntimeUnavailable: It cannot be compiled, or the pool was closed.
+            RuntimeUnavailable: The code cannot be compiled, or the pool was closed.
         """
         needed: tuple[Part, ...] = ("quickjs", *(start.needs() if start is not None else ()))
         for part in needed:
@@ -227,19 +227,19 @@ class Pool(AsyncResource):
     async def step(
         self, cell: Tenancy, message: Start | Resume, deadline: float, setup: JsonText = b""
     ) -> Outcome:
-        """Lets a cell run until it is idle, complete or failed.
+        """Runs a cell until it is idle, has completed or has failed.
 
         Args:
-            cell: Not being stepped already.
+            cell: A cell of which no step runs.
             message: `Start` once, then `Resume`. Budget and snapshot are filled in here.
-            deadline: By `time.monotonic`; queueing counts.
-            setup: What `Start.setup` is the key of; sent to workers that do not have it.
+            deadline: By `time.monotonic`; the time in the queue counts.
+            setup: The setup whose key is `Start.setup`; sent to workers that do not have it.
 
         Raises:
-            DeadlineExceeded: It passed in the queue, or the worker hung.
+            DeadlineExceeded: The deadline passed in the queue, or the worker hung.
             Aborted: `abort` was called.
-            RuntimeUnavailable: There is no worker to be had, or it died.
-            SnapshotTooLarge: The cell had to make room, and could not be frozen.
+            RuntimeUnavailable: No worker can be started, or the worker died.
+            SnapshotTooLarge: The cell was to be frozen for another, and was too large.
         """
         worker = await self._acquire(cell, deadline, resuming=isinstance(message, Resume))
         try:
@@ -289,11 +289,11 @@ class Pool(AsyncResource):
         return answer
 
     async def freeze(self, cell: Tenancy) -> FrozenCell:
-        """The cell's memory, to be kept elsewhere. The cell can still go on afterwards.
+        """Returns the cell's memory, to be stored elsewhere. The cell can still be resumed here.
 
         Raises:
             RuntimeUnavailable: The cell was lost with its worker.
-            SnapshotTooLarge: It cannot be frozen in the memory that a worker may use.
+            SnapshotTooLarge: Freezing the cell takes more memory than a worker may use.
         """
         if cell.worker is not None:
             self._evict(cell.worker)
@@ -304,7 +304,7 @@ class Pool(AsyncResource):
         return cell.frozen
 
     async def abort(self, cell: Tenancy) -> None:
-        """Stops a cell within 20 ms, wherever it is, and marks it: it will not step again."""
+        """Stops a cell within 20 ms, wherever it is. A later step raises `Aborted`."""
         cell.aborted = True
         if cell.waiter is not None:
             cell.waiter.turn.notify()
@@ -331,7 +331,7 @@ class Pool(AsyncResource):
         return worker
 
     def _let_go(self, worker: WorkerProcess) -> None:
-        """Gives back a worker that failed its cell: it is dead, or was not to blame."""
+        """Releases a worker whose step raised, if the worker is still alive."""
         if worker.alive and worker in self._workers:
             self._workers[worker] = None
             self._release(worker)
@@ -339,7 +339,7 @@ class Pool(AsyncResource):
             self._discard(worker)
 
     def _discard(self, worker: WorkerProcess) -> None:
-        """Kills a worker and, unless the pool is closing, starts another in its place."""
+        """Kills a worker and, unless the pool is closed, starts a replacement."""
         worker.kill()
         self._idle.pop(worker, None)
         if worker not in self._workers:
@@ -358,7 +358,7 @@ class Pool(AsyncResource):
         return bool(self._dying)
 
     def _release(self, worker: WorkerProcess) -> None:
-        """A worker has nothing to do: the queue gets it, once it is empty."""
+        """Gives an idle worker to the queue, after evicting its cell if necessary."""
         if worker not in self._workers:
             return
         worker.idle_since = self._moved = time.monotonic()
@@ -371,20 +371,17 @@ class Pool(AsyncResource):
             self._evict(worker)
         else:
             self._idle[worker] = None
-            self._shrink()
+            oldest = next(iter(self._idle))
+            surplus = len(self._workers) > self.size and self._workers[oldest] is None
+            if surplus and time.monotonic() - oldest.idle_since > SURPLUS_SECONDS:
+                self._discard(oldest)
         if self._dying:
             self._reap()
-
-    def _shrink(self) -> None:
-        oldest = next(iter(self._idle))
-        surplus = len(self._workers) > self.size and self._workers[oldest] is None
-        if surplus and time.monotonic() - oldest.idle_since > SURPLUS_SECONDS:
-            self._discard(oldest)
 
     # ---- Freezing to make room ----
 
     def _evict(self, worker: WorkerProcess) -> None:
-        """Begins to freeze the cell that is warm in a worker; then the worker is released."""
+        """Starts to freeze the cell that is warm in a worker; the worker is released afterwards."""
         cell = self._workers[worker]
         assert cell is not None
         assert self._life.tasks is not None
@@ -397,8 +394,8 @@ class Pool(AsyncResource):
         try:
             answer = await worker.ask(Freeze(), time.monotonic() + FREEZE_SECONDS)
         except Exception as error:
-            # Whatever it is: raised from here it would end the task that opened the pool.
-            logger.error("a cell could not be frozen: %s: %s", type(error).__name__, error)
+            # An exception raised here would cancel the task that opened the pool.
+            logger.error("cannot freeze a cell: %s: %s", type(error).__name__, error)
             answer = None
         finally:
             self._evicting.pop(worker, None)
@@ -414,7 +411,7 @@ class Pool(AsyncResource):
     # ---- Acquiring ----
 
     async def _acquire(self, cell: Tenancy, deadline: float, *, resuming: bool) -> WorkerProcess:
-        """A live worker that holds this cell, or no cell at all; it is no longer idle."""
+        """Returns a live worker that holds this cell, or no cell; the worker is not idle then."""
         if self._life.tasks is None:
             raise NotOpen("The pool is not open: use it inside of `async with Pool() as pool:`.")
         if cell.moving is not None:
@@ -425,9 +422,15 @@ class Pool(AsyncResource):
             raise DeadlineExceeded("The program was being frozen until its deadline.")
         if resuming and cell.worker is None and cell.frozen is None:
             raise _lost(cell)
-        if cell.worker is not None:
-            return self._take_warm(cell.worker, cell)
-        return await self._take_empty(cell, deadline)
+        if cell.worker is None:
+            return await self._take_empty(cell, deadline)
+        worker = cell.worker
+        self._idle.pop(worker, None)
+        if not worker.alive:
+            self._discard(worker)
+            raise RuntimeUnavailable(LOST)
+        cell.worker = None
+        return worker
 
     def _check(self, cell: Tenancy) -> None:
         if self._closed:
@@ -452,21 +455,16 @@ class Pool(AsyncResource):
                 return worker
         raise AssertionError("unreachable")
 
-    def _take_warm(self, worker: WorkerProcess, cell: Tenancy) -> WorkerProcess:
-        self._idle.pop(worker, None)
-        if not worker.alive:
-            self._discard(worker)
-            raise RuntimeUnavailable(LOST)
-        cell.worker = None
-        return worker
-
     def _take_idle(self) -> WorkerProcess | None:
-        """An empty worker, if there is one or may be; else room is made, and the cell queues."""
+        """Returns an empty worker, a new one if the pool may grow to its size.
+
+        Otherwise None: the cell that was idle longest is being evicted, and the caller queues.
+        """
         for worker in [worker for worker in self._idle if worker.died()]:
             self._discard(worker)
         empty = [worker for worker in self._idle if self._workers[worker] is None]
         if empty:
-            # The last one used: its caches are warm, and the others may become surplus.
+            # The last one used: its caches are warm, and the others can become surplus.
             ready = [worker for worker in empty if worker.booted.done()]
             worker = (ready or empty)[-1]
             del self._idle[worker]
@@ -478,18 +476,21 @@ class Pool(AsyncResource):
         return None
 
     async def _wait(self, cell: Tenancy, deadline: float) -> WorkerProcess:
-        """Queues for a worker; if the queue stands still, makes one."""
+        """Queues for a worker; starts one if the queue stands still."""
         waiter = cell.waiter = Waiter()
         self._queue.append(waiter)
         try:
             while waiter.worker is None and (left := deadline - time.monotonic()) > 0:
-                # The first in the queue watches it for all: a thousand timers would be the hog.
+                # Only the first in the queue wakes up to watch it: with a thousand waiters, a
+                # timer each would keep the event loop busy.
                 first = self._queue[0] is waiter
                 with anyio.move_on_after(min(left, GROW_AFTER) if first else left):
                     await waiter.turn.wait()
                 self._check(cell)
                 if waiter.worker is None and first and self._should_grow():
-                    self._grow()
+                    # Not awaited: another worker may become free before the new one has booted.
+                    assert self._life.tasks is not None
+                    self._life.tasks.start_soon(self._release_booted, self._spawn())
         except BaseException:
             self._give_back(waiter)
             raise
@@ -503,11 +504,6 @@ class Pool(AsyncResource):
             )
         return waiter.worker
 
-    def _grow(self) -> None:
-        """Starts a worker for the queue, which does not wait for it if another is free before."""
-        assert self._life.tasks is not None
-        self._life.tasks.start_soon(self._release_booted, self._spawn())
-
     async def _release_booted(self, worker: WorkerProcess) -> None:
         while not worker.booted.done() and worker in self._workers:
             if worker.booting_for() > BOOT_PATIENCE:
@@ -519,13 +515,13 @@ class Pool(AsyncResource):
             self._discard(worker)
 
     def _should_grow(self) -> bool:
-        """Whether the queue stands still, and not because a worker is on its way already."""
+        """True if the queue stands still, and no worker is about to become free."""
         stands = time.monotonic() - self._moved >= GROW_AFTER
         coming = self._soon_empty() or any(not worker.booted.done() for worker in self._workers)
         return stands and not coming and len(self._workers) < self.max_size
 
     def _soon_empty(self) -> int:
-        """Evictions that can be counted on: one that takes long may never end."""
+        """Returns the number of recent evictions. An older one may never end: it does not count."""
         recent = time.monotonic() - EVICTION_PATIENCE
         return sum(began > recent for began in self._evicting.values())
 
@@ -533,11 +529,8 @@ class Pool(AsyncResource):
         if waiter.worker is not None:
             self._release(waiter.worker)
         elif waiter in self._queue:
-            self._leave(waiter)
-
-    def _leave(self, waiter: Waiter) -> None:
-        self._queue.remove(waiter)
-        self._wake_first()
+            self._queue.remove(waiter)
+            self._wake_first()
 
     def _wake_first(self) -> None:
         if self._queue:
@@ -549,11 +542,11 @@ class Pool(AsyncResource):
             if time.monotonic() >= deadline:
                 raise DeadlineExceeded("The program never ran: its worker took too long to start.")
             if worker.booting_for() > BOOT_PATIENCE:
-                raise RuntimeUnavailable("a worker hung while it started")
+                raise RuntimeUnavailable("a worker hung during its start")
             await anyio.sleep(0.002)
         image = worker.booted.result()
         if image != (self._image or image):
-            raise RuntimeUnavailable("two workers disagree about the image that cells start from")
+            raise RuntimeUnavailable("two workers have different images that cells start from")
         if not self._image and worker.notes:
             logger.warning("workers are not fully locked down: %s", "; ".join(worker.notes))
         self._image = image
@@ -564,7 +557,7 @@ def _lost(cell: Tenancy) -> SandboxError:
 
 
 def _settle(cell: Tenancy) -> None:
-    """Ends what `Pool._evict` began: the cell is frozen, or lost."""
+    """Ends an eviction: the cell is frozen or lost, and nobody waits for it any more."""
     if cell.moving is not None:
         cell.moving.set()
         cell.moving = None

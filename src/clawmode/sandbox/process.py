@@ -1,7 +1,7 @@
-"""Parent side: one worker process. Start it, ask it, stop it.
+"""Parent side: one worker process. Starts it, asks it, stops it.
 
-A worker is asked one thing at a time and trusted with nothing: an answer that is malformed, to
-another question, or larger than the question allows, kills it.
+A worker gets one question at a time and is not trusted: it is killed if its answer is malformed,
+belongs to another question, or is larger than the question allows.
 """
 
 import contextlib
@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import replace
 from typing import Literal
 
 import anyio
@@ -28,32 +27,22 @@ from clawmode.exceptions import (
 from clawmode.sandbox import artifacts
 from clawmode.sandbox.frames import (
     HEADER,
-    MAX_FRAME,
+    answer_bounds,
     decode_answer,
     encode,
     frame_length,
-    read_json,
+    verify,
 )
 from clawmode.sandbox.protocol import (
-    ITEM_BYTES,
-    MAX_ERROR,
-    MAX_REQUEST,
     MAX_SETUPS,
     Acknowledgement,
     Answer,
     Boot,
-    Completion,
     Failure,
-    Freeze,
-    FrozenCell,
     Install,
-    Output,
     Part,
     Provide,
     Question,
-    Resume,
-    Start,
-    Suspension,
 )
 from clawmode.tasks import backoff
 from clawmode.types import JsonText
@@ -62,10 +51,10 @@ logger = logging.getLogger("clawmode.sandbox")
 
 BOOT_SECONDS = 20.0
 GRACE = 0.25
-"""How long after a step's deadline the worker may still answer; then it is killed."""
+"""Seconds after a step's deadline in which the worker may still answer; then it is killed."""
 
 ABORT_GRACE = 0.015
-"""The same after an abort."""
+"""Seconds after an abort in which the worker may still answer; then it is killed."""
 
 Lockdown = Literal["off", "best-effort", "required"]
 
@@ -74,10 +63,11 @@ class WorkerProcess:
     """A subprocess that runs guests.
 
     Attributes:
-        booted: Resolves when the worker is ready, with the hash of its image.
-        provided: The parts that it has been given beside the engine.
-        cells: How many cells it has started.
-        notes: What the worker could not give up.
+        booted: Resolves to the hash of the worker's image when the worker is ready.
+        provided: The parts that the worker has, besides the engine.
+        cells: The number of cells that the worker has started.
+        notes: The parts of the lockdown that this system lacks.
+        idle_since: When the worker became idle, by `time.monotonic`.
     """
 
     def __init__(self, lockdown: Lockdown) -> None:
@@ -86,7 +76,7 @@ class WorkerProcess:
         self.cells = 0
         self._setups: dict[bytes, None] = {}
         self.notes: tuple[str, ...] = ()
-        self._handed = float("inf")
+        self._boot_began = float("inf")
         self.idle_since = time.monotonic()
         self._lockdown: Lockdown = lockdown
         self._number = 0
@@ -94,7 +84,7 @@ class WorkerProcess:
         self._asking = False
         self._abort_wanted = False
         self._dead = False
-        self._killing = threading.Lock()  # the boot thread kills too
+        self._killing = threading.Lock()  # the boot thread may kill the worker too
         self._answered: anyio.Event | None = None
         self._start()
         threading.Thread(target=self._boot, name="clawmode-boot", daemon=True).start()
@@ -105,7 +95,7 @@ class WorkerProcess:
         try:
             control, self._control = os.pipe()
         except OSError as error:
-            raise RuntimeUnavailable(f"no worker could be started: {error}") from None
+            raise RuntimeUnavailable(f"cannot start a worker: {error}") from None
         try:
             self._process = subprocess.Popen(  # noqa: S603 - our own module and interpreter
                 artifacts.python_command("worker", str(control), self._lockdown),
@@ -120,7 +110,7 @@ class WorkerProcess:
             )
         except OSError as error:
             os.close(self._control)
-            raise RuntimeUnavailable(f"no worker could be started: {error}") from None
+            raise RuntimeUnavailable(f"cannot start a worker: {error}") from None
         finally:
             os.close(control)
         process = self._process
@@ -128,18 +118,21 @@ class WorkerProcess:
         self._input, self._output, self._errors = (pipe.fileno() for pipe in self._streams)
 
     def _boot(self) -> None:
-        """In a thread of its own: hands over the machine code and waits until it is ready."""
+        """Runs in the boot thread: sends the machine code and waits until the worker is ready."""
         watchdog = threading.Timer(BOOT_SECONDS, self.kill)
         watchdog.daemon = True
         try:
             code = self._await_code()
-            # Only now: preparing the code takes as long as it takes, and is bounded elsewhere.
+            # Not earlier: compiling can take minutes, and `artifacts` bounds it.
             watchdog.start()
             ready = self._shake_hands(code)
         except Exception as error:
-            self.booted.set_exception(
-                RuntimeUnavailable(f"a worker did not start: {self._why(error)}")
-            )
+            reason = str(error)
+            if not self._dead and not isinstance(error, SandboxError):
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._process.wait(0.5)
+                reason = f"{self._ending()} ({type(error).__name__})"
+            self.booted.set_exception(RuntimeUnavailable(f"a worker did not start: {reason}"))
             self.kill()
             return
         finally:
@@ -156,22 +149,15 @@ class WorkerProcess:
                 return coming.result(0.1)
         raise RuntimeUnavailable("it was ended while its machine code was prepared")
 
-    def _why(self, error: Exception) -> str:
-        if self._dead or isinstance(error, SandboxError):
-            return str(error)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(0.5)
-        return f"{self._ending()} ({type(error).__name__})"
-
     def _shake_hands(self, code: bytes) -> Acknowledgement:
-        self._handed = time.monotonic()
+        self._boot_began = time.monotonic()
         view = memoryview(encode(Boot(code), 0))
         while view:
             view = view[os.write(self._input, view) :]
         body = self._read_blocking(frame_length(self._read_blocking(HEADER.size)))
         ready = decode_answer(body, 0)
         if isinstance(ready, Failure):
-            # The machine code could not be loaded, whole as it is: made again next time.
+            # The machine code is whole, and yet it cannot be loaded: the next worker compiles anew.
             artifacts.forget("quickjs")
             raise RuntimeUnavailable(ready.error)
         if not isinstance(ready, Acknowledgement):
@@ -188,36 +174,34 @@ class WorkerProcess:
         return data
 
     def _ending(self) -> str:
-        """How the process ended. Its last line on stderr is only logged: models read errors."""
+        """Describes how the process ended. Its stderr is only logged, as models read errors."""
         os.set_blocking(self._errors, False)
-        said = b""
+        stderr = b""
         with contextlib.suppress(BlockingIOError):
-            said = os.read(self._errors, 65536)
-        if lines := said.decode(errors="replace").strip().splitlines():
-            logger.error("the last line of worker %d: %r", self.pid, lines[-1][:500])
+            stderr = os.read(self._errors, 65536)
+        if lines := stderr.decode(errors="replace").strip().splitlines():
+            logger.error("last line on stderr of worker %d: %r", self.pid, lines[-1][:500])
         status = self._process.poll()
         return "it ended" if status is None else f"it ended with status {status}"
 
     @property
     def pid(self) -> int:
-        """The worker's process id."""
         return self._process.pid
 
     def booting_for(self) -> float:
-        """Seconds since it was given its machine code."""
-        return time.monotonic() - self._handed
+        """Returns the seconds since the worker was sent its machine code."""
+        return time.monotonic() - self._boot_began
 
     def died(self) -> bool:
-        """Whether a worker that had come up has ended by itself."""
+        """True if the worker was ready once, and has ended since."""
         return self.booted.done() and not self.alive
 
     @property
     def alive(self) -> bool:
-        """Whether it has not been killed, nor has ended by itself."""
         return not self._dead and self._process.poll() is None
 
     def kill(self) -> None:
-        """Ends the worker at once. Idempotent."""
+        """Kills the worker. Idempotent."""
         with self._killing:
             if self._dead:
                 return
@@ -226,8 +210,8 @@ class WorkerProcess:
         os.close(self._control)
 
     def reaped(self) -> bool:
-        """Whether a killed worker is gone; what it held is then given back."""
-        # Who reads its pipes (the boot thread, or a question) ends when they break, not before.
+        """True if a killed worker is gone; its pipes are then closed."""
+        # The boot thread, or a pending question, still reads the pipes until they break.
         if self._process.poll() is None or not self.booted.done() or self._asking:
             return False
         for pipe in self._streams:
@@ -237,11 +221,15 @@ class WorkerProcess:
     # ---- Asking ----
 
     async def provide(self, part: Part, deadline: float) -> None:
-        """Hands over a part that the worker lacks."""
+        """Sends a part, unless the worker has it.
+
+        Raises:
+            DeadlineExceeded: The part was not loaded by the deadline.
+        """
         if part in self.provided:
             return
-        # `Pool.prepare` has seen to it, so it is there. If not, loading continues when the cell is
-        # late or gone, for the next one's sake, and costs no worker.
+        # `Pool.prepare` has usually loaded the part. If not, loading continues after the deadline,
+        # for the next cell, and does not cost the worker its life.
         with anyio.move_on_after(deadline - time.monotonic()) as late:
             data = await loaded(part)
         if late.cancelled_caught:
@@ -250,7 +238,7 @@ class WorkerProcess:
         self.provided.add(part)
 
     async def install(self, key: bytes, data: JsonText, deadline: float) -> None:
-        """Installs a setup that the worker lacks; it forgets the oldest when there are too many."""
+        """Sends a setup, unless the worker has it. The worker forgets the oldest of too many."""
         if key in self._setups:
             return
         await self.ask(Install(key, data), deadline)
@@ -259,14 +247,14 @@ class WorkerProcess:
             del self._setups[next(iter(self._setups))]
 
     async def ask(self, question: Question, deadline: float) -> Answer:
-        """Asks one thing.
+        """Sends a question and waits for the answer.
 
         Raises:
-            DeadlineExceeded: No answer by `deadline` and a grace; the worker is dead.
-            Aborted: It was killed because it did not heed an abort.
-            RuntimeUnavailable: It died, or answered nonsense; it is dead.
+            DeadlineExceeded: No answer arrived by `deadline` and a grace; the worker was killed.
+            Aborted: The worker did not react to an abort, and was killed.
+            RuntimeUnavailable: The worker died, or was killed because its answer was invalid.
         """
-        assert not self._asking, "a worker is asked one thing at a time"
+        assert not self._asking, "a worker gets one question at a time"
         self._asking, self._abort_wanted = True, False
         self._number += 1
         self._answered = anyio.Event()
@@ -274,7 +262,7 @@ class WorkerProcess:
         try:
             with anyio.move_on_after(max(deadline - time.monotonic(), 0) + GRACE):
                 await self._send(encode(question, self._number))
-                answer = _verified(question, await self._receive(*_allowed(question)))
+                answer = verify(question, await self._receive(*answer_bounds(question)))
                 answered = True
                 return answer
             raise DeadlineExceeded("The program ran longer than it may, and its worker hung.")
@@ -284,8 +272,8 @@ class WorkerProcess:
             self.kill()
             raise RuntimeUnavailable(f"the worker died: {self._ending()}") from None
         except ProtocolError as error:
-            logger.error("worker %d answered nonsense: %s", self.pid, error)
-            raise RuntimeUnavailable(f"the worker answered nonsense: {error}") from None
+            logger.error("worker %d sent an invalid answer: %s", self.pid, error)
+            raise RuntimeUnavailable(f"the worker sent an invalid answer: {error}") from None
         finally:
             self._asking = False
             self._answered.set()
@@ -327,7 +315,7 @@ class WorkerProcess:
         return data
 
     async def abort(self) -> None:
-        """Stops the step that runs now, if one does: by its own means, or by killing the worker."""
+        """Stops the running step, if there is one: through the control pipe, or by a kill."""
         if not self._asking or self._dead:
             return
         number, self._abort_wanted = self._number, True
@@ -340,16 +328,16 @@ class WorkerProcess:
             self.kill()
 
     def signal(self, number: signal.Signals) -> None:
-        """Sends the worker a signal; for tests."""
+        """Sends a signal to the worker; for tests."""
         self._process.send_signal(number)
 
 
 async def loaded(part: Part, check: Callable[[], object] = bool) -> bytes:
-    """`artifacts.load` without blocking the event loop. Cancelling it does not stop the loading.
+    """Loads a part without blocking the event loop. A cancelled wait does not stop the loading.
 
     Args:
-        part: What to load.
-        check: Called now and then while it waits; what it raises ends the wait.
+        part: The part to load.
+        check: Called repeatedly during the wait, to end the wait by raising an exception.
 
     Raises:
         RuntimeUnavailable: The file is missing or altered, or cannot be compiled.
@@ -360,58 +348,3 @@ async def loaded(part: Part, check: Callable[[], object] = bool) -> bytes:
         looks += 1
         await anyio.sleep(backoff(looks, 0.001, 0.1, jitter=0))
     return future.result()
-
-
-def _allowed(question: Question) -> tuple[int, int]:
-    """How long an answer to this question can be, and how many items a list in it can have."""
-    if isinstance(question, Start | Resume):
-        limits, left = question.limits, question.output_left
-        # Requests were text in the guest's heap, output had its own limit.
-        items = max(limits.max_calls + limits.max_others, left // ITEM_BYTES["text"])
-        return 2 * limits.memory_bytes + left + (1 << 20), items + 16
-    return (MAX_FRAME if isinstance(question, Freeze) else 1 << 16), 64
-
-
-def _verified(question: Question, answer: Answer) -> Answer:
-    """Returns the answer with its JSON parsed.
-
-    Raises:
-        ProtocolError: It is no answer to this question, or more than the question allows.
-    """
-    match question, answer:
-        case (Start() | Resume()) as asked, (Completion() | Suspension() | Failure()):
-            _check_limits(asked, answer)
-            output = tuple(_parsed(item) for item in answer.output)
-            if isinstance(answer, Completion):
-                return Completion(answer.value, output, read_json(answer.value))
-            return replace(answer, output=output) if output else answer
-        case ((Boot() | Provide() | Install()), Acknowledgement()):
-            return answer
-        case Freeze(), FrozenCell() | Failure():
-            return answer
-        case _:
-            raise ProtocolError(f"{answer.kind!r} in answer to {question.kind!r}")
-
-
-def _check_limits(asked: Start | Resume, answer: Completion | Suspension | Failure) -> None:
-    size = sum(item.size for item in answer.output)
-    size += len(answer.value) if isinstance(answer, Completion) else 0
-    if size > asked.output_left:
-        raise ProtocolError(f"{size} bytes of output, {asked.output_left} allowed")
-    if isinstance(answer, Failure) and len(answer.error) > MAX_ERROR:
-        raise ProtocolError(f"an error of {len(answer.error)} characters")
-    requests = () if isinstance(answer, Completion) else answer.requests
-    if len(requests) > asked.limits.max_calls + asked.limits.max_others:
-        raise ProtocolError(f"{len(requests)} requests")
-    if any(len(request.args) > 4 * MAX_REQUEST for request in requests):
-        raise ProtocolError("a request over its limit")
-    ids = [request.id for request in requests]
-    if ids != sorted(set(ids)):
-        raise ProtocolError("requests out of order")
-
-
-def _parsed(item: Output) -> Output:
-    value = read_json(item.body)
-    if item.type == "text" and not isinstance(value, str):
-        raise ProtocolError(f"a text that is {type(value).__name__}")
-    return Output(item.type, item.body, value)

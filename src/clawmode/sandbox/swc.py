@@ -1,8 +1,8 @@
-"""Worker side: SWC's wasm. Owns its instance and the little of JavaScript that it imports.
+"""Worker side: SWC's wasm. Owns its instance and the JavaScript operations that it imports.
 
-SWC (`@swc/wasm-typescript`, what Node strips types with) is a wasm-bindgen module: its imports are
-JavaScript operations on values that it knows by number. What it is asked, and what becomes of the
-answer, is in `typescript.py`.
+SWC (`@swc/wasm-typescript`, which Node uses to strip types) is a wasm-bindgen module: its imports
+are JavaScript operations on values that it knows by number. `typescript.py` decides what SWC is
+asked to do, and uses the answer.
 """
 
 import ctypes
@@ -18,8 +18,8 @@ import wasmtime
 
 MAX_TRANSFORMS = 1000
 MAX_MEMORY = 64 << 20
-"""After so many transforms, or with so much memory, which never shrinks, an instance is replaced.
-A new one takes 0.4 ms."""
+"""After this many transforms, or beyond this much memory (which never shrinks), an instance is
+replaced. A new one takes 0.4 ms."""
 
 
 class TransformerMismatch(Exception):
@@ -36,20 +36,20 @@ class _Js(Enum):
 
 Value: TypeAlias = "str | float | bool | dict[str, Value] | _Js | None"
 
-STRIP: Value = _Js.UNDEFINED  # what SWC does without options; an object costs 50 calls more
+STRIP: Value = _Js.UNDEFINED  # SWC's default; to pass it as an object takes 50 more calls
 REPRINT: Value = {"mode": "transform", "sourceMap": True}
 
 
 class Swc:
-    """SWC behind its one function, on an instance that is replaced when it is worn or has trapped.
+    """SWC's one function, on an instance that is replaced when it is worn or has trapped.
 
     Args:
-        engine: what `module` was compiled with.
+        engine: The engine that `module` was compiled with.
         module: SWC's wasm.
-        arm: sets the limits and the deadline of a store; called before every entry into wasm.
+        arm: Sets the limits and the deadline of a store; called before every entry into wasm.
 
     Raises:
-        TransformerMismatch: `module` is not the build of SWC that is known here.
+        TransformerMismatch: `module` is not the build of SWC that this module was written for.
     """
 
     def __init__(
@@ -66,13 +66,18 @@ class Swc:
         self._instance: _Instance | None = None
 
     def transform(self, program: str, options: Value) -> tuple[bool, dict[str, Any]]:
-        """Whether SWC accepts the program, and what it says: the code or a diagnostic.
+        """Returns whether SWC accepts the program, and its answer: the code, or a diagnostic.
 
         Raises:
             TransformerCrash: SWC trapped on this program.
-            wasmtime.Trap: the deadline passed.
+            wasmtime.Trap: The deadline passed.
         """
-        instance = self._instance or self._start()
+        instance = self._instance
+        if instance is None:
+            store = wasmtime.Store(self._engine)
+            self._arm(store)
+            wasm = self._linker.instantiate(store, self._module)
+            self._instance = instance = _Instance(store, wasm, self._glue)
         try:
             self._arm(instance.store)
             accepted, answer = instance.transform(program, options)
@@ -86,15 +91,9 @@ class Swc:
         return accepted, answer
 
     def close(self) -> None:
-        """Frees what wasmtime holds. Nothing can be transformed afterwards."""
+        """Frees wasmtime's objects. Nothing can be transformed afterwards."""
         self._drop()
         self._linker.close()
-
-    def _start(self) -> "_Instance":
-        store = wasmtime.Store(self._engine)
-        self._arm(store)
-        self._instance = _Instance(store, self._linker.instantiate(store, self._module), self._glue)
-        return self._instance
 
     def _drop(self) -> None:
         if self._instance is not None:
@@ -106,7 +105,7 @@ def _raise_crash(error: Exception) -> NoReturn:
     code = error.trap_code if isinstance(error, wasmtime.Trap) else None
     if code is wasmtime.TrapCode.INTERRUPT:
         raise error
-    # Rust's own stack lies at the bottom of linear memory, and overflows to below address 0.
+    # Rust's own stack is at the bottom of linear memory, and overflows to below address 0.
     if code in (wasmtime.TrapCode.STACK_OVERFLOW, wasmtime.TrapCode.MEMORY_OUT_OF_BOUNDS):
         message = "The source is nested too deeply for the TypeScript transformer"
     else:
@@ -123,7 +122,7 @@ _EXPORTS = (
 
 
 class _Instance:
-    """One instance of SWC in its store. Of no use after a trap."""
+    """One instance of SWC in its store. It cannot be used after a trap."""
 
     def __init__(self, store: wasmtime.Store, wasm: wasmtime.Instance, glue: "_Glue") -> None:
         exports = wasm.exports(store)
@@ -138,7 +137,7 @@ class _Instance:
         self._glue = glue
         self._transforms = 0
         glue.attach(store, memory, allocate)
-        # Three words for the answer, reserved once and never given back.
+        # Three words for the answer, reserved once and never freed.
         self._answer: int = move_stack(store, -16)
 
     def transform(self, program: str, options: Value) -> tuple[bool, dict[str, Any]]:
@@ -163,7 +162,7 @@ class _Thrown(Exception):
 
 
 _FIXED: tuple[Value, ...] = (*[_Js.UNDEFINED] * 129, None, True, False)
-"""The values whose numbers are compiled in."""
+"""The values whose numbers are compiled into SWC."""
 
 _ANSWER = struct.Struct("<III")
 _STRING = struct.Struct("<II")
@@ -172,7 +171,8 @@ _STRING = struct.Struct("<II")
 class _Glue:
     """Values by number, and the operations on them.
 
-    Only what SWC was seen to call. Asked as above it needs no arrays, buffers, iterators, promises.
+    It has the operations that SWC was observed to call. With the options above, SWC needs no
+    arrays, buffers, iterators or promises.
     """
 
     def __init__(self) -> None:
@@ -182,7 +182,7 @@ class _Glue:
     def attach(
         self, store: wasmtime.Store, memory: wasmtime.Memory, allocate: wasmtime.Func
     ) -> None:
-        """Serves a new instance, with no values but the fixed ones."""
+        """Serves a new instance, with the fixed values only."""
         self._store, self._memory, self._allocate = store, memory, allocate
         self._values = [*_FIXED]
         self._free = []
@@ -315,7 +315,7 @@ _UNUSED = frozenset(
     static_accessor_GLOBAL_THIS static_accessor_SELF static_accessor_WINDOW then toString value
     """.split()
 )
-"""Operations that SWC imports and, asked as above, does not call."""
+"""Operations that SWC imports but, with the options above, does not call."""
 
 _IMPORT = re.compile(r"__wb(?:indgen|g)_(?P<full>(?P<stem>[A-Za-z]\w*?)(?:_[0-9a-f]{16}|\d+)?)")
 
@@ -324,8 +324,8 @@ def _link(engine: wasmtime.Engine, module: wasmtime.Module, glue: _Glue) -> wasm
     if missing := {*_EXPORTS}.difference(export.name for export in module.exports):
         raise TransformerMismatch(f"the transformer does not export {', '.join(sorted(missing))}")
     linker = wasmtime.Linker(engine)
-    # wasmtime keeps host functions in a global table; weakly, or they would keep the store alive,
-    # which keeps them in the table.
+    # wasmtime keeps host functions in a global table as long as their store lives. A strong
+    # reference from a function to the store would keep both for ever.
     weak = weakref.proxy(glue)
     for wanted in module.imports:
         kind, name = wanted.type, wanted.name or ""
@@ -336,7 +336,7 @@ def _link(engine: wasmtime.Engine, module: wasmtime.Module, glue: _Glue) -> wasm
 
 
 def _operation(name: str, glue: _Glue) -> Callable[..., int | None]:
-    """What to bind to an import. Names end in a hash, which matters where a stem has two."""
+    """Returns the function for an import. Names end in a hash, which matters if stems are equal."""
     found = _IMPORT.fullmatch(name)
     for key in found.group("full", "stem") if found else ():
         if key in _OPERATIONS:

@@ -1,16 +1,16 @@
-"""Worker side: TypeScript to JavaScript, with places in the submitted text.
+"""Worker side: TypeScript to JavaScript, with positions in the submitted source.
 
-A cell is the body of an async function, so SWC gets it inside of one, and the function is taken off
-again. There are two ways through:
+A cell is the body of an async function, so it is wrapped in one for SWC, and unwrapped again. There
+are two ways:
 
-- *strip*: types become spaces, and every line and column stays. Nearly every cell.
-- *reprint*: where spaces cannot do it (an enum, a namespace with values, parameter properties,
-  `<T>value`), SWC prints the cell anew, with a map back. It may then rename a variable that shadows
-  another (`x` to `x1`) and lose comments. This is also the way where spaces in the place of a
+- *strip*: types become spaces, and every line and column stays. Nearly every cell takes this way.
+- *reprint*: where spaces do not suffice (an enum, a namespace with values, parameter properties,
+  `<T>value`), SWC prints the cell anew, with a source map. It may then rename a variable that
+  shadows another (`x` to `x1`) and lose comments. A cell is also reprinted if spaces in place of a
   declaration would join the statements around it: see `_joins`.
 
-Decorators are refused, as QuickJS has none. Left to the engine's own SyntaxError: what SWC does not
-look at (a second `let` of one name, `break` outside of a loop) or passes on (`accessor`).
+Decorators are rejected, as QuickJS has none. The engine itself reports errors that SWC does not
+check (a second `let` of one name, `break` outside of a loop) or passes on (`accessor`).
 """
 
 import json
@@ -42,10 +42,10 @@ _MODULE_WORD = re.compile(r"(?:im|ex)port\b")
 
 
 class TransformError(Exception):
-    """The source could not be turned into JavaScript.
+    """The source could not be transformed into JavaScript.
 
-    `line` and `column` count from 1 in the submitted text. They are None, and `snippet` is empty,
-    when the transformer gave up on the source as a whole.
+    `line` and `column` count from 1 in the submitted source. They are None, and `snippet` is empty,
+    if the transformer failed on the source as a whole.
     """
 
     def __init__(
@@ -67,14 +67,14 @@ class TransformError(Exception):
 
 @dataclass(frozen=True)
 class TransformedSource:
-    """JavaScript, again the body of an async function. Without a map, every position is kept."""
+    """JavaScript, the body of an async function. Without a map, positions are unchanged."""
 
     code: str
     line_map: LineMap | None
 
 
 class TypeScript:
-    """Transforms one cell after another. Arguments and what they may raise are those of `Swc`."""
+    """Transforms one cell after another. Arguments and exceptions are those of `Swc`."""
 
     def __init__(
         self,
@@ -83,21 +83,26 @@ class TypeScript:
         arm: Callable[[wasmtime.Store], None],
     ) -> None:
         self._swc = Swc(engine, module, arm)
-        # `break` must stand inside of the block with its label, and the source cannot write a
-        # label that it does not know: if this parses, the source closed only what it opened.
-        # `const` comes first because it cannot continue an unfinished statement, as `if (x)`.
+        # `break` is valid only inside of the block with its label, and the source cannot guess the
+        # label. So if the whole parses, the source closes no brace that it did not open. `const`
+        # comes first because it cannot continue an unfinished statement such as `if (x)`.
         label = f"_{secrets.token_hex(8)}"
         self._head = f"{_FUNCTION}{label}:{{"
         self._tail = f"\nconst {label}=0;break {label};}}}}"
 
     def transform(self, source: str) -> TransformedSource:
-        """Turns a cell into JavaScript.
+        """Transforms a cell into JavaScript.
 
         Raises:
-            TransformError: the source is at fault; the text is for the model.
-            wasmtime.Trap: the deadline passed.
+            TransformError: The source is wrong; the message is for the model.
+            wasmtime.Trap: The deadline passed.
         """
-        _refuse_lone_surrogates(source)
+        try:
+            source.encode()
+        except UnicodeEncodeError as error:
+            escape = f"\\u{ord(source[error.start]):04x}"
+            message = f"Lone surrogate, which is no character; in a string write it as `{escape}`"
+            raise _error_at(source, error.start, message) from None
         try:
             stripped = self._run(self._head, source, self._tail, STRIP)
         except _Complaint as complaint:
@@ -108,7 +113,7 @@ class TypeScript:
         return self._reprint(source) if _joins(source, code) else TransformedSource(code, None)
 
     def close(self) -> None:
-        """Frees what wasmtime holds. Nothing can be transformed afterwards."""
+        """Frees wasmtime's objects. Nothing can be transformed afterwards."""
         self._swc.close()
 
     def _reprint(self, source: str) -> TransformedSource:
@@ -116,7 +121,7 @@ class TypeScript:
             printed = self._run(_FUNCTION, source, "\n}", REPRINT)
         except _Complaint as complaint:
             raise _error_at(source, complaint.offset, complaint.message) from None
-        # The line break after the opening brace stays: lines of the code are lines of the map.
+        # The line break after the opening brace stays, so that lines match those of the map.
         code = _unwrap(printed["code"].rstrip(), _PRINTED_FUNCTION, "}", source)
         mappings = json.loads(printed["map"])["mappings"]
         last_line = len(_line_starts(source))
@@ -135,8 +140,8 @@ class TypeScript:
         return _error_at(source, len(source), "Unexpected end of the program")
 
     def _find_stray_brace(self, source: str) -> int:
-        """Where a `}` closes the wrapper, or -1 if it is rather that something is left open."""
-        # Nothing may follow the body of a parenthesised arrow function: SWC stops right there.
+        """Returns the index of a `}` that closes the wrapper; -1 if something is left open."""
+        # Nothing may follow the body of a parenthesised arrow function, so SWC stops right there.
         try:
             self._run("(async()=>{", source, "\n})", STRIP)
         except _Complaint as complaint:
@@ -156,7 +161,7 @@ class TypeScript:
 
 
 class _Complaint(Exception):
-    """SWC's refusal, with its place as an offset into the source."""
+    """An error that SWC reports, with its position as an offset into the source."""
 
     def __init__(self, answer: dict[str, Any], program: str, *, shift: int) -> None:
         self.code: str = answer.get("code", "")
@@ -175,7 +180,7 @@ class _Complaint(Exception):
 
 
 def _error_at(source: str, offset: int, message: str) -> TransformError:
-    """The error for a place in the source; the end is that of the last line with text."""
+    """Returns the error for a position. The end of the source is the end of its last text."""
     kind: Kind = "syntax"
     offset = max(offset, 0) if offset < len(source) else len(source.rstrip())
     if source.startswith("@", offset):
@@ -196,7 +201,7 @@ def _error_at(source: str, offset: int, message: str) -> TransformError:
 
 
 def _snippet(text: str, column: int) -> str:
-    """A line, or of a long one the part around the column."""
+    """Returns a line, or the part of a long line around the column."""
     start = max(min(column - MAX_SNIPPET // 2, len(text) - MAX_SNIPPET), 0)
     shown = text[start:]
     if start:
@@ -205,7 +210,7 @@ def _snippet(text: str, column: int) -> str:
 
 
 def _clean(text: str, limit: int) -> str:
-    """Text for a log or a terminal: cut, and without control characters."""
+    """Shortens a text and replaces control characters, for logs and terminals."""
     if len(text) > limit:
         text = text[: limit - 1] + "…"
     return "".join(c if c.isprintable() or c == "\t" else "\ufffd" for c in text)
@@ -216,7 +221,7 @@ def _line_starts(text: str) -> list[int]:
 
 
 def _index(text: str, column: int) -> int:
-    """The index of the character at SWC's column, which counts cells of a terminal."""
+    """Returns the index of the character at SWC's column, which counts cells of a terminal."""
     if text.isascii() and text.isprintable():
         return min(column, len(text))
     for index, char in enumerate(text):
@@ -227,19 +232,20 @@ def _index(text: str, column: int) -> int:
 
 
 def _cells(char: str) -> int:
+    """Returns SWC's width of a character."""
     if char == "\t":
         return 4
     if unicodedata.category(char) in ("Cc", "Cf", "Me", "Mn"):
         width = 0
     else:
         width = 2 if unicodedata.east_asian_width(char) in "FW" else 1
-    return width + (char > "\uffff")  # it counts UTF-16 units, then widens
+    return width + (char > "\uffff")  # SWC counts UTF-16 units, then adds the width
 
 
 def _unwrap(code: str, head: str, tail: str, source: str) -> str:
     if code.startswith(head) and code.endswith(tail):
         return code[len(head) : -len(tail)]
-    # For one, a last line `declare` takes the tail for a declaration to blank.
+    # After a last line `declare`, for example, SWC blanks the tail as a declaration.
     raise _error_at(source, len(source), "Unexpected end of the program")
 
 
@@ -252,12 +258,12 @@ _ASTRAL = re.compile("[\U00010000-\U0010ffff]")
 
 
 def _joins(source: str, code: str) -> bool:
-    """True if the code around a removed declaration may be joined where the source was not.
+    """True if removing a declaration may have joined the statements around it.
 
-    SWC blanks the `;` of a declaration too, and then adds no other. In a class body it never adds
-    one. A `(` or `[` after the declaration then continues the statement before the declaration.
+    SWC also blanks the `;` of a declaration, and does not always add another; in a class body it
+    never does. A `(` or `[` after the declaration then continues the statement before it.
     """
-    if len(code) != len(source):  # two spaces stand for a character of two UTF-16 units
+    if len(code) != len(source):  # SWC writes two spaces for a character of two UTF-16 units
         source = _ASTRAL.sub("##", source)
         code = _ASTRAL.sub("##", code)
     judged = 0
@@ -266,7 +272,7 @@ def _joins(source: str, code: str) -> bool:
         if start < judged or source[start:end] == code[start:end]:
             continue
         if start and code[start - 1] == ";" != source[start - 1]:
-            continue  # SWC has put it there
+            continue  # SWC has added it
         trivia = _TRIVIA.match(code, end)
         judged = trivia.end() if trivia else end
         removed = source[start:end].rstrip()
@@ -274,12 +280,3 @@ def _joins(source: str, code: str) -> bool:
         if ended and _CONTINUES.match(code, judged):
             return True
     return False
-
-
-def _refuse_lone_surrogates(source: str) -> None:
-    try:
-        source.encode()
-    except UnicodeEncodeError as error:
-        escape = f"\\u{ord(source[error.start]):04x}"
-        message = f"Lone surrogate, which is no character; in a string write it as `{escape}`"
-        raise _error_at(source, error.start, message) from None

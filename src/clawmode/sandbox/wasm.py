@@ -1,7 +1,8 @@
-"""Worker side: wasmtime, its engine settings and the fast way to call an export.
+"""Worker side: wasmtime's engine settings, and a fast way to call exports.
 
-The only module that knows wasmtime's raw binding, which is not stable between its monthly majors:
-the version is pinned in `pyproject.toml`, and `tests/sandbox/test_wasm.py` says what broke.
+Only this module uses wasmtime's raw binding, which may change with each monthly major version. The
+version is pinned in `pyproject.toml`. A change of this file compiles all machine code anew, because
+the cache key includes its text (`artifacts`).
 """
 
 import ctypes
@@ -21,7 +22,7 @@ _compare = ctypes.CDLL(None).memcmp
 _compare.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
 
 BLOCK = 64 << 10
-"""Bytes of a wasm page: a memory has so many whole ones."""
+"""Bytes of a wasm page. The size of a memory is a multiple of it."""
 
 _zeros = ctypes.create_string_buffer(BLOCK)
 _ZEROS = ctypes.addressof(_zeros)
@@ -30,21 +31,21 @@ HostFunction: TypeAlias = Callable[..., int | None]
 
 MAX_WASM_STACK = 8 << 20
 THREAD_STACK = 48 << 20
-"""Stack of the thread that runs guests; wasmtime takes `MAX_WASM_STACK` of it for wasm frames."""
+"""Stack of the thread that runs guests; wasmtime uses `MAX_WASM_STACK` of it for wasm frames."""
 
 Interrupted = wasmtime.TrapCode.INTERRUPT
 
 
 def new_engine(*, compiling: bool = False) -> wasmtime.Engine:
-    """Makes an engine. Every setting that shapes machine code is here and nowhere else."""
+    """Returns an engine. Every setting that shapes machine code is here and nowhere else."""
     config = wasmtime.Config()
     config.epoch_interruption = True
-    # The base address of a memory never changes, so it can be kept.
+    # `Instance.base` is read once, so a memory must never move.
     config.memory_may_move = False
-    # Over 2 MiB wasmtime aborts the process unless its (unused) async stacks are larger still.
+    # With more than 2 MiB, wasmtime aborts the process unless its unused async stacks are larger.
     ffi.wasmtime_config_async_stack_size_set(config.ptr(), 2 * MAX_WASM_STACK)
     config.max_wasm_stack = MAX_WASM_STACK
-    # A locked worker cannot make the file in memory that copy-on-write takes.
+    # Copy-on-write needs `memfd_create`, which a locked-down worker may not call.
     config.memory_init_cow = False
     config.parallel_compilation = compiling
     return wasmtime.Engine(config)
@@ -53,8 +54,9 @@ def new_engine(*, compiling: bool = False) -> wasmtime.Engine:
 class Export:
     """An exported function of i32 parameters and at most one i32 result, called unchecked.
 
-    `wasmtime.Func.__call__` asks for the function's type and boxes every value on each call: 17 µs
-    against 3 µs here. Unchecked means that arity is our business: it is fixed from the type once.
+    `wasmtime.Func.__call__` asks for the function's type and boxes every value on each call, which
+    takes 17 µs instead of 3 µs. Unchecked calls need the right number of slots: it is read from the
+    type once.
     """
 
     __slots__ = ("_call", "_context", "_func", "_keep", "_slots", "_values")
@@ -69,7 +71,7 @@ class Export:
         self._call = bindings._wasmtime_func_call_unchecked
 
     def __call__(self, *params: int) -> int:
-        """Calls it; a trap raises, and so does what a host function raised."""
+        """Calls the function. Raises its trap, or the exception of a host function."""
         values = self._values
         for i, value in enumerate(params):
             values[i].i32 = value
@@ -85,13 +87,13 @@ _TrapPointer = ctypes.POINTER(ffi.wasm_trap_t)
 
 def _raise(error: Any, trap: Any) -> NoReturn:
     raised = wasmtime.Trap._from_ptr(trap) if trap else wasmtime.WasmtimeError._from_ptr(error)
-    # A host function that raised left its own exception behind; that one says more.
+    # The exception of a host function, if there is one, says more than the trap it caused.
     cause, functions.LAST_EXCEPTION = functions.LAST_EXCEPTION, None
     try:
         raise cause if cause is not None else raised
     finally:
-        # An exception whose frame holds it is garbage that only the collector finds, and the
-        # guest's memory hangs on it.
+        # A local variable that holds the exception makes a reference cycle, which keeps the guest's
+        # memory until the next garbage collection.
         del cause, raised
 
 
@@ -117,19 +119,18 @@ class Instance:
         self._size = self.memory_size()
 
     def export(self, name: str) -> Export:
-        """The exported function `name`."""
         function = self._exports[name]
         assert isinstance(function, wasmtime.Func)
         return Export(self.store, function)
 
     def exported_global(self, name: str) -> int:
-        """The value of an exported i32 global."""
+        """Returns the value of an exported i32 global."""
         value = self._exports[name]
         assert isinstance(value, wasmtime.Global)
         return int(value.value(self.store))
 
     def memory_size(self) -> int:
-        """Bytes of linear memory, now."""
+        """Returns the current size of linear memory in bytes."""
         self._size = self._memory.data_len(self.store)
         return self._size
 
@@ -141,28 +142,27 @@ class Instance:
             self.memory_size()
 
     def _check(self, address: int, length: int) -> int:
-        # Addresses come out of guest memory, which a hostile snapshot may have shaped.
+        # Addresses are read from guest memory, which may come from a hostile snapshot.
         if address + length > self._size and address + length > self.memory_size():
             raise wasmtime.WasmtimeError("address outside of linear memory")
         return self.base + address
 
     def read(self, address: int, length: int) -> bytes:
-        """A copy of `length` bytes at `address`."""
+        """Returns a copy of `length` bytes at `address`."""
         return ctypes.string_at(self._check(address, length), length)
 
     def write(self, address: int, data: bytes) -> None:
-        """Writes `data` at `address`."""
         ctypes.memmove(self._check(address, len(data)), data, len(data))
 
     def count_changed(self, known: bytes, page: int) -> int:
-        """How many pages differ from those of `known`, behind whose end all bytes count as zero.
+        """Counts the pages that differ from `known`, which continues with zeros after its end.
 
-        Both are whole wasm pages, and `known` is not the longer one.
+        Both sizes are multiples of a wasm page, and `known` is not the longer one.
         """
         start, end, changed = self.base, self.base + self.memory_size(), 0
         shift = (ctypes.cast(ctypes.c_char_p(known), ctypes.c_void_p).value or 0) - start
         for block in range(start, end, BLOCK):
-            # A call for each page would take longer than comparing does.
+            # Whole blocks first: a call for each page would take longer than the comparison.
             other = block + shift if block < start + len(known) else _ZEROS
             if _compare(block, other, BLOCK):
                 changed += sum(
@@ -176,19 +176,19 @@ class Instance:
 
 
 def is_interrupt(trap: BaseException) -> bool:
-    """Whether `trap` is the epoch's: the guest was stopped by the clock or by an abort."""
+    """True if the epoch caused the trap: the deadline passed, or the step was aborted."""
     return isinstance(trap, wasmtime.Trap) and trap.trap_code == Interrupted
 
 
 def compile_module(wasm: bytes) -> bytes:
-    """Machine code of `wasm` for this CPU, as `Module.deserialize` takes it."""
+    """Compiles `wasm` for this CPU, to machine code for `Module.deserialize`."""
     return bytes(wasmtime.Module(new_engine(compiling=True), wasm).serialize())
 
 
 def main(parent: str) -> None:
     """Compiles the wasm on standard input to machine code on standard output.
 
-    Ends when the process `parent` does: nobody would read the result.
+    The process ends when the process `parent` does, as nobody would read the result.
     """
     threading.Thread(target=_end_with, args=(int(parent),), daemon=True).start()
     sys.stdout.buffer.write(compile_module(sys.stdin.buffer.read()))
