@@ -1,18 +1,18 @@
-"""One guest request in, one answer out: searches and descriptions at once, calls as calls.
+"""Requests of the guest: replies to lookups, and the tool and input of calls; replies as data.
 
-Everything in a request was written by a guest. What is wrong with it becomes an error that the
-program can catch; it never becomes an exception here.
+Everything in a request was written by a guest. A bad request becomes an error that the program can
+catch, and never an exception of the host.
 """
 
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from clawmode.catalog.catalog import Catalog
 from clawmode.catalog.mcp_namespace import McpNamespace
 from clawmode.catalog.namespace_runtime import NamespaceRuntime
 from clawmode.catalog.namespaces import NamespaceCallRefused
-from clawmode.code_mode.config import CodeModeConfig
 from clawmode.exceptions import ClawmodeError, ProtocolError, ToolLookupError
 from clawmode.sandbox.frames import read_json
 from clawmode.sandbox.protocol import MAX_REPLY, MAX_REQUEST, Request, Settlement
@@ -20,9 +20,12 @@ from clawmode.tools.executor import ToolFailure
 from clawmode.tools.tool import Tool, ToolResult
 from clawmode.types import JsonObject, JsonValue
 
+if TYPE_CHECKING:
+    from clawmode.code_mode.config import CodeModeConfig
+
 
 class BadRequest(ClawmodeError):
-    """A request that asks for nothing that there is."""
+    """A request of the guest names no tool, or has unusable arguments."""
 
     def __init__(self, code: str, message: str, tool_id: str | None = None) -> None:
         super().__init__(message)
@@ -31,27 +34,27 @@ class BadRequest(ClawmodeError):
 
 @dataclass(frozen=True, slots=True)
 class Bridge:
-    """Understands the requests of one run's cells.
+    """Resolves the requests of one run's cells.
 
     Attributes:
-        on_miss: Told, when a search finds nothing, which of its words no entry has.
+        on_miss: Called when a search finds nothing, with its words that no entry has.
     """
 
     catalog: Catalog
     namespaces: NamespaceRuntime
     mcp: McpNamespace
-    config: CodeModeConfig
+    config: "CodeModeConfig"
     on_miss: Callable[[list[str]], None] = lambda words: None
 
     def look_up(self, request: Request) -> Settlement:
-        """Answers a `search`, a `describe` or an `$api`."""
+        """Returns the reply to a `search`, a `describe` or an `$api`."""
         try:
             args = _arguments(request)
             if request.method == "search":
                 return _reply(request, list[JsonValue](self._search(args)))
             if request.method == "api":
                 return _reply(request, self.mcp.describe(*(*args, None, None, None)[:3]))
-            return _reply(request, self._describe(args))
+            return _reply(request, self.catalog.describe(_reference(args, "tools.describe")))
         except (BadRequest, ToolLookupError) as error:
             return refuse(request, error.code, str(error))
         except NamespaceCallRefused as error:
@@ -63,7 +66,7 @@ class Bridge:
             raise BadRequest("invalid_input", "tools.search takes a string: what you look for.")
         options = args[1] if len(args) > 1 else None
         limit = options.get("limit") if isinstance(options, dict) else None
-        # A boolean is an integer to Python, and none to a person.
+        # Python counts booleans as integers.
         usable = isinstance(limit, int) and not isinstance(limit, bool) and limit > 0
         wanted = limit if usable and isinstance(limit, int) else self.config.search_default_limit
         found = self.catalog.search(query, min(wanted, self.config.max_search_limit))
@@ -71,11 +74,8 @@ class Bridge:
             self.on_miss(self.catalog.unmatched(query))
         return found
 
-    def _describe(self, args: list[JsonValue]) -> JsonObject:
-        return self.catalog.describe(_reference(args, "tools.describe"))
-
     def absent_server(self, request: Request) -> str | None:
-        """The MCP server that a request needs, if its tools are not known yet."""
+        """Returns the MCP server that a request needs if its tools are not known; else None."""
         if not self.mcp.absent or request.method not in ("namespace", "api"):
             return None
         try:
@@ -89,10 +89,10 @@ class Bridge:
         return self.mcp.absent_server(second[0])
 
     def call_of(self, request: Request) -> tuple[Tool, JsonObject]:
-        """The tool that a request calls, and its input.
+        """Returns the tool that a request calls, and its input.
 
         Raises:
-            BadRequest: There is no such call.
+            BadRequest: The request names no tool, or its input is not an object.
         """
         args = _arguments(request)
         try:
@@ -131,16 +131,16 @@ def _reference(args: list[JsonValue], function: str) -> str:
     return reference
 
 
-# ---- Answers ----
+# ---- Replies ----
 
 
 def _reply(request: Request, value: JsonValue) -> Settlement:
-    # ASCII: descriptions come from anywhere, and may hold lone surrogates.
+    # ASCII, because descriptions are untrusted and may have lone surrogates.
     return _fit(request, json.dumps(value).encode(), None)
 
 
 def settle(request: Request, result: ToolResult, tool_id: str) -> Settlement:
-    """The answer to a call that succeeded."""
+    """Returns the reply to a call that succeeded."""
     return _fit(request, result.encoded, tool_id)
 
 
@@ -152,14 +152,14 @@ def _fit(request: Request, encoded: bytes, tool_id: str | None) -> Settlement:
 
 
 def fail(request: Request, error: ToolFailure, tool_id: str) -> Settlement:
-    """The answer to a call that failed."""
+    """Returns the reply to a call that failed."""
     return refuse(request, error.code, error.message, tool_id, error.name)
 
 
 def refuse(
     request: Request, code: str, message: str, tool_id: str | None = None, name: str = "ToolError"
 ) -> Settlement:
-    """An error that the program can catch; of the host it holds an exception's name at most."""
+    """Returns an error that the program can catch. It reveals nothing of the host."""
     body = {"name": name[:100], "message": message[:16384], "code": code, "toolId": tool_id}
     return Settlement(request.id, False, json.dumps(body).encode())
 

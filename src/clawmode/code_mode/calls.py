@@ -1,7 +1,8 @@
-"""The nested calls of cells: queued, made side by side, and answered, wherever the cell is by then.
+"""The nested calls of cells: queued, made concurrently, and answered wherever the cell is by then.
 
-A cell may be parked, or go on in another process, while its calls run here. Before a call of a
-parked cell runs, the store knows; so a process that takes over knows what may have happened.
+A cell may be parked, or resumed in another process, while its calls run here. Before a call of a
+parked cell starts, the store records that, so that a process that adopts the call after a crash
+knows what may have happened.
 """
 
 import inspect
@@ -9,16 +10,15 @@ import logging
 import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import anyio
 from anyio.abc import TaskGroup
 
 from clawmode.catalog.catalog import EXEC
 from clawmode.code_mode.bridge import BadRequest, Bridge, fail, refuse, settle
-from clawmode.code_mode.cell import GATE, CallGroup, CallState, Cell, Entry, OpenCall
-from clawmode.code_mode.config import CodeModeConfig
+from clawmode.code_mode.cell import GATE, CallGroup, CallState, Cell, Entry, OpenCall, Reply
 from clawmode.code_mode.gate import Gate, gate_input
-from clawmode.code_mode.parking import Parking, Reply
 from clawmode.code_mode.stores import StoredCall
 from clawmode.code_mode.telemetry import Telemetry
 from clawmode.context import RunContext
@@ -30,16 +30,20 @@ from clawmode.tools.executor import CallState as Stage
 from clawmode.tools.tool import Tool
 from clawmode.types import JsonObject
 
+if TYPE_CHECKING:
+    from clawmode.code_mode.config import CodeModeConfig
+    from clawmode.code_mode.parking import Parking
+
 logger = logging.getLogger("clawmode.calls")
 
 SAVE_AGAIN = 1.0
-"""Seconds after which an answer is stored again that could not be."""
+"""Seconds between attempts to store a reply."""
 
 SEAL_BYTES = 64
-"""What sealing adds to an answer, at most."""
+"""The maximum that sealing adds to the size of a reply."""
 
 MAX_ERRORS = 48 << 10
-"""Bytes of an inbox that are kept for errors: every call of a full batch may need one."""
+"""Bytes of an inbox that are reserved for errors, because every call of a batch may need one."""
 
 NO_STORE = "The call was not made: the store of waiting programs cannot be written."
 FULL = "The answers that wait for the program are too large: ask for less, page by page."
@@ -58,14 +62,17 @@ class Calls:
     """Makes the calls of one run's cells.
 
     Attributes:
-        connect: Waits until an MCP server is connected or has failed to.
+        bridge: Resolves requests to tools; replaced when the tools of the run change.
+        groups: The cells whose calls are made here, by the id of the cell.
+        tasks: Where calls run; None before the run is open.
+        connect: Waits until an MCP server is connected, or has failed to connect.
     """
 
     executor: Executor
     gate: Gate
     bridge: Bridge
-    parking: Parking
-    config: CodeModeConfig
+    parking: "Parking"
+    config: "CodeModeConfig"
     context: RunContext
     telemetry: Telemetry
     groups: dict[str, CallGroup] = field(default_factory=dict[str, CallGroup])
@@ -73,7 +80,7 @@ class Calls:
     connect: Callable[[str], Awaitable[None]] = _connect_nothing
 
     def group(self, cell: Cell) -> CallGroup:
-        """The calls of a cell that are made here."""
+        """Returns the group of a cell's calls in this process."""
         if cell.id not in self.groups:
             self.groups[cell.id] = CallGroup(cell.id, cell.parent_id)
         return self.groups[cell.id]
@@ -81,7 +88,7 @@ class Calls:
     # ---- Opening ----
 
     def open(self, cell: Cell, request: Request) -> None:
-        """Queues a call that a guest asked for; one that cannot be meant is answered at once."""
+        """Queues a call of the guest, or replies at once with an error if it names no tool."""
         server = self.bridge.absent_server(request)
         if server is not None:
             entry = cell.ledger.note(Entry(request.id, f"mcp:{server}", None))
@@ -104,13 +111,13 @@ class Calls:
         self.enqueue(cell, OpenCall(request, entry, EXEC, given, question=question))
 
     def enqueue(self, cell: Cell, call: OpenCall) -> None:
-        """Queues a call."""
+        """Adds a call to the cell, and to the queue of its group."""
         group = self.group(cell)
         cell.calls[call.id] = group.calls[call.id] = call
         group.queue.append(call)
 
     def refuse_batch(self, cell: Cell, requests: tuple[Request, ...]) -> None:
-        """Notes calls that were asked for and will not be made."""
+        """Records the calls of a batch as not started."""
         for request in requests:
             if request.method in ("call", "namespace"):
                 try:
@@ -120,7 +127,7 @@ class Calls:
                 cell.ledger.add(request.id, tool, "not_started")
 
     def start(self, group: CallGroup) -> None:
-        """Starts what is queued, as far as calls may run side by side."""
+        """Starts queued calls, up to the maximum that may run concurrently."""
         while (call := self._next(group)) is not None:
             assert self.tasks is not None, "a CodeMode with tools is used inside of `async with`"
             self.tasks.start_soon(self._serve, group, call)
@@ -139,7 +146,7 @@ class Calls:
     # ---- Making ----
 
     async def _serve(self, group: CallGroup, first: OpenCall) -> None:
-        """Makes a call, and then those that wait for their turn: a task is dearer than most."""
+        """Makes a call and then queued ones, because starting a task costs more than most calls."""
         call: OpenCall | None = first
         while call is not None:
             await self._make(group, call)
@@ -148,14 +155,14 @@ class Calls:
 
     async def _make(self, group: CallGroup, call: OpenCall) -> None:
         if group.ended:
-            return  # before it had begun
+            return  # the cell ended before this call started
         reply: Settlement | None = None
         with anyio.CancelScope() as call.scope:
             reply = await self._call(group, call)
         if reply is None or group.ended:
             return
         if group.cell is not None and not group.lock.locked():
-            # The usual case: the cell is driven here, and nobody is about to move it.
+            # The usual case: this process drives the cell, and no task is about to move it.
             group.calls.pop(call.id, None)
             group.cell.receive(reply)
             group.changes.notify()
@@ -182,9 +189,9 @@ class Calls:
             return refuse(call.request, "internal_error", text, call.tool.id)
 
     async def _connected(self, call: OpenCall) -> Settlement | None:
-        """Waits for the server of a call, and looks up its tool. Returns the answer if it is known.
+        """Waits for the server of a call, and looks up the tool. Returns a reply if it has one.
 
-        The server has its own limit on the time to connect; the cell may be parked meanwhile.
+        The server has its own time limit for connecting; the cell may be parked meanwhile.
         """
         await self.connect(call.server)
         if call.request.method == "api":
@@ -218,9 +225,9 @@ class Calls:
     async def _ask_gate(self, group: CallGroup, call: OpenCall) -> Settlement:
         question = call.question
         if question is None:
-            # The process that asked is gone: the hooks are asked again, and then the person.
+            # The process that asked has died: the hooks run again, and then the person is asked.
             admitted = await self.gate.admit(call.input, group.parent_id)
-            # They had their say about the text before: what is asked about is what would run.
+            # The hooks have already rewritten this program, so the question shows what will run.
             question = admitted.question and replace(admitted.question, input=call.input)
         if question is not None:
             await self._change(group, call, "approval")
@@ -228,10 +235,10 @@ class Calls:
         return Settlement(call.id, True, b"null")
 
     async def _change(self, group: CallGroup, call: OpenCall, stage: Stage) -> None:
-        """A call waits for a person, or runs: the store is told before it does.
+        """Changes the state of a call; for a parked cell, the store records it first.
 
         Raises:
-            ToolFailure: It must not run: its cell is gone, or the store cannot note it.
+            ToolFailure: The call must not run: its cell has ended, or the store is unavailable.
         """
         async with group.lock:
             call.entry.state = stage
@@ -242,13 +249,13 @@ class Calls:
                 except StoreUnavailable:
                     raise ToolFailure("store_unavailable", NO_STORE) from None
                 if not known:
-                    raise ToolFailure("aborted", "The program that made this call is gone.")
+                    raise ToolFailure("aborted", "The program that made this call has ended.")
         group.changes.notify()
 
     # ---- Answering ----
 
     async def deliver(self, group: CallGroup, call: OpenCall, reply: Reply) -> None:
-        """Hands an answer to the cell: here, or in the store."""
+        """Gives a reply to the cell, or to the store if the cell is not driven here."""
         async with group.lock:
             group.calls.pop(call.id, None)
             if group.cell is not None:
@@ -261,7 +268,7 @@ class Calls:
         self.forget(group)
 
     def fit_inbox(self, cell: Cell) -> None:
-        """Replaces the answers of a cell that is about to be parked that its inbox cannot hold."""
+        """Replaces replies that are too large for the inbox of a parked cell by errors."""
         left = self._inbox_room()
         for position, settled in enumerate(cell.inbox):
             if (size := len(settled.value) + SEAL_BYTES) <= left:
@@ -271,7 +278,7 @@ class Calls:
                 cell.inbox[position] = _too_large(settled.id, entry.tool_id if entry else None)
 
     def _inbox_room(self) -> int:
-        """Bytes of answers that wait for a parked cell; the rest is for errors about others."""
+        """Returns the bytes of an inbox for replies; the rest is reserved for errors."""
         limit = self.config.max_snapshot_bytes
         return limit - min(limit // 8, MAX_ERRORS)
 
@@ -280,20 +287,20 @@ class Calls:
         sealed = self.parking.sealed_reply(run_id, reply)
         if await store.settle(run_id, call_id, sealed, self._inbox_room()) == "full":
             sealed = self.parking.sealed_reply(run_id, Reply(_too_large(call_id, tool_id)))
-            # Whatever the room: without any answer, the program would wait for good.
+            # Without a size limit, because a program without any reply would wait for ever.
             await store.settle(run_id, call_id, sealed, sys.maxsize)
 
     async def _save(self, group: CallGroup, call: OpenCall, reply: Reply) -> None:
         try:
             await self._settle(group.run_id, call.id, call.entry.tool_id, reply)
         except StoreUnavailable:
-            # Not lost as long as we live.
+            # Kept in memory, so that the reply is lost only if this process dies.
             group.unsaved[call.id] = (reply.settled, reply.unknown)
             if len(group.unsaved) == 1 and self.tasks is not None:
                 self.tasks.start_soon(self._save_later, group)
 
     async def _save_later(self, group: CallGroup) -> None:
-        """Tries again: whoever waits in another process cannot come for the answers here."""
+        """Retries to store replies: a `wait` in another process cannot fetch them from here."""
         while group.unsaved and not group.ended:
             await anyio.sleep(SAVE_AGAIN)
             async with group.lock:
@@ -311,16 +318,17 @@ class Calls:
             del group.unsaved[number]
 
     def forget(self, group: CallGroup) -> None:
-        """Drops a group that has nothing to do any more."""
+        """Drops a group that has no calls, no unsaved replies and no task."""
         if not (group.claimed or group.calls or group.unsaved):
             self.groups.pop(group.run_id, None)
 
-    # ---- Calls that others made ----
+    # ---- Calls of other processes ----
 
     async def adopt(self, cell: Cell) -> bool:
-        """Takes over what owners that died have left; whether calls of living others remain.
+        """Takes over the calls of dead owners of a cell that this process has claimed or drives.
 
-        The cell is claimed, or driven, by us.
+        Returns:
+            True if living owners still make calls of the cell.
         """
         own = await self.parking.owner()
         group, group.foreign = self.group(cell), 0
@@ -329,7 +337,7 @@ class Calls:
                 continue
             live = group.calls.get(call.id)
             if live is not None:
-                # Ours, and it still runs: the cell was read anew.
+                # Our own call, which still runs: the cell was read from the store again.
                 call.entry.state, live.entry = live.entry.state, call.entry
                 cell.calls[call.id] = live
             elif call.owner != own and await self.parking.store.alive(call.owner):
@@ -369,7 +377,7 @@ class Calls:
     # ---- Ending ----
 
     def end(self, run_id: str) -> None:
-        """The cell has ended: what still runs is cancelled, and what comes is dropped."""
+        """Ends the calls of a cell: running calls are cancelled, and late replies dropped."""
         group = self.groups.pop(run_id, None)
         if group is None:
             return
@@ -392,8 +400,8 @@ def _call_id(group: CallGroup, call: OpenCall) -> str:
 
 
 def _state_at_end(call: OpenCall) -> CallState:
-    """What is to be said of a call that is open when its cell ends."""
+    """Returns the final state of a call that is open when its cell ends."""
     if call.entry.state in ("queued", "approval") or call.tool is None:
         return "not_started"
-    # Nothing stops a thread: what it does, it does.
+    # A thread cannot be stopped, so a synchronous tool may still take effect.
     return "cancelled" if inspect.iscoroutinefunction(call.tool.execute) else "unknown"

@@ -1,7 +1,7 @@
-"""Cells that are under way: what each has asked for, what has come back, what it has emitted.
+"""The state of a cell: its calls, their ledger, replies, output, timers and outcome.
 
-Plain state, no process. `code_mode` moves it along, `calls` makes the calls, and
-`parking` writes it down and reads it again.
+Data only. `driver` moves a cell from step to step, `calls` makes its calls, and `parking` writes it
+to a store and reads it back.
 """
 
 import secrets
@@ -9,16 +9,18 @@ import time
 from collections import Counter, deque
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import anyio
 
-from clawmode.sandbox.pool import Tenancy
 from clawmode.sandbox.protocol import Completion, Failure, Output, Request, Settlement, Start
 from clawmode.tasks import Notifier
 from clawmode.tools.approvals import Question
 from clawmode.tools.tool import Effect, Tool
 from clawmode.types import JsonObject, JsonValue
+
+if TYPE_CHECKING:
+    from clawmode.sandbox.pool import Tenancy
 
 CallState: TypeAlias = Literal[
     "queued", "running", "approval", "completed", "failed", "cancelled", "unknown", "not_started"
@@ -27,10 +29,10 @@ OPEN: tuple[CallState, ...] = ("queued", "running", "approval")
 
 MAX_LEDGER = 100
 MAX_SHOWN = 10
-"""Unanswered look-ups that a result lists; there may be a thousand."""
+"""The maximum of pending lookups in a result; a cell may have a thousand."""
 
 GATE = 0
-"""The id of the call that stands for the cell itself, while a person decides about its start."""
+"""The id of the pseudo call that asks a person whether the cell may start."""
 
 
 # ---- The ledger ----
@@ -38,7 +40,7 @@ GATE = 0
 
 @dataclass(slots=True)
 class Entry:
-    """What became of one call."""
+    """The state of one call in the ledger."""
 
     id: int
     tool_id: str
@@ -46,57 +48,62 @@ class Entry:
     state: CallState = "queued"
 
     def to_json(self) -> JsonObject:
-        """The row of a failed result."""
+        """Returns the row of `calls` in a failed result."""
         row: JsonObject = {"id": str(self.id), "toolId": self.tool_id, "state": self.state}
         return row | {"effect": self.effect} if self.effect is not None else row
 
 
 @dataclass(slots=True)
 class Ledger:
-    """The calls of a cell in start order, so that a model knows what is safe to do again.
+    """The calls of a cell in order of their start: a failed result shows what was done already.
 
-    Of many, the earliest that have ended are only counted.
+    Beyond `MAX_LEDGER` entries, the oldest calls that have ended are only counted.
     """
 
     entries: list[Entry] = field(default_factory=list[Entry])
     omitted: Counter[str] = field(default_factory=Counter[str])
 
     def add(self, call_id: int, tool: Tool, state: CallState = "queued") -> Entry:
-        """The entry of a new call."""
+        """Adds the entry of a new call, and returns it."""
         return self.note(Entry(call_id, tool.id, tool.effect, state))
 
     def note(self, entry: Entry) -> Entry:
-        """Adds an entry."""
+        """Adds an entry, and drops the oldest one that has ended if there are too many."""
         self.entries.append(entry)
         if len(self.entries) > MAX_LEDGER:
-            self._shorten()
+            for position, old in enumerate(self.entries):
+                if old.state not in OPEN:
+                    self.omitted[old.state] += 1
+                    del self.entries[position]
+                    break
         return entry
 
-    def _shorten(self) -> None:
-        for position, entry in enumerate(self.entries):
-            if entry.state not in OPEN:
-                self.omitted[entry.state] += 1
-                del self.entries[position]
-                return
-
     def find(self, call_id: int) -> Entry | None:
-        """The entry of a call, unless it is only counted."""
+        """Returns the entry of a call; None if it was dropped."""
         return next((entry for entry in self.entries if entry.id == call_id), None)
 
 
 # ---- Calls ----
 
 
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A reply in the inbox of a cell; `unknown` if the call may or may not have taken effect."""
+
+    settled: Settlement
+    unknown: bool = False
+
+
 @dataclass(slots=True)
 class OpenCall:
-    """A nested call whose answer is still to come.
+    """A nested call that has no reply yet.
 
     Attributes:
-        tool: What it calls; None: another process makes it, or it waits for `server`.
+        tool: The tool; None if another process makes the call, or the call waits for `server`.
+        owner: The owner in the other process that makes the call; empty for our own calls.
+        question: For the call `GATE`: the question whether the cell may start.
+        asking: The number of answers by people that the running tool waits for.
         server: The MCP server whose tools are not known yet.
-        owner: That other process.
-        question: Asked instead of a tool: the call stands for the start of the cell.
-        asking: How many answers of people the tool, which runs, waits for.
     """
 
     request: Request
@@ -111,16 +118,15 @@ class OpenCall:
 
     @property
     def id(self) -> int:
-        """Of the guest's request."""
         return self.request.id
 
     @property
     def waits_for_a_person(self) -> bool:
-        """Whether a person has to allow the call, or to tell its tool something."""
+        """True if a person must approve the call, or answer a question of its tool."""
         return self.entry.state == "approval" or self.asking > 0
 
     def to_json(self) -> JsonObject:
-        """What a model reads of it."""
+        """Returns the row of `pendingToolCalls` in a waiting result."""
         method = "exec" if self.id == GATE else self.request.method
         return {
             "id": str(self.id),
@@ -135,14 +141,14 @@ class CallGroup:
     """The calls of one cell that this process makes, wherever the cell is meanwhile.
 
     Attributes:
-        cell: The cell while this process drives it and gives it the replies; if None, replies go
-            to the store.
-        claimed: Whether somebody here waits for the cell, or drives it.
-        running: How many of the calls have been started.
-        lock: Held while the cell changes its place.
-        changes: Notifies whoever drives the cell that there is something to look at.
-        unsaved: Replies that the store could not take, and whether their outcome is unknown.
-        foreign: How many calls of the cell other processes make.
+        cell: The cell while this process drives it. None while it is parked or runs elsewhere:
+            then replies go to the store.
+        claimed: True while a task of this process drives the cell or waits for it.
+        unsaved: Replies that could not be stored, with True if the outcome of the call is unknown.
+        foreign: The number of calls of the cell that other processes make.
+        running: The number of calls that have been started.
+        lock: Held while the cell moves between this process and the store.
+        changes: Wakes the task that drives the cell.
     """
 
     run_id: str
@@ -161,12 +167,12 @@ class CallGroup:
     ended: bool = False
 
     def waits_for_people(self) -> bool:
-        """Whether nothing comes before a person answers; what is queued has no free place."""
+        """True if all running calls wait for people. Queued calls wait for a running one."""
         open_calls = [call for call in self.calls.values() if call.entry.state != "queued"]
         return bool(open_calls) and all(call.waits_for_a_person for call in open_calls)
 
     async def changed(self, version: int, seconds: float) -> None:
-        """Waits until it is another version than this, or for so long."""
+        """Waits until `changes.count` differs from `version`, or for `seconds`."""
         if version == self.changes.count:
             with anyio.move_on_after(seconds):
                 await self.changes.wait()
@@ -180,27 +186,31 @@ class Cell:
     """One cell, from `exec` to its result.
 
     Attributes:
-        start: What it starts with, until it has started.
-        gate: Cancels the hooks and approvers that are asked whether it may start.
-        unheard: The caller of the `wait` that drives it was cancelled.
-        outcome: How it ended, if nobody has heard of it yet.
-        lookups: What it asked about the catalog, as far as it has not been answered.
-        stored: Whether the store knows it: then its id has been handed out.
-        park: How often it was parked and resumed: the number of the park that is its last one.
-        mark: The same as the store keeps it, sealed.
-        image: What its snapshot is a difference to.
-        build: The build that parked it.
-        taken: It was taken out of the store, which still knows it: another process may abort it.
-        since: When it was started, or taken up again, by `time.time`.
-        due: When its next timer is due, in milliseconds since 1970; 0: there is none.
-        due_at: The same by `time.monotonic`, in seconds.
+        parent_id: The model's id of the `exec` call.
+        output_left: Bytes that the cell may still emit.
+        start: The message that starts the cell; None once it has started.
+        gate: Cancels the hooks and approvers that decide whether the cell may start.
+        tenancy: The place of the cell in the pool while it is driven.
+        lookups: Requests to the catalog that have no reply yet.
+        inbox: Replies that the guest has not received yet.
+        due: The time of the next timer, in milliseconds since 1970; 0 if there is none.
+        due_at: The same time by `time.monotonic`, in seconds.
+        unheard: True if the caller of the `wait` that drives the cell was cancelled.
+        outcome: How the cell ended, if no caller has received that yet.
+        stored: True if the cell was ever parked, so that a caller may know its id.
+        park: The number of the last park, counted up by every park and every resume.
+        mark: The same number, sealed, as the store keeps it.
+        image: The hash of the memory image that the snapshot is a difference to.
+        build: The version of clawmode that parked the cell.
+        taken: True if the cell was taken out of the store, where other processes can abort it.
+        since: When the cell was started or resumed, by `time.time`.
     """
 
     parent_id: str
     output_left: int
     start: Start | None = None
     gate: anyio.CancelScope | None = None
-    tenancy: Tenancy | None = None
+    tenancy: "Tenancy | None" = None
     id: str = field(default_factory=lambda: "cm_" + secrets.token_hex(16))
     output: list[JsonValue] = field(default_factory=list[JsonValue])
     ledger: Ledger = field(default_factory=Ledger)
@@ -223,21 +233,21 @@ class Cell:
     since: float = field(default_factory=time.time)
 
     def set_timers(self, timers: int, due: float) -> None:
-        """Notes the timers of the cell: how many hold it, and when the next one is due, if any."""
+        """Sets the number of pending timers, and the time of the next one (0 if there is none)."""
         self.timers, self.due, self.due_at = timers, due, float("inf")
         if due:
-            # By the wall clock, which is the guest's, and the same on every machine.
+            # `due` is by the wall clock: the guest uses it, and other machines have the same.
             self.due_at = time.monotonic() + due / 1000 - time.time()
 
     def take_output(self, items: tuple[Output, ...]) -> None:
-        """Adds what a step emitted, and takes it off the budget."""
+        """Adds the output of a step, and subtracts its size from the budget."""
         for item in items:
             self.output_left = max(0, self.output_left - item.size)
             key = "text" if item.type == "text" else "value"
             self.output.append({"type": item.type, key: item.parsed})
 
     def receive(self, reply: Settlement, *, unknown: bool = False) -> None:
-        """A call has been answered."""
+        """Puts the reply to a call into the inbox, and closes the call."""
         call = self.calls.pop(reply.id, None)
         entry = call.entry if call else self.ledger.find(reply.id)
         if entry is not None:
@@ -245,36 +255,36 @@ class Cell:
         self.inbox.append(reply)
 
     def take_replies(self) -> tuple[Settlement, ...]:
-        """Everything that has come back since the last time, in order."""
+        """Empties the inbox, and returns its replies in order."""
         replies = tuple(self.inbox)
         self.inbox.clear()
         return replies
 
     def take_yields(self) -> tuple[Settlement, ...]:
-        """Answers the yields: the model has said `wait`."""
+        """Returns replies to all pending yields, which a `wait` ends."""
         answers = tuple(Settlement(number, True, b"null") for number in self.yields)
         self.yields = []
         return answers
 
     def waits_for_people(self) -> bool:
-        """Whether every open call waits for a person."""
+        """True if every open call waits for a person."""
         return all(call.waits_for_a_person for call in self.calls.values())
 
     @property
     def yielded(self) -> bool:
-        """Whether the cell waits for nothing but the end of a yield."""
+        """True if the cell waits for nothing but the end of a yield."""
         return bool(self.yields) and not (self.calls or self.lookups or self.timers)
 
     def pending(self) -> list[JsonValue]:
-        """What the cell waits for, for the model."""
-        found: list[JsonValue] = [call.to_json() for call in self.calls.values()]
-        found.extend(
+        """Returns the `pendingToolCalls` of a waiting result."""
+        rows: list[JsonValue] = [call.to_json() for call in self.calls.values()]
+        rows.extend(
             {"id": str(request.id), "method": request.method, "state": "queued"}
             for request in islice(self.lookups, MAX_SHOWN)
         )
-        found.extend(
+        rows.extend(
             {"id": str(number), "method": "yield", "state": "running"} for number in self.yields
         )
         if self.timers:
-            found.append({"id": "timer", "method": "timer", "state": "timer", "due": self.due})
-        return found
+            rows.append({"id": "timer", "method": "timer", "state": "timer", "due": self.due})
+        return rows

@@ -1,8 +1,7 @@
-"""What an operator can set: the page's `tools.codeMode` fields, with its defaults and ranges.
+"""The settings of code mode: the fields of `tools.codeMode`, their defaults and ranges.
 
-The values come from JSON that people write. What cannot be meant is a `ConfigurationError`; a
-number that is out of its range is brought into it, and said so. Which JSON it is, is
-`config_file`'s business.
+The values come from JSON that people write. An invalid value raises `ConfigurationError`; a number
+out of its range is clamped, with a warning. `config/file` finds and parses the JSON.
 """
 
 import difflib
@@ -25,7 +24,7 @@ PATH = "tools.codeMode"
 AGENT_PATH = "agents.list[].tools.codeMode"
 
 MAX_UNKNOWN = 100
-"""Unknown keys that are told by name."""
+"""The maximum of unknown keys that get a warning each."""
 
 RANGES: dict[str, tuple[int, int]] = {
     "timeout_ms": (100, 60_000),
@@ -40,7 +39,7 @@ RANGES: dict[str, tuple[int, int]] = {
 }
 
 SUSPENDED_RUNS = (1, 1_000_000)
-"""The range of `max_suspended_runs`. Apart: its default depends on where runs are parked."""
+"""The range of `max_suspended_runs`, whose default depends on the store."""
 
 SUSPENDED_IN_MEMORY = 64
 SUSPENDED_DURABLE = 10_000
@@ -88,15 +87,15 @@ class CodeModeConfig:
             value = getattr(self, name)
             if name in reasons and value != _DEFAULTS[name]:
                 text = _not_used(value, reasons[name], number)
-                # At the line that makes the object: `__init__` stands between.
+                # The warning points to the caller of the generated `__init__`.
                 warnings.warn(f"CodeModeConfig.{name}: {text}", ClawmodeWarning, stacklevel=3)
             object.__setattr__(self, name, number)
 
     def clamped(self, *, durable: bool = False) -> "CodeModeConfig":
-        """The same with a limit on parked programs, if none was set.
+        """Returns a copy with a limit on parked programs, if none was set.
 
         Args:
-            durable: Parked programs outlive the process, so more of them may be kept.
+            durable: True if parked programs outlive the process, so that more may be parked.
         """
         unset = SUSPENDED_DURABLE if durable else SUSPENDED_IN_MEMORY
         return replace(self, max_suspended_runs=self.max_suspended_runs or unset)
@@ -105,17 +104,17 @@ class CodeModeConfig:
     def from_json(
         cls, value: JsonValue, *, path: str = PATH
     ) -> "tuple[CodeModeConfig, list[ConfigWarning]]":
-        """Reads a `codeMode` value; one that is absent is `{}`.
+        """Reads a `codeMode` value; pass `{}` if it is absent.
 
         Raises:
-            ConfigurationError: A value is of the wrong type, or is none of the known ones.
+            ConfigurationError: A value has the wrong type, or is not one of the allowed values.
         """
         return resolve(Setting(path, value)).unwrap()
 
 
 @dataclass(frozen=True, slots=True)
 class ConfigWarning:
-    """Something that was configured and is not used as it stands."""
+    """A setting that has no effect, or not the effect that was written."""
 
     path: str
     message: str
@@ -126,7 +125,7 @@ class ConfigWarning:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A value, and where it was set."""
+    """A value, with its path in the configuration."""
 
     path: str
     value: JsonValue
@@ -134,9 +133,9 @@ class Setting:
 
 @dataclass(slots=True)
 class Resolution:
-    """A configuration, and all that is to say about what it was made of.
+    """A configuration, with the errors and warnings of its sources.
 
-    With errors the configuration is not to be used: it is the default one, switched off.
+    If there are errors, `config` is the default configuration, which is disabled.
     """
 
     config: CodeModeConfig = field(default_factory=CodeModeConfig)
@@ -144,7 +143,7 @@ class Resolution:
     warnings: list[ConfigWarning] = field(default_factory=list)
 
     def unwrap(self) -> tuple[CodeModeConfig, list[ConfigWarning]]:
-        """The configuration and its warnings; raises the first error."""
+        """Returns the configuration and its warnings, or raises the first error."""
         if self.errors:
             raise self.errors[0]
         return self.config, self.warnings
@@ -157,16 +156,16 @@ def merge(
     path: str = PATH,
     agent_path: str = AGENT_PATH,
 ) -> tuple[CodeModeConfig, list[ConfigWarning]]:
-    """Lays an agent's `codeMode` over the global one, field by field; absent is `{}`.
+    """Merges an agent's `codeMode` into the global one, field by field; pass `{}` if absent.
 
     Raises:
-        ConfigurationError: As `CodeModeConfig.from_json`, for either of them.
+        ConfigurationError: As `CodeModeConfig.from_json`, for either value.
     """
     return resolve(Setting(path, global_value), Setting(agent_path, agent_value)).unwrap()
 
 
 def resolve(*layers: Setting) -> Resolution:
-    """Lays `codeMode` values over each other, the last on top, and checks all of them."""
+    """Merges `codeMode` values, where later ones override earlier ones, and checks all of them."""
     found = Resolution()
     merged: dict[str, Setting] = {}
     for layer in layers:
@@ -177,7 +176,7 @@ def resolve(*layers: Setting) -> Resolution:
     return found
 
 
-# ---- Types: of every layer, used or not ----
+# ---- Types, checked in every layer, overridden or not ----
 
 _CHOICES: dict[str, tuple[str, ...]] = {"runtime": ("quickjs-wasi",), "mode": ("only",)}
 _NUMBERS = RANGES | {"max_suspended_runs": SUSPENDED_RUNS}
@@ -195,7 +194,7 @@ KEYS: dict[str, str] = {_camel(member.name): member.name for member in fields(Co
 
 
 def _read(layer: Setting, found: Resolution) -> dict[str, Setting]:
-    """The settings of one layer by field; faults and unknown keys go to `found`."""
+    """Returns the settings of one layer by field; adds errors and unknown keys to `found`."""
     settings: dict[str, Setting] = {}
     unknown = UnknownKeys(found.warnings)
     for key, setting in _members(layer, found).items():
@@ -210,7 +209,7 @@ def _read(layer: Setting, found: Resolution) -> dict[str, Setting]:
 
 
 def _members(layer: Setting, found: Resolution) -> dict[str, Setting]:
-    if isinstance(layer.value, bool):  # the shorthand
+    if isinstance(layer.value, bool):  # short for `{enabled: …}`
         return {"enabled": layer}
     if isinstance(layer.value, dict):
         return {key: Setting(join(layer.path, key), item) for key, item in layer.value.items()}
@@ -244,12 +243,12 @@ def _is_number(value: JsonValue) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-# ---- Numbers: of what is used ----
+# ---- Numbers, checked after merging ----
 
 
 def _build(settings: Mapping[str, Setting], found: Resolution) -> CodeModeConfig:
     values: dict[str, Any] = {name: setting.value for name, setting in settings.items()}
-    if "languages" in values:  # a set: neither order nor repetition means anything
+    if "languages" in values:  # a set, so order and repetition have no meaning
         chosen = settings["languages"].value
         assert isinstance(chosen, list)
         values["languages"] = tuple(language for language in LANGUAGES if language in chosen)
@@ -263,7 +262,7 @@ def _build(settings: Mapping[str, Setting], found: Resolution) -> CodeModeConfig
 
 
 def _settle(numbers: Mapping[str, object]) -> tuple[dict[str, int], dict[str, str]]:
-    """The numbers to use, and why they are not those that were given."""
+    """Returns the numbers to use, and the reasons for those that differ from the given ones."""
     used: dict[str, int] = {}
     reasons: dict[str, str] = {}
     for name, (low, high) in _NUMBERS.items():
@@ -287,7 +286,7 @@ def _not_used(value: JsonValue, reason: str, used: int) -> str:
 
 
 def _integer(value: object) -> int | None:
-    """JSON has one kind of number, and people write `1e4`: what is whole is an integer."""
+    """Returns a whole number as an integer, because JSON allows `1e4`; None for other values."""
     if isinstance(value, float):
         return int(value) if value.is_integer() else None
     return value if isinstance(value, int) else None
@@ -297,11 +296,11 @@ def _wanted(name: str) -> str:
     return "a positive integer" if _NUMBERS[name][0] else "a positive integer or 0"
 
 
-# ---- What people read ----
+# ---- Messages ----
 
 
 def wrong(setting: Setting, expected: str, *, found: str = "") -> ConfigurationError:
-    """The error for a value that cannot be meant: where, what was found, what is expected."""
+    """Returns the error for an invalid value: its path, the value, and what is expected."""
     return ConfigurationError(
         f"{setting.path}: found {found or show(setting.value)}, expected {expected}",
         path=setting.path,
@@ -310,26 +309,26 @@ def wrong(setting: Setting, expected: str, *, found: str = "") -> ConfigurationE
 
 
 def unknown_key(key: str, known: Mapping[str, object]) -> str:
-    """What to say of a key that nobody reads."""
+    """Returns the warning about an unknown key, with the nearest known one."""
     by_lower = {name.lower(): name for name in known}
     (nearest,) = difflib.get_close_matches(key.lower()[:100], by_lower, n=1, cutoff=0.0)
     return f"unknown key, it has no effect; the nearest known one is {by_lower[nearest]}"
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """The known name that a misspelt one may stand for, quoted; empty if none is near."""
+    """Returns the known name that is most similar to a misspelt one; empty if none is similar."""
     by_lower = {each.lower(): each for each in known}
     found = difflib.get_close_matches(name.lower()[:100], by_lower, n=1, cutoff=0.7)
     return show(by_lower[found[0]]) if found else ""
 
 
 class UnknownKeys:
-    """Warns of keys that nobody reads: of the first hundred each, and how many more there are.
+    """Warns of the first hundred unknown keys, and counts the others.
 
-    To look for the nearest known one takes its time.
+    The limit bounds the time that is spent on similar names.
 
     Args:
-        warnings: Where warnings go.
+        warnings: The list to which warnings are added.
     """
 
     def __init__(self, warnings: list[ConfigWarning]) -> None:
@@ -338,7 +337,7 @@ class UnknownKeys:
         self._last = 0
 
     def tell(self, path: str, key: str, known: Mapping[str, object]) -> None:
-        """Warns of a key, or counts it."""
+        """Adds a warning about a key, or counts the key."""
         self._count += 1
         more = self._count - MAX_UNKNOWN
         if more <= 0:
@@ -347,12 +346,12 @@ class UnknownKeys:
             self._last = len(self._warnings)
             self._warnings.append(ConfigWarning(path, "unknown key, it has no effect"))
         else:
-            said = f"unknown key, it has no effect, like {more - 1} more"
-            self._warnings[self._last] = replace(self._warnings[self._last], message=said)
+            message = f"unknown key, it has no effect, like {more - 1} more"
+            self._warnings[self._last] = replace(self._warnings[self._last], message=message)
 
 
 def show(value: JsonValue) -> str:
-    """A value as it stands in a file, cut if it is long; no control characters."""
+    """Returns a value as JSON for a message, shortened, without control characters."""
     if isinstance(value, dict):
         return "an object"
     if isinstance(value, list):
@@ -364,7 +363,7 @@ def show(value: JsonValue) -> str:
 
 
 def join(path: str, key: str) -> str:
-    """The path of a member: dotted, or in brackets if the key is not a plain word."""
+    """Returns the path of a member, with brackets if the key is not a plain word."""
     if re.fullmatch(r"[A-Za-z_$][A-Za-z0-9_$]*", key):
         return f"{path}.{key}" if path else key
     return f"{path}[{json.dumps(key)}]"

@@ -1,4 +1,7 @@
-"""From one step of a cell to the next: batches accepted, replies awaited, parked, taken up."""
+"""Drives cells from step to step: starts them, accepts batches of requests, parks and resumes.
+
+Also aborts, and the watch on cells that other processes may end.
+"""
 
 import contextlib
 import logging
@@ -6,16 +9,16 @@ import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import anyio
 import anyio.lowlevel
 
 from clawmode.code_mode.bridge import refusal_text
-from clawmode.code_mode.calls import Calls
 from clawmode.code_mode.cell import GATE, CallGroup, Cell, Ledger
-from clawmode.code_mode.config import CodeModeConfig
-from clawmode.code_mode.parking import Parking, other_build
-from clawmode.code_mode.stores import End, Progress
+from clawmode.code_mode.replies import Pace, Replies
+from clawmode.code_mode.snapshots import other_build
+from clawmode.code_mode.stores import End
 from clawmode.code_mode.telemetry import Telemetry
 from clawmode.exceptions import (
     Aborted,
@@ -35,33 +38,28 @@ from clawmode.sandbox.protocol import (
     Outcome,
     Request,
     Resume,
-    Settlement,
     Suspension,
 )
 from clawmode.types import JsonText
 
+if TYPE_CHECKING:
+    from clawmode.code_mode.calls import Calls
+    from clawmode.code_mode.config import CodeModeConfig
+    from clawmode.code_mode.parking import Parking
+
 logger = logging.getLogger("clawmode")
 
-SLICE = 0.005
-"""Seconds of work for one cell after which others get their turn on the event loop."""
-
-MAX_ANSWERS = 4 << 20
-"""Bytes of answers about the catalog that are held for a cell; then it resumes with these first."""
-
 QUEUED_CALLS = 128
-"""Calls that may wait for their turn, beyond those that run."""
+"""Calls of a cell that may be queued, in addition to those that run."""
 
 MARGIN = 0.25
-"""Seconds before the deadline of an `exec` or `wait` from which a cell is not resumed any more."""
-
-POLL = 0.1
-"""How often the store is asked about calls that another process makes."""
+"""A cell is not resumed in the last seconds before the deadline of an `exec` or `wait`."""
 
 WATCH = 0.25
-"""How often the store is asked whether cells were aborted that run here, or whose calls do."""
+"""Seconds between queries whether other processes have aborted cells or calls of this one."""
 
 SWEEP = 30.0
-"""How often cells that have expired are dropped, at least, while calls of parked cells run here."""
+"""The maximum of seconds between sweeps for expired cells, while calls of parked cells run."""
 
 MAX_LEDGERS = 256
 
@@ -75,68 +73,61 @@ UNANSWERED = "The time ran out while the program waited for an answer."
 
 @dataclass(frozen=True, slots=True)
 class CellSetup:
-    """What cells start with beyond the prelude: the catalog and namespaces, and its key."""
+    """The catalog and namespaces that cells start with, as JSON, and the hash of it."""
 
     key: bytes = b""
     data: JsonText = b""
-
-
-class _Pace:
-    """Divides long work into slices, between which the event loop serves others."""
-
-    def __init__(self) -> None:
-        self._end = time.monotonic() + SLICE
-
-    async def keep(self) -> None:
-        """Lets others go first, if the slice is over."""
-        if time.monotonic() >= self._end:
-            await anyio.lowlevel.checkpoint()
-            self._end = time.monotonic() + SLICE
 
 
 @dataclass(slots=True)
 class Driver:
     """Drives the cells of one run.
 
-    A cell is driven by one task at a time. While it is, its state is here alone; parked, it is the
-    store's.
+    One task at a time drives a cell. While it does, the state of the cell is only here; the state
+    of a parked cell is only in the store.
 
     Attributes:
-        active: The cells that are driven now, and those whose hooks are still asked.
-        parked: Cells that this object has parked, and that have not ended as far as it knows; with
-            the `due` and `due_at` of each, which hold even if the wall clock is set meanwhile.
-        ledgers: What the cells that it parked have done, for whoever asks after their end. Bounded.
-        parks: Whether a cell that has to wait is parked. Else people are waited for too, and at the
-            deadline it ends.
+        install: Returns what new cells start with.
+        active: The cells that are driven now, and those whose hooks are still running.
+        parked: The cells that this object has parked and that have not ended as far as it knows,
+            with `due` and `due_at` of each: `due_at` stays right if the wall clock is set.
+        ledgers: The ledgers of cells that this object has parked, for results after their end.
+            Bounded by `MAX_LEDGERS`.
+        watching: True while a task watches the store.
+        parks: True if a cell that has to wait is parked. If False, the driver waits for people
+            too, and ends the cell at its deadline.
     """
 
     pool: Pool
-    calls: Calls
-    parking: Parking
-    config: CodeModeConfig
+    calls: "Calls"
+    parking: "Parking"
+    config: "CodeModeConfig"
     telemetry: Telemetry
     install: Callable[[], Awaitable[CellSetup]]
-    searching: anyio.CapacityLimiter = field(default_factory=lambda: anyio.CapacityLimiter(1))
     active: dict[str, Cell] = field(default_factory=dict[str, Cell])
     parked: dict[str, tuple[float, float]] = field(default_factory=dict[str, tuple[float, float]])
     ledgers: OrderedDict[str, Ledger] = field(default_factory=OrderedDict[str, Ledger])
     watching: bool = False
     parks: bool = True
+    replies: Replies = field(init=False)
 
-    # ---- Ways in ----
+    def __post_init__(self) -> None:
+        self.replies = Replies(self.calls, self.parking, self.telemetry, self.parks)
+
+    # ---- Starting and resuming ----
 
     @contextlib.contextmanager
     def admitting(self, cell: Cell, deadline: float, who: str) -> Iterator[None]:
-        """Around the question whether a cell may start: an abort and the deadline end it.
+        """Context in which hooks and approvers decide about a start; abort and deadline end it.
 
         Args:
             cell: The cell.
-            deadline: Of its `exec`, by `time.monotonic`.
-            who: Who is asked, for the error.
+            deadline: The deadline of its `exec`, by `time.monotonic`.
+            who: The hooks or approvers, for the error message.
 
         Raises:
             Aborted: The cell was aborted meanwhile.
-            DeadlineExceeded: There was no answer in time.
+            DeadlineExceeded: There was no decision in time.
         """
         left = self._last(deadline) - time.monotonic()
         with anyio.move_on_after(left) as cell.gate:
@@ -152,21 +143,21 @@ class Driver:
             raise DeadlineExceeded(NOT_ADMITTED.format(who=who))
 
     async def start(self, cell: Cell, deadline: float) -> Completion | Failure | None:
-        """Starts a cell, as soon as its gate is open. None: it waits, and is parked.
+        """Starts a cell, after a pending approval. Returns None if it waits and was parked.
 
         Raises:
-            SandboxError: It could not be run to its end, and is gone.
+            SandboxError: The cell failed to run, and has ended.
         """
         group = self.calls.group(cell)
         group.claimed, group.cell, cell.tenancy = True, cell, self.pool.cell()
         return await self._drive(cell, group, deadline)
 
     async def resume(self, cell: Cell, deadline: float) -> Completion | Failure | None:
-        """Lets a claimed cell go on, once there is something to go on with. None: it waits still.
+        """Resumes a claimed cell once it has a reply. Returns None if it still waits.
 
         Raises:
-            SnapshotError: It could not be read; if that was the store's fault, it is as it was.
-            SandboxError: It could not be run to its end, and is gone.
+            SnapshotError: The cell could not be read; if the store failed, the cell is unchanged.
+            SandboxError: The cell failed to run, and has ended.
         """
         group = self.calls.group(cell)
         group.claimed, taken = True, False
@@ -175,7 +166,7 @@ class Driver:
             cell.due_at = due_at
         try:
             await self._check_image(cell)
-            if not await self._arrival(cell, group, deadline):
+            if not await self.replies.for_parked(cell, group, self._last(deadline)):
                 return None
             async with group.lock:
                 frozen = await self.parking.take(cell)
@@ -203,17 +194,17 @@ class Driver:
         return await self._drive(cell, group, deadline)
 
     async def _check_image(self, cell: Cell) -> None:
-        """Before the cell is taken: if a worker refuses it after that, it is lost.
+        """Checks the image before the cell is taken: a worker that rejects it later would lose it.
 
         Raises:
-            SnapshotOfOtherBuild: Its snapshot is no difference to the image of our workers.
+            SnapshotOfOtherBuild: The snapshot is a difference to another image than our workers'.
         """
         await self.pool.ready()
         if cell.image and cell.image != (self.pool.image or cell.image):
             raise other_build(cell.build)
 
     def leave(self, cell: Cell) -> None:
-        """The caller of `resume` is gone: the cell is parked as soon as it is suspended."""
+        """Tells a cell that its `wait` was cancelled: it is parked at its next suspension."""
         cell.unheard = True
         if (group := self.calls.groups.get(cell.id)) is not None:
             group.changes.notify()
@@ -222,14 +213,14 @@ class Driver:
         try:
             await self.parking.release(cell.id)
         except (StoreUnavailable, Aborted) as error:
-            logger.error("the claim of %s could not be released: %s", cell.id, error)
+            logger.error("cannot release the claim of the program %s: %s", cell.id, error)
 
     async def abort(self, run_id: str) -> bool:
-        """Ends a cell, driven or parked, here or in another process. False: there is none.
+        """Ends a cell, driven or parked, here or in another process. Returns False if unknown.
 
         Raises:
-            StoreUnavailable: Whether there is one cannot be found out.
-            AbortUnconfirmed: The process that runs it has not confirmed its end in time.
+            StoreUnavailable: The store cannot be read.
+            AbortUnconfirmed: The process that runs the cell has not confirmed its end in time.
         """
         cell = self.active.get(run_id)
         if cell is not None:
@@ -242,7 +233,7 @@ class Driver:
         return ended
 
     async def abort_all(self) -> None:
-        """Ends all cells that are driven."""
+        """Ends all cells that are driven here."""
         for cell in list(self.active.values()):
             await self._abort_active(cell)
 
@@ -256,7 +247,7 @@ class Driver:
         await self.pool.abort(cell.tenancy)
 
     def forget(self, run_id: str) -> None:
-        """A parked cell is gone: what still runs for it is of no use any more."""
+        """Drops a parked cell that has ended, and cancels its calls."""
         self.parked.pop(run_id, None)
         self.calls.end(run_id)
 
@@ -271,7 +262,8 @@ class Driver:
             self._watch()
         end: End = "aborted"
         try:
-            # The one thing that a cell's deadline does not cover: it happens once per machine.
+            # Compiling machine code does not count towards the deadline: it happens once per
+            # machine.
             began = time.monotonic()
             await self.pool.prepare(cell.tenancy, cell.start)
             deadline += time.monotonic() - began
@@ -280,7 +272,7 @@ class Driver:
                 outcome = await self._step(cell, deadline)
             while isinstance(outcome, Suspension):
                 await self._accept(cell, group, outcome)
-                if not await self._replies(cell, group, deadline):
+                if not await self.replies.for_driven(cell, group, self._last(deadline)):
                     if not self.parks:
                         raise DeadlineExceeded(UNANSWERED)
                     outcome = None
@@ -309,11 +301,11 @@ class Driver:
                     await self._end(cell, end)
 
     async def _step(self, cell: Cell, deadline: float) -> Outcome | None:
-        """Starts the cell, or resumes it with its inbox. None: it got no worker in time."""
+        """Starts the cell, or resumes it with its inbox. None if it got no worker in time."""
         assert cell.tenancy is not None
         replies = cell.take_replies()
         if cell.start is None:
-            # The timer that is due must find it so, whatever the clock of the guest says.
+            # The guest's clock may lag behind: its timer must see a time that is not too early.
             now = cell.due if cell.due_at <= time.monotonic() else 0.0
             resume = Resume(replies, None, self._limits(), cell.output_left, now=now)
             try:
@@ -321,7 +313,7 @@ class Driver:
             except DeadlineExceeded:
                 if cell.tenancy.frozen is None:
                     raise
-                # It did not run, and is as it was.
+                # The step did not run, and the cell is unchanged.
                 cell.inbox[:0] = replies
                 return None
         denied = next((reply for reply in replies if reply.id == GATE and not reply.ok), None)
@@ -346,7 +338,7 @@ class Driver:
         return outcome
 
     async def _keep(self, cell: Cell, group: CallGroup) -> bool:
-        """Parks the outcome of a cell that nobody hears. False: it could not be stored."""
+        """Parks the outcome of a cell that has no caller. Returns False if that failed."""
         self._end_calls(cell)
         cell.calls.clear()
         cell.inbox.clear()
@@ -355,12 +347,12 @@ class Driver:
         except Aborted:
             raise
         except SandboxError as error:
-            logger.error("the result of %s could not be stored: %s", cell.id, error)
+            logger.error("cannot store the result of the program %s: %s", cell.id, error)
             return False
         return True
 
     async def _end(self, cell: Cell, end: End) -> None:
-        """The cell is over: what it still waits for is cancelled, and what comes is dropped."""
+        """Ends a cell: its calls are cancelled, and the store records the end."""
         cell.ended = True
         self.ledgers.pop(cell.id, None)
         self._end_calls(cell)
@@ -371,7 +363,7 @@ class Driver:
                 else:
                     await self.parking.end(cell.id, end)
             except StoreUnavailable as error:
-                logger.error("the end of %s could not be noted: %s", cell.id, error)
+                logger.error("cannot store the end of the program %s: %s", cell.id, error)
 
     def _end_calls(self, cell: Cell) -> None:
         self.calls.end(cell.id)
@@ -382,10 +374,10 @@ class Driver:
     # ---- Batches ----
 
     async def _accept(self, cell: Cell, group: CallGroup, idle: Suspension) -> None:
-        """Takes a batch of requests: answers what can be answered at once, starts the rest.
+        """Accepts a batch of requests: queues lookups, and starts calls.
 
         Raises:
-            SnapshotTooLarge: It could not be parked with them; none of it was started.
+            SnapshotTooLarge: The cell could not be parked; no call of the batch was started.
         """
         cell.take_output(idle.output)
         cell.set_timers(idle.timers, idle.due)
@@ -399,7 +391,7 @@ class Driver:
         except (Aborted, SnapshotTooLarge):
             self.calls.refuse_batch(cell, idle.requests)
             raise
-        pace = _Pace()
+        pace = Pace()
         for request in idle.requests:
             if request.method == "yield":
                 cell.yields.append(request.id)
@@ -412,41 +404,8 @@ class Driver:
             raise Aborted
         self.calls.start(group)
 
-    async def _answer_lookups(self, cell: Cell, last: float) -> None:
-        """Answers what a cell asked about the catalog, until `last` at most.
-
-        The answers are handed over in parts if they are large, so that no cell makes us hold more.
-        """
-        pace, room = _Pace(), MAX_ANSWERS
-        while cell.lookups and room > 0 and not cell.ended:
-            reply = await self._look_up(cell.lookups[0], last)
-            if reply is None:
-                return
-            cell.lookups.popleft()
-            cell.inbox.append(reply)
-            room -= len(reply.value)
-            await pace.keep()
-
-    async def _look_up(self, request: Request, last: float) -> Settlement | None:
-        """The answer to one look-up. None: it would come too late."""
-        left, bridge = last - time.monotonic(), self.calls.bridge
-        if left <= 0:
-            return None
-        if request.method != "search":
-            self.telemetry.describes += 1
-            return bridge.look_up(request)
-        # The first search of a run reads the whole catalog: in a thread, which may take longer than
-        # the program has.
-        with anyio.move_on_after(left):
-            reply = await anyio.to_thread.run_sync(
-                bridge.look_up, request, limiter=self.searching, abandon_on_cancel=True
-            )
-            self.telemetry.searches += 1
-            return reply
-        return None
-
     def _check_ids(self, cell: Cell, requests: tuple[Request, ...]) -> None:
-        """No honest worker repeats an id, and an answer to one must not reach another call."""
+        """Rejects repeated ids: only a compromised worker sends them, to misdirect replies."""
         ids = [request.id for request in requests]
         if len(set(ids)) < len(ids) or any(
             number <= GATE or number in cell.calls for number in ids
@@ -454,91 +413,33 @@ class Driver:
             raise RuntimeUnavailable("The worker sent requests that no program makes.")
 
     async def _check_parking(self, cell: Cell, idle: Suspension) -> None:
-        """Whether the cell could be parked: looked at before anything of a batch has an effect."""
+        """Checks that the cell can be parked, before any call of a batch takes effect."""
         if not self.parks:
             return
         assert cell.tenancy is not None
         methods = {request.method for request in idle.requests}
         if "yield" in methods:
             await self.parking.check_room()
-        # The bound is cheap and rarely over the limit; to know for sure, the cell is frozen.
+        # The bound is cheap. Only a cell above it is frozen, to find its true size.
         over = idle.frozen_at_most > self.config.max_snapshot_bytes
         if over and methods & {"call", "namespace"}:
             self.parking.check_size(await self.pool.freeze(cell.tenancy))
 
-    # ---- Waiting ----
-
-    async def _replies(self, cell: Cell, group: CallGroup, deadline: float) -> bool:
-        """Whether there is something to resume a driven cell with; if not, it is to be parked."""
-        last = self._last(deadline)
-        await self._answer_lookups(cell, last)
-        while True:
-            version, now = group.changes.count, time.monotonic()
-            if cell.ended:
-                raise Aborted
-            foreign = await self._fetch(cell)
-            if now < last and (cell.inbox or cell.due_at <= now) and not cell.unheard:
-                return True
-            # A person holds no `exec` open, and neither does a timer that is due too late.
-            hopeless = self.parks and cell.waits_for_people() and cell.due_at >= last
-            if cell.yields or now >= last or hopeless or cell.unheard:
-                return False
-            until = min(cell.due_at, last, now + POLL if foreign else last)
-            await group.changed(version, until - now)
-
-    async def _fetch(self, cell: Cell) -> bool:
-        """Brings answers to calls that other processes make; whether there are such calls."""
-        if not any(call.owner for call in cell.calls.values()):
-            return False
-        replies = await self.parking.store.drain(cell.id)
-        if replies is None:
-            raise Aborted
-        for sealed in replies:
-            self.parking.deliver(cell, sealed)
-        return await self.calls.adopt(cell)
-
-    async def _arrival(self, cell: Cell, group: CallGroup, deadline: float) -> bool:
-        """Whether there is something to go on with for a cell that is parked, before the deadline.
-
-        There is nothing better to do: a person is waited for too.
-        """
-        last = self._last(deadline)
-        while True:
-            version, now = group.changes.count, time.monotonic()
-            progress = await self.parking.store.progress(cell.id)
-            if progress is None:
-                raise Aborted
-            _update(cell, progress)
-            if cell.unheard:
-                return False
-            if cell.outcome is not None:
-                return True
-            foreign = await self.calls.adopt(cell)
-            prompt = cell.yields or cell.lookups or cell.due_at <= now
-            if prompt or progress.replies or group.unsaved:
-                return True
-            if not cell.calls and not cell.due:
-                # Nothing that it could wait for: the store's file was meddled with.
-                await self.parking.end(cell.id, "finished")
-                raise SnapshotRefused("the snapshot has been altered: it waits for nothing")
-            if now >= last:
-                return False
-            until = min(cell.due_at, last, now + POLL if foreign else last)
-            await group.changed(version, until - now)
+    # ---- Parking ----
 
     async def _park(self, cell: Cell, group: CallGroup) -> None:
         assert cell.tenancy is not None
-        unborn_or_over = cell.start is not None or cell.outcome is not None
-        frozen = None if unborn_or_over else await self.pool.freeze(cell.tenancy)
+        has_memory = cell.start is None and cell.outcome is None
+        frozen = await self.pool.freeze(cell.tenancy) if has_memory else None
         async with group.lock:
             if not cell.ended:
-                await self._gather(cell)
+                await self.replies.gather(cell)
                 await self.parking.park(cell, frozen)
             if cell.ended:
                 raise Aborted
             group.claimed, group.cell = False, None
         if cell.unheard:
-            cell.output = []  # it is in the store
+            cell.output = []  # the store has it
         self.telemetry.snapshots["created"] += 1
         self.parked[cell.id] = (cell.due, cell.due_at)
         self.ledgers[cell.id] = cell.ledger
@@ -548,17 +449,7 @@ class Driver:
         if group.calls:
             self._watch()
 
-    async def _gather(self, cell: Cell) -> None:
-        """Collects the answers that a cell is parked with, as far as the inbox has room for them.
-
-        Some came while it was being frozen, some from other processes since they were last fetched.
-        """
-        if any(call.owner for call in cell.calls.values()):
-            for sealed in await self.parking.store.drain(cell.id) or ():
-                self.parking.deliver(cell, sealed)
-        self.calls.fit_inbox(cell)
-
-    # ---- Ended elsewhere ----
+    # ---- Aborts by other processes ----
 
     def _watch(self) -> None:
         if not self.watching and self.calls.tasks is not None:
@@ -566,7 +457,7 @@ class Driver:
             self.calls.tasks.start_soon(self._watch_store)
 
     async def _watch_store(self) -> None:
-        """Ends cells and calls here that another process has aborted, and those that expired."""
+        """Ends cells and calls of this process that have expired or were aborted elsewhere."""
         every = min(self.config.snapshot_ttl_seconds / 4, SWEEP)
         sweep = time.monotonic() + every
         while watched := self._watched():
@@ -578,11 +469,11 @@ class Driver:
                 for run_id in await self.parking.store.gone(watched):
                     await self._end_here(run_id)
             except StoreUnavailable as error:
-                logger.warning("whether programs were aborted is not known: %s", error)
+                logger.warning("cannot read which programs were aborted: %s", error)
         self.watching = False
 
     def _watched(self) -> list[str]:
-        """The cells that others can end: parked ones whose calls run here, and resumed ones."""
+        """Returns cells that other processes can end: resumed ones, and parked ones with calls."""
         parked = [run_id for run_id, group in self.calls.groups.items() if not group.claimed]
         return [*parked, *(cell.id for cell in self.active.values() if cell.taken)]
 
@@ -597,7 +488,7 @@ class Driver:
     # ---- Small parts ----
 
     def _last(self, deadline: float) -> float:
-        """From when on a cell is not resumed any more: it would have no time left."""
+        """Returns the time after which a cell is not resumed, because too little is left."""
         return deadline - min(MARGIN, self.config.timeout_ms / 5000)
 
     def _with_limit(self, error: str) -> str:
@@ -610,13 +501,3 @@ class Driver:
             max_calls=config.max_pending_tool_calls + QUEUED_CALLS,
             snapshot_bytes=config.max_snapshot_bytes,
         )
-
-
-def _update(cell: Cell, progress: Progress) -> None:
-    """Brings a cell that is parked up to what has become of its calls."""
-    known = {call.id: call for call in progress.calls}
-    for number in [number for number in cell.calls if number not in known]:
-        del cell.calls[number]
-    for call in cell.calls.values():
-        if call.owner:
-            call.owner, call.entry.state = known[call.id].owner, known[call.id].state

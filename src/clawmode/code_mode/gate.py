@@ -1,13 +1,13 @@
-"""The hooks of the outer `exec`: whether a cell may start, and with what.
+"""The hooks of the outer `exec`: they decide whether a cell may start, and may rewrite it.
 
-A shell's `exec` takes a `command`, and policies were written for that: so a hook finds the code
-under both names, and may rewrite either.
+Policies are often written for a shell tool `exec`, which has a `command`. So hooks find the program
+as `code` and as `command`, and may rewrite either.
 """
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from clawmode.catalog.catalog import EXEC
-from clawmode.code_mode.config import CodeModeConfig
 from clawmode.context import RunContext
 from clawmode.sandbox.protocol import LANGUAGES, Start
 from clawmode.tools.approvals import Question
@@ -16,13 +16,17 @@ from clawmode.tools.hooks import AfterToolCall, BeforeToolCall
 from clawmode.tools.tool import ToolResult
 from clawmode.types import JsonObject
 
+if TYPE_CHECKING:
+    from clawmode.code_mode.config import CodeModeConfig
+
 
 @dataclass(frozen=True, slots=True)
 class AdmittedProgram:
-    """A cell as the hooks left it, and whom to ask about it.
+    """A program that the hooks allow, as they have rewritten it.
 
     Attributes:
-        params: What the hooks made of the arguments; the program is in it under both names.
+        params: The arguments after the hooks, with the program under both names.
+        question: The question to a person who must approve the program first.
     """
 
     code: str
@@ -33,23 +37,23 @@ class AdmittedProgram:
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """Asks the hooks of one run about its cells."""
+    """Runs the hooks of one run for its cells."""
 
     executor: Executor
     context: RunContext
-    config: CodeModeConfig
+    config: "CodeModeConfig"
 
     @property
     def has_hooks(self) -> bool:
         return not self.executor.hooks.empty
 
     def event(self, params: JsonObject, call_id: str) -> BeforeToolCall:
-        """A cell as hooks see it."""
+        """Returns the event that hooks receive for a cell."""
         language = params.get("language")
         return BeforeToolCall(
             tool_name=EXEC.name,
             tool_id=EXEC.id,
-            params=dict(params),  # hooks may change it
+            params=dict(params),  # a copy, because hooks may change it
             run=self.context,
             tool_call_id=call_id,
             tool_kind="code_mode_exec",
@@ -57,10 +61,10 @@ class Gate:
         )
 
     async def admit(self, params: JsonObject, call_id: str) -> AdmittedProgram:
-        """What may start.
+        """Returns the program that may start.
 
         Raises:
-            ToolFailure: A hook blocked it, or made something of it that cannot run.
+            ToolFailure: A hook blocked the program, or rewrote it to something that cannot run.
         """
         patience = self.config.snapshot_ttl_seconds
         admission = await self.executor.admit(self.event(params, call_id), EXEC, patience)
@@ -69,21 +73,21 @@ class Gate:
         shown: JsonObject = {"code": code, "command": code, "language": language}
         shown = admission.params | shown
         if question is not None:
-            # The person sees what would run, under both names.
+            # The person sees the program that would run, under both names.
             question = replace(question, input=shown)
         return AdmittedProgram(code, language, shown, question)
 
     async def tell(
         self, params: JsonObject, call_id: str, result: JsonObject, seconds: float
     ) -> None:
-        """Shows the hooks what became of a cell."""
+        """Runs the `after_tool_call` hooks with the result of a cell."""
         call = self.event(params, call_id)
         shown = ToolResult(details=result)
         await self.executor.hooks.tell(AfterToolCall(call=call, result=shown, seconds=seconds))
 
 
 def gate_input(start: Start) -> JsonObject:
-    """What the hooks see of a cell."""
+    """Returns the arguments of a cell, as hooks see them."""
     return {"code": start.source, "command": start.source, "language": start.language}
 
 

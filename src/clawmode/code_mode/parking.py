@@ -1,22 +1,20 @@
-"""Cells on their way into the store and back: written down, sealed, read again.
+"""Moving cells into a store and back: serialized, sealed, read again, checked.
 
-What a store keeps was sealed here, and is believed only if it opens. `docs/reference/snapshot.md`
-describes what is in it.
+Everything in a store was sealed here, and is trusted only if it can be unsealed.
+`docs/reference/snapshot.md` describes the contents.
 """
 
 import contextlib
 import json
 import struct
 from collections import Counter
-from dataclasses import dataclass
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import anyio
 
 from clawmode import __version__
-from clawmode.code_mode.cell import CallState, Cell, Entry, OpenCall
-from clawmode.code_mode.config import CodeModeConfig
-from clawmode.code_mode.snapshots import bind, seal, seal_bytes, unseal, unseal_bytes
+from clawmode.code_mode.cell import CallState, Cell, Entry, OpenCall, Reply
+from clawmode.code_mode.snapshots import bind, other_build, seal, seal_bytes, unseal, unseal_bytes
 from clawmode.code_mode.stores import (
     FULL,
     End,
@@ -31,7 +29,6 @@ from clawmode.code_mode.stores import CallState as StoredState
 from clawmode.context import RunContext
 from clawmode.exceptions import (
     Aborted,
-    SnapshotOfOtherBuild,
     SnapshotRefused,
     SnapshotTooLarge,
     StoreUnavailable,
@@ -49,33 +46,28 @@ from clawmode.sandbox.protocol import (
 )
 from clawmode.types import ERROR_CODES, JsonValue
 
+if TYPE_CHECKING:
+    from clawmode.code_mode.config import CodeModeConfig
+
 _REPLY = struct.Struct("<Ic")
 _NUMBER = struct.Struct("<Q")
 
 FORMAT = 2
-"""Of the record. A cell of another format is left to the build that parked it."""
+"""The version of the record. A cell with another one is left to the build that parked it."""
 
 REPLAYED = "an older copy of the program was put back into the store: it has run since"
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """An answer in the inbox. `unknown`: nobody knows whether the call was made."""
-
-    settled: Settlement
-    unknown: bool = False
-
-
 class Parking:
-    """One run's way to the store.
+    """Parks the cells of one run in a store.
 
     Args:
         store: Where cells are kept.
-        context: Whose they are.
+        context: The run that they belong to.
         config: Limits.
     """
 
-    def __init__(self, store: SnapshotStore, context: RunContext, config: CodeModeConfig) -> None:
+    def __init__(self, store: SnapshotStore, context: RunContext, config: "CodeModeConfig") -> None:
         self.store = store
         self._scope = context.scope
         self._config = config
@@ -84,10 +76,10 @@ class Parking:
         self._closed = False
 
     async def owner(self) -> str:
-        """The name under which this process makes calls and waits.
+        """Returns the name of this run as an owner of cells and calls.
 
         Raises:
-            Aborted: There is none any more.
+            Aborted: The run is closed.
         """
         async with self._joining:
             if self._closed:
@@ -97,20 +89,20 @@ class Parking:
             return self._owner
 
     async def close(self) -> None:
-        """Nothing is owned any more, nor will be."""
+        """Leaves the store for good: other processes may adopt the calls of this run."""
         self._closed = True
         owner, self._owner = self._owner, ""
         if owner:
-            with contextlib.suppress(StoreUnavailable):  # it has been logged, and we go anyway
+            with contextlib.suppress(StoreUnavailable):  # logged by the store; nothing else to do
                 await self.store.leave(owner)
 
-    # ---- In ----
+    # ---- Parking ----
 
     def check_size(self, frozen: FrozenCell) -> None:
-        """Refuses a cell that could not be parked.
+        """Checks the size of a snapshot.
 
         Raises:
-            SnapshotTooLarge: It is over `maxSnapshotBytes`.
+            SnapshotTooLarge: The snapshot is larger than `maxSnapshotBytes`.
         """
         size, most = len(frozen.pages), self._config.max_snapshot_bytes
         if size > most:
@@ -118,25 +110,29 @@ class Parking:
             raise SnapshotTooLarge(text)
 
     async def check_room(self) -> None:
-        """Refuses to go on if no cell can be parked.
+        """Checks that the store has room for one more cell.
 
         Raises:
-            SnapshotTooLarge: `maxSuspendedRuns` are.
+            SnapshotTooLarge: `maxSuspendedRuns` cells are parked.
         """
         if not await self.store.room(self._config.max_suspended_runs):
             raise SnapshotTooLarge(FULL)
 
     async def park(self, cell: Cell, frozen: FrozenCell | None) -> None:
-        """Writes a cell down. `frozen` is None if it has not started, or has ended unheard.
+        """Writes a cell to the store.
+
+        Args:
+            cell: The cell.
+            frozen: Its memory; None if it has not started, or has ended unheard.
 
         Raises:
-            SnapshotTooLarge: It is too large, or too many are parked.
-            Aborted: Somebody ended it.
+            SnapshotTooLarge: The cell is too large, or too many cells are parked.
+            Aborted: The cell has been aborted.
         """
         owner, snapshot = await self.owner(), b""
-        asked, most = sum(len(each.args) for each in cell.lookups), self._config.max_snapshot_bytes
-        if asked > most:
-            text = f"The unanswered look-ups of the program are {asked} bytes; {most} are allowed."
+        size = sum(len(request.args) for request in cell.lookups)
+        if size > (most := self._config.max_snapshot_bytes):
+            text = f"The pending look-ups of the program are {size} bytes; {most} are allowed."
             raise SnapshotTooLarge(text)
         if frozen is not None:
             self.check_size(frozen)
@@ -154,7 +150,7 @@ class Parking:
             mark=self._mark(cell.id, cell.park),
         )
         limit = self._config.max_suspended_runs
-        # Before it is: whoever is cancelled meanwhile cannot know whether it was.
+        # Set before the cell is stored: a task that is cancelled meanwhile cannot know if it was.
         again, cell.stored = cell.stored, True
         await self.store.park(stored, owner, limit, again=again)
         cell.inbox.clear()
@@ -166,20 +162,20 @@ class Parking:
         return StoredCall(call.id, owner, state, self._seal(body, run_id, f"call {call.id}"))  # pyrefly: ignore[bad-argument-type] - asserted above
 
     def sealed_reply(self, run_id: str, reply: Reply) -> bytes:
-        """An answer as the inbox keeps it."""
+        """Returns a reply as the inbox in the store keeps it."""
         settled = reply.settled
         flag = b"?" if reply.unknown else b"+" if settled.ok else b"-"
         data = _REPLY.pack(settled.id, flag) + settled.value
         return seal_bytes(data, self._bound(run_id, "reply"), self.store.keys)
 
-    # ---- Out ----
+    # ---- Resuming ----
 
     async def claim(self, run_id: str) -> Cell | Refusal:
-        """The cell, to be waited for by us alone.
+        """Claims a cell for a `wait` of this run, and reads it.
 
         Raises:
-            SnapshotRefused: What the store has is not what was parked. It is kept if that may
-                change, and else deleted.
+            SnapshotRefused: The stored cell is not the one that was parked. If another key or
+                build may still read it, it is kept; otherwise it is deleted.
         """
         found = await self.store.claim(run_id, self._scope, await self.owner())
         if isinstance(found, str):
@@ -196,7 +192,8 @@ class Parking:
     def _read(self, stored: StoredCell) -> Cell:
         try:
             record = self._unseal(stored.record, stored.id, "record")
-            _check_build(record)
+            if record.get("format") != FORMAT or record.get("engine") != wasm_hash().hex():
+                raise other_build(record.get("build"))
             cell = _read_cell(stored.id, record)
             if self._number(stored) != cell.park:
                 raise SnapshotRefused(REPLAYED)
@@ -208,7 +205,7 @@ class Parking:
 
     def _call(self, cell: Cell, stored: StoredCall) -> OpenCall:
         body: Any = self._unseal(stored.body, cell.id, f"call {stored.id}")
-        # State and owner are not sealed: they change while it is parked.
+        # State and owner are not sealed, because they change while the cell is parked.
         known = stored.state in get_args(StoredState) and isinstance(stored.owner, str)
         if body["method"] not in METHODS or not known or not stored.owner:
             raise ValueError(stored.id)
@@ -218,11 +215,14 @@ class Parking:
         return OpenCall(request, entry, None, {}, owner=stored.owner)
 
     async def take(self, cell: Cell) -> FrozenCell | None:
-        """The cell's memory; its inbox is the run's from now on. None: it has not started.
+        """Takes a claimed cell and its inbox out of the store.
+
+        Returns:
+            The memory of the cell; None if it has not started, or has ended.
 
         Raises:
-            SnapshotRefused: It does not open; the cell is deleted.
-            Aborted: Somebody ended it.
+            SnapshotRefused: The snapshot cannot be unsealed; the cell is deleted.
+            Aborted: The cell has been aborted.
         """
         owner, mark = await self.owner(), self._mark(cell.id, cell.park + 1)
         stored = await self.store.take(cell.id, owner, seen=cell.mark, mark=mark)
@@ -241,30 +241,30 @@ class Parking:
             raise
 
     def deliver(self, cell: Cell, sealed: bytes) -> None:
-        """Gives a cell that is driven here an answer that the store kept."""
+        """Gives a reply from the store to a cell that is driven here."""
         data = unseal_bytes(sealed, self._bound(cell.id, "reply"), self.store.keys)
         number, flag = _REPLY.unpack_from(data)
         settled = Settlement(number, flag == b"+", data[_REPLY.size :])
         cell.receive(settled, unknown=flag == b"?")
 
     async def release(self, run_id: str) -> None:
-        """Ends a claim: the cell waits on, with new time to live."""
+        """Ends a claim: the cell stays parked, and its time to live restarts."""
         await self.store.release(run_id, await self.owner())
 
     async def end(self, run_id: str, end: End) -> bool:
-        """Deletes a cell. False: there is none."""
+        """Deletes a cell. Returns False if there is none."""
         return await self.store.end(run_id, self._scope, end)
 
     async def abort(self, run_id: str) -> bool:
-        """Aborts a cell, in whichever process it runs. False: there is none.
+        """Aborts a cell, in whichever process it runs. Returns False if there is none.
 
         Raises:
-            AbortUnconfirmed: That process has not confirmed its end in time.
+            AbortUnconfirmed: The other process has not confirmed the end in time.
         """
         return await abort_cell(self.store, run_id, self._scope, self._owner)
 
     async def give_up(self, run_id: str) -> None:
-        """What this process had of an aborted cell is over."""
+        """Ends the share of this process in an aborted cell."""
         await self.store.abort(run_id, self._scope, self._owner)
 
     async def end_all(self, *, session: bool) -> set[str]:
@@ -283,7 +283,7 @@ class Parking:
         return seal_bytes(_NUMBER.pack(number), self._bound(run_id, "park"), self.store.keys)
 
     def _number(self, stored: StoredCell) -> int:
-        """The number of the cell's last park; 0: there is none."""
+        """Returns the number of the last park of a cell; 0 if there is none."""
         if not stored.mark:
             return 0
         opened = unseal_bytes(stored.mark, self._bound(stored.id, "park"), self.store.keys)
@@ -305,30 +305,11 @@ def _reply(cell: Cell, settled: Settlement) -> Reply:
 
 
 def wasm_hash() -> bytes:
-    """The engine that snapshots are of."""
+    """Returns the hash of the engine, which snapshots depend on."""
     return bytes.fromhex(artifacts.locked_hash("quickjs"))
 
 
 # ---- The record ----
-
-
-def _check_build(record: Any) -> None:
-    """Leaves a cell alone that another build parked.
-
-    Raises:
-        SnapshotOfOtherBuild: It did.
-    """
-    if record.get("format") != FORMAT or record.get("engine") != wasm_hash().hex():
-        raise other_build(record.get("build"))
-
-
-def other_build(build: str | None) -> SnapshotOfOtherBuild:
-    """What is said of a cell that another build parked."""
-    writer = f"clawmode {build}" if build else "an earlier build of clawmode"
-    return SnapshotOfOtherBuild(
-        f"The program was parked by {writer}, and this build ({__version__}) cannot resume it. "
-        "It is kept until it expires: wait for it with the build that parked it."
-    )
 
 
 def _record(cell: Cell, frozen: FrozenCell | None) -> JsonValue:
@@ -351,7 +332,7 @@ def _record(cell: Cell, frozen: FrozenCell | None) -> JsonValue:
         "timers": cell.timers,
         "due": cell.due,
         "start": start,
-        # What nobody has heard: the `wait` that drove the cell was cancelled.
+        # Output that no caller received, because the `wait` that drove the cell was cancelled.
         "output": list[JsonValue](cell.output) if cell.unheard else [],
         "outcome": _outcome(cell.outcome),
         "ledger": [
@@ -387,7 +368,7 @@ def _read_cell(run_id: str, record: Any) -> Cell:
     cell.yields = record["yields"]
     for number, method, args in record.get("lookups", ()):
         cell.lookups.append(Request(number, method, args.encode()))
-    # Absolute, and nothing of this machine's uptime: the cell may go on on another machine.
+    # `due` is an absolute time: a monotonic clock would mean nothing on another machine.
     cell.set_timers(record["timers"], record["due"])
     cell.output, cell.outcome = record["output"], _read_outcome(record["outcome"])
     if record["start"] is not None:

@@ -1,4 +1,4 @@
-"""What `exec` and `wait` answer, as the page writes it."""
+"""The result of `exec` and `wait`, and its JSON form."""
 
 import json
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CodeModeResult:
-    """One answer of code mode; `to_json` is the page's object."""
+    """The result of `exec` or `wait`; `to_json` returns the form that the spec defines."""
 
     status: Status
     value: JsonValue = None
@@ -31,11 +31,11 @@ class CodeModeResult:
     telemetry: dict[str, JsonValue] = field(default_factory=dict)
 
     def unwrap(self) -> JsonValue:
-        """The program's value.
+        """Returns the value of the program.
 
         Raises:
-            ProgramFailed: The program failed: has `code`, `error` and `calls`.
-            ProgramWaiting: The program is not done: call `wait`.
+            ProgramFailed: The program failed; the exception has `code`, `error` and `calls`.
+            ProgramWaiting: The program has not ended: call `wait`.
         """
         if self.status == "waiting":
             raise ProgramWaiting(self.run_id, self.pending_tool_calls)
@@ -45,7 +45,7 @@ class CodeModeResult:
         return self.value
 
     def value_as(self, kind: type[T]) -> T:
-        """The program's value as a type: a dataclass, a TypedDict, `list[Product]`, ...
+        """Returns the value of the program as a type: a dataclass, a TypedDict, `list[Product]`.
 
         Raises:
             UnexpectedValue: The value does not fit the type; the message says where.
@@ -53,12 +53,12 @@ class CodeModeResult:
             ProgramWaiting: As `unwrap`.
         """
         value = self.unwrap()
-        from clawmode.tools.function import read_value  # takes a while, and few need it
+        from clawmode.tools.function import read_value  # slow to import, and rarely needed
 
         return read_value(kind, value)
 
     def to_json(self) -> dict[str, JsonValue]:
-        """The page's camelCase object, with the keys that the status has."""
+        """Returns the camelCase object of the spec, with the keys that the status has."""
         made: dict[str, JsonValue] = {"status": self.status}
         match self.status:
             case "completed":
@@ -78,10 +78,10 @@ class CodeModeResult:
         return made | {"telemetry": self.telemetry}
 
     def to_text(self) -> str:
-        """What a model reads: the object as JSON, without a space too many."""
+        """Returns the compact JSON that a model reads."""
         return compact(self.to_json())
 
 
 def compact(result: dict[str, JsonValue]) -> str:
-    """A result as a model reads it."""
+    """Encodes a result as compact JSON for a model."""
     return json.dumps(result, separators=(",", ":"), ensure_ascii=False)

@@ -1,8 +1,9 @@
-"""Frozen cells outside of the process: sealed, bound to who may resume them, and refused otherwise.
+"""Sealing: snapshots and records encrypted, authenticated, and bound to the run that may resume.
 
-A snapshot is a raw memory image, and restoring a forged one hands over the guest's heap. So it is
-encrypted and authenticated with AES-GCM; the header, the run, session and agent, and the cell's id
-are part of what is authenticated. `docs/reference/snapshot.md` describes the format.
+A snapshot is a raw memory image, so a forged one would give its author control of the guest's heap.
+Snapshots are encrypted and authenticated with AES-GCM; the authenticated data includes the header,
+the run, session and agent, and the id of the cell. `docs/reference/snapshot.md` describes the
+format. Also the keys, and where they are stored.
 """
 
 import base64
@@ -20,8 +21,9 @@ from pathlib import Path
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
+from clawmode import __version__
 from clawmode.context import Scope
-from clawmode.exceptions import SnapshotKeyLost, SnapshotRefused
+from clawmode.exceptions import SnapshotKeyLost, SnapshotOfOtherBuild, SnapshotRefused
 from clawmode.files import create_atomic, file_lock, write_atomic
 from clawmode.sandbox.protocol import FrozenCell
 
@@ -30,7 +32,7 @@ VERSION = 1
 KEY_VARIABLE = "CLAWMODE_SNAPSHOT_KEY"
 
 _OTHER_KEYS = (
-    f"remove it, and new keys are made (programs that were parked with the old ones are lost), or "
+    f"remove it to get new keys (programs that were parked with the old keys are lost), or "
     f"set {KEY_VARIABLE}"
 )
 
@@ -40,11 +42,11 @@ _HEADER = struct.Struct("<4sB8s32s32s2I3I12s")  # magic … wasm, image, memory,
 
 
 class KeyRing:
-    """Keys that seal snapshots: the first seals, all of them open.
+    """Keys of snapshots: the first one seals, and all of them unseal.
 
     Args:
         keys: 32 bytes each, the newest first.
-        folder: Where to look again for one that is not known: others may have rotated.
+        folder: Where to look for unknown keys again, in case another process has rotated them.
     """
 
     def __init__(self, keys: list[bytes], folder: Path | None = None) -> None:
@@ -56,15 +58,15 @@ class KeyRing:
 
     @classmethod
     def ephemeral(cls) -> "KeyRing":
-        """A key that ends with the process."""
+        """Returns a random key that ends with the process."""
         return cls([os.urandom(32)])
 
     @classmethod
     def load(cls, folder: Path) -> "KeyRing":
-        """The keys given by the environment, else those in `folder`, made there on first use.
+        """Returns the keys of the environment, or else of `folder`, where the first use makes one.
 
         Raises:
-            SnapshotRefused: The keys cannot be read, or others own, read or write their file.
+            SnapshotRefused: The keys cannot be read, or other users can read or write the file.
         """
         if text := os.environ.get(KEY_VARIABLE):
             return cls(_parse_keys(text.replace(",", "\n"), KEY_VARIABLE))
@@ -80,7 +82,7 @@ class KeyRing:
 
     @classmethod
     def rotate(cls, folder: Path) -> "KeyRing":
-        """Puts a new key before those in `folder`, which stay readable."""
+        """Adds a new key to those in `folder`. The old ones can still unseal."""
         cls.load(folder)
         path = folder / "snapshot.keys"
         with file_lock(folder):
@@ -88,7 +90,11 @@ class KeyRing:
         return cls.load(folder)
 
     def find(self, identity: bytes) -> bytes:
-        """The key with this id."""
+        """Returns the key with this id.
+
+        Raises:
+            SnapshotKeyLost: There is no such key, not even in the folder.
+        """
         if identity not in self._keys and self._folder is not None:
             with contextlib.suppress(SnapshotRefused):
                 self._keys |= KeyRing.load(self._folder)._keys
@@ -98,7 +104,7 @@ class KeyRing:
 
 
 def key_id(key: bytes) -> bytes:
-    """Names a key without giving it away."""
+    """Returns an id of a key that does not reveal the key."""
     return hashlib.sha256(b"clawmode snapshot key" + key).digest()[:8]
 
 
@@ -107,7 +113,7 @@ def _encode_key(key: bytes) -> str:
 
 
 def _read_private(path: Path) -> str:
-    """The text of a file that is ours alone: whoever knows a key can forge a cell's memory."""
+    """Reads a file that only our user can access: with a key, one can forge a cell's memory."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
@@ -120,7 +126,7 @@ def _read_private(path: Path) -> str:
             raise SnapshotRefused(f"{path} is not a regular file: {_OTHER_KEYS}")
         if status.st_uid != os.geteuid():
             raise SnapshotRefused(
-                f"{path} belongs to user {status.st_uid}, and this is user {os.geteuid()}: "
+                f"{path} belongs to user {status.st_uid}, but this is user {os.geteuid()}: "
                 f"{_OTHER_KEYS}"
             )
         if status.st_mode & 0o077:
@@ -137,8 +143,8 @@ def _warn_of_open_folder(folder: Path) -> None:
     mode = folder.stat().st_mode
     if mode & 0o022 and not mode & stat.S_ISVTX:
         logger.warning(
-            "other users can write to %s (mode %03o), and remove the keys of parked programs: run "
-            "`chmod 700 %s`",
+            "other users can write to %s (mode %03o), and so remove the keys of parked programs: "
+            "run `chmod 700 %s`",
             folder,
             stat.S_IMODE(mode),
             folder,
@@ -152,31 +158,32 @@ def _parse_keys(text: str, place: str) -> list[bytes]:
     except binascii.Error:
         keys.clear()
     if not keys or any(len(key) != 32 for key in keys):
-        raise SnapshotRefused(f"{place} holds no 32-byte keys in base64, newest first")
+        raise SnapshotRefused(f"{place} must contain 32-byte keys in base64, the newest first")
     return keys
 
 
 def bind(scope: Scope, *names: str) -> bytes:
-    """What a sealed thing is bound to: whose it is, and which one of theirs."""
+    """Encodes the scope and the names that sealed data is bound to, without ambiguity."""
     parts = [part.encode("utf-8", "surrogatepass") for part in (*scope, *names)]
     return b"".join(struct.pack("<I", len(part)) + part for part in parts)
 
 
-# ---- Small things: records, arguments, answers ----
+# ---- Records, arguments, replies ----
 
 
 def seal_bytes(data: bytes, bound: bytes, keys: KeyRing) -> bytes:
-    """`data` as bytes that only the same keys, with the same `bound`, can open again."""
+    """Seals `data`, so that only the same keys with the same `bound` can unseal it."""
     nonce = os.urandom(12)
     identity = key_id(keys.current)
     return identity + nonce + AESGCM(keys.current).encrypt(nonce, data, identity + bound)
 
 
 def unseal_bytes(data: bytes, bound: bytes, keys: KeyRing) -> bytes:
-    """What `seal_bytes` was given.
+    """Returns the data that `seal_bytes` sealed.
 
     Raises:
-        SnapshotRefused: It is truncated, altered, bound to something else, or its key is lost.
+        SnapshotRefused: The data is truncated, altered or bound to something else, or its key is
+            lost.
     """
     if not isinstance(data, bytes):
         raise SnapshotRefused("this is not a snapshot")
@@ -197,13 +204,13 @@ def _decrypt(key: bytes, nonce: bytes, body: bytes, bound: bytes) -> bytes:
 
 
 def seal(frozen: FrozenCell, wasm: bytes, bound: bytes, keys: KeyRing) -> bytes:
-    """A frozen cell as bytes.
+    """Seals the memory of a frozen cell.
 
     Args:
-        frozen: What the worker made.
-        wasm: SHA-256 of the engine it ran in.
-        bound: Who may resume it, by `bind`.
-        keys: The first of them is used.
+        frozen: The memory, as the worker returned it.
+        wasm: SHA-256 of the engine.
+        bound: Who may resume the cell, made by `bind`.
+        keys: The first key is used.
     """
     nonce = os.urandom(12)
     numbers = (frozen.memory, frozen.heap, *frozen.pointers)
@@ -213,11 +220,11 @@ def seal(frozen: FrozenCell, wasm: bytes, bound: bytes, keys: KeyRing) -> bytes:
 
 
 def unseal(data: bytes, wasm: bytes, bound: bytes, keys: KeyRing) -> FrozenCell:
-    """The frozen cell in `data`. The worker checks its size, before it decompresses anything.
+    """Returns the memory of a frozen cell. The worker checks its size before decompressing it.
 
     Raises:
-        SnapshotRefused: It is corrupt, truncated, tampered with, of another build, sealed for
-            another run, session or agent, or by a key that is lost.
+        SnapshotRefused: The data is truncated or altered, comes from another build, is bound to
+            another run, session or agent, or its key is lost.
     """
     if not isinstance(data, bytes) or len(data) < _HEADER.size:
         raise SnapshotRefused("the snapshot is truncated")
@@ -232,3 +239,12 @@ def unseal(data: bytes, wasm: bytes, bound: bytes, keys: KeyRing) -> FrozenCell:
     pages = _decrypt(keys.find(identity), nonce, body, header + bound)
     memory, heap, runtime, guest, stack = numbers
     return FrozenCell(image, memory, (runtime, guest, stack), pages, heap)
+
+
+def other_build(build: str | None) -> SnapshotOfOtherBuild:
+    """Returns the error for a cell that another build of clawmode has parked."""
+    writer = f"clawmode {build}" if build else "an earlier build of clawmode"
+    return SnapshotOfOtherBuild(
+        f"The program was parked by {writer}, and this build ({__version__}) cannot resume it. "
+        "It is kept until it expires: wait for it with the build that parked it."
+    )

@@ -1,11 +1,12 @@
-"""OpenTelemetry spans: one for each `exec` and `wait`, and one for each nested call below it.
+"""OpenTelemetry spans: one for each `exec` and `wait`, with a child span for each nested call.
 
-The one home of `opentelemetry`, of which only the API is used, and only if the application has
-brought it and set up a provider; if not, nothing is imported and nothing is recorded.
+The only module that imports `opentelemetry`, and only its API. Nothing is imported or recorded
+unless the application has set up a provider.
 
 A nested call runs in a task that was started under the span of its `exec` or `wait`, and a task
-keeps the context that it was started in: so the call is below that span also when it outlives it,
-and what the tool itself records is below the call. Inputs, outputs and error texts are in no span.
+keeps the context in which it was started. So the span of a call is a child of that span even if the
+call outlives it, and spans of the tool are children of the call. Spans contain no inputs, outputs
+or error messages.
 """
 
 import os
@@ -25,9 +26,9 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span, Tracer
 
 TRACER = "clawmode"
-PROVIDER_VARIABLE = "OTEL_PYTHON_TRACER_PROVIDER"  # by which the API finds one by itself
+PROVIDER_VARIABLE = "OTEL_PYTHON_TRACER_PROVIDER"  # makes the API load a provider by itself
 
-# The GenAI conventions are not stable yet, so the strings are here and not imported.
+# The GenAI conventions are not stable yet, so the names are copied here instead of imported.
 OPERATION = "gen_ai.operation.name"
 EXECUTE_TOOL = "execute_tool"
 TOOL_NAME = "gen_ai.tool.name"
@@ -37,22 +38,23 @@ AGENT_ID = "gen_ai.agent.id"
 CONVERSATION_ID = "gen_ai.conversation.id"
 ERROR_TYPE = "error.type"
 
-# Ours.
+# Attributes of clawmode.
 TOOL_ID = "clawmode.tool.id"
 PARENT_CALL_ID = "clawmode.parent_call.id"
 RUN_ID = "clawmode.run.id"
-CELL_ID = "clawmode.cell.id"  # what a `wait` is given
+CELL_ID = "clawmode.cell.id"  # the `runId` of a waiting result
 STATE = "clawmode.state"
 
-MAX_CHARS = 256  # names of tools are chosen by strangers
+MAX_CHARS = 256  # names of tools are untrusted
 
 CellTool: TypeAlias = Literal["exec", "wait"]
 
 
 def find_recorder() -> "SpanRecorder | None":
-    """Who records spans in this process; None if no provider of traces is set up by now.
+    """Returns a recorder of spans; None if the application has not set up a provider of traces.
 
-    The application that sets one up has imported the API, so nobody else pays for that.
+    An application with a provider has already imported the API, so no other application pays for
+    the import.
     """
     if "opentelemetry.trace" not in sys.modules and PROVIDER_VARIABLE not in os.environ:
         return None
@@ -69,18 +71,18 @@ def find_recorder() -> "SpanRecorder | None":
 def cell_span(
     recorder: "SpanRecorder | None", name: CellTool, call_id: str, run: RunContext
 ) -> "AbstractContextManager[CellSpan]":
-    """The span of an `exec` or `wait`, if anybody records it: what starts inside is below it."""
+    """Context of the span of an `exec` or `wait`; without a recorder it records nothing."""
     return nullcontext(CellSpan()) if recorder is None else recorder.cell(name, call_id, run)
 
 
 @dataclass(frozen=True, slots=True)
 class CellSpan:
-    """The span of one `exec` or `wait`; without one, nothing is noted."""
+    """The span of one `exec` or `wait`; with `span=None`, `conclude` does nothing."""
 
     span: "Span | None" = None
 
     def conclude(self, result: CodeModeResult) -> None:
-        """Notes the status of a result, its code if it failed, and the cell's id if it waits."""
+        """Records the status of a result, the code of a failed one, the id of a waiting one."""
         if self.span is None:
             return
         self.span.set_attribute(STATE, result.status)
@@ -96,10 +98,10 @@ class _OpenSpan(NamedTuple):
 
 
 class SpanRecorder:
-    """Makes spans of what happens in one run.
+    """Records the spans of one run.
 
     Args:
-        tracer: Of the provider that the application has set up.
+        tracer: A tracer of the application's provider.
     """
 
     def __init__(self, tracer: "Tracer") -> None:
@@ -109,32 +111,26 @@ class SpanRecorder:
     # ---- Nested calls ----
 
     def __call__(self, event: CallEvent) -> None:
-        """Opens a span when a call starts and closes it when it ends, both in the call's task."""
+        """Starts a span when a call starts and ends it with the call, both in the call's task."""
         if event.phase == "start":
-            self._start(event)
+            name = event.tool_id.split(":", 2)[-1]
+            attributes = {TOOL_ID: event.tool_id}
+            if event.parent_id is not None:
+                attributes[PARENT_CALL_ID] = event.parent_id
+            self._open[event.call_id] = self._enter(name, event.call_id, attributes)
         elif event.phase == "end" and event.call_id in self._open:
-            self._end(event)
-
-    def _start(self, event: CallEvent) -> None:
-        name = event.tool_id.split(":", 2)[-1]
-        attributes = {TOOL_ID: event.tool_id}
-        if event.parent_id is not None:
-            attributes[PARENT_CALL_ID] = event.parent_id
-        self._open[event.call_id] = self._enter(name, event.call_id, attributes)
-
-    def _end(self, event: CallEvent) -> None:
-        opened = self._open.pop(event.call_id)
-        if event.state is not None:
-            opened.span.set_attribute(STATE, event.state)
-        if event.state == "failed":
-            _fail(opened.span, event.code or event.state)
-        _leave(opened)
+            opened = self._open.pop(event.call_id)
+            if event.state is not None:
+                opened.span.set_attribute(STATE, event.state)
+            if event.state == "failed":
+                _fail(opened.span, event.code or event.state)
+            _leave(opened)
 
     # ---- Cells ----
 
     @contextmanager
     def cell(self, name: CellTool, call_id: str, run: RunContext) -> Iterator[CellSpan]:
-        """The span of an `exec` or `wait`: what starts inside of it is below it."""
+        """Context of the span of an `exec` or `wait`, which is the parent of spans inside it."""
         attributes = {AGENT_ID: run.agent_id, RUN_ID: run.run_id}
         if run.session_id:
             attributes[CONVERSATION_ID] = run.session_id
@@ -147,7 +143,7 @@ class SpanRecorder:
         finally:
             _leave(opened)
 
-    # ---- Both ----
+    # ---- Both kinds ----
 
     def _enter(self, name: str, call_id: str, attributes: dict[str, str]) -> _OpenSpan:
         from opentelemetry import context, trace
@@ -165,7 +161,7 @@ class SpanRecorder:
 
 
 def _fail(span: "Span", code: str) -> None:
-    """Of an error only the code: its text may quote what a tool was given."""
+    """Records only the code of an error, because its message may quote the input of a tool."""
     from opentelemetry.trace import Status, StatusCode
 
     span.set_attribute(ERROR_TYPE, code)

@@ -1,7 +1,7 @@
-"""What the model sees: two tools, `exec` and `wait`, and what they teach it.
+"""What the model sees: the descriptions and schemas of the two tools `exec` and `wait`.
 
-The text is the same for the same catalog, byte for byte, so that providers can cache the prompt.
-Words of MCP servers and clients never enter it: they are untrusted.
+Equal catalogs give equal text, byte for byte, so that providers can cache the prompt. The text
+never contains words of MCP servers or clients, because they are untrusted.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from clawmode.types import JsonObject, JsonValue
 Format: TypeAlias = Literal["openai", "openai-responses", "anthropic", "mcp"]
 
 SHELLS = ("exec", "bash", "shell", "sh", "run_command", "terminal")
-"""What tools that run commands are called."""
+"""Common names of tools that run shell commands."""
 
 WAIT_DESCRIPTION = (
     "Continue a program that `exec` or `wait` left with status `waiting`. Takes its `runId`; "
@@ -59,7 +59,7 @@ def exec_description(
     config: CodeModeConfig,
     missing: Sequence[str] = (),
 ) -> str:
-    """The text of `exec`: how to write a program, the run's namespaces, the index of names."""
+    """Returns the description of `exec`: how to write a program, namespaces, the index of tools."""
     languages = {"javascript": "JavaScript", "typescript": "TypeScript"}
     parts = [
         _EXEC.format(
@@ -70,7 +70,7 @@ def exec_description(
         )
     ]
     if mcp:
-        # The servers' names are the operator's; those of their tools are strangers' words.
+        # The operator chooses the names of servers; names of their tools are untrusted.
         names = mcp.server_names()
         more = f" and {len(names) - MAX_SERVERS} more" if len(names) > MAX_SERVERS else ""
         parts.append(_MCP.format(servers=", ".join(names[:MAX_SERVERS]) + more))
@@ -91,7 +91,7 @@ def exec_description(
 
 
 def shell_hint(catalog: Catalog) -> str:
-    """What to do with a shell command, which a program is not."""
+    """Returns advice for a model that sent a shell command instead of a program."""
     names = {tool.name: tool.id for tool in catalog.entries if tool.source != "mcp"}
     found = next((names[name] for name in SHELLS if name in names), None)
     if found is None:
@@ -100,7 +100,7 @@ def shell_hint(catalog: Catalog) -> str:
 
 
 def advice(error: str, catalog: Catalog, config: CodeModeConfig) -> str:
-    """What to do about an error of the sandbox, where that depends on the run."""
+    """Returns advice about an error of the sandbox that depends on the run; empty if none."""
     if error == SHELL:
         return f" {shell_hint(catalog)}"
     if not error.endswith(TYPESCRIPT):
@@ -111,7 +111,7 @@ def advice(error: str, catalog: Catalog, config: CodeModeConfig) -> str:
 
 
 def exec_schema(config: CodeModeConfig) -> JsonObject:
-    """The input of `exec`: flat, because some providers reject unions."""
+    """Returns the schema of `exec`: flat, because some providers reject unions."""
     languages: list[JsonValue] = list(config.languages)
     return {
         "type": "object",
@@ -137,7 +137,7 @@ WAIT_SCHEMA: JsonObject = {
 
 
 def definition(format: Format, name: str, description: str, schema: JsonObject) -> JsonObject:
-    """One tool, as a provider or a protocol wants it written."""
+    """Returns the definition of a tool in the format of a provider or of MCP."""
     match format:
         case "openai":
             function: JsonObject = {

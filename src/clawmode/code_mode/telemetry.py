@@ -1,4 +1,4 @@
-"""Counters of one run, as the page names them: no inputs, no secrets, no environment."""
+"""The counters of one run, under the names of the spec. They contain no inputs and no secrets."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -7,15 +7,15 @@ from clawmode.types import JsonValue
 
 MAX_TOOL_IDS = 100
 
-# Of a search that found nothing. A program may search for anything that it holds: what is longer
-# than a word, or has a digit in it, may be a key.
+# Words of searches that found nothing. A program may search for anything, so a text that is longer
+# than a word, or has digits, may be a secret and is not recorded.
 MAX_UNMATCHED = 20
 MAX_UNMATCHED_CHARS = 20
 
 
 @dataclass(slots=True)
 class Telemetry:
-    """What happened in a run, in numbers. Outlives the catalog that it counted."""
+    """The counters of one run, which outlive the catalogs of the run."""
 
     catalog_size: int = 0
     sources: dict[str, int] = field(default_factory=dict[str, int])
@@ -32,13 +32,13 @@ class Telemetry:
     )
 
     def call(self, tool_id: str) -> None:
-        """A nested call was started."""
+        """Counts a nested call that was started."""
         self.calls += 1
         if len(self.called) < MAX_TOOL_IDS:
             self.called[tool_id] = None
 
     def miss(self, words: Iterable[str]) -> None:
-        """A search found nothing; these of its words are in no entry."""
+        """Records the words of a search without results that occur in no entry."""
         for word in words:
             if len(self.unmatched) == MAX_UNMATCHED:
                 return
@@ -46,11 +46,10 @@ class Telemetry:
                 self.unmatched[word] = None
 
     def fail(self, code: str) -> None:
-        """A cell failed with this code."""
+        """Counts a cell that failed with this code."""
         self.failures[code] = self.failures.get(code, 0) + 1
 
     def to_json(self) -> dict[str, JsonValue]:
-        """The page's camelCase object."""
         made: dict[str, JsonValue] = {
             "visibleTools": ["exec", "wait"],
             "catalogSize": self.catalog_size,

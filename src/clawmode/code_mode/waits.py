@@ -1,8 +1,8 @@
-"""Calls of `wait` that have not returned: one for each program, each in a task of its own.
+"""Pending calls of `wait`: at most one for each program, each in its own task.
 
-A caller that is cancelled must not end the program that it waits for. So the program is driven by a
-task that the caller only watches. If the caller leaves, the program runs to its next suspension and
-is parked again; the result that nobody heard is kept for the next `wait`.
+A caller that is cancelled must not end the program that it waits for. So a separate task drives the
+program, and the caller only waits for the task. If the caller is cancelled, the program runs to its
+next suspension and is parked again; its result is kept for the next `wait`.
 """
 
 import time
@@ -21,13 +21,13 @@ DISMISS_SECONDS = 2.0
 
 @dataclass(slots=True)
 class PendingWait:
-    """One `wait` that has not returned.
+    """A `wait` that has not returned.
 
     Attributes:
-        left: True if its caller was cancelled.
+        left: True if the caller was cancelled.
         on_leave: Called once when the caller is cancelled.
-        result: What it returned.
-        error: What it raised.
+        result: The result, once `done` is set.
+        error: The exception, once `done` is set.
     """
 
     left: bool = False
@@ -39,7 +39,7 @@ class PendingWait:
 
 @dataclass(slots=True)
 class Waits:
-    """The waits of one `CodeMode`."""
+    """The pending waits of one `CodeMode`."""
 
     _under_way: dict[str, PendingWait] = field(default_factory=dict[str, PendingWait])
     _unheard: OrderedDict[str, CodeModeResult] = field(
@@ -47,9 +47,9 @@ class Waits:
     )
 
     async def free(self, run_id: str, deadline: float) -> bool:
-        """True if no `wait` for the program is under way.
+        """True if no `wait` for the program is pending.
 
-        One whose caller was cancelled is about to park the program: its end is waited for.
+        A `wait` whose caller was cancelled is about to park the program, so this waits for its end.
         """
         waiting = self._under_way.get(run_id)
         if waiting is not None and waiting.left:
@@ -63,12 +63,12 @@ class Waits:
         tasks: TaskGroup | None,
         wait: Callable[[PendingWait], Awaitable[CodeModeResult]],
     ) -> CodeModeResult | None:
-        """Makes a `wait` for a program that is `free`. None: `tasks` was cancelled.
+        """Runs a `wait` for a program that is `free`. Returns None if `tasks` was cancelled.
 
         Args:
             run_id: The program.
-            tasks: Where it runs on when the caller is cancelled; None: it does not.
-            wait: Makes it.
+            tasks: Where the `wait` continues after the caller is cancelled; None to end it then.
+            wait: The `wait` itself.
         """
         waiting = self._under_way[run_id] = PendingWait()
         earlier = self._unheard.pop(run_id, None)
@@ -88,7 +88,7 @@ class Waits:
         return waiting.result
 
     async def dismiss(self) -> None:
-        """Ends all waits: a program that is still parked stays so, and its caller is told that."""
+        """Ends all waits as if their callers were cancelled, and gives them a moment to park."""
         waits = list(self._under_way.values())
         for waiting in waits:
             waiting.on_leave()
@@ -111,7 +111,7 @@ class Waits:
             if earlier is not None:
                 result = replace(result, output=earlier.output + result.output)
             waiting.result = result
-        except Exception as error:  # raised to the caller: here it would end all other programs
+        except Exception as error:  # raised in the caller; here it would cancel all programs
             waiting.error = error
         finally:
             del self._under_way[run_id]
@@ -120,7 +120,7 @@ class Waits:
             waiting.done.set()
 
     def _keep(self, run_id: str, waiting: PendingWait) -> None:
-        """Keeps what the store does not have: it is too late to park a program that has ended."""
+        """Keeps a result that the store does not have, because the program has already ended."""
         result = waiting.result
         if result is not None and (result.status != "waiting" or result.output):
             self._unheard[run_id] = result
