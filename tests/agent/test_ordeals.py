@@ -228,7 +228,7 @@ async def test_the_command_goes_on_with_a_run_whose_process_was_killed(
         assert (code, out.strip()) == (0, "It is done."), err
         code, out, err = await program.command("agent", "--continue", "r1", *flags)
         assert (code, out) == (1, "")
-        assert "left unfinished" in " ".join(err.split())
+        assert "no unfinished run 'r1'" in " ".join(err.split())
     history = await program.history()
     assert history is not None
     assert history.open_runs() == {}
