@@ -16,7 +16,8 @@ from clawmode.messages import (
     UserMessage,
 )
 from clawmode.models.base import ModelError
-from clawmode.sessions.history import SUMMARIZED, Entry, History
+from clawmode.sessions.entries import Entry
+from clawmode.sessions.history import SUMMARIZED, History
 from clawmode.testing import ScriptedModel, Turn
 
 pytestmark = pytest.mark.anyio

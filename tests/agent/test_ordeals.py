@@ -32,6 +32,7 @@ from clawmode.messages import (
     UserMessage,
 )
 from clawmode.models.providers import Api
+from clawmode.sessions.transcript import open_session
 from clawmode.testing import ScriptedModel, ScriptRequest, ScriptServer, Turn, call, scripted
 
 pytestmark = pytest.mark.anyio
@@ -274,7 +275,7 @@ async def test_a_run_goes_on_from_wherever_it_was_cut_off(
     model = ScriptedModel(["It is done."] * asked)
     async with opened(tmp_path, model, tools=[double]) as agent:
         session = await agent.runtime.sessions.resolve()
-        async with session.open() as transcript:
+        async with open_session(session) as transcript:
             transcript.start_run("r1")
             for message in recorded:
                 transcript.message("r1", message)
@@ -294,7 +295,7 @@ async def test_a_run_goes_on_after_another_has_had_its_turn(tmp_path: Path) -> N
     model = ScriptedModel(["between", "It is done."])
     async with opened(tmp_path, model, tools=[double]) as agent:
         session = await agent.runtime.sessions.resolve()
-        async with session.open() as transcript:
+        async with open_session(session) as transcript:
             transcript.start_run("r1")
             transcript.message("r1", USER)
             transcript.message("r1", CALLS)

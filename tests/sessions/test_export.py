@@ -26,8 +26,8 @@ from clawmode.exceptions import ClawmodeError
 from clawmode.messages import Image, ToolCall
 from clawmode.redaction import Redactor
 from clawmode.sessions.bundle import ExportLimits, ExportResult
+from clawmode.sessions.entries import TranscriptError
 from clawmode.sessions.export import EXPORTS, ExportError, export
-from clawmode.sessions.history import TranscriptError
 from clawmode.testing import Turn, call
 
 FILES = (

@@ -26,6 +26,7 @@ from clawmode.sessions.keys import (
 )
 from clawmode.sessions.lock import SessionBusy
 from clawmode.sessions.store import Session, SessionStore, SessionsUnavailable, UnknownSession
+from clawmode.sessions.transcript import open_session
 from clawmode.sessions.workspaces import current_folder, sandbox_root, workspace_of
 
 pytestmark = pytest.mark.anyio
@@ -161,7 +162,7 @@ async def test_the_files_of_a_session_are_named_by_its_id(store: SessionStore) -
     session = await store.resolve("telegram:group:-1", agent_id="ops")
     assert session.transcript == store.folder / "ops" / f"{session.id}.jsonl"
     assert session.trajectory == store.folder / "ops" / f"{session.id}.trajectory.jsonl"
-    async with session.open(workspace=Path("/work")) as transcript:
+    async with open_session(session, workspace=Path("/work")) as transcript:
         transcript.start_run("r")
     header = read_transcript(session.transcript).header
     assert header == session.header(Path("/work"))
@@ -170,7 +171,7 @@ async def test_the_files_of_a_session_are_named_by_its_id(store: SessionStore) -
 
 async def test_folders_and_files_are_for_their_user_only(store: SessionStore) -> None:
     session = await store.resolve()
-    async with session.open():
+    async with open_session(session):
         pass
     for folder in (store.folder, session.transcript.parent):
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
@@ -276,7 +277,7 @@ async def test_a_reset_leads_the_key_to_a_new_session_and_keeps_the_old(
 ) -> None:
     old = await store.resolve("a")
     await store.touch(old.id, model="p/m", title="Mail", status="ok", usage=Usage(1))
-    async with old.open() as transcript:
+    async with open_session(old) as transcript:
         transcript.message("", UserMessage.of("hello"))
     new = await store.reset("a")
     assert (new.key, new.model, new.title) == (old.key, "p/m", "Mail")
@@ -304,13 +305,13 @@ async def test_to_delete_a_key_deletes_its_sessions_and_their_files(store: Sessi
     sessions: list[Session] = []
     for _ in range(2):
         session = await store.resolve("a")
-        async with session.open():
+        async with open_session(session):
             pass
         session.trajectory.write_text("{}\n")
         sessions.append(session)
         await store.reset("a")
     kept = await store.resolve("b")
-    async with kept.open():
+    async with open_session(kept):
         pass
     assert await store.delete("a") == 3
     assert await store.list() == [kept]

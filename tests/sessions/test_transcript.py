@@ -36,16 +36,14 @@ from clawmode.messages import (
     UserMessage,
 )
 from clawmode.sessions import history as history_module
-from clawmode.sessions.history import (
-    UNANSWERED,
+from clawmode.sessions.entries import (
     Entry,
     Header,
-    History,
     NestedCall,
     TranscriptError,
     TranscriptRefused,
-    read_transcript,
 )
+from clawmode.sessions.history import UNANSWERED, History, read_transcript
 from clawmode.sessions.lock import SessionBusy, SessionLock
 from clawmode.sessions.transcript import EntryTooLarge, Transcript, open_transcript
 from clawmode.types import JsonObject, JsonValue
@@ -465,7 +463,7 @@ async def test_a_line_that_is_too_long_is_skipped_without_being_held(
         transcript.message(RUN, UserMessage.of("two"))
     read = read_transcript(path)
     assert told(read) == ["U one", "U two"]
-    assert [it.reason for it in read.problems] == ["it is too long"]
+    assert [it.reason for it in read.problems] == ["the line is too long"]
     with path.open("ab") as file:
         file.write(b"x" * 5000)
     size = path.stat().st_size - 5000

@@ -26,7 +26,7 @@ from clawmode.messages import AssistantMessage, Text, ToolCall, ToolMessage, Use
 from clawmode.sessions.history import UNANSWERED, History, read_transcript
 from clawmode.sessions.lock import SessionBusy, SessionLock
 from clawmode.sessions.store import SessionStore
-from clawmode.sessions.transcript import Transcript
+from clawmode.sessions.transcript import Transcript, open_session
 
 KILLS_EACH = 10
 """How often writers to one session are killed; then comes the next: reading takes time."""
@@ -57,7 +57,7 @@ async def write(folder: str, key: str, seed: str) -> None:
     """Runs without end; what an earlier process left unfinished first, under its own id."""
     chance, own = random.Random(int(seed)), uuid.uuid4().hex[:12]
     session = await SessionStore(folder).resolve(key)
-    async with session.open(10) as transcript:
+    async with open_session(session, 10) as transcript:
         for run in transcript.open_runs().values():
             transcript.start_run(run.id)
             for call in run.unanswered:

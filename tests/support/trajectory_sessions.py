@@ -15,7 +15,8 @@ from clawmode.messages import (
     UserMessage,
     to_json,
 )
-from clawmode.sessions.history import Header, History, read_transcript
+from clawmode.sessions.entries import Header
+from clawmode.sessions.history import History, read_transcript
 from clawmode.sessions.trajectory import iso_time
 
 START = 1_790_000_000.0

@@ -16,8 +16,9 @@ from clawmode.agent.lanes import Lanes
 from clawmode.agent.requests import AgentRequest, Resolver
 from clawmode.context import RunContext
 from clawmode.messages import AssistantMessage
-from clawmode.sessions.history import TranscriptError
+from clawmode.sessions.entries import TranscriptError
 from clawmode.sessions.store import Session, SessionStore
+from clawmode.sessions.transcript import open_session
 from clawmode.tools.hooks import Hooks
 
 if TYPE_CHECKING:
@@ -93,8 +94,8 @@ class SessionCare:
                 async with self.lanes.enter(session.key):
                     request = AgentRequest(session_id=session.id)
                     settings = await self.resolver.settings(request, session)
-                    async with session.open(
-                        settings.lock_seconds, workspace=settings.workspace
+                    async with open_session(
+                        session, settings.lock_seconds, workspace=settings.workspace
                     ) as transcript:
                         compactor = Compactor(
                             settings.compaction,
@@ -121,7 +122,7 @@ class SessionCare:
             ClawmodeError: The message cannot be written.
         """
         run_id = uuid.uuid4().hex
-        async with self.lanes.enter(session.key), session.open() as transcript:
+        async with self.lanes.enter(session.key), open_session(session) as transcript:
             transcript.start_run(run_id, model=f"{said.provider}/{said.model}", trigger="inject")
             transcript.message(run_id, said)
             transcript.end_run(run_id, "ok")

@@ -26,7 +26,8 @@ from clawmode.messages import (
     UserMessage,
 )
 from clawmode.models.base import Finished, Model, ModelError, ModelRequest
-from clawmode.sessions.history import Entry, History, TranscriptError
+from clawmode.sessions.entries import Entry, TranscriptError
+from clawmode.sessions.history import History
 from clawmode.sessions.transcript import Transcript
 from clawmode.tools.hooks import Hooks
 from clawmode.types import JsonObject

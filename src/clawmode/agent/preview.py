@@ -22,7 +22,7 @@ from clawmode.context import RunContext
 from clawmode.models.base import ToolDefinition
 from clawmode.sessions.keys import session_key
 from clawmode.sessions.store import Session, SessionStore, UnknownSession
-from clawmode.sessions.transcript import Transcript
+from clawmode.sessions.transcript import Transcript, open_session
 from clawmode.types import JsonObject, JsonValue
 
 RunT = TypeVar("RunT")
@@ -115,7 +115,7 @@ async def open_preview_run(
     try:
         with tempfile.TemporaryDirectory() as folder:
             copy = await anyio.to_thread.run_sync(_copy, session, Path(folder))
-            async with copy.open(workspace=settings.workspace) as transcript:
+            async with open_session(copy, workspace=settings.workspace) as transcript:
                 yield make_run(copy, context, settings, transcript)
     finally:
         if session.transcript == NOWHERE:

@@ -9,7 +9,8 @@ import anyio
 from clawmode.agent.events import Stream
 from clawmode.agent.toolbox import fail
 from clawmode.messages import AssistantMessage, Message, Text, ToolMessage
-from clawmode.sessions.history import UNANSWERED, TranscriptError
+from clawmode.sessions.entries import TranscriptError
+from clawmode.sessions.history import UNANSWERED
 from clawmode.sessions.sanitize import bounded
 from clawmode.sessions.trajectory import Trajectory
 from clawmode.sessions.transcript import EntryTooLarge, NestedState, Transcript

@@ -45,7 +45,7 @@ from clawmode.foreign import message_of
 from clawmode.redaction import KnownSecrets, Redactor
 from clawmode.sandbox.pool import Pool
 from clawmode.sessions.store import Session, SessionStore
-from clawmode.sessions.transcript import Transcript
+from clawmode.sessions.transcript import Transcript, open_session
 from clawmode.tasks import Lifetime
 from clawmode.tools.approvals import Approvals
 from clawmode.tools.hooks import Hooks
@@ -445,8 +445,8 @@ class AgentRuntime:
                 run.session = await self.sessions.resolve(run.session.key)
             settings = await self._resolver.settings(run.request, run.session)
             run.streaming = settings.streaming
-            async with run.session.open(
-                settings.lock_seconds, workspace=settings.workspace
+            async with open_session(
+                run.session, settings.lock_seconds, workspace=settings.workspace
             ) as transcript:
                 if not transcript.entries:
                     await self.care.begin(run.session)

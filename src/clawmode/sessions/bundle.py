@@ -1,6 +1,6 @@
-"""What is in a bundle: the files that tell a session, without secrets.
+"""The files of a bundle: a session's messages, events and metadata, without secrets.
 
-`docs/reference/trajectory.md` describes them. Where they go is `trajectory_export`'s business.
+`docs/reference/trajectory.md` describes the files; `export` makes the folder for them.
 """
 
 import hashlib
@@ -12,10 +12,10 @@ import platform
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from clawmode.messages import AssistantMessage, Message, UserMessage, to_json
 from clawmode.redaction import WORKSPACE, Redactor
-from clawmode.sessions.history import Header, History
 from clawmode.sessions.trajectory import (
     MAX_EVENTS,
     MAX_LINE_BYTES,
@@ -28,15 +28,19 @@ from clawmode.sessions.trajectory import (
     iso_time,
     without_pictures,
 )
-from clawmode.sessions.tree import NestedStep, RunSteps, Step, runs_of, steps_of
 from clawmode.types import JsonObject, JsonValue
+
+if TYPE_CHECKING:
+    from clawmode.sessions.entries import Header
+    from clawmode.sessions.history import History
+    from clawmode.sessions.tree import NestedStep, RunSteps, Step
 
 MANIFEST = "manifest.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportLimits:
-    """How much is read and written. A session that is larger is refused; the rest is cut."""
+    """Limits of an export. A larger transcript is rejected; everything else is cut."""
 
     sidecar_bytes: int = MAX_SIDECAR_BYTES
     session_bytes: int = 50 << 20
@@ -47,15 +51,15 @@ class ExportLimits:
 
 @dataclass(frozen=True, slots=True)
 class ExportResult:
-    """What was written.
+    """A bundle that was written.
 
     Attributes:
-        folder: Where it is.
-        files: Their names.
-        events: How many there are in `events.jsonl`.
-        runtime_events: How many of them are from the sidecar.
-        skipped: Lines that could not be read, of the transcript and the sidecar.
-        cut: What is missing because of a limit, by its name; empty if nothing is.
+        folder: The path of the bundle.
+        files: The names of its files.
+        events: The number of events in `events.jsonl`.
+        runtime_events: How many of them come from the sidecar.
+        skipped: The number of unreadable lines in the transcript and the sidecar.
+        cut: How much is missing because of a limit, by the limit's name.
     """
 
     folder: Path
@@ -70,13 +74,13 @@ class ExportResult:
 class Bundle:
     """A session, ready to be written."""
 
-    header: Header
-    history: History
+    header: "Header"
+    history: "History"
     sidecar: Sidecar
     redactor: Redactor
     limits: ExportLimits
-    steps: list[Step] = field(init=False)
-    runs: list[RunSteps] = field(init=False)
+    steps: "list[Step]"
+    runs: "list[RunSteps]"
     durations: dict[tuple[str, str], float] = field(init=False)
     files: list[JsonValue] = field(default_factory=list[JsonValue])
     names: list[str] = field(default_factory=list[str])
@@ -84,14 +88,12 @@ class Bundle:
     cut: dict[str, int] = field(default_factory=dict[str, int])
 
     def __post_init__(self) -> None:
-        self.steps = steps_of(self.history)
-        self.runs = runs_of(self.steps)
         self.durations = self.sidecar.durations()
         self._note("sidecarBytes", self.sidecar.over_bytes)
         self._note("runtimeEvents", self.sidecar.left_out)
 
     def write(self, inside: int, folder: Path, now: float) -> ExportResult:
-        """Writes all files to the folder that is open as `inside`."""
+        """Writes all files to `folder`, which is open as `inside`."""
         contexts = [it for it in self.sidecar.events if it.type == "context.compiled"]
         system = _text(contexts[-1].data, "systemPrompt") if contexts else ""
         tools = contexts[-1].data.get("tools") if contexts else None
@@ -168,24 +170,25 @@ class Bundle:
     # ---- Events ----
 
     def _lines(self) -> Iterator[bytes]:
-        """The lines of `events.jsonl`, numbered."""
+        """Yields the lines of `events.jsonl`, with numbers."""
         for number, event in enumerate(self._merged(), 1):
             if number > self.limits.total_events:
                 self._note("totalEvents", 1)
                 continue
             self.written["runtime" if event["source"] == "runtime" else "transcript"] += 1
             data = self.redactor.value(without_pictures(event["data"]))
-            told = self.redactor.value({**event, "seq": number, "data": None})
-            assert isinstance(told, dict)
-            line, cut = encode_event({**told, "data": data}, self.limits.line_bytes)
+            # Apart from the data: ids and times must not be cut with a line that is too long.
+            head = self.redactor.value({**event, "seq": number, "data": None})
+            assert isinstance(head, dict)
+            line, cut = encode_event({**head, "data": data}, self.limits.line_bytes)
             self._note("lineBytes", cut)
             yield line
 
     def _merged(self) -> Iterator[JsonObject]:
-        """Both sources by time, each in its own order: clocks may have gone back."""
+        """Merges both sources by time. Each keeps its own order, also if the clock went back."""
         blocks = heapq.merge(
             _in_order((it.at, 0, [self._runtime_event(it)]) for it in self.sidecar.events),
-            _in_order((_time_of(step), 1, self._step_events(step)) for step in self.steps),
+            _in_order((it.entry.at, 1, self._step_events(it)) for it in self.steps),
             key=lambda block: block[:2],
         )
         numbers = {"runtime": 0, "transcript": 0}
@@ -217,8 +220,8 @@ class Bundle:
         kind, run_id = event.type[:100], event.run_id
         return self._event("runtime", kind, event.at, run_id, event.data, sourceSeq=event.seq)
 
-    def _step_events(self, step: Step) -> list[JsonObject]:
-        """A step's event, and right after it those of the calls below."""
+    def _step_events(self, step: "Step") -> list[JsonObject]:
+        """Returns the event of a step, followed by those of its nested calls."""
         entry = step.entry
 
         def made(kind: str, data: JsonObject, at: float = entry.at) -> JsonObject:
@@ -229,20 +232,17 @@ class Bundle:
         if step.kind == "nested":
             return below
         if step.call is not None:
-            return [made("tool.call", self._call(step)), *below]
+            call = {**self._call_summary(step), "arguments": step.call.arguments}
+            return [made("tool.call", call), *below]
         if message is not None:
             kinds = {"user": "user.message", "assistant": "assistant.message"}
-            return [made(kinds.get(step.kind, "tool.result"), {"message": _told(message)})]
+            return [made(kinds.get(step.kind, "tool.result"), {"message": _plain(message)})]
         if entry.type == "run":
             ended = entry.data.get("phase") == "end"
             return [made("run.ended" if ended else "run.started", entry.data)]
         return [made(f"session.{entry.type[:80]}", entry.data)]
 
-    def _call(self, step: Step) -> JsonObject:
-        assert step.call is not None
-        return {**self._call_summary(step), "arguments": step.call.arguments}
-
-    def _call_summary(self, step: Step) -> JsonObject:
+    def _call_summary(self, step: "Step") -> JsonObject:
         assert step.call is not None
         about: JsonObject = {
             "callId": step.call.id,
@@ -257,7 +257,7 @@ class Bundle:
 
     def _branch(self) -> JsonObject:
         header = {key: it for key, it in self.header.to_json().items() if key != "type"}
-        messages: list[JsonValue] = [_told(it, calls=True) for it in self.history.messages()]
+        messages: list[JsonValue] = [_plain(it, calls=True) for it in self.history.messages()]
         return {"header": header, "messages": messages}
 
     def _metadata(self) -> JsonObject:
@@ -292,7 +292,15 @@ class Bundle:
                 {
                     "runId": run.id,
                     "status": _status(run),
-                    "finalText": _final_text(run),
+                    "finalText": next(
+                        (
+                            it.entry.message.text
+                            for it in reversed(run.steps)
+                            if it.kind == "assistant"
+                            and isinstance(it.entry.message, AssistantMessage)
+                        ),
+                        "",
+                    ),
                     "compactions": sum(it.entry.type == "compaction" for it in run.steps),
                     "toolCalls": [
                         {**self._call_summary(it), "nested": [_nested(each) for each in it.nested]}
@@ -306,7 +314,7 @@ class Bundle:
         }
 
     def _prompts(self, contexts: list[TraceEvent]) -> JsonObject:
-        """What was compiled, once for as long as it stayed the same, and what was submitted."""
+        """Returns the system prompts, each once until it changes, and all user messages."""
         systems: list[JsonValue] = []
         before: str | None = None
         for event in contexts:
@@ -323,7 +331,7 @@ class Bundle:
             {
                 "runId": it.entry.run_id,
                 "ts": iso_time(it.entry.at),
-                "text": _words(it.entry.message),
+                "text": "".join(getattr(part, "text", "") for part in it.entry.message.content),
             }
             for it in self.steps
             if it.kind == "user" and isinstance(it.entry.message, UserMessage)
@@ -341,11 +349,7 @@ def _in_order(blocks: Iterable[_Block]) -> Iterator[_Block]:
         yield latest, source, events
 
 
-def _time_of(step: Step) -> float:
-    return step.entry.at
-
-
-def _nested(nested: NestedStep) -> JsonObject:
+def _nested(nested: "NestedStep") -> JsonObject:
     call = nested.call
     made: JsonObject = {
         "callId": call.call_id,
@@ -358,7 +362,7 @@ def _nested(nested: NestedStep) -> JsonObject:
     return made if call.code is None else {**made, "code": call.code}
 
 
-def _run(run: RunSteps) -> JsonObject:
+def _run(run: "RunSteps") -> JsonObject:
     start = {} if run.start is None else run.start.data
     end = {} if run.end is None else run.end.data
     usage, error = end.get("usage"), end.get("error")
@@ -381,18 +385,18 @@ def _run(run: RunSteps) -> JsonObject:
     }
 
 
-def _status(run: RunSteps) -> JsonValue:
+def _status(run: "RunSteps") -> JsonValue:
     return "unfinished" if run.end is None else run.end.data.get("status")
 
 
-def _final_text(run: RunSteps) -> str:
-    said = (it.entry.message for it in reversed(run.steps) if it.kind == "assistant")
-    last = next((it for it in said if isinstance(it, AssistantMessage)), None)
-    return "" if last is None else last.text
+def _plain(message: Message, *, calls: bool = False) -> JsonObject:
+    """Returns a message without provider-specific data, and without images.
 
-
-def _told(message: Message, *, calls: bool = False) -> JsonObject:
-    """A message without what only its provider understands; in events calls are told apart."""
+    Args:
+        message: The message.
+        calls: Whether the arguments of calls are included. In events they are not: each call has
+            an event of its own.
+    """
     made = to_json(message)
     content = made["content"]
     assert isinstance(content, list)
@@ -403,10 +407,6 @@ def _told(message: Message, *, calls: bool = False) -> JsonObject:
         if isinstance(part, dict)
     ]
     return {**{key: it for key, it in made.items() if key != "meta"}, "content": parts}
-
-
-def _words(message: UserMessage) -> str:
-    return "".join(getattr(part, "text", "") for part in message.content)
 
 
 def _text(data: JsonObject, key: str) -> str:

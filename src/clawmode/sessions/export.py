@@ -1,8 +1,7 @@
-"""A session as a bundle that can be given away: what was sent, said and done, without secrets.
+"""Exporting a session as a bundle: a folder with its messages and events, without secrets.
 
-The bundle is a folder in the workspace, and the workspace is where an agent works: nothing in it
-is followed, and nothing that is there already is touched. `docs/reference/trajectory.md` describes
-the files.
+The bundle is written to the workspace, where an agent may have put anything: no link in it is
+followed, and no existing file is touched. `docs/reference/trajectory.md` describes the files.
 """
 
 import contextlib
@@ -17,8 +16,10 @@ from typing import ClassVar
 from clawmode.exceptions import ClawmodeError
 from clawmode.redaction import Redactor
 from clawmode.sessions.bundle import Bundle, ExportLimits, ExportResult
-from clawmode.sessions.history import Header, History, TranscriptError, read_transcript
+from clawmode.sessions.entries import Header, TranscriptError
+from clawmode.sessions.history import History, read_transcript
 from clawmode.sessions.trajectory import Sidecar, iso_time, read_sidecar, safe_name
+from clawmode.sessions.tree import runs_of, steps_of
 
 EXPORTS = "trajectory-exports"
 
@@ -28,7 +29,7 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 
 
 class ExportError(ClawmodeError):
-    """A bundle cannot be written; nothing of it is left behind."""
+    """A bundle cannot be written; no part of it is left behind."""
 
     code: ClassVar[str] = "trajectory_export_failed"
 
@@ -45,19 +46,19 @@ def export(
 ) -> ExportResult:
     """Writes the bundle of a session to `<workspace>/trajectory-exports/<name>`.
 
-    Takes seconds for a large session: a thread's work.
+    Blocks, for a large session for seconds: call it in a thread.
 
     Args:
-        transcript: The session's past, or the file that it is in.
-        sidecar: The file with the events of its runs; may be missing.
-        workspace: The folder in which the bundle goes; told as `$WORKSPACE_DIR`.
-        name: Of the bundle's folder, relative; by default from the session and the time.
-        redactor: Takes secrets out; by default one that knows none of them by value.
-        limits: Others than usual.
-        now: The time of day, if not the present one.
+        transcript: The session's history, or its transcript file.
+        sidecar: The trajectory of its runs, which may be missing.
+        workspace: The workspace; its path is replaced by `$WORKSPACE_DIR`.
+        name: The relative path of the bundle; by default made from the session and the time.
+        redactor: Redacts secrets; by default it knows no values, only what secrets look like.
+        limits: The limits of the bundle.
+        now: The time of day; by default the current one.
 
     Raises:
-        ExportError: It cannot be written, its name leads elsewhere, or there is one already.
+        ExportError: The bundle cannot be written, its name is invalid, or it exists already.
         TranscriptError: The transcript cannot be read.
     """
     limits = limits or ExportLimits()
@@ -65,9 +66,17 @@ def export(
     workspace = Path(workspace)
     redactor = redactor or Redactor(workspace=workspace, home=Path.home())
     history = _history(transcript, limits)
-    header = history.header or _unknown(transcript)
-    parts = _parts(name) if name is not None else [_default_name(header.id, now)]
-    bundle = Bundle(header, history, _sidecar(sidecar, header.id, limits), redactor, limits)
+    # If the first line is lost, the session is named by its file.
+    file_name = "unknown" if isinstance(transcript, History) else Path(transcript).stem
+    header = history.header or Header(id=file_name, key="", agent_id="", created_at=0.0)
+    if name is not None:
+        parts = _parts(name)
+    else:
+        stamp = re.sub(r"[^0-9TZ]", "", iso_time(now)[:19] + "Z")
+        parts = [f"trajectory-{safe_name(header.id)[:60]}-{stamp}"]
+    steps = steps_of(history)
+    events = _sidecar(sidecar, header.id, limits)
+    bundle = Bundle(header, history, events, redactor, limits, steps, runs_of(steps))
     folder = workspace.joinpath(EXPORTS, *parts)
     try:
         with _parent(workspace, parts) as parent:
@@ -81,7 +90,7 @@ def export(
     return result
 
 
-# ---- What goes in ----
+# ---- Input ----
 
 
 def _history(transcript: Path | str | History, limits: ExportLimits) -> History:
@@ -100,12 +109,6 @@ def _history(transcript: Path | str | History, limits: ExportLimits) -> History:
     return read_transcript(transcript)
 
 
-def _unknown(transcript: Path | str | History) -> Header:
-    """Of a transcript whose first line is lost: the file is called like the session."""
-    name = "unknown" if isinstance(transcript, History) else Path(transcript).stem
-    return Header(id=name, key="", agent_id="", created_at=0.0)
-
-
 def _sidecar(path: Path | str | None, session_id: str, limits: ExportLimits) -> Sidecar:
     if path is None:
         return Sidecar()
@@ -118,29 +121,24 @@ def _sidecar(path: Path | str | None, session_id: str, limits: ExportLimits) -> 
         raise ExportError(text) from None
 
 
-# ---- Where it goes ----
-
-
-def _default_name(session_id: str, now: float) -> str:
-    stamp = re.sub(r"[^0-9TZ]", "", iso_time(now)[:19] + "Z")
-    return f"trajectory-{safe_name(session_id)[:60]}-{stamp}"
+# ---- The folder ----
 
 
 def _parts(name: str) -> list[str]:
-    """The folders of a name that stays where it belongs."""
+    """Splits a name into folders, none of which leads out of `EXPORTS`."""
     parts = name.split("/")
     if not all(_PART.fullmatch(part) for part in parts) or len(parts) > MAX_PARTS:
         raise ExportError(
-            f"{name[:100]!r} is no name for a bundle: it is a folder in {EXPORTS}/ of the "
-            "workspace, written with letters, digits, '-', '_', '.', '+', spaces, and '/' "
-            f"between at most {MAX_PARTS} folders that begin with a letter or digit."
+            f"{name[:100]!r} is not a valid name of a bundle. A name is the path of a folder in "
+            f"{EXPORTS}/ of the workspace: at most {MAX_PARTS} folders, separated by '/', each of "
+            "letters, digits, '-', '_', '.', '+' and spaces, with a letter or digit first."
         )
     return parts
 
 
 @contextlib.contextmanager
 def _parent(workspace: Path, parts: list[str]) -> Iterator[int]:
-    """The folder that the bundle's is made in, open. No link on the way is followed."""
+    """Opens the folder in which the bundle is created, without following a link on the way."""
     current = os.open(workspace, os.O_RDONLY | os.O_DIRECTORY)
     try:
         for part in (EXPORTS, *parts[:-1]):
@@ -149,7 +147,7 @@ def _parent(workspace: Path, parts: list[str]) -> Iterator[int]:
             try:
                 below = os.open(part, _FOLDER, dir_fd=current)
             except OSError:
-                text = f"{part!r} in the workspace is no folder; a link is not followed."
+                text = f"{part!r} in the workspace is not a folder. Links are not followed."
                 raise ExportError(f"The bundle cannot be written: {text}") from None
             os.close(current)
             current = below
@@ -159,23 +157,26 @@ def _parent(workspace: Path, parts: list[str]) -> Iterator[int]:
 
 
 def _check_free(parent: int, name: str, folder: Path) -> None:
-    """Early, to say it well: in the end the kernel decides."""
+    # Only for a good message: the final rename fails anyway if the folder is not empty.
     try:
         descriptor = os.open(name, _FOLDER, dir_fd=parent)
     except FileNotFoundError:
         return
     except OSError:
-        raise ExportError(f"There is something at {folder} already: choose another name.") from None
+        raise ExportError(f"{folder} exists, and is not a folder: choose another name.") from None
     try:
         if os.listdir(descriptor):
-            raise ExportError(f"There is a bundle at {folder} already: choose another name.")
+            raise ExportError(f"{folder} exists, and is not empty: choose another name.")
     finally:
         os.close(descriptor)
 
 
 @contextlib.contextmanager
 def _temporary(parent: int, name: str) -> Iterator[tuple[int, Callable[[], None]]]:
-    """A folder that gets its name when it is complete, and is gone if that does not happen."""
+    """Creates a folder with a hidden name; yields it and a function that gives it its name.
+
+    Without a call of that function the folder is removed.
+    """
     hidden = f".{name[:100]}.{secrets.token_hex(6)}"
     os.mkdir(hidden, 0o700, dir_fd=parent)
     inside = os.open(hidden, _FOLDER, dir_fd=parent)
@@ -184,7 +185,7 @@ def _temporary(parent: int, name: str) -> Iterator[tuple[int, Callable[[], None]
     def finish() -> None:
         nonlocal finished
         os.fsync(inside)
-        # What is not an empty folder is not replaced.
+        # `rename` replaces an empty folder, and nothing else.
         os.rename(hidden, name, src_dir_fd=parent, dst_dir_fd=parent)
         finished = True
 
@@ -193,7 +194,7 @@ def _temporary(parent: int, name: str) -> Iterator[tuple[int, Callable[[], None]
     finally:
         if not finished:
             with contextlib.suppress(OSError):
-                for each in os.listdir(inside):
-                    os.unlink(each, dir_fd=inside)
+                for file in os.listdir(inside):
+                    os.unlink(file, dir_fd=inside)
                 os.rmdir(hidden, dir_fd=parent)
         os.close(inside)

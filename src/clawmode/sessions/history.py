@@ -1,38 +1,40 @@
-"""What was said and done in a session: entries, read from its transcript, and what they come to.
+"""The history of a session: the entries of its transcript, and the conversation they make up.
 
-Reading survives whatever a crash, a full disk or an editor left behind. What a model is told of it
-again is `History.messages`. How transcripts are written is `transcript`'s business.
+Reading survives everything that a crash, a full disk or an editor can leave behind.
+`History.messages` is the conversation that a model gets; `transcript` writes entries.
 """
 
-import json
 import logging
 import os
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import BinaryIO, ClassVar, NoReturn
+from typing import BinaryIO
 
-from clawmode.exceptions import ClawmodeError
 from clawmode.messages import (
     AssistantMessage,
     Message,
     Text,
+    Thinking,
     ToolCall,
     ToolMessage,
     UserMessage,
-    from_json,
-    to_json,
 )
-from clawmode.types import JsonObject, JsonValue
+from clawmode.sessions.entries import (
+    Entry,
+    Header,
+    NestedCall,
+    TranscriptError,
+    decode,
+)
 
 logger = logging.getLogger("clawmode.sessions")
 
-VERSION = 1
 MAX_LINE_BYTES = 16 << 20
 READ_BYTES = 1 << 20
 MAX_PROBLEMS = 100
-"""Unreadable lines that are told one by one; all of them are counted."""
+"""The number of unreadable lines that are described; all of them are counted."""
 
 UNANSWERED = "The process ended before this call was answered: whether it took effect is unknown."
 NEVER_ANSWERED = (
@@ -40,71 +42,6 @@ NEVER_ANSWERED = (
     "asks again.]\n"
 )
 SUMMARIZED = "[What was said before, in short:]\n\n"
-
-
-class TranscriptError(ClawmodeError):
-    """Something cannot be written to a transcript; nothing of it was."""
-
-    code: ClassVar[str] = "session_unavailable"
-
-
-class TranscriptRefused(TranscriptError):
-    """The file is another version's, or another session's. It was left as it is."""
-
-
-# ---- Entries ----
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Header:
-    """The first line: which session this is.
-
-    Attributes:
-        workspace: The folder that its runs work in; empty if they have none.
-    """
-
-    id: str
-    key: str
-    agent_id: str
-    created_at: float
-    workspace: str = ""
-
-    def to_json(self) -> JsonObject:
-        """As it is kept."""
-        return {
-            "type": "session",
-            "version": VERSION,
-            "id": self.id,
-            "key": self.key,
-            "agentId": self.agent_id,
-            "createdAt": self.created_at,
-            "workspace": self.workspace,
-        }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
-    """One line after the first.
-
-    Attributes:
-        type: `run`, `message`, `nested`, `compaction`, `custom`, or one that a later release adds.
-        data: The rest of the line; empty for a message.
-        message: What was said, if something was.
-    """
-
-    type: str
-    id: str
-    run_id: str
-    at: float
-    data: JsonObject = field(default_factory=dict[str, JsonValue])
-    message: Message | None = None
-
-    def to_json(self) -> JsonObject:
-        """As it is kept."""
-        head: JsonObject = {"type": self.type, "id": self.id, "runId": self.run_id, "at": self.at}
-        if self.message is not None:
-            return {**head, "message": to_json(self.message)}
-        return {**head, **self.data}
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,12 +54,13 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class OpenRun:
-    """A run that has begun and not ended: it is under way, or its process ended before it.
+    """A run without an end: it is in progress, or its process died.
 
     Attributes:
-        start: What was recorded when it began.
-        last: The last thing that was said in it.
-        unanswered: Calls without a result, in order. Those that are not under way were lost.
+        start: The entry of its start.
+        last: The last message of the run.
+        unanswered: Calls without a result, in order. If the run is not in progress, the results
+            are lost.
     """
 
     id: str
@@ -131,32 +69,14 @@ class OpenRun:
     unanswered: tuple[ToolCall, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class NestedCall:
-    """A call that a program made.
+class History:
+    """The entries of a session in order, and the state that follows from them.
 
     Attributes:
-        parent_id: The `exec` call that it is nested in.
-        state: `started`, if its end was never recorded.
+        header: The first line; None if it is missing.
+        problems: The first unreadable lines.
+        unreadable: The number of unreadable lines.
     """
-
-    run_id: str
-    parent_id: str
-    call_id: str
-    tool_id: str
-    state: str
-    ms: int = 0
-    code: str | None = None
-
-
-_HEAD = ("type", "id", "runId", "at")
-
-
-# ---- What a transcript says ----
-
-
-class History:
-    """A session's past: entries in order, and what they come to."""
 
     def __init__(self) -> None:
         self.header: Header | None = None
@@ -171,11 +91,10 @@ class History:
 
     @property
     def entries(self) -> Sequence[Entry]:
-        """All of them, in order."""
         return self._entries
 
     def open_runs(self) -> Mapping[str, OpenRun]:
-        """Runs without an end, by their ids, oldest first."""
+        """Returns the runs without an end by their ids, the oldest first."""
         return {
             run_id: OpenRun(
                 run_id, start, self._last.get(run_id), tuple(self._unanswered[run_id].values())
@@ -184,34 +103,35 @@ class History:
         }
 
     def nested_calls(self, parent_id: str | None = None) -> list[NestedCall]:
-        """Calls that programs made, in the order they were started; all, or those of one `exec`."""
+        """Returns the calls of programs in the order of their start, all or those of one `exec`."""
         calls: dict[tuple[str, str, str], NestedCall] = {}
         for entry in self._entries:
             if entry.type == "nested":
-                call = _nested_call(entry)
+                call = NestedCall.of(entry)
                 if parent_id in (None, call.parent_id):
                     calls[call.run_id, call.parent_id, call.call_id] = call
         return list(calls.values())
 
     def messages(self) -> list[Message]:
-        """The conversation as a model is told it again.
+        """Returns the conversation as a model gets it.
 
-        Every call is followed by exactly one result, in the order of the calls. Not to be asked
-        while calls are under way: they would count as lost.
+        Every call is followed by exactly one result, in the order of the calls, because providers
+        reject anything else. A call in progress would count as lost: do not call this method
+        while there is one.
         """
         summary, entries = self._since_compaction()
         turns: list[tuple[Message, dict[str, ToolMessage]]] = []
         wanted: dict[tuple[str, str], dict[str, ToolMessage]] = {}
         for run_id, message in self._without_repeats(entries):
             if isinstance(message, ToolMessage):
-                # Popped: a second result finds nobody who waits for it.
+                # Popped, so that a second result of the same call is dropped.
                 results = wanted.pop((run_id, message.call_id), None)
                 if results is not None:
                     results[message.call_id] = message
-            elif (told := _replayed(message)) is not None:
+            elif (replayed := _replayed(message)) is not None:
                 results = {}
-                turns.append((told, results))
-                for call in _calls_of(told):
+                turns.append((replayed, results))
+                for call in _calls_of(replayed):
                     wanted[run_id, call.id] = results
         made: list[Message] = [] if summary is None else [summary]
         for message, results in turns:
@@ -222,15 +142,14 @@ class History:
     def _without_repeats(
         self, entries: Iterator[tuple[str, Message]]
     ) -> Iterator[tuple[str, Message]]:
-        """Marks what people said that no model answered; of the same words, only the last stay.
+        """Marks user messages that no model answered; of equal ones, only the last is kept.
 
-        Somebody who repeats an order after an error wants one order.
+        A person who repeats an order after an error wants it carried out once.
         """
-        said = list(entries)
         answered: set[str] = set()
-        again: set[tuple[str, ...]] = set()
+        repeated: set[tuple[str, ...]] = set()
         made: list[tuple[str, Message]] = []
-        for run_id, message in reversed(said):
+        for run_id, message in reversed(list(entries)):
             if isinstance(message, AssistantMessage) and _replayed(message) is not None:
                 answered.add(run_id)
             elif isinstance(message, UserMessage):
@@ -238,36 +157,33 @@ class History:
                 words = tuple(
                     it.text if isinstance(it, Text) else it.data for it in message.content
                 )
-                if lost and words in again:
+                if lost and words in repeated:
                     continue
-                again.add(words)
+                repeated.add(words)
                 if lost:
                     message = replace(message, content=(Text(NEVER_ANSWERED), *message.content))
             made.append((run_id, message))
         return reversed(made)
 
     def _since_compaction(self) -> tuple[UserMessage | None, Iterator[tuple[str, Message]]]:
-        """The summary of what came before, and what was said since."""
+        """Returns the last summary, and the messages that it does not replace."""
+        entries = self._entries
         summary: UserMessage | None = None
         first = 0
-        found = (at for at in reversed(range(len(self._entries))) if self._is_compaction(at))
+        found = (n for n in reversed(range(len(entries))) if entries[n].type == "compaction")
         if (last := next(found, None)) is not None:
-            entry = self._entries[last]
+            entry = entries[last]
             text = f"{SUMMARIZED}{entry.data.get('summary', '')}"
             summary = UserMessage(content=(Text(text),), at=entry.at)
             kept = entry.data.get("firstKept")
-            ids = (at for at in range(last) if self._entries[at].id == kept)
-            first = next(ids, last)
-        said = ((it.run_id, it.message) for it in self._entries[first:] if it.message is not None)
+            first = next((n for n in range(last) if entries[n].id == kept), last)
+        said = ((it.run_id, it.message) for it in entries[first:] if it.message is not None)
         return summary, said
-
-    def _is_compaction(self, position: int) -> bool:
-        return self._entries[position].type == "compaction"
 
     # ---- Growing ----
 
     def add(self, entry: Entry) -> None:
-        """One more entry."""
+        """Adds an entry at the end."""
         self._entries.append(entry)
         self._ids.add(entry.id)
         message = entry.message
@@ -275,8 +191,8 @@ class History:
             self._follow_run(entry)
         elif isinstance(message, ToolMessage):
             self._unanswered[entry.run_id].pop(message.call_id, None)
-        elif isinstance(message, AssistantMessage) and (told := _replayed(message)) is not None:
-            for call in _calls_of(told):
+        elif isinstance(message, AssistantMessage) and (kept := _replayed(message)) is not None:
+            for call in _calls_of(kept):
                 self._unanswered[entry.run_id][call.id] = call
         if message is not None:
             self._last[entry.run_id] = message
@@ -290,46 +206,15 @@ class History:
         elif entry.run_id not in self._ended:
             self._open.setdefault(entry.run_id, entry)
 
+    def has(self, entry_id: str) -> bool:
+        """True if there is an entry with this id."""
+        return entry_id in self._ids
+
     def note(self, line: int, reason: str) -> None:
-        """A line that could not be read."""
+        """Notes a line that could not be read."""
         self.unreadable += 1
         if len(self.problems) < MAX_PROBLEMS:
             self.problems.append(Problem(line, reason))
-
-
-def _calls_of(message: Message) -> tuple[ToolCall, ...]:
-    return message.calls if isinstance(message, AssistantMessage) else ()
-
-
-def _replayed(message: UserMessage | AssistantMessage) -> UserMessage | AssistantMessage | None:
-    """A message as a model is told it again; None: it is not."""
-    if isinstance(message, UserMessage):
-        return message
-    if message.stop == "error":
-        return None
-    kept = message.content
-    if message.stop == "aborted":
-        # Thoughts and calls may be cut off in the middle, and no provider takes half of one.
-        kept = tuple(part for part in kept if isinstance(part, Text) and part.text)
-    elif _has_an_id_twice(message.calls):
-        # Two calls of one id in a message would make every later request a bad one.
-        seen: set[str] = set()
-        kept = tuple(part for part in kept if _is_new(part, seen))
-    if not kept:
-        return None
-    return message if kept is message.content else replace(message, content=kept)
-
-
-def _has_an_id_twice(calls: Sequence[ToolCall]) -> bool:
-    return len(calls) > 1 and len({call.id for call in calls}) < len(calls)
-
-
-def _is_new(part: object, seen: set[str]) -> bool:
-    if not isinstance(part, ToolCall):
-        return True
-    known = part.id in seen
-    seen.add(part.id)
-    return not known
 
 
 def _lost(call: ToolCall, at: float) -> ToolMessage:
@@ -337,29 +222,45 @@ def _lost(call: ToolCall, at: float) -> ToolMessage:
     return ToolMessage(call_id=call.id, name=call.name, content=content, is_error=True, at=at)
 
 
-def _nested_call(entry: Entry) -> NestedCall:
-    data = entry.data
-    ms, code = data.get("ms"), data.get("code")
-    return NestedCall(
-        run_id=entry.run_id,
-        parent_id=str(data.get("parentId", "")),
-        call_id=str(data.get("callId", "")),
-        tool_id=str(data.get("toolId", "")),
-        state=str(data.get("state", "")),
-        ms=ms if isinstance(ms, int) else 0,
-        code=code if isinstance(code, str) else None,
-    )
+def _calls_of(message: Message) -> tuple[ToolCall, ...]:
+    return message.calls if isinstance(message, AssistantMessage) else ()
+
+
+def _replayed(message: UserMessage | AssistantMessage) -> UserMessage | AssistantMessage | None:
+    """Returns a message as a model gets it again; None if it is left out."""
+    if isinstance(message, UserMessage):
+        return message
+    if message.stop == "error":
+        return None
+    kept, calls = message.content, message.calls
+    if message.stop == "aborted":
+        # Thoughts and calls may be cut off in the middle, which providers reject.
+        kept = tuple(part for part in kept if isinstance(part, Text) and part.text)
+    elif len(calls) > 1 and len({call.id for call in calls}) < len(calls):
+        # With two calls of one id, providers would reject every later request.
+        seen: set[str] = set()
+        parts: list[Text | Thinking | ToolCall] = []
+        for part in kept:
+            if not isinstance(part, ToolCall):
+                parts.append(part)
+            elif part.id not in seen:
+                seen.add(part.id)
+                parts.append(part)
+        kept = tuple(parts)
+    if not kept:
+        return None
+    return message if kept is message.content else replace(message, content=kept)
 
 
 # ---- Reading ----
 
 
 def read_transcript(path: Path | str) -> History:
-    """A session's past, by anybody: needs no lock and changes nothing.
+    """Reads the history of a session. It needs no lock and changes nothing.
 
     Raises:
-        TranscriptRefused: It is another version's.
-        TranscriptError: It cannot be read.
+        TranscriptRefused: The transcript has another version.
+        TranscriptError: The transcript cannot be read.
     """
     history = History()
     try:
@@ -373,7 +274,13 @@ def read_transcript(path: Path | str) -> History:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """How a file ends: after `size` bytes of whole lines there are `torn` more that are none."""
+    """The end of a transcript.
+
+    Attributes:
+        size: The size of all complete lines.
+        torn: The size of the incomplete line after them.
+        unterminated: Whether the last line is complete except for its line break.
+    """
 
     size: int
     torn: int = 0
@@ -381,118 +288,62 @@ class End:
 
 
 def read_lines(file: BinaryIO, history: History, name: str) -> End:
-    """Adds everything that a file says to a history."""
+    """Adds the lines of a file to a history; unreadable lines are noted and skipped."""
     size = 0
-    for number, (line, length, whole) in enumerate(_lines(file), 1):
-        if not whole and (line is None or not _is_object(line)):
-            # Cut off while it was written. Who has the lock removes it.
+    for number, (line, length, terminated) in enumerate(_lines(file), 1):
+        if not terminated and (line is None or not _is_object(line)):
+            # The process died while it wrote this line. The next holder of the lock removes it.
             return End(size, torn=length)
-        reason = "it is too long" if line is None else _read_line(line, history, name)
+        reason = "the line is too long" if line is None else _add_line(line, history, name)
         if reason:
             history.note(number, reason)
         size += length
-        if not whole:
+        if not terminated:
             return End(size, unterminated=True)
     return End(size)
 
 
 def _lines(file: BinaryIO) -> Iterator[tuple[bytes | None, int, bool]]:
-    """Each line, its length, and whether it is one to its end. None: one that is too long."""
+    """Yields each line (None if it is too long), its length, and whether it has a line break."""
     while line := file.readline(MAX_LINE_BYTES + 1):
-        length, whole = len(line), line.endswith(b"\n")
-        if whole or length <= MAX_LINE_BYTES:
-            yield line, length, whole
+        length, terminated = len(line), line.endswith(b"\n")
+        if terminated or length <= MAX_LINE_BYTES:
+            yield line, length, terminated
             continue
-        while not whole and (more := file.readline(READ_BYTES)):
-            length, whole = length + len(more), more.endswith(b"\n")
-        yield None, length, whole
+        while not terminated and (more := file.readline(READ_BYTES)):
+            length, terminated = length + len(more), more.endswith(b"\n")
+        yield None, length, terminated
 
 
-def _is_object(line: bytes) -> bool:
-    """Whether a line is whole but for its end: no part of an object is one."""
+def _add_line(line: bytes, history: History, name: str) -> str | None:
+    """Adds a line to a history; returns why that is not possible."""
     try:
-        return isinstance(_decode(line), dict)
-    except (ValueError, RecursionError):
-        return False
-
-
-def _read_line(line: bytes, history: History, name: str) -> str | None:
-    """Adds what a line says; if that is nothing, why."""
-    try:
-        value = _decode(line)
+        value = decode(line)
         if not isinstance(value, dict):
-            return "it is no object"
+            return "the line is not a JSON object"
         if value.get("type") == "session":
-            history.header = history.header or _header(value, name)
+            # A second header is ignored, whatever it says.
+            history.header = history.header or Header.parse(value, name)
             return None
-        entry = _entry(value)
+        entry = Entry.parse(value)
     except (ValueError, OverflowError, RecursionError) as error:
         return f"{type(error).__name__}: {error}"[:200]
-    if entry.id in history._ids:
-        return f"the entry {entry.id} is there already"
+    if history.has(entry.id):
+        return f"an earlier entry has the id {entry.id} too"
     history.add(entry)
     return None
 
 
-def _header(value: JsonObject, name: str) -> Header:
-    version = value.get("version")
-    if type(version) is not int or version != VERSION:
-        raise TranscriptRefused(
-            f"The transcript {name} has version {str(version)[:40]}, and this clawmode knows "
-            f"{VERSION}. Nothing was changed; a newer clawmode may read it."
-        )
-    return Header(
-        id=_text(value, "id"),
-        key=_text(value, "key"),
-        agent_id=_text(value, "agentId"),
-        created_at=_number(value, "createdAt"),
-        workspace=_text(value, "workspace", ""),
-    )
+def _is_object(line: bytes) -> bool:
+    """True if a line without a line break is complete: no prefix of an object is an object."""
+    try:
+        return isinstance(decode(line), dict)
+    except (ValueError, RecursionError):
+        return False
 
 
-def _entry(value: JsonObject) -> Entry:
-    kind, entry_id, run_id = _text(value, "type"), _text(value, "id"), _text(value, "runId", "")
-    at = _number(value, "at")
-    if kind == "message":
-        message = from_json(value.get("message"))
-        return Entry(type=kind, id=entry_id, run_id=run_id, at=at, message=message)
-    for key in _HEAD:
-        value.pop(key, None)
-    return Entry(type=kind, id=entry_id, run_id=run_id, at=at, data=value)
-
-
-def _text(value: JsonObject, key: str, default: str | None = None) -> str:
-    found = value.get(key, default)
-    if not isinstance(found, str):
-        raise ValueError(f"{key!r} is no text")
-    return found
-
-
-def _number(value: JsonObject, key: str) -> float:
-    found = value.get(key)
-    if isinstance(found, bool) or not isinstance(found, int | float):
-        raise ValueError(f"{key!r} is no number")
-    return float(found)
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")
-
-
-_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
-
-
-def _decode(line: bytes) -> JsonValue:
-    """What `JSONDecoder.decode` does, without its two regular expressions for each line."""
-    text = line.decode().strip(" \t\r\n")
-    value, end = _DECODER.raw_decode(text)
-    if end < len(text):
-        raise ValueError("there is more than an object")
-    return value
-
-
-def failed(path: Path, what: str, error: OSError) -> TranscriptError:
-    """What is raised when a file cannot be read, written, opened."""
-    # The path is for the operator: what is raised may reach a client.
+def failed(path: Path, action: str, error: OSError) -> TranscriptError:
+    """Logs a failed action on a transcript; returns the exception to raise."""
+    # The path is only for the operator: the exception may reach a client.
     logger.error("%s: %s", path, error)
-    return TranscriptError(f"The transcript {path.name} cannot be {what}: {error.strerror}.")
+    return TranscriptError(f"The transcript {path.name} cannot be {action}: {error.strerror}.")

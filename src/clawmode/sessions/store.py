@@ -1,10 +1,11 @@
-"""Which sessions there are, what is known about them, and where their files are.
+"""The index of sessions: their keys and ids, their titles and usage, and the paths of their files.
 
-    <folder>/sessions.sqlite3                        the index, in WAL
-    <folder>/<agentId>/<sessionId>.jsonl             the transcript, and its `.lock`
-    <folder>/<agentId>/<sessionId>.trajectory.jsonl  what a run did, step by step
+    <folder>/sessions.sqlite3                        the index, in WAL mode
+    <folder>/<agentId>/<sessionId>.jsonl             the transcript, with its `.lock`
+    <folder>/<agentId>/<sessionId>.trajectory.jsonl  the steps of the session's runs
 
-A key stays, and leads to one session at a time; an id is one conversation.
+A key is permanent and names one session at a time; an id is one conversation. A reset gives the
+key a new session.
 """
 
 import json
@@ -13,7 +14,6 @@ import sqlite3
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -21,7 +21,7 @@ from typing import Any, ClassVar
 from clawmode.context import RunContext
 from clawmode.files import Layout, SqliteFile
 from clawmode.messages import Usage
-from clawmode.sessions.history import Header
+from clawmode.sessions.entries import Header
 from clawmode.sessions.keys import (
     MAX_KEY_CHARS,
     InvalidSession,
@@ -32,7 +32,6 @@ from clawmode.sessions.keys import (
     session_key,
 )
 from clawmode.sessions.lock import ACQUIRE_SECONDS, SessionLock
-from clawmode.sessions.transcript import Transcript, open_transcript
 from clawmode.tools.near_names import NearNames
 from clawmode.types import JsonObject, JsonValue
 
@@ -40,13 +39,13 @@ logger = logging.getLogger("clawmode.sessions")
 
 VERSION = 1
 LOCK_SECONDS = 5.0
-"""How long an operation waits for another process's."""
+"""How long an operation waits for the operation of another process."""
 
 MAX_TITLE_CHARS = 500
 MAX_DATA_BYTES = 64 << 10
 MAX_LISTED = 1_000
 MAX_COMPARED = 2_000
-"""Sessions among which a misspelt one is looked for, the newest first."""
+"""The number of sessions, the newest first, whose names are compared with a misspelt one."""
 
 SCHEMA = """
 create table sessions (
@@ -70,10 +69,10 @@ BY_KEY = "select * from sessions where key = ? and current"
 
 
 class UnknownSession(SessionError):
-    """There is no such session.
+    """There is no session with this id or key.
 
     Attributes:
-        near: What may have been meant.
+        near: Similar ids or keys.
     """
 
     code: ClassVar[str] = "unknown_session"
@@ -89,18 +88,18 @@ class SessionsUnavailable(SessionError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Session:
-    """A session, as the index knows it.
+    """A session of the index.
 
     Attributes:
         key: `agent:<agentId>:<rest>`.
-        id: Names its files.
-        transcript: The file that holds what was said.
-        current: Whether its key still leads to it; if not, it was reset.
-        title: What people call it.
-        model: What to use instead of the agent's model; empty for that.
-        last_status: How its last run ended.
-        usage: Tokens of all its runs.
-        data: What others keep about it.
+        id: The id, which is part of the names of its files.
+        transcript: The file with the messages.
+        current: Whether the key names this session; false after a reset.
+        title: A title for people.
+        model: A model instead of the agent's; empty for the agent's.
+        last_status: How the last run ended.
+        usage: The tokens of all runs.
+        data: Members that other modules keep here.
     """
 
     key: str
@@ -128,7 +127,7 @@ class Session:
         )
 
     def header(self, workspace: Path | None = None) -> Header:
-        """The first line of its transcript."""
+        """Returns the first line of the session's transcript."""
         return Header(
             id=self.id,
             key=self.key,
@@ -136,24 +135,6 @@ class Session:
             created_at=self.created_at,
             workspace="" if workspace is None else str(workspace),
         )
-
-    def open(
-        self,
-        timeout_seconds: float = ACQUIRE_SECONDS,
-        *,
-        workspace: Path | None = None,
-        allow_reentrant: bool = False,
-    ) -> AbstractAsyncContextManager[Transcript]:
-        """Its transcript and its lock, for one run: see `open_transcript`."""
-        return open_transcript(
-            self.transcript,
-            self.header(workspace),
-            timeout_seconds,
-            allow_reentrant=allow_reentrant,
-        )
-
-
-# ---- The index ----
 
 
 LAYOUT = Layout("The index of sessions", VERSION, SCHEMA, SessionsUnavailable, logger)
@@ -165,8 +146,8 @@ class SessionStore(SqliteFile):
     Every method may raise `SessionsUnavailable`; then nothing has changed.
 
     Args:
-        folder: Made if it is not there, for its user only.
-        clock: Tells the time of day, in seconds.
+        folder: The folder. It is created if it is missing, for its owner only.
+        clock: Returns the time of day in seconds.
     """
 
     def __init__(self, folder: Path | str, *, clock: Callable[[], float] = time.time) -> None:
@@ -183,17 +164,18 @@ class SessionStore(SqliteFile):
         *,
         create: bool = True,
     ) -> Session:
-        """The session that is meant, by its key or its id; without either, the agent's main one.
+        """Returns a session by its key or id; without either, the agent's main session.
 
         Args:
-            key: With or without `agent:<agentId>:`.
-            session_id: One that exists: ids are given by us. A session that was reset can be meant.
-            agent_id: Whose it has to be. `main`, if neither this nor the key says.
-            create: Whether a key that leads nowhere gets a new session.
+            key: The key, with or without `agent:<agentId>:`.
+            session_id: The id of an existing session, which may have been reset.
+            agent_id: The agent that the session must belong to; `main` if neither this nor the
+                key names one.
+            create: Whether a session is created for a key that has none.
 
         Raises:
-            InvalidSession: What was given can be none, or is not the same session.
-            UnknownSession: There is none.
+            InvalidSession: The key or id is invalid, or they name different sessions.
+            UnknownSession: The session does not exist.
         """
         if session_id is None:
             wanted = session_key(key, agent_id)
@@ -202,24 +184,29 @@ class SessionStore(SqliteFile):
         wanted = None if key is None else session_key(key, agent_id)
         session = await self.get(session_id)
         if owner not in (None, session.agent_id):
-            raise InvalidSession(f"The session {session.id} is not one of the agent {owner!r}.")
+            raise InvalidSession(
+                f"The session {session.id} belongs to the agent {session.agent_id!r}, not to "
+                f"{owner!r}."
+            )
         if wanted not in (None, session.key):
-            raise InvalidSession(f"The session {session.id} has the key {session.key!r}.")
+            raise InvalidSession(
+                f"The session {session.id} has the key {session.key!r}, not {wanted!r}."
+            )
         return session
 
     async def get(self, reference: str) -> Session:
-        """A session by its id, or by its key as it is kept.
+        """Returns a session by its id, or by its key.
 
         Raises:
-            InvalidSession: It can be neither.
-            UnknownSession: There is none.
+            InvalidSession: The reference is neither a valid id nor a valid key.
+            UnknownSession: The session does not exist.
         """
         return await self._run(self._get, _reference(reference))
 
     async def list(
         self, agent_id: str | None = None, *, limit: int = 100, offset: int = 0
     ) -> Sequence[Session]:
-        """Sessions, the one that was used last first. Those that were reset are left out."""
+        """Returns current sessions, the last used one first."""
         owner = None if agent_id is None else check_agent_id(agent_id)
         return await self._run(self._list, owner, max(0, min(limit, MAX_LISTED)), max(0, offset))
 
@@ -233,46 +220,52 @@ class SessionStore(SqliteFile):
         model: str | None = None,
         data: JsonObject | None = None,
     ) -> Session:
-        """The session was used, or something about it has changed. None leaves a thing as it is.
+        """Updates a session and the time of its last use. None leaves a field unchanged.
 
         Args:
-            reference: Its id, or its key. A run gives the id: the key may lead elsewhere by then.
-            status: How its last run ended.
-            usage: Tokens to be added.
-            title: What people call it; empty for nothing.
-            model: What to use instead of the agent's; empty for that.
-            data: Members to be set; those that are None are taken away.
+            reference: The id or the key. A run passes the id, because after a reset the key names
+                another session.
+            status: How the last run ended.
+            usage: Tokens to add.
+            title: A title for people; empty to remove it.
+            model: A model instead of the agent's; empty for the agent's.
+            data: Members to set; a member that is None is removed.
 
         Raises:
-            InvalidSession: Something is too long.
-            UnknownSession: There is none.
+            InvalidSession: A value is too long.
+            UnknownSession: The session does not exist.
         """
         if title is not None and len(title) > MAX_TITLE_CHARS:
-            raise InvalidSession(f"A title has up to {MAX_TITLE_CHARS} characters.")
+            raise InvalidSession(
+                f"The title has {len(title)} characters; at most {MAX_TITLE_CHARS} are allowed."
+            )
         if max(len(model or ""), len(status or "")) > MAX_KEY_CHARS:
-            raise InvalidSession(f"A model or a status has up to {MAX_KEY_CHARS} characters.")
+            raise InvalidSession(
+                f"The model or status has more than {MAX_KEY_CHARS} characters, which is not "
+                "allowed."
+            )
         changes = {"status": status, "title": title, "model": model}
         counted = usage if isinstance(usage, Usage) else Usage.from_json(usage or {})
         return await self._run(self._touch, _reference(reference), changes, counted, data or {})
 
     async def reset(self, key: str, agent_id: str | None = None) -> Session:
-        """A new session under a key. The old one and its transcript are kept, under its id.
+        """Creates a new session for a key. The old session and its files are kept under its id.
 
-        Title, model and data go over to the new one.
+        The new session gets the title, model and data of the old one.
 
         Raises:
-            UnknownSession: There is none.
+            UnknownSession: The key has no session.
         """
         return await self._run(self._reset, session_key(key, agent_id))
 
     async def delete(
         self, key: str, agent_id: str | None = None, *, timeout_seconds: float = ACQUIRE_SECONDS
     ) -> int:
-        """Deletes a key's session, those before it, and their files; how many that were.
+        """Deletes all sessions of a key with their files; returns how many there were.
 
         Raises:
-            UnknownSession: There is none.
-            SessionBusy: A run writes to one of them: that one, and later ones, are still there.
+            UnknownSession: The key has no session.
+            SessionBusy: A run writes to one of the sessions. This one and later ones still exist.
         """
         wanted = session_key(key, agent_id)
         found = await self._run(self._all_of, wanted)
@@ -343,7 +336,7 @@ class SessionStore(SqliteFile):
     def _all_of(self, key: str) -> Sequence[Session]:
         with self._transaction("deferred") as database:
             self._known(database, key)
-            # The oldest first: whatever happens, the key leads to a session until the end.
+            # The current session last: if a deletion fails, the key still names a session.
             query = "select * from sessions where key = ? order by current, created, id"
             return [self._session(row) for row in database.execute(query, (key,)).fetchall()]
 
@@ -379,7 +372,7 @@ class SessionStore(SqliteFile):
 
     def _session(self, row: tuple[Any, ...]) -> Session:
         session_id, key, agent_id, current, created, updated, title, model, status = row[:9]
-        # What the file says is not trusted: both become parts of a path.
+        # The content of the file is not trusted, and both become parts of a path.
         folder, name = check_agent_id(agent_id), check_session_id(session_id)
         return Session(
             key=key,
@@ -404,7 +397,8 @@ def _unknown(database: sqlite3.Connection, reference: str) -> UnknownSession:
     names = [session_id if by_id else key for session_id, key in rows]
     near = tuple(names[position] for position in NearNames(names).find(reference, 3))
     what = f"There is no session {'with the id' if by_id else 'under the key'} {reference!r}."
-    return UnknownSession(f"{what} Near it: {', '.join(near)}." if near else what, near)
+    hint = f" Did you mean {' or '.join(near)}?" if near else ""
+    return UnknownSession(f"{what}{hint}", near)
 
 
 def _reference(reference: str) -> str:
@@ -415,9 +409,9 @@ def _encoded(data: JsonObject) -> str:
     try:
         text = json.dumps(data, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidSession(f"What is to be kept about a session is not JSON: {error}") from None
+        raise InvalidSession(f"`data` of a session is not JSON: {error}") from None
     if len(text) > MAX_DATA_BYTES:
         raise InvalidSession(
-            f"What is kept about a session may have {MAX_DATA_BYTES} bytes, not {len(text)}."
+            f"`data` of a session has {len(text)} bytes; at most {MAX_DATA_BYTES} are allowed."
         )
     return text

@@ -1,4 +1,4 @@
-"""A session's transcript: JSON Lines that only grow, written under the session's lock.
+"""Writing a session's transcript: JSON Lines that only grow, under the session's lock.
 
 `docs/reference/transcript.md` describes the format; `history` reads it.
 """
@@ -11,27 +11,21 @@ import secrets
 import threading
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import anyio
 
 from clawmode.messages import Message, ToolMessage, Usage
-from clawmode.sessions.history import (
-    MAX_LINE_BYTES,
-    READ_BYTES,
-    Entry,
-    Header,
-    History,
-    TranscriptError,
-    TranscriptRefused,
-    failed,
-    read_lines,
-)
+from clawmode.sessions.entries import Entry, Header, TranscriptError, TranscriptRefused
+from clawmode.sessions.history import MAX_LINE_BYTES, READ_BYTES, History, failed, read_lines
 from clawmode.sessions.lock import ACQUIRE_SECONDS, Hold, SessionLock, current_hold
 from clawmode.types import JsonObject, JsonValue
+
+if TYPE_CHECKING:
+    from clawmode.sessions.store import Session
 
 logger = logging.getLogger("clawmode.sessions")
 
@@ -45,14 +39,14 @@ _ASCII_ENCODER = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
 
 
 class EntryTooLarge(TranscriptError):
-    """One entry is larger than a line may be."""
+    """An entry is larger than a line may be."""
 
 
 class Transcript(History):
-    """A session's past that grows. Used by whoever has the session's lock, from any thread.
+    """A history that grows. Used by the holder of the session's lock, from any thread.
 
-    What was recorded has been written when the method returns, and outlives the process. Whether
-    it outlives the machine is up to `sync`.
+    A method that records an entry has written it when it returns: the entry survives the process.
+    `sync` makes it survive the machine.
     """
 
     def __init__(self, path: Path, descriptor: int, hold: Hold) -> None:
@@ -68,17 +62,17 @@ class Transcript(History):
 
     @classmethod
     def open(cls, path: Path | str, header: Header) -> "Transcript":
-        """Reads a transcript, repairs its end, and goes on with it; makes it if there is none.
+        """Reads a transcript and repairs its end; creates the file if it does not exist.
 
-        The caller has the lock of `path`. Takes 20 ms for each megabyte: a thread's work.
+        The caller holds the lock of `path`. Blocks for 20 ms per megabyte: call it in a thread.
 
         Raises:
-            TranscriptRefused: It is another version's, or another session's.
-            TranscriptError: It cannot be read or written.
+            TranscriptRefused: The file has another version, or belongs to another session.
+            TranscriptError: The file cannot be read or written.
         """
         path = Path(path)
         hold = current_hold(path)
-        assert hold is not None, "a transcript is opened by whoever has its session's lock"
+        assert hold is not None, "a transcript is opened by the holder of its session's lock"
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -96,14 +90,14 @@ class Transcript(History):
         return transcript
 
     def close(self) -> None:
-        """Ends writing. Idempotent; what was not synced is the kernel's to write."""
+        """Closes the file. Idempotent. Entries that were not synced are left to the kernel."""
         with self._guard:
             if self._descriptor >= 0:
                 os.close(self._descriptor)
                 self._descriptor = -1
 
     async def sync(self) -> None:
-        """Waits until everything is on the disk: before an effect that must not be forgotten.
+        """Waits until all entries are on the disk: before an effect that must not be forgotten.
 
         Raises:
             TranscriptError: The disk failed.
@@ -116,12 +110,17 @@ class Transcript(History):
             if self._descriptor < 0:
                 return
             self._unsynced, created, self._created = False, self._created, False
-            # A copy: others may write meanwhile, or close.
+            # A copy, because another thread may close the file meanwhile.
             descriptor = os.dup(self._descriptor)
         try:
             os.fsync(descriptor)
             if created:
-                _sync_folder(self.path.parent)
+                # The name of a new file is an entry of its folder, which is synced separately.
+                folder = os.open(self.path.parent, os.O_RDONLY)
+                try:
+                    os.fsync(folder)
+                finally:
+                    os.close(folder)
         except OSError as error:
             self._unsynced = True
             raise failed(self.path, "written", error) from None
@@ -139,10 +138,10 @@ class Transcript(History):
         code_mode: bool = False,
         **metadata: JsonValue,
     ) -> Entry:
-        """A run begins; or one that was interrupted goes on, under its own id.
+        """Records that a run starts, or that an interrupted run is resumed under its own id.
 
         Raises:
-            TranscriptError: It has ended already, or nothing can be written.
+            TranscriptError: The run has ended before, or the file cannot be written.
         """
         with self._guard:
             if run_id in self._ended or not run_id:
@@ -165,10 +164,10 @@ class Transcript(History):
         usage: Usage | JsonObject | None = None,
         metadata: JsonObject | None = None,
     ) -> Entry:
-        """A run has ended, for good.
+        """Records the end of a run, which cannot be resumed from now on.
 
         Raises:
-            TranscriptError: It is not under way, or nothing can be written.
+            TranscriptError: The run is not in progress, or the file cannot be written.
         """
         counted = usage.to_json() if isinstance(usage, Usage) else usage
         optional = _given(error=error, usage=counted or None, metadata=metadata or None)
@@ -177,24 +176,28 @@ class Transcript(History):
             return self._record("run", run_id, {"phase": "end", "status": status, **optional})
 
     def message(self, run_id: str, message: Message) -> bool:
-        """Something was said. False: a result that no call of the run waits for; not recorded.
+        """Records a message; returns False for a result that no call of the run waits for.
 
         Details of a result that are too large are replaced by a marker.
 
         Args:
-            run_id: Empty for what was said outside of any run.
-            message: What was said.
+            run_id: The run; empty for a message outside of any run.
+            message: The message.
 
         Raises:
-            EntryTooLarge: It does not fit on a line. A result has to be made smaller and recorded
-                again, else its call counts as lost.
-            TranscriptError: The run is not under way, or nothing can be written.
+            EntryTooLarge: The message does not fit on a line. A smaller result has to be recorded
+                instead, else its call counts as lost.
+            TranscriptError: The run is not in progress, or the file cannot be written.
         """
         with self._guard:
             self._check_open(run_id)
             if isinstance(message, ToolMessage):
                 if message.call_id not in self._unanswered[run_id]:
-                    logger.warning("run %s: no call waits for %.80r", run_id, message.call_id)
+                    logger.warning(
+                        "run %s: dropped a result of %.80r: no call with this id is pending",
+                        run_id,
+                        message.call_id,
+                    )
                     return False
                 message = _with_bounded_details(message)
             self._record("message", run_id, message=message)
@@ -211,10 +214,10 @@ class Transcript(History):
         seconds: float = 0.0,
         code: str | None = None,
     ) -> Entry:
-        """A program's call was started, or has ended. For people: no model is told of it.
+        """Records the start or end of a program's call. It is for people: models do not get it.
 
         Raises:
-            TranscriptError: Nothing can be written.
+            TranscriptError: The file cannot be written.
         """
         data: JsonObject = {
             "parentId": parent_id,
@@ -228,25 +231,25 @@ class Transcript(History):
     def compaction(
         self, run_id: str, summary: str, first_kept: str | None = None, **metadata: JsonValue
     ) -> Entry:
-        """From here on a model is told `summary` instead of what was said before.
+        """Records a summary, which models get instead of earlier messages from now on.
 
         Args:
-            run_id: Whose it is; may be empty.
-            summary: What was said before, in short.
-            first_kept: The id of the first entry that it is told of all the same.
-            metadata: Anything about it.
+            run_id: The run; empty if there is none.
+            summary: The summary.
+            first_kept: The id of the first entry that models still get.
+            metadata: Further members of the entry.
 
         Raises:
-            TranscriptError: Nothing can be written.
+            TranscriptError: The file cannot be written.
         """
         data: JsonObject = {"summary": summary, "firstKept": first_kept}
         return self._record("compaction", run_id, {**data, **_given(metadata=metadata or None)})
 
     def custom(self, run_id: str, name: str, data: JsonValue) -> Entry:
-        """Anything else. No model is told of it.
+        """Records anything else. Models do not get it.
 
         Raises:
-            TranscriptError: Nothing can be written.
+            TranscriptError: The file cannot be written.
         """
         return self._record("custom", run_id, {"name": name, "data": data})
 
@@ -283,13 +286,17 @@ class Transcript(History):
             end = read_lines(file, self, self.path.name)
         if self.header is not None and self.header.id != header.id:
             raise TranscriptRefused(
-                f"The transcript {self.path.name} is that of the session {self.header.id[:80]!r}, "
-                f"not of {header.id!r}. Nothing was changed."
+                f"The transcript {self.path.name} belongs to the session {self.header.id[:80]!r}, "
+                f"not to {header.id!r}. Nothing was changed."
             )
         self._size = end.size
         if end.torn:
             os.ftruncate(self._descriptor, end.size)
-            logger.warning("%s: its last line was cut off: %s bytes removed", self.path, end.torn)
+            logger.warning(
+                "%s: removed an incomplete last line of %s bytes, left by a process that died",
+                self.path,
+                end.torn,
+            )
         if end.unterminated:
             self._write(b"\n")
         if self.unreadable:
@@ -307,7 +314,7 @@ class Transcript(History):
             self.header = header
 
     def _write(self, line: bytes) -> None:
-        """Appends a line, in one piece or not at all."""
+        """Appends a line, as a whole or not at all."""
         if len(line) > MAX_LINE_BYTES:
             raise EntryTooLarge(
                 f"An entry of {len(line)} bytes is too large for a transcript: "
@@ -316,24 +323,40 @@ class Transcript(History):
         if self._descriptor < 0 or not self._hold.active:
             raise TranscriptError("The transcript is closed: nothing was recorded.")
         if self._broken:
-            raise TranscriptError("An earlier entry was cut off: nothing was recorded.")
+            raise TranscriptError(
+                "An earlier entry was written incompletely and could not be removed: nothing was "
+                "recorded."
+            )
         try:
             written = os.write(self._descriptor, line)
         except OSError as error:
             raise failed(self.path, "written", error) from None
         if written < len(line):
-            self._take_back()
+            # The next line would be appended to the incomplete one, and both would be lost.
+            try:
+                os.ftruncate(self._descriptor, self._size)
+            except OSError as error:
+                self._broken = True
+                raise failed(self.path, "written", error) from None
+            raise TranscriptError("The transcript cannot be written: its disk is full.")
         self._size += written
         self._unsynced = True
 
-    def _take_back(self) -> NoReturn:
-        """Half a line is worse than none: the next would be lost with it."""
-        try:
-            os.ftruncate(self._descriptor, self._size)
-        except OSError as error:
-            self._broken = True
-            raise failed(self.path, "written", error) from None
-        raise TranscriptError("The transcript cannot be written: its disk is full.")
+
+def open_session(
+    session: "Session",
+    timeout_seconds: float = ACQUIRE_SECONDS,
+    *,
+    workspace: Path | None = None,
+    allow_reentrant: bool = False,
+) -> AbstractAsyncContextManager[Transcript]:
+    """Opens the transcript of a session, and holds its lock: see `open_transcript`."""
+    return open_transcript(
+        session.transcript,
+        session.header(workspace),
+        timeout_seconds,
+        allow_reentrant=allow_reentrant,
+    )
 
 
 @asynccontextmanager
@@ -344,15 +367,17 @@ async def open_transcript(
     *,
     allow_reentrant: bool = False,
 ) -> AsyncIterator[Transcript]:
-    """A transcript and its session's lock, for one run. Synced at the end.
+    """Opens a transcript, and holds its session's lock inside of the block.
+
+    At the end of the block the transcript is synced and closed.
 
     Raises:
-        SessionBusy: Somebody else writes to the session.
-        TranscriptError: It cannot be opened.
+        SessionBusy: Another run or process writes to the session.
+        TranscriptError: The transcript cannot be opened.
     """
     lock = SessionLock(path)
     async with lock.hold(timeout_seconds, allow_reentrant=allow_reentrant):
-        with anyio.CancelScope(shield=True):  # else a cancelled caller would leave it open
+        with anyio.CancelScope(shield=True):  # a cancelled caller would leave the file open
             transcript = await anyio.to_thread.run_sync(Transcript.open, path, header)
         try:
             yield transcript
@@ -373,10 +398,12 @@ def _encode(value: JsonObject) -> bytes:
         try:
             return (_ENCODER.encode(value) + "\n").encode()
         except UnicodeEncodeError:
-            # Half of a surrogate pair: no UTF-8, but JSON can say it.
+            # Half of a surrogate pair cannot be encoded as UTF-8, but JSON can escape it.
             return (_ASCII_ENCODER.encode(value) + "\n").encode()
     except (TypeError, ValueError, RecursionError) as error:
-        raise TranscriptError(f"An entry is not JSON, and was not recorded: {error}") from None
+        raise TranscriptError(
+            f"An entry cannot be encoded as JSON, and was not recorded: {error}"
+        ) from None
 
 
 def _with_bounded_details(message: ToolMessage) -> ToolMessage:
@@ -390,11 +417,3 @@ def _with_bounded_details(message: ToolMessage) -> ToolMessage:
     if size <= MAX_DETAILS_BYTES:
         return message
     return replace(message, details={**marker, "originalBytes": size})
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -1,13 +1,16 @@
-"""What a session's past comes to for people: steps in order, and below each call its nested calls.
+"""A session's history for people: its steps in order, with the nested calls below each call.
 
-Plain data, read from a `History`. `trajectory_view` draws it, `trajectory_export` writes it down.
+Plain data, read from a `History`. `terminal/trajectory_view` renders it, `bundle` exports it.
 """
 
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from clawmode.messages import AssistantMessage, ToolCall, ToolMessage
-from clawmode.sessions.history import Entry, History, NestedCall
+from clawmode.sessions.entries import Entry, NestedCall
+
+if TYPE_CHECKING:
+    from clawmode.sessions.history import History
 
 StepKind: TypeAlias = Literal["user", "assistant", "call", "result", "nested", "other"]
 CallState: TypeAlias = Literal["started", "completed", "failed"]
@@ -15,7 +18,7 @@ CallState: TypeAlias = Literal["started", "completed", "failed"]
 
 @dataclass(frozen=True, slots=True)
 class NestedStep:
-    """A nested call, how it ended, and when it began."""
+    """A nested call in its last state, and the time of its start."""
 
     call: NestedCall
     at: float
@@ -23,14 +26,14 @@ class NestedStep:
 
 @dataclass(eq=False, slots=True)
 class Step:
-    """Something that was said or done.
+    """A message, a call or another event of a session.
 
     Attributes:
-        kind: `nested` are nested calls whose own call is not in the transcript.
-        entry: Where it is recorded; for a call the message that asked for it.
-        call: The call, if it is one.
-        result: What was recorded of the call's end.
-        nested: The calls below it, in the order in which they began.
+        kind: The kind of step; `nested` for nested calls whose parent is not in the transcript.
+        entry: The entry of the transcript; for a call, the message that contains it.
+        call: The call, if the step is one.
+        result: The entry with the result of the call.
+        nested: The nested calls, in the order of their start.
     """
 
     kind: StepKind
@@ -41,24 +44,24 @@ class Step:
 
     @property
     def state(self) -> CallState:
-        """How a call ended, if it has."""
+        """The state of a call: `started` if there is no result."""
         if self.result is None or not isinstance(self.result.message, ToolMessage):
             return "started"
         return "failed" if self.result.message.is_error else "completed"
 
     @property
     def seconds(self) -> float | None:
-        """How long a call took, as far as the transcript knows."""
+        """The duration of a call by the times in the transcript; None without a result."""
         return None if self.result is None else max(self.result.at - self.entry.at, 0.0)
 
 
 @dataclass(eq=False, slots=True)
 class RunSteps:
-    """A run, or what was said outside of any: then its id is empty.
+    """The steps of a run; with an empty id, the steps outside of any run.
 
     Attributes:
-        start: What was recorded when it began.
-        end: The same of its end; None: it goes on, or its process died.
+        start: The entry of the start.
+        end: The entry of the end; None if the run is in progress, or its process died.
     """
 
     id: str
@@ -67,13 +70,16 @@ class RunSteps:
     steps: list[Step] = field(default_factory=list[Step])
 
 
-def steps_of(history: History) -> list[Step]:
-    """Everything in the order of the transcript, with nested calls at their parents."""
-    return _Reader(history).steps
+def steps_of(history: "History") -> list[Step]:
+    """Returns all steps in the order of the transcript, with nested calls below their parents."""
+    reader = _Reader(history)
+    for entry in history.entries:
+        reader.read(entry)
+    return reader.steps
 
 
 def runs_of(steps: list[Step]) -> list[RunSteps]:
-    """The same by runs, in the order in which they began."""
+    """Groups steps by their runs, in the order of the runs' first steps."""
     runs: dict[str, RunSteps] = {}
     for step in steps:
         entry = step.entry
@@ -88,17 +94,15 @@ def runs_of(steps: list[Step]) -> list[RunSteps]:
 
 
 class _Reader:
-    def __init__(self, history: History) -> None:
+    def __init__(self, history: "History") -> None:
         self.steps: list[Step] = []
-        self._ended = {
+        self._nested = {
             (call.run_id, call.parent_id, call.call_id): call for call in history.nested_calls()
         }
-        # By run and call id: the latest, as an id may come back in a later message.
+        # By run and call id: the latest, because a model may use an id again in a later message.
         self._calls: dict[tuple[str, str], Step] = {}
-        for entry in history.entries:
-            self._read(entry)
 
-    def _read(self, entry: Entry) -> None:
+    def read(self, entry: Entry) -> None:
         message = entry.message
         if isinstance(message, AssistantMessage):
             self.steps.append(Step("assistant", entry))
@@ -118,8 +122,8 @@ class _Reader:
 
     def _read_nested(self, entry: Entry) -> None:
         parent_id, call_id = (str(entry.data.get(key, "")) for key in ("parentId", "callId"))
-        # Taken out: the end of a call finds nothing, and is not shown a second time.
-        call = self._ended.pop((entry.run_id, parent_id, call_id), None)
+        # Popped by the entry of the start, so that the entry of the end adds no second step.
+        call = self._nested.pop((entry.run_id, parent_id, call_id), None)
         if call is None:
             return
         step = self._calls.get((entry.run_id, parent_id))

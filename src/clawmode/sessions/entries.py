@@ -1,0 +1,185 @@
+"""The lines of a transcript as records: encoded to JSON, parsed, and checked.
+
+`docs/reference/transcript.md` describes the format.
+"""
+
+import json
+from dataclasses import dataclass, field
+from typing import ClassVar, NoReturn
+
+from clawmode.exceptions import ClawmodeError
+from clawmode.messages import Message, from_json, to_json
+from clawmode.types import JsonObject, JsonValue
+
+VERSION = 1
+
+_HEAD = ("type", "id", "runId", "at")
+
+
+class TranscriptError(ClawmodeError):
+    """A transcript cannot be read or written; nothing was written."""
+
+    code: ClassVar[str] = "session_unavailable"
+
+
+class TranscriptRefused(TranscriptError):
+    """The file has another version, or belongs to another session. It is unchanged."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Header:
+    """The first line of a transcript: which session it belongs to.
+
+    Attributes:
+        workspace: The workspace of the session's runs; empty if there is none.
+    """
+
+    id: str
+    key: str
+    agent_id: str
+    created_at: float
+    workspace: str = ""
+
+    def to_json(self) -> JsonObject:
+        return {
+            "type": "session",
+            "version": VERSION,
+            "id": self.id,
+            "key": self.key,
+            "agentId": self.agent_id,
+            "createdAt": self.created_at,
+            "workspace": self.workspace,
+        }
+
+    @classmethod
+    def parse(cls, value: JsonObject, name: str) -> "Header":
+        """Parses the first line of the transcript `name`.
+
+        Raises:
+            TranscriptRefused: The transcript has another version.
+            ValueError: A member is missing or has the wrong type.
+        """
+        version = value.get("version")
+        if type(version) is not int or version != VERSION:
+            raise TranscriptRefused(
+                f"The transcript {name} has version {str(version)[:40]}, and this clawmode knows "
+                f"{VERSION}. Nothing was changed; a newer clawmode may read it."
+            )
+        return cls(
+            id=_text(value, "id"),
+            key=_text(value, "key"),
+            agent_id=_text(value, "agentId"),
+            created_at=_number(value, "createdAt"),
+            workspace=_text(value, "workspace", ""),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """A line after the first.
+
+    Attributes:
+        type: `run`, `message`, `nested`, `compaction`, `custom`, or a type of a later release.
+        data: The rest of the line; empty for a message.
+        message: The message of a line of the type `message`.
+    """
+
+    type: str
+    id: str
+    run_id: str
+    at: float
+    data: JsonObject = field(default_factory=dict[str, JsonValue])
+    message: Message | None = None
+
+    def to_json(self) -> JsonObject:
+        head: JsonObject = {"type": self.type, "id": self.id, "runId": self.run_id, "at": self.at}
+        if self.message is not None:
+            return {**head, "message": to_json(self.message)}
+        return {**head, **self.data}
+
+    @classmethod
+    def parse(cls, value: JsonObject) -> "Entry":
+        """Parses a line after the first; consumes `value`.
+
+        Raises:
+            ValueError, OverflowError, RecursionError: A member is missing or invalid.
+        """
+        kind, entry_id, run_id = _text(value, "type"), _text(value, "id"), _text(value, "runId", "")
+        at = _number(value, "at")
+        if kind == "message":
+            message = from_json(value.get("message"))
+            return cls(type=kind, id=entry_id, run_id=run_id, at=at, message=message)
+        for key in _HEAD:
+            value.pop(key, None)
+        return cls(type=kind, id=entry_id, run_id=run_id, at=at, data=value)
+
+
+@dataclass(frozen=True, slots=True)
+class NestedCall:
+    """A call that a program made.
+
+    Attributes:
+        parent_id: The `exec` call that the call is nested in.
+        state: The state that was recorded last: `started` if no end was recorded.
+    """
+
+    run_id: str
+    parent_id: str
+    call_id: str
+    tool_id: str
+    state: str
+    ms: int = 0
+    code: str | None = None
+
+    @classmethod
+    def of(cls, entry: Entry) -> "NestedCall":
+        """Reads an entry of the type `nested`. A missing or invalid member gets a default."""
+        data = entry.data
+        ms, code = data.get("ms"), data.get("code")
+        return cls(
+            run_id=entry.run_id,
+            parent_id=str(data.get("parentId", "")),
+            call_id=str(data.get("callId", "")),
+            tool_id=str(data.get("toolId", "")),
+            state=str(data.get("state", "")),
+            ms=ms if isinstance(ms, int) else 0,
+            code=code if isinstance(code, str) else None,
+        )
+
+
+# ---- Parsing ----
+
+
+def _text(value: JsonObject, key: str, default: str | None = None) -> str:
+    found = value.get(key, default)
+    if not isinstance(found, str):
+        raise ValueError(f"{key!r} is not a string")
+    return found
+
+
+def _number(value: JsonObject, key: str) -> float:
+    found = value.get(key)
+    if isinstance(found, bool) or not isinstance(found, int | float):
+        raise ValueError(f"{key!r} is not a number")
+    return float(found)
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
+
+
+def decode(line: bytes) -> JsonValue:
+    """Decodes a line as JSON.
+
+    Raises:
+        ValueError, RecursionError: The line is not one JSON value, or is nested too deeply.
+    """
+    # The same as `JSONDecoder.decode`, without its two regular expressions for each line.
+    text = line.decode().strip(" \t\r\n")
+    value, end = _DECODER.raw_decode(text)
+    if end < len(text):
+        raise ValueError("there is text after the JSON object")
+    return value
