@@ -16,7 +16,8 @@ from clawmode.core_tools.exec_approvals import ExecRules
 from clawmode.core_tools.shell import ShellSettings
 from clawmode.core_tools.suite import make_core_tools
 from clawmode.tools.hooks import Hooks
-from clawmode.tools.policy import GROUPS, Policy
+from clawmode.tools.policy import Policy
+from clawmode.tools.rules import GROUPS
 
 pytestmark = pytest.mark.anyio
 

@@ -7,16 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clawmode.exceptions import ConfigurationError
-from clawmode.tools.policy import (
-    GROUPS,
-    PROFILES,
-    SCOPES,
-    Policy,
-    PolicyLayer,
-    UnmatchedRule,
-    find_unmatched,
-    matches,
-)
+from clawmode.tools.policy import PROFILES, SCOPES, Policy, PolicyLayer
+from clawmode.tools.rules import GROUPS, UnmatchedRule, find_unmatched, matches
 from clawmode.tools.tool import Tool, ToolSource
 from clawmode.types import JsonValue
 

@@ -15,7 +15,7 @@ import anyio
 from clawmode.catalog.catalog import CONTROL_NAMES, exposed_name
 from clawmode.exceptions import DuplicateTool
 from clawmode.text import plain_line
-from clawmode.tools.policy import safe_server_name
+from clawmode.tools.rules import safe_server_name
 from clawmode.tools.tool import Tool
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from clawmode.models.providers import ProviderSettings
 from clawmode.plugins.setup import plugin_faults
 from clawmode.sessions.keys import InvalidSession, check_agent_id
 from clawmode.sessions.workspaces import check_workspace
-from clawmode.tools.policy import GROUPS, find_unmatched
+from clawmode.tools.rules import GROUPS, find_unmatched
 from clawmode.tools.tool import Tool
 
 NO_KEY = "has no key"

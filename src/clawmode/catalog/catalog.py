@@ -22,7 +22,7 @@ from clawmode.catalog.signatures import render_input
 from clawmode.exceptions import AmbiguousTool, ClawmodeError, DuplicateTool, UnknownTool
 from clawmode.text import quote
 from clawmode.tools.near_names import NearNames
-from clawmode.tools.policy import safe_server_name
+from clawmode.tools.rules import safe_server_name
 from clawmode.tools.tool import DEFAULT_OWNERS, Tool, ToolContext, ToolSource
 from clawmode.types import JsonObject, JsonText
 

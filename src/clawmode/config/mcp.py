@@ -28,7 +28,7 @@ from clawmode.mcp.settings import (
     Transport,
 )
 from clawmode.text import printable
-from clawmode.tools.policy import safe_server_name
+from clawmode.tools.rules import safe_server_name
 from clawmode.types import JsonValue
 
 TRANSPORTS: dict[str, Transport] = {

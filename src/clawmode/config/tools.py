@@ -30,7 +30,8 @@ from clawmode.config.tool_search import DEFAULTS, MAX_LIMITS, TIMEOUTS, SearchMo
 from clawmode.core_tools.exec_approvals import Ask, Security
 from clawmode.exceptions import ConfigurationError
 from clawmode.tools.approvals import Mode
-from clawmode.tools.policy import PolicyLayer, Rule
+from clawmode.tools.policy import PolicyLayer
+from clawmode.tools.rules import Rule
 from clawmode.types import JsonObject
 
 DAY_SECONDS = 86_400

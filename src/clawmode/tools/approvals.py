@@ -19,7 +19,7 @@ import anyio
 from clawmode.context import RunContext
 from clawmode.exceptions import ClawmodeError, ConfigurationError
 from clawmode.tools.hooks import RequireApproval, Severity
-from clawmode.tools.policy import Names, Rule, UnmatchedRule, find_unmatched, matches
+from clawmode.tools.rules import Names, Rule, UnmatchedRule, find_unmatched, matches
 from clawmode.tools.tool import InputRequest, Tool
 from clawmode.types import JsonObject, copy_json
 

@@ -1,7 +1,6 @@
-"""What a tool is: its description for a model, its code, and what it answers.
+"""Defines a tool as plain data: its description for a model, its code, and its result.
 
-Plain data. How a tool is called is `executor`'s business, how it is found is `catalog`'s, and how
-one is made of a Python function is `tool_function`'s.
+`executor` calls tools, `function` makes them of Python functions, and `catalog` finds them.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -20,12 +19,12 @@ DEFAULT_OWNERS: dict[ToolSource, str] = {"openclaw": "core", "client": "client"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputRequest:
-    """What a tool wants a person to tell it while it runs, or to do at an address.
+    """A request of a running tool to a person: to fill in a form, or to open a URL.
 
     Attributes:
-        message: In the tool's words, or those of the server behind it.
+        message: The request in the words of the tool, or of the server behind it.
         schema: JSON Schema of the answer, a flat object; None if there is nothing to fill in.
-        url: What the person is to open, instead of a form.
+        url: The URL that the person should open, instead of a form.
     """
 
     message: str
@@ -34,23 +33,23 @@ class InputRequest:
 
 
 Ask: TypeAlias = Callable[[InputRequest], Awaitable[JsonObject | None]]
-"""Asks a person. None: they do not want to, or nobody can be asked."""
+"""Asks a person. Returns None if the person declines, or if nobody can be asked."""
 
 
 async def decline(request: InputRequest) -> None:
-    """Nobody can be asked."""
+    """Declines every request, for tools that run where nobody can be asked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolContext:
-    """What a tool learns about the call that it serves.
+    """The context of a call, for the tool that serves it.
 
     Attributes:
-        run: Who asks.
+        run: The run that makes the call.
         call_id: Unique in the run.
-        parent_id: The `exec` call that this one is nested in, if it is.
-        update: Reports progress; whoever watches the run sees it. May be called from any thread.
-        ask: Asks a person for what the tool has to know. From the event loop alone.
+        parent_id: The `exec` call that this call is nested in, if there is one.
+        update: Reports progress to the watchers of the run. May be called in any thread.
+        ask: Asks a person for input. May only be called in the event loop.
     """
 
     run: RunContext
@@ -62,10 +61,10 @@ class ToolContext:
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """What a tool answers: text for a reader, details for a program, or both.
+    """The result of a call: text for a reader, details for a program, or both.
 
     Attributes:
-        encoded: JSON of the value, once the executor has checked that it is JSON.
+        encoded: JSON of the value. The executor sets it when it has checked the result.
     """
 
     text: str | None = None
@@ -74,18 +73,19 @@ class ToolResult:
 
     @property
     def value(self) -> JsonValue:
-        """What a program gets: the details if there are any, else the text."""
+        """The value that a program gets: the details if there are any, else the text."""
         return self.text if self.details is None else self.details
 
 
 Execute: TypeAlias = Callable[
     [JsonObject, ToolContext], "Awaitable[ToolResult | JsonValue] | ToolResult | JsonValue"
 ]
-"""Runs a tool on input that fits its schema.
+"""Runs a tool with input that fits its schema.
 
-May raise: the program that called it gets the name and the message of the exception, and the log
-`clawmode.executor` the traceback.
-May be cancelled if it is async; one that is not runs in a thread and is left to itself.
+May raise: the calling program gets the name and the message of the exception, and the logger
+`clawmode.executor` gets the traceback.
+May be cancelled if it is async. A plain function runs in a thread, which cannot be cancelled: it
+runs to its end, and its result is dropped.
 """
 
 
@@ -94,22 +94,22 @@ class Tool:
     """A tool that a program can call.
 
     Attributes:
-        name: What people and policies call it.
-        description: What it does, for a model.
-        parameters: JSON Schema of its input, an object.
-        execute: Its code.
+        name: The name for people and policies.
+        description: What the tool does, for a model.
+        parameters: JSON Schema of the input, an object.
+        execute: The code.
         label: A short name for people.
-        output_schema: JSON Schema of the details that it answers.
-        idempotent: Calling it again with the same input does no harm: an interrupted call may be
-            repeated.
-        effect: Whether it only reads, or changes something; None if nobody said.
-        sequential: A model that calls it beside others has all of them made one after the other.
-        source: Where it comes from.
-        owner: The plugin, server or client that it belongs to.
+        output_schema: JSON Schema of the result's details.
+        idempotent: True if calling the tool again with the same input does no harm, so that an
+            interrupted call may be repeated.
+        effect: Whether the tool only reads, or changes something; None if unknown.
+        sequential: True if the calls of a turn with this tool are made one after the other.
+        source: Where the tool comes from.
+        owner: The plugin, server or client that the tool belongs to.
         id: `<source>:<owner>:<name>`: exact, and unique in a run.
 
     Raises:
-        InvalidTool: `effect` or `source` is none of the known ones.
+        InvalidTool: `effect` or `source` is not one of the known values.
     """
 
     name: str
@@ -126,7 +126,7 @@ class Tool:
     id: str = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
-        # Whoever misspells `effect="read"` has a tool that nobody knows to only read.
+        # A misspelt `effect="read"` would silently make the tool one with unknown effects.
         if self.effect not in (None, *get_args(Effect)):
             known = f"effect must be 'read' or 'write', not {self.effect!r}"
             raise InvalidTool(f"tool {self.name!r}: {known}")
@@ -138,5 +138,5 @@ class Tool:
 
     @property
     def trusted(self) -> bool:
-        """Whether its words were chosen by the operator, and may enter the model's prompt."""
+        """True if the operator chose the tool's texts, so that they may enter the prompt."""
         return self.source in ("openclaw", "plugin")
