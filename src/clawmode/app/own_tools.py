@@ -16,7 +16,7 @@ from clawmode.config import resolve as settings
 from clawmode.config.resolve import Configuration, ToolOptions
 from clawmode.config.tools import ExecSettings, FetchSettings, MessageSection
 from clawmode.context import RunContext
-from clawmode.core_tools.exec_approvals import ExecRules, HostFile
+from clawmode.core_tools.exec_approvals import HOST_FILE, ExecRules, HostFile
 from clawmode.core_tools.exec_policy import ExecGuard
 from clawmode.core_tools.files import FileSettings
 from clawmode.core_tools.places import FileLimits
@@ -31,7 +31,6 @@ from clawmode.tools.hooks import Hooks
 from clawmode.tools.tool import Tool, ToolContext
 from clawmode.types import JsonObject
 
-HOST_FILE = "exec-approvals.json"
 MAX_MADE = 64
 """The most sets of core tools that are kept for later runs."""
 

@@ -9,9 +9,9 @@ import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from clawmode.app.own_tools import HOST_FILE
 from clawmode.app.setup import Setup
 from clawmode.config.file import NAME
+from clawmode.core_tools.exec_approvals import HOST_FILE
 from clawmode.tools.tool import Tool
 
 IN_STATE = (

@@ -32,6 +32,9 @@ SECURITIES: tuple[Security, ...] = get_args(Security)
 ASKS: tuple[Ask, ...] = get_args(Ask)
 """Both in the order in which `ExecRules.stricter` compares them."""
 
+HOST_FILE = "exec-approvals.json"
+"""The name of the file in the state folder."""
+
 VERSION = 1
 MAX_BYTES = 1 << 20
 MAX_ENTRIES = 1_000

@@ -13,9 +13,8 @@ from typing import Literal, TypeAlias
 import anyio
 from anyio.lowlevel import checkpoint
 
-from clawmode.app.own_tools import HOST_FILE
 from clawmode.context import RunContext
-from clawmode.core_tools.exec_approvals import Changed, HostFile, digest
+from clawmode.core_tools.exec_approvals import HOST_FILE, Changed, HostFile, digest
 from clawmode.core_tools.exec_policy import EXEC_ID, analyse
 from clawmode.gateway.approvals import QuestionRecord, describe, describe_input
 from clawmode.gateway.methods import (

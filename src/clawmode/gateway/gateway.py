@@ -7,7 +7,7 @@ import uuid
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
 from anyio.abc import TaskGroup
@@ -18,7 +18,6 @@ from clawmode.agent.diagnostics import SessionMonitor
 from clawmode.agent.events import AgentEvent
 from clawmode.agent.hooks import GatewayEvent
 from clawmode.agent.runtime import Run
-from clawmode.app.host import Host
 from clawmode.cron.jobs import Jobs
 from clawmode.cron.scheduler import Scheduler
 from clawmode.foreign import message_of
@@ -34,6 +33,9 @@ from clawmode.rpc.scopes import EVENTS, granted
 from clawmode.rpc.tokens import Token, TokenError, Tokens
 from clawmode.tasks import run_logged
 from clawmode.types import JsonObject
+
+if TYPE_CHECKING:
+    from clawmode.app.host import Host
 
 logger = logging.getLogger("clawmode.gateway")
 
@@ -63,7 +65,7 @@ class Gateway:
             idempotency key. Each event is set at the end of its request.
     """
 
-    host: Host
+    host: "Host"
     approvals: SharedApprovals
     tokens: Tokens
     ledger: Ledger

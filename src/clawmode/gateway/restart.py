@@ -3,23 +3,25 @@
 import json
 import logging
 from dataclasses import fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
 from anyio.abc import TaskGroup
 
 from clawmode.agent.requests import AgentRequest, RunResult
-from clawmode.agent.runtime import AgentRuntime, Run
-from clawmode.cron.scheduler import Scheduler
 from clawmode.cron.turns import CRON
 from clawmode.exceptions import ClawmodeError
 from clawmode.gateway.ledger import Ledger, RunRow
 from clawmode.messages import Image
 from clawmode.messaging.channel import Inbound
-from clawmode.messaging.inbox import Inbox
 from clawmode.sessions.history import read_transcript
 from clawmode.sessions.store import Session
 from clawmode.types import JsonObject, JsonValue
+
+if TYPE_CHECKING:
+    from clawmode.agent.runtime import AgentRuntime, Run
+    from clawmode.cron.scheduler import Scheduler
+    from clawmode.messaging.inbox import Inbox
 
 logger = logging.getLogger("clawmode.gateway")
 
@@ -29,7 +31,7 @@ LEFT_OUT = ("client_tools", "images", "message_ids", "run_id", "resume")
 """The fields of a request that cannot be stored, or are stored in another form."""
 
 
-async def restore_messages(inbox: Inbox, ledger: Ledger) -> None:
+async def restore_messages(inbox: "Inbox", ledger: Ledger) -> None:
     """Restores the messages that no run had read when the last process ended."""
     for message_id, session_key, text in await ledger.messages():
         try:
@@ -39,7 +41,7 @@ async def restore_messages(inbox: Inbox, ledger: Ledger) -> None:
             await ledger.release([message_id])
 
 
-def row_of(run: Run) -> RunRow:
+def row_of(run: "Run") -> RunRow:
     """Returns a run as it is recorded before it starts."""
     request = run.request
     kept: JsonObject = {
@@ -73,7 +75,7 @@ def request_of(row: RunRow, *, resume: bool) -> AgentRequest:
 
 
 async def continue_runs(
-    runtime: AgentRuntime, ledger: Ledger, scheduler: Scheduler, tasks: TaskGroup
+    runtime: "AgentRuntime", ledger: Ledger, scheduler: "Scheduler", tasks: TaskGroup
 ) -> None:
     """Continues the runs that the last process left: resumes, starts, or records their end.
 
@@ -94,7 +96,7 @@ async def continue_runs(
 
 
 async def _continue_job(
-    runtime: AgentRuntime, ledger: Ledger, row: RunRow, scheduler: Scheduler, tasks: TaskGroup
+    runtime: "AgentRuntime", ledger: Ledger, row: RunRow, scheduler: "Scheduler", tasks: TaskGroup
 ) -> None:
     claim = await scheduler.adopt(row.id)
     if claim is None:
@@ -108,7 +110,9 @@ async def _continue_job(
         await scheduler.settle(claim, request)
 
 
-async def _request(runtime: AgentRuntime, ledger: Ledger, row: RunRow) -> AgentRequest | RunResult:
+async def _request(
+    runtime: "AgentRuntime", ledger: Ledger, row: RunRow
+) -> AgentRequest | RunResult:
     """Returns the request that resumes or starts a run; or its result, if it has ended."""
     session = await runtime.sessions.get(row.session_id)
     state = await anyio.to_thread.run_sync(_state_of, session, row.id)

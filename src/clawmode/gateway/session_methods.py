@@ -27,8 +27,7 @@ from clawmode.messages import (
     ToolCall,
     ToolMessage,
 )
-from clawmode.messaging.channel import Inbound
-from clawmode.messaging.inbox import message_id
+from clawmode.messaging.channel import Inbound, message_id
 from clawmode.messaging.queue import parse_override
 from clawmode.rpc.protocol import IDEMPOTENCY, RpcError
 from clawmode.sessions.history import read_transcript

@@ -1,5 +1,7 @@
 """What a channel is: where messages come from, and where they can be sent, changed and read."""
 
+import hashlib
+import uuid
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, fields
 from typing import Any, Protocol, TypeAlias
@@ -53,6 +55,13 @@ class Inbound:
         given: dict[str, Any] = dict(kept)
         images = tuple(Image(str(data), str(kind)) for data, kind in given.pop("images"))
         return cls(**given, images=images)
+
+
+def message_id(message: Inbound) -> str:
+    """Returns the id of a message in the inbox: every repetition of the message gets it again."""
+    if not message.id:
+        return uuid.uuid4().hex
+    return hashlib.sha256(f"{message.channel}\0{message.id}".encode()).hexdigest()[:32]
 
 
 Receive: TypeAlias = Callable[[Inbound], Awaitable[object]]

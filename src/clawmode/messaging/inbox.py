@@ -7,7 +7,6 @@ made one turn only with others of the same sender.
 import hashlib
 import logging
 import re
-import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -25,7 +24,7 @@ from clawmode.agent.runtime import AgentRuntime
 from clawmode.config.operations import Queue
 from clawmode.exceptions import ClawmodeError
 from clawmode.messages import Text, UserMessage
-from clawmode.messaging.channel import Inbound
+from clawmode.messaging.channel import Inbound, message_id
 from clawmode.messaging.outbox import Outbox
 from clawmode.messaging.queue import Batch, Line, Queued, settings_for
 from clawmode.messaging.slash import DECISIONS, Slash, SlashCommands, describe
@@ -431,13 +430,6 @@ class _Lock:
         self._users -= 1
         if not self._users:
             self._forget()
-
-
-def message_id(message: Inbound) -> str:
-    """What a message is called here: the same for the same, so that it is not taken twice."""
-    if not message.id:
-        return uuid.uuid4().hex
-    return hashlib.sha256(f"{message.channel}\0{message.id}".encode()).hexdigest()[:32]
 
 
 def conversation_key(agent_id: str, channel: str, target: str) -> str:

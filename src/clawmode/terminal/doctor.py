@@ -14,7 +14,6 @@ import anyio
 from clawmode.agent.models import ModelPool
 from clawmode.app import loading
 from clawmode.app.check import NO_KEY, OWN_TOOLS, missing_key, named_models
-from clawmode.app.own_tools import HOST_FILE
 from clawmode.app.protected_paths import protected_paths
 from clawmode.app.servers import log_file, open_servers
 from clawmode.app.setup import Options, Setup, state_folder
@@ -23,7 +22,7 @@ from clawmode.code_mode.code_mode import CodeMode
 from clawmode.code_mode.memory_store import MemoryStore
 from clawmode.code_mode.sqlite_store import SqliteStore
 from clawmode.config import resolve as settings
-from clawmode.core_tools.exec_approvals import HostFile
+from clawmode.core_tools.exec_approvals import HOST_FILE, HostFile
 from clawmode.exceptions import ClawmodeError, ConfigurationError
 from clawmode.mcp.servers import ServerView
 from clawmode.plugins.setup import describe_plugins
