@@ -101,7 +101,7 @@ async def test_an_abort_while_another_has_the_session_ends_the_wait(tmp_path: Pa
 
 
 # To start the program takes seconds, and all of them share it.
-alone = pytest.mark.timeout(20, func_only=True)
+alone = pytest.mark.timeout(40, func_only=True)
 
 
 @pytest.fixture(scope="module")
