@@ -19,7 +19,7 @@ from clawmode.agent.requests import AgentRequest
 from clawmode.agent.resolver import ConfigResolver
 from clawmode.agent.runtime import AgentRuntime
 from clawmode.config.resolve import read
-from clawmode.models.settings import make_model
+from clawmode.models.providers import make_model
 from clawmode.sessions.store import SessionStore
 from clawmode.testing import ScriptRequest, ScriptServer, Turn, call
 from clawmode.testing.scripted import Reaction

@@ -555,7 +555,7 @@ asyncio.run(main())
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"model": "gpt-4o"}, "'gpt-4o' is no model.*provider/model"),
+        ({"model": "gpt-4o"}, "'gpt-4o' is not a model name.*provider/model"),
         ({"model": "nonsense/gpt-4o"}, "no provider 'nonsense', expected one of anthropic"),
         ({"model": 3}, "model: found int, expected .*Model object"),
         ({"tools": [3]}, "expected tools or functions, found int"),

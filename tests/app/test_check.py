@@ -265,7 +265,7 @@ def run(*words: str, cwd: Path) -> "subprocess.CompletedProcess[str]":
 @pytest.mark.covers("N-15")
 def test_the_commands_say_the_same_and_warnings_fail_only_a_strict_check(tmp_path: Path) -> None:
     write(tmp_path, **model("gpt-4o"))
-    text = "agents.defaults.model.primary: 'gpt-4o' is no model"
+    text = "agents.defaults.model.primary: 'gpt-4o' is not a model name"
     for words in (["gateway"], ["config", "check", "--json"]):
         named = ["c.json5"] if "check" in words else ["--config", "c.json5"]
         done = run(*words, *named, cwd=tmp_path)

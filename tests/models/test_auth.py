@@ -13,9 +13,9 @@ from tests.support.model_driver import answer_of
 
 from clawmode.exceptions import ConfigurationError
 from clawmode.models import auth
-from clawmode.models.auth import Credential, KeySource
+from clawmode.models.auth import Credential
 from clawmode.models.base import ModelError
-from clawmode.models.settings import APIS, Api, ProviderSettings, make_model
+from clawmode.models.providers import APIS, Api, KeySource, ProviderSettings, make_model
 from clawmode.testing import ScriptServer, Turn
 
 every_api = pytest.mark.parametrize("api", APIS)
@@ -73,7 +73,7 @@ async def test_a_missing_key_is_told_by_its_source(
     assert f"the file {gone} cannot be read: No such file" in str(
         await refused(KeySource(file=gone))
     )
-    assert "gives none" in str(await refused(KeySource(file=key_file(tmp_path, "\n"))))
+    assert "is empty" in str(await refused(KeySource(file=key_file(tmp_path, "\n"))))
     assert "cannot be run" in str(await refused(KeySource(command=("/no/such/program",))))
     # Neither what it prints nor its arguments are anybody's business.
     failing = f"import sys; print({KEY!r}); print({KEY!r}, file=sys.stderr); sys.exit(3)"
@@ -92,7 +92,7 @@ async def test_a_command_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(auth, "COMMAND_SECONDS", 0.2)
     with anyio.fail_after(10):
         error = await refused(printing("import signal; signal.pause()"))
-    assert "did not end within" in str(error)
+    assert "did not exit within" in str(error)
 
 
 @pytest.mark.anyio

@@ -15,10 +15,9 @@ from tests.support.model_driver import BOTH, answer_of, request
 
 from clawmode.messages import Image, Text, UserMessage
 from clawmode.models import debug
-from clawmode.models.auth import KeySource
 from clawmode.models.base import ModelError
-from clawmode.models.debug import DebugFlags, debug_flags, shown, without_blobs
-from clawmode.models.settings import APIS, Api, make_model
+from clawmode.models.debug import DebugFlags, debug_flags, for_log, without_blobs
+from clawmode.models.providers import APIS, Api, KeySource, make_model
 from clawmode.redaction import Redactor
 from clawmode.testing import ScriptServer, Turn, text, think
 
@@ -32,7 +31,7 @@ TURN = Turn(think("Thoughts.", "s" * 400), text("The answer is 42."))
 
 @pytest.fixture(autouse=True)
 def _fresh(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(debug, "_told", set())
+    monkeypatch.setattr(debug, "_warned", set())
     monkeypatch.setattr(debug.logger, "level", debug.logger.level)
 
 
@@ -129,7 +128,7 @@ async def test_the_payload_is_capped(
     monkeypatch.setenv("OPENCLAW_DEBUG_MODEL_PAYLOAD", "full-redacted")
     (line,) = await logged("anthropic-messages", caplog, system="long words " * 20_000)
     assert 60_000 < len(line) < 70_000
-    assert line.endswith(" bytes in all)")
+    assert line.endswith(" bytes in total)")
 
 
 @pytest.mark.anyio
@@ -236,7 +235,7 @@ def test_switches_are_read_each_time_under_both_names(
 def test_what_no_switch_knows_is_told_once(
     prefix: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(debug, "_told", set())
+    monkeypatch.setattr(debug, "_warned", set())
     monkeypatch.setenv(f"{prefix}_DEBUG_MODEL_PAYLOAD", "everything")
     monkeypatch.setenv(f"{prefix}_DEBUG_SSE", "off")
     assert debug_flags() == debug_flags() == DebugFlags()
@@ -250,7 +249,7 @@ def test_what_no_switch_knows_is_told_once(
 
 
 def shown_of(value: object) -> Any:
-    return json.loads(shown(json.dumps(value).encode(), Redactor(["known-key"]), 10_000))
+    return json.loads(for_log(json.dumps(value).encode(), Redactor(["known-key"]), 10_000))
 
 
 def test_a_body_is_shown_without_keys_and_base64() -> None:
@@ -283,8 +282,8 @@ def test_words_are_left_alone() -> None:
 
 def test_what_is_no_json_is_shown_as_text() -> None:
     data = b'{"half": "sk-abcdefghijklmnop'
-    assert shown(data, Redactor(["half"]), 100) == '{"***": "***'
-    assert shown(b"[" * 100_000, Redactor(), 10) == "[[[[[[[[[[… (100000 bytes in all)"
+    assert for_log(data, Redactor(["half"]), 100) == '{"***": "***'
+    assert for_log(b"[" * 100_000, Redactor(), 10) == "[[[[[[[[[[… (100000 bytes in total)"
 
 
 @pytest.mark.parametrize("piece", ["a", "a" * 255 + " ", "data:", "data:a;base64,", ";base64", "="])

@@ -7,9 +7,8 @@ import anyio
 import pytest
 from tests.support.model_driver import answer_of, events_of, played, request
 
-from clawmode.models.auth import KeySource
 from clawmode.models.base import ErrorKind, ModelError, TextDelta
-from clawmode.models.settings import APIS, Api, ProviderSettings, make_model
+from clawmode.models.providers import APIS, Api, KeySource, ProviderSettings, make_model
 from clawmode.testing import Raw, ScriptServer, Turn, call
 
 pytestmark = pytest.mark.anyio

@@ -10,9 +10,8 @@ import pytest
 from tests.support.model_driver import BOTH, EXEC, WAIT, answer_of, played, request
 
 from clawmode.messages import UserMessage
-from clawmode.models.auth import KeySource
 from clawmode.models.base import FINAL, ModelError, ToolDefinition
-from clawmode.models.settings import APIS, Api, make_model
+from clawmode.models.providers import APIS, Api, KeySource, make_model
 from clawmode.models.wire import check_tools
 from clawmode.testing import ScriptServer, Turn
 

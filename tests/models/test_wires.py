@@ -23,17 +23,16 @@ from clawmode.messages import (
     from_json,
     to_json,
 )
-from clawmode.models.auth import KeySource
 from clawmode.models.base import (
-    CallBegun,
-    Finished,
+    CallStart,
+    MessageEnd,
     ModelError,
     TextDelta,
     TextEnd,
     ThinkingDelta,
     ThinkingLevel,
 )
-from clawmode.models.settings import APIS, Api, ModelSettings, make_model
+from clawmode.models.providers import APIS, Api, KeySource, ModelSettings, make_model
 from clawmode.testing import Raw, ScriptServer, Turn, call, pause, text, think
 from clawmode.types import JsonObject
 
@@ -71,11 +70,11 @@ async def test_thoughts_words_and_parallel_calls_come_as_they_are_written(api: A
     assert "".join(words) == "Let me look."
     assert len(words) > 1
     assert [event for event in events if isinstance(event, TextEnd)] == [TextEnd("Let me look.")]
-    assert [event.name for event in events if isinstance(event, CallBegun)] == ["exec", "wait"]
+    assert [event.name for event in events if isinstance(event, CallStart)] == ["exec", "wait"]
 
-    assert [type(event) for event in events if isinstance(event, Finished)] == [Finished]
+    assert [type(event) for event in events if isinstance(event, MessageEnd)] == [MessageEnd]
     last = events[-1]
-    assert isinstance(last, Finished)
+    assert isinstance(last, MessageEnd)
     answer = last.message
     assert [type(part) for part in answer.content] == [Thinking, Text, ToolCall, ToolCall]
     assert [(part.name, part.arguments) for part in answer.calls] == [
@@ -572,7 +571,7 @@ async def test_a_model_that_sees_nothing_gets_words_for_pictures(api: Api) -> No
     known = ModelSettings(input=("text",))
     async with played(api, [Turn("Hm.")], model=known) as (server, model):
         await answer_of(model, request(UserMessage(content=(Text("Look: "), PICTURE))))
-        assert server.requests[0].asked.said == "Look: [a picture, which this model cannot see]"
+        assert server.requests[0].asked.said == "Look: [an image, which this model cannot see]"
         assert PICTURE.data.encode() not in server.requests[0].raw
 
 

@@ -9,8 +9,8 @@ from tests.support.waiting import until
 # Takes seconds, and here no clock of a test runs.
 import clawmode.models.direct  # noqa: F401
 from clawmode.messages import AssistantMessage, Message, Text, ToolMessage, UserMessage
-from clawmode.models.base import Finished, Model, ModelEvent, ModelRequest, ToolDefinition
-from clawmode.models.settings import Api, ModelSettings, make_model
+from clawmode.models.base import MessageEnd, Model, ModelEvent, ModelRequest, ToolDefinition
+from clawmode.models.providers import Api, ModelSettings, make_model
 from clawmode.testing import ScriptServer, Turn
 
 EXEC = ToolDefinition(
@@ -34,7 +34,7 @@ async def events_of(model: Model, asked: ModelRequest) -> list[ModelEvent]:
 async def answer_of(model: Model, asked: ModelRequest | None = None) -> AssistantMessage:
     """The message that the stream ends with."""
     last = (await events_of(model, asked or request()))[-1]
-    assert isinstance(last, Finished)
+    assert isinstance(last, MessageEnd)
     return last.message
 
 

@@ -247,7 +247,7 @@ def test_a_server_that_is_not_there_is_told_once_and_others_are_called(
         (("-m", " "), 2, "the message is empty"),
         (("-m", "a"), 2, "no model is configured: set agents.defaults.model"),
         (("-m", "a", "--model", "nobody/a"), 2, "there is no provider 'nobody'"),
-        (("-m", "a", "--model", "nobody"), 2, "is no model"),
+        (("-m", "a", "--model", "nobody"), 2, "is not a model name"),
         (("-m", "a", "--model", "anthropic/a"), 1, "ANTHROPIC_API_KEY is not set"),
         (("-m", "a", "--thinking", "lots"), 2, "--thinking is one of off, minimal"),
         (("-m", "a", "--timeout", "nan"), 2, "--timeout takes seconds"),

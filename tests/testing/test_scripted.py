@@ -15,15 +15,15 @@ from tests.support.model_driver import answer_of, arrival, events_of, request, r
 
 from clawmode.messages import Text, Thinking, ToolCall, Usage, UserMessage
 from clawmode.models.base import (
-    CallBegun,
-    Finished,
+    CallStart,
+    MessageEnd,
     Model,
     ModelError,
     ModelLimits,
     TextDelta,
     TextEnd,
 )
-from clawmode.models.settings import APIS, make_model
+from clawmode.models.providers import APIS, make_model
 from clawmode.testing import (
     Raw,
     ScriptedModel,
@@ -76,7 +76,7 @@ async def test_the_same_script_is_played_every_way(way: Way) -> None:
         assert [(it.name, it.arguments) for it in two.calls] == [("wait", {"runId": "r-9"})]
         said += [two, *results(two, "plain words")]
         assert (await answer_of(model, request(*said))).text == "After 2 turns: plain words"
-        with pytest.raises(ModelError, match="the script has 3 turns and this is request 4") as no:
+        with pytest.raises(ModelError, match="the script has 3 turns, and this is request 4") as no:
             await answer_of(model, request(*said))
         assert no.value.kind == "invalid_request"
     (asked,) = seen
@@ -111,9 +111,9 @@ async def test_a_model_in_the_process() -> None:
         "hree.",
     ]
     assert TextEnd("One, two, three.") in events
-    assert CallBegun("x") in events
+    assert CallStart("x") in events
     last = events[-1]
-    assert isinstance(last, Finished)
+    assert isinstance(last, MessageEnd)
     assert last.message.content == (
         Thinking("Hm.", {"signature": "signed"}),
         Text("One, two, three."),
@@ -138,7 +138,7 @@ async def test_a_pause_lasts_until_something_happens(way: Way) -> None:
 
 
 async def test_only_a_server_plays_raw_bytes() -> None:
-    with pytest.raises(ModelError, match="only a server"):
+    with pytest.raises(ModelError, match="needs a ScriptServer"):
         await answer_of(ScriptedModel([Turn(raw=Raw())]))
 
 

@@ -10,9 +10,9 @@ import anyio
 from clawmode.foreign import message_of, must_propagate
 from clawmode.messages import AssistantMessage, Text
 from clawmode.models.base import (
-    CallBegun,
+    CallStart,
     Chunk,
-    Finished,
+    MessageEnd,
     Model,
     ModelError,
     ModelEvent,
@@ -70,7 +70,7 @@ class AnswerReader:
                 async with model.stream(request) as events:
                     async for event in self._watched(events, watchdog, idle):
                         self._pass_on(event)
-                        if isinstance(event, Finished):
+                        if isinstance(event, MessageEnd):
                             return event.message
                         if self._chars > MAX_ANSWER_CHARS:
                             text = f"wrote more than {MAX_ANSWER_CHARS} characters without an end"
@@ -122,11 +122,11 @@ class AnswerReader:
             case ThinkingDelta(text):
                 self._chars += len(text)
                 self._emit_delta("thinking", text)
-            case CallBegun(name):
+            case CallStart(name):
                 self._emit("assistant", {"call": name})
             case Chunk(size):
                 self._chars += size
-            case Finished():
+            case MessageEnd():
                 pass
 
     def _emit_delta(self, stream: "Stream", text: str) -> None:

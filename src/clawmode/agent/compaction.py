@@ -25,7 +25,7 @@ from clawmode.messages import (
     ToolMessage,
     UserMessage,
 )
-from clawmode.models.base import Finished, Model, ModelError, ModelRequest
+from clawmode.models.base import MessageEnd, Model, ModelError, ModelRequest
 from clawmode.sessions.entries import Entry, TranscriptError
 from clawmode.sessions.history import History
 from clawmode.sessions.transcript import Transcript
@@ -149,7 +149,7 @@ async def summarize(model: Model, messages: Sequence[Message], wishes: str = "")
         try:
             async with model.stream(request) as events:
                 async for event in events:
-                    if isinstance(event, Finished):
+                    if isinstance(event, MessageEnd):
                         if summary := event.message.text.strip():
                             return summary[:MAX_SUMMARY_CHARS]
                         raise ModelError("garbage", "the summary is empty")

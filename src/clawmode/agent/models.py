@@ -14,10 +14,10 @@ from clawmode.config.resolve import AuthProfile, Configuration, ProviderEntry
 from clawmode.config.resolve import KeySource as KeyEntry
 from clawmode.config.variables import variable
 from clawmode.exceptions import ConfigurationError
-from clawmode.models.auth import KeySource
 from clawmode.models.base import Model, ModelName
-from clawmode.models.settings import (
+from clawmode.models.providers import (
     KNOWN,
+    KeySource,
     ModelSettings,
     ProviderSettings,
     complete,

@@ -11,7 +11,7 @@ from clawmode.config.operations import InstallPolicy, InternalHook
 from clawmode.config.reader import Section, members
 from clawmode.config.variables import names_in
 from clawmode.core_tools.shell import Withheld
-from clawmode.models.settings import KNOWN
+from clawmode.models.providers import KNOWN
 from clawmode.types import JsonValue
 
 MIN_SECRET = 6

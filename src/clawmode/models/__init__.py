@@ -1,1 +1,1 @@
-"""Models on the wire: messages and tools in, a stream of events out."""
+"""Language models: the `Model` protocol, and its implementation over providers' HTTP APIs."""

@@ -1,67 +1,31 @@
-"""Keys of providers: where they come from, and the one place that holds them.
+"""`Credential`: reads a provider's API key, and is the only object that holds the key.
 
-A key is read when the first request needs it, and again when a provider says that it is wrong. It
-is never shown: no error, no log and no `repr` has it.
+The key is read for the first request, and again when the provider rejects the key. No error, log
+line or `repr` contains the key.
 """
 
 import logging
 import os
 import stat
 import subprocess
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import anyio
 import anyio.to_thread
 
-from clawmode.exceptions import ConfigurationError
 from clawmode.models.base import ModelError
+from clawmode.models.providers import KeySource
 from clawmode.redaction import Redactor
 
 logger = logging.getLogger("clawmode.models")
 
 COMMAND_SECONDS = 10.0
 MAX_KEY = 16 << 10
-"""Bytes; what is longer is no key."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KeySource:
-    """Where a key comes from: exactly one of these.
-
-    Attributes:
-        env: An environment variable.
-        file: A file with nothing else in it; `~` is a home.
-        command: A program and its arguments, which prints it. No shell is involved.
-        value: The key itself.
-    """
-
-    env: str = ""
-    file: str = ""
-    command: tuple[str, ...] = ()
-    value: str = field(default="", repr=False)
-
-    def __post_init__(self) -> None:
-        given = [name for name in ("env", "file", "command", "value") if getattr(self, name)]
-        if len(given) != 1:
-            found = " and ".join(given) or "none"
-            raise ConfigurationError(
-                f"a key has one source: env, file, command or value; found {found}",
-                expected="one of env, file, command, value",
-            )
-
-    def __str__(self) -> str:
-        """For people, without the key."""
-        if self.env:
-            return f"the environment variable {self.env}"
-        if self.file:
-            return f"the file {self.file}"
-        # Arguments may hold what is nobody's business.
-        return f"the command {self.command[0]}" if self.command else "the configuration"
+"""In bytes. Longer input is rejected: the configured file or command is the wrong one."""
 
 
 class Credential:
-    """A provider's key: read once, kept, and read again when it turns out to be wrong."""
+    """An API key that is read on first use, cached, and read again after it was rejected."""
 
     def __init__(self, provider: str, source: KeySource | None) -> None:
         self._provider = provider
@@ -74,14 +38,14 @@ class Credential:
 
     @property
     def redactor(self) -> Redactor:
-        """Strikes out the key, as it is now, and what looks like one."""
+        """Redacts the current key, and text that looks like a key."""
         return Redactor(() if self._key is None else (self._key,))
 
     async def get(self) -> str | None:
-        """The key; None if the provider wants none.
+        """Returns the key; None if the provider needs no key.
 
         Raises:
-            ModelError: There is none where it should be.
+            ModelError: The source of the key has no usable key.
         """
         if self._source is None:
             return None
@@ -91,14 +55,18 @@ class Credential:
             return self._key
 
     async def renew(self, refused: str) -> bool:
-        """Reads the key again, because the provider refused this one. Whether it is another now.
+        """Reads the key again after the provider rejected `refused`.
+
+        Returns:
+            True if the key is a different one now.
 
         Raises:
-            ModelError: There is none any more.
+            ModelError: The source has no usable key any more.
         """
         if self._source is None:
             return False
         async with self._lock:
+            # Of several requests that were rejected concurrently, only the first reads the source.
             if self._key == refused:
                 self._key = await self._read(self._source)
             return self._key != refused
@@ -109,14 +77,14 @@ class Credential:
         elif source.file:
             key = await anyio.to_thread.run_sync(self._read_file, source.file)
         elif source.command:
-            key = await self._run(source.command)
+            key = await self._run_command(source.command)
         else:
             key = source.value
         key = key.strip()
         if not key:
-            raise self._error("is not set" if source.env else "gives none")
+            raise self._error("is not set" if source.env else "is empty")
         if not (key.isascii() and key.isprintable()) or len(key) > MAX_KEY:
-            raise self._error("gives something else: a key is one line of ASCII")
+            raise self._error("has no valid key: a key is one line of ASCII")
         return key
 
     def _read_file(self, name: str) -> str:
@@ -129,21 +97,21 @@ class Credential:
             raise self._error(f"cannot be read: {error.strerror}") from None
         if mode & 0o077:
             logger.warning(
-                "%s: the key in %s can be read by others (mode %o); chmod 600 helps",
+                "%s: other users can read the key in %s (mode %o): run chmod 600 on the file",
                 self._provider,
                 path,
                 mode,
             )
         return text.decode("utf-8", "replace")
 
-    async def _run(self, command: tuple[str, ...]) -> str:
+    async def _run_command(self, command: tuple[str, ...]) -> str:
         try:
             with anyio.fail_after(COMMAND_SECONDS):
                 done = await anyio.run_process(
                     command, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False
                 )
         except TimeoutError:
-            raise self._error(f"did not end within {COMMAND_SECONDS:.0f} s") from None
+            raise self._error(f"did not exit within {COMMAND_SECONDS:.0f} s") from None
         except OSError as error:
             raise self._error(f"cannot be run: {error.strerror}") from None
         if done.returncode:

@@ -1,7 +1,6 @@
-"""What a model is to the loop: messages and tools in, a stream of events out.
+"""The `Model` protocol: a request of messages and tools in, a stream of events out.
 
-An adapter translates: whatever its library raises becomes a `ModelError`, whose kind says what can
-be done about it.
+An implementation raises only `ModelError`, whose `kind` tells the agent loop how to react.
 """
 
 import json
@@ -36,20 +35,20 @@ ErrorKind: TypeAlias = Literal[
 RETRYABLE: frozenset[ErrorKind] = frozenset(
     {"rate_limit", "overloaded", "server", "connection", "timeout", "garbage"}
 )
-"""What may go well the next time, with the same request."""
+"""Errors for which the same request may succeed if it is repeated."""
 
 FINAL: frozenset[ErrorKind] = frozenset({"payload_guard"})
-"""What no other model may be tried for."""
+"""Errors after which no fallback model may be tried."""
 
 
 class ModelError(ClawmodeError):
-    """A request that a model did not answer, in words for people; they hold no secret.
+    """A failed model request. The message is meant for people and contains no secrets.
 
     Attributes:
-        kind: What can be done about it.
-        status: The HTTP status, if there was one.
-        retry_after: Seconds that the provider asked to wait.
-        sent: Whether a request may have left.
+        kind: The category, which decides about retries and fallback models.
+        status: The HTTP status of the response, if there was one.
+        retry_after: The pause in seconds that the provider asked for.
+        sent: False if the request certainly never left this process.
     """
 
     def __init__(
@@ -70,7 +69,7 @@ class ModelError(ClawmodeError):
 
 @dataclass(frozen=True, slots=True)
 class ToolDefinition:
-    """A tool as the model sees it."""
+    """The name, description and JSON Schema of a tool, as sent to the model."""
 
     name: str
     description: str
@@ -79,14 +78,14 @@ class ToolDefinition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelRequest:
-    """One request.
+    """One request to a model.
 
     Attributes:
         system: The system prompt; byte-stable between requests, so that providers can cache it.
-        exact_tools: What the bytes on the wire must name as tools, and nothing else (SF-7); None
-            if the run did not activate code mode.
-        cache_key: Requests with the same key begin alike.
-        run_id: For logs.
+        exact_tools: The only tools that the request body may name (SF-7); None if the run did not
+            activate code mode.
+        cache_key: Requests with the same key share a prefix that the provider can cache.
+        run_id: The run that makes the request, for logs.
     """
 
     system: str
@@ -104,51 +103,53 @@ class ModelRequest:
 
 @dataclass(frozen=True, slots=True)
 class TextDelta:
-    """More words."""
+    """The next piece of a text block."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class ThinkingDelta:
-    """More thoughts."""
+    """The next piece of the model's thinking."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class TextEnd:
-    """A block of words is complete."""
+    """A text block is complete; `text` is the whole block."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class CallBegun:
-    """The model begins to write a call; its arguments are still to come."""
+class CallStart:
+    """The model started a tool call; its arguments are still being streamed."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Something came that is nothing to show: more of a call's arguments, for one.
+    """Data arrived that is not shown, such as a piece of a call's arguments.
+
+    It proves that the stream is alive.
 
     Attributes:
-        size: In characters.
+        size: The number of characters.
     """
 
     size: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
-    """The message is complete. The last event."""
+class MessageEnd:
+    """The last event of a stream, with the complete message."""
 
     message: AssistantMessage
 
 
-ModelEvent: TypeAlias = TextDelta | ThinkingDelta | TextEnd | CallBegun | Chunk | Finished
+ModelEvent: TypeAlias = TextDelta | ThinkingDelta | TextEnd | CallStart | Chunk | MessageEnd
 
 
 # ---- The model ----
@@ -156,13 +157,13 @@ ModelEvent: TypeAlias = TextDelta | ThinkingDelta | TextEnd | CallBegun | Chunk 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelLimits:
-    """What a model can take.
+    """The limits of a model.
 
     Attributes:
-        context_window: Tokens, all together.
-        max_tokens: Of one answer.
-        local: It runs on this machine or in this house: slow is normal.
-        timeout_seconds: The provider's own, if it is configured: for the request and its stream.
+        context_window: Tokens of the conversation and the answer in total.
+        max_tokens: The most tokens of one answer.
+        local: True if the model runs on this machine or network, where slow answers are normal.
+        timeout_seconds: The provider's configured time limit for the request and its stream.
     """
 
     context_window: int = 200_000
@@ -172,7 +173,7 @@ class ModelLimits:
 
 
 class Model(Protocol):
-    """One model of one provider."""
+    """One model of one provider. See `DirectModel`, and `clawmode.testing.ScriptedModel`."""
 
     provider: str
     name: str
@@ -181,19 +182,19 @@ class Model(Protocol):
     def stream(
         self, request: ModelRequest
     ) -> AbstractAsyncContextManager[AsyncIterator[ModelEvent]]:
-        """Makes a request and opens the stream of its answer.
+        """Sends a request and opens the stream of the answer.
 
-        The stream ends with `Finished`. Leaving the block early ends the request.
+        The stream ends with `MessageEnd`. Leaving the block early aborts the request.
 
         Raises:
-            ModelError: On entering, or while the stream is read.
+            ModelError: When the block is entered, or while the stream is read.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ModelName:
-    """A model by the name that people configure: `<provider>/<model>`."""
+    """The name of a model in the configuration: `<provider>/<model>`."""
 
     provider: str
     model: str
@@ -203,19 +204,19 @@ class ModelName:
 
     @classmethod
     def parse(cls, text: str) -> "ModelName":
-        """Reads `provider/model`; a model's own name may have slashes.
+        """Parses `provider/model`. The part for the model may contain slashes.
 
         Raises:
-            ValueError: It is none.
+            ValueError: The provider or the model is missing.
         """
         provider, slash, model = text.partition("/")
         if not (provider.strip() and slash and model.strip()):
-            raise ValueError(f"{text!r} is no model: it names no provider")
+            raise ValueError(f"{text!r} is not a model name: it has no provider")
         return cls(provider.strip(), model.strip())
 
 
 def read_arguments(text: str) -> JsonObject | str:
-    """The arguments that a model wrote: an object, or its text if it is none."""
+    """Parses the arguments that a model wrote. Returns the text itself if it is no JSON object."""
     if not text:
         return {}
     try:

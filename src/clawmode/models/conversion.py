@@ -1,7 +1,7 @@
-"""Our messages as pydantic-ai's, and its answers as ours.
+"""Conversion of our messages to pydantic-ai's, and of its responses to our messages.
 
-What a provider wants to see again goes into the parts' `meta`, and comes out of it for the same
-provider and API alone: another one would not understand it, or refuse the request.
+Data that a provider expects back, such as signatures, is kept in the `meta` of message parts. It is
+sent only to the same provider and API: another provider would reject the request.
 """
 
 import base64
@@ -39,24 +39,26 @@ from clawmode.messages import (
 )
 from clawmode.models.base import ModelError, read_arguments
 from clawmode.models.providers import Api
+from clawmode.text import without_surrogates
 from clawmode.types import JsonObject
 
 NOTHING = "(nothing)"
-"""Some providers refuse a message without words."""
-UNSEEN = "[a picture, which this model cannot see]"
+"""Replaces empty content, which some providers reject."""
+UNSEEN = "[an image, which this model cannot see]"
 MAX_TOOL_NAME = 64
 _PLAIN_ID = re.compile(r"[A-Za-z0-9_-]{1,40}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialect:
-    """Whose messages they are to be.
+    """The provider and API that messages are converted for.
 
     Attributes:
-        provider: As it is called here.
-        system: As pydantic-ai calls it: what parts have to come from to be sent back whole.
-        seals: Whether it takes back thoughts that are sealed; else they are for reading only.
-        images: Whether it sees pictures.
+        provider: Our name of the provider.
+        system: pydantic-ai's name of the provider. It sends signatures back only in parts that
+            carry this name.
+        seals: True if the provider accepts encrypted thinking back.
+        images: True if the model reads images.
     """
 
     provider: str
@@ -66,14 +68,14 @@ class Dialect:
     images: bool
 
 
-# ---- There ----
+# ---- To the provider ----
 
 
 def to_history(messages: Sequence[Message], dialect: Dialect) -> list[ModelMessage]:
-    """The conversation in pydantic-ai's terms.
+    """Converts a conversation to pydantic-ai's messages.
 
     Raises:
-        ModelError: It cannot be said.
+        ModelError: An image is not valid base64.
     """
     history: list[ModelMessage] = []
     turn: list[UserMessage | ToolMessage] = []
@@ -83,7 +85,7 @@ def to_history(messages: Sequence[Message], dialect: Dialect) -> list[ModelMessa
             continue
         parts = list(_response_parts(message, dialect))
         if all(isinstance(part, ThinkingPart) for part in parts):
-            continue  # thoughts alone are no answer that a provider takes back
+            continue  # providers reject an answer that is only thinking
         history.extend(_request(turn, dialect))
         turn = []
         own = message.provider == dialect.provider
@@ -94,7 +96,7 @@ def to_history(messages: Sequence[Message], dialect: Dialect) -> list[ModelMessa
 
 
 def _request(turn: list[UserMessage | ToolMessage], dialect: Dialect) -> Iterator[TheirRequest]:
-    """What was said since the model spoke. Providers want to see the results before all else."""
+    """Converts the messages since the last answer. Providers require tool results to be first."""
     results: list[ToolReturnPart | UserPromptPart] = []
     pictures: list[UserPromptPart] = []
     said: list[UserPromptPart] = []
@@ -104,13 +106,13 @@ def _request(turn: list[UserMessage | ToolMessage], dialect: Dialect) -> Iterato
             said.append(UserPromptPart(_one_or_many(content)))
             continue
         if dialect.api == "openai-completions":
-            # Its results are words; pictures follow as if the user had sent them.
+            # A tool result is text only in this API: images follow as a user message.
             seen = [item for item in content if not isinstance(item, str)]
             content = [item for item in content if isinstance(item, str)]
             if seen:
-                content = content or ["(a picture, see below)"]
+                content = content or ["(an image, see below)"]
                 pictures.append(UserPromptPart([f"From {message.name}:", *seen]))
-        # The other two have no place for "it failed", and the library would wrap the words.
+        # The other APIs have no flag for failure, and pydantic-ai would wrap the text.
         failed = message.is_error and dialect.api == "anthropic-messages"
         results.append(
             ToolReturnPart(
@@ -128,7 +130,7 @@ def _content(content: Sequence[Text | Image], dialect: Dialect) -> Iterator[str 
     words = ""
     for part in content:
         if isinstance(part, Text):
-            words += whole(part.text)
+            words += encodable(part.text)
         elif not dialect.images:
             words += UNSEEN
         else:
@@ -150,7 +152,7 @@ def _picture(image: Image) -> BinaryContent:
     try:
         data = base64.b64decode(image.data, validate=True)
     except (binascii.Error, ValueError):
-        raise ModelError("invalid_request", "a picture is no base64") from None
+        raise ModelError("invalid_request", "an image is not valid base64") from None
     return BinaryContent(data, media_type=image.media_type)
 
 
@@ -160,11 +162,11 @@ def _response_parts(
     for part in message.content:
         kept = _own_meta(message, part.meta, dialect)
         if isinstance(part, ToolCall):
-            given = whole(part.arguments)
+            given = encodable(part.arguments)
             yield ToolCallPart(wire_name(part.name), given, wire_id(part.id), **kept)
         elif isinstance(part, Text):
             if part.text.strip():
-                yield TextPart(whole(part.text), **kept)
+                yield TextPart(encodable(part.text), **kept)
         elif kept and _is_replayed(kept, dialect):
             yield ThinkingPart(part.text, **kept)
 
@@ -172,7 +174,7 @@ def _response_parts(
 def _own_meta(
     message: AssistantMessage, meta: JsonObject | None, dialect: Dialect
 ) -> dict[str, Any]:
-    """What the same provider wants to see again; nothing for another."""
+    """Returns the arguments that restore `meta`; nothing if another provider wrote it."""
     if not meta or message.provider != dialect.provider or meta.get("api") != dialect.api:
         return {}
     named = {"id": "id", "signature": "signature", "provider_details": "details"}
@@ -181,7 +183,7 @@ def _own_meta(
 
 
 def _is_replayed(kept: dict[str, Any], dialect: Dialect) -> bool:
-    """Whether thoughts go back as thoughts. The library would make words of all others."""
+    """True if thinking is sent back as thinking; pydantic-ai would turn the rest into text."""
     if dialect.api == "openai-completions":
         return True
     raw = (kept.get("provider_details") or {}).get("raw_content")
@@ -191,43 +193,47 @@ def _is_replayed(kept: dict[str, Any], dialect: Dialect) -> bool:
 T = TypeVar("T")
 
 
-def whole(value: T) -> T:
-    """A text or a value of which nothing is half a character: no wire carries those."""
+def encodable(value: T) -> T:
+    """Replaces lone surrogates, which UTF-8 cannot encode, in a string or JSON value."""
     made: Any = value
     if isinstance(value, str):
-        made = value.encode("utf-8", "replace").decode()
+        made = without_surrogates(value)
     elif isinstance(value, dict):
-        made = {whole(key): whole(it) for key, it in value.items()}
+        made = {encodable(key): encodable(item) for key, item in value.items()}
     elif isinstance(value, list):
-        made = [whole(it) for it in value]
+        made = [encodable(item) for item in value]
     return made
 
 
 def wire_name(name: str) -> str:
-    """The name of a tool that a model made up, as every provider takes it back."""
+    """Replaces characters that some providers reject in the name of a tool.
+
+    A model may have invented the name; it is part of the conversation all the same.
+    """
     return re.sub(r"[^A-Za-z0-9_-]", "_", name)[:MAX_TOOL_NAME] or "_"
 
 
 def wire_id(call_id: str) -> str:
-    """The id of a call as every provider takes it."""
+    """Returns the id of a call, or a hash of an id that some providers would reject."""
     if _PLAIN_ID.fullmatch(call_id):
         return call_id
     return f"call_{hashlib.sha256(call_id.encode('utf-8', 'replace')).hexdigest()[:32]}"
 
 
-# ---- And back ----
+# ---- From the provider ----
 
 
 def from_response(
     response: ModelResponse, dialect: Dialect, model: str, taken: set[str]
 ) -> AssistantMessage:
-    """The answer in our terms.
+    """Converts a complete response to a message.
 
     Args:
-        response: Theirs, complete.
-        dialect: Whose it is.
-        model: As it is called here.
-        taken: The ids of earlier calls; some servers count from zero in every answer.
+        response: The response of pydantic-ai.
+        dialect: The provider and API that it came from.
+        model: Our name of the model.
+        taken: The ids of earlier calls, which are not used again: some servers count from zero in
+            every answer.
     """
     content: list[Text | Thinking | ToolCall] = []
     for part in response.parts:
@@ -265,7 +271,7 @@ def _meta(part: TextPart | ThinkingPart | ToolCallPart, dialect: Dialect) -> Jso
     kept = {key: value for key, value in found.items() if value is not None}
     if not kept:
         return None
-    # It is written down with the conversation, so it has to be JSON, whatever the library put in.
+    # `meta` is saved with the transcript, so that it must be JSON, whatever pydantic-ai put in.
     plain: JsonObject = json.loads(json.dumps(kept, default=str))
     return {"api": dialect.api, **plain}
 
@@ -287,7 +293,7 @@ def _stop(response: ModelResponse, calls: bool) -> StopReason:
 
 
 def _usage(response: ModelResponse) -> Usage:
-    """Their input has all tokens that were read; ours, those that were in no cache."""
+    """Converts token counts: their `input` includes cached tokens, ours does not."""
     usage = response.usage
     read, written = usage.cache_read_tokens, usage.cache_write_tokens
     fresh = max(0, usage.input_tokens - read - written)

@@ -1,12 +1,13 @@
-"""The debugging switches, and how what they show is made fit to be shown.
+"""The debug environment variables, and the redaction of what they log.
 
-    CLAWMODE_DEBUG_CODE_MODE=1                          how code mode was activated
-    CLAWMODE_DEBUG_MODEL_TRANSPORT=1                    requests: where to, status, time, bytes
-    CLAWMODE_DEBUG_MODEL_PAYLOAD=tools|full-redacted    the tools that were sent, or the whole body
-    CLAWMODE_DEBUG_SSE=events|peek                      the stream's events, or the first five of it
+    CLAWMODE_DEBUG_CODE_MODE=1                          why code mode is active or not
+    CLAWMODE_DEBUG_MODEL_TRANSPORT=1                    requests: address, status, time, bytes
+    CLAWMODE_DEBUG_MODEL_PAYLOAD=tools|full-redacted    names of the tools, or the whole body
+    CLAWMODE_DEBUG_SSE=events|peek                      event names, or the first five events
 
-The contract calls them OPENCLAW_DEBUG_*; these names work too, unless ours is set.
-Without them nothing is logged. With them, words of the conversation may be; keys never.
+The names of the contract, OPENCLAW_DEBUG_*, work too; a CLAWMODE_DEBUG_* variable takes precedence.
+Without these variables nothing is logged. With them, parts of the conversation may be logged, keys
+never.
 """
 
 import json
@@ -28,22 +29,22 @@ PAYLOAD = "CLAWMODE_DEBUG_MODEL_PAYLOAD"
 SSE = "CLAWMODE_DEBUG_SSE"
 
 MAX_PAYLOAD = 64 << 10
-"""Characters of a body that are logged."""
+"""The most characters of a body that are logged."""
 MAX_EVENT = 2 << 10
 MAX_BLOB = 256
-"""Characters; what is longer and looks like base64 is a picture, or thoughts that are sealed."""
+"""In characters. Longer base64 is an image or encrypted thinking, and is not logged."""
 
 PayloadLevel: TypeAlias = Literal["", "tools", "full-redacted"]
 SseLevel: TypeAlias = Literal["", "events", "peek"]
 
 _ON = ("1", "true", "yes", "on")
 _OFF = ("", "0", "false", "no", "off")
-_told: set[tuple[str, str]] = set()
+_warned: set[tuple[str, str]] = set()
 
 
 @dataclass(frozen=True, slots=True)
 class DebugFlags:
-    """What is to be logged."""
+    """The values of the debug variables."""
 
     code_mode: bool = False
     transport: bool = False
@@ -52,7 +53,7 @@ class DebugFlags:
 
 
 def debug_flags() -> DebugFlags:
-    """Reads the switches. What no switch knows is told once, and counts as off."""
+    """Reads the debug variables. An unknown value counts as off; a warning is logged once."""
     payload = _value(PAYLOAD)
     sse = _value(SSE)
     return DebugFlags(
@@ -63,13 +64,13 @@ def debug_flags() -> DebugFlags:
     )
 
 
-def _set(name: str) -> str:
-    """The name under which a switch is set: ours, or that of the contract."""
+def _name_in_use(name: str) -> str:
+    """Returns the variable that is set: ours, or that of the contract."""
     return name if name in os.environ else name.replace("CLAWMODE", "OPENCLAW")
 
 
 def _value(name: str) -> str:
-    return os.environ.get(_set(name), "").strip().lower()
+    return os.environ.get(_name_in_use(name), "").strip().lower()
 
 
 def _is_on(name: str) -> bool:
@@ -78,15 +79,15 @@ def _is_on(name: str) -> bool:
 
 
 def _off(name: str, value: str) -> Literal[""]:
-    if value not in _OFF and (name, value) not in _told:
-        _told.add((name, value))
+    if value not in _OFF and (name, value) not in _warned:
+        _warned.add((name, value))
         known = {PAYLOAD: "tools, full-redacted", SSE: "events, peek"}.get(name, "1")
-        logger.warning("%s=%s is ignored; known: %s", _set(name), value[:40], known)
+        logger.warning("%s=%s is ignored; known: %s", _name_in_use(name), value[:40], known)
     return ""
 
 
 def log(message: str, *args: object) -> None:
-    """Logs what a switch asked for, on stderr if nobody has set up logging."""
+    """Logs a debug line; to stderr if the program has not configured logging."""
     if not logger.hasHandlers():
         handler = logging.StreamHandler(sys.stderr)
         handler.setFormatter(logging.Formatter("%(name)s: %(message)s"))
@@ -96,29 +97,29 @@ def log(message: str, *args: object) -> None:
     logger.info(message, *args)
 
 
-# ---- Striking out ----
+# ---- Redaction ----
 
-# A run begins where none of its characters stands before it: else one that is too short would be
-# looked at again from each of them.
+# The lookbehind prevents quadratic time: without it a run that is too short would be scanned again
+# from each of its characters.
 _BLOB = re.compile(
     rf"(?<![A-Za-z0-9_+/=-])(?:data:[\w/+.;=-]{{0,100}};base64,)?[A-Za-z0-9_+/=-]{{{MAX_BLOB},}}+"
 )
 
 
 def without_blobs(text: str) -> str:
-    """The text without base64."""
+    """Replaces long runs of base64 by their length."""
     return _BLOB.sub(lambda found: f"<{len(found[0])} characters of base64>", text)
 
 
-def shown(data: bytes, redactor: Redactor, limit: int) -> str:
-    """JSON, or what should be some, fit to be logged: without secrets and base64, cut."""
+def for_log(data: bytes, redactor: Redactor, limit: int) -> str:
+    """Returns JSON, valid or not, without secrets and base64, cut to `limit` characters."""
     try:
         value = redactor.value(json.loads(data))
         text = json.dumps(_without_blobs(value), ensure_ascii=False)
     except (ValueError, RecursionError):
         text = without_blobs(redactor.text(data.decode("utf-8", "replace")))
     if len(text) > limit:
-        return f"{text[:limit]}… ({len(data)} bytes in all)"
+        return f"{text[:limit]}… ({len(data)} bytes in total)"
     return text
 
 

@@ -1,12 +1,12 @@
-"""Models of real providers, through the `direct` layer of pydantic-ai.
+"""`Provider` and `DirectModel`: models of real providers, over pydantic-ai's `direct` layer.
 
-It knows three APIs: OpenAI's chat completions and Responses, Anthropic's messages, and with them
-every server that speaks one of them. Its retries are switched off: the loop makes them. Importing
-this module takes seconds; `settings.make_model` does it when a model is made.
+Three APIs are supported: OpenAI's chat completions and Responses, and Anthropic's messages; with
+these, every server that implements one of them. The SDKs' retries are off: the agent loop retries.
+Importing this module takes seconds; `providers.open_provider` imports it when it is called.
 """
 
 import hashlib
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from typing import Any
 from urllib.parse import urlsplit
@@ -48,12 +48,12 @@ from pydantic_ai.tools import ToolDefinition as TheirTool
 
 from clawmode import __version__
 from clawmode.exceptions import ConfigurationError
-from clawmode.messages import AssistantMessage, Message, ToolCall
+from clawmode.messages import AssistantMessage, ToolCall
 from clawmode.models.auth import Credential
 from clawmode.models.base import (
-    CallBegun,
+    CallStart,
     Chunk,
-    Finished,
+    MessageEnd,
     ModelError,
     ModelEvent,
     ModelLimits,
@@ -62,20 +62,20 @@ from clawmode.models.base import (
     TextEnd,
     ThinkingDelta,
 )
-from clawmode.models.conversion import Dialect, from_response, to_history, whole
-from clawmode.models.failures import failure
+from clawmode.models.conversion import Dialect, encodable, from_response, to_history
+from clawmode.models.failures import to_model_error
 from clawmode.models.providers import Api, ModelSettings, ProviderSettings, complete
-from clawmode.models.wire import Exchange, KeyHeaders, announced, make_client
+from clawmode.models.wire import Exchange, KeyHeaders, announce, make_client, transport_kind
 
 PLACEHOLDER = "set-by-the-wire"
-"""The SDKs insist on a key. The real one is added below them."""
+"""The SDKs require a key at construction; the HTTP client replaces it by the real one."""
 MAX_CACHE_KEY = 64
-ROOM_TO_SPEAK = 1024
-"""Tokens for an answer after all that a model may think."""
+ANSWER_TOKENS = 1024
+"""Tokens reserved for the answer when the thinking budget is used up."""
 
 
 class Provider(AsyncResource):
-    """A provider: one HTTP client, and models that share it."""
+    """One HTTP client, and the models that share it."""
 
     def __init__(self, settings: ProviderSettings) -> None:
         self.settings = complete(settings)
@@ -92,22 +92,21 @@ class Provider(AsyncResource):
         )
 
     def model(self, model_id: str) -> "DirectModel":
-        """One of its models."""
+        """Returns a model of this provider, which shares its HTTP client."""
         return DirectModel(self, model_id)
 
     async def aclose(self) -> None:
-        """Closes the connections."""
         await self._http.aclose()
 
     def _key_headers(self) -> KeyHeaders:
         if self.api != "anthropic-messages":
             return "bearer"
         host = urlsplit(self.settings.base_url).hostname or ""
-        # Others that speak its API look at the one or at the other.
+        # Other servers that implement this API read the one header or the other.
         return "x-api-key" if host.endswith("anthropic.com") else "both"
 
     def library_model(self, name: str, known: ModelSettings) -> TheirModel:
-        """The model as pydantic-ai has it."""
+        """Returns the pydantic-ai model."""
         common: dict[str, Any] = {
             "api_key": PLACEHOLDER,
             "base_url": self.settings.base_url,
@@ -121,7 +120,7 @@ class Provider(AsyncResource):
             return AnthropicModel(name, provider=provider, profile=self._profile(known))
         openai = AsyncOpenAI(**common)
         if self.settings.id == "openrouter" and self.api == "openai-completions":
-            # Chat completions with more in it: the thoughts of other providers, signed by them.
+            # Chat completions with additions: thinking of other providers, with their signatures.
             router = OpenRouterProvider(openai_client=openai)
             return OpenRouterModel(name, provider=router, profile=self._profile(known))
         if self.settings.id == "openai":
@@ -132,8 +131,8 @@ class Provider(AsyncResource):
         return kind(name, provider=ours, profile=self._profile(known))
 
     def _profile(self, known: ModelSettings) -> OpenAIModelProfile:
-        """What we know better than the library, which goes by the name of the model."""
-        # Schemas are ours: the library would tighten them.
+        """Overrides what pydantic-ai guesses from the name of the model."""
+        # Without this, pydantic-ai would rewrite the schemas of tools.
         profile = OpenAIModelProfile(json_schema_transformer=None)
         if known.reasoning is not None:
             profile["supports_thinking"] = known.reasoning
@@ -143,16 +142,16 @@ class Provider(AsyncResource):
             if not known.reasoning:
                 profile["thinking_always_enabled"] = False
         if self.settings.id != "openai":
-            # Everybody knows `max_tokens`, and few its successor.
+            # Most servers support `max_tokens`, few its successor.
             profile["openai_chat_supports_max_completion_tokens"] = False
         return profile
 
 
 class DirectModel(AsyncResource):
-    """One model of a provider. Close it, or the provider that it came from.
+    """One model of a provider. Closing it closes the provider.
 
     Raises:
-        ConfigurationError: The provider has no models of that kind of name.
+        ConfigurationError: The provider does not accept the name of the model.
     """
 
     def __init__(self, provider: Provider, model_id: str) -> None:
@@ -184,17 +183,17 @@ class DirectModel(AsyncResource):
         return f"DirectModel({self.provider}/{self.name})"
 
     async def aclose(self) -> None:
-        """Closes the connections of its provider."""
         await self._provider.aclose()
 
     @asynccontextmanager
     async def stream(self, request: ModelRequest) -> AsyncIterator[AsyncIterator[ModelEvent]]:
-        """Makes a request and opens the stream of its answer. See `Model.stream`."""
+        """Sends a request and opens the stream of the answer. See `Model.stream`."""
         exchange = Exchange(f"{self.provider}/{self.name}", request.exact_tools, request.run_id)
         async with AsyncExitStack() as stack:
             try:
-                # Only here is anything sent; the context is left before anybody else runs in it.
-                with announced(exchange):
+                # The request is sent here, and only here. The context variable must not be set
+                # across the `yield`, where the caller's code would run with it.
+                with announce(exchange):
                     streamed = await stack.enter_async_context(self._open(request))
             except Exception as error:
                 raise self._translated(error, exchange) from error
@@ -217,7 +216,7 @@ class DirectModel(AsyncResource):
                     )
                     for tool in request.tools
                 ],
-                instruction_parts=[InstructionPart(whole(request.system))]
+                instruction_parts=[InstructionPart(encodable(request.system))]
                 if request.system
                 else [],
             ),
@@ -233,28 +232,45 @@ class DirectModel(AsyncResource):
             message = self._finish(streamed.get(), request, exchange)
         except Exception as error:
             raise self._translated(error, exchange) from error
-        yield Finished(message)
+        yield MessageEnd(message)
 
     def _finish(
         self, response: ModelResponse, request: ModelRequest, exchange: Exchange
     ) -> AssistantMessage:
         if response.finish_reason == "error":
-            raise ModelError("server", f"{exchange.model}: the provider gave up on the answer")
-        said_why = bool((response.provider_details or {}).get("finish_reason"))
+            raise ModelError("server", f"{exchange.model}: the provider aborted the answer")
+        has_reason = bool((response.provider_details or {}).get("finish_reason"))
         if self._dialect.api == "openai-completions":
-            # Some servers never say why they stop; all say that they do.
-            complete = said_why or exchange.done or response.finish_reason == "content_filter"
+            # Some servers never send a finish reason, but all of them send `[DONE]`.
+            complete = has_reason or exchange.done or response.finish_reason == "content_filter"
         elif self._dialect.api == "openai-responses":
             complete = response.state == "complete"
         else:
-            complete = said_why
+            complete = has_reason
         if not complete:
-            raise ModelError("garbage", f"{exchange.model}: the answer ended in the middle")
-        return from_response(response, self._dialect, self.name, _call_ids(request.messages))
+            raise ModelError("garbage", f"{exchange.model}: the answer is not complete")
+        taken = {
+            part.id
+            for message in request.messages
+            if isinstance(message, AssistantMessage)
+            for part in message.content
+            if isinstance(part, ToolCall)
+        }
+        return from_response(response, self._dialect, self.name, taken)
 
     def _translated(self, error: Exception, exchange: Exchange) -> Exception:
-        provider = self._provider
-        return failure(error, exchange, provider.settings, provider.credential.redactor) or error
+        # The SDKs wrap our own error, so that the exchange keeps the original.
+        if exchange.refusal is not None:
+            return exchange.refusal
+        translated = to_model_error(
+            error,
+            exchange.model,
+            sent=exchange.sent,
+            transport=transport_kind(error),
+            provider=self._provider.settings,
+            redactor=self._provider.credential.redactor,
+        )
+        return translated or error
 
     # ---- Settings ----
 
@@ -274,14 +290,14 @@ class DirectModel(AsyncResource):
         self, request: ModelRequest, settings: AnthropicModelSettings
     ) -> AnthropicModelSettings:
         if request.cache_key:
-            # Marks in the blocks: gateways do not know the one for the whole request.
+            # Marks in the blocks: some gateways do not support the mark for the whole request.
             settings["anthropic_cache_instructions"] = True
             settings["anthropic_cache_tool_definitions"] = True
             settings["anthropic_cache_messages"] = True
         adaptive = self._model.profile.get("anthropic_supports_adaptive_thinking", False)
         if request.thinking != "off" and self._thinks and not adaptive:
-            # Thoughts count as part of the answer, and must leave room for it.
-            least = ANTHROPIC_THINKING_BUDGET_MAP[request.thinking] + ROOM_TO_SPEAK
+            # The thinking budget counts against `max_tokens`, and must leave room for the answer.
+            least = ANTHROPIC_THINKING_BUDGET_MAP[request.thinking] + ANSWER_TOKENS
             if "max_tokens" in settings:
                 settings["max_tokens"] = max(settings["max_tokens"], least)
         return settings
@@ -290,9 +306,12 @@ class DirectModel(AsyncResource):
         self, request: ModelRequest, settings: OpenAIResponsesModelSettings
     ) -> OpenAIResponsesModelSettings:
         if request.cache_key and not self._provider.local:
-            settings["openai_prompt_cache_key"] = _short(request.cache_key)
+            key = request.cache_key
+            if len(key) > MAX_CACHE_KEY:
+                key = hashlib.sha256(key.encode()).hexdigest()
+            settings["openai_prompt_cache_key"] = key
         if self._dialect.api == "openai-responses":
-            # The conversation is kept here, and sealed thoughts travel with it.
+            # The provider stores nothing: encrypted thinking travels with the conversation.
             settings["openai_store"] = False
             if request.thinking != "off" and self._thinks:
                 settings["openai_reasoning_summary"] = "auto"
@@ -308,7 +327,7 @@ def _event(event: object) -> ModelEvent:
     if isinstance(event, PartStartEvent):
         part = event.part
         if isinstance(part, ToolCallPart):
-            return CallBegun(part.tool_name)
+            return CallStart(part.tool_name)
         if isinstance(part, TextPart) and part.content:
             return TextDelta(part.content)
         if isinstance(part, ThinkingPart) and part.content:
@@ -324,19 +343,3 @@ def _event(event: object) -> ModelEvent:
     elif isinstance(event, PartEndEvent) and isinstance(event.part, TextPart):
         return TextEnd(event.part.content)
     return Chunk()
-
-
-def _call_ids(messages: Sequence[Message]) -> set[str]:
-    return {
-        part.id
-        for message in messages
-        if isinstance(message, AssistantMessage)
-        for part in message.content
-        if isinstance(part, ToolCall)
-    }
-
-
-def _short(cache_key: str) -> str:
-    if len(cache_key) <= MAX_CACHE_KEY:
-        return cache_key
-    return hashlib.sha256(cache_key.encode()).hexdigest()

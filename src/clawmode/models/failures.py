@@ -1,17 +1,17 @@
-"""What the providers' libraries raise, as a `ModelError` whose kind says what can be done.
+"""Translates the exceptions of pydantic-ai and the SDKs into a `ModelError` with a kind.
 
 429                                      rate_limit, or quota if the provider says so
-529, or said to be overloaded            overloaded
+529, or "overloaded" in the body         overloaded
 500 and above, errors in a stream        server
 408, no bytes in time                    timeout
-no connection, or a broken one           connection
-no SSE, no JSON, half an answer          garbage
+no connection, or a lost one             connection
+invalid SSE or JSON, partial answer      garbage
 401, 403, no key                         auth
 402                                      quota
 404                                      not_found
 too long for the model, 413              context_overflow
 refused for its content                  refused
-the rest of 4xx, a redirect              invalid_request
+other 4xx, a redirect                    invalid_request
 """
 
 import json
@@ -40,12 +40,11 @@ from pydantic_ai.exceptions import (
 from clawmode.models.base import ErrorKind, ModelError
 from clawmode.models.debug import without_blobs
 from clawmode.models.providers import ProviderSettings
-from clawmode.models.wire import Exchange, transport_kind
 from clawmode.redaction import Redactor
 
 MAX_TEXT = 500
 
-# The first that fits: a subclass stands before what it is one of.
+# The first match counts, so that a subclass must come before its base class.
 _KINDS: tuple[tuple[type[Exception], ErrorKind], ...] = (
     (ModelRateLimitError, "rate_limit"),
     (ModelQuotaExceededError, "quota"),
@@ -74,34 +73,40 @@ _REFUSED = re.compile(
 )
 
 
-def failure(
-    error: BaseException, exchange: Exchange, provider: ProviderSettings, redactor: Redactor
+def to_model_error(
+    error: BaseException,
+    model: str,
+    *,
+    sent: bool,
+    transport: ErrorKind | None,
+    provider: ProviderSettings,
+    redactor: Redactor,
 ) -> ModelError | None:
-    """The error for the loop; None if it is none of the provider's or the wire's: a bug, then.
+    """Translates an exception; returns None if the exception is a bug in this process.
 
     Args:
-        error: What was raised.
-        exchange: The request that it was raised for.
-        provider: Whom the request was for: the text names the address and the setting.
-        redactor: Takes secrets out of the text.
+        error: The exception.
+        model: The model that the request was for, `provider/name`.
+        sent: True if the request may have left this process.
+        transport: The kind of the transport error that caused the exception, if there was one.
+        provider: The message names the provider's address and settings.
+        redactor: Redacts secrets in the message.
     """
-    if exchange.refusal is not None:
-        return exchange.refusal
     if isinstance(error, ModelError):
         return error
-    kind = _kind(error, exchange)
+    kind = _kind(error, transport, sent)
     if kind is None:
         return None
     status = error.status_code if isinstance(error, ModelHTTPError) else None
-    text = without_blobs(redactor.text(_words(error, kind)))[:MAX_TEXT]
-    where = f"{exchange.model}: HTTP {status}: " if status else f"{exchange.model}: "
+    text = without_blobs(redactor.text(_describe(error, kind)))[:MAX_TEXT]
+    where = f"{model}: HTTP {status}: " if status else f"{model}: "
     wait = _retry_after(error) if isinstance(error, ModelAPIError) else None
     advice = _advice(kind, provider)
     return ModelError(kind, where + text + advice, status=status, retry_after=wait)
 
 
 def _advice(kind: ErrorKind, provider: ProviderSettings) -> str:
-    """What a person can do about it, and by which setting."""
+    """Returns what the user can do about an error, with the name of the setting."""
     setting = f"models.providers.{provider.id}"
     if kind == "connection":
         server = "Start the server" if provider.local else "Check the network"
@@ -117,44 +122,41 @@ def _advice(kind: ErrorKind, provider: ProviderSettings) -> str:
     return ""
 
 
-def _kind(error: BaseException, exchange: Exchange) -> ErrorKind | None:
-    if transport_kind(error) == "garbage":
+def _kind(error: BaseException, transport: ErrorKind | None, sent: bool) -> ErrorKind | None:
+    # First: the SDKs report an answer that cannot be decoded as a connection error.
+    if transport == "garbage":
         return "garbage"
     for category, kind in _KINDS:
         if isinstance(error, category):
-            return _closer(kind, error)
+            return _refine(kind, error)
     if isinstance(error, ModelHTTPError):
         status = error.status_code
         return _STATUSES.get(status, "server" if status >= 500 else "invalid_request")
     if isinstance(error, ModelAPIError):
-        return _unsorted(error)
+        if _is_redirect(error):
+            return "invalid_request"
+        if error.in_stream:
+            return "context_overflow" if _TOO_LONG.search(_provider_text(error)) else "server"
+        return "garbage"
     if isinstance(error, UserError):
         return "invalid_request"
-    if (kind := transport_kind(error)) is not None:
-        return kind
-    # Before anything was sent it is our mistake; later the library stumbled over the answer.
-    return "garbage" if exchange.sent and isinstance(error, Exception) else None
+    if transport is not None:
+        return transport
+    # Before the request was sent, the bug is ours; later the SDK could not parse the answer.
+    return "garbage" if sent and isinstance(error, Exception) else None
 
 
-def _closer(kind: ErrorKind, error: BaseException) -> ErrorKind:
-    """Of what providers only say in words."""
+def _refine(kind: ErrorKind, error: BaseException) -> ErrorKind:
+    """Returns the more exact kind, where providers state it only in the text of the error."""
     if kind not in ("invalid_request", "auth", "server") or not isinstance(error, ModelAPIError):
         return kind
-    said = f"{error.provider_error_code} {error.provider_error_type} {_said(error)}"
-    if kind != "auth" and _TOO_LONG.search(said):
+    text = f"{error.provider_error_code} {error.provider_error_type} {_provider_text(error)}"
+    if kind != "auth" and _TOO_LONG.search(text):
         return "context_overflow"
-    # A moderated request is a 403 at some providers.
-    refused = kind == "invalid_request" and _REFUSED.search(said)
+    # Some providers answer a request that was rejected by moderation with 403.
+    refused = kind == "invalid_request" and _REFUSED.search(text)
     status = error.status_code if isinstance(error, ModelHTTPError) else None
     return "refused" if refused or (kind == "invalid_request" and status == 403) else kind
-
-
-def _unsorted(error: ModelAPIError) -> ErrorKind:
-    if _is_redirect(error):
-        return "invalid_request"
-    if error.in_stream:
-        return "context_overflow" if _TOO_LONG.search(_said(error)) else "server"
-    return "garbage"
 
 
 def _is_redirect(error: BaseException) -> bool:
@@ -162,24 +164,24 @@ def _is_redirect(error: BaseException) -> bool:
     return isinstance(status, int) and 300 <= status < 400
 
 
-def _words(error: BaseException, kind: ErrorKind) -> str:
+def _describe(error: BaseException, kind: ErrorKind) -> str:
     if _is_redirect(error):
-        return "the address leads to another, which is not followed: check baseUrl"
+        return "the server answered with a redirect, which is not followed: check baseUrl"
     if isinstance(error, ModelAPIError):
-        said = _said(error)
+        text = _provider_text(error)
     else:
-        said = str(error).partition("\n")[0]
+        text = str(error).partition("\n")[0]
     if kind == "garbage":
-        return f"the answer makes no sense: {said or type(error).__name__}"
+        return f"the answer is not valid: {text or type(error).__name__}"
     if kind in ("connection", "timeout") and not isinstance(error, ModelHTTPError):
         cause = error.__cause__
         inner = str(cause.__cause__ or cause) if cause is not None else ""
-        return " ".join(filter(None, [said.rstrip("."), f"({inner})" if inner else ""]))
-    return said or type(error).__name__
+        return " ".join(filter(None, [text.rstrip("."), f"({inner})" if inner else ""]))
+    return text or type(error).__name__
 
 
-def _said(error: ModelAPIError) -> str:
-    """The provider's own words, out of the body that they came in."""
+def _provider_text(error: ModelAPIError) -> str:
+    """Returns the provider's own message out of the body of the response."""
     body: Any = error.body
     for _ in range(3):
         if isinstance(body, str):
@@ -197,7 +199,7 @@ def _retry_after(error: ModelAPIError) -> float | None:
         return error.retry_after
     headers = (error.headers or {}) if isinstance(error, ModelHTTPError) else {}
     try:
-        # Some providers send fractions, which the standard does not know.
+        # Some providers send fractions of seconds, which the SDKs do not parse.
         seconds = float(headers.get("retry-after", ""))
     except ValueError:
         return None

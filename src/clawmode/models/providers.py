@@ -1,13 +1,18 @@
-"""How a provider of models is reached: plain data that shows no secret, and some that is known."""
+"""Settings of model providers, the providers that need no configuration, and `open_provider`.
+
+Importing this module loads no provider SDK: `open_provider` imports one when it is called.
+"""
 
 import ipaddress
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 from urllib.parse import urlsplit
 
 from clawmode.exceptions import ConfigurationError
-from clawmode.models.auth import KeySource
+
+if TYPE_CHECKING:
+    from clawmode.models.direct import DirectModel, Provider
 
 Api: TypeAlias = Literal["openai-completions", "openai-responses", "anthropic-messages"]
 APIS: tuple[Api, ...] = ("openai-completions", "openai-responses", "anthropic-messages")
@@ -19,15 +24,50 @@ LOCAL_ENDINGS = (".localhost", ".local", ".lan", ".internal")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelSettings:
-    """What is to be known about a model.
+class KeySource:
+    """Where an API key comes from. Exactly one attribute is set.
 
     Attributes:
-        id: What the provider calls it; empty if it is called so here as well.
-        context_window: Tokens, all together. None: what is known of its name.
-        max_tokens: Of one answer. None: the provider's own limit.
-        reasoning: Whether it can be told to think. None: what is known of its name.
-        input: What it reads.
+        env: The name of an environment variable.
+        file: The path of a file that contains only the key; `~` is expanded.
+        command: A program that prints the key, and its arguments. It is run without a shell.
+        value: The key itself.
+    """
+
+    env: str = ""
+    file: str = ""
+    command: tuple[str, ...] = ()
+    value: str = field(default="", repr=False)
+
+    def __post_init__(self) -> None:
+        given = [name for name in ("env", "file", "command", "value") if getattr(self, name)]
+        if len(given) != 1:
+            found = " and ".join(given) or "none"
+            raise ConfigurationError(
+                f"a key has one source: env, file, command or value; found {found}",
+                expected="one of env, file, command, value",
+            )
+
+    def __str__(self) -> str:
+        """Describes the source for people, without the key."""
+        if self.env:
+            return f"the environment variable {self.env}"
+        if self.file:
+            return f"the file {self.file}"
+        # Only the program: its arguments may contain secrets.
+        return f"the command {self.command[0]}" if self.command else "the configuration"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSettings:
+    """Settings of one model of a provider.
+
+    Attributes:
+        id: The provider's name for the model; empty if both names are the same.
+        context_window: The size of the context window in tokens. None: looked up by name.
+        max_tokens: The limit of one answer in tokens. None: the provider's own limit.
+        reasoning: True if the model supports thinking levels. None: looked up by name.
+        input: The kinds of content that the model reads.
     """
 
     id: str = ""
@@ -39,15 +79,16 @@ class ModelSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProviderSettings:
-    """How to reach a provider. What is left out is filled in by `complete`.
+    """How to reach a provider. `complete` fills in what is missing.
 
     Attributes:
-        id: What people call it, as in `<id>/<model>`.
-        base_url: Up to what its API appends: `/chat/completions`, `/responses`, `/v1/messages`.
-        headers: What goes with every request; may be secret.
-        timeout_seconds: For the connection, and for each wait for more of an answer.
-        models: By the name that people use. Others may be used as well.
-        local: It runs on this machine or in this house. None: as its address looks.
+        id: The provider's name, as in `<id>/<model>`.
+        base_url: The address to which the API's path is appended: `/chat/completions`,
+            `/responses` or `/v1/messages`.
+        headers: Headers of every request; the values may be secret.
+        timeout_seconds: The time limit for connecting, and for each wait for more of an answer.
+        models: Settings by model name. Models without an entry can be used too.
+        local: True if the provider runs on this machine or network. None: judged by the address.
     """
 
     id: str
@@ -61,7 +102,7 @@ class ProviderSettings:
 
     @property
     def place(self) -> str:
-        """Where it is, for people: without what may be a secret."""
+        """The address for people, without user, password and query, which may be secret."""
         url = urlsplit(self.base_url)
         return f"{url.scheme}://{url.netloc.rpartition('@')[2]}{url.path}"
 
@@ -72,8 +113,8 @@ def _known(id: str, api: Api, base_url: str, env: str = "") -> ProviderSettings:
 
 
 KNOWN: Mapping[str, ProviderSettings] = {
-    it.id: it
-    for it in (
+    provider.id: provider
+    for provider in (
         _known("openai", "openai-responses", "https://api.openai.com/v1", "OPENAI_API_KEY"),
         _known("anthropic", "anthropic-messages", "https://api.anthropic.com", "ANTHROPIC_API_KEY"),
         _known(
@@ -85,26 +126,24 @@ KNOWN: Mapping[str, ProviderSettings] = {
         _known("llamacpp", "openai-completions", "http://127.0.0.1:8080/v1"),
     )
 }
-"""What need not be configured."""
+"""Providers that need no configuration, by name."""
 
 
 def complete(settings: ProviderSettings) -> ProviderSettings:
-    """The settings with nothing left open.
-
-    A local server gets no key that was not configured for it.
+    """Returns the settings with the API, address, key and `local` filled in.
 
     Raises:
-        ConfigurationError: The address is missing, or is none.
+        ConfigurationError: The address is missing or invalid.
     """
     known = KNOWN.get(settings.id)
     base_url = (settings.base_url or (known.base_url if known else "")).rstrip("/")
     place = f"models.providers.{settings.id}.baseUrl"
     if not base_url:
         raise ConfigurationError(
-            f"{place}: found nothing, and {settings.id!r} is not one of {', '.join(KNOWN)}, "
-            "expected the address of its API",
+            f"{place} is required, because {settings.id!r} is not one of {', '.join(KNOWN)}: "
+            "set it to the address of the provider's API",
             path=place,
-            expected="the address of its API",
+            expected="the address of the provider's API",
         )
     url = urlsplit(base_url)
     if url.scheme not in ("http", "https") or not url.hostname:
@@ -115,18 +154,48 @@ def complete(settings: ProviderSettings) -> ProviderSettings:
         )
     api = settings.api or (known.api if known else None) or "openai-completions"
     if api == "anthropic-messages":
-        # Its SDK appends `/v1/messages`, and people write the address either way.
+        # Its SDK appends `/v1/messages`, and users write the address with or without `/v1`.
         base_url = base_url.removesuffix("/v1")
     local = is_local(base_url) if settings.local is None else settings.local
+    # A local server must not receive a cloud provider's key that was not configured for it.
     key = settings.key or (known.key if known and not local else None)
     return replace(settings, api=api, base_url=base_url, key=key, local=local)
 
 
 def is_local(base_url: str) -> bool:
-    """Whether an address leads to this machine or to its neighbours."""
+    """True if the address is on this machine or in a private network."""
     host = (urlsplit(base_url).hostname or "").lower()
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
         return host in LOCAL_NAMES or host.endswith(LOCAL_ENDINGS)
     return address.is_loopback or address.is_private or address.is_link_local
+
+
+def open_provider(settings: ProviderSettings) -> "Provider":
+    """Opens a provider whose models share one HTTP client. The SDK's import takes seconds.
+
+    Raises:
+        ConfigurationError: The settings are invalid, or the SDK is not installed.
+    """
+    completed = complete(settings)
+    try:
+        from clawmode.models.direct import Provider
+    except ImportError as error:
+        missing = (error.name or "").partition(".")[0]
+        if missing not in ("pydantic_ai", "openai", "anthropic", "tiktoken"):
+            raise
+        raise ConfigurationError(
+            f"models need the extra `agent`, and {missing} is not installed: "
+            "pip install 'clawmode[agent]'"
+        ) from error
+    return Provider(completed)
+
+
+def make_model(settings: ProviderSettings, model_id: str) -> "DirectModel":
+    """Opens one model with its own client; close it with `aclose`, or use it in `async with`.
+
+    Raises:
+        ConfigurationError: The settings are invalid, or the SDK is not installed.
+    """
+    return open_provider(settings).model(model_id)

@@ -1,8 +1,7 @@
-"""The HTTP layer under the providers' libraries: the guard of SF-7, the key, and the debug log.
+"""The HTTP client below the provider SDKs: the tool guard of SF-7, the API key, the debug log.
 
-Here are the bytes that are sent, after every hook and library has had its hands on them. What an
-exchange expects is said by whoever makes the request, in the context that it is made in; a request
-that nobody announced is not sent.
+This module sees the final bytes, after all hooks and SDKs. `announce` sets the expectations for the
+requests that are sent in its context; a request that was not announced is rejected.
 """
 
 import json
@@ -23,38 +22,38 @@ from clawmode.models.debug import (
     MAX_PAYLOAD,
     DebugFlags,
     debug_flags,
+    for_log,
     log,
-    shown,
 )
 from clawmode.redaction import Redactor
 from clawmode.text import printable
 
 CONNECT_SECONDS = 30.0
 READ_SECONDS = 600.0
-"""A last resort: whoever reads the stream is less patient."""
-PEEKED = 5
+"""A last resort: the agent loop aborts a silent stream much earlier."""
+PEEKED_EVENTS = 5
 MAX_BUFFER = 1 << 20
-"""Bytes of one event of a stream that is being watched."""
+"""Bytes of one event that are buffered for the log."""
 DONE = b"[DONE]"
 
 KeyHeaders: TypeAlias = Literal["bearer", "x-api-key", "both"]
-"""How a provider wants to be shown the key."""
+"""The headers that carry the key."""
 
 ELSEWHERE = ("functions", "mcp_servers", "web_search_options")
-"""Members of a body by which a model gets tools that `tools` does not name."""
+"""Members of a body that give a model tools which are not in `tools`."""
 
 
 @dataclass(eq=False, slots=True)
 class Exchange:
-    """One request and its answer, as the wire sees them.
+    """One request and its response.
 
     Attributes:
-        model: Which model it is for, `provider/name`.
-        run_id: The run that asks, for logs.
-        exact_tools: What the body must name as tools, and nothing else; None if anything goes.
-        sent: Whether anything has left.
-        refusal: Why it has not.
-        done: Whether the stream said that it is complete.
+        model: The model, `provider/name`.
+        run_id: The run that makes the request, for logs.
+        exact_tools: The only tools that the body may name; None if the tools are not checked.
+        sent: True if the request has passed the guard and may have been sent.
+        refusal: Why this module did not send the request.
+        done: True if the stream contained its end marker.
     """
 
     model: str
@@ -66,7 +65,7 @@ class Exchange:
 
     @property
     def label(self) -> str:
-        """For logs: which model, which run."""
+        """The model and the run, for logs."""
         return f"{self.model} ({self.run_id})" if self.run_id else self.model
 
 
@@ -74,8 +73,8 @@ _current: ContextVar[Exchange | None] = ContextVar("clawmode_model_exchange", de
 
 
 @contextmanager
-def announced(exchange: Exchange) -> Iterator[None]:
-    """What is sent in this block, and by tasks that are started in it, is part of the exchange."""
+def announce(exchange: Exchange) -> Iterator[None]:
+    """Requests that are sent in this block, or by tasks started in it, belong to the exchange."""
     token = _current.set(exchange)
     try:
         yield
@@ -83,33 +82,33 @@ def announced(exchange: Exchange) -> Iterator[None]:
         _current.reset(token)
 
 
-# ---- The guard ----
+# ---- The guard of SF-7 ----
 
 
 def check_tools(body: bytes, expected: frozenset[str]) -> None:
     """Checks that a body names exactly these tools, each of them once.
 
     Raises:
-        ModelError: It does not, or cannot be read.
+        ModelError: The tools differ, or the body cannot be parsed.
     """
     try:
-        payload = json.loads(body, object_pairs_hook=_no_key_twice)
+        payload = json.loads(body, object_pairs_hook=_reject_duplicates)
     except (ValueError, RecursionError) as error:
-        raise _refusal(expected, f"a body that is no JSON ({error})") from None
+        raise _refusal(expected, f"a body that is not JSON ({error})") from None
     if not isinstance(payload, dict):
-        raise _refusal(expected, "a body that is no JSON object")
+        raise _refusal(expected, "a body that is not a JSON object")
     tools = payload.get("tools")
     if not isinstance(tools, list):
         raise _refusal(expected, "no list of tools" if tools is not None else "no tools at all")
     names = [_name_of(tool) for tool in tools]
     if Counter(names) != Counter(expected):
         raise _refusal(expected, ", ".join(name or "one without a name" for name in names))
-    if beside := _tools_beside(payload):
-        raise _refusal(expected, f"them, and {beside!r} beside them")
+    if other := _other_tools(payload):
+        raise _refusal(expected, f"them, and more tools in {other!r}")
 
 
-def _no_key_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    # Of two members with one name, a provider may read the other one.
+def _reject_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    # A provider may read the other one of two members with the same name.
     made = dict(pairs)
     if len(made) != len(pairs):
         raise ValueError("a member occurs twice")
@@ -117,19 +116,20 @@ def _no_key_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _name_of(tool: Any) -> str | None:
-    """What a provider would call it: `{name}`, or `{type: "function", function: {name}}`."""
+    """Returns the tool's name out of `{name}` or `{type: "function", function: {name}}`."""
     if not isinstance(tool, dict):
         return None
     inner = tool.get("function")
     holders = [tool, inner] if isinstance(inner, dict) else [tool]
     found = [holder["name"] for holder in holders if "name" in holder]
-    # Two names are none: nobody knows which one is read.
+    # With two different names it is not known which one the provider reads.
     if not found or found[0] != found[-1] or not isinstance(found[0], str):
         return None
     return found[0] or None
 
 
-def _tools_beside(payload: dict[str, Any]) -> str:
+def _other_tools(payload: dict[str, Any]) -> str:
+    """Returns the member that gives the model tools besides `tools`, or an empty string."""
     if named := next((key for key in ELSEWHERE if payload.get(key)), ""):
         return named
     items = payload.get("input")
@@ -142,14 +142,14 @@ def _tools_beside(payload: dict[str, Any]) -> str:
 def _refusal(expected: frozenset[str], found: str) -> ModelError:
     return ModelError(
         "payload_guard",
-        "the request was not sent: its tools have to be exactly "
+        "the request was not sent: its tools must be exactly "
         f"{', '.join(sorted(expected)) or 'none'}; found {found[:500]}",
         sent=False,
     )
 
 
 def tool_names(body: bytes) -> list[str]:
-    """The tools that a body names, as far as they can be made out."""
+    """Returns the names of the tools in a body; empty if the body cannot be parsed."""
     try:
         tools = json.loads(body).get("tools") or []
         return [_name_of(tool) or "?" for tool in tools]
@@ -168,25 +168,28 @@ def make_client(
     local: bool,
     headers: Mapping[str, str],
 ) -> httpx2.AsyncClient:
-    """A client that guards, authorizes and logs. It follows no redirect: a key could go astray."""
-    # Local models may think for an hour before they say the first word.
+    """Makes a client that checks, authorizes and logs requests.
+
+    It follows no redirects: the key could be sent to another server.
+    """
+    # Local models may need an hour before the first token.
     read = timeout or (None if local else READ_SECONDS)
     return httpx2.AsyncClient(
         auth=_KeyAuth(credential, key_headers, headers),
-        # A compressed stream is held back until there is enough of it.
+        # Compression would delay the events of a stream until a block is full.
         headers={"accept-encoding": "identity"},
         timeout=httpx2.Timeout(read, connect=timeout or CONNECT_SECONDS),
         event_hooks={
-            "request": [_Outgoing(credential).check],
-            "response": [_Incoming(credential).watch],
+            "request": [_RequestGuard(credential).check],
+            "response": [_ResponseWatcher(credential).watch],
         },
     )
 
 
 class _KeyAuth(httpx2.Auth):
-    """Adds the key and what was configured; tries once more if there is a new key.
+    """Adds the key and the configured headers; retries once if the key has changed.
 
-    The libraries above never see it.
+    The SDKs above never see the key.
     """
 
     def __init__(
@@ -199,20 +202,19 @@ class _KeyAuth(httpx2.Auth):
     async def async_auth_flow(
         self, request: httpx2.Request
     ) -> AsyncGenerator[httpx2.Request, httpx2.Response]:
-        """Puts the key into the headers."""
-        with _told_why():
+        with _keep_refusal():
             key = await self._credential.get()
         self._authorize(request, key)
         response = yield request
         if response.status_code == 401 and key is not None:
-            with _told_why():
+            with _keep_refusal():
                 changed = await self._credential.renew(key)
             if changed:
                 self._authorize(request, await self._credential.get())
                 yield request
 
     def _authorize(self, request: httpx2.Request, key: str | None) -> None:
-        # The libraries insist on a key of their own: what they put here is a placeholder.
+        # Remove the placeholder key that the SDKs were given.
         for name in ("authorization", "x-api-key"):
             request.headers.pop(name, None)
         if key is not None:
@@ -224,8 +226,8 @@ class _KeyAuth(httpx2.Auth):
 
 
 @contextmanager
-def _told_why() -> Iterator[None]:
-    """Keeps our own error where the libraries, which wrap it, cannot hide it."""
+def _keep_refusal() -> Iterator[None]:
+    """Stores our own error in the exchange, because the SDKs wrap the error in theirs."""
     try:
         yield
     except ModelError as error:
@@ -234,25 +236,25 @@ def _told_why() -> Iterator[None]:
         raise
 
 
-class _Outgoing:
-    """The last look at a request."""
+class _RequestGuard:
+    """Checks the final bytes of each request before the transport sends them."""
 
     def __init__(self, credential: Credential) -> None:
         self._credential = credential
 
     async def check(self, request: httpx2.Request) -> None:
-        """Refuses what must not be sent, and logs the rest.
+        """Checks and logs a request.
 
         Raises:
-            ModelError: It must not.
+            ModelError: The request must not be sent.
         """
         exchange = _current.get()
         if exchange is None:
-            text = "the request was not sent: nobody announced it"
+            text = "the request was not sent: it was made outside of a model request"
             raise ModelError("payload_guard", text, sent=False)
-        # Not `content`: that is a copy, and this is what the transport will read.
-        body = await _read(request.stream)
-        with _told_why():
+        # Not `content`, which is a copy: the transport reads the stream.
+        body = await _read_body(request.stream)
+        with _keep_refusal():
             if exchange.exact_tools is not None:
                 check_tools(body, exchange.exact_tools)
         request.stream = httpx2.ByteStream(body)
@@ -264,7 +266,7 @@ class _Outgoing:
         self, flags: DebugFlags, exchange: Exchange, request: httpx2.Request, body: bytes
     ) -> None:
         if flags.transport:
-            # Neither the query nor the user of an address: both may be secrets.
+            # Without user, password and query, which may be secret.
             url = request.url
             place = f"{url.scheme}://{url.netloc.decode('ascii')}{url.path}"
             log("%s: %s %s, %d bytes", exchange.label, request.method, place, len(body))
@@ -272,35 +274,34 @@ class _Outgoing:
             names = tool_names(body)
             log("%s: %d tools: %s", exchange.label, len(names), ", ".join(names))
         elif flags.payload == "full-redacted":
-            text = shown(body, self._credential.redactor, MAX_PAYLOAD)
+            text = for_log(body, self._credential.redactor, MAX_PAYLOAD)
             log("%s: payload: %s", exchange.label, text)
 
 
-async def _read(stream: object) -> bytes:
+async def _read_body(stream: object) -> bytes:
     if isinstance(stream, httpx2.AsyncByteStream):
         return b"".join([chunk async for chunk in stream])
-    text = "the request was not sent: its body cannot be looked at"
+    text = "the request was not sent: its body cannot be checked"
     raise ModelError("payload_guard", text, sent=False)
 
 
-class _Incoming:
-    """Watches an answer come in."""
+class _ResponseWatcher:
+    """Replaces the body of each response by one that counts and logs."""
 
     def __init__(self, credential: Credential) -> None:
         self._credential = credential
 
     async def watch(self, response: httpx2.Response) -> None:
-        """Puts a watcher into the stream."""
         exchange = _current.get()
         stream = response.stream
         if exchange is not None and isinstance(stream, httpx2.AsyncByteStream):
-            response.stream = _Watched(
+            response.stream = _ObservedBody(
                 stream, response, exchange, debug_flags(), self._credential.redactor
             )
 
 
-class _Watched(httpx2.AsyncByteStream):
-    """A body that is passed on as it comes, counted, and told about if somebody wants to know."""
+class _ObservedBody(httpx2.AsyncByteStream):
+    """Passes a body through; looks for the end marker, counts bytes, and logs events."""
 
     def __init__(
         self,
@@ -318,11 +319,14 @@ class _Watched(httpx2.AsyncByteStream):
         self._bytes = 0
         self._closed = False
         is_events = "event-stream" in response.headers.get("content-type", "")
-        self._events = _Events(exchange.label, flags, redactor) if is_events and flags.sse else None
+        self._events = (
+            _EventLog(exchange.label, flags, redactor) if is_events and flags.sse else None
+        )
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         async for chunk in self._inner:
             self._bytes += len(chunk)
+            # The end marker may be split between two chunks.
             self._tail = (self._tail + chunk)[-64:]
             if DONE in self._tail:
                 self._exchange.done = True
@@ -331,7 +335,6 @@ class _Watched(httpx2.AsyncByteStream):
             yield chunk
 
     async def aclose(self) -> None:
-        """Closes the body, and logs how it went."""
         if not self._closed:
             self._closed = True
             if self._flags.transport:
@@ -350,8 +353,8 @@ class _Watched(httpx2.AsyncByteStream):
         )
 
 
-class _Events:
-    """The events of a stream, for the log."""
+class _EventLog:
+    """Splits a stream into server-sent events and logs them."""
 
     def __init__(self, label: str, flags: DebugFlags, redactor: Redactor) -> None:
         self._label = label
@@ -361,32 +364,32 @@ class _Events:
         self._seen = 0
 
     def feed(self, chunk: bytes) -> None:
-        """Takes more of the stream."""
-        if self._peek and self._seen == PEEKED:
+        """Adds a chunk of the stream, and logs the events that it completes."""
+        if self._peek and self._seen == PEEKED_EVENTS:
             return
         self._buffer += chunk.replace(b"\r\n", b"\n")
         while b"\n\n" in self._buffer:
             event, _, self._buffer = self._buffer.partition(b"\n\n")
-            self._tell(event)
-        # An event that does not end is of no interest, and would fill the memory.
+            self._log(event)
+        # An event that never ends must not fill the memory.
         self._buffer = self._buffer[-MAX_BUFFER:]
 
-    def _tell(self, event: bytes) -> None:
+    def _log(self, event: bytes) -> None:
         fields = [line.partition(b":") for line in event.split(b"\n")]
         named = b"".join(value for key, _, value in fields if key == b"event")
         data = b"".join(value for key, _, value in fields if key == b"data").strip()
-        if not (named or data) or (self._peek and self._seen == PEEKED):
+        if not (named or data) or (self._peek and self._seen == PEEKED_EVENTS):
             return
         self._seen += 1
-        name = named.decode("utf-8", "replace").strip() or _kind_of(data)
+        name = named.decode("utf-8", "replace").strip() or _event_type(data)
         name = printable(name, "")[:80]
         if self._peek:
-            log("%s: event %s: %s", self._label, name, shown(data, self._redactor, MAX_EVENT))
+            log("%s: event %s: %s", self._label, name, for_log(data, self._redactor, MAX_EVENT))
         else:
             log("%s: event %s", self._label, name)
 
 
-def _kind_of(data: bytes) -> str:
+def _event_type(data: bytes) -> str:
     try:
         value = json.loads(data)
     except ValueError:
@@ -395,12 +398,12 @@ def _kind_of(data: bytes) -> str:
     return found if isinstance(found, str) else "?"
 
 
-# ---- What can go wrong ----
+# ---- Errors ----
 
 
 def transport_kind(error: BaseException | None) -> ErrorKind | None:
-    """What kind of trouble with the transport this is, or came of; None if it is none."""
-    for _ in range(10):
+    """Returns the kind of the transport error that is or caused `error`; None if there is none."""
+    for _ in range(10):  # bounded, because a chain of causes can be a cycle
         if isinstance(error, httpx2.TimeoutException):
             return "timeout"
         if isinstance(error, httpx2.TransportError):

@@ -1,4 +1,4 @@
-"""What helps to test agents: a model that plays a script, and a server that does over the wire."""
+"""Test doubles for agents: a model that plays a script, and an HTTP server that does."""
 
 from clawmode.testing.script_server import ScriptServer, ServedRequest
 from clawmode.testing.scripted import (

@@ -1,12 +1,12 @@
-"""A server of models that plays a script, over the real wire of three real APIs.
+"""`ScriptServer`: an HTTP server that plays a script over the APIs of OpenAI and Anthropic.
 
     async with ScriptServer([Turn("Hello.")]) as server:
         AsyncAnthropic(base_url=server.url, api_key="none")
         AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none")
         make_model(server.settings("openai-responses"), "scripted")
 
-Like the real ones it refuses a conversation in which a tool call was left unanswered. Unlike them
-it can be told to misbehave: see `Turn`. Every request is kept, to see what was sent.
+Like the real servers, it rejects a conversation with a tool call that has no result. A script can
+also make it fail in many ways: see `Turn`. It records every request.
 """
 
 import json
@@ -20,26 +20,25 @@ import anyio
 import anyio.abc
 from anyio.streams.buffered import BufferedByteReceiveStream
 
-from clawmode.models.auth import KeySource
 from clawmode.models.base import ModelError
-from clawmode.models.providers import Api, ModelSettings, ProviderSettings
+from clawmode.models.providers import Api, KeySource, ModelSettings, ProviderSettings
 from clawmode.tasks import TaskOwner
 from clawmode.testing.script_wires import WIRES, Wire, status_of
-from clawmode.testing.scripted import Pause, Played, Player, Raw, Script, ScriptRequest
+from clawmode.testing.scripted import Pause, PlayedTurn, Player, Raw, Script, ScriptRequest
 
 HOST = "127.0.0.1"
 MAX_HEAD = 64 << 10
-NONSENSE = b"data: {this is no JSON\n\n"
+INVALID_EVENT = b"data: {this is no JSON\n\n"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedRequest:
-    """A request as it came.
+    """A request that the server received.
 
     Attributes:
-        raw: The body, byte by byte.
-        asked: What a script can see of it.
-        hung_up: Set when the client left before the answer was complete.
+        raw: The bytes of the body.
+        asked: The request as the script sees it.
+        hung_up: Set when the client closed the connection before the answer was complete.
     """
 
     api: Api
@@ -52,11 +51,11 @@ class ServedRequest:
 
 
 class ScriptServer(TaskOwner):
-    """The server. It listens inside of `async with`, on a port that the system chooses.
+    """A server that listens inside of `async with`, on a free port of this machine.
 
     Attributes:
-        requests: What was asked, oldest first.
-        key: If it is set, requests without it are refused; may be changed at any time.
+        requests: The requests so far, oldest first.
+        key: If set, requests without this key are rejected; may be changed at any time.
     """
 
     def __init__(self, script: Script, *, key: str | None = None) -> None:
@@ -67,7 +66,7 @@ class ScriptServer(TaskOwner):
 
     @property
     def url(self) -> str:
-        """Where it listens, without the `/v1`."""
+        """The address of the server, without `/v1`."""
         return f"http://{HOST}:{self._port}"
 
     def settings(
@@ -79,14 +78,14 @@ class ScriptServer(TaskOwner):
         timeout_seconds: float | None = None,
         model: ModelSettings | None = None,
     ) -> ProviderSettings:
-        """How to reach it: a provider whose models are all called as one likes.
+        """Returns the settings of a provider that leads to this server, for any model name.
 
         Args:
-            api: Which of its wires to use.
-            id: What the provider is called.
-            key: Where its key comes from.
-            timeout_seconds: How long to wait for it.
-            model: What is known of the model `scripted`.
+            api: The API to use.
+            id: The name of the provider.
+            key: The source of the key that the client sends.
+            timeout_seconds: The client's time limit.
+            model: Settings of the model `scripted`.
         """
         return ProviderSettings(
             id=id,
@@ -95,7 +94,7 @@ class ScriptServer(TaskOwner):
             key=key,
             timeout_seconds=timeout_seconds,
             models={"scripted": model} if model is not None else {},
-            # As if it were far away: a local provider is treated more leniently.
+            # Clients give a local provider more time, which tests of timeouts must not get.
             local=False,
         )
 
@@ -105,16 +104,16 @@ class ScriptServer(TaskOwner):
         listener = await anyio.create_tcp_listener(local_host=HOST, local_port=0)
         port = anyio.abc.SocketAttribute.local_port
         self._port = listener.extra(port)  # noqa: S610 - no query
-        tasks.start_soon(self._listen, listener)
+        tasks.start_soon(self._accept, listener)
 
-    async def _listen(self, listener: anyio.abc.Listener[anyio.abc.SocketStream]) -> None:
+    async def _accept(self, listener: anyio.abc.Listener[anyio.abc.SocketStream]) -> None:
         async with listener:
             await listener.serve(self._serve)
 
     async def _serve(self, stream: anyio.abc.SocketStream) -> None:
         async with stream:
             with suppress(anyio.BrokenResourceError, anyio.EndOfStream, anyio.IncompleteRead):
-                await self._answer(stream, *await _read(stream))
+                await self._answer(stream, *await _read_request(stream))
 
     # ---- Answering ----
 
@@ -124,20 +123,21 @@ class ScriptServer(TaskOwner):
         wire = next((wire for wire in WIRES if wire.path == path), None)
         if wire is None:
             return await _send_error(stream, WIRES[0], ModelError("not_found", f"no {path}"))
-        if self.key is not None and not _shows(headers, self.key):
+        bearer = headers.get("authorization", "").partition(" ")[2]
+        if self.key is not None and self.key not in (headers.get("x-api-key"), bearer):
             return await _send_error(stream, wire, ModelError("auth", "the key is wrong"))
         try:
             body = json.loads(raw)
             asked = wire.view(body, self._player.count())
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            problem = f"this is no request: {type(error).__name__}: {error}"
+            problem = f"invalid request: {type(error).__name__}: {error}"
             return await _send_error(stream, wire, ModelError("invalid_request", problem))
         request = ServedRequest(
             api=wire.api, path=path, headers=headers, raw=raw, body=body, asked=asked
         )
         self.requests.append(request)
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(_listen, stream, request, tasks.cancel_scope)
+            tasks.start_soon(_watch_for_hang_up, stream, request, tasks.cancel_scope)
             with suppress(anyio.BrokenResourceError):
                 await self._play(stream, wire, request)
             tasks.cancel_scope.cancel()
@@ -154,7 +154,7 @@ class ScriptServer(TaskOwner):
         except ModelError as error:
             return await _send_error(stream, wire, error)
         except Exception as error:
-            # A script's own mistake. Not 500: some clients would try again, and so skip a turn.
+            # A bug in the script. Not status 500: clients would retry, and so skip a turn.
             problem = ModelError("invalid_request", f"{type(error).__name__}: {error}")
             return await _send_error(stream, wire, problem)
         error = played.turn.error
@@ -173,12 +173,8 @@ class ScriptServer(TaskOwner):
             await _send_json(stream, 200, wire.whole(played, request.body))
 
 
-def _shows(headers: Mapping[str, str], key: str) -> bool:
-    return key in (headers.get("x-api-key"), headers.get("authorization", "").partition(" ")[2])
-
-
-async def _read(stream: anyio.abc.SocketStream) -> tuple[str, dict[str, str], bytes]:
-    """One request: path, headers, body."""
+async def _read_request(stream: anyio.abc.SocketStream) -> tuple[str, dict[str, str], bytes]:
+    """Returns the path, the headers and the body of a request."""
     buffered = BufferedByteReceiveStream(stream)
     head = (await buffered.receive_until(b"\r\n\r\n", MAX_HEAD)).decode("latin-1").split("\r\n")
     pairs = [line.partition(":") for line in head[1:]]
@@ -187,10 +183,10 @@ async def _read(stream: anyio.abc.SocketStream) -> tuple[str, dict[str, str], by
     return head[0].split(" ")[1].partition("?")[0], headers, body
 
 
-async def _listen(
+async def _watch_for_hang_up(
     stream: anyio.abc.SocketStream, request: ServedRequest, scope: anyio.CancelScope
 ) -> None:
-    """Waits for the client to hang up."""
+    """Cancels the answer when the client closes the connection."""
     with suppress(anyio.EndOfStream, anyio.BrokenResourceError):
         while True:
             await stream.receive()
@@ -199,11 +195,11 @@ async def _listen(
 
 
 async def _fail(stream: anyio.abc.SocketStream, wire: Wire, error: ModelError) -> None:
-    """Does what leads to an error, instead of answering."""
+    """Makes the client see `error` instead of an answer."""
     if error.kind == "timeout":
         await anyio.sleep(math.inf)
     elif error.kind == "garbage":
-        await _send(stream, Raw(body=NONSENSE, headers={"content-type": "text/event-stream"}))
+        await _send(stream, Raw(body=INVALID_EVENT, headers={"content-type": "text/event-stream"}))
     elif error.kind != "connection":
         await _send_error(stream, wire, error)
 
@@ -236,7 +232,7 @@ def _head(status: int, headers: Mapping[str, str]) -> bytes:
 
 
 async def _send_events(
-    stream: anyio.abc.SocketStream, wire: Wire, request: ServedRequest, played: Played
+    stream: anyio.abc.SocketStream, wire: Wire, request: ServedRequest, played: PlayedTurn
 ) -> None:
     kind = {"content-type": "text/event-stream", "transfer-encoding": "chunked"}
     await stream.send(_head(200, kind))
@@ -249,11 +245,11 @@ async def _send_events(
         await _send_event(stream, wire, event)
     if (error := played.turn.error) is not None:
         if error.kind == "connection":
-            return
+            return  # without the last chunk, so that the client sees a lost connection
         if error.kind == "timeout":
             await anyio.sleep(math.inf)
         if error.kind == "garbage":
-            await _send_chunk(stream, b"event: message\n" + NONSENSE)
+            await _send_chunk(stream, b"event: message\n" + INVALID_EVENT)
         else:
             await _send_event(stream, wire, wire.broken(error, played, request.body))
     elif not wire.named:

@@ -1,7 +1,7 @@
-"""A turn of a script as three real APIs say it, and what a request in them asks.
+"""The formats of three APIs: reads requests, and writes turns of a script and errors.
 
-OpenAI's chat completions and Responses, Anthropic's messages: whole, or as the events of a stream,
-and errors in the words of each.
+The APIs are OpenAI's chat completions and Responses, and Anthropic's messages. A turn is written as
+one JSON document, or as the events of a stream.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -13,7 +13,7 @@ from clawmode.models.base import ErrorKind, ModelError, read_arguments
 from clawmode.models.providers import Api
 from clawmode.testing.scripted import (
     Pause,
-    Played,
+    PlayedTurn,
     Say,
     ScriptRequest,
     Think,
@@ -22,43 +22,43 @@ from clawmode.testing.scripted import (
 )
 
 Body: TypeAlias = dict[str, Any]
-"""JSON of a stranger's making."""
+"""JSON of a request or response."""
 Events: TypeAlias = Iterator[Body | Pause]
 
-Spoken: TypeAlias = Say | Think | ToolCall
+OutputPart: TypeAlias = Say | Think | ToolCall
 
 
 @dataclass(frozen=True, slots=True)
 class Wire:
-    """One API.
+    """The functions that read and write one API.
 
     Attributes:
-        view: What a request in it asks.
-        whole: A turn as one answer.
-        events: A turn as a stream; what comes after its error is left out.
-        error: An error as the body of an answer.
-        broken: An error in a stream that has begun.
-        named: Whether an event has its type on a line of its own; else the stream ends with
-            `[DONE]`.
+        view: Reads a request.
+        whole: Writes a turn as one document.
+        events: Writes a turn as events; a turn with an error has no closing events.
+        error: Writes an error as the body of a response.
+        broken: Writes an error as an event of a stream that has started.
+        named: True if each event has an `event:` line with its type; otherwise the stream ends
+            with `[DONE]`.
     """
 
     api: Api
     path: str
     view: Callable[[Body, int], ScriptRequest]
-    whole: Callable[[Played, Body], Body]
-    events: Callable[[Played, Body], Events]
+    whole: Callable[[PlayedTurn, Body], Body]
+    events: Callable[[PlayedTurn, Body], Events]
     error: Callable[[ModelError], Body]
-    broken: Callable[[ModelError, Played, Body], Body]
+    broken: Callable[[ModelError, PlayedTurn, Body], Body]
     named: bool = True
 
 
-def spoken(played: Played) -> list[Spoken]:
-    """The parts without the pauses."""
+def output_parts(played: PlayedTurn) -> list[OutputPart]:
+    """Returns the parts without the pauses."""
     return [part for part in played.parts if not isinstance(part, Pause)]
 
 
 def text_of(content: Any) -> str:
-    """The words of a message or a result, which all APIs take whole or as a list of blocks."""
+    """Returns the text of a message or result: a string or a list of blocks in all three APIs."""
     if isinstance(content, str):
         return content
     blocks = content if isinstance(content, list) else []
@@ -104,7 +104,7 @@ _ANTHROPIC_WORDS: Mapping[ErrorKind, str] = {
 
 
 def status_of(error: ModelError, api: Api) -> int:
-    """The HTTP status that leads to an error."""
+    """Returns the HTTP status that makes a client see this error."""
     if error.status is not None:
         return error.status
     if api == "anthropic-messages":
@@ -158,7 +158,7 @@ def _messages_view(body: Body, number: int) -> ScriptRequest:
     )
 
 
-def _block(part: Spoken) -> Body:
+def _block(part: OutputPart) -> Body:
     if isinstance(part, Say):
         return {"type": "text", "text": part.text, "citations": None}
     if isinstance(part, Think):
@@ -166,7 +166,7 @@ def _block(part: Spoken) -> Body:
             return {"type": "redacted_thinking", "data": part.signature}
         return {"type": "thinking", "thinking": part.text, "signature": part.signature}
     given = read_arguments(arguments_text(part))
-    # The API gives objects alone, whatever the model wrote.
+    # This API returns only objects as input, whatever the model wrote.
     return {
         "type": "tool_use",
         "id": part.id,
@@ -175,13 +175,13 @@ def _block(part: Spoken) -> Body:
     }
 
 
-def _messages_whole(played: Played, body: Body) -> Body:
+def _messages_whole(played: PlayedTurn, body: Body) -> Body:
     return {
         "id": f"msg_{played.number}",
         "type": "message",
         "role": "assistant",
         "model": body.get("model", "scripted"),
-        "content": [_block(part) for part in spoken(played)],
+        "content": [_block(part) for part in output_parts(played)],
         "stop_reason": _ANTHROPIC_STOPS.get(played.turn.stop, "end_turn"),
         "stop_sequence": None,
         "usage": {
@@ -193,7 +193,7 @@ def _messages_whole(played: Played, body: Body) -> Body:
     }
 
 
-def _messages_events(played: Played, body: Body) -> Events:
+def _messages_events(played: PlayedTurn, body: Body) -> Events:
     whole = _messages_whole(played, body)
     usage = whole["usage"]
     start = whole | {"content": [], "stop_reason": None, "usage": usage | {"output_tokens": 1}}
@@ -217,7 +217,7 @@ def _messages_events(played: Played, body: Body) -> Events:
     yield {"type": "message_stop"}
 
 
-def _block_events(part: Spoken) -> Iterator[Body]:
+def _block_events(part: OutputPart) -> Iterator[Body]:
     block = _block(part)
     deltas: list[Body] = []
     if isinstance(part, Say):
@@ -269,8 +269,8 @@ def _chat_view(body: Body, number: int) -> ScriptRequest:
     )
 
 
-def _chat_whole(played: Played, body: Body) -> Body:
-    parts = spoken(played)
+def _chat_whole(played: PlayedTurn, body: Body) -> Body:
+    parts = output_parts(played)
     thoughts = "".join(part.text for part in parts if isinstance(part, Think))
     calls = [
         {
@@ -305,11 +305,12 @@ def _chat_whole(played: Played, body: Body) -> Body:
     }
 
 
-def _chat_events(played: Played, body: Body) -> Events:
+def _chat_events(played: PlayedTurn, body: Body) -> Events:
     whole = _chat_whole(played, body)
     (choice,) = whole["choices"]
     counted = bool((body.get("stream_options") or {}).get("include_usage"))
     head = whole | {"object": "chat.completion.chunk", "usage": None}
+    # Only a client that asks for usage gets the member at all.
     if not counted:
         del head["usage"]
 
@@ -367,7 +368,7 @@ def _responses_view(body: Body, number: int) -> ScriptRequest:
     )
 
 
-def _responses_whole(played: Played, body: Body) -> Body:
+def _responses_whole(played: PlayedTurn, body: Body) -> Body:
     usage = played.usage
     read = usage.input + usage.cache_read + usage.cache_write
     reasons: Mapping[StopReason, str] = {
@@ -383,7 +384,7 @@ def _responses_whole(played: Played, body: Body) -> Body:
         "error": None,
         "incomplete_details": {"reason": reason} if reason else None,
         "model": body.get("model", "scripted"),
-        "output": [_item(played, index, part) for index, part in enumerate(spoken(played))],
+        "output": [_item(played, index, part) for index, part in enumerate(output_parts(played))],
         "parallel_tool_calls": True,
         "tool_choice": "auto",
         "tools": body.get("tools", []),
@@ -400,7 +401,7 @@ def _responses_whole(played: Played, body: Body) -> Body:
     }
 
 
-def _item(played: Played, index: int, part: Spoken) -> Body:
+def _item(played: PlayedTurn, index: int, part: OutputPart) -> Body:
     place = f"{played.number}_{index}"
     if isinstance(part, Say):
         said = {"type": "output_text", "text": part.text, "annotations": [], "logprobs": []}
@@ -423,7 +424,7 @@ def _item(played: Played, index: int, part: Spoken) -> Body:
     }
 
 
-def _responses_events(played: Played, body: Body) -> Events:
+def _responses_events(played: PlayedTurn, body: Body) -> Events:
     number = 0
     for event in _responses_steps(played, body):
         if isinstance(event, Pause):
@@ -433,7 +434,7 @@ def _responses_events(played: Played, body: Body) -> Events:
             number += 1
 
 
-def _responses_steps(played: Played, body: Body) -> Events:
+def _responses_steps(played: PlayedTurn, body: Body) -> Events:
     whole = _responses_whole(played, body)
     begun = whole | {"status": "in_progress", "output": [], "usage": None}
     begun["incomplete_details"] = None
@@ -446,6 +447,7 @@ def _responses_steps(played: Played, body: Body) -> Events:
             continue
         item = whole["output"][index]
         place = {"output_index": index, "item_id": item["id"]}
+        # Like the real API: an item is announced empty, then filled by deltas.
         added = item | _EMPTY[item["type"]] | {"status": "in_progress"}
         yield {"type": "response.output_item.added", "output_index": index, "item": added}
         yield from _ITEM_EVENTS[item["type"]](item, place)
@@ -496,21 +498,21 @@ _ITEM_EVENTS: Mapping[str, Callable[[Body, Body], Iterator[Body]]] = {
 }
 
 
-# ---- All of them ----
+# ---- The three APIs ----
 
 
-def _chat_broken(error: ModelError, played: Played, body: Body) -> Body:
+def _chat_broken(error: ModelError, played: PlayedTurn, body: Body) -> Body:
     return _openai_error(error)
 
 
-def _responses_broken(error: ModelError, played: Played, body: Body) -> Body:
+def _responses_broken(error: ModelError, played: PlayedTurn, body: Body) -> Body:
     problem = {"code": _openai_problem(error)["code"], "message": str(error)}
     whole = _responses_whole(played, body)
     whole |= {"status": "failed", "error": problem, "output": list[Body]()}
     return {"type": "response.failed", "response": whole, "sequence_number": 999}
 
 
-def _messages_broken(error: ModelError, played: Played, body: Body) -> Body:
+def _messages_broken(error: ModelError, played: PlayedTurn, body: Body) -> Body:
     return _anthropic_error(error)
 
 

@@ -1,4 +1,4 @@
-"""A model that plays a script, in this process. For tests, examples and the demo.
+"""`ScriptedModel`: a model that plays a script in this process, for tests and examples.
 
     model = ScriptedModel([
         Turn("Let me add.", call("exec", {"code": "return 1 + 2"})),
@@ -6,8 +6,8 @@
         Turn("It is 3."),
     ])
 
-The first request gets the first turn, and so on; what was asked is kept. The same script is played
-over a real wire by `script_server`.
+The first request gets the first turn, and so on; the model records its requests. `ScriptServer`
+plays the same scripts over HTTP.
 """
 
 import inspect
@@ -38,9 +38,9 @@ from clawmode.messages import (
     UserMessage,
 )
 from clawmode.models.base import (
-    CallBegun,
+    CallStart,
     ErrorKind,
-    Finished,
+    MessageEnd,
     ModelError,
     ModelEvent,
     ModelLimits,
@@ -53,25 +53,25 @@ from clawmode.models.base import (
 from clawmode.types import JsonObject
 
 PIECE = 11
-"""Characters at a time: a real stream breaks text anywhere, inside of words and JSON."""
+"""Characters per event: a real stream splits text anywhere, also inside of words and JSON."""
 CHARACTERS_PER_TOKEN = 4
 
-# ---- What a turn is made of ----
+# ---- The parts of a turn ----
 
 
 @dataclass(frozen=True, slots=True)
 class Say:
-    """Words."""
+    """Text that the model writes."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Think:
-    """Thoughts; without words, ones that the model hides.
+    """Thinking of the model; redacted thinking if the text is empty.
 
     Attributes:
-        signature: What the provider wants to see again.
+        signature: The signature that the provider expects back.
     """
 
     text: str
@@ -80,12 +80,12 @@ class Think:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A tool call.
+    """A tool call of the model.
 
     Attributes:
-        arguments: An object, a text that is to be sent as it is, or what makes one of them of the
-            request.
-        id: Made up if it is empty.
+        arguments: An object, a string that is sent unchanged, or a function of the request that
+            returns one of these.
+        id: The id of the call; generated if it is empty.
     """
 
     name: str
@@ -95,12 +95,11 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Nothing comes for some seconds, or until something happens."""
+    """Interrupts the stream for some seconds, or until an event is set."""
 
     until: float | anyio.Event
 
     async def wait(self) -> None:
-        """Waits."""
         if isinstance(self.until, anyio.Event):
             await self.until.wait()
         else:
@@ -109,7 +108,7 @@ class Pause:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Raw:
-    """What a server answers, byte by byte."""
+    """The exact response of a server."""
 
     body: bytes = b""
     status: int = 200
@@ -120,12 +119,12 @@ Part: TypeAlias = Say | Think | Call | Pause
 
 
 def text(words: str) -> Say:
-    """The model says something."""
+    """Returns a part in which the model writes text."""
     return Say(words)
 
 
 def think(words: str = "", signature: str = "signed") -> Think:
-    """The model thinks something."""
+    """Returns a part in which the model thinks."""
     return Think(words, signature)
 
 
@@ -135,27 +134,27 @@ def call(
     *,
     id: str = "",
 ) -> Call:
-    """The model calls a tool."""
+    """Returns a part in which the model calls a tool."""
     return Call(name, {} if arguments is None else arguments, id)
 
 
 def pause(until: float | anyio.Event) -> Pause:
-    """The model takes its time."""
+    """Returns a part that interrupts the stream for some seconds, or until an event is set."""
     return Pause(until)
 
 
 class Turn:
-    """What the model does in answer to one request.
+    """The answer to one request.
 
     Args:
-        parts: What it says, thinks and calls, in this order; a `str` is what it says.
-        stop: Why it stops; made out from the parts if it is None.
-        usage: What it cost; estimated if it is None.
-        delay: Seconds before each piece.
-        error: What goes wrong after the parts, or instead of an answer if there are none. A server
-            does what leads to it: `connection` cuts the line, `timeout` goes silent, `garbage`
-            talks nonsense, and all others are told in the words of the API.
-        raw: What a server answers instead of all this.
+        parts: Text, thinking, calls and pauses in order; a `str` is text.
+        stop: The stop reason; derived from the parts if it is None.
+        usage: The token usage; estimated if it is None.
+        delay: Seconds before each event.
+        error: An error after the parts, or instead of an answer if there are no parts. A server
+            makes the client see the error: `connection` closes the connection, `timeout` sends
+            nothing more, `garbage` sends an invalid event, others are sent in the API's format.
+        raw: The exact response of a server, instead of everything else.
     """
 
     def __init__(
@@ -180,18 +179,18 @@ class Turn:
 
     @property
     def calls(self) -> list[Call]:
-        """The calls among the parts."""
+        """The parts that are tool calls."""
         return [part for part in self.parts if isinstance(part, Call)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptRequest:
-    """What a script can see of a request, whatever way it came.
+    """A request as scripts see it, the same for all APIs.
 
     Attributes:
-        number: From 1.
-        said: The user's last words.
-        results: What tools answered, by the id of the call, oldest first. None: nothing yet.
+        number: The number of the request, from 1.
+        said: The text of the last user message.
+        results: The text of tool results by call id, oldest first; None if there is no result.
     """
 
     number: int
@@ -201,8 +200,10 @@ class ScriptRequest:
     results: Mapping[str, str | None] = field(default_factory=dict)
 
     def last_result(self) -> Any:
-        """The newest tool result, read as JSON; the words themselves if it is none."""
-        newest = next((it for it in reversed([*self.results.values()]) if it is not None), "null")
+        """Returns the newest tool result, parsed as JSON; its text if it is no JSON."""
+        newest = next(
+            (result for result in reversed([*self.results.values()]) if result is not None), "null"
+        )
         try:
             return json.loads(newest)
         except ValueError:
@@ -211,15 +212,15 @@ class ScriptRequest:
 
 Reaction: TypeAlias = Callable[[ScriptRequest], "Turn | str | Awaitable[Turn | str]"]
 Script: TypeAlias = Sequence[Turn | str | Reaction] | Reaction
-"""Turns, one for each request, some of them made of the request; or one reaction to all of them."""
+"""One turn, or function that returns a turn, per request; or one function for all requests."""
 
 
-# ---- Playing it ----
+# ---- Playing a script ----
 
 
 @dataclass(frozen=True, slots=True)
-class Played:
-    """A turn with everything made out that depended on the request."""
+class PlayedTurn:
+    """A turn with its functions of the request called, and ids and usage filled in."""
 
     number: int
     turn: Turn
@@ -228,42 +229,42 @@ class Played:
 
     @property
     def text(self) -> str:
-        """All that it says."""
+        """The text of all parts together."""
         return "".join(part.text for part in self.parts if isinstance(part, Say))
 
 
 class Player:
-    """Hands out the turns of a script."""
+    """Returns the turns of a script one after the other."""
 
     def __init__(self, script: Script) -> None:
         self._script = script
         self._number = 0
 
     def count(self) -> int:
-        """The number of the next request."""
+        """Counts a request; returns its number."""
         self._number += 1
         return self._number
 
-    async def play(self, request: ScriptRequest, size: int) -> Played:
-        """The turn for a request.
+    async def play(self, request: ScriptRequest, size: int) -> PlayedTurn:
+        """Returns the turn for a request.
 
         Args:
             request: The request.
-            size: Its characters, to estimate what it cost.
+            size: The size of the request in characters, to estimate its tokens.
 
         Raises:
-            ModelError: The script is over.
+            ModelError: The script has no more turns.
         """
-        turn = await self._turn(request)
+        turn = await self._next_turn(request)
         parts = tuple(
-            _made(part, request, index) if isinstance(part, Call) else part
+            _tool_call(part, request, index) if isinstance(part, Call) else part
             for index, part in enumerate(turn.parts)
         )
         written = sum(len(_text_of(part)) for part in parts)
         estimate = Usage(size // CHARACTERS_PER_TOKEN, written // CHARACTERS_PER_TOKEN + 1)
-        return Played(request.number, turn, parts, turn.usage or estimate)
+        return PlayedTurn(request.number, turn, parts, turn.usage or estimate)
 
-    async def _turn(self, request: ScriptRequest) -> Turn:
+    async def _next_turn(self, request: ScriptRequest) -> Turn:
         if callable(self._script):
             found: Turn | str | Reaction = self._script
         elif request.number <= len(self._script):
@@ -271,7 +272,7 @@ class Player:
         else:
             raise ModelError(
                 "invalid_request",
-                f"the script has {len(self._script)} turns and this is request {request.number}",
+                f"the script has {len(self._script)} turns, and this is request {request.number}",
             )
         if callable(found):
             made = found(request)
@@ -279,7 +280,7 @@ class Player:
         return Turn(found) if isinstance(found, str) else found
 
 
-def _made(part: Call, request: ScriptRequest, index: int) -> ToolCall:
+def _tool_call(part: Call, request: ScriptRequest, index: int) -> ToolCall:
     given = part.arguments(request) if callable(part.arguments) else part.arguments
     return ToolCall(part.id or f"call_{request.number}_{index}", part.name, given)
 
@@ -291,12 +292,12 @@ def _text_of(part: Say | Think | Pause | ToolCall) -> str:
 
 
 def arguments_text(part: ToolCall) -> str:
-    """The arguments of a call as they are written."""
+    """Returns the arguments of a call as the text that a model would write."""
     return part.arguments if isinstance(part.arguments, str) else json.dumps(part.arguments)
 
 
 def pieces(words: str) -> Iterator[str]:
-    """The text as it trickles in."""
+    """Splits a text into the pieces of a stream."""
     return (words[at : at + PIECE] for at in range(0, len(words), PIECE))
 
 
@@ -304,7 +305,7 @@ class ScriptedModel:
     """A `Model` that plays a script.
 
     Attributes:
-        requests: What it was asked, oldest first.
+        requests: The requests so far, oldest first.
     """
 
     def __init__(
@@ -328,21 +329,21 @@ class ScriptedModel:
         view = _view(request, self._player.count())
         played = await self._player.play(view, len(str(request)))
         if played.turn.raw is not None:
-            raise ModelError("garbage", "only a server can play raw bytes")
+            raise ModelError("garbage", "`raw` needs a ScriptServer: ScriptedModel has no HTTP")
         if played.turn.error is not None and not played.parts:
             raise played.turn.error
         async with aclosing(self._events(played)) as events:
             yield events
 
-    async def _events(self, played: Played) -> AsyncGenerator[ModelEvent, None]:
+    async def _events(self, played: PlayedTurn) -> AsyncGenerator[ModelEvent, None]:
         for part in played.parts:
             if isinstance(part, Pause):
                 await part.wait()
                 continue
             if isinstance(part, ToolCall):
-                yield CallBegun(part.name)
+                yield CallStart(part.name)
             for piece in pieces(_text_of(part)):
-                # Even without a delay others have their turn, as with a real stream.
+                # Also without a delay: other tasks run between two events, as with a real stream.
                 await anyio.sleep(played.turn.delay)
                 if isinstance(part, Say):
                     yield TextDelta(piece)
@@ -352,9 +353,9 @@ class ScriptedModel:
                 yield TextEnd(part.text)
         if played.turn.error is not None:
             raise played.turn.error
-        yield Finished(self._message(played))
+        yield MessageEnd(self._message(played))
 
-    def _message(self, played: Played) -> AssistantMessage:
+    def _message(self, played: PlayedTurn) -> AssistantMessage:
         content: list[Text | Thinking | ToolCall] = []
         for part in played.parts:
             if isinstance(part, Say):

@@ -7,12 +7,12 @@ import pytest
 from tests.support.model_driver import answer_of, request
 
 from clawmode.exceptions import ConfigurationError
-from clawmode.models.auth import KeySource
 from clawmode.models.base import Model
 from clawmode.models.direct import DirectModel
-from clawmode.models.settings import (
+from clawmode.models.providers import (
     KNOWN,
     Api,
+    KeySource,
     ModelSettings,
     ProviderSettings,
     complete,
@@ -154,7 +154,7 @@ def run(code: str) -> "subprocess.CompletedProcess[str]":
 
 
 def test_settings_and_scripts_do_not_load_the_libraries() -> None:
-    modules = "clawmode.models.settings, clawmode.models.base, clawmode.testing"
+    modules = "clawmode.models.providers, clawmode.models.base, clawmode.testing"
     heavy = "{'pydantic_ai', 'openai', 'anthropic', 'httpx2'}"
     done = run(f"import sys, {modules}; print(sorted({heavy} & set(sys.modules)))")
     assert done.stdout == "[]\n", done.stderr
@@ -169,7 +169,7 @@ class Missing:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 sys.meta_path.insert(0, Missing())
 from clawmode.exceptions import ConfigurationError
-from clawmode.models.settings import ProviderSettings, make_model
+from clawmode.models.providers import ProviderSettings, make_model
 try:
     make_model(ProviderSettings(id="ollama"), "x")
 except ConfigurationError as error:
