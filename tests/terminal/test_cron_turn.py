@@ -54,8 +54,8 @@ def test_jobs_are_added_listed_and_removed(tmp_path: Path, zygote: Zygote) -> No
     added = zygote.run(*DAILY, cwd=tmp_path)
     assert added.returncode == 0
     assert added.stderr == (
-        "clawmode: no gateway runs on this state folder: the job runs once one does "
-        "(clawmode gateway)\n"
+        "clawmode: no gateway runs on this state folder: start one with clawmode gateway to run "
+        "the job\n"
     )
     assert added.stdout.startswith("daily: Mon to Fri at 08:00, Europe/Berlin; next: 20")
     how = ("--agent", "main", "--model", "a/b", "--thinking", "low", "--timeout", "60")
@@ -94,7 +94,7 @@ def test_jobs_are_added_listed_and_removed(tmp_path: Path, zygote: Zygote) -> No
 @pytest.mark.parametrize(
     ("arguments", "status", "says"),
     [
-        (("add", "a", "--every", "1h"), 2, "give a --message"),
+        (("add", "a", "--every", "1h"), 2, "--message is required"),
         (("add", "a", "-m", "Hi."), 2, "exactly one of cron, every and at must be set"),
         (("add", "a", "-m", "Hi.", "--every", "1h", "--at", "2030-01-01"), 2, "every and at"),
         (("add", "a b", "-m", "Hi.", "--every", "1h"), 2, "is not a job id"),
@@ -104,7 +104,11 @@ def test_jobs_are_added_listed_and_removed(tmp_path: Path, zygote: Zygote) -> No
         (("add", "a", "-m", "Hi.", "--cron", "0 0 31 2 *"), 2, "never comes"),
         (("add", "a", "-m", "Hi.", "--cron", "@daily", "--tz", "x"), 2, "there is no time zone"),
         (("add", "a", "-m", "Hi.", "--every", "1h", "--agent", "b"), 2, 'there is no agent "b"'),
-        (("add", "a", "-m", "Hi.", "--every", "1h", "--thinking", "x"), 2, "--thinking is one of"),
+        (
+            ("add", "a", "-m", "Hi.", "--every", "1h", "--thinking", "x"),
+            2,
+            "--thinking must be one of",
+        ),
         (("add", "a", "-m", "Hi.", "--every", "1h", "--timeout", "0"), 2, "must be more than 0"),
         (
             ("add", "a", "-m", "Hi.", "--every", "1h", "--target", "b"),

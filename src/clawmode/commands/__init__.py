@@ -1,1 +1,1 @@
-"""The commands: what each takes, and whom it calls."""
+"""The command line: one module per group of commands. Arguments in, calls out."""

@@ -1,4 +1,4 @@
-"""`agent`, `sessions list|show`, `trajectory export|show`: turns, and what is kept of them."""
+"""The commands `agent`, `sessions` and `trajectory`: turns of an agent, and their records."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,6 +21,7 @@ from clawmode.commands.options import (
     fail,
     find_gateway,
     gather,
+    load_basic_setup,
     load_setup,
     new_app,
     read_source,
@@ -29,49 +30,52 @@ from clawmode.commands.options import (
 if TYPE_CHECKING:
     from clawmode.agent.requests import AgentRequest
     from clawmode.app.console import ProgramOutput
-    from clawmode.app.setup import Setup
     from clawmode.rpc.presence import RunningGateway
     from clawmode.terminal.turn import ShownTurn
 
 EXIT = {"ok": 0, "error": FAILED, "timeout": FAILED, "aborted": STOPPED}
 WAITING = 3
 
-sessions_app = new_app("Look at conversations.")
-trajectory_app = new_app("Look at what runs did, step by step.")
+sessions_app = new_app("List and show conversations.")
+trajectory_app = new_app("Show or export the steps of runs.")
 
 SessionArgument = Annotated[
-    str, typer.Argument(metavar="SESSION", help="A key, or an id. Default: the main session.")
+    str,
+    typer.Argument(
+        metavar="SESSION", help="The conversation: a key or an id. Default: the main session."
+    ),
 ]
-RunOption = Annotated[str, typer.Option("--run", metavar="RUNID", help="That run alone.")]
+RunOption = Annotated[str, typer.Option("--run", metavar="RUNID", help="Show only this run.")]
 
 
 def agent(
     message: Annotated[
-        str, typer.Option("--message", "-m", help="What you say; - reads it from stdin.")
+        str, typer.Option("--message", "-m", help="Your message; - reads it from stdin.")
     ] = "",
     session: Annotated[
-        str, typer.Option(help="The conversation: a key, or an id. Default: the main one.")
+        str, typer.Option(help="The conversation: a key or an id. Default: the main session.")
     ] = "",
     agent_id: Annotated[
-        str, typer.Option("--agent", help="Which agent. Default: the default one.")
+        str, typer.Option("--agent", help="The agent. Default: the default agent.")
     ] = "",
     model: Annotated[str, typer.Option(help="provider/model, instead of the agent's.")] = "",
     thinking: Annotated[
         str, typer.Option(help="off, minimal, low, medium or high, instead of the agent's.")
     ] = "",
     timeout: Annotated[
-        float | None, typer.Option(metavar="SECONDS", help="How long the turn may take.")
+        float | None, typer.Option(metavar="SECONDS", help="The time limit of the turn.")
     ] = None,
     resume: Annotated[
         str,
-        typer.Option("--continue", metavar="RUNID", help="Go on with a run that was interrupted."),
+        typer.Option("--continue", metavar="RUNID", help="Resume a run that was interrupted."),
     ] = "",
     show_prompt: Annotated[
         bool,
-        typer.Option("--show-prompt", help="Show what the model would be told; run nothing."),
+        typer.Option("--show-prompt", help="Show the prompt and the tools; run nothing."),
     ] = False,
     local: Annotated[
-        bool, typer.Option("--local", help="Run it in this process, even if a gateway runs.")
+        bool,
+        typer.Option("--local", help="Run the turn in this process, even if a gateway runs."),
     ] = False,
     tools: ToolsOption = None,
     config: ConfigOption = None,
@@ -80,19 +84,19 @@ def agent(
     approve: AgentApproveOption = None,
     state: StateOption = None,
     as_json: JsonOption = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show the words alone.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the reply.")] = False,
 ) -> None:
     """Run one turn of an agent.
 
-    What the agent says goes to stdout, what it does is shown on stderr.
+    The reply goes to stdout; stderr shows the calls that the agent makes.
 
-    Exit status: 0 done, 1 failed, 2 usage, 3 waiting, 130 stopped.
+    Exit status: 0 done, 1 failed, 2 wrong usage, 3 waiting, 130 stopped.
     """
     with session_command() as out:
         if bool(message) is bool(resume) and not show_prompt:
-            fail("give a --message (- reads it from stdin), or a run to --continue", USAGE)
+            fail("give either --message (- reads it from stdin) or --continue RUNID", USAGE)
         if timeout is not None and not timeout > 0:
-            fail(f"--timeout takes seconds, more than none, not {timeout:g}", USAGE)
+            fail(f"--timeout must be a positive number of seconds, got {timeout:g}", USAGE)
         request = _request(
             session,
             thinking,
@@ -106,8 +110,8 @@ def agent(
         options = gather(tools, config, mcp_config, policy, approve, state)
         shown: dict[str, Any] = {"options": options, "out": out, "approve": approve}
         shown |= {"as_json": as_json, "quiet": quiet, "stdin_is_taken": message == "-"}
-        place = None if local or show_prompt else find_gateway(options)
-        turn = _embedded_turn(shown) if place is None else _remote_turn(place, shown)
+        running = None if local or show_prompt else find_gateway(options)
+        turn = _local_turn(shown) if running is None else _remote_turn(running, shown)
         if show_prompt:
             turn.show_prompt(request)
             raise typer.Exit
@@ -122,7 +126,7 @@ def _request(session: str, thinking: str, **given: Any) -> "AgentRequest":
 
     level = next((it for it in THINKING_LEVELS if it == thinking), None)
     if thinking and level is None:
-        fail(f"--thinking is one of {', '.join(THINKING_LEVELS)}, not {thinking!r}", USAGE)
+        fail(f"--thinking must be one of {', '.join(THINKING_LEVELS)}, got {thinking!r}", USAGE)
     by_id = is_session_id(session)
     return AgentRequest(
         session_key="" if by_id else session,
@@ -133,18 +137,18 @@ def _request(session: str, thinking: str, **given: Any) -> "AgentRequest":
     )
 
 
-def _embedded_turn(shown: dict[str, Any]) -> "ShownTurn":
+def _local_turn(shown: dict[str, Any]) -> "ShownTurn":
     from clawmode.terminal.local_turn import AgentCommand
 
     return AgentCommand(setup=load_setup(shown["options"], "agent"), **shown)
 
 
-def _remote_turn(place: "RunningGateway", shown: dict[str, Any]) -> "ShownTurn":
+def _remote_turn(running: "RunningGateway", shown: dict[str, Any]) -> "ShownTurn":
     from clawmode.app.setup import state_folder
     from clawmode.terminal.remote_turn import RemoteTurn, check_options
 
     options = shown["options"]
-    check_options(options, place)
+    check_options(options, running)
     return RemoteTurn(state=state_folder(options.state), **shown)
 
 
@@ -153,17 +157,19 @@ def _remote_turn(place: "RunningGateway", shown: dict[str, Any]) -> "ShownTurn":
 
 @sessions_app.command("list")
 def list_sessions(
-    agent_id: Annotated[str, typer.Option("--agent", help="Of this agent alone.")] = "",
-    limit: Annotated[int, typer.Option(min=1, help="How many.")] = 50,
+    agent_id: Annotated[
+        str, typer.Option("--agent", help="List only the conversations of this agent.")
+    ] = "",
+    limit: Annotated[int, typer.Option(min=1, help="The most conversations to list.")] = 50,
     config: ConfigOption = None,
     state: StateOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List conversations, the one that was used last first."""
+    """List conversations, the most recently used first."""
     with session_command() as out:
         from clawmode.terminal.agent_listings import list_all, print_sessions
 
-        found = list_all(_setup(config, state), agent_id, limit)
+        found = list_all(load_basic_setup(config, state), agent_id, limit)
         if as_json:
             out.json({"sessions": found})
         else:
@@ -178,11 +184,11 @@ def show_session(
     state: StateOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show a conversation: what was said, and the calls that were made."""
+    """Show the messages and the calls of a conversation."""
     with session_command() as out:
         from clawmode.terminal.agent_listings import read_session, show
 
-        setup = _setup(config, state)
+        setup = load_basic_setup(config, state)
         if as_json:
             out.json(read_session(setup, session, run))
         else:
@@ -199,42 +205,38 @@ def show_trajectory(
     config: ConfigOption = None,
     state: StateOption = None,
 ) -> None:
-    """Draw what the runs of a session did as a tree."""
+    """Draw the steps of a session's runs as a tree."""
     with session_command() as out:
         from clawmode.terminal.agent_listings import show
 
-        show(out, _setup(config, state), session, run)
+        show(out, load_basic_setup(config, state), session, run)
 
 
 @trajectory_app.command("export")
 def export_trajectory(
     session: SessionArgument = "main",
-    name: Annotated[str, typer.Option(help="Of the folder that is made.")] = "",
+    name: Annotated[str, typer.Option(help="The name of the new folder.")] = "",
     config: ConfigOption = None,
     state: StateOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Export a session's runs, without secrets.
 
-    They are written to a folder in the agent's workspace.
+    The files go to a new folder in the agent's workspace.
     """
     with session_command() as out:
         from clawmode.terminal.agent_listings import export
 
-        made = export(_setup(config, state), session, name)
+        made = export(load_basic_setup(config, state), session, name)
         if as_json:
             out.json(made)
         else:
             out.say(str(made["folder"]))
 
 
-def _setup(config: str | None, state: str | None) -> "Setup":
-    return load_setup(gather(None, config, None, None, "ask", state))
-
-
 @contextmanager
 def session_command() -> "Iterator[ProgramOutput]":
-    """As `command`; and what cannot be a session's name is wrong usage."""
+    """Like `command`, and an invalid name of a session is wrong usage."""
     with command() as out:
         from clawmode.exceptions import ConfigurationError
         from clawmode.sessions.keys import InvalidSession

@@ -1,4 +1,4 @@
-"""`run` and `wait`: one cell in the foreground."""
+"""The commands `run` and `wait`: one cell at the terminal."""
 
 from typing import Annotated
 
@@ -33,7 +33,7 @@ def run(
     file: Annotated[str, typer.Argument(help="A JavaScript or TypeScript file, or - for stdin.")],
     language: Annotated[
         str | None,
-        typer.Option(help="javascript or typescript. Default: by the file's ending."),
+        typer.Option(help="javascript or typescript. Default: by the extension of the file."),
     ] = None,
     tools: ToolsOption = None,
     config: ConfigOption = None,
@@ -46,15 +46,19 @@ def run(
     max_output_bytes: OutputOption = None,
     max_snapshot_bytes: SnapshotOption = None,
     wait: Annotated[
-        bool, typer.Option("--wait/--no-wait", help="Go on with a program that waits.")
+        bool,
+        typer.Option(
+            "--wait/--no-wait", help="Wait with a program that waits, or leave it waiting."
+        ),
     ] = True,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
     """Run one cell: the body of an async function.
 
-    Limits that are not given are those of the configuration. Exit status: 0 completed, 1 failed,
-    2 usage, 3 waiting, 130 stopped.
+    The configuration sets the limits that you do not give here.
+
+    Exit status: 0 completed, 1 failed, 2 wrong usage, 3 waiting, 130 stopped.
     """
     chosen = language or ("typescript" if file.endswith((".ts", ".mts", ".cts")) else "javascript")
     limits = limits_of(timeout_ms, memory_limit_bytes, max_output_bytes, max_snapshot_bytes)
@@ -81,7 +85,7 @@ def run(
 
 
 def wait_for(
-    run_id: Annotated[str, typer.Argument(metavar="RUNID", help="As `run` told it.")],
+    run_id: Annotated[str, typer.Argument(metavar="RUNID", help="The id that `run` printed.")],
     tools: ToolsOption = None,
     config: ConfigOption = None,
     mcp_config: McpConfigOption = None,
@@ -97,7 +101,7 @@ def wait_for(
 ) -> None:
     """Resume a program that `run` left waiting.
 
-    It needs the same tools. Exit status: as for `run`.
+    The program needs the same tools. The exit statuses are those of `run`.
     """
     limits = limits_of(timeout_ms, memory_limit_bytes, max_output_bytes, max_snapshot_bytes)
     with command() as out:

@@ -1,4 +1,4 @@
-"""`chat`: a conversation at the terminal."""
+"""The command `chat`: a conversation at the terminal."""
 
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,10 +11,10 @@ from clawmode.commands.options import (
     PolicyOption,
     StateOption,
     ToolsOption,
+    exit_on_error,
     find_gateway,
     gather,
     load_setup,
-    told_errors,
 )
 
 if TYPE_CHECKING:
@@ -26,16 +26,18 @@ if TYPE_CHECKING:
 
 def chat(
     session: Annotated[
-        str, typer.Option(help="The conversation: a key, or an id. Default: the main one.")
+        str, typer.Option(help="The conversation: a key or an id. Default: the main session.")
     ] = "",
     agent_id: Annotated[
-        str, typer.Option("--agent", help="Which agent. Default: the default one.")
+        str, typer.Option("--agent", help="The agent. Default: the default agent.")
     ] = "",
     model: Annotated[
-        str, typer.Option(help="provider/model, from now on, as /model in the chat.")
+        str,
+        typer.Option(help="Use this provider/model from now on, like /model in the chat."),
     ] = "",
     local: Annotated[
-        bool, typer.Option("--local", help="Run it in this process, even if a gateway runs.")
+        bool,
+        typer.Option("--local", help="Run the agent in this process, even if a gateway runs."),
     ] = False,
     tools: ToolsOption = None,
     config: ConfigOption = None,
@@ -44,11 +46,11 @@ def chat(
     approve: AgentApproveOption = None,
     state: StateOption = None,
 ) -> None:
-    """Talk with an agent. What it says and does appears above the line that you type.
+    """Talk with an agent. Its replies and calls appear above your input line.
 
-    Exit status: 0 when you leave, 1 failed, 2 usage.
+    Exit status: 0 when you leave, 1 failed, 2 wrong usage.
     """
-    with told_errors():
+    with exit_on_error():
         from clawmode.exceptions import ConfigurationError
         from clawmode.sessions.keys import InvalidSession
         from clawmode.terminal.chat_screen import check_terminal
@@ -56,26 +58,26 @@ def chat(
         check_terminal()
         options = gather(tools, config, mcp_config, policy, approve, state)
         given = {"session": session, "agent_id": agent_id, "model": model, "approve": approve}
-        place = None if local else find_gateway(options)
-        command = _embedded(options, given) if place is None else _remote(place, options, given)
+        running = None if local else find_gateway(options)
+        command = _local(options, given) if running is None else _remote(running, options, given)
         try:
             command.run()
         except InvalidSession as error:
             raise ConfigurationError(str(error)) from None
 
 
-def _embedded(options: "Options", given: dict[str, Any]) -> "ChatCommand":
+def _local(options: "Options", given: dict[str, Any]) -> "ChatCommand":
     from clawmode.terminal.chat_command import ChatCommand
 
     return ChatCommand(setup=load_setup(options, "agent"), **given)
 
 
 def _remote(
-    place: "RunningGateway", options: "Options", given: dict[str, Any]
+    running: "RunningGateway", options: "Options", given: dict[str, Any]
 ) -> "RemoteChatCommand":
     from clawmode.app.setup import state_folder
     from clawmode.terminal.chat_remote_command import RemoteChatCommand
     from clawmode.terminal.remote_turn import check_options
 
-    check_options(options, place)
+    check_options(options, running)
     return RemoteChatCommand(state=state_folder(options.state), **given)

@@ -1,7 +1,8 @@
-"""The command line: arguments in, calls out; no logic of its own.
+"""The program `clawmode`: the table of its commands, without logic of its own.
 
-Heavy imports wait until a command needs them, so that `--help` answers at once. What a program
-emits and returns goes to stdout; everything else, what tools print included, to stderr.
+Commands import heavy modules when they run, so that `--help` answers at once. Stdout is for the
+output and the result of a program or agent; everything else, such as prints of tools, goes to
+stderr.
 """
 
 import os
@@ -47,12 +48,13 @@ def root(
         typer.Option("--version", help="Print the version.", callback=_version, is_eager=True),
     ] = False,
 ) -> None:
-    """Takes the options that stand before a command."""
+    """Accepts the options that precede a command."""
 
 
 def main() -> None:
-    """The command `clawmode`."""
+    """Runs the program `clawmode`; the entry point of the package."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:  # closed: else the next file would take its place
+        # A closed stream is replaced: otherwise the next file that is opened gets its descriptor.
+        if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))
     app()

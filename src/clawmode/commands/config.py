@@ -1,4 +1,4 @@
-"""`config check|schema`."""
+"""The commands `config check`, `config trust` and `config schema`."""
 
 from dataclasses import asdict
 from typing import Annotated
@@ -13,26 +13,24 @@ from clawmode.commands.options import (
     new_app,
 )
 
-app = new_app("Look at the configuration.")
+app = new_app("Check and trust the configuration, or print its schema.")
 
 
 @app.command("check")
 def check_config(
     file: Annotated[
-        str | None, typer.Argument(help="Default: where every command looks for it.")
+        str | None, typer.Argument(help="The file. Default: the file that every command uses.")
     ] = None,
-    strict: Annotated[bool, typer.Option("--strict", help="Fail for warnings too.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Fail on warnings, too.")] = False,
     state: StateOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List what is wrong with the configuration file.
+    """List the errors and warnings of the configuration file.
 
-    That is everything for which an agent or a gateway would not start. Nothing of the
-    file runs: no plugin, hook or command. Variables of the environment are read, so run it where
-    the agent will run.
+    An error keeps an agent or a gateway from starting. The check runs no plugin, hook or command
+    of the file. It reads environment variables, so run it where the agent will run.
 
-    Exit status: 0 it can be used, perhaps with warnings; 1 it cannot, or with --strict there are
-    warnings; 2 usage.
+    Exit status: 0 no errors; 1 errors, or warnings with --strict; 2 wrong usage.
     """
     with command() as out:
         from clawmode.app.loading import check
@@ -51,13 +49,13 @@ def check_config(
 @app.command("trust")
 def trust_config(
     file: Annotated[
-        str | None, typer.Argument(help="Default: where every command looks for it.")
+        str | None, typer.Argument(help="The file. Default: the file that every command uses.")
     ] = None,
 ) -> None:
-    """Agree to the configuration file as it is now.
+    """Trust the configuration file as it is now.
 
-    A clawmode.json5 in the working folder is used once its user has agreed to it, at a terminal or
-    by this command; one that is named with --config or CLAWMODE_CONFIG needs no agreement.
+    A clawmode.json5 in the working folder is used only after you have agreed to it, at a terminal
+    or with this command. A file that --config or CLAWMODE_CONFIG names needs no agreement.
     """
     with command() as out:
         from clawmode.app.loading import agree

@@ -1,4 +1,4 @@
-"""`cron list|add|enable|disable|run|remove`: turns at set times."""
+"""The commands of `cron`: jobs, which are turns at set times."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,6 +19,7 @@ from clawmode.commands.options import (
     fail,
     find_gateway,
     gather,
+    load_basic_setup,
     load_setup,
     new_app,
     read_source,
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 EXIT = {"ok": 0, "error": FAILED, "timeout": FAILED, "aborted": STOPPED}
 
-app = new_app("Look at jobs, add and remove them, and run one now.")
+app = new_app("List, add, switch, run and remove jobs.")
 
 JobArgument = Annotated[str, typer.Argument(metavar="ID", help="The name of the job.")]
 
@@ -39,11 +40,11 @@ JobArgument = Annotated[str, typer.Argument(metavar="ID", help="The name of the 
 def list_jobs(
     config: ConfigOption = None, state: StateOption = None, as_json: JsonOption = False
 ) -> None:
-    """List jobs: when they run next, and how they ran last."""
+    """List jobs with their next time and their last run."""
     with command() as out:
         from clawmode.terminal.cron_turn import list_all, print_jobs
 
-        setup = _setup(config, state)
+        setup = load_basic_setup(config, state)
         if as_json:
             out.json({"jobs": list_all(setup)})
         else:
@@ -56,32 +57,40 @@ def add_job(
     cron: Annotated[
         str,
         typer.Option(
-            metavar="FIELDS", help="When: minute, hour, day, month, weekday; or @daily and so on."
+            metavar="FIELDS",
+            help="Run at set times: minute, hour, day, month, weekday; or @daily and similar.",
         ),
     ] = "",
     every: Annotated[
-        str, typer.Option(metavar="INTERVAL", help="Or how often: 30s, 15m, 2h, 1d.")
+        str,
+        typer.Option(metavar="INTERVAL", help="Run at an interval, such as 30s, 15m, 2h or 1d."),
     ] = "",
-    at: Annotated[str, typer.Option(metavar="TIME", help="Or once: 2027-01-31T08:00.")] = "",
+    at: Annotated[
+        str, typer.Option(metavar="TIME", help="Run once, such as at 2027-01-31T08:00.")
+    ] = "",
     tz: Annotated[
-        str, typer.Option(metavar="ZONE", help="The time zone, such as Europe/Berlin; else UTC.")
+        str,
+        typer.Option(metavar="ZONE", help="The time zone, such as Europe/Berlin. Default: UTC."),
     ] = "",
     message: Annotated[
-        str, typer.Option("--message", "-m", help="What the agent is told; - reads it from stdin.")
+        str,
+        typer.Option("--message", "-m", help="The message to the agent; - reads it from stdin."),
     ] = "",
     agent_id: Annotated[
-        str, typer.Option("--agent", help="Which agent. Default: the default one.")
+        str, typer.Option("--agent", help="The agent. Default: the default agent.")
     ] = "",
     model: Annotated[str, typer.Option(help="provider/model, instead of the agent's.")] = "",
     thinking: Annotated[
         str, typer.Option(help="off, minimal, low, medium or high, instead of the agent's.")
     ] = "",
     timeout: Annotated[
-        float | None, typer.Option(metavar="SECONDS", help="How long a turn may take.")
+        float | None, typer.Option(metavar="SECONDS", help="The time limit of a turn.")
     ] = None,
     channel: Annotated[str, typer.Option(help="The channel that the reply goes to.")] = "",
-    target: Annotated[str, typer.Option(help="To whom, on that channel.")] = "",
-    disabled: Annotated[bool, typer.Option("--disabled", help="Only run it by command.")] = False,
+    target: Annotated[str, typer.Option(help="The recipient on that channel.")] = "",
+    disabled: Annotated[
+        bool, typer.Option("--disabled", help="Run the job only with `cron run`.")
+    ] = False,
     config: ConfigOption = None,
     state: StateOption = None,
     as_json: JsonOption = False,
@@ -98,9 +107,9 @@ def add_job(
 
         level = next((it for it in THINKING_LEVELS if it == thinking), None)
         if thinking and level is None:
-            fail(f"--thinking is one of {', '.join(THINKING_LEVELS)}, not {thinking!r}", USAGE)
+            fail(f"--thinking must be one of {', '.join(THINKING_LEVELS)}, got {thinking!r}", USAGE)
         if not message:
-            fail("give a --message (- reads it from stdin)", USAGE)
+            fail("--message is required (- reads it from stdin)", USAGE)
         job = Job(
             id=job_id,
             message=read_source("-") if message == "-" else message,
@@ -116,18 +125,18 @@ def add_job(
             channel=channel,
             target=target,
         )
-        setup = _setup(config, state)
+        setup = load_basic_setup(config, state)
         added = add(setup, job)
         if as_json:
             out.json(describe(added))
         else:
             out.say(f"{added.job.id}: {in_words(job.schedule())}; next: {next_time(added)}")
-        _say_who_runs_it(setup, state)
+        _warn_if_idle(setup, state)
 
 
 @app.command("enable")
 def enable_job(job_id: JobArgument, config: ConfigOption = None, state: StateOption = None) -> None:
-    """Let a job that was added run at its times again."""
+    """Let a disabled job run at its times again."""
     _switch(job_id, config, state, enabled=True)
 
 
@@ -135,9 +144,9 @@ def enable_job(job_id: JobArgument, config: ConfigOption = None, state: StateOpt
 def disable_job(
     job_id: JobArgument, config: ConfigOption = None, state: StateOption = None
 ) -> None:
-    """Keep a job from running by itself.
+    """Keep a job from running at its times.
 
-    `cron run` still runs it.
+    `cron run` still runs the job.
     """
     _switch(job_id, config, state, enabled=False)
 
@@ -146,28 +155,28 @@ def _switch(job_id: str, config: str | None, state: str | None, *, enabled: bool
     with command() as out:
         from clawmode.terminal.cron_turn import enable, next_time
 
-        setup = _setup(config, state)
+        setup = load_basic_setup(config, state)
         changed = enable(setup, job_id, enabled)
         out.say(f"{changed.job.id}: next: {next_time(changed)}")
         if enabled:
-            _say_who_runs_it(setup, state)
+            _warn_if_idle(setup, state)
 
 
-def _say_who_runs_it(setup: "Setup", state: str | None) -> None:
-    """Says why jobs do not run by themselves now, if they do not."""
+def _warn_if_idle(setup: "Setup", state: str | None) -> None:
+    """Prints why no job runs at its times now, if that is so."""
     if not setup.configuration.cron.enabled:
-        say("cron.enabled is false: no job runs by itself")
+        say("cron.enabled is false, so no job runs at its times")
     elif find_gateway(gather(None, None, None, None, "ask", state)) is None:
-        say("no gateway runs on this state folder: the job runs once one does (clawmode gateway)")
+        say("no gateway runs on this state folder: start one with clawmode gateway to run the job")
 
 
 @app.command("remove")
 def remove_job(job_id: JobArgument, config: ConfigOption = None, state: StateOption = None) -> None:
-    """Remove a job that was added, and what is known of its runs. Its sessions are kept."""
+    """Remove a job that was added, and the records of its runs. Its sessions are kept."""
     with command():
         from clawmode.terminal.cron_turn import remove
 
-        remove(_setup(config, state), job_id)
+        remove(load_basic_setup(config, state), job_id)
 
 
 @app.command("run")
@@ -180,13 +189,13 @@ def run_job(
     approve: AgentApproveOption = None,
     state: StateOption = None,
     as_json: JsonOption = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show the words alone.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the reply.")] = False,
 ) -> None:
     """Run a job now, whatever its times are.
 
-    It is shown as `agent` shows a turn.
+    The output is that of `agent`.
 
-    Exit status: 0 done, 1 failed or under way, 2 usage, 130 stopped.
+    Exit status: 0 done, 1 failed or already running, 2 wrong usage, 130 stopped.
     """
     with command() as out:
         from clawmode.terminal.cron_turn import CronCommand
@@ -202,7 +211,3 @@ def run_job(
         )
         result = turn.run_job(job_id)
     raise typer.Exit(EXIT[result.status])
-
-
-def _setup(config: str | None, state: str | None) -> "Setup":
-    return load_setup(gather(None, config, None, None, "ask", state))

@@ -1,4 +1,4 @@
-"""`gateway`, `gateway status|stop|reload|logs`, `gateway token add|list|revoke`."""
+"""The commands of `gateway`: serve, status, stop, reload, logs, and the tokens of clients."""
 
 import logging
 import sys
@@ -18,7 +18,7 @@ from clawmode.commands.options import (
     command,
     fail,
     gather,
-    load_setup,
+    load_basic_setup,
     new_app,
     say,
 )
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("clawmode.gateway")
 
 app = new_app("Serve agents to many clients.")
-token_app = new_app("Who is let in.")
+token_app = new_app("Create, list and revoke the tokens of clients.")
 app.add_typer(token_app, name="token")
 
 
@@ -37,10 +37,10 @@ app.add_typer(token_app, name="token")
 def gateway(
     context: typer.Context,
     host: Annotated[
-        str, typer.Option(help="The address to listen at, instead of the configuration's.")
+        str, typer.Option(help="The address to listen on, instead of the configuration's.")
     ] = "",
     port: Annotated[
-        int | None, typer.Option(min=0, max=65_535, help="The port; 0 is any that is free.")
+        int | None, typer.Option(min=0, max=65_535, help="The port; 0 selects a free port.")
     ] = None,
     tools: ToolsOption = None,
     config: ConfigOption = None,
@@ -49,9 +49,9 @@ def gateway(
     state: StateOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Serve agents over WebSocket, run schedules and channels, until it is told to stop.
+    """Serve agents over WebSocket, and run schedules and channels, until you stop it.
 
-    Exit status: 0 stopped, 1 failed, 2 usage.
+    Exit status: 0 stopped, 1 failed, 2 wrong usage.
     """
     if context.invoked_subcommand is not None:
         return
@@ -64,8 +64,8 @@ def gateway(
         from clawmode.rpc.presence import RunningGateway
 
         def ready(here: RunningGateway) -> None:
-            where = "the gateway is at %s (process %d); Ctrl-C stops it"
-            logger.info(where, here.url, here.pid)
+            line = "the gateway is at %s (process %d); Ctrl-C stops it"
+            logger.info(line, here.url, here.pid)
             if as_json:
                 out.json({"url": here.url, "pid": here.pid, "version": here.version})
 
@@ -80,7 +80,7 @@ def gateway(
         except ClawmodeError as error:
             if sys.stderr.isatty():
                 raise
-            logger.error("%s", error)  # whoever collects the lines expects JSON
+            logger.error("%s", error)  # not as plain text: a log collector expects lines of JSON
             code = USAGE if isinstance(error, ConfigurationError) else FAILED
             raise typer.Exit(code) from None
 
@@ -89,11 +89,14 @@ def gateway(
 def status(
     config: ConfigOption = None, state: StateOption = None, as_json: JsonOption = False
 ) -> None:
-    """Say whether a gateway runs on the state folder. Exit status: 0 it does, 1 it does not."""
+    """Show whether a gateway runs on the state folder.
+
+    Exit status: 0 a gateway runs, 1 no gateway runs.
+    """
     with command() as out:
         from clawmode.rpc import presence
 
-        setup = load_setup(gather(None, config, None, None, "ask", state))
+        setup = load_basic_setup(config, state)
         known = presence.find(setup.state)
         runs = known is not None and presence.is_held(setup.state)
         if as_json:
@@ -110,30 +113,30 @@ def status(
 def stop(config: ConfigOption = None, state: StateOption = None) -> None:
     """Stop the gateway of the state folder.
 
-    Runs end, or are continued at the next start.
+    Runs that do not end in time are resumed at the next start.
     """
     with command() as out:
         from clawmode.gateway.command import stop_gateway
 
-        setup = load_setup(gather(None, config, None, None, "ask", state))
+        setup = load_basic_setup(config, state)
         stopped = stop_gateway(setup.state, say)
         out.say("not running" if stopped is None else f"stopped (process {stopped.pid})")
 
 
 @app.command("reload")
 def reload(config: ConfigOption = None, state: StateOption = None) -> None:
-    """Have the gateway read its configuration again.
+    """Make the gateway read its configuration again.
 
-    Prints what changed, and what needs a restart.
+    The command prints what changed and what needs a restart.
 
-    Exit status: 0 it was read, 1 it has errors and nothing was changed, or no gateway runs.
+    Exit status: 0 reloaded; 1 the configuration has errors and nothing changed, or no gateway runs.
     """
     with command() as out:
         from clawmode.gateway.command import ask_gateway
         from clawmode.gateway.reload import summary
         from clawmode.rpc.protocol import RpcError
 
-        setup = load_setup(gather(None, config, None, None, "ask", state))
+        setup = load_basic_setup(config, state)
         try:
             done = ask_gateway(setup.state, "config.reload")
         except RpcError as error:
@@ -142,29 +145,31 @@ def reload(config: ConfigOption = None, state: StateOption = None) -> None:
 
 
 def texts(value: "JsonValue | None") -> list[str]:
-    """The texts of a list that the gateway answered."""
-    return [str(each) for each in value] if isinstance(value, list) else []
+    """Returns the items of a list in the gateway's answer as texts."""
+    return [str(item) for item in value] if isinstance(value, list) else []
 
 
 @app.command("logs")
 def show_logs(
     lines: Annotated[
-        int, typer.Option("--lines", "-n", min=1, max=2_000, help="How many, the newest last.")
+        int, typer.Option("--lines", "-n", min=1, max=2_000, help="The number of lines.")
     ] = 100,
-    level: Annotated[str, typer.Option(help="Only these: info, warning or error.")] = "",
+    level: Annotated[
+        str, typer.Option(help="Show only lines of this level: info, warning or error.")
+    ] = "",
     config: ConfigOption = None,
     state: StateOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Print the last lines that the gateway logged.
+    """Print the last lines of the gateway's log, the newest last.
 
-    It keeps 2000 in memory.
+    The gateway keeps 2000 lines in memory.
     """
     with command() as out:
         from clawmode.gateway.command import ask_gateway
         from clawmode.gateway.logs import in_words
 
-        setup = load_setup(gather(None, config, None, None, "ask", state))
+        setup = load_basic_setup(config, state)
         params: JsonObject = {"limit": lines, **({"level": level} if level else {})}
         found: Any = ask_gateway(setup.state, "logs.tail", params)["lines"]
         for line in found:
@@ -179,17 +184,19 @@ def show_logs(
 
 @token_app.command("add")
 def add_token(
-    name: Annotated[str, typer.Argument(help="Whose it is: seen in logs, and as the sender.")],
+    name: Annotated[
+        str, typer.Argument(help="The name of the client, shown in logs and as the sender.")
+    ],
     scope: Annotated[
         list[str] | None,
-        typer.Option(help="operator.read, .write, .approvals or .admin; default: all."),
+        typer.Option(help="read, write, approvals or admin; can be repeated. Default: all."),
     ] = None,
     config: ConfigOption = None,
     state: StateOption = None,
 ) -> None:
-    """Make a token and print it.
+    """Create a token and print it.
 
-    It is kept as a hash, and cannot be shown again.
+    Only a hash of the token is stored, so it cannot be shown again.
     """
     with command() as out:
         from clawmode.rpc.scopes import SCOPES
@@ -198,10 +205,10 @@ def add_token(
         wanted = tuple(it if it.startswith("operator.") else f"operator.{it}" for it in scope or ())
         unknown = [it for it in wanted if it not in SCOPES]
         if unknown:
-            fail(f"--scope is one of {', '.join(SCOPES)}, not {unknown[0]!r}", USAGE)
+            fail(f"--scope must be one of {', '.join(SCOPES)}, got {unknown[0]!r}", USAGE)
         if not name.isprintable() or not 0 < len(name) <= 100:
-            fail("a name has 1 to 100 printable characters", USAGE)
-        setup = load_setup(gather(None, config, None, None, "ask", state))
+            fail(f"NAME must have 1 to 100 printable characters, got {name[:120]!r}", USAGE)
+        setup = load_basic_setup(config, state)
         out.say(Tokens(setup.state).add(name, wanted or SCOPES))
 
 
@@ -209,11 +216,11 @@ def add_token(
 def list_tokens(
     config: ConfigOption = None, state: StateOption = None, as_json: JsonOption = False
 ) -> None:
-    """List whose tokens there are, and what they may."""
+    """List the names of the tokens and their scopes."""
     with command() as out:
         from clawmode.rpc.tokens import Tokens
 
-        setup = load_setup(gather(None, config, None, None, "ask", state))
+        setup = load_basic_setup(config, state)
         found = Tokens(setup.state).list()
         if as_json:
             known = [it.to_json() for it in found]
@@ -224,17 +231,17 @@ def list_tokens(
 
 @token_app.command("revoke")
 def revoke_token(
-    name: Annotated[str, typer.Argument(help="Whose it is.")],
+    name: Annotated[str, typer.Argument(help="The name of the client.")],
     config: ConfigOption = None,
     state: StateOption = None,
 ) -> None:
     """Revoke a token.
 
-    Connections that are open stay open; nobody can connect with the token again.
+    Nobody can connect with the token again, but open connections stay open.
     """
     with command() as out:
         from clawmode.rpc.tokens import Tokens
 
-        setup = load_setup(gather(None, config, None, None, "ask", state))
+        setup = load_basic_setup(config, state)
         Tokens(setup.state).revoke(name)
         out.say(f"revoked: {name}")

@@ -1,4 +1,4 @@
-"""What the commands share: options, reading them, stdout, and errors without tracebacks."""
+"""The options that commands share, how they are read, and how errors become exit statuses."""
 
 import os
 import re
@@ -30,30 +30,28 @@ _TYPE_OF_ARGUMENT = re.compile(r"^(  [A-Z|]+) <[^>]*>", re.MULTILINE)
 
 
 def _name_values(params: Iterable[Any]) -> None:
-    """Names the values of arguments and options in the help by their own last word: `FILE`."""
+    """Names the values of arguments and options in the help by their last word, such as `FILE`."""
     for param in params:
         if param.metavar is None and not getattr(param, "is_flag", False):
             param.metavar = param.opts[0].rpartition("-")[2].upper()
 
 
 class _Command(TyperCommand):
-    """A command whose help says `FILE`, where typer would say `{file}` and `file <str>`."""
+    """A command whose help shows `FILE`, where typer would show `{file}` and `file <str>`."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         _name_values(self.params)
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        """The words of the line `Usage:`."""
         return [piece.strip("{}") for piece in super().collect_usage_pieces(ctx)]
 
     def get_help(self, ctx: Any) -> str:
-        """What `--help` prints."""
         return _TYPE_OF_ARGUMENT.sub(r"\1", super().get_help(ctx))
 
 
 class _Group(TyperGroup):
-    """A group of commands with the same help for its own options."""
+    """A group of commands whose help names values in the same way."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -62,12 +60,16 @@ class _Group(TyperGroup):
 
 class _App(typer.Typer):
     def command(self, name: str | None = None, **options: Any) -> Callable[[Run], Run]:
-        """Registers a function as a command."""
         return super().command(name, cls=_Command, **options)
 
 
 def new_app(about: str, *, completion: bool = False) -> typer.Typer:
-    """A group of commands. The outermost one can install completion for the user's shell."""
+    """Makes a group of commands.
+
+    Args:
+        about: The help text of the group.
+        completion: Add the options that install completion for the user's shell.
+    """
     return _App(
         cls=_Group,
         help=about,
@@ -87,20 +89,25 @@ ToolsOption = Annotated[
     typer.Option(
         "--tools",
         metavar="MODULE:ATTRIBUTE",
-        help="A Tool, several, or a callable that returns them; can be repeated. The current "
-        "folder can be imported from.",
+        help="Python tools: a Tool, a list of them, or a function that returns either. Can be "
+        "repeated. Modules are also imported from the current folder.",
     ),
 ]
 ConfigOption = Annotated[
     str | None,
-    typer.Option("--config", metavar="FILE", help="Default: clawmode.json5, if there is one."),
+    typer.Option(
+        "--config",
+        metavar="FILE",
+        help="The configuration file. Default: clawmode.json5, if there is one.",
+    ),
 ]
 McpConfigOption = Annotated[
     str | None,
     typer.Option(
         "--mcp-config",
         metavar="FILE",
-        help="MCP servers of another client's file (mcpServers), beside those configured.",
+        help="A file with the MCP servers of another client (mcpServers), in addition to the "
+        "servers of the configuration.",
     ),
 ]
 PolicyOption = Annotated[
@@ -108,34 +115,44 @@ PolicyOption = Annotated[
     typer.Option(
         "--policy",
         metavar="JSON|FILE",
-        help='What is allowed of what the configuration allows: {"allow": [], "deny": []}.',
+        help="Restrict the tools further than the configuration does: "
+        '{"allow": [...], "deny": [...]}.',
     ),
 ]
 ApproveOption = Annotated[
     Approve,
     typer.Option(
         metavar="ask|always|never",
-        help='What to do about calls of tools that are not declared effect="read".',
+        help='How to decide about calls of tools that are not declared effect="read".',
     ),
 ]
 AgentApproveOption = Annotated[
     Approve | None,
     typer.Option(
         metavar="ask|always|never",
-        help='What to do about calls of tools that are not declared effect="read". Default: '
+        help='How to decide about calls of tools that are not declared effect="read". Default: '
         "`tools.approve` of the configuration, else ask.",
     ),
 ]
 StateOption = Annotated[
     str | None,
     typer.Option(
-        "--state", metavar="FOLDER", help="Where programs wait. Default: the user's state folder."
+        "--state",
+        metavar="FOLDER",
+        help="The state folder, with waiting programs, sessions and logins. Default: "
+        "CLAWMODE_STATE, else the user's state folder.",
     ),
 ]
-TimeoutOption = Annotated[int | None, typer.Option(help="Time for each exec or wait.")]
-MemoryOption = Annotated[int | None, typer.Option(help="Heap of the program.")]
-OutputOption = Annotated[int | None, typer.Option(help="Output and value, as JSON.")]
-SnapshotOption = Annotated[int | None, typer.Option(help="A frozen program.")]
+TimeoutOption = Annotated[
+    int | None, typer.Option(help="The time limit of each exec or wait, in milliseconds.")
+]
+MemoryOption = Annotated[int | None, typer.Option(help="The most memory for a program.")]
+OutputOption = Annotated[
+    int | None, typer.Option(help="The largest output and value of a program, as JSON.")
+]
+SnapshotOption = Annotated[
+    int | None, typer.Option(help="The largest snapshot of a waiting program.")
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Do not show nested calls.")]
 
@@ -146,7 +163,7 @@ QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Do not show ne
 def limits_of(
     timeout_ms: int | None, memory: int | None, output: int | None, snapshot: int | None
 ) -> dict[str, int | None]:
-    """The limits that were given, by the name of their setting."""
+    """Returns the limits by the name of their setting; None for those that were not given."""
     return {
         "timeout_ms": timeout_ms,
         "memory_limit_bytes": memory,
@@ -164,7 +181,7 @@ def gather(
     state: str | None = None,
     limits: dict[str, int | None] | None = None,
 ) -> "Options":
-    """The options that several commands have, as they were given."""
+    """Returns the options that commands share as an `Options` object."""
     from clawmode.app.setup import Options
 
     return Options(
@@ -179,7 +196,7 @@ def gather(
 
 
 def load_setup(options: "Options", purpose: "Purpose" = "look") -> "Setup":
-    """Reads all that the options name, and says what was not taken as it was given."""
+    """Loads the setup that the options name, and prints its warnings."""
     from clawmode.app.loading import set_up
 
     setup = set_up(options, purpose)
@@ -188,11 +205,17 @@ def load_setup(options: "Options", purpose: "Purpose" = "look") -> "Setup":
     return setup
 
 
+def load_basic_setup(config: str | None, state: str | None) -> "Setup":
+    """Loads the setup of a command that needs no tools and asks no questions."""
+    return load_setup(gather(None, config, None, None, "ask", state))
+
+
 def find_gateway(options: "Options") -> "RunningGateway | None":
-    """The gateway that runs on the state folder. Where none ever did, nothing of it is imported."""
+    """Returns the gateway that runs on the state folder, or None."""
     from clawmode.app.setup import state_folder
 
     state = state_folder(options.state)
+    # Without the lock file no gateway ever ran here, and the import below is saved.
     if not (state / GATEWAY_LOCK).exists():
         return None
     from clawmode.rpc import presence
@@ -200,8 +223,8 @@ def find_gateway(options: "Options") -> "RunningGateway | None":
     return presence.find(state) if presence.is_held(state) else None
 
 
-def connected(setup: "Setup") -> "Setup":
-    """With the tools of plugins and of its MCP servers, to be looked at."""
+def with_all_tools(setup: "Setup") -> "Setup":
+    """Returns the setup with the tools of its plugins and MCP servers; these cannot be called."""
     from clawmode.plugins.setup import loaded_plugins
 
     with loaded_plugins(setup.configuration, setup.state) as plugins:
@@ -214,7 +237,7 @@ def connected(setup: "Setup") -> "Setup":
 
 
 def read_source(file: str) -> str:
-    """The text of a file, or of stdin."""
+    """Returns the text of a file, or of stdin if the name is `-`."""
     try:
         if file == "-":
             return sys.stdin.buffer.read().decode()
@@ -227,19 +250,19 @@ def read_source(file: str) -> str:
 
 @contextmanager
 def command() -> "Iterator[ProgramOutput]":
-    """What most commands do at their edges: stdout of their own, and no traceback for anybody."""
+    """Yields stdout for the result of a command; errors become a line and an exit status."""
     from clawmode.app.console import ProgramOutput
 
     out = ProgramOutput()
-    with told_errors():
+    with exit_on_error():
         yield out
     if out.failure:
         fail(f"the output could not be written: {out.failure}", FAILED)
 
 
 @contextmanager
-def told_errors() -> "Iterator[None]":
-    """Errors as a line and an exit status."""
+def exit_on_error() -> "Iterator[None]":
+    """Turns the errors of the block into a line on stderr and an exit status."""
     from clawmode.exceptions import ClawmodeError, ConfigurationError
 
     try:
@@ -251,19 +274,19 @@ def told_errors() -> "Iterator[None]":
     except KeyboardInterrupt:
         say("stopped")
         if any(not thread.daemon for thread in threading.enumerate()[1:]):
-            # A tool that is not async goes on in its thread, and would hold the process.
+            # A tool that is not async continues in its thread, and would keep the process alive.
             os._exit(STOPPED)
         raise typer.Exit(STOPPED) from None
 
 
 def fail(message: str, status: int) -> NoReturn:
-    """Says why, and ends the command."""
+    """Prints the message on stderr, and ends the command with the status."""
     say(message)
     raise typer.Exit(status)
 
 
 def say(message: str) -> None:
-    """Says something to whoever runs the command."""
+    """Prints a line on stderr that begins with `clawmode:`."""
     from clawmode.app.console import print_note
 
     print_note(message)

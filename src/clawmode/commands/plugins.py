@@ -1,4 +1,4 @@
-"""`plugins list|install|remove|check`."""
+"""The commands `plugins list`, `plugins install`, `plugins remove` and `plugins check`."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,43 +12,42 @@ from clawmode.commands.options import (
     JsonOption,
     StateOption,
     command,
-    gather,
-    load_setup,
+    load_basic_setup,
     new_app,
     say,
 )
 
 if TYPE_CHECKING:
     from clawmode.app.console import ProgramOutput
-    from clawmode.app.setup import Setup
     from clawmode.plugins.install import Installer, InstallResult
 
-app = new_app("Look at plugins, install and remove them.")
+app = new_app("List, check, install and remove plugins.")
 
 
 @app.command("list")
 def list_plugins(
     config: ConfigOption = None, state: StateOption = None, as_json: JsonOption = False
 ) -> None:
-    """List the plugins that there are, loaded or not, and why not."""
+    """List all plugins, whether each is loaded, and the reason if not."""
     with plugin_command() as out:
         from clawmode.plugins.setup import open_plugins
         from clawmode.terminal.plugin_listings import print_views
 
-        setup = _setup(config, state)
+        setup = load_basic_setup(config, state)
         views = open_plugins(setup.configuration, setup.state).views
         if as_json:
             out.json({"plugins": [view.to_json() for view in views]})
         elif views:
             print_views(out, views)
         else:
-            say("there are no plugins: see clawmode plugins install")
+            say("there are no plugins: add one with clawmode plugins install")
 
 
 @app.command("install")
 def install_plugin(
     source: Annotated[
-        str, typer.Argument(help="A folder, or an archive: .zip, .tar.gz, with a plugin or skill.")
+        str,
+        typer.Argument(help="A plugin or a skill: a folder, or an archive (.zip, .tar.gz, .tgz)."),
     ],
     config: ConfigOption = None,
     state: StateOption = None,
@@ -56,8 +55,10 @@ def install_plugin(
 ) -> None:
     """Install or update a plugin or a skill.
 
-    The operator's policy and the hooks have to agree. Its code runs, with all that you may
-    do. Exit status: 0 installed; 1 refused; 2 usage.
+    The operator's policy and the hooks have to agree. The code of a plugin runs with all your
+    permissions.
+
+    Exit status: 0 installed; 1 rejected; 2 wrong usage.
     """
     with plugin_command() as out:
         import anyio
@@ -66,11 +67,11 @@ def install_plugin(
         from clawmode.plugins.setup import open_plugins
         from clawmode.terminal.plugin_listings import print_installed
 
-        setup = _setup(config, state)
+        setup = load_basic_setup(config, state)
         plugins = open_plugins(setup.configuration, setup.state)
         for view in plugins.views:
             if view.problem is not None:
-                say(f"the plugin {view.id} is not loaded, so its hooks have no say: {view.problem}")
+                say(f"the plugin {view.id} is not loaded, so its hooks do not run: {view.problem}")
         installer = Installer(configuration=setup.configuration, state=setup.state, plugins=plugins)
         done = anyio.run(_install, installer, source)
         if as_json:
@@ -83,21 +84,23 @@ def install_plugin(
 def remove_plugin(
     name: Annotated[
         str,
-        typer.Argument(metavar="ID", help="A plugin's id or a skill's name; or skill:NAME."),
+        typer.Argument(
+            metavar="ID", help="The id of a plugin or the name of a skill; or skill:NAME."
+        ),
     ],
     config: ConfigOption = None,
     state: StateOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Remove a plugin or a skill that was installed.
+    """Remove an installed plugin or skill.
 
-    Exit status: 0 removed; 1 there is none, or it was not installed by this command; 2 usage.
+    Exit status: 0 removed; 1 not found, or not installed by `plugins install`; 2 wrong usage.
     """
     with plugin_command() as out:
         from clawmode.plugins.install import remove
         from clawmode.plugins.setup import describe_plugins
 
-        setup = _setup(config, state)
+        setup = load_basic_setup(config, state)
         done = remove(setup.state, name, describe_plugins(setup.configuration, setup.state))
         if as_json:
             out.json(done.to_json())
@@ -108,22 +111,23 @@ def remove_plugin(
 @app.command("check")
 def check_plugins(
     which: Annotated[
-        str, typer.Argument(metavar="ID|FOLDER", help="Default: all that are enabled.")
+        str,
+        typer.Argument(metavar="ID|FOLDER", help="The plugin. Default: all enabled plugins."),
     ] = "",
     config: ConfigOption = None,
     state: StateOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Load plugins, and list what is wrong with them.
+    """Load plugins, and list their problems.
 
-    Exit status: 0 nothing is wrong; 1 something is, or there is no such plugin; 2 usage.
+    Exit status: 0 no problems; 1 problems, or there is no such plugin; 2 wrong usage.
     """
     with plugin_command() as out:
         from clawmode.plugins.check import reports
         from clawmode.plugins.setup import open_plugins, settings_of
         from clawmode.terminal.plugin_listings import print_report
 
-        setup = _setup(config, state)
+        setup = load_basic_setup(config, state)
         plugins = open_plugins(setup.configuration, setup.state)
         found = reports(plugins, which, settings_of(setup.configuration))
         if as_json:
@@ -143,13 +147,9 @@ async def _install(installer: "Installer", source: str) -> "InstallResult":
     return done
 
 
-def _setup(config: str | None, state: str | None) -> "Setup":
-    return load_setup(gather(None, config, None, None, "ask", state))
-
-
 @contextmanager
 def plugin_command() -> "Iterator[ProgramOutput]":
-    """As `command`; and what is logged meanwhile is said in harmless lines."""
+    """Like `command`, and prints the log of the block on stderr, escaped."""
     with command() as out:
         from clawmode.terminal.plugin_listings import told_logs
 

@@ -1,4 +1,4 @@
-"""`mcp`, `login`, `doctor`: MCP servers behind us, us as one, and what is wrong with either."""
+"""The commands `mcp`, `login` and `doctor`: MCP in both directions, and the check of a setup."""
 
 from dataclasses import asdict
 from typing import Annotated
@@ -16,10 +16,10 @@ from clawmode.commands.options import (
     TimeoutOption,
     ToolsOption,
     command,
+    exit_on_error,
     gather,
     load_setup,
     say,
-    told_errors,
 )
 from clawmode.text import escape
 
@@ -27,7 +27,7 @@ from clawmode.text import escape
 def serve_mcp(
     http: Annotated[
         str | None,
-        typer.Option(metavar="HOST:PORT", help="Serve over HTTP there, not over stdio."),
+        typer.Option(metavar="HOST:PORT", help="Serve over HTTP at this address, not over stdio."),
     ] = None,
     tools: ToolsOption = None,
     config: ConfigOption = None,
@@ -36,12 +36,12 @@ def serve_mcp(
     approve: ApproveOption = "ask",
     timeout_ms: TimeoutOption = None,
 ) -> None:
-    """Be an MCP server with two tools, exec and wait.
+    """Serve two tools, exec and wait, to an MCP client.
 
-    Programs call the tools of the servers behind it. Over HTTP clients show a bearer token:
-    that of CLAWMODE_MCP_TOKEN, or one that is made and printed.
+    Programs call your Python tools and the MCP servers of the configuration. Over HTTP, clients
+    send a bearer token: the token in CLAWMODE_MCP_TOKEN, or a generated one, which is printed.
     """
-    with told_errors():
+    with exit_on_error():
         from clawmode.terminal.mcp_face import serve
 
         options = gather(
@@ -51,16 +51,16 @@ def serve_mcp(
 
 
 def login(
-    server: Annotated[str, typer.Argument(help="The MCP server, as the configuration names it.")],
+    server: Annotated[str, typer.Argument(help="The name of the server in the configuration.")],
     config: ConfigOption = None,
     mcp_config: McpConfigOption = None,
     state: StateOption = None,
 ) -> None:
     """Log in to an MCP server in a browser.
 
-    The token is kept in the state folder.
+    The state folder keeps the token.
     """
-    with told_errors():
+    with exit_on_error():
         from clawmode.terminal.mcp_face import log_in
 
         log_in(load_setup(gather(None, config, mcp_config, None, "ask", state)), server)
@@ -74,11 +74,11 @@ def doctor(
     state: StateOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Check that everything is there that programs need.
+    """Check that everything that programs need is present.
 
-    That includes models, keys and MCP servers.
+    The check includes models, keys and MCP servers.
 
-    Exit status: 0 all is well, perhaps with notes; 1 there is a problem.
+    Exit status: 0 no problems, perhaps notes; 1 there is a problem.
     """
     with command() as out:
         import anyio
@@ -89,12 +89,13 @@ def doctor(
 
         async def look() -> None:
             options = gather(tools, config, mcp_config, policy, "ask", state)
-            async for it in examine(options, lambda text: say(f"… {text}")):
-                found.append(it)
-                if not as_json:  # as it is found: some of it takes long
-                    out.say(escape(f"{it.health:<8} {it.what:<15} {it.detail}"))
+            async for finding in examine(options, lambda text: say(f"… {text}")):
+                found.append(finding)
+                if not as_json:  # at once: some of the checks take long
+                    line = f"{finding.health:<8} {finding.what:<15} {finding.detail}"
+                    out.say(escape(line))
 
         anyio.run(look)
         if as_json:
             out.json({"findings": [asdict(finding) for finding in found]})
-    raise typer.Exit(FAILED if any(each.health == "problem" for each in found) else 0)
+    raise typer.Exit(FAILED if any(finding.health == "problem" for finding in found) else 0)

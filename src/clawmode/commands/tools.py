@@ -1,4 +1,4 @@
-"""`tools list|search|show`."""
+"""The commands `tools list`, `tools search` and `tools show`."""
 
 from typing import Annotated
 
@@ -12,12 +12,12 @@ from clawmode.commands.options import (
     PolicyOption,
     ToolsOption,
     command,
-    connected,
     fail,
     gather,
     load_setup,
     new_app,
     say,
+    with_all_tools,
 )
 
 app = new_app("Look at the tools that programs can call.")
@@ -30,7 +30,7 @@ def list_tools(
     mcp_config: McpConfigOption = None,
     policy: PolicyOption = None,
     everything: Annotated[
-        bool, typer.Option("--all", help="Denied ones too, with the reason.")
+        bool, typer.Option("--all", help="Include denied tools, with the reason.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -38,7 +38,7 @@ def list_tools(
     with command() as out:
         from clawmode.terminal.listings import list_all, print_entries
 
-        setup = connected(load_setup(gather(tools, config, mcp_config, policy)))
+        setup = with_all_tools(load_setup(gather(tools, config, mcp_config, policy)))
         entries = list_all(setup.tools, setup.policy)
         shown = [entry for entry in entries if everything or "denied" not in entry]
         if as_json:
@@ -46,24 +46,25 @@ def list_tools(
         elif shown:
             print_entries(out, shown, denied=everything)
         else:
-            say("all tools are denied: see --all" if entries else "there are no tools: see --tools")
+            none = "there are no tools: add some with --tools"
+            say("all tools are denied: see --all for the reasons" if entries else none)
 
 
 @app.command("search")
 def search_tools(
-    query: Annotated[str, typer.Argument(help="What you look for.")],
+    query: Annotated[str, typer.Argument(help="The words to search for.")],
     tools: ToolsOption = None,
     config: ConfigOption = None,
     mcp_config: McpConfigOption = None,
     policy: PolicyOption = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="How many, at most.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="The most tools to list.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Search as programs do, the best match first."""
+    """Search tools as programs do, best match first."""
     with command() as out:
         from clawmode.terminal.listings import print_found, search
 
-        setup = connected(load_setup(gather(tools, config, mcp_config, policy)))
+        setup = with_all_tools(load_setup(gather(tools, config, mcp_config, policy)))
         wanted = min(limit or setup.config.search_default_limit, setup.config.max_search_limit)
         found = search(setup.catalog(), query, wanted)
         if as_json:
@@ -83,15 +84,15 @@ def show_tool(
     policy: PolicyOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show what a tool does, how it is called, and its JSON schema.
+    """Show what a tool does, how to call it, and its JSON Schema.
 
-    Exit status: 0, 1 there is no such tool, 2 usage.
+    Exit status: 0 shown, 1 there is no such tool, 2 wrong usage.
     """
     with command() as out:
         from clawmode.exceptions import ToolLookupError
         from clawmode.terminal.listings import page_of, print_page, why_not
 
-        setup = connected(load_setup(gather(tools, config, mcp_config, policy)))
+        setup = with_all_tools(load_setup(gather(tools, config, mcp_config, policy)))
         try:
             page = page_of(setup.catalog(), reference)
         except ToolLookupError as error:

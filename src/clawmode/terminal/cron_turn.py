@@ -53,7 +53,7 @@ def print_jobs(out: ProgramOutput, setup: Setup) -> None:
         return
     out.table(["id", "schedule", "next", "last run", "status"], [_row(each) for each in found])
     if not setup.configuration.cron.enabled:
-        print_note("cron.enabled is false: none of them runs by itself")
+        print_note("cron.enabled is false, so no job runs at its times")
 
 
 def describe(standing: JobStatus) -> JsonObject:
