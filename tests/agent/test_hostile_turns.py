@@ -139,7 +139,7 @@ async def test_new_does_not_wait_for_a_summary(tmp_path: Path) -> None:
                 await talk.say("/new")
         finally:
             stuck.set()
-        assert talk.room.texts()[-1].startswith("A new conversation has begun")
+        assert talk.room.texts()[-1].startswith("Started a new conversation")
 
 
 async def test_stop_does_not_wait_for_hooks(tmp_path: Path) -> None:

@@ -81,4 +81,4 @@ async def test_commands_are_answered_in_the_answer(tmp_path: Path) -> None:
         assert told["status"] == "command"
         assert "session agent:main:main" in told["text"]
         told = await say(it, "/compact", "k2")
-        assert told["text"] == "There is nothing to shorten."
+        assert told["text"] == "There is nothing to compact."

@@ -15,7 +15,7 @@ from tests.support.waiting import Gate, idle, until
 from tests.support.webhooks import NOTE, door
 
 from clawmode.agent.requests import AgentRequest
-from clawmode.messaging.channel import ChannelError, Inbound
+from clawmode.messaging.channel import ChannelError, InboundMessage
 from clawmode.messaging.inbox import conversation_key
 from clawmode.models.base import ModelRequest
 from clawmode.sessions.keys import session_key
@@ -477,7 +477,7 @@ async def test_an_error_is_told_without_secrets(
 async def test_a_session_that_can_be_none_is_not_asked_for_again_and_again() -> None:
     """A bad `session` is answered 500, "try again", though it never can be taken."""
 
-    async def receive(message: Inbound) -> None:
+    async def receive(message: InboundMessage) -> None:
         session_key(message.session_key)
 
     async with door(receive, operators=("ann",)) as hook:

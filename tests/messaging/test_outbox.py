@@ -156,9 +156,9 @@ async def test_after_a_part_that_failed_no_other_is_sent() -> None:
 
 async def test_an_unknown_channel_is_an_error_that_names_the_known() -> None:
     bench = Bench(None)
-    with pytest.raises(ChannelError, match="'hok'; known: hook"):
+    with pytest.raises(ChannelError, match="'hok'; the configuration has: hook"):
         await bench.outbox.send("hok", "room", "hi")
-    with pytest.raises(ChannelError, match="known: none"):
+    with pytest.raises(ChannelError, match="configuration has: none"):
         await Outbox({}, AgentHooks()).edit("hook", "room", "m", "hi")
     assert bench.seen == []
 

@@ -6,16 +6,24 @@ import pytest
 
 from clawmode.config.operations import Queue
 from clawmode.messages import Image
-from clawmode.messaging.channel import Inbound
-from clawmode.messaging.queue import Line, Queued, QueueSettings, parse_override, settings_for
+from clawmode.messaging.channel import InboundMessage
+from clawmode.messaging.queue import (
+    Line,
+    QueuedMessage,
+    QueueSettings,
+    parse_override,
+    settings_for,
+)
 
 
-def queued(name: str, **more: Any) -> Queued:
+def queued(name: str, **more: Any) -> QueuedMessage:
     settings: dict[str, Any] = {
         key: more.pop(key) for key in ("mode", "cap", "drop") if key in more
     }
     given: dict[str, Any] = {"channel": "room", "target": "bob", "sender": "bob"} | more
-    return Queued(name, Inbound(text=f"text {name}", **given), QueueSettings(**settings))
+    return QueuedMessage(
+        name, InboundMessage(text=f"text {name}", **given), QueueSettings(**settings)
+    )
 
 
 def names(line: Line) -> list[str]:
@@ -75,7 +83,7 @@ def test_people_say_what_becomes_of_their_messages(text: str, means: Any) -> Non
     ],
 )
 def test_what_cannot_be_meant_is_named_with_what_can(text: str) -> None:
-    with pytest.raises(ValueError, match=r"is none of steer, followup, collect, interrupt"):
+    with pytest.raises(ValueError, match=r"is not one of steer, followup, collect, interrupt"):
         parse_override(text)
 
 

@@ -28,7 +28,7 @@ async def test_new_and_reset_begin_a_conversation_and_keep_the_old_one(tmp_path:
         await talk.settled()
         after = await talk.runtime.sessions.get(KEY)
         assert talk.asked() == [["first"], ["second"], ["third"]]
-        assert talk.room.texts()[1].startswith("A new conversation has begun")
+        assert talk.room.texts()[1].startswith("Started a new conversation")
         assert "The conversation was reset." in talk.room.texts()
         assert after.id != before.id
         assert before.transcript.exists()
@@ -73,12 +73,12 @@ async def test_compact_sums_up_and_says_what_it_did(tmp_path: Path) -> None:
     agents = {"defaults": {"model": "scripted/a", "compaction": compaction}}
     async with talking(tmp_path, script, agents=agents) as talk:
         await talk.say("/compact")
-        await until(lambda: talk.room.texts() == ["There is nothing to shorten."])
+        await until(lambda: talk.room.texts() == ["There is nothing to compact."])
         for text in ("first", "second"):
             await talk.say(text)
             await talk.settled()
         await talk.say("/compact keep the names")
-        await until(lambda: "were summed up" in talk.room.texts()[-1])
+        await until(lambda: "Summarized" in talk.room.texts()[-1])
         assert "keep the names" in talk.model.requests[2].system
         await talk.say("third")
         await talk.settled()
@@ -95,7 +95,7 @@ async def test_status_tells_what_runs(tmp_path: Path) -> None:
         text = talk.room.texts()[0]
         assert f"session {KEY}" in text
         assert "model scripted/scripted, thinking off" in text
-        assert "runs 1, messages that wait 1" in text
+        assert "runs 1, waiting messages 1" in text
         assert "queue steer, debounce 0.5s, cap 20, drop summarize" in text
         await talk.say("/stop")
 
@@ -118,7 +118,7 @@ async def test_the_queue_of_a_session_can_be_set_and_unset(tmp_path: Path) -> No
         said = talk.room.texts()
         assert said[0] == "queue followup, debounce 0s, cap 3, drop summarize"
         assert said[1] == "queue followup, debounce 0s, cap 3, drop old"
-        assert "is none of steer, followup" in said[4]
+        assert "is not one of steer, followup" in said[4]
         assert said[5] == said[6] == "queue steer, debounce 0.5s, cap 20, drop summarize"
 
 
@@ -156,7 +156,7 @@ async def test_approve_decides_what_may_run(tmp_path: Path) -> None:
         await talk.say(f"/approve {question.id} allow-once")
         await talk.settled()
         said = talk.room.texts()
-        assert said[0] == "Nothing waits for approval."
+        assert said[0] == "No question is open."
         assert said[1].startswith(f"{question.id}  Approval needed")
         assert "openclaw:core:slow with {}" in said[1]
         assert said[2] == "/approve <id> allow-once|allow-always|deny"

@@ -19,8 +19,8 @@ from clawmode.config.operations import ChannelEntry
 from clawmode.exceptions import ConfigurationError
 from clawmode.messages import Image
 from clawmode.messaging import webhook, webhook_request
-from clawmode.messaging.channel import Inbound
-from clawmode.messaging.signing import REMEMBERED, Seen
+from clawmode.messaging.channel import InboundMessage
+from clawmode.messaging.signing import REMEMBERED, ReplayGuard
 from clawmode.messaging.webhook import WebhookChannel, check_secrets
 from clawmode.messaging.webhook_request import MAX_BODY
 
@@ -49,7 +49,9 @@ async def test_a_signed_message_is_taken() -> None:
         response = await here.post(note(session="agent:main:other", unknown=1))
     assert (response.status_code, response.json()) == (202, {"accepted": True, "id": "m1"})
     assert here.taken == [
-        Inbound(channel="hook", target="room", sender="ann", text="hi", id="m1", agent_id="helper")
+        InboundMessage(
+            channel="hook", target="room", sender="ann", text="hi", id="m1", agent_id="helper"
+        )
     ]
 
 
@@ -81,7 +83,7 @@ async def test_the_answer_comes_when_the_message_is_kept_and_not_before() -> Non
     kept = anyio.Event()
     began = anyio.Event()
 
-    async def slowly(message: Inbound) -> None:
+    async def slowly(message: InboundMessage) -> None:
         began.set()
         await kept.wait()
 
@@ -131,9 +133,9 @@ async def test_who_is_not_allowed_is_not_heard() -> None:
 async def test_a_message_that_was_not_taken_can_be_sent_again(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    taken: list[Inbound] = []
+    taken: list[InboundMessage] = []
 
-    async def fails_once(message: Inbound) -> None:
+    async def fails_once(message: InboundMessage) -> None:
         if not caplog.records:
             raise OSError("the disk is full")
         taken.append(message)
@@ -227,7 +229,7 @@ async def test_a_message_is_taken_once() -> None:
 
 
 async def test_a_signature_is_not_taken_twice_though_its_id_is_forgotten() -> None:
-    seen = Seen(limit=2)
+    seen = ReplayGuard(limit=2)
     async with door(seen=seen) as here:
         body = json.dumps(NOTE).encode()
         signed = sign(body)
@@ -245,7 +247,7 @@ async def test_a_signature_is_not_taken_twice_though_its_id_is_forgotten() -> No
 
 def test_what_is_remembered_is_bounded_and_forgotten_when_it_is_of_no_use() -> None:
     now = 0.0
-    seen = Seen(limit=10, clock=lambda: now)
+    seen = ReplayGuard(limit=10, clock=lambda: now)
     for number in range(10):
         assert seen.look(f"i{number}", f"s{number}") == "new"
         seen.begin(f"i{number}", f"s{number}")
@@ -402,7 +404,7 @@ async def test_too_many_that_wait_are_sent_away(monkeypatch: pytest.MonkeyPatch)
     waiting: list[str] = []
     two = anyio.Event()
 
-    async def wait(message: Inbound) -> None:
+    async def wait(message: InboundMessage) -> None:
         waiting.append(message.id)
         if len(waiting) == 2:
             two.set()

@@ -40,7 +40,7 @@ LAZY = {("code_mode.code_mode", "mcp.servers"), ("code_mode.code_mode", "mcp.set
 }
 """`CodeMode(mcp_servers=…)` loads the MCP client when it is entered with servers."""
 
-MAX_CHAIN = 30
+MAX_CHAIN = 18
 
 HOMES = {
     "anthropic": {"models.direct", "code_mode.code_mode"},  # the latter for type checkers only

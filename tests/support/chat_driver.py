@@ -17,8 +17,8 @@ from clawmode.agent.resolver import ConfigResolver
 from clawmode.agent.runtime import AgentRuntime
 from clawmode.app.own_tools import OwnTools
 from clawmode.messages import Text, UserMessage
-from clawmode.messaging.channel import ChannelError, Inbound
-from clawmode.messaging.inbox import Inbox, Taken
+from clawmode.messaging.channel import ChannelError, InboundMessage
+from clawmode.messaging.inbox import Acceptance, Inbox
 from clawmode.messaging.outbox import Outbox
 from clawmode.messaging.reply_delivery import Delivery
 from clawmode.models.base import ModelRequest
@@ -74,14 +74,14 @@ class Talk:
     hooks: Hooks
     chat: list[dict[str, Any]] = field(default_factory=list)
 
-    async def say(self, text: str, **more: Any) -> Taken:
+    async def say(self, text: str, **more: Any) -> Acceptance:
         given: dict[str, Any] = {
             "channel": "room",
             "target": "bob",
             "sender": "bob",
             "operator": True,
         } | more
-        taken = await self.inbox.receive(Inbound(text=text, **given))
+        taken = await self.inbox.receive(InboundMessage(text=text, **given))
         if taken.how == "command":
             await idle()  # its answer has gone out
         return taken

@@ -17,7 +17,7 @@ from starlette.applications import Starlette
 from tests.support.waiting import until
 
 from clawmode.config.operations import ChannelEntry
-from clawmode.messaging.channel import Inbound
+from clawmode.messaging.channel import InboundMessage
 from clawmode.messaging.webhook import WebhookChannel
 from clawmode.messaging.webhook_delivery import Retry
 
@@ -42,7 +42,7 @@ class Door:
 
     port: int
     channel: WebhookChannel
-    taken: list[Inbound]
+    taken: list[InboundMessage]
     client: httpx2.AsyncClient
 
     @property
@@ -102,15 +102,15 @@ async def serve(app: Any) -> AsyncIterator[int]:
 
 @asynccontextmanager
 async def door(
-    receive: Callable[[Inbound], Awaitable[None]] | None = None,
+    receive: Callable[[InboundMessage], Awaitable[None]] | None = None,
     *,
     seen: Any = None,
     name: str = "hook",
     **entry: Any,
 ) -> AsyncIterator[Door]:
-    taken: list[Inbound] = []
+    taken: list[InboundMessage] = []
 
-    async def keep(message: Inbound) -> None:
+    async def keep(message: InboundMessage) -> None:
         taken.append(message)
 
     options: dict[str, Any] = {"secret": SECRET} | entry
@@ -197,7 +197,7 @@ async def receiver(*answers: Answer) -> AsyncIterator[Receiver]:
             tasks.cancel_scope.cancel()
 
 
-async def ignore(message: Inbound) -> None:
+async def ignore(message: InboundMessage) -> None:
     """Takes nothing in."""
 
 

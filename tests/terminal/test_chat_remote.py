@@ -171,7 +171,7 @@ def test_a_conversation_in_the_gateway_looks_as_if_it_ran_here(
         person.says("/model mine/large", "goes on with mine/large", "large")
         person.says("/stattus", "did you mean /status?")
         person.says("And now?", "error: mine/large", "the script says: auth")
-        person.says("/new Again?", "A new conversation has begun", "New.")
+        person.says("/new Again?", "Started a new conversation", "New.")
         person.says("/exit")
         assert person.leaves()[0] == 0
     session = office.ask("sessions.get", sessionKey="notes")["session"]

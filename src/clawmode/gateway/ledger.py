@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeAlias
 
 from clawmode.exceptions import ClawmodeError
 from clawmode.files import Layout, SqliteFile
-from clawmode.messaging.channel import Inbound
+from clawmode.messaging.channel import InboundMessage
 from clawmode.types import JsonObject
 
 logger = logging.getLogger("clawmode.gateway")
@@ -159,7 +159,7 @@ class Ledger(SqliteFile):
 
     # ---- Messages ----
 
-    async def keep(self, message_id: str, session_key: str, message: Inbound) -> None:
+    async def keep(self, message_id: str, session_key: str, message: InboundMessage) -> None:
         """Stores a message until a run has read it."""
         row = (message_id, session_key, json.dumps(message.to_json()), self._clock())
         await self._run(self._change, "insert or ignore into messages values (?, ?, ?, ?)", row)

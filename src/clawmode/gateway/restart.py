@@ -13,7 +13,7 @@ from clawmode.cron.turns import CRON
 from clawmode.exceptions import ClawmodeError
 from clawmode.gateway.ledger import Ledger, RunRow
 from clawmode.messages import Image
-from clawmode.messaging.channel import Inbound
+from clawmode.messaging.channel import InboundMessage
 from clawmode.sessions.history import read_transcript
 from clawmode.sessions.store import Session
 from clawmode.types import JsonObject, JsonValue
@@ -35,7 +35,7 @@ async def restore_messages(inbox: "Inbox", ledger: Ledger) -> None:
     """Restores the messages that no run had read when the last process ended."""
     for message_id, session_key, text in await ledger.messages():
         try:
-            await inbox.restore(message_id, session_key, Inbound.from_json(json.loads(text)))
+            await inbox.restore(message_id, session_key, InboundMessage.from_json(json.loads(text)))
         except (ClawmodeError, ValueError, TypeError, KeyError) as error:
             logger.error("a message for %s cannot be restored: %s", session_key, error)
             await ledger.release([message_id])

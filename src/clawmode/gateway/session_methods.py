@@ -27,7 +27,7 @@ from clawmode.messages import (
     ToolCall,
     ToolMessage,
 )
-from clawmode.messaging.channel import Inbound, message_id
+from clawmode.messaging.channel import InboundMessage, message_id
 from clawmode.messaging.queue import parse_override
 from clawmode.rpc.protocol import IDEMPOTENCY, RpcError
 from clawmode.sessions.history import read_transcript
@@ -184,7 +184,7 @@ async def _send(call: MethodCall) -> JsonObject:
     if not call.params.text("message").strip() and not images:
         raise RpcError("INVALID_REQUEST", "the message is empty", field="message")
     session = await call.session(create=True)
-    message = Inbound(
+    message = InboundMessage(
         channel=CHANNEL,
         target=session.key,
         sender=call.client.principal,

@@ -1,4 +1,4 @@
-"""What a channel is: where messages come from, and where they can be sent, changed and read."""
+"""`Channel`: a place that messages come from and go to; and `InboundMessage`."""
 
 import hashlib
 import uuid
@@ -12,21 +12,21 @@ from clawmode.types import JsonObject, JsonValue
 
 
 class ChannelError(ClawmodeError):
-    """A message that could not be sent or changed, and why."""
+    """A message was not sent or changed; the text says why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Inbound:
-    """A message that somebody has sent us.
+class InboundMessage:
+    """A message that a channel received.
 
     Attributes:
-        channel: The name of the channel that it came by.
-        target: Where the answer goes, in the channel's words: a room, a thread, a person.
-        sender: Who says so, as far as the channel knows.
-        id: The channel's name for it; one that is known is not taken twice. Empty: it has none.
-        agent_id: Who is to answer; empty for the default agent.
-        session_key: In which conversation; empty for the one of this channel and target.
-        operator: Whether the sender may decide about approvals, and about the session.
+        channel: The name of the channel.
+        target: The address of the reply in that channel: a room, a thread, a person.
+        sender: The author, as far as the channel knows.
+        id: The id that the channel gave it, or empty; a known id is not accepted again.
+        agent_id: The agent that answers; empty for the default agent.
+        session_key: The session; empty for the session of this channel and target.
+        operator: True if the sender may answer approvals and change the session.
     """
 
     channel: str
@@ -40,57 +40,57 @@ class Inbound:
     operator: bool = False
 
     def to_json(self) -> JsonObject:
-        """As it is kept."""
+        """Returns the message as JSON, for `from_json`."""
         pictures: list[JsonValue] = [[image.data, image.media_type] for image in self.images]
         plain = {each.name: getattr(self, each.name) for each in fields(self)}
         return {**plain, "images": pictures}
 
     @classmethod
-    def from_json(cls, kept: JsonObject) -> "Inbound":
-        """What `to_json` made.
+    def from_json(cls, kept: JsonObject) -> "InboundMessage":
+        """Reads the output of `to_json`.
 
         Raises:
-            TypeError, ValueError, KeyError: It did not.
+            TypeError, ValueError, KeyError: The data was not written by `to_json`.
         """
         given: dict[str, Any] = dict(kept)
         images = tuple(Image(str(data), str(kind)) for data, kind in given.pop("images"))
         return cls(**given, images=images)
 
 
-def message_id(message: Inbound) -> str:
+def message_id(message: InboundMessage) -> str:
     """Returns the id of a message in the inbox: every repetition of the message gets it again."""
     if not message.id:
         return uuid.uuid4().hex
     return hashlib.sha256(f"{message.channel}\0{message.id}".encode()).hexdigest()[:32]
 
 
-Receive: TypeAlias = Callable[[Inbound], Awaitable[object]]
-"""Takes a message in; returns as soon as it is kept, and does not wait for an answer."""
+Receive: TypeAlias = Callable[[InboundMessage], Awaitable[object]]
+"""Accepts a message; returns as soon as it is stored, without waiting for a reply."""
 
 
 class Channel(Protocol):
-    """A way out. How messages come in by it is the channel's own affair: it calls a `Receive`."""
+    """Sends messages. To receive messages, a channel calls a `Receive` on its own."""
 
     @property
     def name(self) -> str:
-        """What the configuration calls it."""
+        """The name in the configuration."""
         ...
 
     @property
     def can_edit(self) -> bool:
-        """Whether what was sent can be changed."""
+        """True if sent messages can be changed."""
         ...
 
     @property
     def block_streaming(self) -> bool:
-        """Whether replies go out in parts, as they come."""
+        """True if replies are sent block by block, while the model writes."""
         ...
 
     async def send(self, target: str, text: str) -> str:
-        """Sends a message; its id there.
+        """Sends a message, and returns its id in the channel.
 
         Raises:
-            ChannelError: It was not sent.
+            ChannelError: The message was not sent.
         """
         ...
 
@@ -98,6 +98,6 @@ class Channel(Protocol):
         """Changes a message that was sent.
 
         Raises:
-            ChannelError: It was not changed.
+            ChannelError: The message was not changed.
         """
         ...

@@ -1,7 +1,7 @@
-"""What comes in: each message becomes a command, a word to the run that is under way, or a turn.
+"""The inbox: each message becomes a slash command, steers the current run, or starts a turn.
 
-A message acts with the rights of whoever sent it. So it steers no run of somebody else's, and is
-made one turn only with others of the same sender.
+A message has the rights of its sender. So it never steers a run of another sender, and it shares a
+turn only with messages of the same sender.
 """
 
 import hashlib
@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
 import anyio
 
@@ -20,37 +20,39 @@ from clawmode.agent.hooks import MessageEvent
 from clawmode.agent.intake import IncomingMessage
 from clawmode.agent.operator_hooks import OperatorHooks
 from clawmode.agent.requests import AgentRequest
-from clawmode.agent.runtime import AgentRuntime
 from clawmode.config.operations import Queue
 from clawmode.exceptions import ClawmodeError
 from clawmode.messages import Text, UserMessage
-from clawmode.messaging.channel import Inbound, message_id
+from clawmode.messaging.channel import InboundMessage, message_id
 from clawmode.messaging.outbox import Outbox
-from clawmode.messaging.queue import Batch, Line, Queued, settings_for
-from clawmode.messaging.slash import DECISIONS, Slash, SlashCommands, describe
+from clawmode.messaging.queue import Batch, Line, QueuedMessage, settings_for
+from clawmode.messaging.slash import DECISIONS, SlashCommand, SlashCommands, describe
 from clawmode.sessions.keys import InvalidSession, check_agent_id, session_key
 from clawmode.sessions.store import Session
 from clawmode.tasks import BackgroundTasks
 from clawmode.tools.approvals import Question
+
+if TYPE_CHECKING:
+    from clawmode.agent.runtime import AgentRuntime
 
 logger = logging.getLogger("clawmode.chat")
 
 How: TypeAlias = Literal["started", "steered", "queued", "dropped", "command", "repeated"]
 
 MAX_DEBOUNCES = 5
-"""How often in a row more may be waited for: who keeps talking is heard all the same."""
+"""The most debounce periods in a row, so that a sender who keeps writing gets a reply."""
 
 MAX_KNOWN = 10_000
-"""Messages that are known by their ids, so that none is taken twice."""
+"""The number of message ids that are remembered to reject repeated messages."""
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
-    """What became of a message.
+class Acceptance:
+    """How a message was accepted.
 
     Attributes:
-        id: By which it can be cancelled: that of its run, if it is not joined with others.
-        text: What a command was answered with, where there is no channel to say it.
+        id: Cancels the message; the id of its run, unless it joins other messages.
+        text: The reply to a command, if there is no channel to send it to.
     """
 
     how: How
@@ -60,36 +62,36 @@ class Taken:
 
 
 class Keeper(Protocol):
-    """Keeps messages until a run has them, beyond the life of a process."""
+    """Stores messages until a run has read them, so that a restart loses none."""
 
-    async def keep(self, message_id: str, session_key: str, message: Inbound) -> None:
-        """Keeps a message."""
+    async def keep(self, message_id: str, session_key: str, message: InboundMessage) -> None:
+        """Stores a message."""
         ...
 
     async def release(self, ids: list[str]) -> None:
-        """These need not be kept any more."""
+        """Deletes messages that were read or dropped."""
         ...
 
 
 class Inbox:
-    """Takes messages in. Used inside of `async with`, in one task.
+    """Accepts messages. Used inside of `async with`, in one task.
 
     Args:
-        runtime: Where turns are run.
-        outbox: Where commands are answered.
-        queue: What is done with messages that come while a run is under way.
-        find_model: Looks a model up by its name, for `/model`.
-        default_agent: Who answers where nobody is named.
-        operator: Scripts of the operator's.
+        runtime: Runs the turns.
+        outbox: Sends the replies to commands.
+        queue: How messages are handled that arrive during a run.
+        find_model: Finds a model by its name, for `/model`.
+        default_agent: The agent for messages that name none.
+        operator: The scripts of the operator.
 
     Attributes:
-        keeper: Who keeps messages beyond the life of the process, if anybody does.
+        keeper: Stores messages until they are read, if set.
     """
 
     def __init__(
         self,
         *,
-        runtime: AgentRuntime,
+        runtime: "AgentRuntime",
         outbox: Outbox,
         queue: Queue,
         find_model: Callable[[str], object],
@@ -110,7 +112,7 @@ class Inbox:
             operator=operator,
         )
         self._lines: dict[str, Line] = {}
-        self._steered: dict[str, tuple[str, Queued]] = {}
+        self._steered: dict[str, tuple[str, QueuedMessage]] = {}
         self._known: OrderedDict[tuple[str, str], None] = OrderedDict()
         self._arriving: dict[str, list[object]] = {}
         self._locks: dict[str, _Lock] = {}
@@ -128,35 +130,37 @@ class Inbox:
         await self._background.__aexit__()
 
     def change(self, queue: Queue, default_agent: str) -> None:
-        """What holds for messages from now on."""
+        """Applies a new configuration to later messages."""
         self._queue = self._slash.queue = queue
         self._default_agent = default_agent
 
-    # ---- For channels ----
+    # ---- Channels ----
 
-    async def receive(self, message: Inbound) -> Taken:
-        """Takes a message in; returns as soon as it is kept.
+    async def receive(self, message: InboundMessage) -> Acceptance:
+        """Accepts a message; returns as soon as it is stored.
 
         Raises:
-            ClawmodeError: It cannot be taken: there is no such agent, or the state cannot be used.
+            ClawmodeError: There is no such agent, or the state folder cannot be used.
         """
         if self._is_known(message):
-            return Taken("repeated", message_id(message))
+            return Acceptance("repeated", message_id(message))
         try:
             session = await self._session(message)
             found = self._slash.parse(message.text)
             if found is not None and found.at_once:
-                # Whatever holds others up must not hold up who wants it to stop.
+                # A slow hook that delays other messages must not delay /stop.
                 self._background.start(self._announce, message, session)
                 self._arriving.pop(session.key, None)
                 return await self._obey(found, message, session)
             return await self._receive(message, session, found)
         except BaseException:
-            self._known.pop((message.channel, message.id), None)  # it may be sent again
+            self._known.pop((message.channel, message.id), None)  # the sender may retry
             raise
 
-    async def _receive(self, message: Inbound, session: Session, found: Slash | None) -> Taken:
-        """Takes a message in, after those before it; unless all is stopped meanwhile."""
+    async def _receive(
+        self, message: InboundMessage, session: Session, found: SlashCommand | None
+    ) -> Acceptance:
+        """Accepts a message after the earlier ones, unless `/stop` came meanwhile."""
         arrival = object()
         self._arriving.setdefault(session.key, []).append(arrival)
         try:
@@ -166,7 +170,7 @@ class Inbox:
                     return await self._obey(found, message, session)
                 now = await self._runtime.sessions.get(session.key)
                 if arrival not in self._arriving.get(session.key, ()):
-                    return Taken("dropped", session_key=session.key)
+                    return Acceptance("dropped", session_key=session.key)
                 return await self._keep(message, now)
         finally:
             arriving = self._arriving.get(session.key, [])
@@ -175,29 +179,28 @@ class Inbox:
             if not arriving:
                 self._arriving.pop(session.key, None)
 
-    async def _keep(self, message: Inbound, session: Session) -> Taken:
-        """Takes a message that is kept from now on."""
+    async def _keep(self, message: InboundMessage, session: Session) -> Acceptance:
         kept = message_id(message)
         if self.keeper is not None:
             await self.keeper.keep(kept, session.key, message)
         return self._take(kept, message, session)
 
-    async def restore(self, kept: str, session_key: str, message: Inbound) -> None:
-        """Takes a message that was kept by a process before this one.
+    async def restore(self, kept: str, session_key: str, message: InboundMessage) -> None:
+        """Accepts a message that an earlier process stored.
 
         Raises:
-            ClawmodeError: It cannot be taken.
+            ClawmodeError: The session cannot be used.
         """
         session = await self._runtime.sessions.get(session_key)
         self._take(kept, message, session)
 
     def _release(self, ids: Iterable[str]) -> None:
-        """These need not be kept any more: they were read, or given up."""
+        """Has the keeper delete messages that were read or dropped."""
         if self.keeper is not None and (gone := list(ids)):
             self._background.start(self.keeper.release, gone)
 
     def cancel(self, message_id: str) -> bool:
-        """Takes a message back: one that waits, one that a run has not read yet, or its run."""
+        """Cancels a message that waits or that a run has not read yet, or aborts its run."""
         self._steered.pop(message_id, None)
         self._release([message_id])
         if any(line.remove(message_id) for line in self._lines.values()):
@@ -205,7 +208,7 @@ class Inbox:
         return self._runtime.withdraw(message_id) or self._runtime.abort(message_id)
 
     def stop(self, session_key: str) -> int:
-        """Takes back all that waits in a session, and stops what runs; how many that were."""
+        """Drops the waiting messages of a session and aborts its runs; returns their number."""
         self._release(each.id for each in self.waiting(session_key))
         line = self._lines.get(session_key)
         count = 0 if line is None else line.clear()
@@ -216,14 +219,14 @@ class Inbox:
                 self._steered.pop(said.id, None)
         return count + self._runtime.stop(session_key)
 
-    def waiting(self, session_key: str) -> list[Queued]:
-        """What waits in a session, oldest first."""
+    def waiting(self, session_key: str) -> list[QueuedMessage]:
+        """Returns the waiting messages of a session, oldest first."""
         line = self._lines.get(session_key)
         return [] if line is None else list(line.waiting)
 
-    # ---- Taking ----
+    # ---- Accepting ----
 
-    def _is_known(self, message: Inbound) -> bool:
+    def _is_known(self, message: InboundMessage) -> bool:
         if not message.id:
             return False
         key = (message.channel, message.id)
@@ -233,17 +236,17 @@ class Inbox:
             self._known.popitem(last=False)
         return known
 
-    async def _session(self, message: Inbound) -> Session:
+    async def _session(self, message: InboundMessage) -> Session:
         agent = message.agent_id or self._default_agent
         key = message.session_key or conversation_key(agent, message.channel, message.target)
         owner = None if key.startswith("agent:") else agent
         return await self._runtime.sessions.resolve(key, agent_id=owner)
 
     def _in_order(self, key: str) -> "_Lock":
-        """Messages of a session are taken one after the other, as they came."""
+        """Returns the lock that keeps the messages of a session in order."""
         return self._locks.setdefault(key, _Lock(lambda: self._locks.pop(key, None)))
 
-    async def _announce(self, message: Inbound, session: Session) -> None:
+    async def _announce(self, message: InboundMessage, session: Session) -> None:
         event = MessageEvent(
             text=message.text,
             channel=message.channel,
@@ -255,16 +258,16 @@ class Inbox:
         if self._operator is not None and self._operator.has("message:received"):
             await self._operator.run("message:received", event.to_json())
 
-    def _take(self, kept: str, message: Inbound, session: Session) -> Taken:
+    def _take(self, kept: str, message: InboundMessage, session: Session) -> Acceptance:
         settings = settings_for(self._queue, message.channel, session.data.get("queue"))
-        queued = Queued(kept, message, settings)
+        queued = QueuedMessage(kept, message, settings)
         line = self._lines.setdefault(session.key, Line())
         busy = bool(self._runtime.under_way(session.key)) or line.served
         if busy and settings.mode == "interrupt":
             self.stop(session.key)
         elif busy and settings.mode == "steer" and self._steer(session.key, queued, line):
-            return Taken("steered", queued.id, session.key)
-        # The first one is not waited with: nothing is under way that more could be said about.
+            return Acceptance("steered", queued.id, session.key)
+        # No debouncing for the first message: no run is under way that could be interrupted.
         line.last = anyio.current_time() if busy else 0.0
         if not line.waiting:
             line.first = line.last
@@ -272,11 +275,11 @@ class Inbox:
         self._release(each.id for each in gone)
         self._serve(session.key, line)
         if queued in gone:
-            return Taken("dropped", queued.id, session.key)
-        return Taken("queued" if busy else "started", queued.id, session.key)
+            return Acceptance("dropped", queued.id, session.key)
+        return Acceptance("queued" if busy else "started", queued.id, session.key)
 
-    def _steer(self, key: str, queued: Queued, line: Line) -> bool:
-        """Says it to the run that is under way, if that is the sender's own and nothing waits."""
+    def _steer(self, key: str, queued: QueuedMessage, line: Line) -> bool:
+        """Passes the message to the current run, if the sender started it and no message waits."""
         if line.waiting:
             return False
         message = queued.message
@@ -301,7 +304,7 @@ class Inbox:
             self._background.start(self._drain, key, line)
 
     async def _drain(self, key: str, line: Line) -> None:
-        """Makes turns of what waits in a session, until nothing does."""
+        """Starts turns until no message of the session waits."""
         try:
             while line.waiting:
                 await self._until_free(key)
@@ -343,7 +346,7 @@ class Inbox:
         except Exception as error:
             logger.error("session %s: %s: %s", key, type(error).__name__, error)
             reason = str(error) if isinstance(error, ClawmodeError) else type(error).__name__
-            self._answer(message, key, f"It could not be started: {reason}")
+            self._answer(message, key, f"The run could not be started: {reason}")
             self._release(request.message_ids)
             return
         finally:
@@ -353,7 +356,7 @@ class Inbox:
         await run.ended.wait()
 
     def _watch(self, event: AgentEvent) -> None:
-        """What a run has not read is the next turn's."""
+        """Queues the messages again that a run has not read before its end."""
         if event.stream != "lifecycle" or event.data.get("phase") == "start":
             return
         run = self._runtime.find(event.run_id)
@@ -370,7 +373,9 @@ class Inbox:
 
     # ---- Commands ----
 
-    async def _obey(self, found: Slash, message: Inbound, session: Session) -> Taken:
+    async def _obey(
+        self, found: SlashCommand, message: InboundMessage, session: Session
+    ) -> Acceptance:
         heard = self._outbox.has(message.channel)
         reply = ""
         if found.takes_long and heard:
@@ -380,15 +385,17 @@ class Inbox:
         if found.begins and found.arguments:
             begun = await self._runtime.sessions.get(session.key)
             return await self._keep(replace(message, text=found.arguments), begun)
-        return Taken("command", session_key=session.key, text="" if heard else reply)
+        return Acceptance("command", session_key=session.key, text="" if heard else reply)
 
-    async def _carry_out(self, found: Slash, message: Inbound, session: Session) -> str:
+    async def _carry_out(
+        self, found: SlashCommand, message: InboundMessage, session: Session
+    ) -> str:
         reply = await self._slash.run(found, message, session)
         self._answer(message, session.key, reply)
         return reply
 
-    def _answer(self, message: Inbound, key: str, text: str) -> None:
-        """Has something said where a message came from; nobody waits for that."""
+    def _answer(self, message: InboundMessage, key: str, text: str) -> None:
+        """Sends a text to the origin of a message, in the background."""
         if text and self._outbox.has(message.channel):
             self._background.start(self._send, message.channel, message.target, text, key)
 
@@ -398,7 +405,7 @@ class Inbox:
             logger.error("channel %s: %s", channel, receipt.error)
 
     def tell_question(self, question: Question) -> None:
-        """Says in the room of a run that it waits for somebody to decide: for `Approvals`."""
+        """Sends an approval question to the channel of its run; a callback for `Approvals`."""
         run = self._runtime.find(question.run.run_id)
         if run is not None and run.request.target and self._outbox.has(run.request.channel):
             text = f"{describe(question)}\n/approve {question.id} {'|'.join(DECISIONS)}"
@@ -407,7 +414,7 @@ class Inbox:
 
 
 class _Lock:
-    """A lock that is forgotten when nobody wants it."""
+    """A lock that is deleted when it has no more users."""
 
     def __init__(self, forget: Callable[[], object]) -> None:
         self._lock = anyio.Lock()
@@ -433,10 +440,10 @@ class _Lock:
 
 
 def conversation_key(agent_id: str, channel: str, target: str) -> str:
-    """The session of a channel's target. What can be no part of a key is told apart by a digest.
+    """Returns the session key of a target; a digest replaces names that no key may contain.
 
     Raises:
-        InvalidSession: There can be no such agent.
+        InvalidSession: The agent id is not valid.
     """
     owner = check_agent_id(agent_id)
     plain = channel == channel.lower() and target == target.lower() and ":" not in channel

@@ -1,4 +1,4 @@
-"""The outbox: the only way out for messages, past the hooks, in order for each target."""
+"""The outbox: sends every outgoing message, after the hooks, in order for each target."""
 
 import logging
 from collections.abc import AsyncIterator, Mapping
@@ -14,20 +14,20 @@ from clawmode.messaging.channel import Channel, ChannelError
 logger = logging.getLogger("clawmode.channels")
 
 MAX_CHARS = 4_000
-"""Of one message."""
+"""The most characters of one message."""
 
 SEND_SECONDS = 120.0
-"""How long a channel may take for one, tries included."""
+"""How long a channel may take for one message, with retries."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Receipt:
-    """What became of a message.
+    """The result of sending a message.
 
     Attributes:
-        message_ids: Of its parts, as far as they were sent.
-        text: What was said, as hooks left it; empty if it was cancelled.
-        error: Why it failed.
+        message_ids: The ids of the parts that were sent.
+        text: The text after the hooks; empty if a hook cancelled it.
+        error: Why sending failed.
     """
 
     status: Literal["sent", "cancelled", "failed"]
@@ -37,12 +37,12 @@ class Receipt:
 
     @property
     def message_id(self) -> str:
-        """That of its first part; empty if nothing was sent."""
+        """The id of the first part; empty if nothing was sent."""
         return self.message_ids[0] if self.message_ids else ""
 
 
 class Outbox:
-    """Sends messages by the channels that there are."""
+    """Sends messages through the configured channels."""
 
     def __init__(self, channels: Mapping[str, Channel], hooks: AgentHooks) -> None:
         self._channels = channels
@@ -50,11 +50,9 @@ class Outbox:
         self._turns: dict[tuple[str, str], _Turn] = {}
 
     def find(self, name: str) -> Channel | None:
-        """A channel by its name."""
         return self._channels.get(name)
 
     def has(self, name: str) -> bool:
-        """Whether there is a channel of this name."""
         return name in self._channels
 
     async def send(
@@ -88,7 +86,7 @@ class Outbox:
         sender: str = "",
         limit: int = MAX_CHARS,
     ) -> Receipt:
-        """Changes a message, unless a hook cancels it. Of a long text, the rest is sent after it.
+        """Changes a message, unless a hook cancels it; sends the rest of a long text after it.
 
         Raises:
             ChannelError: There is no such channel, or it cannot change messages.
@@ -105,24 +103,24 @@ class Outbox:
         channel = self._channels.get(name)
         if channel is None:
             known = ", ".join(sorted(self._channels)) or "none"
-            raise ChannelError(f"there is no channel {name[:80]!r}; known: {known}")
+            raise ChannelError(f"there is no channel {name[:80]!r}; the configuration has: {known}")
         return channel
 
     async def _pass(self, job: "_Job") -> Receipt:
-        # Hooks too in turn: one that is slow must not let a later message pass.
+        # Hooks run under the lock too: a slow hook must not let a later message overtake.
         async with self._turn(job.event.channel, job.event.target):
             event = await self._hooks.send(job.event)
             if event is None or not event.text.strip():
                 return Receipt(status="cancelled")
             receipt = await replace(job, event=event).run()
-        # Not these: they only watch, and may have something to send themselves.
+        # Outside of the lock: these hooks only watch, and may send messages themselves.
         sent = replace(event, error=receipt.error or None)
         await self._hooks.hooks.notify("message_sent", sent)
         return receipt
 
     @asynccontextmanager
     async def _turn(self, channel: str, target: str) -> AsyncIterator[None]:
-        """Waits until it is a message's turn."""
+        """Serializes the messages to one target."""
         turn = self._turns.setdefault((channel, target), _Turn(anyio.Lock()))
         turn.users += 1
         try:
@@ -136,7 +134,7 @@ class Outbox:
 
 @dataclass(slots=True)
 class _Turn:
-    """Whose turn it is, and how many want it."""
+    """The lock of a target, and the number of its users."""
 
     lock: anyio.Lock
     users: int = 0
@@ -144,10 +142,10 @@ class _Turn:
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """A message, and by what way it goes out.
+    """A message to send or to change.
 
     Attributes:
-        edited: The message that is changed; empty: it is a new one.
+        edited: The id of the message to change; empty for a new message.
     """
 
     channel: Channel
@@ -156,7 +154,7 @@ class _Job:
     edited: str = ""
 
     async def run(self) -> Receipt:
-        """Sends all parts; none after one that failed."""
+        """Sends all parts; stops at the first part that fails."""
         parts = split_text(self.event.text, self.limit)
         ids: list[str] = []
         error = ""
@@ -174,20 +172,20 @@ class _Job:
         return Receipt(status=status, message_ids=tuple(ids), text=self.event.text, error=error)
 
     async def _send(self, text: str, *, first: bool) -> str:
-        # Else one that hangs would hold up all that is sent to its target, for ever.
+        # Without a limit, a channel that hangs would block its target for ever.
         with anyio.move_on_after(SEND_SECONDS):
             if first and self.edited:
                 await self.channel.edit(self.event.target, self.edited, text)
                 return self.edited
             return await self.channel.send(self.event.target, text)
-        raise ChannelError(f"the channel took longer than {SEND_SECONDS:g} s")
+        raise ChannelError(f"the channel did not answer within {SEND_SECONDS:g} s")
 
 
 # ---- Long texts ----
 
 
 def split_text(text: str, limit: int = MAX_CHARS) -> list[str]:
-    """A text in parts that are not too long, cut between paragraphs, lines or words if possible."""
+    """Splits a text into parts, between paragraphs, lines or words if possible."""
     parts: list[str] = []
     rest = text.strip("\n").rstrip()
     while len(rest) > limit:
@@ -198,7 +196,7 @@ def split_text(text: str, limit: int = MAX_CHARS) -> list[str]:
 
 
 def _border(text: str, limit: int) -> int:
-    # In the second half first: a heading alone is a poor message.
+    # Search the second half first: a message should not be just a heading.
     for start in (limit // 2, 1):
         for border in ("\n\n", "\n", " "):
             found = text.rfind(border, start, limit + len(border))

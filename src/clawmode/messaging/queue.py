@@ -1,6 +1,6 @@
-"""Messages that wait for a session: how many may, which of them go, and what becomes one turn.
+"""The queue of a session: its limit, which messages are dropped, which messages form one turn.
 
-Plain state. When something is done with it is the inbox's affair.
+This module is plain state; the inbox decides when to use it.
 """
 
 import re
@@ -11,7 +11,7 @@ from typing import Any, TypeAlias, get_args
 
 from clawmode.config.operations import Drop, Queue, QueueMode
 from clawmode.messages import Image
-from clawmode.messaging.channel import Inbound
+from clawmode.messaging.channel import InboundMessage
 from clawmode.text import shorten
 from clawmode.types import JsonObject, JsonValue
 
@@ -21,7 +21,7 @@ MAX_CAP = 1_000
 MAX_DEBOUNCE = 60.0
 MAX_SUMMARIES = 20
 MAX_TURN_CHARS = 500_000
-"""Of messages that become one turn: a run takes a mebibyte."""
+"""The most characters of messages that form one turn; a run accepts a mebibyte."""
 SUMMARY_CHARS = 140
 
 Party: TypeAlias = tuple[str, str, str, bool]
@@ -32,14 +32,15 @@ _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, None: 0.001}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueSettings:
-    """What is done with a message that comes while a run is under way.
+    """How messages are handled that arrive during a run.
 
     Attributes:
-        mode: `steer` brings it into that run; `followup` makes it the next turn; `collect` makes
-            one turn of all that wait; `interrupt` aborts the run for it.
-        cap: How many may wait.
-        drop: What goes if there are more: the oldest, the newest, or the oldest but for a line.
-        debounce_seconds: How long to wait for more before a turn is made of those that wait.
+        mode: `steer` passes the message to the run; `followup` makes it the next turn; `collect`
+            makes one turn of all waiting messages; `interrupt` aborts the run.
+        cap: The most messages that may wait.
+        drop: Which message is dropped beyond the cap: the oldest, the newest, or the oldest with
+            its first words kept for the model (`summarize`).
+        debounce_seconds: How long to wait for further messages before a turn starts.
     """
 
     mode: QueueMode = "steer"
@@ -49,7 +50,7 @@ class QueueSettings:
 
 
 def settings_for(configured: Queue, channel: str = "", override: JsonValue = None) -> QueueSettings:
-    """What holds for a message: what the session says, else the channel's, else everyone's."""
+    """Returns the settings for a message: of the session, else of its channel, else the default."""
     wait = configured.debounce_ms_by_channel.get(channel, configured.debounce_ms)
     made = QueueSettings(
         mode=configured.by_channel.get(channel, configured.mode),
@@ -62,7 +63,7 @@ def settings_for(configured: Queue, channel: str = "", override: JsonValue = Non
 
 
 def _own(override: JsonValue) -> JsonObject:
-    """What of a session's override can be meant: it comes from a file."""
+    """Returns the valid parts of a session's override, which comes from a file."""
     if not isinstance(override, dict):
         return {}
     mode, cap, drop = override.get("mode"), override.get("cap"), override.get("drop")
@@ -80,10 +81,10 @@ def _own(override: JsonValue) -> JsonObject:
 
 
 def parse_override(text: str) -> JsonObject | None:
-    """What `/queue <mode> debounce:0.5s cap:25 drop:summarize` says; None takes it back.
+    """Parses `/queue <mode> debounce:0.5s cap:25 drop:summarize`; None removes the override.
 
     Raises:
-        ValueError: It cannot be meant; the message says what can.
+        ValueError: A word is not valid; the message lists the valid ones.
     """
     words = text.lower().split()
     if words in (["default"], ["reset"]):
@@ -101,7 +102,7 @@ def parse_override(text: str) -> JsonObject | None:
             made["debounceSeconds"] = seconds
         else:
             raise ValueError(
-                f"{word[:40]!r} is none of {', '.join(MODES)}, debounce:<0 to 60s>, "
+                f"{word[:40]!r} is not one of {', '.join(MODES)}, debounce:<0 to 60s>, "
                 f"cap:<1 to {MAX_CAP}>, drop:<{'|'.join(DROPS)}>, default"
             )
     return made
@@ -113,89 +114,84 @@ def _duration(text: str) -> float | None:
     return seconds if 0 <= seconds <= MAX_DEBOUNCE else None
 
 
-# ---- What waits ----
+# ---- Waiting messages ----
 
 
 @dataclass(frozen=True, slots=True)
-class Queued:
-    """A message that waits.
+class QueuedMessage:
+    """A waiting message.
 
     Attributes:
-        id: The run that it will be, if nothing comes before that.
+        id: The id of the run that it starts, unless it joins other messages.
     """
 
     id: str
-    message: Inbound
+    message: InboundMessage
     settings: QueueSettings
 
     @property
     def party(self) -> Party:
-        """For whom it acts, and where it is answered: those of one party can be one turn."""
+        """The sender and the address of the reply: only messages of one party share a turn."""
         message = self.message
         return (message.channel, message.target, message.sender, message.operator)
 
 
 @dataclass(slots=True)
 class Batch:
-    """What becomes one turn.
+    """The messages of one turn.
 
     Attributes:
-        dropped: Lines about messages of the same party that were given up.
-        void: It was taken back: whatever it has become by then is stopped.
+        dropped: The first words of messages of the same party that were dropped.
+        void: The batch was cancelled: a run that it has started meanwhile is aborted.
     """
 
-    messages: tuple[Queued, ...]
+    messages: tuple[QueuedMessage, ...]
     dropped: tuple[str, ...] = ()
     void: bool = False
 
     @property
     def id(self) -> str:
-        """The run's."""
         return self.messages[-1].id
 
     @property
-    def message(self) -> Inbound:
-        """The last of them: whose turn it is, and where the answer goes."""
+    def message(self) -> InboundMessage:
+        """The last message, which decides the sender and the address of the reply."""
         return self.messages[-1].message
 
     @property
     def text(self) -> str:
-        """What is said to the model."""
-        said = "\n\n".join(each.message.text for each in self.messages if each.message.text)
+        """The text for the model."""
+        text = "\n\n".join(each.message.text for each in self.messages if each.message.text)
         if not self.dropped:
-            return said
+            return text
         lines = "\n".join(f"- {line}" for line in self.dropped)
-        return (
-            f"[Too many messages waited; of those before this, the beginnings:]\n{lines}\n\n{said}"
-        )
+        return f"[Too many messages waited. These earlier ones were dropped:]\n{lines}\n\n{text}"
 
     @property
     def images(self) -> tuple[Image, ...]:
-        """All of them."""
         return tuple(image for each in self.messages for image in each.message.images)
 
 
 @dataclass(slots=True)
 class Line:
-    """The messages that wait for one session, oldest first.
+    """The waiting messages of one session, oldest first.
 
     Attributes:
-        first, last: When the oldest of them came, and the newest, by the inbox's clock; 0: they are
-            not waited with.
-        served: Whether somebody makes turns of them.
-        starting: What is about to be a run, and is none yet.
+        first, last: When the oldest and the newest message arrived; 0 for no debouncing.
+        served: True while a task starts turns for the line.
+        starting: The batch whose run is about to start.
     """
 
-    waiting: deque[Queued] = field(default_factory=deque[Queued])
+    waiting: deque[QueuedMessage] = field(default_factory=deque[QueuedMessage])
     first: float = 0.0
     last: float = 0.0
     served: bool = False
     starting: "Batch | None" = None
     _dropped: dict[Party, list[str]] = field(default_factory=dict[Party, list[str]])
 
-    def add(self, queued: Queued) -> Sequence[Queued]:
-        """One more; those that have to go for it, which may be itself."""
-        gone: list[Queued] = []
+    def add(self, queued: QueuedMessage) -> Sequence[QueuedMessage]:
+        """Adds a message; returns the messages that were dropped, perhaps this one."""
+        gone: list[QueuedMessage] = []
         self.waiting.append(queued)
         while len(self.waiting) > queued.settings.cap:
             newest = queued.settings.drop == "new"
@@ -207,12 +203,12 @@ class Line:
                 del lines[:-MAX_SUMMARIES]
         return gone
 
-    def put_back(self, queued: Iterable[Queued]) -> None:
-        """Those that were taken for a run which has not read them: they come first."""
+    def put_back(self, queued: Iterable[QueuedMessage]) -> None:
+        """Puts messages back in front that a run accepted but did not read."""
         self.waiting.extendleft(reversed(list(queued)))
 
     def next(self) -> Batch | None:
-        """What the next turn is made of; it waits no more."""
+        """Removes and returns the messages of the next turn."""
         if not self.waiting:
             return None
         taken = [self.waiting.popleft()]
@@ -228,7 +224,7 @@ class Line:
         return Batch(tuple(taken), tuple(self._dropped.pop(party, ())))
 
     def remove(self, queued_id: str) -> bool:
-        """Takes one back; False if it does not wait."""
+        """Cancels a waiting message; returns False if it does not wait."""
         starting = self.starting
         if starting is not None and starting.id == queued_id and not starting.void:
             starting.void = True
@@ -238,7 +234,7 @@ class Line:
         return len(self.waiting) < before
 
     def clear(self) -> int:
-        """Takes all back, what is about to be a run too; how many that were."""
+        """Cancels all messages and the run that is about to start; returns their number."""
         count = len(self.waiting)
         if self.starting is not None and not self.starting.void:
             self.starting.void = True

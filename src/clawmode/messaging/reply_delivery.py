@@ -1,44 +1,46 @@
-"""What goes out while a run speaks, and when it has ended: to its channel, and to chat clients.
+"""Sends replies to the channel of a run, and to chat clients, during the run and at its end.
 
-A chat client gets the words so far, again and again, and one end. A channel gets them as far as it
-can take them: one message that grows, blocks as they are finished, or the reply alone. Nothing is
-sent twice, whatever is retried, and `NO_REPLY` is not sent at all.
+A chat client repeatedly gets the text so far, and a final event. A channel gets what it supports:
+one message that is edited as it grows, finished blocks, or only the final reply. Nothing is sent
+twice, even after retries, and `NO_REPLY` is never sent.
 """
 
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import anyio
 
 from clawmode.agent.events import AgentEvent
 from clawmode.agent.replies import SILENT, SentMessages, is_silent
 from clawmode.agent.requests import RunResult, Streaming
-from clawmode.agent.runtime import AgentRuntime, Run
 from clawmode.messaging.channel import Channel
 from clawmode.messaging.outbox import MAX_CHARS, Outbox
 from clawmode.tasks import BackgroundTasks, Notifier
 from clawmode.types import JsonObject
 
+if TYPE_CHECKING:
+    from clawmode.agent.runtime import AgentRuntime, Run
+
 logger = logging.getLogger("clawmode.chat")
 
 DELTA_SECONDS = 0.15
-"""How often chat clients are told the words so far."""
+"""How often chat clients get the text so far."""
 
 EDIT_SECONDS = 1.0
-"""How often a message that grows is changed."""
+"""How often a growing message is edited."""
 
 CLOSE_SECONDS = 5.0
-"""How long replies may take that are on their way when all is closed."""
+"""How long closing waits for replies that are being sent."""
 
 OnChat: TypeAlias = Callable[[JsonObject], None]
-"""Told `{runId, sessionKey, seq, state: "delta" | "final" | "error" | "aborted", text, …}`."""
+"""Receives `{runId, sessionKey, seq, state: "delta" | "final" | "error" | "aborted", text, …}`."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """What is finished. Of kind `covered`, it was sent already, in parts."""
+    """A finished block. Its kind is `covered` if its parts were sent already."""
 
     text: str
     kind: str = ""
@@ -46,21 +48,21 @@ class _Block:
 
 @dataclass(slots=True)
 class _Reply:
-    """What is known of a run's reply while it is given.
+    """The reply of a run, while the model writes it.
 
     Attributes:
-        text: The words of the answer so far.
-        thoughts: The same of the model's thoughts.
-        told: What chat clients were told last.
-        parts: Of the answer, which wait because it may come to nothing that is to be seen.
-        blocks: What is finished and to be sent, in this order.
-        sent: What was sent already; `other` is what is no reply: thoughts, calls.
-        growing: The id of the message that grows, and what it shows.
-        before: Set when the reply before it has been sent.
-        done: Set when this one has.
+        text: The text of the answer so far.
+        thoughts: The model's thoughts so far.
+        told: The text and thoughts that chat clients got last.
+        parts: Parts of the answer that are held back while it could still become `NO_REPLY`.
+        blocks: Finished blocks to send, in order.
+        sent: The texts that were sent; `other` has thoughts and calls.
+        growing: The id of the growing message; `shown` is its current text.
+        before: Set when the previous reply to the target has been sent.
+        done: Set when this reply has been sent.
     """
 
-    run: Run
+    run: "Run"
     channel: Channel | None
     before: anyio.Event | None = None
     text: str = ""
@@ -79,22 +81,19 @@ class _Reply:
 
     @property
     def streaming(self) -> Streaming:
-        """How it goes out."""
         return self.run.streaming
 
     @property
     def in_blocks(self) -> bool:
-        """Whether it goes out in parts."""
+        """True if the reply is sent block by block."""
         return self.streaming.blocks or (self.channel is not None and self.channel.block_streaming)
 
     @property
     def to(self) -> tuple[str, str]:
-        """Channel and target."""
         return self.run.request.channel, self.run.request.target
 
     @property
     def result(self) -> RunResult:
-        """What came of the run, which has ended."""
         assert self.run.result is not None
         return self.run.result
 
@@ -103,13 +102,13 @@ class Delivery:
     """Delivers the replies of all runs. Used inside of `async with`, in one task.
 
     Args:
-        runtime: Whose runs.
-        outbox: The way out.
-        on_chat: Told what chat clients are to see.
+        runtime: Reports the events of runs.
+        outbox: Sends the messages.
+        on_chat: Receives the events for chat clients.
     """
 
     def __init__(
-        self, runtime: AgentRuntime, outbox: Outbox, on_chat: OnChat = lambda event: None
+        self, runtime: "AgentRuntime", outbox: Outbox, on_chat: OnChat = lambda event: None
     ) -> None:
         self._runtime = runtime
         self._outbox = outbox
@@ -131,12 +130,12 @@ class Delivery:
                 await reply.done.wait()
         await self._background.__aexit__()
 
-    # ---- What happens ----
+    # ---- Events ----
 
     def _take(self, event: AgentEvent) -> None:
         phase = event.data.get("phase") if event.stream == "lifecycle" else None
         if phase == "start" or (phase is not None and event.run_id not in self._replies):
-            self._begin(event.run_id)  # one that was aborted in the queue ends without a start
+            self._begin(event.run_id)  # a run that was aborted in the queue has no start event
         reply = self._replies.get(event.run_id)
         if reply is None:
             return
@@ -194,7 +193,7 @@ class Delivery:
     # ---- Channels ----
 
     async def _send(self, reply: _Reply, channel: Channel, key: tuple[str, str]) -> None:
-        """Sends what a channel can take while the run goes on, and the rest at its end."""
+        """Sends what the channel supports during the run, and the rest at its end."""
         seen = 0
         try:
             if reply.before is not None:
@@ -220,7 +219,7 @@ class Delivery:
             await self._say(reply, block.text, block.kind)
 
     async def _grow(self, reply: _Reply) -> None:
-        """One message, which has the words so far; until they are too many for one."""
+        """Updates the growing message, until the text is too long for one message."""
         text = reply.text.strip()
         by_tools = reply.run.sent
         if not text or len(text) > MAX_CHARS or may_be_silent(text):
@@ -230,7 +229,7 @@ class Delivery:
             await anyio.sleep(EDIT_SECONDS)
 
     async def _say(self, reply: _Reply, text: str, kind: str = "") -> None:
-        """Sends a text that is complete, unless it was sent; or makes the one that grew so."""
+        """Sends a finished text unless it was sent already; completes a growing message."""
         known = reply.other if kind not in ("", "covered") else reply.sent
         if not text.strip() or is_silent(text) or known.has(text):
             return
@@ -245,14 +244,16 @@ class Delivery:
             await self._post(reply, words)
 
     async def _put(self, reply: _Reply, text: str, *, final: bool = False) -> None:
-        """Changes the message that grows, or begins one."""
+        """Edits the growing message, or sends the first version."""
         if not reply.growing:
             reply.growing = await self._post(reply, text)
         elif text != reply.shown:
             key = reply.run.session.key
             changed = await self._outbox.edit(*reply.to, reply.growing, text, session_key=key)
             if changed.status == "failed":
-                logger.error("run %s: a message was not changed: %s", reply.run.id, changed.error)
+                logger.error(
+                    "run %s: a message could not be changed: %s", reply.run.id, changed.error
+                )
                 if not final:
                     return
                 reply.growing = await self._post(reply, text)
@@ -262,7 +263,7 @@ class Delivery:
         key = reply.run.session.key
         receipt = await self._outbox.send(*reply.to, text, session_key=key)
         if receipt.status == "failed":
-            logger.error("run %s: its reply was not sent: %s", reply.run.id, receipt.error)
+            logger.error("run %s: the reply could not be sent: %s", reply.run.id, receipt.error)
         return receipt.message_id
 
 
@@ -271,7 +272,7 @@ def _kind(payload: JsonObject) -> str:
 
 
 def _hear(reply: _Reply, data: JsonObject) -> None:
-    """Takes in what the model says. A message that grows ends with the answer."""
+    """Records what the model wrote. A growing message ends with the answer."""
     if data.get("reset"):
         reply.text = reply.thoughts = ""
         reply.parts.clear()
@@ -304,6 +305,6 @@ def _finish_parts(reply: _Reply) -> None:
 
 
 def may_be_silent(text: str) -> bool:
-    """Whether a text is the beginning of one that is not to be seen."""
+    """True if the text could still become `NO_REPLY`."""
     words = text.strip()
     return any(silent.startswith(words) for silent in SILENT)

@@ -1,7 +1,7 @@
-"""Signatures of what goes over a webhook, both ways, and the memory of what was taken already.
+"""Signatures of webhook requests, in both directions, and protection against replays.
 
-The signature is HMAC-SHA256 over `<timestamp>.<body>`: without the secret nobody can make one, and
-after some minutes nobody can use one again.
+The signature is HMAC-SHA256 over `<timestamp>.<body>`: it cannot be made without the secret, and it
+expires after some minutes.
 """
 
 import hashlib
@@ -15,36 +15,36 @@ SIGNATURE = "x-clawmode-signature"
 TIMESTAMP = "x-clawmode-timestamp"
 SKEW_SECONDS = 300
 REMEMBERED = 10_000
-"""Messages of one channel."""
+"""The number of messages of one channel that are remembered."""
 
-Known: TypeAlias = Literal["new", "under_way", "taken", "replayed", "full"]
+State: TypeAlias = Literal["new", "under_way", "taken", "replayed", "full"]
 
 
 class Signer:
-    """Signs, and knows its own signature."""
+    """Makes and checks signatures with one secret."""
 
     def __init__(self, secret: str, clock: Callable[[], float] = time.time) -> None:
         self._secret = secret.encode()
         self._clock = clock
 
     def headers(self, body: bytes) -> dict[str, str]:
-        """What goes with a body that is sent now."""
+        """Returns the headers for a body that is sent now."""
         timestamp = str(int(self._clock()))
         return {TIMESTAMP: timestamp, SIGNATURE: self._sign(timestamp, body)}
 
     def is_fresh(self, timestamp: str) -> bool:
-        """Whether it is a time, and about now."""
+        """True if the text is a timestamp close to the current time."""
         if not re.fullmatch(r"[0-9]{1,12}", timestamp):
             return False
         return abs(self._clock() - int(timestamp)) <= SKEW_SECONDS
 
     def is_mine(self, signature: str, timestamp: str, body: bytes) -> bool:
-        """Whether whoever signed it has the secret."""
+        """True if the signature was made with this secret."""
         given = signature.encode("utf-8", "replace")
         return hmac.compare_digest(given, self._sign(timestamp, body).encode())
 
     def has_key_of(self, other: "Signer") -> bool:
-        """Whether the two take each other's signatures: different secrets can be one HMAC key."""
+        """True if both accept the same signatures; different secrets can be the same HMAC key."""
         return hmac.compare_digest(self._sign("", b""), other._sign("", b""))
 
     def _sign(self, timestamp: str, body: bytes) -> str:
@@ -52,11 +52,11 @@ class Signer:
         return "sha256=" + hmac.new(self._secret, signed, hashlib.sha256).hexdigest()
 
 
-class Seen:
-    """Which messages were taken.
+class ReplayGuard:
+    """Remembers which messages were accepted.
 
-    Ids are forgotten when there are too many, the oldest first. A signature is not, as long as it
-    could be used again: when there are too many of them, nothing more is taken for a while.
+    Beyond the limit the oldest ids are forgotten. A signature is kept until it has expired; beyond
+    the limit of signatures, new messages are rejected for a while.
     """
 
     def __init__(
@@ -68,8 +68,8 @@ class Seen:
         self._under_way: set[str] = set()
         self._signatures: dict[str, float] = {}
 
-    def look(self, message_id: str, signature: str) -> Known:
-        """What is known of a message."""
+    def look(self, message_id: str, signature: str) -> State:
+        """Returns whether a message is new, in progress, accepted or replayed."""
         if message_id in self._under_way:
             return "under_way"
         if message_id in self._taken:
@@ -80,13 +80,13 @@ class Seen:
         return "full" if len(self._signatures) >= self._limit else "new"
 
     def begin(self, message_id: str, signature: str) -> None:
-        """A message that is being taken."""
+        """Marks a message as in progress."""
         self._under_way.add(message_id)
-        # A timestamp may be ahead of us by as much as it may be behind.
+        # A timestamp may lie in the future by as much as in the past.
         self._signatures[signature] = self._clock() + 2 * SKEW_SECONDS
 
     def end(self, message_id: str, signature: str, *, taken: bool) -> None:
-        """It was taken, or may be sent again."""
+        """Marks a message as accepted, or lets it be sent again."""
         self._under_way.discard(message_id)
         if taken:
             self._taken[message_id] = None

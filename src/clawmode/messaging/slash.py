@@ -1,24 +1,26 @@
-"""Slash commands: what people say to us, and not to the model.
+"""Slash commands in messages: `/new`, `/stop`, `/status` and others.
 
-A text that begins with the name of no command is for the model: paths begin like that too.
+A text that begins with an unknown command goes to the model, because paths begin with a slash too.
 """
 
 import json
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 
 from clawmode.agent.operator_hooks import OperatorHooks
 from clawmode.agent.requests import AgentRequest
-from clawmode.agent.runtime import AgentRuntime
 from clawmode.config.operations import Queue
 from clawmode.exceptions import ClawmodeError
-from clawmode.messaging.channel import Inbound
+from clawmode.messaging.channel import InboundMessage
 from clawmode.messaging.queue import QueueSettings, parse_override, settings_for
 from clawmode.sessions.store import Session
 from clawmode.text import escape, one_line
 from clawmode.tools.approvals import Decision, Question
 from clawmode.types import JsonObject
+
+if TYPE_CHECKING:
+    from clawmode.agent.runtime import AgentRuntime
 
 DECISIONS: tuple[Decision, ...] = get_args(Decision)
 MAX_LISTED = 10
@@ -27,12 +29,12 @@ MAX_TITLE_CHARS = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Slash:
-    """A command that somebody gave.
+class SlashCommand:
+    """A parsed command.
 
     Attributes:
-        begins: Whether what stands behind it is said in the conversation that it begins.
-        at_once: Whether it does not wait for messages before it.
+        begins: True if the command starts a conversation and its argument is the first message.
+        at_once: True if the command does not wait for earlier messages.
     """
 
     name: str
@@ -42,15 +44,15 @@ class Slash:
     at_once: bool = False
 
 
-Handler = Callable[["SlashCommands", str, Inbound, Session], Awaitable[str]]
+Handler = Callable[["SlashCommands", str, InboundMessage, Session], Awaitable[str]]
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A command that there is.
+    """An entry of the table of commands.
 
     Attributes:
-        for_operators: Whether it changes what others decided, and not everyone may give it.
+        for_operators: True if only operators may use the command.
     """
 
     usage: str
@@ -61,21 +63,21 @@ class Entry:
 
 
 class SlashCommands:
-    """Carries commands out.
+    """Carries out the commands.
 
     Args:
-        runtime: Whose sessions and runs they are about.
-        queue: What is done with messages if a session says nothing.
-        find_model: Looks a model up by its name; raises `ClawmodeError` if there is none.
-        stop: Drops what waits in a session, and stops what runs; how many that were.
-        waiting: How many messages wait in a session.
-        operator: Scripts of the operator's.
+        runtime: Has the sessions and runs.
+        queue: The queue settings of sessions that have no override.
+        find_model: Finds a model by its name; raises `ClawmodeError` if there is none.
+        stop: Drops the waiting messages of a session and aborts its runs; returns their number.
+        waiting: Returns the number of waiting messages of a session.
+        operator: The scripts of the operator.
     """
 
     def __init__(
         self,
         *,
-        runtime: AgentRuntime,
+        runtime: "AgentRuntime",
         queue: Queue,
         find_model: Callable[[str], object],
         stop: Callable[[str], int],
@@ -89,29 +91,31 @@ class SlashCommands:
         self._stop_all = stop
         self._waiting = waiting
 
-    def parse(self, text: str) -> Slash | None:
-        """The command that a text is, if it is one."""
+    def parse(self, text: str) -> SlashCommand | None:
+        """Returns the command in a text, or None."""
         word, *rest = text.split(maxsplit=1) or [""]
         name = word[1:].lower()
         if not word.startswith("/") or name not in COMMANDS:
             return None
         entry = COMMANDS[name]
         begins = name in ("new", "reset")
-        return Slash(name, "".join(rest).strip(), entry.takes_long, begins, name == "stop")
+        return SlashCommand(name, "".join(rest).strip(), entry.takes_long, begins, name == "stop")
 
-    async def run(self, given: Slash, message: Inbound, session: Session) -> str:
-        """Carries a command out; what whoever gave it is to read."""
+    async def run(self, given: SlashCommand, message: InboundMessage, session: Session) -> str:
+        """Carries out a command, and returns the reply for the sender."""
         entry = COMMANDS[given.name]
         if entry.for_operators and not message.operator:
             return f"/{given.name} is for operators."
         try:
-            said = await self._tell_operator(given, message, session)
+            notes = await self._run_scripts(given, message, session)
             reply = await entry.run(self, given.arguments, message, session)
         except ClawmodeError as error:
             return f"/{given.name}: {error}"
-        return "\n".join((*said, reply))
+        return "\n".join((*notes, reply))
 
-    async def _tell_operator(self, given: Slash, message: Inbound, session: Session) -> list[str]:
+    async def _run_scripts(
+        self, given: SlashCommand, message: InboundMessage, session: Session
+    ) -> list[str]:
         if self._operator is None or not self._operator.has(f"command:{given.name}"):
             return []
         about: JsonObject = {
@@ -124,36 +128,34 @@ class SlashCommands:
         }
         return await self._operator.command(given.name, about)
 
-    # ---- Each of them ----
+    # ---- The commands ----
 
-    async def _help(self, arguments: str, message: Inbound, session: Session) -> str:
+    async def _help(self, arguments: str, message: InboundMessage, session: Session) -> str:
         return "\n".join(f"{entry.usage}  {entry.help}" for entry in COMMANDS.values())
 
-    async def _new(self, arguments: str, message: Inbound, session: Session) -> str:
+    async def _new(self, arguments: str, message: InboundMessage, session: Session) -> str:
         self._stop_all(session.key)
         made = await self._runtime.care.reset(session, "new")
-        return f"A new conversation has begun ({made.id[:8]})."
+        return f"Started a new conversation ({made.id[:8]})."
 
-    async def _reset(self, arguments: str, message: Inbound, session: Session) -> str:
+    async def _reset(self, arguments: str, message: InboundMessage, session: Session) -> str:
         self._stop_all(session.key)
         await self._runtime.care.reset(session, "reset")
         return "The conversation was reset."
 
-    async def _stop(self, arguments: str, message: Inbound, session: Session) -> str:
+    async def _stop(self, arguments: str, message: InboundMessage, session: Session) -> str:
         waiting = self._waiting(session.key)
         return tell_stopped(self._stop_all(session.key), waiting) or "Nothing runs."
 
-    async def _compact(self, arguments: str, message: Inbound, session: Session) -> str:
-        # What a guest wishes would stand among what the model is told of everyone.
-        wishes = arguments if message.operator else ""
-        done = await self._runtime.care.compact(session, wishes)
+    async def _compact(self, arguments: str, message: InboundMessage, session: Session) -> str:
+        # Instructions of a guest would become part of the prompt for everyone in the session.
+        instructions = arguments if message.operator else ""
+        done = await self._runtime.care.compact(session, instructions)
         if done is None:
-            return "There is nothing to shorten."
-        return (
-            f"{done.messages} messages were summed up: {done.before} tokens are {done.after} now."
-        )
+            return "There is nothing to compact."
+        return f"Summarized {done.messages} messages: {done.before} tokens became {done.after}."
 
-    async def _status(self, arguments: str, message: Inbound, session: Session) -> str:
+    async def _status(self, arguments: str, message: InboundMessage, session: Session) -> str:
         runtime = self._runtime
         settings = await runtime.settings(AgentRequest(session_key=session.key), session)
         model = settings.models[0]
@@ -165,14 +167,14 @@ class SlashCommands:
             f"session {session.key} ({session.id[:8]})",
             f"model {model.provider}/{model.name}, thinking {settings.thinking}",
             f"tokens {usage.input:,} in, {usage.output:,} out",
-            f"runs {len(runs)}, messages that wait {self._waiting(session.key)}",
+            f"runs {len(runs)}, waiting messages {self._waiting(session.key)}",
             f"queue {_words(self._settings(message, session))}",
-            *([f"questions that wait {len(questions)}"] if questions else []),
+            *([f"open questions {len(questions)}"] if questions else []),
             *(f"{describe(it)}\n/approve {it.id} …" for it in shown[:MAX_LISTED]),
         ]
         return "\n".join(lines)
 
-    async def _set_queue(self, arguments: str, message: Inbound, session: Session) -> str:
+    async def _set_queue(self, arguments: str, message: InboundMessage, session: Session) -> str:
         if not arguments:
             return f"queue {_words(self._settings(message, session))}"
         try:
@@ -185,7 +187,7 @@ class SlashCommands:
         session = await self._runtime.sessions.touch(session.id, data={"queue": changed})
         return f"queue {_words(self._settings(message, session))}"
 
-    async def _model(self, arguments: str, message: Inbound, session: Session) -> str:
+    async def _model(self, arguments: str, message: InboundMessage, session: Session) -> str:
         if not arguments:
             request = AgentRequest(session_key=session.key)
             settings = await self._runtime.settings(request, session)
@@ -194,15 +196,15 @@ class SlashCommands:
         if name:
             self._find_model(name)
         await self._runtime.sessions.touch(session.id, model=name)
-        return f"This conversation goes on with {name or 'the model of its agent'}."
+        return f"This conversation now uses {name or 'the model of its agent'}."
 
-    async def _approve(self, arguments: str, message: Inbound, session: Session) -> str:
+    async def _approve(self, arguments: str, message: InboundMessage, session: Session) -> str:
         approvals = self._runtime.approvals
         words = arguments.split()
         if not words:
             waiting = approvals.pending()[:MAX_LISTED]
             lines = (f"{it.id}  {describe(it)}" for it in waiting)
-            return "\n\n".join(lines) if waiting else "Nothing waits for approval."
+            return "\n\n".join(lines) if waiting else "No question is open."
         decision = next((it for it in DECISIONS if it == words[-1].lower()), None)
         if len(words) != 2 or decision is None:
             return f"/approve <id> {'|'.join(DECISIONS)}"
@@ -210,16 +212,18 @@ class SlashCommands:
             return f"No question {words[0][:40]!r} is open."
         return f"{words[0]}: {decision}."
 
-    def _settings(self, message: Inbound, session: Session) -> QueueSettings:
+    def _settings(self, message: InboundMessage, session: Session) -> QueueSettings:
         return settings_for(self.queue, message.channel, session.data.get("queue"))
 
 
 def describe(question: Question) -> str:
-    """All that somebody decides about, in words: what was not seen is not to be allowed."""
+    """Describes a question completely: nobody should allow what was not shown."""
     given = json.dumps(question.input, ensure_ascii=False, indent=1)
     if len(given) > MAX_INPUT_CHARS:
         rest = len(given) - MAX_INPUT_CHARS
-        given = f"{given[:MAX_INPUT_CHARS]}… ({rest} more characters: decide where all is shown)"
+        given = (
+            f"{given[:MAX_INPUT_CHARS]}… ({rest} more characters: answer at a place that shows all)"
+        )
     about = f"{question.tool_id} with {escape(given, chr(10))}"
     asker = f"agent {question.run.agent_id}, session {question.run.session_key}"
     always = f"allow-always remembers: {question.always}"
@@ -228,11 +232,11 @@ def describe(question: Question) -> str:
 
 
 def tell_stopped(count: int, waiting: int) -> str:
-    """Says in words what a stop did; empty if there was nothing to stop.
+    """Describes what a stop did; empty if there was nothing to stop.
 
     Args:
-        count: How many runs and messages were stopped.
-        waiting: How many messages waited before.
+        count: The number of runs and messages that were stopped.
+        waiting: The number of messages that waited before.
     """
     dropped = min(waiting, count)
     messages = "1 waiting message was" if dropped == 1 else f"{dropped} waiting messages were"
@@ -247,27 +251,33 @@ def _words(settings: QueueSettings) -> str:
 
 
 COMMANDS: dict[str, Entry] = {
-    "new": Entry("/new [text]", "begin a new conversation", SlashCommands._new),
+    "new": Entry("/new [text]", "start a new conversation", SlashCommands._new),
     "reset": Entry("/reset [text]", "forget this conversation", SlashCommands._reset),
-    "stop": Entry("/stop", "stop what runs, and drop what waits", SlashCommands._stop),
+    "stop": Entry("/stop", "stop the run and drop waiting messages", SlashCommands._stop),
     "compact": Entry(
-        "/compact [wishes]", "sum up what was said", SlashCommands._compact, takes_long=True
+        "/compact [instructions]",
+        "summarize the conversation",
+        SlashCommands._compact,
+        takes_long=True,
     ),
-    "status": Entry("/status", "what runs here", SlashCommands._status),
+    "status": Entry("/status", "show the session, its model and its queue", SlashCommands._status),
     "queue": Entry(
         "/queue [mode debounce:0.5s cap:20 drop:old | default]",
-        "what becomes of messages that come meanwhile",
+        "show or change what happens to messages during a run",
         SlashCommands._set_queue,
         for_operators=True,
     ),
     "model": Entry(
-        "/model [provider/model | default]", "who answers", SlashCommands._model, for_operators=True
+        "/model [provider/model | default]",
+        "show or change the model",
+        SlashCommands._model,
+        for_operators=True,
     ),
     "approve": Entry(
         "/approve [id allow-once|allow-always|deny]",
-        "decide what may run",
+        "list or answer open questions",
         SlashCommands._approve,
         for_operators=True,
     ),
-    "help": Entry("/help", "this", SlashCommands._help),
+    "help": Entry("/help", "list the commands", SlashCommands._help),
 }

@@ -1,7 +1,8 @@
-"""The webhook channel: messages come in by a signed POST, and go out by one.
+"""The webhook channel: messages arrive and leave as signed POST requests.
 
-What comes in is answered as soon as it is kept. `webhook_request` reads it, `delivery` sends,
-`signing` has the signatures of both; here is who may write, and what was taken already.
+A request is answered as soon as its message is stored. `webhook_request` parses requests,
+`webhook_delivery` sends, and `signing` makes and checks signatures. This module decides who may
+write, and rejects repeated messages.
 """
 
 import logging
@@ -20,8 +21,8 @@ from clawmode.config.operations import ChannelEntry
 from clawmode.config.variables import read_secret
 from clawmode.exceptions import ConfigurationError
 from clawmode.foreign import message_of
-from clawmode.messaging.channel import ChannelError, Inbound, Receive
-from clawmode.messaging.signing import Seen, Signer
+from clawmode.messaging.channel import ChannelError, InboundMessage, Receive
+from clawmode.messaging.signing import ReplayGuard, Signer
 from clawmode.messaging.webhook_delivery import Delivery, Retry, parse_address
 from clawmode.messaging.webhook_request import (
     MAX_ID,
@@ -37,9 +38,9 @@ from clawmode.types import JsonObject
 logger = logging.getLogger("clawmode.channels")
 
 MAX_READ = 64
-"""Requests whose bodies are read at the same time: a mebibyte each."""
+"""The most requests whose bodies are read concurrently, a mebibyte each."""
 MAX_WAITING = 32
-"""Messages that are being taken at the same time."""
+"""The most messages that are accepted concurrently."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 
@@ -47,10 +48,10 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 def check_channel(
     name: str, entry: ChannelEntry, environment: Mapping[str, str] | None = None
 ) -> Iterator[ConfigurationError]:
-    """Everything that is wrong with a channel of the configuration."""
+    """Yields an error for each problem of a configured channel."""
     if not _NAME.fullmatch(name):
         expected = "up to 64 letters, digits, `_` and `-`"
-        text = f"channels: {name[:80]!r} is no name of a channel: {expected}"
+        text = f"channels: {name[:80]!r} is not a channel name; expected {expected}"
         yield ConfigurationError(text, path="channels", expected=expected)
         return
     try:
@@ -76,7 +77,7 @@ def check_secrets(
         path = join("channels", name) + ".secret"
         try:
             signer = Signer(read_secret(path, entry.secret, environment))
-        except ConfigurationError:  # told by `check_channel`
+        except ConfigurationError:  # reported by `check_channel`
             continue
         for other, its in known:
             if entry.enabled and signer.has_key_of(its):
@@ -93,14 +94,14 @@ class WebhookChannel(AsyncResource):
     """A channel of the configuration. Used inside of `async with`, or closed by `aclose`.
 
     Args:
-        name: What the configuration calls it.
-        receive: Takes what comes in.
-        environment: Where `${VARIABLE}` is looked up.
-        retry: How often a message is sent that does not get through.
-        seen: Which messages were taken.
+        name: The name in the configuration.
+        receive: Accepts the messages.
+        environment: The variables for `${VARIABLE}`.
+        retry: How often sending is retried.
+        seen: Rejects repeated messages.
 
     Raises:
-        ConfigurationError: It has no secret, or a name or an address that can be none.
+        ConfigurationError: The name, the secret or the URL is not valid.
     """
 
     def __init__(
@@ -111,7 +112,7 @@ class WebhookChannel(AsyncResource):
         *,
         environment: Mapping[str, str] | None = None,
         retry: Retry | None = None,
-        seen: Seen | None = None,
+        seen: ReplayGuard | None = None,
     ) -> None:
         for error in check_channel(name, entry, environment):
             raise error
@@ -121,7 +122,7 @@ class WebhookChannel(AsyncResource):
         self._signer = Signer(
             read_secret(join("channels", name) + ".secret", entry.secret, environment)
         )
-        self._seen = seen or Seen()
+        self._seen = seen or ReplayGuard()
         self._reading = 0
         self._waiting = 0
         self._delivery: Delivery | None = None
@@ -130,43 +131,39 @@ class WebhookChannel(AsyncResource):
             self._delivery = Delivery(address, self._signer, seconds, retry or Retry())
 
     async def aclose(self) -> None:
-        """Closes its connections."""
         if self._delivery is not None:
             await self._delivery.aclose()
 
     @property
     def name(self) -> str:
-        """What the configuration calls it."""
         return self._name
 
     @property
     def can_edit(self) -> bool:
-        """Whether what was sent can be changed."""
         return self._entry.edits and self._delivery is not None
 
     @property
     def block_streaming(self) -> bool:
-        """Whether replies go out in parts, as they come."""
         return self._entry.block_streaming
 
-    # ---- In ----
+    # ---- Receiving ----
 
     def route(self) -> Route:
-        """Where messages are posted to: `/channels/<name>`."""
+        """Returns the HTTP route that messages are posted to: `/channels/<name>`."""
         return Route(f"/channels/{self._name}", self._answer, methods=["POST"])
 
     async def _answer(self, request: Request) -> JSONResponse:
         try:
             return await self._take(request)
         except Refused as refused:
-            logger.info("channel %s: a request was refused: %s", self._name, refused.code)
+            logger.info("channel %s: a request was rejected: %s", self._name, refused.code)
             error = {"code": refused.code, "message": str(refused)}
             headers = {"retry-after": "1"} if refused.status == 429 else None
             return JSONResponse({"error": error}, refused.status, headers)
 
     async def _take(self, request: Request) -> JSONResponse:
         if self._reading >= MAX_READ:
-            raise Refused(429, "too_many", "too many requests are under way")
+            raise Refused(429, "too_many", "too many concurrent requests")
         self._reading += 1
         try:
             posted = await read_signed(request, self._signer)
@@ -178,9 +175,9 @@ class WebhookChannel(AsyncResource):
         if known == "taken":
             return JSONResponse({"accepted": True, "id": note.id, "repeated": True}, 200)
         if known == "under_way" or known == "replayed":
-            raise Refused(409, known, "this message is here already")
+            raise Refused(409, known, "this message was received already")
         if known == "full" or self._waiting >= MAX_WAITING:
-            raise Refused(429, "too_many", "too many messages wait")
+            raise Refused(429, "too_many", "too many messages are waiting")
         with self._taking(note.id, posted.signature):
             await self._hand_over(note)
         return JSONResponse({"accepted": True, "id": note.id}, 202)
@@ -188,11 +185,13 @@ class WebhookChannel(AsyncResource):
     def _check_sender(self, sender: str) -> None:
         allowed = self._entry.allow_from
         if "*" not in allowed and sender not in allowed:
-            raise Refused(403, "sender_not_allowed", "this sender is not heard here")
+            raise Refused(
+                403, "sender_not_allowed", "this sender is not allowed to write to the channel"
+            )
 
     @contextmanager
     def _taking(self, message_id: str, signature: str) -> Iterator[None]:
-        """A message that is known from here on; unless it fails, then it can be sent again."""
+        """Marks a message as received; if the block fails, the message may be sent again."""
         taken = False
         self._waiting += 1
         self._seen.begin(message_id, signature)
@@ -205,7 +204,7 @@ class WebhookChannel(AsyncResource):
 
     async def _hand_over(self, note: Note) -> None:
         operator = note.sender in self._entry.operators
-        message = Inbound(
+        message = InboundMessage(
             channel=self._name,
             target=note.target,
             sender=note.sender,
@@ -223,17 +222,22 @@ class WebhookChannel(AsyncResource):
         except Exception as error:
             kind = type(error).__name__
             logger.error(
-                "channel %s: a message was not taken: %s: %s", self._name, kind, message_of(error)
+                "channel %s: a message was not accepted: %s: %s",
+                self._name,
+                kind,
+                message_of(error),
             )
-            raise Refused(500, "not_taken", "the message could not be taken; try again") from None
+            raise Refused(
+                500, "not_taken", "the message could not be accepted; try again"
+            ) from None
 
-    # ---- Out ----
+    # ---- Sending ----
 
     async def send(self, target: str, text: str) -> str:
-        """Sends a message; its id there.
+        """Sends a message, and returns its id in the channel.
 
         Raises:
-            ChannelError: It was not sent.
+            ChannelError: The message was not sent.
         """
         key = uuid.uuid4().hex
         answer = await self._post("message", target, text, key, key)
@@ -246,12 +250,12 @@ class WebhookChannel(AsyncResource):
         """Changes a message that was sent.
 
         Raises:
-            ChannelError: It was not changed.
+            ChannelError: The message was not changed.
         """
         if not self.can_edit:
             raise ChannelError(f"the channel {self._name!r} cannot change messages")
         if not _is_name(message_id, MAX_ID):
-            raise ChannelError(f"{message_id[:80]!r} can be no id of a message")
+            raise ChannelError(f"{message_id[:80]!r} is not a message id")
         await self._post("edit", target, text, message_id, uuid.uuid4().hex)
 
     async def _post(
@@ -260,7 +264,7 @@ class WebhookChannel(AsyncResource):
         if self._delivery is None:
             raise ChannelError(f"nothing can be sent: channels.{self._name}.url is not set")
         if not _is_name(target, MAX_TARGET):
-            raise ChannelError(f"{target[:80]!r} can be no target")
+            raise ChannelError(f"{target[:80]!r} is not a target")
         body: JsonObject = {
             "type": kind,
             "channel": self._name,

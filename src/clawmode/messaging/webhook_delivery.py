@@ -1,7 +1,7 @@
-"""Messages on their way to a webhook: posted, signed, tried again, and the answer read with care.
+"""Posts messages to a webhook: signed, with retries, and with care about the response.
 
-What is tried again has the same idempotency key: whoever receives it can tell. The address may have
-a secret in it, so neither errors nor logs, those of the HTTP library included, have it.
+Retries have the same idempotency key, so the receiver can recognize them. The URL may contain a
+secret, so it is kept out of errors and logs, also out of those of the HTTP library.
 """
 
 import functools
@@ -31,25 +31,25 @@ IDEMPOTENCY_KEY = "idempotency-key"
 MAX_ANSWER = 64 << 10
 CONNECTIONS = 10
 
-_at_it: ContextVar[bool] = ContextVar("clawmode_channel_at_it", default=False)
+_posting: ContextVar[bool] = ContextVar("clawmode_channel_posting", default=False)
 
 
 def _is_not_ours(record: logging.LogRecord) -> bool:
-    return not _at_it.get()
+    return not _posting.get()
 
 
 for _name in ("connection", "http11"):
-    # At the level DEBUG they tell of hosts, and of all headers of an answer.
+    # At level DEBUG these loggers log hosts and all headers of a response.
     logging.getLogger(f"httpcore2.{_name}").addFilter(_is_not_ours)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retry:
-    """How often a request is made, and how long to wait between.
+    """How often a request is tried, and the pauses between tries.
 
     Attributes:
-        seconds: Before the second time; twice as long before each that follows.
-        longest: The longest wait, whatever the other side asks for.
+        seconds: The first pause; each further pause is twice as long.
+        longest: The longest pause, even if the receiver asks for more.
     """
 
     tries: int = 4
@@ -57,13 +57,13 @@ class Retry:
     longest: float = 10.0
 
     def wait(self, tried: int, asked: float) -> float:
-        """Seconds to wait after so many tries."""
+        """Returns the pause after a number of tries, in seconds."""
         pause = backoff(tried, self.seconds, self.longest, jitter=0.25)
         return min(max(pause, asked), self.longest)
 
 
 class _TryAgain(Exception):
-    """Why a request failed that may work the next time, and when."""
+    """A request failed and may be retried, at the earliest after `asked` seconds."""
 
     def __init__(self, reason: str, asked: float = 0.0) -> None:
         super().__init__(reason)
@@ -71,16 +71,16 @@ class _TryAgain(Exception):
 
 
 def parse_address(channel: str, text: str) -> httpx2.URL:
-    """Where messages are posted to.
+    """Parses the URL of a channel.
 
     Raises:
-        ConfigurationError: It is no address.
+        ConfigurationError: The text is not an http or https URL.
     """
     path = join(join("channels", channel), "url")
     expected = "an address with http:// or https://, without a user in it"
     wrong = ConfigurationError(f"{path}: expected {expected}", path=path, expected=expected)
     try:
-        # The library takes half of an IPv6 address.
+        # httpx2 alone accepts an incomplete IPv6 address.
         parts, url = urlsplit(text), httpx2.URL(text)
         good = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
     except (httpx2.InvalidURL, ValueError):
@@ -91,30 +91,29 @@ def parse_address(channel: str, text: str) -> httpx2.URL:
 
 
 class Delivery:
-    """Posts to one address. Closed by `aclose`."""
+    """Posts to one URL. Close it with `aclose`."""
 
     def __init__(self, url: httpx2.URL, signer: Signer, seconds: float, retry: Retry) -> None:
         self._url = url
         self._signer = signer
         self._seconds = seconds
         self._retry = retry
-        # The client above it would follow environment variables, keep cookies, and log addresses.
+        # A bare transport: a client would use proxy variables, keep cookies and log URLs.
         self._transport: httpx2.AsyncHTTPTransport | None = None
 
     async def aclose(self) -> None:
-        """Closes its connections."""
         transport, self._transport = self._transport, None
         if transport is not None:
             await transport.aclose()
 
     async def post(self, body: JsonObject, key: str) -> JsonObject:
-        """Posts a message; what was answered, if that is a JSON object.
+        """Posts a message; returns the response if it is a JSON object, else an empty one.
 
         Raises:
-            ChannelError: It was not taken, or nobody knows.
+            ChannelError: The receiver rejected the message, or its answer is not known.
         """
         data = json.dumps(body).encode()
-        token = _at_it.set(True)
+        token = _posting.set(True)
         try:
             for tried in range(1, self._retry.tries + 1):
                 try:
@@ -126,7 +125,7 @@ class Delivery:
                     logger.info("%s, try %d; again in %.1f s", failed, tried, wait)
                     await anyio.sleep(wait)
         finally:
-            _at_it.reset(token)
+            _posting.reset(token)
         raise AssertionError("the last try returns or raises")
 
     async def _try(self, data: bytes, key: str) -> JsonObject:
@@ -143,7 +142,7 @@ class Delivery:
 
     @asynccontextmanager
     async def _opened(self, data: bytes, key: str) -> AsyncIterator[httpx2.Response]:
-        """An answer whose body has not been read."""
+        """Yields the response before its body is read."""
         if self._transport is None:
             limits = httpx2.Limits(max_connections=CONNECTIONS)
             self._transport = httpx2.AsyncHTTPTransport(_tls(), trust_env=False, limits=limits)
@@ -174,7 +173,7 @@ class Delivery:
 
 @functools.cache
 def _tls() -> ssl.SSLContext:
-    """Shared: to read the certificates takes 30 ms."""
+    """Returns a shared context: reading the certificates takes 30 ms."""
     return httpx2.create_ssl_context()
 
 
@@ -182,8 +181,8 @@ def _reason(error: Exception) -> str:
     if isinstance(error, httpx2.TimeoutException):
         return "the receiver did not answer in time"
     if isinstance(error, httpx2.ConnectError):
-        return "the receiver cannot be connected to"
-    return "the connection to the receiver broke off"
+        return "the receiver cannot be reached"
+    return "the connection to the receiver was lost"
 
 
 def _check(response: httpx2.Response) -> None:
@@ -195,12 +194,12 @@ def _check(response: httpx2.Response) -> None:
         after = response.headers.get("retry-after", "")
         raise _TryAgain(said, float(after) if after.isdecimal() and len(after) < 6 else 0.0)
     if 300 <= status < 400:
-        raise ChannelError(f"{said}: no redirect is followed")
+        raise ChannelError(f"{said}: redirects are not followed")
     raise ChannelError(said)
 
 
 async def _read(response: httpx2.Response) -> JsonObject:
-    """What the receiver says beside that it has the message; nothing, if it makes no sense."""
+    """Reads the response; returns an empty object if it is too large or not JSON."""
     body = bytearray()
     try:
         async for chunk in response.aiter_raw():

@@ -1,7 +1,6 @@
-"""What somebody posts to a webhook: read, checked, and made a message.
+"""Reads, authenticates and parses the requests to a webhook.
 
-All of it was written by strangers until the signature is checked, and by whoever holds the secret
-from then on.
+A request is hostile until its signature is checked, and still untrusted input afterwards.
 """
 
 import base64
@@ -24,7 +23,7 @@ IMAGES = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp"})
 
 
 class Refused(Exception):
-    """A request that is not taken: what it is answered."""
+    """A request is rejected, with this HTTP status and code."""
 
     def __init__(self, status: int, code: str, message: str) -> None:
         super().__init__(message)
@@ -33,36 +32,40 @@ class Refused(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Posted:
-    """A body whose signature is right."""
+class SignedBody:
+    """A body with a valid signature."""
 
     body: bytes
     signature: str
 
 
-async def read_signed(request: Request, signer: Signer) -> Posted:
-    """The body of a request.
+async def read_signed(request: Request, signer: Signer) -> SignedBody:
+    """Reads the body of a request, and checks the signature.
 
     Raises:
-        Refused: It is too large, too slow, or not signed.
+        Refused: The body is too large, too slow, or not signed.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     packed = request.headers.get("content-encoding", "identity").strip().lower()
     if kind != "application/json" or packed != "identity":
-        raise Refused(415, "unsupported_media_type", "the body is application/json, not packed")
+        raise Refused(
+            415,
+            "unsupported_media_type",
+            "the body must be application/json without a content-encoding",
+        )
     signature, timestamp = _only(request, SIGNATURE), _only(request, TIMESTAMP)
     if not signer.is_fresh(timestamp):
-        raise Refused(401, "bad_timestamp", f"{TIMESTAMP} has to be the time, in seconds")
+        raise Refused(401, "bad_timestamp", f"{TIMESTAMP} must be the current time, in seconds")
     body = await _read_body(request)
     if not signer.is_mine(signature, timestamp, body):
-        raise Refused(401, "bad_signature", f"{SIGNATURE} does not fit the body")
-    return Posted(body, signature)
+        raise Refused(401, "bad_signature", f"{SIGNATURE} does not match the body")
+    return SignedBody(body, signature)
 
 
 def _only(request: Request, name: str) -> str:
     values = request.headers.getlist(name)
     if len(values) != 1:
-        raise Refused(401, "unsigned", f"there has to be one header {name}")
+        raise Refused(401, "unsigned", f"the request must have exactly one header {name}")
     return values[0]
 
 
@@ -78,22 +81,24 @@ async def _read_body(request: Request) -> bytes:
                 if len(body) > MAX_BODY:
                     raise _too_large()
     except TimeoutError:
-        raise Refused(408, "too_slow", f"the body took over {BODY_SECONDS:g} s") from None
+        raise Refused(
+            408, "too_slow", f"the body did not arrive within {BODY_SECONDS:g} s"
+        ) from None
     except ClientDisconnect:
         raise Refused(400, "broken_off", "the body is not complete") from None
     return bytes(body)
 
 
 def _too_large() -> Refused:
-    return Refused(413, "too_large", f"the body has at most {MAX_BODY} bytes")
+    return Refused(413, "too_large", f"the body must have at most {MAX_BODY} bytes")
 
 
-# ---- What it says ----
+# ---- The message ----
 
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """A message as it was posted."""
+    """The fields of a posted message."""
 
     id: str
     sender: str
@@ -104,10 +109,10 @@ class Note:
 
 
 def parse_note(body: bytes) -> Note:
-    """A body, taken apart.
+    """Parses a body.
 
     Raises:
-        Refused: It is no message.
+        Refused: The body is not a valid message.
     """
     try:
         data = json.loads(body.decode("utf-8"), parse_constant=_refuse)
@@ -133,11 +138,11 @@ def _refuse(constant: str) -> None:
 
 
 def _wrong(field: str, expected: str) -> Refused:
-    return Refused(400, "bad_field", f"`{field}` has to be {expected}")
+    return Refused(400, "bad_field", f"`{field}` must be {expected}")
 
 
 def _name(data: JsonObject, field: str, limit: int) -> str:
-    """What ends up in logs, keys and requests: one line, and not a long one."""
+    """Returns a short, printable text, which is safe in logs, keys and requests."""
     value = data.get(field)
     if isinstance(value, str) and 0 < len(value) <= limit and value.isprintable():
         return value
@@ -148,7 +153,7 @@ def _text(data: JsonObject) -> str:
     value = data.get("text", "")
     if not isinstance(value, str):
         raise _wrong("text", "a string")
-    return value.encode("utf-8", "replace").decode()  # half of a character is on no wire
+    return value.encode("utf-8", "replace").decode()  # a lone surrogate cannot be encoded
 
 
 def _images(value: JsonValue) -> tuple[Image, ...]:

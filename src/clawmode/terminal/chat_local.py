@@ -8,7 +8,7 @@ import anyio
 from clawmode.agent.events import Listener
 from clawmode.agent.requests import AgentRequest
 from clawmode.app.host import Host
-from clawmode.messaging.channel import Inbound
+from clawmode.messaging.channel import InboundMessage
 from clawmode.messaging.slash import COMMANDS
 from clawmode.terminal.chat import Heard
 from clawmode.terminal.chat_prompt import CHANNEL
@@ -63,7 +63,7 @@ class HostPartner:
         name, *more = text.split(maxsplit=1)
         begins = bool(more) and name.lower() in BEGIN  # a turn, whose words are no answer
         is_command = name[1:].lower() in COMMANDS and name.startswith("/") and not begins
-        message = Inbound(
+        message = InboundMessage(
             channel=CHANNEL,
             target=self._answers if is_command else TARGET,
             sender=self._sender,

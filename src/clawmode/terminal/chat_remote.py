@@ -40,7 +40,7 @@ MAX_DONE = 200
 LOST = "the connection is lost, and tried again"
 STOPS = "the gateway stops"
 MISSED = "(the connection was lost meanwhile: what was missed follows)"
-BEGUN = "A new conversation has begun."
+BEGUN = "Started a new conversation."
 
 HOWS: tuple[How, ...] = ("started", "steered", "queued", "dropped", "command", "repeated")
 
