@@ -53,6 +53,13 @@ class Image:
     media_type: str
 
 
+IMAGE_KEYS = ("data", "blob", "base64", "image_url")
+"""Keys of JSON objects that hold encoded images or other bytes."""
+
+MAX_BLOB_CHARS = 256
+"""A longer text under one of these keys is encoded bytes."""
+
+
 @dataclass(frozen=True, slots=True)
 class ToolCall:
     """A tool call that a model requests.

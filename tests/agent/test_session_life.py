@@ -10,8 +10,8 @@ from clawmode.agent.hooks import SessionEvent
 from clawmode.agent.operator_hooks import OperatorHooks
 from clawmode.config.operations import InternalHook, InternalHooks
 from clawmode.models.base import ModelError
+from clawmode.sessions.keys import UnknownSession
 from clawmode.sessions.lock import current_hold
-from clawmode.sessions.store import UnknownSession
 from clawmode.sessions.trajectory import sidecar_path
 from clawmode.testing import ScriptedModel, Turn, call
 from clawmode.tools.function import tool

@@ -66,7 +66,7 @@ async def claimed(jobs: Jobs, job: Job, owner: str = ME, **how: Any) -> Claim:
         ({"cron": "0 25 * * *"}, "cron", "`25` (character 3, the hour)"),
         ({"tz": "Nowhere"}, "tz", "there is no time zone 'Nowhere'"),
         ({"message": "  "}, "message", "the message must not be empty"),
-        ({"agent": "../x"}, "agent", "is no id of an agent"),
+        ({"agent": "../x"}, "agent", "is not a valid agent id"),
         ({"target": "me"}, "target", "`channel` is required when `target` is set"),
         ({"model": "m" * 501}, "model", "at most 500 characters"),
     ],

@@ -20,12 +20,13 @@ from clawmode.messages import Usage, UserMessage
 from clawmode.sessions.history import read_transcript
 from clawmode.sessions.keys import (
     InvalidSession,
+    UnknownSession,
     check_agent_id,
     check_session_id,
     session_key,
 )
 from clawmode.sessions.lock import SessionBusy
-from clawmode.sessions.store import Session, SessionStore, SessionsUnavailable, UnknownSession
+from clawmode.sessions.store import Session, SessionStore, SessionsUnavailable
 from clawmode.sessions.transcript import open_session
 from clawmode.sessions.workspaces import current_folder, sandbox_root, workspace_of
 

@@ -246,7 +246,7 @@ def test_local_runs_beside_a_gateway_and_options_of_a_run_need_it(
     for options, wrong in (
         (("--tools", "shop:TOOLS"), "--local"),
         (("--agent", "nobody"), "nobody"),
-        (("--session", "no good"), "is no session key"),
+        (("--session", "no good"), "is not a valid session key"),
         (("--model", "other/x"), "there is no provider 'other'"),
     ):
         person = Chatter(zygote, *options, cwd=office.folder)

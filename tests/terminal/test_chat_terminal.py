@@ -357,7 +357,7 @@ def test_what_cannot_be_a_chat_is_wrong_usage(shop: Path, zygote: Zygote) -> Non
     with serving([]) as server:
         configure(shop, server)
         for given, wrong in (
-            (("--session", "no good"), "is no session key"),
+            (("--session", "no good"), "is not a valid session key"),
             (("--model", "other/x"), "there is no provider 'other'"),
             (("--agent", "nobody"), "nobody"),
         ):

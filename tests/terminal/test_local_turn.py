@@ -253,7 +253,7 @@ def test_a_server_that_is_not_there_is_told_once_and_others_are_called(
         (("-m", "a", "--timeout", "nan"), 2, "--timeout must be a positive"),
         (("-m", "a", "--timeout", "soon"), 2, "--timeout"),
         (("-m", "a", "--agent", "nobody"), 2, 'there is no agent "nobody"'),
-        (("-m", "a", "--session", "a/../b"), 2, "is no session key"),
+        (("-m", "a", "--session", "a/../b"), 2, "is not a valid session key"),
         (("-m", "a", "--session", "0" * 32), 1, "There is no session with the id"),
         (("-m", "a", "--config", "none.json5"), 2, "cannot read the configuration none.json5"),
         (("-m", "a", "--tools", "none:TOOLS"), 2, "none"),

@@ -339,7 +339,6 @@ class SessionMonitor:
             unsubscribe()
 
     def look(self) -> None:
-        """Checks all sessions once."""
         approvals = self._runtime.approvals
         # A run that waits for a person's answer is not stalled.
         for question in (*approvals.pending(), *approvals.pending_inputs()):

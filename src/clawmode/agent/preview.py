@@ -20,8 +20,8 @@ from clawmode.agent.prompt import CHARS_PER_TOKEN, Prompt
 from clawmode.agent.requests import AgentRequest, Resolver, RunSettings
 from clawmode.context import RunContext
 from clawmode.models.base import ToolDefinition
-from clawmode.sessions.keys import session_key
-from clawmode.sessions.store import Session, SessionStore, UnknownSession
+from clawmode.sessions.keys import UnknownSession, session_key
+from clawmode.sessions.store import Session, SessionStore
 from clawmode.sessions.transcript import Transcript, open_session
 from clawmode.types import JsonObject, JsonValue
 

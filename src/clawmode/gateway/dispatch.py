@@ -16,9 +16,8 @@ from clawmode.gateway.ledger import LedgerUnavailable
 from clawmode.gateway.methods import Method, MethodCall
 from clawmode.rpc import protocol
 from clawmode.rpc.protocol import IDEMPOTENCY, Request, RpcError
-from clawmode.sessions.keys import InvalidSession, SessionError
+from clawmode.sessions.keys import InvalidSession, SessionError, UnknownSession
 from clawmode.sessions.lock import SessionBusy
-from clawmode.sessions.store import UnknownSession
 from clawmode.types import JsonObject
 
 if TYPE_CHECKING:

@@ -26,14 +26,14 @@ from clawmode.sessions.trajectory import (
     TraceEvent,
     encode_event,
     iso_time,
-    without_pictures,
+    without_images,
 )
 from clawmode.types import JsonObject, JsonValue
 
 if TYPE_CHECKING:
     from clawmode.sessions.entries import Header
     from clawmode.sessions.history import History
-    from clawmode.sessions.tree import NestedStep, RunSteps, Step
+    from clawmode.sessions.tree import RunSteps, Step
 
 MANIFEST = "manifest.json"
 
@@ -82,8 +82,7 @@ class Bundle:
     steps: "list[Step]"
     runs: "list[RunSteps]"
     durations: dict[tuple[str, str], float] = field(init=False)
-    files: list[JsonValue] = field(default_factory=list[JsonValue])
-    names: list[str] = field(default_factory=list[str])
+    files: dict[str, JsonValue] = field(default_factory=dict[str, JsonValue])
     written: dict[str, int] = field(default_factory=lambda: {"runtime": 0, "transcript": 0})
     cut: dict[str, int] = field(default_factory=dict[str, int])
 
@@ -102,12 +101,13 @@ class Bundle:
         self._json(inside, "metadata.json", self._metadata())
         self._json(inside, "artifacts.json", self._artifacts())
         self._json(inside, "prompts.json", self._prompts(contexts))
-        self._file(inside, "system-prompt.txt", "text/plain", [_utf8(self.redactor.text(system))])
+        system_bytes = self.redactor.text(system).encode("utf-8", "replace")
+        self._file(inside, "system-prompt.txt", "text/plain", [system_bytes])
         self._json(inside, "tools.json", tools if isinstance(tools, list) else [])
         self._json(inside, MANIFEST, self._manifest(now))
         return ExportResult(
             folder=folder,
-            files=tuple(self.names),
+            files=tuple(self.files),
             events=sum(self.written.values()),
             runtime_events=self.written["runtime"],
             skipped=self.history.unreadable + self.sidecar.unreadable,
@@ -121,9 +121,9 @@ class Bundle:
     # ---- Files ----
 
     def _json(self, inside: int, name: str, value: JsonValue) -> None:
-        plain = self.redactor.value(without_pictures(value))
+        plain = self.redactor.value(without_images(value))
         text = json.dumps(plain, ensure_ascii=False, indent=2) + "\n"
-        self._file(inside, name, "application/json", [_utf8(text)])
+        self._file(inside, name, "application/json", [text.encode("utf-8", "replace")])
 
     def _file(self, inside: int, name: str, kind: str, content: Iterable[bytes]) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
@@ -136,8 +136,7 @@ class Bundle:
             file.flush()
             os.fsync(file.fileno())
         about: JsonObject = {"path": name, "mediaType": kind, "bytes": size}
-        self.files.append({**about, "sha256": digest.hexdigest()})
-        self.names.append(name)
+        self.files[name] = {**about, "sha256": digest.hexdigest()}
 
     def _manifest(self, now: float) -> JsonObject:
         return {
@@ -164,7 +163,7 @@ class Bundle:
                 "totalEvents": self.limits.total_events,
                 "lineBytes": self.limits.line_bytes,
             },
-            "files": self.files,
+            "files": list(self.files.values()),
         }
 
     # ---- Events ----
@@ -176,7 +175,7 @@ class Bundle:
                 self._note("totalEvents", 1)
                 continue
             self.written["runtime" if event["source"] == "runtime" else "transcript"] += 1
-            data = self.redactor.value(without_pictures(event["data"]))
+            data = self.redactor.value(without_images(event["data"]))
             # Apart from the data: ids and times must not be cut with a line that is too long.
             head = self.redactor.value({**event, "seq": number, "data": None})
             assert isinstance(head, dict)
@@ -186,8 +185,14 @@ class Bundle:
 
     def _merged(self) -> Iterator[JsonObject]:
         """Merges both sources by time. Each keeps its own order, also if the clock went back."""
+
+        def runtime_event(it: TraceEvent) -> JsonObject:
+            return self._event(
+                "runtime", it.type[:100], it.at, it.run_id, it.data, sourceSeq=it.seq
+            )
+
         blocks = heapq.merge(
-            _in_order((it.at, 0, [self._runtime_event(it)]) for it in self.sidecar.events),
+            _in_order((it.at, 0, [runtime_event(it)]) for it in self.sidecar.events),
             _in_order((it.entry.at, 1, self._step_events(it)) for it in self.steps),
             key=lambda block: block[:2],
         )
@@ -216,10 +221,6 @@ class Bundle:
             "data": data,
         }
 
-    def _runtime_event(self, event: TraceEvent) -> JsonObject:
-        kind, run_id = event.type[:100], event.run_id
-        return self._event("runtime", kind, event.at, run_id, event.data, sourceSeq=event.seq)
-
     def _step_events(self, step: "Step") -> list[JsonObject]:
         """Returns the event of a step, followed by those of its nested calls."""
         entry = step.entry
@@ -228,7 +229,7 @@ class Bundle:
             return self._event("transcript", kind, at, entry.run_id, data, entryId=entry.id)
 
         message = entry.message
-        below = [made("tool.call", _nested(it), it.at) for it in step.nested]
+        below = [made("tool.call", it.call.to_json(), it.at) for it in step.nested]
         if step.kind == "nested":
             return below
         if step.call is not None:
@@ -260,11 +261,16 @@ class Bundle:
         messages: list[JsonValue] = [_plain(it, calls=True) for it in self.history.messages()]
         return {"header": header, "messages": messages}
 
-    def _metadata(self) -> JsonObject:
+    def _traced(self, kind: str) -> dict[str, JsonObject]:
+        """Returns the merged data of all events of a kind, by the id of their run."""
         traced: dict[str, JsonObject] = {}
         for event in self.sidecar.events:
-            if event.type == "trace.metadata":
+            if event.type == kind:
                 traced.setdefault(event.run_id, {}).update(event.data)
+        return traced
+
+    def _metadata(self) -> JsonObject:
+        traced = self._traced("trace.metadata")
         runs: list[JsonValue] = [
             {**_run(run), "trace": traced.get(run.id)} for run in self.runs if run.id
         ]
@@ -283,27 +289,19 @@ class Bundle:
         }
 
     def _artifacts(self) -> JsonObject:
-        traced: dict[str, JsonObject] = {}
-        for event in self.sidecar.events:
-            if event.type == "trace.artifacts":
-                traced.setdefault(event.run_id, {}).update(event.data)
+        traced = self._traced("trace.artifacts")
         return {
             "runs": [
                 {
                     "runId": run.id,
                     "status": _status(run),
-                    "finalText": next(
-                        (
-                            it.entry.message.text
-                            for it in reversed(run.steps)
-                            if it.kind == "assistant"
-                            and isinstance(it.entry.message, AssistantMessage)
-                        ),
-                        "",
-                    ),
+                    "finalText": next((it.text for it in reversed(_answers(run))), ""),
                     "compactions": sum(it.entry.type == "compaction" for it in run.steps),
                     "toolCalls": [
-                        {**self._call_summary(it), "nested": [_nested(each) for each in it.nested]}
+                        {
+                            **self._call_summary(it),
+                            "nested": [nested.call.to_json() for nested in it.nested],
+                        }
                         for it in run.steps
                         if it.call is not None
                     ],
@@ -349,24 +347,9 @@ def _in_order(blocks: Iterable[_Block]) -> Iterator[_Block]:
         yield latest, source, events
 
 
-def _nested(nested: "NestedStep") -> JsonObject:
-    call = nested.call
-    made: JsonObject = {
-        "callId": call.call_id,
-        "parentId": call.parent_id,
-        "toolId": call.tool_id,
-        "state": call.state,
-    }
-    if call.state != "started":
-        made["ms"] = call.ms
-    return made if call.code is None else {**made, "code": call.code}
-
-
 def _run(run: "RunSteps") -> JsonObject:
     start = {} if run.start is None else run.start.data
     end = {} if run.end is None else run.end.data
-    usage, error = end.get("usage"), end.get("error")
-    calls = [step for step in run.steps if step.call is not None]
     started, ended = start.get("metadata"), end.get("metadata")
     return {
         "runId": run.id,
@@ -376,9 +359,9 @@ def _run(run: "RunSteps") -> JsonObject:
         "model": start.get("model"),
         "trigger": start.get("trigger"),
         "codeMode": start.get("codeMode"),
-        "usage": usage,
-        "error": error,
-        "toolCalls": len(calls),
+        "usage": end.get("usage"),
+        "error": end.get("error"),
+        "toolCalls": sum(step.call is not None for step in run.steps),
         "nestedCalls": sum(len(step.nested) for step in run.steps),
         **(started if isinstance(started, dict) else {}),
         **(ended if isinstance(ended, dict) else {}),
@@ -389,13 +372,15 @@ def _status(run: "RunSteps") -> JsonValue:
     return "unfinished" if run.end is None else run.end.data.get("status")
 
 
-def _plain(message: Message, *, calls: bool = False) -> JsonObject:
-    """Returns a message without provider-specific data, and without images.
+def _answers(run: "RunSteps") -> list[AssistantMessage]:
+    steps = (it.entry.message for it in run.steps if it.kind == "assistant")
+    return [message for message in steps if isinstance(message, AssistantMessage)]
 
-    Args:
-        message: The message.
-        calls: Whether the arguments of calls are included. In events they are not: each call has
-            an event of its own.
+
+def _plain(message: Message, *, calls: bool = False) -> JsonObject:
+    """Returns a message without images, and without data for its provider only.
+
+    Events leave out the arguments of calls, because each call has an event of its own.
     """
     made = to_json(message)
     content = made["content"]
@@ -412,7 +397,3 @@ def _plain(message: Message, *, calls: bool = False) -> JsonObject:
 def _text(data: JsonObject, key: str) -> str:
     found = data.get(key)
     return found if isinstance(found, str) else ""
-
-
-def _utf8(text: str) -> bytes:
-    return text.encode("utf-8", "replace")

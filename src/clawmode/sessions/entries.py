@@ -146,6 +146,18 @@ class NestedCall:
             code=code if isinstance(code, str) else None,
         )
 
+    def to_json(self) -> JsonObject:
+        """Returns the call as an exported bundle contains it."""
+        made: JsonObject = {
+            "callId": self.call_id,
+            "parentId": self.parent_id,
+            "toolId": self.tool_id,
+            "state": self.state,
+        }
+        if self.state != "started":
+            made["ms"] = self.ms
+        return made if self.code is None else {**made, "code": self.code}
+
 
 # ---- Parsing ----
 

@@ -1,6 +1,7 @@
-"""What sessions and agents may be called: keys and ids, as they are kept.
+"""Keys and ids of sessions, ids of agents, and errors about them.
 
-They come from clients. Ids become parts of paths, keys never do.
+Keys and ids come from clients, so they are checked, and normalized to lower case. Ids become parts
+of paths; keys never do.
 """
 
 import contextlib
@@ -17,82 +18,97 @@ _ID = re.compile(r"[0-9a-f]{32}")
 
 
 class SessionError(ClawmodeError):
-    """A session that cannot be had."""
+    """A session cannot be found or used."""
 
     code: ClassVar[str] = "session_unavailable"
 
 
 class InvalidSession(SessionError):
-    """What was given can be no key, no id, or nothing that is kept about a session."""
+    """A key, an id or a value that is to be stored with a session is invalid."""
 
     code: ClassVar[str] = "invalid_session"
 
 
+class UnknownSession(SessionError):
+    """There is no session with this id or key.
+
+    Attributes:
+        near: Similar ids or keys.
+    """
+
+    code: ClassVar[str] = "unknown_session"
+
+    def __init__(self, message: str, near: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.near = near
+
+
 def check_agent_id(agent_id: str) -> str:
-    """An agent's id as it is kept, in small letters: it is part of keys and of paths.
+    """Returns the id of an agent in lower case, as it is used in keys and paths.
 
     Raises:
-        InvalidSession: It can be none.
+        InvalidSession: The id is invalid.
     """
-    # Before it is made small: there are foreign letters whose small forms are ours.
+    # ASCII first: there are other letters whose lower case is an ASCII letter.
     if agent_id.isascii() and _AGENT.fullmatch(agent_id.lower()):
         return agent_id.lower()
     raise InvalidSession(
-        f"{agent_id[:80]!r} is no id of an agent: that is up to 64 letters, digits, `_` and `-`, "
+        f"{agent_id[:80]!r} is not a valid agent id: use up to 64 letters, digits, `_` and `-`, "
         "with a letter or a digit first."
     )
 
 
 def session_key(key: str | None = None, agent_id: str | None = None) -> str:
-    """A key as it is kept: `agent:<agentId>:<rest>`, in small letters.
+    """Returns a complete key, `agent:<agentId>:<rest>`, in lower case.
 
     Args:
-        key: With or without the agent; without any, the agent's main one is meant.
-        agent_id: Whose it is, if it does not say so. `main`, if nobody does.
+        key: The key, with or without the agent; None for the agent's main session.
+        agent_id: The agent if the key names none; `main` if this is None too.
 
     Raises:
-        InvalidSession: It can be none, or is another agent's.
+        InvalidSession: The key is invalid, or names another agent.
     """
     owner = None if agent_id is None else check_agent_id(agent_id)
     given = "main" if key is None else key
-    if len(given) > MAX_KEY_CHARS:
-        raise InvalidSession(
-            f"A session key has up to {MAX_KEY_CHARS} characters, not {len(given)}."
-        )
-    rest = given.lower() if given.isascii() else ""
+    rest = given.lower() if given.isascii() and len(given) <= MAX_KEY_CHARS else ""
     if rest.startswith("agent:"):
         named, _, rest = rest.removeprefix("agent:").partition(":")
         named = check_agent_id(named)
         if owner not in (None, named):
-            raise InvalidSession(f"The session key {given!r} is not one of the agent {owner!r}.")
+            raise InvalidSession(
+                f"The session key {given!r} belongs to the agent {named!r}, not to {owner!r}."
+            )
         owner = named
+    made = f"agent:{owner or 'main'}:{rest}"
+    if max(len(given), len(made)) > MAX_KEY_CHARS:
+        raise InvalidSession(
+            f"The session key has {max(len(given), len(made))} characters; at most "
+            f"{MAX_KEY_CHARS} are allowed."
+        )
     if not _REST.fullmatch(rest) or ".." in rest or rest.endswith(":") or "::" in rest:
         raise InvalidSession(
-            f"{given[:80]!r} is no session key: that is `agent:<agentId>:<name>`, or a name, of "
-            "ASCII letters, digits and `:._-+@#!$&=~*`, without `..` and `::`."
-        )
-    made = f"agent:{owner or 'main'}:{rest}"
-    if len(made) > MAX_KEY_CHARS:
-        raise InvalidSession(
-            f"A session key has up to {MAX_KEY_CHARS} characters, not {len(made)}."
+            f"{given[:80]!r} is not a valid session key: use `agent:<agentId>:<name>` or a name, "
+            "with ASCII letters, digits and `:._-+@#!$&=~*`, without `..` and `::`."
         )
     return made
 
 
 def check_session_id(session_id: str) -> str:
-    """A session's id as it is kept.
+    """Returns the id of a session in lower case, without the dashes of a UUID.
 
     Raises:
-        InvalidSession: It can be none.
+        InvalidSession: The id is invalid.
     """
     plain = session_id.lower().replace("-", "") if len(session_id) <= 36 else ""
     if session_id.isascii() and _ID.fullmatch(plain):
         return plain
-    raise InvalidSession(f"{session_id[:80]!r} is no session id: that is 32 hexadecimal digits.")
+    raise InvalidSession(
+        f"{session_id[:80]!r} is not a valid session id, which has 32 hexadecimal digits."
+    )
 
 
 def is_session_id(text: str) -> bool:
-    """Whether a text can be an id; if not, it is a key."""
+    """True if a text is the id of a session, not a key."""
     with contextlib.suppress(InvalidSession):
         return bool(check_session_id(text))
     return False

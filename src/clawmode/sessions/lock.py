@@ -1,11 +1,11 @@
 """The write lock of a session: one writer at a time, in this process or in any other.
 
-    <transcript>.lock    locked by the process that writes, and there as long as it does; says
-                         which process that is, and since when
+    <transcript>.lock    locked by the process that writes, and deleted afterwards; contains the
+                         process id and the time
 
-The lock is the kernel's, on the open file: a process that dies gives it back, one that was stopped
-keeps it, and a file that was left behind locks nobody out. Two tasks of one process exclude each
-other too, in the order they came. It works on one machine.
+The kernel keeps the lock on the open file: a process that dies releases it, a process that was
+stopped keeps it, and a file that was left behind locks nobody out. Tasks of one process exclude
+each other too, in the order in which they asked. Locks work on one machine.
 """
 
 import contextlib
@@ -33,18 +33,18 @@ from clawmode.tasks import Notifier, backoff
 logger = logging.getLogger("clawmode.sessions")
 
 ACQUIRE_SECONDS = 60.0
-"""`session.writeLock.acquireTimeoutMs`, if nothing is configured."""
+"""The default of `session.writeLock.acquireTimeoutMs`."""
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.002, 0.1
-"""Between two looks at a lock of another process. Growing: who waits long need not be quick."""
+"""Between two attempts to get the lock of another process; the pause grows from try to try."""
 
 
 class SessionBusy(ClawmodeError):
-    """Somebody else writes to the session, and has not finished in time.
+    """Another run or process writes to the session, and has not finished in time.
 
     Attributes:
-        pid: The process that does; 0 if it did not say.
-        since: The time of day at which it began; 0.0 if it did not say.
+        pid: The process that holds the lock; 0 if unknown.
+        since: The time of day at which it got the lock; 0.0 if unknown.
     """
 
     code: ClassVar[str] = "session_busy"
@@ -56,22 +56,22 @@ class SessionBusy(ClawmodeError):
 
 
 class HeldAlready(SessionBusy):
-    """Whoever wants the lock has it: they would wait for themselves."""
+    """The caller holds the lock already, and would wait for itself."""
 
 
 class LockUnavailable(ClawmodeError):
-    """The lock's file cannot be used."""
+    """The file of the lock cannot be created or locked."""
 
     code: ClassVar[str] = "session_unavailable"
 
 
 @dataclass(eq=False, slots=True)
 class Hold:
-    """The lock, while somebody has it.
+    """A lock that is held.
 
     Attributes:
-        path: The file that it protects.
-        since: The time of day at which it was taken.
+        path: The file that the lock protects.
+        since: The time of day at which the lock was acquired.
     """
 
     path: Path
@@ -82,13 +82,16 @@ class Hold:
 
     @property
     def active(self) -> bool:
-        """Whether it is still held, by this process."""
+        """True while this process holds the lock."""
         return self._depth > 0
 
 
 @dataclass(eq=False, slots=True)
 class _Ticket:
-    """A place in the queue. Events work in one event loop; tickets of others look now and then."""
+    """A place in the queue.
+
+    A notifier works in one event loop only; a task of another loop polls.
+    """
 
     loop: object
     called: Notifier = field(default_factory=Notifier)
@@ -96,13 +99,13 @@ class _Ticket:
 
 @dataclass(eq=False, slots=True)
 class _Place:
-    """What this process does with one lock."""
+    """The use of one lock in this process: its holder, and the tasks that wait for it."""
 
     hold: Hold | None = None
     queue: deque[_Ticket] = field(default_factory=deque[_Ticket])
 
     def call_next(self) -> None:
-        """Wakes whoever is next, if that is somebody in this event loop."""
+        """Wakes the next task in the queue if the lock is free, and the task in this event loop."""
         with contextlib.suppress(RuntimeError):
             if self.hold is None and self.queue and self.queue[0].loop == current_token():
                 self.queue[0].called.notify()
@@ -111,7 +114,7 @@ class _Place:
 _places: dict[str, _Place] = {}
 _guard = threading.Lock()
 _mine: ContextVar[tuple[Hold, ...]] = ContextVar("session_locks", default=())
-"""What the present task holds, and what it inherited from the task that started it."""
+"""The locks of the current task, and those of the task that started it."""
 
 
 def _leave_to_the_parent() -> None:
@@ -119,7 +122,8 @@ def _leave_to_the_parent() -> None:
     _guard = threading.Lock()
     for place in _places.values():
         if place.hold is not None:
-            # Closed, not unlocked: the lock is the parent's, and must not outlive it here.
+            # Closed, not unlocked: unlocking would release the parent's lock, and an open copy
+            # would keep it after the parent's death.
             os.close(place.hold._descriptor)
             place.hold._depth = 0
     _places.clear()
@@ -129,7 +133,7 @@ os.register_at_fork(after_in_child=_leave_to_the_parent)
 
 
 def current_hold(path: Path | str) -> Hold | None:
-    """The lock of a file, if the caller holds it, or the task that started the caller's."""
+    """Returns the lock of a file if the current task, or one that started it, holds the lock."""
     return _own(_name_of(Path(path)))
 
 
@@ -138,15 +142,15 @@ def _own(name: str) -> Hold | None:
 
 
 def _name_of(path: Path) -> str:
-    """The same for every way to write a path."""
+    """Returns the same name for every way to write a path."""
     return os.path.join(os.path.realpath(path.parent), f"{path.name}.lock")
 
 
 class SessionLock:
-    """The write lock of one file. Any number of these may exist for it.
+    """The write lock of one file. Any number of these objects may exist for a file.
 
     Args:
-        path: What it protects; the lock is beside it. Its folder is made if it is not there.
+        path: The file to protect. The lock is a file next to it, whose folder is created.
     """
 
     def __init__(self, path: Path | str) -> None:
@@ -154,7 +158,7 @@ class SessionLock:
         self._name = _name_of(self.path)
 
     def delete_file(self) -> None:
-        """Takes the lock's file away, with what it protects; by whoever has the lock."""
+        """Deletes the file of the lock. Only the holder of the lock may do that."""
         assert _own(self._name) is not None, "only the holder of a lock may delete its file"
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._name)
@@ -163,26 +167,25 @@ class SessionLock:
     async def hold(
         self, timeout_seconds: float = ACQUIRE_SECONDS, *, allow_reentrant: bool = False
     ) -> AsyncIterator[Hold]:
-        """Has the lock inside of the block.
+        """Holds the lock inside of the block.
 
-        Tasks that are started there count as the same writer.
+        Tasks that are started in the block count as the same writer.
 
         Args:
-            timeout_seconds: How long to wait for others.
-            allow_reentrant: Whether the caller may have it already: then it goes on having it.
+            timeout_seconds: How long to wait for another holder.
+            allow_reentrant: Whether the caller may hold the lock already, and keep it.
 
         Raises:
-            SessionBusy: Somebody else has it, and still had it after that time.
-            HeldAlready: The caller has it, and did not say that this is meant.
-            LockUnavailable: Its file cannot be made.
+            SessionBusy: Another run or process held the lock for the whole time.
+            HeldAlready: The caller holds the lock, and `allow_reentrant` is false.
+            LockUnavailable: The file of the lock cannot be created or locked.
         """
         hold = _own(self._name)
         if hold is not None:
             if not allow_reentrant:
                 raise HeldAlready(
-                    f"The session {self.path.stem} is being written to by whoever asks for its "
-                    "lock: they would wait for themselves. If that is meant, ask with "
-                    "allow_reentrant=True.",
+                    f"The caller holds the lock of the session {self.path.stem} already, and would "
+                    "wait for itself. If that is intended, pass allow_reentrant=True.",
                     pid=os.getpid(),
                     since=hold.since,
                 )
@@ -195,7 +198,7 @@ class SessionLock:
         try:
             yield hold
         finally:
-            # Not by a token: a generator may be closed in another context than it was begun in.
+            # Without a token: a generator may be closed in another context than the first one.
             _mine.set(before)
             _release(hold)
 
@@ -230,7 +233,7 @@ class SessionLock:
             try:
                 descriptor = _lock_file(self._name)
             except OSError as error:
-                # The path is for the operator: what is raised may reach a client.
+                # The path is only for the operator: the exception may reach a client.
                 logger.error("%s: %s", self._name, error)
                 raise LockUnavailable(
                     f"The session {self.path.stem} cannot be locked: {error.strerror}."
@@ -249,8 +252,8 @@ class SessionLock:
             who = f"another run of this process ({pid})"
         when = f" since {datetime.fromtimestamp(since, UTC):%Y-%m-%d %H:%M:%S} UTC" if since else ""
         return SessionBusy(
-            f"The session {self.path.stem} is busy: {who} has been writing to it{when}. It was "
-            f"waited for {seconds:g} s; try again when that has ended.",
+            f"The session {self.path.stem} is busy: {who} has been writing to it{when}. Gave up "
+            f"after {seconds:g} s; try again when it has finished.",
             pid=pid,
             since=since,
         )
@@ -258,17 +261,18 @@ class SessionLock:
 
 def _release(hold: Hold) -> None:
     with _guard:
-        if not hold.active:  # the child of a fork: it is the parent's
+        if not hold.active:  # in the child of a fork the lock belongs to the parent
             return
         hold._depth -= 1
         if hold.active:
             return
         with contextlib.suppress(OSError):
-            # While it is still locked: whoever has opened it sees that it is gone, and tries again.
+            # While it is still locked: a process that has opened the file sees that the file is
+            # gone, and tries again.
             if _is_at(hold._descriptor, hold._name):
                 os.unlink(hold._name)
         with contextlib.suppress(OSError):
-            # By name, not by closing alone: a child that is just being started may have a copy.
+            # Not only closed: a child that is just being started may have a copy.
             unlock(hold._descriptor)
         os.close(hold._descriptor)
         place = _places[hold._name]
@@ -286,7 +290,7 @@ def _forget_idle(name: str, place: _Place) -> None:
 
 
 def _lock_file(name: str) -> int | None:
-    """The lock's file, open and locked; None if another process has it."""
+    """Opens and locks the file; returns None if another process holds the lock."""
     while True:
         descriptor = open_lock(name)
         try:
@@ -299,7 +303,7 @@ def _lock_file(name: str) -> int | None:
         os.close(descriptor)
         if not locked:
             return None
-        # Its last holder deleted the file just before it was locked: that lock excludes nobody.
+        # The last holder deleted the file just before we locked it: such a lock excludes nobody.
 
 
 def _is_at(descriptor: int, name: str) -> bool:
@@ -310,7 +314,7 @@ def _is_at(descriptor: int, name: str) -> bool:
 
 
 def _sign(descriptor: int, since: float) -> None:
-    """Says in the file who has it. Only for error texts: on a full disk it stays unsaid."""
+    """Writes the process id to the file, for error messages; on a full disk it is missing."""
     with contextlib.suppress(OSError):
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, json.dumps({"pid": os.getpid(), "since": since}).encode(), 0)

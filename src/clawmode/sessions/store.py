@@ -16,7 +16,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from clawmode.context import RunContext
 from clawmode.files import Layout, SqliteFile
@@ -26,6 +26,7 @@ from clawmode.sessions.keys import (
     MAX_KEY_CHARS,
     InvalidSession,
     SessionError,
+    UnknownSession,
     check_agent_id,
     check_session_id,
     is_session_id,
@@ -66,20 +67,6 @@ create index sessions_of_key on sessions (key);
 
 BY_ID = "select * from sessions where id = ?"
 BY_KEY = "select * from sessions where key = ? and current"
-
-
-class UnknownSession(SessionError):
-    """There is no session with this id or key.
-
-    Attributes:
-        near: Similar ids or keys.
-    """
-
-    code: ClassVar[str] = "unknown_session"
-
-    def __init__(self, message: str, near: tuple[str, ...] = ()) -> None:
-        super().__init__(message)
-        self.near = near
 
 
 class SessionsUnavailable(SessionError):
@@ -236,14 +223,10 @@ class SessionStore(SqliteFile):
             UnknownSession: The session does not exist.
         """
         if title is not None and len(title) > MAX_TITLE_CHARS:
-            raise InvalidSession(
-                f"The title has {len(title)} characters; at most {MAX_TITLE_CHARS} are allowed."
-            )
+            raise InvalidSession(f"A title must have at most {MAX_TITLE_CHARS} characters.")
         if max(len(model or ""), len(status or "")) > MAX_KEY_CHARS:
-            raise InvalidSession(
-                f"The model or status has more than {MAX_KEY_CHARS} characters, which is not "
-                "allowed."
-            )
+            text = f"A model or status must have at most {MAX_KEY_CHARS} characters."
+            raise InvalidSession(text)
         changes = {"status": status, "title": title, "model": model}
         counted = usage if isinstance(usage, Usage) else Usage.from_json(usage or {})
         return await self._run(self._touch, _reference(reference), changes, counted, data or {})

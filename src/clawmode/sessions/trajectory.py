@@ -1,9 +1,9 @@
-"""The trajectory of a session's runs: a sidecar beside the transcript, written and read.
+"""The trajectory of a session's runs: a file next to the transcript, the sidecar.
 
-    <session id>.trajectory.jsonl    what was sent to models, what they did with it, how it ended
+    <session id>.trajectory.jsonl    the requests to models, their answers, calls, and errors
 
-A flight recorder: it may lose the end, never disturb the flight. `docs/reference/trajectory.md`
-describes the format; the transcript, not this, is what a session is continued from.
+It is a flight recorder: it may lose its end, but never disturbs a run. A session is resumed from
+its transcript only. `docs/reference/trajectory.md` describes the format.
 """
 
 import contextlib
@@ -21,8 +21,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO
 
+from clawmode.messages import IMAGE_KEYS, MAX_BLOB_CHARS
 from clawmode.redaction import MAX_DEPTH, Redactor
-from clawmode.sessions.sanitize import IMAGE_KEYS, MAX_BLOB_CHARS
 from clawmode.text import truncate
 from clawmode.types import JsonObject, JsonValue
 
@@ -37,38 +37,38 @@ MAX_LINE_BYTES = 256 << 10
 MAX_SIDECAR_BYTES = 10 << 20
 MAX_EVENTS = 200_000
 MAX_TEXT_CHARS = 1 << 20
-"""Of one text, before it is looked through; what is kept of it is far less."""
+"""Of one text, before it is redacted; a line keeps far less."""
 
 MAX_ID_CHARS = 500
 TRUNCATED = "trace.truncated"
 LAST_LINE_BYTES = 4 << 10
-"""Kept free for the line that says that there are no more; such a line is no longer."""
+"""Reserved for the last line, which says that the file is full; it is no longer than this."""
 
 _CUTS = ((32_768, 1_000), (4_096, 200), (512, 50))
-"""How long texts, and lists and objects, may be in a line that is too long: tried in this order."""
+"""Limits of texts, and of lists and objects, in a line that is too long: tried in this order."""
 
 _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 _BLOB = re.compile(r"(?<![A-Za-z0-9+/_=-])[A-Za-z0-9+/_=-]{1024,}+")
 _NO_NAME = re.compile(r"[^A-Za-z0-9_-]")
 
 
-# ---- Where ----
+# ---- The file ----
 
 
 def is_enabled() -> bool:
-    """Whether trajectories are recorded: they are, unless `OPENCLAW_TRAJECTORY` says no."""
+    """True unless the environment variable `OPENCLAW_TRAJECTORY` is `0`, `false`, `no` or `off`."""
     return os.environ.get(SWITCH, "").strip().lower() not in ("0", "false", "no", "off")
 
 
 def sidecar_path(transcript: Path | str, session_id: str) -> Path:
-    """The sidecar of a transcript: beside it, or in the folder of `OPENCLAW_TRAJECTORY_DIR`."""
+    """Returns the path of a sidecar: next to the transcript, or in `OPENCLAW_TRAJECTORY_DIR`."""
     moved = os.environ.get(FOLDER, "").strip()
     folder = Path(moved).expanduser() if moved else Path(transcript).parent
     return folder / f"{safe_name(session_id)}.trajectory.jsonl"
 
 
 def safe_name(session_id: str) -> str:
-    """A session's id as the name of a file."""
+    """Returns a session id as a part of a file name."""
     name = _NO_NAME.sub("_", session_id)[:120]
     return name if name.strip("_-") else "session"
 
@@ -77,7 +77,7 @@ def safe_name(session_id: str) -> str:
 
 
 def encode_event(event: JsonObject, limit: int = MAX_LINE_BYTES) -> tuple[bytes, bool]:
-    """An event as a line, and whether its data had to be cut for that."""
+    """Encodes an event as a line; also returns whether its data had to be cut."""
     line = _encode(event)
     if len(line) <= limit:
         return line, False
@@ -96,7 +96,7 @@ def _encode(event: JsonObject) -> bytes:
 
 
 def shrink(value: JsonValue, chars: int, items: int, depth: int = MAX_DEPTH) -> JsonValue:
-    """A value with long texts and long lists cut."""
+    """Returns a value with long texts, lists and objects cut."""
     if isinstance(value, str):
         return truncate(value, chars)
     if not isinstance(value, (dict, list)):
@@ -114,29 +114,25 @@ def shrink(value: JsonValue, chars: int, items: int, depth: int = MAX_DEPTH) -> 
     return {**members, "…": f"{over} more members"} if over > 0 else members
 
 
-def without_pictures(value: JsonValue, depth: int = MAX_DEPTH) -> JsonValue:
-    """A value with the bytes of pictures, or of anything else, only counted."""
+def without_images(value: JsonValue, depth: int = MAX_DEPTH) -> JsonValue:
+    """Returns a value in which the size of images and other encoded bytes replaces the bytes."""
     if isinstance(value, str):
-        return _BLOB.sub(lambda found: _counted(found[0]), _readable(value))
+        if len(value) > MAX_TEXT_CHARS:
+            # At the end of a word: the redactor would not recognize half a secret.
+            value = truncate(value, value.rfind(" ", 0, MAX_TEXT_CHARS) + 1)
+        return _BLOB.sub(lambda found: _counted(found[0]), value)
     if not isinstance(value, (dict, list)):
         return value
     if depth == 0:
         return "…"
     if isinstance(value, list):
-        return [without_pictures(item, depth - 1) for item in value]
+        return [without_images(item, depth - 1) for item in value]
     return {
         key: _counted(item)
         if key in IMAGE_KEYS and isinstance(item, str) and len(item) > MAX_BLOB_CHARS
-        else without_pictures(item, depth - 1)
+        else without_images(item, depth - 1)
         for key, item in value.items()
     }
-
-
-def _readable(text: str) -> str:
-    if len(text) <= MAX_TEXT_CHARS:
-        return text
-    # Up to the end of a word: half a secret would not be known as one.
-    return truncate(text, text.rfind(" ", 0, MAX_TEXT_CHARS) + 1)
 
 
 def _counted(data: str) -> str:
@@ -144,31 +140,31 @@ def _counted(data: str) -> str:
 
 
 def iso_time(at: float) -> str:
-    """A time of day as it is told; one that is none is the first of all."""
+    """Formats a time in seconds as ISO 8601. An invalid time becomes 1970."""
     try:
-        told = datetime.fromtimestamp(at, UTC)
+        moment = datetime.fromtimestamp(at, UTC)
     except (OverflowError, ValueError, OSError):
-        told = datetime.fromtimestamp(0, UTC)
-    return told.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        moment = datetime.fromtimestamp(0, UTC)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 # ---- Writing ----
 
 
 class Trajectory:
-    """Records what a run does. Never raises: trouble is logged once, and the run goes on.
+    """Records the events of a run. Never raises: the first error is logged, and the run continues.
 
-    May be used from any thread. The file is made by the first event.
+    May be used from any thread. The file is created by the first event.
 
     Args:
-        path: The sidecar: `sidecar_path`.
-        session_id: The session, in every line.
-        session_key: The same by its key.
-        run_id: The run that this one records.
-        agent_id: Whose run it is.
-        workspace: Told as `$WORKSPACE_DIR`.
-        redactor: Takes secrets out; by default one that knows none of them by value.
-        enabled: Whether anything is recorded; the environment can say no, too.
+        path: The sidecar; see `sidecar_path`.
+        session_id: The id of the session.
+        session_key: The key of the session.
+        run_id: The run.
+        agent_id: The agent.
+        workspace: The workspace; its path is replaced by `$WORKSPACE_DIR`.
+        redactor: Redacts secrets; by default it knows no values, only what secrets look like.
+        enabled: Whether events are recorded; `is_enabled` must be true too.
     """
 
     def __init__(
@@ -210,7 +206,7 @@ class Trajectory:
         self.close()
 
     def close(self) -> None:
-        """Ends recording. Idempotent; what is written after that is dropped."""
+        """Closes the file. Idempotent; later events are dropped."""
         with self._guard:
             self._silent = True
             if self._descriptor >= 0:
@@ -219,14 +215,21 @@ class Trajectory:
                 self._descriptor = -1
 
     def write(self, kind: str, data: JsonObject) -> None:
-        """Records an event: without secrets and pictures, cut if it is too large."""
+        """Records an event without secrets and images, cut if it is too large."""
         with self._guard:
             if self._silent:
                 return
             try:
                 self._append(kind, data)
             except Exception as error:
-                self._complain(error)
+                if not self._complained:
+                    self._complained = True
+                    logger.warning(
+                        "%s: the trajectory is incomplete: %s: %s",
+                        self.path,
+                        type(error).__name__,
+                        error,
+                    )
 
     def _append(self, kind: str, data: JsonObject) -> None:
         if self._descriptor < 0 and not self._open():
@@ -237,6 +240,7 @@ class Trajectory:
             self._silent = True
             line = self._line(TRUNCATED, {"limitBytes": MAX_SIDECAR_BYTES, "lost": kind[:100]})
         if self._torn:
+            # The incomplete line before this one stays a line of its own.
             line = b"\n" + line
         written = os.write(self._descriptor, line)
         self._torn = written < len(line)
@@ -245,7 +249,7 @@ class Trajectory:
         self._seq += 1
 
     def _line(self, kind: str, data: JsonObject) -> bytes:
-        plain = self._redactor.value(without_pictures(data))
+        plain = self._redactor.value(without_images(data))
         event: JsonObject = {
             "traceSchema": SCHEMA,
             "schemaVersion": VERSION,
@@ -259,14 +263,14 @@ class Trajectory:
         return encode_event(event)[0]
 
     def _open(self) -> bool:
-        """Opens the file. False: it is full already."""
+        """Opens the file; returns False if the file is full already."""
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK
-        self._silent = True  # it is not tried twice
+        self._silent = True  # after an exception there is no second attempt
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._descriptor = os.open(self.path, flags, 0o600)
         about = os.fstat(self._descriptor)
         if not stat.S_ISREG(about.st_mode):
-            raise OSError("it is no file")
+            raise OSError("the path is not a regular file")
         if about.st_mode & 0o077:
             os.fchmod(self._descriptor, 0o600)
         end = os.pread(self._descriptor, LAST_LINE_BYTES, max(about.st_size - LAST_LINE_BYTES, 0))
@@ -275,20 +279,13 @@ class Trajectory:
         self._silent = f'"type":"{TRUNCATED}"'.encode() in last
         return not self._silent
 
-    def _complain(self, error: Exception) -> None:
-        if not self._complained:
-            self._complained = True
-            logger.warning(
-                "%s: the trajectory is incomplete: %s: %s", self.path, type(error).__name__, error
-            )
-
 
 # ---- Reading ----
 
 
 @dataclass(frozen=True, slots=True)
 class TraceEvent:
-    """One event of a sidecar."""
+    """An event of a sidecar."""
 
     seq: int
     at: float
@@ -299,12 +296,12 @@ class TraceEvent:
 
 @dataclass(slots=True)
 class Sidecar:
-    """What a sidecar says.
+    """The content of a sidecar.
 
     Attributes:
-        unreadable: Lines that are no event of this session, among them one that was cut off.
-        left_out: Events over the limit.
-        over_bytes: How much of the file was not read, because it is too large.
+        unreadable: The number of lines that are not events of this session, also incomplete ones.
+        left_out: The number of events over the limit.
+        over_bytes: The bytes over the limit, which were not read.
     """
 
     events: list[TraceEvent] = field(default_factory=list[TraceEvent])
@@ -313,7 +310,7 @@ class Sidecar:
     over_bytes: int = 0
 
     def durations(self) -> dict[tuple[str, str], float]:
-        """The seconds that calls took, by run and call id."""
+        """Returns the duration of calls in seconds, by run id and call id."""
         found: dict[tuple[str, str], float] = {}
         for event in self.events:
             call_id, ms = event.data.get("callId"), event.data.get("ms")
@@ -329,10 +326,10 @@ def read_sidecar(
     max_bytes: int = MAX_SIDECAR_BYTES,
     max_events: int = MAX_EVENTS,
 ) -> Sidecar:
-    """Reads a sidecar; one that is not there, or is no file, says nothing.
+    """Reads a sidecar. A missing file, or one that is not regular, has no events.
 
     Raises:
-        OSError: It cannot be read.
+        OSError: The file cannot be read.
     """
     found = Sidecar()
     try:
@@ -356,7 +353,7 @@ def read_sidecar(
 
 
 def _lines(file: BinaryIO, max_bytes: int) -> Iterator[bytes]:
-    """The lines within the limit; of one that is too long its pieces, none of which is an event."""
+    """Yields the lines within the limit; a line that is too long in pieces, which are no events."""
     left = max_bytes
     while left > 0 and (line := file.readline(min(MAX_LINE_BYTES + 1, left))):
         left -= len(line)

@@ -46,7 +46,8 @@ class Transcript(History):
     """A history that grows. Used by the holder of the session's lock, from any thread.
 
     A method that records an entry has written it when it returns: the entry survives the process.
-    `sync` makes it survive the machine.
+    `sync` makes it survive the machine. Such a method raises `TranscriptError` if the file cannot
+    be written.
     """
 
     def __init__(self, path: Path, descriptor: int, hold: Hold) -> None:
@@ -141,7 +142,7 @@ class Transcript(History):
         """Records that a run starts, or that an interrupted run is resumed under its own id.
 
         Raises:
-            TranscriptError: The run has ended before, or the file cannot be written.
+            TranscriptError: The run has ended before.
         """
         with self._guard:
             if run_id in self._ended or not run_id:
@@ -167,7 +168,7 @@ class Transcript(History):
         """Records the end of a run, which cannot be resumed from now on.
 
         Raises:
-            TranscriptError: The run is not in progress, or the file cannot be written.
+            TranscriptError: The run is not in progress.
         """
         counted = usage.to_json() if isinstance(usage, Usage) else usage
         optional = _given(error=error, usage=counted or None, metadata=metadata or None)
@@ -193,11 +194,8 @@ class Transcript(History):
             self._check_open(run_id)
             if isinstance(message, ToolMessage):
                 if message.call_id not in self._unanswered[run_id]:
-                    logger.warning(
-                        "run %s: dropped a result of %.80r: no call with this id is pending",
-                        run_id,
-                        message.call_id,
-                    )
+                    text = "dropped a result, because no call with its id is pending"
+                    logger.warning("run %s: %s: %.80r", run_id, text, message.call_id)
                     return False
                 message = _with_bounded_details(message)
             self._record("message", run_id, message=message)
@@ -214,11 +212,7 @@ class Transcript(History):
         seconds: float = 0.0,
         code: str | None = None,
     ) -> Entry:
-        """Records the start or end of a program's call. It is for people: models do not get it.
-
-        Raises:
-            TranscriptError: The file cannot be written.
-        """
+        """Records the start or end of a program's call. It is for people: models do not get it."""
         data: JsonObject = {
             "parentId": parent_id,
             "callId": call_id,
@@ -238,19 +232,12 @@ class Transcript(History):
             summary: The summary.
             first_kept: The id of the first entry that models still get.
             metadata: Further members of the entry.
-
-        Raises:
-            TranscriptError: The file cannot be written.
         """
         data: JsonObject = {"summary": summary, "firstKept": first_kept}
         return self._record("compaction", run_id, {**data, **_given(metadata=metadata or None)})
 
     def custom(self, run_id: str, name: str, data: JsonValue) -> Entry:
-        """Records anything else. Models do not get it.
-
-        Raises:
-            TranscriptError: The file cannot be written.
-        """
+        """Records anything else. Models do not get it."""
         return self._record("custom", run_id, {"name": name, "data": data})
 
     def _check_open(self, run_id: str) -> None:
@@ -292,22 +279,14 @@ class Transcript(History):
         self._size = end.size
         if end.torn:
             os.ftruncate(self._descriptor, end.size)
-            logger.warning(
-                "%s: removed an incomplete last line of %s bytes, left by a process that died",
-                self.path,
-                end.torn,
-            )
+            text = "removed an incomplete last line, left by a process that died"
+            logger.warning("%s: %s: %s bytes", self.path, text, end.torn)
         if end.unterminated:
             self._write(b"\n")
         if self.unreadable:
             first = self.problems[0]
-            logger.warning(
-                "%s: %s lines cannot be read; the first is %s: %s",
-                self.path,
-                self.unreadable,
-                first.line,
-                first.reason,
-            )
+            text = f"{self.unreadable} lines cannot be read; line {first.line}: {first.reason}"
+            logger.warning("%s: %s", self.path, text)
         self._created = end.size == 0
         if self.header is None:
             self._write(_encode(header.to_json()))

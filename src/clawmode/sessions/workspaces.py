@@ -1,4 +1,4 @@
-"""The folders that agents work in: their workspace, or the root of a sandbox instead of it."""
+"""The folders that agents work in: the workspace of an agent, or a sandbox folder instead."""
 
 import os
 import shutil
@@ -13,17 +13,17 @@ SandboxScope: TypeAlias = Literal["session", "agent", "shared"]
 
 
 def workspace_of(state: Path, agent_id: str = "main", configured: str | None = None) -> Path:
-    """The folder that an agent works in; made if it is not there.
+    """Returns the workspace of an agent, which is created if it is missing.
 
     Args:
-        state: The state folder; `workspace` in it is the default of `main`, `workspace-<agentId>`
-            that of another agent.
-        agent_id: Whose it is.
-        configured: What the configuration says, with `~` for the user's folder.
+        state: The state folder. Its folder `workspace` is the default for the agent `main`,
+            `workspace-<agentId>` for another agent.
+        agent_id: The agent.
+        configured: The configured path, with `~` for the home folder.
 
     Raises:
-        ConfigurationError: It cannot be made.
-        InvalidSession: `agent_id` can be none.
+        ConfigurationError: The folder cannot be created or used.
+        InvalidSession: The agent id is invalid.
     """
     agent_id = check_agent_id(agent_id)
     if configured:
@@ -33,10 +33,10 @@ def workspace_of(state: Path, agent_id: str = "main", configured: str | None = N
 
 
 def check_workspace(state: Path, configured: str, *, sandbox: bool = False) -> None:
-    """Checks a configured folder without making it.
+    """Checks a configured workspace without creating it.
 
     Raises:
-        ConfigurationError: It is relative, no folder, or holds the state folder.
+        ConfigurationError: The path is relative, is not a folder, or contains the state folder.
     """
     folder = _absolute(configured)
     reason = ""
@@ -51,25 +51,26 @@ def check_workspace(state: Path, configured: str, *, sandbox: bool = False) -> N
         raise _unusable(folder, reason)
     if not sandbox and holds_state(folder, state):
         raise ConfigurationError(
-            f"{str(folder)[:200]!r} cannot be used to work in: the state folder is in it",
+            f"{str(folder)[:200]!r} cannot be a workspace: it contains the state folder",
             path="workspace",
             expected="a folder without the state folder",
         )
 
 
 def holds_state(folder: Path, state: Path) -> bool:
-    """Whether tools that work in a folder could change who may do what, and what is remembered."""
+    """True if a folder contains the state folder: tools in it could change tokens and rules."""
     return state.resolve().is_relative_to(folder.resolve())
 
 
 def current_folder(state: Path) -> Path | None:
-    """The folder that a person at a terminal is in, if an agent may work there; None if not.
+    """Returns the current directory if an agent may work there, else None.
 
-    Not where its tools could change the state, nor in a home folder as a whole, where keys are.
+    An agent may not work in a folder that contains the state folder or the user's home folder,
+    which holds keys.
     """
     try:
         here, home = Path.cwd().resolve(), Path.home().resolve()
-    except (OSError, RuntimeError):  # it was removed; there is no home
+    except (OSError, RuntimeError):  # the directory was removed; the user has no home folder
         return None
     return None if holds_state(here, state) or home.is_relative_to(here) else here
 
@@ -82,18 +83,18 @@ def sandbox_root(
     scope: SandboxScope = "session",
     configured: str | None = None,
 ) -> Path:
-    """The folder that a sandboxed agent works in instead of its workspace; made if needed.
+    """Returns the folder of a sandboxed agent, which is created if it is missing.
 
     Args:
-        state: The state folder; `sandboxes` in it is where these are by default.
-        agent_id: Whose it is.
-        session_id: In which session.
-        scope: What has a folder of its own: each session, each agent, or nothing.
-        configured: Where they are instead.
+        state: The state folder. Its folder `sandboxes` contains the folders by default.
+        agent_id: The agent.
+        session_id: The session.
+        scope: Whether each session or each agent has a folder of its own, or all share one.
+        configured: The configured parent of the folders.
 
     Raises:
-        ConfigurationError: It cannot be made.
-        InvalidSession: Agent or session can be none.
+        ConfigurationError: The folder cannot be created or used.
+        InvalidSession: The id of the agent or session is invalid.
     """
     base = _absolute(configured) if configured else state / "sandboxes"
     agent_id = check_agent_id(agent_id)
@@ -102,12 +103,12 @@ def sandbox_root(
         name = f"agent-{agent_id}"
     elif scope == "session":
         name = f"session-{check_session_id(session_id)}"
-    # A link would lead those who work in it out of the sandbox.
+    # A link would lead tools out of the sandbox.
     return _made(base / name, follow=False)
 
 
 def forget_sandbox(state: Path, session_id: str, configured: str | None = None) -> None:
-    """Deletes the sandbox of a session that is deleted, if it had one."""
+    """Deletes the sandbox folder of a deleted session, if it had one."""
     base = _absolute(configured) if configured else state / "sandboxes"
     folder = base / f"session-{check_session_id(session_id)}"
     if folder.is_dir() and not folder.is_symlink():
@@ -119,9 +120,9 @@ def _absolute(configured: str) -> Path:
     if path.is_absolute():
         return path
     raise ConfigurationError(
-        f"the folder {configured[:200]!r} is relative",
+        f"the folder {configured[:200]!r} is a relative path",
         path="workspace",
-        expected="an absolute path, or one that begins with ~",
+        expected="an absolute path, or one that starts with ~",
     )
 
 
@@ -138,7 +139,7 @@ def _made(path: Path, *, follow: bool = True) -> Path:
 
 def _unusable(path: Path, reason: str) -> ConfigurationError:
     return ConfigurationError(
-        f"{str(path)[:200]!r} cannot be used to work in: {reason}",
+        f"{str(path)[:200]!r} cannot be a workspace: {reason}",
         path="workspace",
-        expected="a folder, or a path at which one can be made",
+        expected="a folder, or a path at which one can be created",
     )

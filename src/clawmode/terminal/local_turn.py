@@ -20,7 +20,8 @@ from clawmode.app.host import open_host
 from clawmode.app.setup import Setup
 from clawmode.config import resolve as settings
 from clawmode.exceptions import ConfigurationError
-from clawmode.sessions.store import Session, SessionStore, UnknownSession
+from clawmode.sessions.keys import UnknownSession
+from clawmode.sessions.store import Session, SessionStore
 from clawmode.sessions.workspaces import current_folder
 from clawmode.terminal.agent_listings import show_preview
 from clawmode.terminal.agent_view import AgentView
