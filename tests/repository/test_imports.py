@@ -56,7 +56,7 @@ HOMES = {
     "openai": {"models.direct", "code_mode.code_mode"},
     "opentelemetry": {"code_mode.spans"},
     "prompt_toolkit": {"terminal.chat_screen", "terminal.chat_prompt"},
-    "pydantic": {"tools.function", "mcp.connection"},
+    "pydantic": {"tools.function", "tools.signature", "mcp.connection"},
     "pydantic_ai": {"models.direct", "models.conversion", "models.failures"},
     "pydantic_core": {"tools.function"},
     "pyjson5": {"config.json5"},

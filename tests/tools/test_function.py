@@ -715,7 +715,7 @@ def test_what_is_not_json_is_an_error_that_names_the_tool(make: Callable[[], obj
     def answer() -> object:
         return make()
 
-    with pytest.raises(TypeError, match="tool 'answer' returned what is not JSON"):
+    with pytest.raises(TypeError, match="tool 'answer' returned a value that is not JSON"):
         run(answer)
 
 

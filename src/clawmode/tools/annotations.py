@@ -1,8 +1,8 @@
-"""Annotations made digestible for pydantic: any JSON is `Any`, and a `TypedDict` one that it knows.
+"""Rewrites annotations that pydantic does not support: `JsonValue` and old `TypedDict` classes.
 
-Pydantic goes round in circles in an alias that holds itself, as `clawmode.types.JsonValue` does.
-And before Python 3.12 it takes a `TypedDict` from `typing_extensions` only, because older ones do
-not remember how they were made; all that a tool needs can be found out.
+Pydantic recurses without end in an alias that contains itself, as `clawmode.types.JsonValue` does,
+so that alias becomes `Any`. Before Python 3.12, pydantic accepts a `TypedDict` only from
+`typing_extensions`, because the others do not record how they were declared; they are rebuilt.
 """
 
 import sys
@@ -31,10 +31,10 @@ _make: Any = typing_extensions.TypedDict
 def resolve(
     annotations: dict[str, Any], namespace: dict[str, Any], local: dict[str, Any]
 ) -> dict[str, Any]:
-    """The annotations with names in them looked up.
+    """Returns annotations that pydantic supports, with the names in them resolved.
 
     Raises:
-        NameError, AttributeError, SyntaxError: One of them cannot be.
+        NameError, AttributeError, SyntaxError: A name cannot be resolved.
     """
     if local.get("JsonValue", namespace.get("JsonValue", JsonValue)) == JsonValue:
         local = {**local, "JsonValue": Any}
@@ -49,16 +49,16 @@ _JSON = get_type_hints(
 
 
 def _rewrite(annotation: Any, inside: tuple[Any, ...] = ()) -> Any:
-    """The annotation with everything in it replaced that pydantic would stumble over.
+    """Replaces the parts of an annotation that pydantic does not support.
 
     Args:
         annotation: The annotation.
-        inside: The typed dicts that it was found in. One that holds itself cannot be replaced.
+        inside: The typed dicts around it. One that contains itself cannot be replaced.
     """
     if annotation == _JSON:
         return Any
-    if _is_unknown_dict(annotation) and annotation not in inside:
-        return _known_dict(annotation, (*inside, annotation))
+    if _is_old_dict(annotation) and annotation not in inside:
+        return _rebuild_dict(annotation, (*inside, annotation))
     arguments = get_args(annotation)
     changed = tuple(_rewrite(argument, inside) for argument in arguments)
     if all(new is old for new, old in zip(changed, arguments, strict=True)):
@@ -67,14 +67,15 @@ def _rewrite(annotation: Any, inside: tuple[Any, ...] = ()) -> Any:
     return _FORMS.get(origin, origin)[changed]
 
 
-def _is_unknown_dict(annotation: Any) -> bool:
-    """Whether it is a `TypedDict` of a Python that is too old."""
+def _is_old_dict(annotation: Any) -> bool:
+    """True for a `TypedDict` of `typing` before Python 3.12."""
     if sys.version_info >= (3, 12):
         return False
     return is_typeddict(annotation) and type(annotation).__module__ == "typing"
 
 
-def _known_dict(annotation: Any, inside: tuple[Any, ...]) -> Any:
+def _rebuild_dict(annotation: Any, inside: tuple[Any, ...]) -> Any:
+    """Returns an equal `TypedDict` of `typing_extensions`."""
     fields: dict[str, Any] = {}
     for key, hint in get_type_hints(annotation, include_extras=True).items():
         plain = get_args(hint)[0] if get_origin(hint) in (Required, NotRequired) else hint

@@ -1,9 +1,9 @@
-"""Questions that a person, or code in a person's place, has to answer: may it run, and what is it?
+"""Questions to a person, or to code in a person's place: approvals of calls, and input for tools.
 
-A question of approval shows exactly what would run and is answered for exactly that. A question
-for input is what a tool that runs already, or the MCP server behind it, wants to know. Both have an
-expiry, and no answer is a no. `allow-always` is remembered by tool and agent; the list can be seen
-and revoked.
+A question of approval shows exactly the call that would be made, and the answer holds for exactly
+that call. A question for input comes from a running tool, or from the MCP server behind it. Both
+expire, and an expired question counts as denied. `allow-always` is remembered by tool and agent;
+the list can be shown and revoked.
 """
 
 import inspect
@@ -27,7 +27,7 @@ logger = logging.getLogger("clawmode.approvals")
 
 Decision: TypeAlias = Literal["allow-once", "allow-always", "deny"]
 Mode: TypeAlias = Literal["ask", "always", "never"]
-"""What is done about calls that may change something: `tools.approve` and `--approve`."""
+"""How calls that may change something are approved: `tools.approve` and `--approve`."""
 Resolution: TypeAlias = Literal["allow-once", "allow-always", "deny", "timeout"]
 
 EXPIRY_SECONDS = 1800.0
@@ -38,23 +38,23 @@ class NotApproved(ClawmodeError):
 
 
 ASK_FOR = "Approvals(ask_for=…)"
-"""Where its patterns are set, for people."""
+"""Where the patterns of `ask_for` are set, for error messages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """Whether a call may be made: what somebody has to decide about.
+    """A question whether a call may be made.
 
     Attributes:
-        id: Names the question when it is answered.
-        tool_id: What would run.
-        input: With exactly this.
-        run: Who asks.
-        call_id: The call that waits. A nested one begins with its program's id and a colon.
-        always: What `allow-always` would remember.
-        expires: By `time.time`; then the answer is no.
-        on_resolution: Who is told what came of it. If anybody is, `allow-always` is theirs to
-            remember.
+        id: The id to answer the question by.
+        tool_id: The tool that would be called.
+        input: The exact input of the call.
+        run: The run that makes the call.
+        call_id: The call that waits. For a nested call, `<id of the program>:<number>`.
+        always: What `allow-always` would remember, for people.
+        expires: By `time.time`; after that the question counts as denied.
+        on_resolution: Called with the resolution. If there are any, `allow-always` is remembered by
+            them, not here.
     """
 
     kind: ClassVar[str] = "approval"
@@ -73,15 +73,15 @@ class Question:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputQuestion:
-    """What a tool wants a person to tell it.
+    """A question of a tool for input from a person.
 
     Attributes:
-        id: Names the question when it is answered.
-        tool_id: What asks. Its words are a stranger's if it is an MCP server's.
-        request: What it asks for.
-        run: For whom.
-        call_id: As that of a `Question`.
-        expires: By `time.time`; then it is declined.
+        id: The id to answer the question by.
+        tool_id: The tool that asks. The texts of an MCP server's tool are not trusted.
+        request: The request of the tool.
+        run: The run that made the call.
+        call_id: As in `Question`.
+        expires: By `time.time`; after that the question counts as declined.
     """
 
     kind: ClassVar[str] = "input"
@@ -94,10 +94,10 @@ class InputQuestion:
 
 
 Approver: TypeAlias = Callable[[Question], "Awaitable[Decision] | Decision"]
-"""Code that answers in a person's place, at once. May raise: that is a no."""
+"""Code that approves calls in a person's place. An exception denies the call."""
 
 Answerer: TypeAlias = Callable[[InputQuestion], "Awaitable[JsonObject | None] | JsonObject | None"]
-"""Code that answers what tools ask, in a person's place. None declines; so does what it raises."""
+"""Code that gives tools input in a person's place. None declines, and so does an exception."""
 
 
 @dataclass(slots=True)
@@ -121,9 +121,9 @@ class Approvals:
     Args:
         ask_for: Tools that always need approval: the tools themselves, or names, ids and groups
             as in a policy, with `*`; or a function that decides.
-        approver: Answers at once, instead of a person.
-        inputs: Who tells tools what they ask for: people, code, or nobody.
-        expiry_seconds: How long a person has.
+        approver: Code that answers instead of a person.
+        inputs: Where tools get input from: a person (`ask`), nobody (`decline`), or code.
+        expiry_seconds: How long a person has to answer.
 
     Raises:
         ConfigurationError: `ask_for` is neither names nor a function, or has an unknown group.
@@ -137,7 +137,7 @@ class Approvals:
         inputs: "Literal['ask', 'decline'] | Answerer" = "decline",
         expiry_seconds: float = EXPIRY_SECONDS,
     ) -> None:
-        # A tool can be called too, and must not be taken for a function that decides.
+        # A `FunctionTool` is callable too, but is not a function that decides.
         decides = callable(ask_for) and not isinstance(ask_for, Tool)
         self._rules = () if decides else _read_rules(ask_for)
         self._asks = ask_for if decides else self._is_named
@@ -148,30 +148,31 @@ class Approvals:
         self._inputs: dict[str, _PendingInput] = {}
         self._always: set[tuple[str, str]] = set()
         self.on_question: Callable[[Question], None] | None = None
-        """Told of every question that begins to wait for a person."""
+        """Called with every question that starts to wait for a person."""
 
     # ---- Asking ----
 
     def _is_named(self, tool: Tool) -> bool:
         names = Names.of(tool)
-        # A name with a colon is no id to a policy. Here it is better to ask once too often.
+        # For a policy, a pattern with a colon matches ids only. Here it also matches such a name:
+        # an unnecessary question does less harm than a missing one.
         return any(
             rule.denies(names) or any(matches(pattern, names.name) for pattern in rule.patterns)
             for rule in self._rules
         )
 
     def needs_approval(self, tool: Tool, run: RunContext) -> bool:
-        """Whether calls of a tool need approval, whatever hooks say."""
+        """True if calls of a tool need approval even if no hook requires it."""
         return self._asks(tool)
 
     def unmatched(self, tools: Sequence[Tool]) -> list[UnmatchedRule]:
-        """The patterns of `ask_for` that match none of a run's tools."""
+        """Returns the patterns of `ask_for` that match none of the tools."""
         texts = [rule.text for rule in self._rules]
         return find_unmatched(texts, tools, ASK_FOR)
 
     @property
     def inline(self) -> bool:
-        """Whether code answers: then a call does not wait for a person."""
+        """True if code approves calls, so that no call waits for a person."""
         return self._approver is not None
 
     def question(
@@ -182,17 +183,17 @@ class Approvals:
         wishes: tuple[RequireApproval, ...],
         patience: float | None = None,
     ) -> Question | None:
-        """The question that has to be answered before this call, if there is one.
+        """Returns the question that must be answered before a call; None if there is none.
 
         Args:
-            tool: What would run.
-            params: With what.
-            run: Who asks.
-            wishes: What hooks asked for.
-            patience: How long an answer is of use; the question does not live longer.
+            tool: The tool that would be called.
+            params: The input of the call.
+            run: The run that makes the call.
+            wishes: The approvals that hooks require.
+            patience: Seconds for which an answer is of use; the question expires after them.
         """
-        told = tuple(wish.on_resolution for wish in wishes if wish.on_resolution is not None)
-        if (run.agent_id, tool.id) in self._always and not told:
+        listeners = tuple(wish.on_resolution for wish in wishes if wish.on_resolution is not None)
+        if (run.agent_id, tool.id) in self._always and not listeners:
             return None
         if not wishes and not self.needs_approval(tool, run):
             return None
@@ -205,18 +206,18 @@ class Approvals:
             description=wish.description,
             severity=wish.severity,
             tool_id=tool.id,
-            input=copy_json(params),  # whoever is shown it may change it
+            input=copy_json(params),  # an approver may change the object it is shown
             run=run,
             always=f"{wish.always or tool.id} for the agent {run.agent_id}",
             expires=time.time() + seconds,
-            on_resolution=told,
+            on_resolution=listeners,
         )
 
     async def ask(self, question: Question) -> Resolution:
-        """Waits for the answer, no longer than the question lives.
+        """Waits for the answer, until the question expires.
 
         Raises:
-            NotApproved: It was denied for a reason that the caller should know.
+            NotApproved: The question was denied with a reason for the caller.
         """
         resolution: Resolution | Literal["cancelled"] = "cancelled"
         try:
@@ -226,9 +227,9 @@ class Approvals:
             resolution = "deny"
             raise
         finally:
-            for tell in question.on_resolution:
+            for listener in question.on_resolution:
                 try:
-                    tell(resolution)
+                    listener(resolution)
                 except Exception as error:
                     logger.error("on_resolution: %s: %s", type(error).__name__, error)
 
@@ -252,19 +253,19 @@ class Approvals:
 
     @property
     def takes_input(self) -> bool:
-        """Whether there is any use in asking for input."""
+        """True if a person or code may answer questions for input."""
         return self._answerer != "decline"
 
     def input_question(
         self, tool: Tool, request: InputRequest, run: RunContext, patience: float | None = None
     ) -> InputQuestion:
-        """The question that a tool's request becomes; arguments as for `question`."""
+        """Returns the question for a tool's request; arguments as for `question`."""
         seconds = self._expiry if patience is None else min(self._expiry, patience)
         expires = time.time() + seconds
         return InputQuestion(tool_id=tool.id, request=request, run=run, expires=expires)
 
     async def ask_input(self, question: InputQuestion) -> JsonObject | None:
-        """Waits for what a tool wants to know, no longer than the question lives."""
+        """Waits for input, until the question expires. None if it is declined or has expired."""
         if self._answerer == "decline":
             return None
         if self._answerer != "ask":
@@ -281,7 +282,8 @@ class Approvals:
 
     def _accept(self, question: Question, decision: Decision) -> Decision:
         if decision not in ("allow-once", "allow-always", "deny"):
-            raise ValueError(f"{decision!r} is no decision: allow-once, allow-always or deny")
+            known = "allow-once, allow-always or deny"
+            raise ValueError(f"{decision!r} is not a decision; expected {known}")
         if decision == "allow-always" and not question.on_resolution:
             self._always.add((question.run.agent_id, question.tool_id))
         return decision
@@ -289,11 +291,11 @@ class Approvals:
     # ---- Answering ----
 
     def pending(self) -> list[Question]:
-        """The questions that wait for an answer, oldest first."""
+        """Returns the questions that wait for an answer, oldest first."""
         return [pending.question for pending in self._pending.values()]
 
     def resolve(self, question_id: str, decision: Decision) -> bool:
-        """Answers a question. False: there is none with this id, or not any more."""
+        """Answers a question. Returns False if no question with this id is pending."""
         pending = self._pending.get(question_id)
         if pending is None or pending.decision is not None:
             return False
@@ -302,10 +304,10 @@ class Approvals:
         return True
 
     def reject(self, question_id: str, reason: str) -> bool:
-        """Denies a question that nobody can decide. Arguments and result as for `resolve`.
+        """Denies a question that nobody can decide. Returns False as `resolve` does.
 
         Args:
-            question_id: The question.
+            question_id: The id of the question.
             reason: Why, and what to do about it, for the program that made the call.
         """
         pending = self._pending.get(question_id)
@@ -315,11 +317,11 @@ class Approvals:
         return self.resolve(question_id, "deny")
 
     def pending_inputs(self) -> list[InputQuestion]:
-        """What tools wait to be told, oldest first."""
+        """Returns the questions for input that wait for an answer, oldest first."""
         return [pending.question for pending in self._inputs.values()]
 
     def answer(self, question_id: str, content: JsonObject | None) -> bool:
-        """Tells a tool what it asked for; None declines. False: it does not wait any more."""
+        """Gives a tool its input; None declines. Returns False if the question is not pending."""
         pending = self._inputs.get(question_id)
         if pending is None or pending.answered.is_set():
             return False
@@ -328,18 +330,18 @@ class Approvals:
         return True
 
     def remembered(self) -> list[tuple[str, str]]:
-        """Agent and tool of every `allow-always`."""
+        """Returns agent and tool of every `allow-always`."""
         return sorted(self._always)
 
     def revoke(self, agent_id: str, tool_id: str) -> bool:
-        """Forgets an `allow-always`. False: there was none."""
+        """Forgets an `allow-always`. Returns False if there was none."""
         known = (agent_id, tool_id) in self._always
         self._always.discard((agent_id, tool_id))
         return known
 
 
 def _read_rules(ask_for: object) -> tuple[Rule, ...]:
-    # A string is an iterable too, of letters that match nothing.
+    # A string is also an iterable, of letters that match nothing.
     alone = isinstance(ask_for, str | Tool) or not isinstance(ask_for, Iterable)
     rules: list[Rule] = []
     for each in [ask_for] if alone else [*ask_for]:

@@ -1,6 +1,6 @@
-"""What a function's docstring says: the text about it, and a text for each parameter.
+"""Parses docstrings into a description of the function and of each parameter.
 
-Google's `Args:` and reST's `:param name:` are understood; anything else is prose.
+Google's `Args:` and reST's `:param name:` are parsed; everything else is description.
 """
 
 import re
@@ -14,14 +14,14 @@ _TYPE = re.compile(r":type\s+\w+:")
 
 @dataclass(slots=True)
 class Docstring:
-    """A docstring taken apart."""
+    """The description of a function, and those of its parameters by name."""
 
     text: str = ""
     parameters: dict[str, str] = field(default_factory=dict[str, str])
 
 
 def parse(docstring: str | None) -> Docstring:
-    """Takes a docstring apart that `inspect.cleandoc` has already straightened."""
+    """Parses a docstring whose indentation `inspect.cleandoc` has removed."""
     lines = (docstring or "").splitlines()
     kept: list[str] = []
     parsed = Docstring()
@@ -40,7 +40,7 @@ def parse(docstring: str | None) -> Docstring:
 
 
 def _take_indented(lines: list[str]) -> list[str]:
-    """Removes and returns the lines up to the next that is not indented."""
+    """Removes and returns the lines before the next one that is not indented."""
     ends = (at for at, line in enumerate(lines) if line and not line[0].isspace())
     count = next(ends, len(lines))
     taken = lines[:count]
@@ -49,7 +49,7 @@ def _take_indented(lines: list[str]) -> list[str]:
 
 
 def _read_section(lines: list[str], parameters: dict[str, str]) -> None:
-    """Reads entries; what is indented deeper than the first of them goes on with the last."""
+    """Reads the entries of a section. Lines with deeper indentation continue an entry."""
     indent = min((len(line) - len(line.lstrip()) for line in lines if line.strip()), default=0)
     texts: list[str] = []
     name = ""

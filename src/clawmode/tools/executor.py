@@ -1,7 +1,7 @@
-"""The one path of every tool call: policy, hooks, validation, approval, the tool, hooks, record.
+"""The one path of every tool call: policy, hooks, validation, approval, the tool, hooks, events.
 
-Direct, nested in a cell, through a namespace: whoever calls a tool calls it here. A second way
-would be a security bug.
+Direct calls, calls nested in a cell and calls through a namespace are all made here. A second way
+to call a tool would be a security bug.
 """
 
 import inspect
@@ -29,21 +29,22 @@ from clawmode.types import JsonObject, JsonValue, copy_json
 logger = logging.getLogger("clawmode.executor")
 
 MAX_THREADS = 512
-"""Plain functions that may run at once in an event loop: several runs with all the calls that each
-may have pending (`maxPendingToolCalls`, 16 by default), so that none holds up the others."""
+"""Plain functions that may run concurrently per event loop. It is enough for several runs with all
+the calls that each may have pending (`maxPendingToolCalls`, 16 by default), so that no run blocks
+another."""
 
 CallState: TypeAlias = Literal["running", "approval"]
 EndState: TypeAlias = Literal["completed", "failed", "cancelled"]
 
 
 class ToolFailure(Exception):
-    """A call that did not succeed, in words that may reach the program that made it.
+    """A call was rejected or failed. The message may reach the program that made the call.
 
     Attributes:
         code: `denied`, `blocked`, `not_approved`, `invalid_tool_input`, `tool_failed` or
             `invalid_tool_output`.
         name: The type of the exception that the tool raised; else `ToolError`.
-        message: What happened, without the name.
+        message: The description, without the name.
     """
 
     def __init__(self, code: str, message: str, name: str = "ToolError") -> None:
@@ -56,7 +57,7 @@ class ToolFailure(Exception):
 
 @dataclass(frozen=True, slots=True)
 class CallEvent:
-    """What happens to a call, for whoever watches the run. Holds no input and no output."""
+    """An event of a call, for watchers of the run. It holds neither input nor output."""
 
     phase: Literal["start", "update", "end"]
     call_id: str
@@ -69,7 +70,7 @@ class CallEvent:
 
 
 Watcher: TypeAlias = Callable[[CallEvent], None]
-"""Sees every call event. Must not raise and must not block."""
+"""Called with every event. It must not raise and must not block."""
 
 
 async def _unwatched(state: CallState) -> None:
@@ -81,10 +82,10 @@ class Call:
     """One call to be made.
 
     Attributes:
-        on_state: Told before the call waits for a person, and before it runs after that. May raise
-            `ToolFailure`: then it does not run.
-        on_asking: Told before the tool, which runs, waits for a person's input, and after that.
-        patience: Seconds after which no answer of a person can reach the caller any more.
+        on_state: Awaited before the call waits for an approval, and before it runs after that. May
+            raise `ToolFailure`: then the tool is not called.
+        on_asking: Called with True before the running tool waits for input, and with False after.
+        patience: Seconds after which an answer of a person cannot reach the caller any more.
     """
 
     id: str
@@ -99,25 +100,18 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """What the hooks made of a cell that is to start, and whom to ask about it."""
+    """A cell that may start: its input after the hooks, and the question to answer before."""
 
     params: JsonObject
     question: Question | None
 
 
 @dataclass(slots=True)
-class _Doing:
-    """A call under way: with what it was asked for, and then with what it is made."""
-
-    event: BeforeToolCall
-
-
-@dataclass(slots=True)
 class Executor:
-    """Makes calls, under one policy, one set of hooks and one desk for approvals.
+    """Makes calls under one policy, with one set of hooks and approvals.
 
     Attributes:
-        on_question: Told before a person is waited for.
+        on_question: Called before a call waits for a person.
     """
 
     policy: Policy
@@ -130,25 +124,30 @@ class Executor:
         """Makes one call.
 
         Raises:
-            ToolFailure: It was refused, or it failed.
+            ToolFailure: The call was rejected, or it failed.
         """
         began = time.monotonic()
-        doing = _Doing(
-            BeforeToolCall(
-                tool_name=call.tool.name,
-                tool_id=call.tool.id,
-                params=call.input if self.hooks.empty else copy_json(call.input),
-                run=call.run,
-                tool_call_id=call.id,
-                parent_id=call.parent_id,
-            )
+        event = BeforeToolCall(
+            tool_name=call.tool.name,
+            tool_id=call.tool.id,
+            params=call.input if self.hooks.empty else copy_json(call.input),
+            run=call.run,
+            tool_call_id=call.id,
+            parent_id=call.parent_id,
         )
         if self.watchers:
             self._emit(CallEvent("start", call.id, call.tool.id, call.parent_id))
         state: EndState = "cancelled"
         code: str | None = None
         try:
-            outcome = await self._make(call, doing)
+            if (denied := self.policy.why_denied(call.tool)) is not None:
+                raise ToolFailure("denied", f"{call.tool.id} is not allowed: {denied}")
+            verdict = await self._decide(event)
+            if verdict.params is not event.params:
+                # The hooks after the call see the rewritten input, even if it is rejected next.
+                event = replace(event, params=verdict.params)
+            await self._check_call(call, verdict)
+            outcome = _finalize(await self._execute(call, verdict.params))
             state = "completed"
         except ToolFailure as failure:
             outcome, state, code = failure, "failed", failure.code
@@ -162,32 +161,26 @@ class Executor:
                 self._emit(CallEvent("end", *ids, state, seconds, code=code))
         if isinstance(outcome, ToolFailure):
             if not self.hooks.empty:
-                failed = AfterToolCall(
-                    call=doing.event, error=str(outcome), code=code, seconds=seconds
-                )
+                failed = AfterToolCall(call=event, error=str(outcome), code=code, seconds=seconds)
                 await self.hooks.tell(failed)
             raise outcome
         if not self.hooks.empty:
-            await self.hooks.tell(AfterToolCall(call=doing.event, result=outcome, seconds=seconds))
+            await self.hooks.tell(AfterToolCall(call=event, result=outcome, seconds=seconds))
         return outcome
 
     # ---- Stages ----
 
-    async def _make(self, call: Call, doing: "_Doing") -> ToolResult:
-        params = await self._prepare(call, doing)
-        answer = await self._execute(call, params)
-        return _finalize(answer)
-
-    async def _prepare(self, call: Call, doing: "_Doing") -> JsonObject:
-        """Everything that can refuse a call. What comes back is what runs."""
+    async def _check_call(self, call: Call, verdict: Verdict) -> None:
+        """Validates the input that the hooks left, and asks for approval if that is needed."""
         tool = call.tool
-        if (denied := self.policy.why_denied(tool)) is not None:
-            raise ToolFailure("denied", f"{tool.id} is not allowed: {denied}")
-        verdict = await self._decide(doing.event)
-        if verdict.params is not doing.event.params:
-            doing.event = replace(doing.event, params=verdict.params)
-        _check_input(tool, verdict.params)
-        # Last: the answer is for exactly these arguments.
+        try:
+            problems = validate(tool, verdict.params)
+        except InvalidSchema as error:
+            text = f"{tool.id} cannot be called: {error}"
+            raise ToolFailure("invalid_tool_input", text) from None
+        if problems:
+            raise ToolFailure("invalid_tool_input", f"{tool.id}: " + "; ".join(problems))
+        # Approval comes last, because the answer is for exactly these arguments.
         question = self.approvals.question(
             tool, verdict.params, call.run, verdict.approvals, call.patience
         )
@@ -196,7 +189,6 @@ class Executor:
                 await call.on_state("approval")
             await self.ask(replace(question, call_id=call.id))
             await call.on_state("running")
-        return verdict.params
 
     async def _decide(self, event: BeforeToolCall) -> Verdict:
         verdict = await self.hooks.decide(event)
@@ -205,10 +197,10 @@ class Executor:
         return verdict
 
     async def ask(self, question: Question) -> None:
-        """Waits for a decision, a person's or an approver's.
+        """Waits for the decision of a person or an approver.
 
         Raises:
-            ToolFailure: It is no, or there was none in time.
+            ToolFailure: The call was denied, or the question expired.
         """
         if not self.approvals.inline:
             self.on_question()
@@ -228,10 +220,10 @@ class Executor:
             raise ToolFailure("not_approved", f"{question.tool_id} was not approved: {why}")
 
     async def admit(self, event: BeforeToolCall, tool: Tool, patience: float) -> Admission:
-        """Asks the hooks about a cell of code mode, which is no tool of the catalog.
+        """Asks the hooks about a cell of code mode, whose `exec` is not a tool of the catalog.
 
         Raises:
-            ToolFailure: A hook blocked it.
+            ToolFailure: A hook blocked the cell.
         """
         verdict = await self._decide(event)
         wishes = verdict.approvals
@@ -244,8 +236,9 @@ class Executor:
         running = True
 
         def update(value: JsonValue) -> None:
-            if running:  # a thread that was left to itself may still report
-                self._update(call, value)
+            if running:  # the thread of a cancelled call may still report progress
+                ids = (call.id, call.tool.id, call.parent_id)
+                self._emit(CallEvent("update", *ids, update=value))
 
         async def ask(request: InputRequest) -> JsonObject | None:
             return await self._ask_input(call, request)
@@ -274,7 +267,7 @@ class Executor:
             running = False
 
     async def _ask_input(self, call: Call, request: InputRequest) -> JsonObject | None:
-        """What a person tells a tool. Trouble with the asking declines; the tool goes on."""
+        """Asks a person for input. If asking fails, the request is declined; the tool continues."""
         if not self.approvals.takes_input:
             return None
         question = self.approvals.input_question(call.tool, request, call.run, call.patience)
@@ -290,11 +283,6 @@ class Executor:
         finally:
             call.on_asking(False)
 
-    # ---- Telling ----
-
-    def _update(self, call: Call, value: JsonValue) -> None:
-        self._emit(CallEvent("update", call.id, call.tool.id, call.parent_id, update=value))
-
     def _emit(self, event: CallEvent) -> None:
         for watcher in self.watchers:
             try:
@@ -307,7 +295,7 @@ _threads: RunVar[anyio.CapacityLimiter] = RunVar("clawmode_tool_threads")
 
 
 def _tool_threads() -> anyio.CapacityLimiter:
-    """The limiter of the event loop's tools that block, apart from the 40 threads of everybody."""
+    """Returns the event loop's limiter for tools, apart from anyio's 40 threads for everything."""
     try:
         return _threads.get()
     except LookupError:
@@ -316,7 +304,7 @@ def _tool_threads() -> anyio.CapacityLimiter:
 
 
 class _FromThread(Exception):
-    """Carries out of a thread what is no `Exception`. No person's Ctrl-C arrives in a thread."""
+    """Carries a `BaseException` out of a thread, where Ctrl-C of a person never arrives."""
 
 
 def _in_thread(execute: Execute, params: JsonObject, context: ToolContext) -> object:
@@ -329,11 +317,11 @@ def _in_thread(execute: Execute, params: JsonObject, context: ToolContext) -> ob
 
 
 def _tool_failed(tool: Tool, error: BaseException) -> ToolFailure:
-    """The failure that a tool's exception becomes. Its traceback is for the log alone."""
+    """Returns the failure for a tool's exception. The traceback goes to the log only."""
     if isinstance(error, _FromThread) and error.__cause__ is not None:
         error = error.__cause__
     name = type(error).__name__
-    if isinstance(error, ClawmodeError):  # raised on purpose, in words for the caller
+    if isinstance(error, ClawmodeError):  # raised on purpose, with a message for the caller
         logger.info("tool %s: %s: %s", tool.id, name, message_of(error))
         return ToolFailure("tool_failed", message_of(error))
     logger.error("tool %s raised %s", tool.id, name, exc_info=_loggable(error))
@@ -341,7 +329,7 @@ def _tool_failed(tool: Tool, error: BaseException) -> ToolFailure:
 
 
 def _loggable(error: BaseException) -> BaseException:
-    """The exception, or one like it whose text any log can write: without halves of characters."""
+    """Returns the exception, or one with the same text but without lone surrogates."""
     text = "".join(traceback.format_exception(error))
     clean = text.encode("utf-8", "backslashreplace").decode()
     if clean == text:
@@ -349,27 +337,17 @@ def _loggable(error: BaseException) -> BaseException:
     return RuntimeError(clean).with_traceback(error.__traceback__)
 
 
-def _check_input(tool: Tool, params: JsonObject) -> None:
-    try:
-        problems = validate(tool, params)
-    except InvalidSchema as error:
-        raise ToolFailure("invalid_tool_input", f"{tool.id} cannot be called: {error}") from None
-    if problems:
-        raise ToolFailure("invalid_tool_input", f"{tool.id}: " + "; ".join(problems))
-
-
 def _finalize(answer: object) -> ToolResult:
-    """A tool's answer, checked to be JSON: its text is made here, once."""
-    result = answer if isinstance(answer, ToolResult) else _wrap(answer)
+    """Checks that a tool's answer is JSON, and encodes it, once for all readers."""
+    if isinstance(answer, ToolResult):
+        result = answer
+    elif isinstance(answer, str):
+        result = ToolResult(text=answer)
+    else:
+        result = ToolResult(details=answer)  # pyrefly: ignore[bad-argument-type] - checked below
     try:
         encoded = json.dumps(result.value, allow_nan=False, ensure_ascii=False)
         return replace(result, encoded=encoded.encode("utf-8", "replace"))
     except (TypeError, ValueError, RecursionError) as error:
-        reason = f"it answered what is not JSON: {error}"
+        reason = f"the tool returned a value that is not JSON: {error}"
         raise ToolFailure("invalid_tool_output", reason) from None
-
-
-def _wrap(answer: object) -> ToolResult:
-    if isinstance(answer, str):
-        return ToolResult(text=answer)
-    return ToolResult(details=answer)  # pyrefly: ignore[bad-argument-type] - checked by _finalize

@@ -1,12 +1,12 @@
-"""The hooks: where others watch and decide, and their runner.
+"""The hooks of tool calls, and the registry and runner of all hooks.
 
-    before_tool_call(BeforeToolCall) -> ToolCallDecision | None   may rewrite, block, ask a person
-    after_tool_call(AfterToolCall) -> None                        watches
+    before_tool_call(BeforeToolCall) -> ToolCallDecision | None   may rewrite, block, ask people
+    after_tool_call(AfterToolCall) -> None                        observes
 
-Those of the agent and of messages are in `agent/hooks`; all are registered here. Hooks run one
-after the other, highest priority first, ties in the order of registration. One that raises, hangs
-or answers nonsense is logged by name and has said nothing; where it was to guard something, that
-counts as a no, because a guard that broke down has not said yes.
+The hooks of runs and messages are defined in `agent/hooks`, and registered here too. Hooks run one
+after the other, highest priority first, ties in the order of registration. A hook that raises,
+hangs or returns an invalid answer is logged by name, and its answer is ignored. Where the hook
+guards something, that counts as a denial, because a failed guard has not allowed anything.
 """
 
 import difflib
@@ -52,12 +52,12 @@ class BeforeToolCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequireApproval:
-    """A hook's wish that a person decides about a call.
+    """A hook's requirement that a person approves a call.
 
     Attributes:
-        on_resolution: Told what came of it: a `Resolution`, or `cancelled`. Who has this remembers
-            `allow-always` for themselves, and the tool as a whole is not allowed by it.
-        always: What they would remember.
+        on_resolution: Called with the `Resolution`, or `cancelled`. A hook that sets it remembers
+            `allow-always` itself; the tool as a whole is not allowed by the answer.
+        always: What the hook would remember, for people.
     """
 
     title: str
@@ -70,7 +70,7 @@ class RequireApproval:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolCallDecision:
-    """What a hook decides. What it leaves out stays as it was; `block=False` decides nothing."""
+    """A hook's decision. Fields that are not set change nothing; nor does `block=False`."""
 
     params: JsonObject | None = None
     block: bool = False
@@ -97,7 +97,7 @@ AfterHook: TypeAlias = Callable[[AfterToolCall], "Awaitable[None] | None"]
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What all hooks together decided."""
+    """The combined decision of all hooks; `blocked` is the reason, if one blocked the call."""
 
     params: JsonObject
     blocked: str | None = None
@@ -106,7 +106,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class HookAnswer:
-    """What one hook answered; `failed` if it did not."""
+    """The answer of one hook; `failed` if the hook raised or timed out."""
 
     name: str
     answer: Any = None
@@ -115,7 +115,7 @@ class HookAnswer:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RegisteredHook:
-    """A hook, and what it is called."""
+    """A hook with its event, priority and name."""
 
     event: str
     hook: Callable[[Any], Any]
@@ -123,7 +123,7 @@ class RegisteredHook:
     name: str
 
     async def ask(self, about: object, seconds: float | None = None) -> HookAnswer:
-        """Shows it an event, and waits for the answer as long as is bearable."""
+        """Calls the hook with an event, and waits for the answer at most `HOOK_SECONDS`."""
         try:
             with anyio.fail_after(HOOK_SECONDS if seconds is None else seconds):
                 answer = self.hook(about)
@@ -135,13 +135,13 @@ class RegisteredHook:
         return HookAnswer(self.name, found)
 
     def ask_now(self, about: object) -> HookAnswer:
-        """The same where nobody can wait: an answer that has to be awaited is none."""
+        """Calls the hook where nothing can be awaited: an async hook counts as failed."""
         try:
             answer = self.hook(about)
             if inspect.isawaitable(answer):
                 if inspect.iscoroutine(answer):
-                    answer.close()  # nobody will await it, and that is not to be warned of
-                raise TypeError("this hook has to answer at once, without await")
+                    answer.close()  # else Python warns that it was never awaited
+                raise TypeError("this hook must be a plain function, not async")
         except Exception as error:
             return self._failed(error)
         return HookAnswer(self.name, answer)
@@ -177,7 +177,7 @@ NAMES = frozenset(
 
 
 class Hooks:
-    """The hooks that one process, or one run, goes through."""
+    """The registered hooks of one process, or of one run."""
 
     def __init__(self) -> None:
         self._registered: dict[str, list[RegisteredHook]] = {}
@@ -190,10 +190,10 @@ class Hooks:
         priority: int = 0,
         name: str | None = None,
     ) -> Callable[[], None]:
-        """Registers a hook, until what it returns is called.
+        """Registers a hook. Returns a function that removes it.
 
         Raises:
-            UnknownHook: There is no such hook.
+            UnknownHook: No event has that name.
         """
         if event not in NAMES:
             near = difflib.get_close_matches(event, sorted(NAMES), n=1)
@@ -226,29 +226,29 @@ class Hooks:
         return hook
 
     def has(self, *events: str) -> bool:
-        """Whether there are hooks for any of these."""
+        """True if any of the events has a hook."""
         return any(self._registered.get(event) for event in events)
 
     @property
     def empty(self) -> bool:
-        """Whether there are none around tool calls."""
+        """True if there are no hooks of tool calls."""
         return not self.has("before_tool_call", "after_tool_call")
 
     # ---- Running ----
 
     def of(self, event: str) -> tuple[RegisteredHook, ...]:
-        """The hooks of an event, in the order in which they run."""
+        """Returns the hooks of an event, in the order in which they run."""
         return tuple(self._registered.get(event, ()))
 
     async def notify(self, event: str, about: object, seconds: float | None = None) -> None:
-        """Shows an event to hooks that only watch."""
+        """Calls hooks that only observe; their answers are ignored."""
         for registered in self.of(event):
             await registered.ask(about, seconds)
 
     # ---- Tool calls ----
 
     async def decide(self, call: BeforeToolCall) -> Verdict:
-        """Asks every hook about a call, until one blocks it."""
+        """Asks every hook about a call, until one blocks it. A failed hook blocks it too."""
         approvals: list[RequireApproval] = []
         for registered in self.of("before_tool_call"):
             answered = await registered.ask(call)
@@ -272,7 +272,7 @@ class Hooks:
         return Verdict(call.params, None, tuple(approvals))
 
     async def tell(self, ended: AfterToolCall) -> None:
-        """Tells every hook that a call has ended."""
+        """Calls the `after_tool_call` hooks."""
         await self.notify("after_tool_call", ended)
 
 
@@ -281,17 +281,18 @@ def _decision(answer: object) -> ToolCallDecision | None:
         return answer
     if isinstance(answer, dict):
         return _from_json(answer)
-    raise TypeError(f"a hook answers a ToolCallDecision or None, not {type(answer).__name__}")
+    raise TypeError(f"a hook must return a ToolCallDecision or None, not {type(answer).__name__}")
 
 
 def _from_json(answer: dict[str, JsonValue]) -> ToolCallDecision:
-    """The shape that people know from the page: `{block, blockReason, params, requireApproval}`."""
+    """Reads a decision from `{block, blockReason, params, requireApproval}`."""
     unknown = set(answer) - {"block", "blockReason", "params", "requireApproval"}
     params, block = answer.get("params"), answer.get("block", False)
     approval = answer.get("requireApproval")
     shaped = params is None or isinstance(params, dict)
     if unknown or not shaped or not isinstance(block, bool):
-        raise TypeError(f"not a decision: {sorted(answer)}")
+        expected = "block (a boolean), blockReason, params (an object) and requireApproval"
+        raise TypeError(f"invalid decision with {sorted(answer)}; expected {expected}")
     return ToolCallDecision(
         params=params if isinstance(params, dict) else None,
         block=block,
