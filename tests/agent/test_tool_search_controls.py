@@ -13,7 +13,7 @@ from clawmode.agent.tool_search import (
     ToolSearch,
     exposed_name,
 )
-from clawmode.config.tool_search import ToolSearchConfig
+from clawmode.config.tools import ToolSearchConfig
 from clawmode.tools.tool import Tool
 
 pytestmark = pytest.mark.anyio

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from clawmode.config import resolve as settings
-from clawmode.config.tool_search import ToolSearchConfig
+from clawmode.config.tools import ToolSearchConfig
 
 
 def load(value: Any, own: Any = None) -> ToolSearchConfig:

@@ -216,11 +216,11 @@ def test_agreeing_shows_first_that_nobody_would_be_asked(work: Path) -> None:
 def test_the_main_agent_is_named_as_unasked_where_the_list_has_only_others() -> None:
     agents: JsonObject = {"list": [{"id": "helper", "tools": {"approve": "ask"}}]}
     found = settings.read({"tools": {"approve": "always"}, "agents": agents}).section
-    assert settings.unasked(found).startswith('tools.approve is "always" for main:')
+    assert settings.approval_warning(found).startswith('tools.approve is "always" for main:')
 
 
 @pytest.mark.covers("S-1")
 def test_a_pipe_in_the_working_folder_holds_no_command_up(work: Path) -> None:
     """New attack: whoever reads it waits for a writer for ever."""
     os.mkfifo(work / "clawmode.json5")
-    assert "it is a pipe" in refused()
+    assert "it is a named pipe" in refused()

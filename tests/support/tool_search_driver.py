@@ -12,7 +12,7 @@ from tests.support.agent_driver import Agent, configured, opened
 from clawmode import Policy, tool
 from clawmode.agent.tool_search import ToolSearch
 from clawmode.agent.tool_search_code import SearchCode
-from clawmode.config.tool_search import ToolSearchConfig
+from clawmode.config.tools import ToolSearchConfig
 from clawmode.context import RunContext
 from clawmode.sandbox.pool import Pool
 from clawmode.testing import Turn, call

@@ -6,7 +6,7 @@ from itertools import chain
 
 from clawmode.catalog.catalog import EXEC, SEARCH_CODE, SEARCH_TOOLS, WAIT, is_control
 from clawmode.code_mode.config import CodeModeConfig
-from clawmode.config.tool_search import DEFAULTS, SearchMode, ToolSearchConfig
+from clawmode.config.tools import TOOL_SEARCH_DEFAULTS, SearchMode, ToolSearchConfig
 from clawmode.tools.policy import Policy
 from clawmode.tools.tool import Tool
 
@@ -51,7 +51,7 @@ def activate(
     client: Iterable[Tool] = (),
     disable_tools: bool = False,
     raw_model_call: bool = False,
-    tool_search: ToolSearchConfig = DEFAULTS,
+    tool_search: ToolSearchConfig = TOOL_SEARCH_DEFAULTS,
 ) -> ToolSurface:
     """Applies the policy, and decides which tools the model sees.
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import anyio.to_thread
 
+from clawmode.config.file import variable_name
 from clawmode.config.resolve import AuthProfile, Configuration, ProviderEntry
 from clawmode.config.resolve import KeySource as KeyEntry
-from clawmode.config.variables import variable
 from clawmode.exceptions import ConfigurationError
 from clawmode.models.base import Model, ModelName
 from clawmode.models.providers import (
@@ -183,7 +183,7 @@ def _key(entry: ProviderEntry, profile: AuthProfile | None) -> KeySource | None:
 
 def _literal(text: str) -> KeySource:
     """Returns the source of a key in the file: its text, or the variable that it names."""
-    named = variable(text)
+    named = variable_name(text)
     return KeySource(env=named) if named else KeySource(value=text)
 
 

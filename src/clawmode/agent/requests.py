@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
 from clawmode.code_mode.config import CodeModeConfig
 from clawmode.config.agents import Break, Reasoning, Verbosity
-from clawmode.config.tool_search import ToolSearchConfig
+from clawmode.config.tools import ToolSearchConfig
 from clawmode.exceptions import ClawmodeError
 from clawmode.messages import Image
 from clawmode.models.base import Model, ThinkingLevel

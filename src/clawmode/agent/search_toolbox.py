@@ -21,7 +21,7 @@ from clawmode.agent.tool_search_code import NAME, SearchCode
 from clawmode.agent.toolbox import Toolbox, execute, fail, shorten
 from clawmode.catalog.catalog import MAX_NAME, Control, ControlRefused, exposed_name
 from clawmode.code_mode.results import compact
-from clawmode.config.tool_search import SearchMode, ToolSearchConfig
+from clawmode.config.tools import SearchMode, ToolSearchConfig
 from clawmode.context import RunContext
 from clawmode.messages import Text, ToolCall, ToolMessage
 from clawmode.models.base import ToolDefinition

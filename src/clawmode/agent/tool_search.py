@@ -23,7 +23,7 @@ from clawmode.catalog.catalog import (
 )
 from clawmode.catalog.vectors import choose_ranker
 from clawmode.code_mode.telemetry import Telemetry
-from clawmode.config.tool_search import DEFAULTS, SearchMode, ToolSearchConfig
+from clawmode.config.tools import TOOL_SEARCH_DEFAULTS, SearchMode, ToolSearchConfig
 from clawmode.exceptions import ToolLookupError, UnknownTool
 from clawmode.text import shorten
 from clawmode.tools.tool import Tool
@@ -98,7 +98,7 @@ class ToolSearch:
         by_name: Tools by `exposed_name`, without those that share a name with another tool.
     """
 
-    config: ToolSearchConfig = DEFAULTS
+    config: ToolSearchConfig = TOOL_SEARCH_DEFAULTS
     telemetry: Telemetry = field(default_factory=Telemetry)
     catalog: Catalog = field(default_factory=lambda: Catalog(()))
     by_name: dict[str, Tool] = field(default_factory=dict[str, Tool])

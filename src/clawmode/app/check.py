@@ -20,7 +20,7 @@ from clawmode.agent.operator_hooks import hook_faults
 from clawmode.code_mode.config import ConfigWarning, join, nearest, show
 from clawmode.config import resolve as settings
 from clawmode.config.agents import AgentOptions, Configuration
-from clawmode.config.reader import Told
+from clawmode.config.reader import Issue
 from clawmode.config.tools import ToolRules, ToolSettings
 from clawmode.exceptions import ConfigurationError
 from clawmode.models.providers import ProviderSettings
@@ -46,7 +46,7 @@ def examine(
     state: Path,
     models: ModelPool | None = None,
     serves: bool = True,
-) -> Iterator[Told]:
+) -> Iterator[Issue]:
     """Yields every error and warning about what a configuration names.
 
     Args:
@@ -101,7 +101,7 @@ def named_models(configuration: Configuration) -> Iterator[tuple[str, str]]:
             yield f"{path}.compaction.model", options.compaction.model
 
 
-def _models(configuration: Configuration, models: ModelPool) -> Iterator[Told]:
+def _models(configuration: Configuration, models: ModelPool) -> Iterator[Issue]:
     providers: dict[str, str] = {}
     for path, name in named_models(configuration):
         provider = name.partition("/")[0].strip()
@@ -154,7 +154,7 @@ def missing_key(provider: ProviderSettings) -> str:
 # ---- Agents ----
 
 
-def _agents(configuration: Configuration, state: Path) -> Iterator[Told]:
+def _agents(configuration: Configuration, state: Path) -> Iterator[Issue]:
     workspaces: list[tuple[str, AgentOptions]] = []
     workspaces.append(("agents.defaults", configuration.agents.defaults))
     for index, entry in enumerate(configuration.agents.list):
@@ -186,13 +186,13 @@ def _known_agent(
     configuration: Configuration, agent_id: str | None, path: str
 ) -> Iterator[ConfigurationError]:
     if agent_id:
-        yield from _caught(lambda: settings.check_known(configuration, agent_id), path)
+        yield from _caught(lambda: settings.check_agent(configuration, agent_id), path)
 
 
 # ---- Cron jobs and channels ----
 
 
-def _jobs(configuration: Configuration, models: ModelPool) -> Iterator[Told]:
+def _jobs(configuration: Configuration, models: ModelPool) -> Iterator[Issue]:
     section = configuration.cron
     if not section.jobs:
         return
@@ -215,7 +215,7 @@ def _jobs(configuration: Configuration, models: ModelPool) -> Iterator[Told]:
             yield ConfigWarning(f"{path}.channel", text)
 
 
-def _channels(configuration: Configuration) -> Iterator[Told]:
+def _channels(configuration: Configuration) -> Iterator[Issue]:
     known = configuration.channels
     for key in (
         *configuration.messages.queue.by_channel,
@@ -273,7 +273,7 @@ def _layer(path: str, rules: ToolRules) -> Iterator[ConfigWarning]:
 # ---- The gateway ----
 
 
-def _gateway(configuration: Configuration, state: Path) -> Iterator[Told]:
+def _gateway(configuration: Configuration, state: Path) -> Iterator[Issue]:
     section = configuration.gateway
     default = Configuration().gateway
     if (section.bind, section.auth, section.tls) == (default.bind, default.auth, default.tls):

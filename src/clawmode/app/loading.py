@@ -22,7 +22,7 @@ from clawmode.config import json5
 from clawmode.config import mcp as server_config
 from clawmode.config import resolve as settings
 from clawmode.config.mcp import McpConfig
-from clawmode.config.reader import Reader, Told
+from clawmode.config.reader import Issue, Reader
 from clawmode.config.resolve import Configuration
 from clawmode.config.trust import UntrustedConfiguration, is_trusted, trust, was_trusted
 from clawmode.exceptions import ClawmodeWarning, ConfigurationError
@@ -73,13 +73,13 @@ def set_up(options: Options, purpose: Purpose = "look") -> Setup:
     for name, used in ((name, getattr(config, name)) for name in limits):
         if used != limits[name]:
             notes.append(f"{option_of(name)} {limits[name]} is out of range: {used} is used")
-    servers = configured.servers.tolerated()
+    servers = configured.servers.with_broken_entries()
     if options.mcp_config is not None:
         others = server_config.load(options.mcp_config)
         notes += map(str, others.warnings)
         if others.fatal:
             raise others.fatal[0]
-        servers = servers + others.tolerated()
+        servers = servers + others.with_broken_entries()
     layers = settings.policy(configured.configuration, AGENT, sandboxed=agent.is_sandboxed()).layers
     narrowed = Policy() if options.policy is None else read_policy(options.policy)
     return Setup(
@@ -165,7 +165,7 @@ def describe_reach(data: Mapping[str, JsonValue]) -> list[str]:
     if command := found.security.install_policy.command:
         lines.append(f"policy for installing: {shlex.join(command)}")
     # The approvals that are switched off come first: only the start of a long list is shown.
-    return [*filter(None, [settings.unasked(found)]), *lines]
+    return [*filter(None, [settings.approval_warning(found)]), *lines]
 
 
 class _Unfilled(dict[str, str]):
@@ -205,7 +205,7 @@ class _LoadedFile:
 
     configuration: Configuration
     servers: McpConfig
-    problems: list[Told]
+    problems: list[Issue]
     report: config_file.Report
     fatal: list[ConfigurationError]
 
@@ -213,7 +213,7 @@ class _LoadedFile:
 def _read_configuration(file: config_file.ConfigFile) -> _LoadedFile:
     found = settings.read(file.data)
     servers = server_config.read(file.data)
-    problems: list[Told] = [*found.errors, *servers.errors, *found.warnings, *servers.warnings]
+    problems: list[Issue] = [*found.errors, *servers.errors, *found.warnings, *servers.warnings]
     # A misconfigured MCP server is left out; the other servers, and the command, still work.
     fatal = [*found.errors, *servers.fatal]
     return _LoadedFile(found.section, servers, problems, config_file.report(file, problems), fatal)
@@ -231,7 +231,7 @@ def _examined(
     from clawmode.app.check import examine  # imports plugins and models, which few commands need
 
     reader = Reader()  # removes repetitions, and bounds their number
-    reader.tell(loaded.problems)
+    reader.add(loaded.problems)
     wrong = [it.path for it in loaded.problems if isinstance(it, ConfigurationError)]
     # A value of the wrong type was left out. Problems that follow from its absence are not
     # reported: the user would look for them in vain.
@@ -242,7 +242,7 @@ def _examined(
         )
         if not any(problem.path.startswith(p) or p.startswith(problem.path) for p in wrong)
     ]
-    reader.tell(more)
+    reader.add(more)
     problems = [*reader.errors, *reader.warnings]
     fatal = [*loaded.fatal, *(it for it in more if isinstance(it, ConfigurationError))]
     report = config_file.report(file, problems)

@@ -6,10 +6,10 @@ from types import NoneType
 
 from clawmode.app.setup import Setup
 from clawmode.config.agents import KeySource, ProviderEntry
+from clawmode.config.file import variable_names
 from clawmode.config.mcp import secret_arguments
 from clawmode.config.operations import InstallPolicy, InternalHook
 from clawmode.config.reader import Section, members
-from clawmode.config.variables import names_in
 from clawmode.core_tools.shell import Withheld
 from clawmode.models.providers import KNOWN
 from clawmode.types import JsonValue
@@ -32,7 +32,7 @@ def known_secrets(setup: Setup) -> list[str]:
 def secret_variables(setup: Setup) -> frozenset[str]:
     """Returns the environment variables that the configuration reads secrets from."""
     names = {known.key.env for known in KNOWN.values() if known.key and known.key.env}
-    names |= {name for text in _secrets(setup.configuration) for name in names_in(text)}
+    names |= {name for text in _secrets(setup.configuration) for name in variable_names(text)}
     return frozenset(names | {it.env for it in _sources(setup.configuration) if it.env})
 
 

@@ -1,7 +1,8 @@
-"""`clawmode.json5` as data: agents, models and keys, and the whole with the sections of others.
+"""The sections `agents`, `models` and `auth`, and `Configuration`, the whole of `clawmode.json5`.
 
-What a key means stands beside it; `docs/reference/config.md` has the same for people. `codeMode`
-is read by `config`, rules of tools by `policy`, MCP servers by `mcp/config`.
+The help text of each field goes into the JSON Schema; `docs/reference/config.md` describes the
+same settings for people. `code_mode.config` reads `codeMode`, `tools.policy` parses tool rules, and
+`config.mcp` reads MCP servers.
 """
 
 # ruff: noqa: RUF009 (`option` makes a field, not a value)
@@ -25,7 +26,7 @@ from clawmode.config.operations import (
     Session,
     Skills,
 )
-from clawmode.config.reader import Section, Told, option, unused
+from clawmode.config.reader import Issue, Section, option, unused
 from clawmode.config.tools import ToolSettings
 from clawmode.exceptions import ConfigurationError
 from clawmode.models.base import ThinkingLevel
@@ -39,7 +40,7 @@ BOOTSTRAP_CHARS = 20_000
 KEEP_RECENT_TOKENS = 20_000
 MAX_TOKENS = 100_000_000
 
-VARIABLE = "the name of a variable"
+VARIABLE = "the name of an environment variable"
 
 Verbosity: TypeAlias = Literal["off", "on", "full"]
 SandboxMode: TypeAlias = Literal["off", "non-main", "all"]
@@ -54,110 +55,119 @@ Api: TypeAlias = Literal["openai-completions", "openai-responses", "anthropic-me
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelChoice(Section):
-    """Which model, and which instead if it fails."""
+    """A model, and the models to try if it fails."""
 
     primary: str | None = option("`provider/model`.")
-    fallbacks: tuple[str, ...] | None = option("What is tried next, in this order.")
+    fallbacks: tuple[str, ...] | None = option("Models to try next, in this order.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compaction(Section):
-    """How a conversation that grows too long is shortened."""
+    """The section `compaction`: how long conversations are summarized."""
 
-    ASIDE: ClassVar[Mapping[str, str]] = unused(
+    IGNORED: ClassVar[Mapping[str, str]] = unused(
         *("mode", "provider", "maxHistoryShare", "reserveTokensFloor", "identifierPolicy"),
         *("identifierInstructions", "memoryFlush", "postCompactionSections", "notifyUser"),
         *("timeoutSeconds", "qualityGuard", "recentTurnsPreserve", "truncateAfterCompaction"),
     )
 
-    enabled: bool | None = option("Whether it is done at all.", unset=True)
+    enabled: bool | None = option(
+        "Whether the older part of a long conversation is replaced by a summary.", unset=True
+    )
     reserve_tokens: int | None = option(
-        "Tokens of the context that are kept free for the answer.",
+        "Tokens of the context that stay free for the reply.",
         low=0,
         high=MAX_TOKENS,
         unset=RESERVE_TOKENS,
     )
     keep_recent_tokens: int | None = option(
-        "Tokens at the end that are kept word for word.",
+        "Tokens at the end of the conversation that are kept unchanged.",
         low=0,
         high=MAX_TOKENS,
         unset=KEEP_RECENT_TOKENS,
     )
-    model: str | None = option("Who sums up; the agent's own model if it is not set.")
+    model: str | None = option("The model that writes the summary; by default the agent's.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sandbox(Section):
-    """Whether runs are sandboxed."""
+    """The section `sandbox` of an agent."""
 
-    ASIDE: ClassVar[Mapping[str, str]] = unused(
+    IGNORED: ClassVar[Mapping[str, str]] = unused(
         *("backend", "scope", "workspaceAccess", "docker", "ssh", "browser", "prune"),
     )
 
     mode: SandboxMode | None = option("Which sessions are sandboxed.", unset="off")
-    workspace_root: str | None = option("Where sandboxed runs have their workspace instead.")
+    workspace_root: str | None = option("The folder for the workspaces of sandboxed runs.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bootstrap(Section):
-    """The files of the workspace that go into the system prompt."""
+    """The section `bootstrap`: workspace files that become part of the system prompt."""
 
-    files: tuple[str, ...] | None = option("Their names; those that are not there are left out.")
+    files: tuple[str, ...] | None = option("The names of the files; missing files are skipped.")
     max_chars: int | None = option(
-        "How much of each.", low=100, high=1_000_000, unset=BOOTSTRAP_CHARS
+        "The maximum number of characters per file.", low=100, high=1_000_000, unset=BOOTSTRAP_CHARS
     )
 
 
-_ASIDE_OF_AGENTS = unused(
+_IGNORED_IN_AGENTS = unused(
     *("agentDir", "bootstrapMaxChars", "bootstrapTotalMaxChars", "contextPruning", "cwd"),
     *("groupChat", "heartbeat", "humanDelay", "identity", "imageModel", "mediaMaxMb"),
     *("memorySearch", "models", "params", "pdfModel", "repoRoot", "runtime", "skills"),
     *("skipBootstrap", "subagents", "timeFormat", "typingMode", "userTimezone"),
 ) | {
-    "codeMode": "has no effect here; it belongs into tools",
-    "thinkingDefault": "has no effect; here it is called thinking",
-    "verboseDefault": "has no effect; here it is called verbose",
-    "reasoningDefault": "has no effect; here it is called reasoning",
-    "blockStreamingDefault": "has no effect; here it is called blockStreaming",
+    "codeMode": "has no effect here; move it to tools",
+    "thinkingDefault": "has no effect; use thinking",
+    "verboseDefault": "has no effect; use verbose",
+    "reasoningDefault": "has no effect; use reasoning",
+    "blockStreamingDefault": "has no effect; use blockStreaming",
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentOptions(Section):
-    """What is set for all agents, and again for one; None is not set."""
+    """Options of all agents that one agent can override; None means "not set"."""
 
     model: ModelChoice | None = option(
         "`provider/model`, or an object with fallbacks.", shorthand="primary"
     )
-    thinking: ThinkingLevel | None = option("How much the model thinks.", unset="off")
-    verbose: Verbosity | None = option("How much of tool calls replies tell.", unset="off")
-    trace: Trace | None = option("Whether what runs do is recorded step by step.", unset="on")
-    reasoning: Reasoning | None = option("How the model's thoughts are told.", unset="off")
-    block_streaming: bool | None = option("Whether replies go out in parts.", unset=False)
+    thinking: ThinkingLevel | None = option(
+        "How much the model reasons before it replies.", unset="off"
+    )
+    verbose: Verbosity | None = option("What replies contain about tool calls.", unset="off")
+    trace: Trace | None = option("Whether runs are recorded as trajectories.", unset="on")
+    reasoning: Reasoning | None = option("Whether the model's thoughts are shown.", unset="off")
+    block_streaming: bool | None = option("Whether replies are sent in parts.", unset=False)
     block_streaming_break: Break | None = option("Where a part ends.", unset="text_end")
-    workspace: str | None = option("The folder that runs work in.")
+    workspace: str | None = option("The working folder of runs.")
     timeout_seconds: int | None = option(
-        "How long a run may take.", low=1, high=YEAR_SECONDS, unset=TIMEOUT_SECONDS
+        "The time limit of a run.", low=1, high=YEAR_SECONDS, unset=TIMEOUT_SECONDS
     )
     max_turns: int | None = option(
-        "How often a run may ask the model.", low=1, high=10_000, unset=MAX_TURNS
+        "The maximum number of requests to the model in one run.",
+        low=1,
+        high=10_000,
+        unset=MAX_TURNS,
     )
     context_tokens: int | None = option(
-        "The model's context, if it is to be smaller than it is.", low=1000, high=MAX_TOKENS
+        "The size of the context, if it should be smaller than the model's.",
+        low=1000,
+        high=MAX_TOKENS,
     )
-    compaction: Compaction | None = option("How long conversations are shortened.")
-    bootstrap: Bootstrap | None = option("What it reads before anything else.")
+    compaction: Compaction | None = option("How long conversations are summarized.")
+    bootstrap: Bootstrap | None = option("Workspace files in the system prompt.")
     sandbox: Sandbox | None = option("Whether runs are sandboxed.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentDefaults(AgentOptions):
-    """What agents have that do not say otherwise."""
+    """Options of all agents that do not override them."""
 
-    ASIDE: ClassVar[Mapping[str, str]] = _ASIDE_OF_AGENTS
+    IGNORED: ClassVar[Mapping[str, str]] = _IGNORED_IN_AGENTS
 
     max_concurrent: int = option(
-        "Runs at the same time, of all agents; 0 is four for each CPU, at least 8.",
+        "Concurrent runs of all agents; 0 means four per CPU, at least 8.",
         0,
         low=0,
         high=10_000,
@@ -166,36 +176,35 @@ class AgentDefaults(AgentOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentEntry(AgentOptions):
-    """An agent of the list."""
+    """One agent in `agents.list`."""
 
-    ASIDE: ClassVar[Mapping[str, str]] = _ASIDE_OF_AGENTS
+    IGNORED: ClassVar[Mapping[str, str]] = _IGNORED_IN_AGENTS
 
-    id: str = option("Its id.", "", required=True, expected="the name of an agent")
-    default: bool = option("Whether it answers where none is named.", False)
-    name: str | None = option("What people call it.")
-    tools: ToolSettings = option("Its tools: laid over the global ones.", ToolSettings)
+    id: str = option("The id of the agent.", "", required=True, expected="the name of an agent")
+    default: bool = option("Whether this agent is used if a request names no agent.", False)
+    name: str | None = option("A name for people.")
+    tools: ToolSettings = option("Tool settings, in addition to the global ones.", ToolSettings)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agents(Section):
-    """Who runs."""
+    """The section `agents` of the configuration."""
 
-    ASIDE: ClassVar[Mapping[str, str]] = unused("entries")
+    IGNORED: ClassVar[Mapping[str, str]] = unused("entries")
 
-    defaults: AgentDefaults = option("What all agents have.", AgentDefaults)
-    list: tuple[AgentEntry, ...] = option("Agents by id.", ())
+    defaults: AgentDefaults = option("Options of all agents.", AgentDefaults)
+    list: tuple[AgentEntry, ...] = option("Single agents.", ())
 
-    def check(self, path: str) -> Iterator[Told]:
-        """An id stands once, and one agent at most is the default one."""
+    def check(self, path: str) -> Iterator[Issue]:
         ids: set[str] = set()
         default = ""
         for index, entry in enumerate(self.list):
             at = f"{join(path, 'list')}[{index}]"
             if entry.id in ids:
-                text = f"{at}.id: {show(entry.id)} is the id of an earlier agent already"
+                text = f"{at}.id: {show(entry.id)} is already the id of another agent"
                 yield ConfigurationError(text, path=f"{at}.id")
             if entry.default and default:
-                text = f"{at}.default: {show(default)} is the default agent already"
+                text = f"{at}.default: {show(default)} is already the default agent"
                 yield ConfigurationError(text, path=f"{at}.default")
             ids |= {entry.id} - {""}
             default = default or (entry.id if entry.default else "")
@@ -206,18 +215,17 @@ class Agents(Section):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeySource(Section):
-    """Where a key comes from: one of these."""
+    """The source of an API key: exactly one of its fields is set."""
 
     env: str | None = option(
-        "The environment variable that holds it.", secret=True, expected=VARIABLE
+        "The environment variable with the key.", secret=True, expected=VARIABLE
     )
-    file: str | None = option("The file that holds it.", secret=True)
+    file: str | None = option("The file with the key.", secret=True)
     command: tuple[str, ...] | None = option(
-        "The program that prints it, and its arguments.", secret=True
+        "A program that prints the key, and its arguments.", secret=True
     )
 
-    def check(self, path: str) -> Iterator[Told]:
-        """There is one source."""
+    def check(self, path: str) -> Iterator[Issue]:
         yield from self._one_of(path, "env", "file", "command")
 
     def _one_of(self, path: str, *names: str) -> Iterator[ConfigurationError]:
@@ -226,111 +234,121 @@ class KeySource(Section):
             expected = "one of " + ", ".join(names)
             yield wrong(Setting(path, None), expected, found="several" if count else "none")
         if self.env and not re.fullmatch(r"[A-Za-z_]\w*", self.env, re.ASCII):
-            yield wrong(Setting(join(path, "env"), None), VARIABLE, found="something else")
+            yield wrong(Setting(join(path, "env"), None), VARIABLE, found="another string")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelEntry(Section):
-    """A model of a provider, where it is not known what it can do."""
+    """A model of a provider; these fields override the built-in knowledge about it."""
 
-    ASIDE: ClassVar[Mapping[str, str]] = unused("api", "compat", "cost", "headers", "params")
+    IGNORED: ClassVar[Mapping[str, str]] = unused("api", "compat", "cost", "headers", "params")
 
-    id: str = option("What the provider calls it.", "", required=True, expected="a model's id")
-    name: str | None = option("What people call it.")
-    context_window: int | None = option("Tokens that it can read.", low=1, high=MAX_TOKENS)
-    max_tokens: int | None = option("Tokens that it can write.", low=1, high=MAX_TOKENS)
-    reasoning: bool | None = option("Whether it can think.")
-    input: tuple[Literal["text", "image"], ...] | None = option("What it can read.")
+    id: str = option(
+        "The name of the model at the provider.", "", required=True, expected="a model's id"
+    )
+    name: str | None = option("A name for people.")
+    context_window: int | None = option(
+        "The size of the context in tokens.", low=1, high=MAX_TOKENS
+    )
+    max_tokens: int | None = option(
+        "The maximum size of a reply in tokens.", low=1, high=MAX_TOKENS
+    )
+    reasoning: bool | None = option("Whether the model can reason.")
+    input: tuple[Literal["text", "image"], ...] | None = option("The kinds of input.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProviderEntry(Section):
-    """Who has models, how they are reached, and with which key."""
+    """A model provider: its address, API, key and models."""
 
-    ASIDE: ClassVar[Mapping[str, str]] = unused(
+    IGNORED: ClassVar[Mapping[str, str]] = unused(
         "agentRuntime", "authHeader", "injectNumCtxForOpenAICompat", "localService", "request"
     )
 
-    base_url: str | None = option("The address.", secret=True, expected=ADDRESS)
-    api: Api | None = option("What it speaks.")
-    api_key: str | None = option("The key, or better `${VARIABLE}`.", secret=True)
-    auth: KeySource | None = option("Where the key comes from instead.")
-    headers: dict[str, str] = option("Sent with every request.", dict, secret=True)
+    base_url: str | None = option("The address of the API.", secret=True, expected=ADDRESS)
+    api: Api | None = option("The API of the provider.")
+    api_key: str | None = option("The key; better `${VARIABLE}`.", secret=True)
+    auth: KeySource | None = option("The source of the key, instead of `apiKey`.")
+    headers: dict[str, str] = option("Headers of every request.", dict, secret=True)
     timeout_seconds: int | None = option(
-        "Time for a request: connecting, waiting and silence.", low=1, high=YEAR_SECONDS
+        "Time limit for connecting, for the response, and for silence during it.",
+        low=1,
+        high=YEAR_SECONDS,
     )
-    local: bool | None = option("Whether it runs on hardware of yours; told by the address else.")
-    models: tuple[ModelEntry, ...] = option("Its models.", ())
+    local: bool | None = option("Whether the provider runs on your own hardware.")
+    models: tuple[ModelEntry, ...] = option("The models of the provider.", ())
 
-    def check(self, path: str) -> Iterator[Told]:
-        """The address is one, and there is one key."""
+    def check(self, path: str) -> Iterator[Issue]:
         if self.base_url and not self.base_url.lower().startswith(("http://", "https://")):
-            yield wrong(Setting(join(path, "baseUrl"), None), ADDRESS, found="something else")
+            yield wrong(Setting(join(path, "baseUrl"), None), ADDRESS, found="another string")
         if self.api_key and self.auth:
             yield wrong(Setting(path, None), "one of apiKey, auth", found="both")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Models(Section):
-    """Where models are."""
+    """The section `models` of the configuration."""
 
-    ASIDE: ClassVar[Mapping[str, str]] = unused("mode", "bedrockDiscovery", "pricing")
+    IGNORED: ClassVar[Mapping[str, str]] = unused("mode", "bedrockDiscovery", "pricing")
 
     providers: dict[str, ProviderEntry] = option("Providers by id.", dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuthProfile(KeySource):
-    """A key of a provider."""
+    """A named key of a provider."""
 
-    ASIDE: ClassVar[Mapping[str, str]] = unused("mode", "email", "displayName")
+    IGNORED: ClassVar[Mapping[str, str]] = unused("mode", "email", "displayName")
 
-    provider: str = option("Whose key it is.", "", required=True, expected="a provider's id")
-    key: str | None = option("The key, or better `${VARIABLE}`.", secret=True)
+    provider: str = option(
+        "The provider that the key belongs to.", "", required=True, expected="a provider's id"
+    )
+    key: str | None = option("The key; better `${VARIABLE}`.", secret=True)
 
-    def check(self, path: str) -> Iterator[Told]:
-        """There is one source."""
+    def check(self, path: str) -> Iterator[Issue]:
         yield from self._one_of(path, "env", "file", "command", "key")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Auth(Section):
-    """Keys that providers share, or of which they have several."""
+    """The section `auth`: several keys of a provider, by name."""
 
-    ASIDE: ClassVar[Mapping[str, str]] = unused("order", "cooldowns")
+    IGNORED: ClassVar[Mapping[str, str]] = unused("order", "cooldowns")
 
-    profiles: dict[str, AuthProfile] = option("Keys by a name of yours.", dict)
+    profiles: dict[str, AuthProfile] = option("Keys by a name that you choose.", dict)
 
 
-# ---- The whole ----
+# ---- The whole file ----
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Configuration(Section):
-    """All that a configuration file says."""
+    """The whole configuration file."""
 
-    ASIDE: ClassVar[Mapping[str, str]] = unused(
+    IGNORED: ClassVar[Mapping[str, str]] = unused(
         *("acp", "approvals", "audio", "bindings", "broadcast", "browser", "canvasHost", "cli"),
         *("commands", "discovery", "env", "logging", "media", "memory", "meta", "nodeHost"),
         *("secrets", "talk", "ui", "update", "web", "wizard", "$include"),
-    ) | {"codeMode": "has no effect here; it belongs into tools"}
+    ) | {"codeMode": "has no effect here; move it to tools"}
 
-    schema: str | None = option("For editors: where the schema of this file is.", key="$schema")
-    agents: Agents = option("Who runs.", Agents)
-    models: Models = option("Where models are.", Models)
-    auth: Auth = option("Keys of providers.", Auth)
-    tools: ToolSettings = option("Which tools there are.", ToolSettings)
+    schema: str | None = option(
+        "The address of the JSON Schema of this file, for editors.", key="$schema"
+    )
+    agents: Agents = option("Agents, their models and limits.", Agents)
+    models: Models = option("Model providers.", Models)
+    auth: Auth = option("Keys of model providers.", Auth)
+    tools: ToolSettings = option("Which tools exist and what they may do.", ToolSettings)
     mcp: JsonValue = option("MCP servers.", secret=True, schema={"type": "object"})
     mcp_servers: JsonValue = option(
-        "MCP servers, as other clients write them.", secret=True, schema={"type": "object"}
+        "MCP servers, in the format of other clients.", secret=True, schema={"type": "object"}
     )
-    session: Session = option("Conversations.", Session)
-    messages: Messages = option("Messages on their way in.", Messages)
-    diagnostics: Diagnostics = option("When a session is stuck.", Diagnostics)
-    hooks: HookSection = option("What operators hook in.", HookSection)
-    plugins: PluginSection = option("What extends the agent.", PluginSection)
+    session: Session = option("Sessions and their transcripts.", Session)
+    messages: Messages = option("Incoming messages.", Messages)
+    diagnostics: Diagnostics = option("Detection of sessions without progress.", Diagnostics)
+    hooks: HookSection = option("Scripts of the operator.", HookSection)
+    plugins: PluginSection = option("Plugins.", PluginSection)
     gateway: GatewaySection = option("The gateway.", GatewaySection)
-    cron: CronSection = option("Runs at set times.", CronSection)
-    skills: Skills = option("What models can be told how to do.", Skills)
-    security: SecuritySection = option("What operators insist on.", SecuritySection)
-    channels: dict[str, ChannelEntry] = option("Channels by a name of yours.", dict)
+    cron: CronSection = option("Scheduled runs.", CronSection)
+    skills: Skills = option("Skills.", Skills)
+    security: SecuritySection = option("Which packages may be installed.", SecuritySection)
+    channels: dict[str, ChannelEntry] = option("Channels by a name that you choose.", dict)

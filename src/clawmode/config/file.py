@@ -1,6 +1,6 @@
-"""The file `clawmode.json5`: where it is, what it says, and where in it something stands.
+"""The file `clawmode.json5`: finding and parsing it, locating settings, `${VARIABLE}` in values.
 
-What its sections mean is the business of others: `agent/settings` and `mcp/config`.
+`config.resolve` and `config.mcp` read the sections of the file.
 """
 
 import bisect
@@ -8,7 +8,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,9 +23,10 @@ VARIABLE = "CLAWMODE_CONFIG"
 MAX_SIZE = 1 << 20
 
 _LINE_BREAK = re.compile(r"\r\n|\r|\n")
+_VARIABLE = re.compile(r"\$\{(?:env:)?([A-Za-z_]\w*)\}", re.ASCII)
 _PART = re.compile(r"""([A-Za-z_$][A-Za-z0-9_$]*)|\[(\d+)\]|\[("(?:[^"\\]|\\.)*")\]""")
 
-# The name of a secret, or what looks like one.
+# Matches names of secrets, and long words with digits, which may be secrets themselves.
 _SECRETIVE = re.compile(
     r"(?i:key|token|secret|pass|credential|auth|cookie|bearer|pwd|header|\benv\b)"
     r"|(?=[\w+/=.-]*\d)[\w+/=.-]{20}"
@@ -34,11 +35,11 @@ _SECRETIVE = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class ConfigFile:
-    """What a configuration file says; no file says `{}`.
+    """A parsed configuration file. Without a file, `data` is empty.
 
     Attributes:
         digest: SHA-256 of the file's bytes, in hexadecimal digits.
-        unnamed: It was found in the working folder: nobody has named it.
+        unnamed: True if the file was found in the working folder and the user did not name it.
     """
 
     data: dict[str, JsonValue]
@@ -50,15 +51,15 @@ class ConfigFile:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A line for people about one setting; without a path it is about the file.
+    """An error or a warning, with its place in the file.
 
     Attributes:
-        path: The setting.
-        line: From 1; 0 if unknown, and so is the column.
-        text: All of it in words.
+        path: The setting; empty if the problem is about the whole file.
+        line: Counted from 1; line and column are 0 if unknown.
+        text: The whole message, with its place.
         column: In characters, from 1.
-        what: What is wrong, without the place.
-        expected: What would have been right, if that is not part of it.
+        what: The message without place and expected value.
+        expected: The expected value; empty if `what` contains it.
     """
 
     path: str
@@ -74,7 +75,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a check has found: with errors nothing runs, warnings are worth a look."""
+    """The problems of a configuration file. Errors keep commands from running."""
 
     path: Path | None
     errors: list[Problem] = field(default_factory=list)
@@ -85,15 +86,26 @@ class Report:
 
 
 def find(explicit: str | Path | None = None) -> Path | None:
-    """The file to read: the one named, else `CLAWMODE_CONFIG`, else the first that exists."""
+    """Returns the file to read, if any.
+
+    That is `explicit`, or the file that `CLAWMODE_CONFIG` names, or the first existing file of
+    `./clawmode.json5` and `clawmode/clawmode.json5` in the user's configuration folder.
+    """
     named = os.environ.get(VARIABLE) if explicit is None else str(explicit)
     if named or explicit is not None:
         return Path(os.path.expanduser(named or ""))
-    return next((path for path in (Path(NAME), _user_folder() / NAME) if _is_there(path)), None)
+    # The XDG specification says that a relative path must be ignored.
+    configured = Path(os.environ.get("XDG_CONFIG_HOME", ""))
+    base = configured if configured.is_absolute() else Path(os.path.expanduser("~/.config"))
+    return next((path for path in (Path(NAME), base / "clawmode" / NAME) if _exists(path)), None)
 
 
-def _is_there(path: Path) -> bool:
-    """Whether to read it. One that cannot be looked at is: to pass it over would fail open."""
+def _exists(path: Path) -> bool:
+    """True unless the file is known to be absent.
+
+    A file that cannot be examined counts as present, so that reading it fails. If it were skipped,
+    its restrictions would silently not apply.
+    """
     try:
         path.lstat()
     except (FileNotFoundError, NotADirectoryError):
@@ -103,27 +115,22 @@ def _is_there(path: Path) -> bool:
     return True
 
 
-def _user_folder() -> Path:
-    # A relative one is to be ignored, says the XDG specification.
-    configured = Path(os.environ.get("XDG_CONFIG_HOME", ""))
-    base = configured if configured.is_absolute() else Path(os.path.expanduser("~/.config"))
-    return base / "clawmode"
-
-
 def load(path: str | Path | None = None) -> ConfigFile:
-    """Reads the file, wherever `find` finds it.
+    """Reads the file that `find` returns.
 
     Raises:
-        ConfigurationError: It is named and cannot be read, somebody else can change it, or it is
-            not a JSON5 object.
+        ConfigurationError: The file cannot be read, another user can change it, or it is not a
+            JSON5 object.
     """
     found = find(path)
     if found is None:
         return ConfigFile({})
     unnamed = path is None and not os.environ.get(VARIABLE) and found == Path(NAME)
     if unnamed and found.is_fifo():
-        # A folder from somebody else may have one, and reading it would never end.
-        raise ConfigurationError(f"the configuration {found} is not read: it is a pipe, not a file")
+        # A downloaded folder may contain a named pipe, and reading a pipe may block for ever.
+        raise ConfigurationError(
+            f"cannot read the configuration {found}: it is a named pipe; replace it by a file"
+        )
     text, digest = _read(found)
     document = _parse(text, str(found))
     if not isinstance(document.value, dict):
@@ -141,12 +148,16 @@ def _parse(text: str, name: str) -> json5.Document:
         around = _LINE_BREAK.split(text)[max(error.line - 2, 0) : error.line]
         if not any(_SECRETIVE.search(line) for line in around):
             raise
-        said = f"{str(error).partition(chr(10))[0]} (the line may hold a secret, and is not shown)"
-        raise ConfigurationError(said, line=error.line, column=error.column) from None
+        message = str(error).partition("\n")[0]
+        raise ConfigurationError(
+            f"{message} (the line is not shown because it may contain a secret)",
+            line=error.line,
+            column=error.column,
+        ) from None
 
 
 def _read(path: Path) -> tuple[str, str]:
-    """The text of a file, and its digest."""
+    """Returns text and digest of a file."""
     try:
         with path.open("rb") as file:
             check_owner(path, os.fstat(file.fileno()))
@@ -155,7 +166,7 @@ def _read(path: Path) -> tuple[str, str]:
         reason = getattr(error, "strerror", None) or str(error)
         raise ConfigurationError(f"cannot read the configuration {path}: {reason}") from None
     if len(raw) > MAX_SIZE:
-        raise ConfigurationError(f"{path}: the file is over {MAX_SIZE} bytes")
+        raise ConfigurationError(f"{path}: the file is larger than {MAX_SIZE} bytes")
     try:
         return raw.decode("utf-8-sig"), hashlib.sha256(raw).hexdigest()
     except UnicodeDecodeError as error:
@@ -164,52 +175,57 @@ def _read(path: Path) -> tuple[str, str]:
         raise ConfigurationError(f"{message}0x{raw[error.start]:02x}", line=line) from None
 
 
-# ---- Telling ----
+# ---- Reporting ----
 
 
-def report(file: ConfigFile, said: Sequence[ConfigurationError | ConfigWarning] = ()) -> Report:
-    """What is to say about a file, for people: in its order, each once, with line and column."""
-    if file.document is None or not said:
+def report(file: ConfigFile, issues: Sequence[ConfigurationError | ConfigWarning] = ()) -> Report:
+    """Adds line and column to errors and warnings, sorts them, and removes repetitions."""
+    if file.document is None or not issues:
         return Report(file.path)
-    places = Places(file.document)
-    found = {str(it): it for it in said}
-    told = sorted(
-        ((_problem(file, it, places), it) for it in found.values()),
-        key=lambda both: (both[0].line, both[0].column),
+    locator = Locator(file.document)
+    unique = {str(issue): issue for issue in issues}
+    located = sorted(
+        ((_problem(file, issue, locator), issue) for issue in unique.values()),
+        key=lambda pair: (pair[0].line, pair[0].column),
     )
     return Report(
         file.path,
-        [problem for problem, it in told if isinstance(it, ConfigurationError)],
-        [problem for problem, it in told if isinstance(it, ConfigWarning)],
+        [problem for problem, issue in located if isinstance(issue, ConfigurationError)],
+        [problem for problem, issue in located if isinstance(issue, ConfigWarning)],
     )
 
 
 def unreadable(path: str | Path | None, error: ConfigurationError) -> Report:
-    """The same about a file that `load` refused."""
+    """Returns the report about a file that `load` rejected with an error."""
     found = find(path)
     what = str(error).partition("\n")[0].removeprefix(f"{found}:{error.line}:{error.column}: ")
     problem = Problem("", error.line, str(error), error.column, what, error.expected)
     return Report(found, [problem])
 
 
-def _problem(file: ConfigFile, it: ConfigurationError | ConfigWarning, places: "Places") -> Problem:
-    line, column = places.find(it.path)
-    expected = it.expected if isinstance(it, ConfigurationError) else ""
-    what = str(it).removeprefix(f"{it.path}: ").removesuffix(f", expected {expected}")
-    told = f"{file.path}:{line}:{column}: {it}"
-    return Problem(it.path, line, told, column, what, expected)
+def _problem(
+    file: ConfigFile, issue: ConfigurationError | ConfigWarning, locator: "Locator"
+) -> Problem:
+    line, column = locator.find(issue.path)
+    expected = issue.expected if isinstance(issue, ConfigurationError) else ""
+    what = str(issue).removeprefix(f"{issue.path}: ").removesuffix(f", expected {expected}")
+    text = f"{file.path}:{line}:{column}: {issue}"
+    return Problem(issue.path, line, text, column, what, expected)
 
 
-class Places:
-    """Where settings stand in a file."""
+class Locator:
+    """Finds line and column of settings in a file."""
 
     def __init__(self, document: json5.Document) -> None:
         self._offsets = document.offsets
-        self._starts = [0, *(each.end() for each in _LINE_BREAK.finditer(document.text))]
+        self._starts = [0, *(match.end() for match in _LINE_BREAK.finditer(document.text))]
 
     def find(self, path: str) -> tuple[int, int]:
-        """Line and column of a setting, or, if it is missing, of what it is missing in."""
-        parts = _parts(path)
+        """Returns line and column of a setting, or of the object that it is missing in."""
+        parts: json5.Parts = tuple(
+            int(index) if index else json.loads(quoted) if quoted else word
+            for word, index, quoted in _PART.findall(path)
+        )
         while parts and parts not in self._offsets:
             parts = parts[:-1]
         offset = self._offsets.get(parts, 0)
@@ -217,9 +233,30 @@ class Places:
         return line, offset - self._starts[line - 1] + 1
 
 
-def _parts(path: str) -> json5.Parts:
-    """What `join` and indexes have made into one path, apart."""
-    return tuple(
-        int(index) if index else json.loads(quoted) if quoted else word
-        for word, index, quoted in _PART.findall(path)
-    )
+# ---- Variables ----
+
+
+def variable_name(text: str) -> str | None:
+    """Returns the name of the variable if the whole text is `${NAME}`, else None."""
+    match = _VARIABLE.fullmatch(text.strip())
+    return match[1] if match else None
+
+
+def variable_names(text: str) -> list[str]:
+    """Returns the names of all variables that a text contains."""
+    return _VARIABLE.findall(text)
+
+
+def read_secret(path: str, text: str | None, environment: Mapping[str, str] | None = None) -> str:
+    """Returns a secret of the configuration, or the value of the variable that it names.
+
+    Raises:
+        ConfigurationError: The secret is empty, or its variable is not set.
+    """
+    name = variable_name(text or "")
+    variables = os.environ if environment is None else environment
+    secret = (text or "") if name is None else variables.get(name, "")
+    if not secret.strip():
+        found = "no secret" if name is None else f"the environment variable {name} is not set"
+        raise ConfigurationError(f"{path}: {found}", path=path, expected="a secret")
+    return secret.strip()

@@ -1,8 +1,8 @@
-"""JSON5 text in, a value and the place of its parts out: the only module that knows pyjson5.
+"""Parses JSON5 text and records the offset of every member. The only module that imports pyjson5.
 
-pyjson5 counts characters, keeps the last of two equal keys, and has no hook for either. So the
-words of its errors are translated here, and a text that it has accepted is read once more for
-where its members stand.
+pyjson5 reports errors by character offset, silently keeps the last of two equal keys, and has no
+hook to change that. So this module translates its error messages to line and column, and scans an
+accepted text a second time for the offsets of its members.
 """
 
 import re
@@ -17,7 +17,7 @@ from clawmode.text import printable
 from clawmode.types import JsonValue
 
 Parts: TypeAlias = tuple[str | int, ...]
-"""The way to a member: keys of objects and indexes of lists."""
+"""The path to a member: keys of objects and indexes of lists."""
 
 MAX_DEPTH = 64
 
@@ -33,7 +33,7 @@ _TOKEN = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A text, what it says, and the offset of each member."""
+    """A parsed text: its value, and the offset of each member."""
 
     text: str
     value: JsonValue
@@ -41,14 +41,15 @@ class Document:
 
 
 def parse(text: str, name: str) -> Document:
-    """Reads a text. A key that stands twice in an object is an error: one would be dropped.
+    """Parses a text.
 
     Args:
         text: The text, without a byte order mark.
-        name: What to call it in errors.
+        name: The name of the file in error messages.
 
     Raises:
-        ConfigurationError: It is not JSON5; line and column say where.
+        ConfigurationError: The text is not valid JSON5, or an object has a key twice (pyjson5
+            would drop the first value). The exception has line and column.
     """
     try:
         value: JsonValue = pyjson5.decode(text, maxdepth=MAX_DEPTH)
@@ -58,14 +59,14 @@ def parse(text: str, name: str) -> Document:
     for parts, offset in _members(text):
         if parts in offsets:
             line, _ = place(text, offsets[parts])
-            message = f"the key {parts[-1]!r} stands in line {line} already"
+            message = f"duplicate key {parts[-1]!r}, first used in line {line}"
             raise _fault(text, name, message, offset)
         offsets[parts] = offset
     return Document(text, value, offsets)
 
 
 def place(text: str, offset: int) -> tuple[int, int]:
-    """Line and column of a character, both from 1."""
+    """Returns line and column of a character, both counted from 1."""
     breaks = list(_LINE_BREAK.finditer(text, 0, offset))
     start = breaks[-1].end() if breaks else 0
     return len(breaks) + 1, offset - start + 1
@@ -81,48 +82,48 @@ def _fault(text: str, name: str, message: str, offset: int) -> ConfigurationErro
 
 
 def _excerpt(text: str, offset: int, column: int) -> str:
-    """The line, or some of a long one, and below it a caret."""
+    """Returns the line, cut if it is long, with a caret below the offset."""
     before = text[offset - min(column - 1, 60) : offset]
     after = _LINE_BREAK.split(text[offset : offset + 40], maxsplit=1)[0]
     shown = printable(before + after, keep="\t")
-    below = re.sub(r"[^\t]", " ", before)  # a tab stays one, so that the caret is below its place
+    below = re.sub(r"[^\t]", " ", before)  # tabs are kept, so that the caret is aligned
     return f"    {shown}\n    {below}^"
 
 
-# ---- What pyjson5 says ----
+# ---- Error messages of pyjson5 ----
 
-_WORDS = {
+_TERMS = {
     "b'JSON5Value'": "a value",
     "b'IdentifierStart'": "a key",
     "b'comma' or": "a comma or",
-    "Unclosed b'NumericLiteral'": "this number cannot be read",
-    "No JSON data found": "there is nothing in it",
-    "Maximum nesting level exceeded": f"nested over {MAX_DEPTH} deep",
+    "Unclosed b'NumericLiteral'": "invalid number",
+    "No JSON data found": "the file contains no value",
+    "Maximum nesting level exceeded": f"nested more than {MAX_DEPTH} levels deep",
 }
 
 
 def _translate(text: str, error: pyjson5.Json5DecoderException) -> tuple[str, int]:
-    """What is wrong and where; an unknown message is passed on, at the start of the text."""
-    said = str(error.args[0])
-    near = re.search(r" near (\d+)", said)
+    """Returns message and offset of an error; an unknown message is kept, with offset 0."""
+    original = str(error.args[0])
+    near = re.search(r" near (\d+)", original)
     offset = min(max(int(near[1]) - 1, 0), len(text)) if near else 0
-    words = re.sub(r"( starting)? near \d+", "", said)
-    for theirs, ours in _WORDS.items():
-        words = words.replace(theirs, ours)
-    words = re.sub(r"b'(\w[\w ]*)'", r"\1", words)
-    words = re.sub(r"U\+([0-9A-Fa-f]+)", lambda match: ascii(chr(int(match[1], 16))), words)
+    message = re.sub(r"( starting)? near \d+", "", original)
+    for term, replacement in _TERMS.items():
+        message = message.replace(term, replacement)
+    message = re.sub(r"b'(\w[\w ]*)'", r"\1", message)
+    message = re.sub(r"U\+([0-9A-Fa-f]+)", lambda match: ascii(chr(int(match[1], 16))), message)
     if isinstance(error, pyjson5.Json5ExtraData) and len(error.args) > 2:
-        # Here the offset is where the value ended, before any space and comment.
+        # This offset is the end of the value, before white space and comments.
         offset = max(text.find(str(error.args[2]), offset + 1), offset)
-    return words[:1].lower() + words[1:], offset
+    return message[:1].lower() + message[1:], offset
 
 
-# ---- Where things stand ----
+# ---- Offsets of members ----
 
 
 def _members(text: str) -> Iterator[tuple[Parts, int]]:
-    """Every member of every object and list, in order, of a text that is valid."""
-    path: list[str | int] = []  # for each open object its key at hand, for each list its index
+    """Yields path and offset of every member of every object and list of a valid text."""
+    path: list[str | int] = []  # the current key of each open object, the index of each list
     fresh = False  # the next token begins a member
     for token in _TOKEN.finditer(text):
         mark = token.group()
@@ -140,7 +141,7 @@ def _members(text: str) -> Iterator[tuple[Parts, int]]:
 
 
 def _key(token: str) -> str:
-    """The key that a token spells: quoted, plain, or with escapes."""
+    """Returns the key that a token spells: quoted, plain, or with escapes."""
     if not {"'", '"', "\\"} & set(token):
         return token
     (key,) = pyjson5.decode("{" + token + ":0}")

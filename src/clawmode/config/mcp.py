@@ -99,7 +99,7 @@ class McpConfig:
         """The errors that are not about one entry."""
         return [error for error in self.errors if error not in self.broken.values()]
 
-    def tolerated(self) -> list[ServerSettings]:
+    def with_broken_entries(self) -> list[ServerSettings]:
         """The servers, and in place of each broken entry one that says what is wrong with it."""
         faulty = [
             ServerSettings(name=name, transport="stdio", fault=f"cannot be used: {error}")
@@ -135,7 +135,7 @@ def load(path: str | Path, environment: Mapping[str, str] | None = None) -> McpC
         reader.found.warnings.append(ConfigWarning("mcpServers", "no servers in this file"))
     if file.document is None:
         return reader.found
-    located = _Located(str(file.path), config_file.Places(file.document))
+    located = _Located(str(file.path), config_file.Locator(file.document))
     found = reader.found
     errors = {id(error): located.error(error) for error in found.errors}
     return McpConfig(
@@ -609,7 +609,7 @@ class _Located:
     """Tells of settings with their file and line."""
 
     name: str
-    places: config_file.Places
+    places: config_file.Locator
 
     def warning(self, warning: ConfigWarning) -> ConfigWarning:
         line, _ = self.places.find(warning.path)

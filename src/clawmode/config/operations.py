@@ -1,4 +1,4 @@
-"""The sections about what happens around runs: messages, extensions, schedules, channels."""
+"""The sections of everything around runs: sessions, messages, plugins, cron, channels, gateway."""
 
 # ruff: noqa: RUF009 (`option` makes a field, not a value)
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal, TypeAlias
 
 from clawmode.code_mode.config import Setting, join, wrong
-from clawmode.config.reader import Section, Told, option, unused
+from clawmode.config.reader import Issue, Section, option, unused
 from clawmode.models.base import ThinkingLevel
 from clawmode.types import JsonObject
 
@@ -25,74 +25,78 @@ ADDRESS = "an address that begins with http:// or https://"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteLock(Section):
-    """The lock on a session's transcript."""
+    """The section `writeLock`: the lock of a session's transcript."""
 
-    ASIDE: ClassVar[Mapping[str, str]] = unused("staleMs", "maxHoldMs")
+    IGNORED: ClassVar[Mapping[str, str]] = unused("staleMs", "maxHoldMs")
 
     acquire_timeout_ms: int = option(
-        "How long a writer waits before the session is busy.", 60_000, low=1, high=3_600_000
+        "How long a writer waits for the lock before it reports that the session is busy.",
+        60_000,
+        low=1,
+        high=3_600_000,
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Session(Section):
-    """Conversations and their transcripts."""
+    """The section `session` of the configuration."""
 
-    ASIDE: ClassVar[Mapping[str, str]] = unused(
+    IGNORED: ClassVar[Mapping[str, str]] = unused(
         *("scope", "dmScope", "identityLinks", "reset", "resetByType", "resetByChannel"),
         *("resetTriggers", "idleMinutes", "store", "mainKey", "typingMode", "agentToAgent"),
         *("sendPolicy", "maintenance", "threadBindings", "parentForkMaxTokens"),
     )
 
-    write_lock: WriteLock = option("The lock on a transcript.", WriteLock)
+    write_lock: WriteLock = option("The lock of a transcript.", WriteLock)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Queue(Section):
-    """What becomes of a message that comes while a run is under way."""
+    """The section `queue`: messages that arrive during a run."""
 
-    mode: QueueMode = option("What is done with it.", "steer")
-    cap: int = option("Messages that may wait in a session.", 20, low=1, high=1000)
-    drop: Drop = option("What becomes of those over the cap.", "summarize")
-    debounce_ms: int = option("How long to wait for more of them.", 500, low=0, high=60_000)
-    by_channel: dict[str, QueueMode] = option("The mode for a channel.", dict)
+    mode: QueueMode = option("How a message that arrives during a run is handled.", "steer")
+    cap: int = option("The maximum number of waiting messages per session.", 20, low=1, high=1000)
+    drop: Drop = option("How messages over the cap are handled.", "summarize")
+    debounce_ms: int = option("How long to wait for further messages.", 500, low=0, high=60_000)
+    by_channel: dict[str, QueueMode] = option("The mode of single channels.", dict)
     debounce_ms_by_channel: dict[str, int] = option(
-        "The wait for a channel.", dict, low=0, high=60_000
+        "The waiting time of single channels.", dict, low=0, high=60_000
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Messages(Section):
-    """Messages on their way in."""
+    """The section `messages` of the configuration."""
 
-    ASIDE: ClassVar[Mapping[str, str]] = unused(
+    IGNORED: ClassVar[Mapping[str, str]] = unused(
         *("messagePrefix", "responsePrefix", "groupChat", "inbound", "ackReaction"),
         *("ackReactionScope", "removeAckAfterReply", "statusReactions", "tts", "visibleReplies"),
     )
 
-    queue: Queue = option("Messages that come while a run is under way.", Queue)
+    queue: Queue = option("Messages that arrive during a run.", Queue)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnostics(Section):
-    """When a session is said to be stuck."""
+    """The section `diagnostics`: detection of sessions without progress."""
 
-    ASIDE: ClassVar[Mapping[str, str]] = unused(
+    IGNORED: ClassVar[Mapping[str, str]] = unused(
         "flags", "otel", "cacheTrace", "stuckSessionWarnMaxAgeMs", "memoryPressure"
     )
 
-    enabled: bool = option("Whether sessions are watched.", True)
+    enabled: bool = option("Whether sessions are monitored.", True)
     stuck_session_warn_ms: int = option(
-        "Silence after which a session is worth a line.", 120_000, low=1000, high=DAY_MS
+        "Time without progress after which a warning is logged.", 120_000, low=1000, high=DAY_MS
     )
     stuck_session_abort_ms: int | None = option(
-        "Silence after which its run is aborted; else 3 times as long, at least 5 minutes.",
+        "Time without progress after which the run is aborted; by default three times "
+        "`stuckSessionWarnMs`, at least 5 minutes.",
         low=1000,
         high=7 * DAY_MS,
     )
 
     def abort_ms(self) -> int:
-        """Silence after which a run is aborted."""
+        """Returns the time without progress after which a run is aborted."""
         return self.stuck_session_abort_ms or max(300_000, 3 * self.stuck_session_warn_ms)
 
 
@@ -101,84 +105,85 @@ class Diagnostics(Section):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SkillEntry(Section):
-    """A skill."""
+    """The settings of one skill."""
 
-    ASIDE: ClassVar[Mapping[str, str]] = unused("apiKey", "config")
+    IGNORED: ClassVar[Mapping[str, str]] = unused("apiKey", "config")
 
-    enabled: bool = option("Whether it is told of.", True)
-    env: dict[str, str] = option("Variables for the commands of runs.", dict, secret=True)
+    enabled: bool = option("Whether models see the skill.", True)
+    env: dict[str, str] = option("Environment variables for commands of runs.", dict, secret=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SkillFolders(Section):
-    """Where skills are."""
+    """The section `skills.load`: folders with skills."""
 
-    ASIDE: ClassVar[Mapping[str, str]] = unused("watch", "watchDebounceMs")
+    IGNORED: ClassVar[Mapping[str, str]] = unused("watch", "watchDebounceMs")
 
-    extra_dirs: tuple[str, ...] = option("Folders beside those of workspace and state.", ())
+    extra_dirs: tuple[str, ...] = option("Folders in addition to those of workspace and state.", ())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Skills(Section):
-    """What models can be told how to do."""
+    """The section `skills` of the configuration."""
 
-    ASIDE: ClassVar[Mapping[str, str]] = unused("allowBundled", "install", "limits")
+    IGNORED: ClassVar[Mapping[str, str]] = unused("allowBundled", "install", "limits")
 
     entries: dict[str, SkillEntry] = option("Skills by name.", dict)
-    load: SkillFolders = option("Where they are.", SkillFolders)
+    load: SkillFolders = option("Folders with skills.", SkillFolders)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PluginEntry(Section):
-    """A plugin."""
+    """The settings of one plugin."""
 
-    ASIDE: ClassVar[Mapping[str, str]] = unused("hooks", "env", "apiKey")
+    IGNORED: ClassVar[Mapping[str, str]] = unused("hooks", "env", "apiKey")
 
-    enabled: bool = option("Whether it is loaded.", True)
-    config: JsonObject = option("Its settings, as its manifest describes them.", dict, secret=True)
+    enabled: bool = option("Whether the plugin is loaded.", True)
+    config: JsonObject = option(
+        "Settings of the plugin, as its manifest describes them.", dict, secret=True
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PluginFolders(Section):
-    """Where plugins are."""
+    """The section `plugins.load`: folders with plugins."""
 
-    paths: tuple[str, ...] = option("Folders that are plugins, or that hold some.", ())
+    paths: tuple[str, ...] = option("Folders of plugins, or folders that contain such folders.", ())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PluginSection(Section):
-    """What extends the agent."""
+    """The section `plugins` of the configuration."""
 
-    ASIDE: ClassVar[Mapping[str, str]] = unused("allow", "deny", "slots", "installs")
+    IGNORED: ClassVar[Mapping[str, str]] = unused("allow", "deny", "slots", "installs")
 
-    enabled: bool = option("Whether any are loaded.", True)
+    enabled: bool = option("Whether any plugins are loaded.", True)
     entries: dict[str, PluginEntry] = option("Plugins by id.", dict)
-    load: PluginFolders = option("Where they are, beside installed packages.", PluginFolders)
+    load: PluginFolders = option("Folders with plugins, besides installed packages.", PluginFolders)
 
 
-# ---- What operators hook in ----
+# ---- Operator hooks ----
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InternalHook(Section):
-    """A script of the operator's."""
+    """One script of the operator, and the events that start it."""
 
-    enabled: bool = option("Whether it runs.", True)
+    enabled: bool = option("Whether the script runs.", True)
     events: tuple[str, ...] = option(
-        "When: `agent:bootstrap`, `command:new`, `session:start`, … or all of a kind: `command`.",
+        "Events: `agent:bootstrap`, `command:new`, `session:start`, … or all of a kind: `command`.",
         (),
         required=True,
         expected="a list of events",
     )
     command: tuple[str, ...] | None = option(
-        "A program and its arguments: reads and writes JSON.", secret=True
+        "A program that reads and writes JSON, and its arguments.", secret=True
     )
-    file: str | None = option("A Python file with a function `handle(event)`, instead of that.")
-    env: dict[str, str] = option("Variables for the program.", dict, secret=True)
-    timeout_ms: int = option("How long it may take.", 30_000, low=1, high=600_000)
+    file: str | None = option("Instead: a Python file with a function `handle(event)`.")
+    env: dict[str, str] = option("Environment variables for the program.", dict, secret=True)
+    timeout_ms: int = option("The time limit of one call.", 30_000, low=1, high=600_000)
 
-    def check(self, path: str) -> Iterator[Told]:
-        """There is one thing to run, and a time to run it."""
+    def check(self, path: str) -> Iterator[Issue]:
         if bool(self.command) is bool(self.file):
             found = "both" if self.command else "none"
             yield wrong(Setting(path, None), "one of command, file", found=found)
@@ -188,90 +193,92 @@ class InternalHook(Section):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InternalHooks(Section):
-    """Scripts of the operator's."""
+    """The section `hooks.internal` of the configuration."""
 
-    ASIDE: ClassVar[Mapping[str, str]] = unused("handlers", "load", "installs")
+    IGNORED: ClassVar[Mapping[str, str]] = unused("handlers", "load", "installs")
 
-    enabled: bool = option("Whether any of them run.", True)
-    entries: dict[str, InternalHook] = option("By a name of yours.", dict)
+    enabled: bool = option("Whether any of the scripts run.", True)
+    entries: dict[str, InternalHook] = option("Scripts by a name that you choose.", dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HookSection(Section):
-    """What operators hook in."""
+    """The section `hooks` of the configuration."""
 
-    ASIDE: ClassVar[Mapping[str, str]] = unused(
+    IGNORED: ClassVar[Mapping[str, str]] = unused(
         *("enabled", "path", "token", "presets", "mappings", "transformsDir", "gmail"),
         *("maxBodyBytes", "defaultSessionKey", "allowRequestSessionKey", "allowedAgentIds"),
     )
 
     internal: InternalHooks = option(
-        "Scripts for commands and for the life of runs.", InternalHooks
+        "Scripts that events of commands, sessions and runs start.", InternalHooks
     )
 
 
-# ---- What may be installed ----
+# ---- Installation policy ----
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstallPolicy(Section):
-    """What may be installed from the command line, whatever hooks say."""
+    """The section `installPolicy`. It also applies if hooks allow an installation."""
 
-    default: Literal["allow", "deny"] = option("What holds where no rule matches.", "allow")
+    default: Literal["allow", "deny"] = option("The decision if no rule matches.", "allow")
     allow: tuple[str, ...] = option(
         "What may be installed: `plugin:<id>`, `skill:<name>`, `from:<source>`, with `*`.", ()
     )
-    deny: tuple[str, ...] = option("What may not, whatever else is said.", ())
+    deny: tuple[str, ...] = option("What may not be installed. A deny rule always wins.", ())
     command: tuple[str, ...] | None = option(
-        "A program that decides: reads JSON about what is staged, writes `{allow, reason}`.",
+        "A program that decides: it reads JSON about the package, and writes `{allow, reason}`.",
         secret=True,
     )
-    timeout_ms: int = option("How long the program may take.", 30_000, low=1, high=600_000)
+    timeout_ms: int = option("The time limit of the program.", 30_000, low=1, high=600_000)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SecuritySection(Section):
-    """What operators insist on."""
+    """The section `security` of the configuration."""
 
-    ASIDE: ClassVar[Mapping[str, str]] = unused("audit")
+    IGNORED: ClassVar[Mapping[str, str]] = unused("audit")
 
     install_policy: InstallPolicy = option("What may be installed.", InstallPolicy)
 
 
-# ---- Runs at set times ----
+# ---- Scheduled runs ----
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CronJob(Section):
-    """A run at set times."""
+    """A scheduled run, in `cron.jobs`."""
 
-    id: str = option("Its name.", "", required=True, expected="the name of a job")
-    enabled: bool = option("Whether it runs.", True)
-    cron: str | None = option("When, as five fields: minute, hour, day, month, weekday.")
-    every: str | None = option("Or how often: `30s`, `15m`, `2h`, `1d`.")
-    at: str | None = option("Or once: a time such as `2027-01-31T08:00`.")
-    tz: str | None = option("The time zone of `cron` and `at`, such as `Europe/Berlin`; else UTC.")
-    message: str = option("What is said to the agent.", "", required=True, expected="a message")
-    agent: str | None = option("Which agent.")
+    id: str = option("The id of the job.", "", required=True, expected="the name of a job")
+    enabled: bool = option("Whether the job runs.", True)
+    cron: str | None = option("Five fields: minute, hour, day, month, weekday.")
+    every: str | None = option("Instead: an interval such as `30s`, `15m`, `2h`, `1d`.")
+    at: str | None = option("Instead: a single time such as `2027-01-31T08:00`.")
+    tz: str | None = option(
+        "The time zone of `cron` and `at`, such as `Europe/Berlin`; by default UTC."
+    )
+    message: str = option("The message to the agent.", "", required=True, expected="a message")
+    agent: str | None = option("The id of the agent.")
     model: str | None = option("`provider/model`, instead of the agent's.")
-    thinking: ThinkingLevel | None = option("Instead of the agent's.")
-    timeout_seconds: int | None = option("How long a turn may take.", low=1, high=DAY_SECONDS)
-    channel: str | None = option("The channel that the reply goes to.")
-    target: str | None = option("To whom, on that channel.")
+    thinking: ThinkingLevel | None = option("The thinking level, instead of the agent's.")
+    timeout_seconds: int | None = option("The time limit of a run.", low=1, high=DAY_SECONDS)
+    channel: str | None = option("The channel that receives the reply.")
+    target: str | None = option("The recipient on that channel.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CronSection(Section):
-    """Runs at set times."""
+    """The section `cron` of the configuration."""
 
-    ASIDE: ClassVar[Mapping[str, str]] = unused("store", "webhook", "sessionRetention", "runLog")
+    IGNORED: ClassVar[Mapping[str, str]] = unused("store", "webhook", "sessionRetention", "runLog")
 
-    enabled: bool = option("Whether jobs are run by the gateway.", True)
-    max_concurrent_runs: int = option("How many at the same time.", 1, low=1, high=100)
+    enabled: bool = option("Whether the gateway runs jobs.", True)
+    max_concurrent_runs: int = option("The number of concurrent jobs.", 1, low=1, high=100)
     cleanup_seconds: int = option(
-        "How long a turn that ran out of time may take to end.", 10, low=1, high=600
+        "The time that a run gets to stop after its time limit.", 10, low=1, high=600
     )
-    jobs: tuple[CronJob, ...] = option("Jobs, beside those that were added by command.", ())
+    jobs: tuple[CronJob, ...] = option("Jobs, in addition to those added by command.", ())
 
 
 # ---- Channels ----
@@ -279,25 +286,30 @@ class CronSection(Section):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChannelEntry(Section):
-    """A way for messages to come in and go out: HTTP, signed."""
+    """A channel: messages are exchanged with a chat service over signed HTTP requests."""
 
-    type: Literal["webhook"] = option("What it is.", "webhook")
-    enabled: bool = option("Whether it is open.", True)
+    type: Literal["webhook"] = option("The type of the channel.", "webhook")
+    enabled: bool = option("Whether the channel is used.", True)
     secret: str | None = option(
-        "Signs what goes both ways; better `${VARIABLE}`.", secret=True, required=True
+        "The key that signs requests in both directions; better `${VARIABLE}`.",
+        secret=True,
+        required=True,
     )
-    url: str | None = option("Where messages are sent to.", secret=True, expected=ADDRESS)
-    agent: str | None = option("Who answers.")
-    allow_from: tuple[str, ...] = option("Senders that are heard; `*` is all.", ("*",))
-    operators: tuple[str, ...] = option("Senders that may decide about approvals.", ())
-    block_streaming: bool = option("Whether replies go out in parts, as they come.", False)
-    edits: bool = option("Whether the other side can change a message that was sent.", False)
-    timeout_ms: int = option("Time for one request.", 10_000, low=100, high=120_000)
+    url: str | None = option(
+        "The address that messages are sent to.", secret=True, expected=ADDRESS
+    )
+    agent: str | None = option("The agent that replies.")
+    allow_from: tuple[str, ...] = option(
+        "Senders whose messages are accepted; `*` means all.", ("*",)
+    )
+    operators: tuple[str, ...] = option("Senders that may answer approval requests.", ())
+    block_streaming: bool = option("Whether replies are sent in parts.", False)
+    edits: bool = option("Whether the chat service can edit a sent message.", False)
+    timeout_ms: int = option("The time limit of one request.", 10_000, low=100, high=120_000)
 
-    def check(self, path: str) -> Iterator[Told]:
-        """The address is one."""
+    def check(self, path: str) -> Iterator[Issue]:
         if self.url and not self.url.lower().startswith(("http://", "https://")):
-            yield wrong(Setting(join(path, "url"), None), ADDRESS, found="something else")
+            yield wrong(Setting(join(path, "url"), None), ADDRESS, found="another string")
 
 
 # ---- The gateway ----
@@ -305,38 +317,40 @@ class ChannelEntry(Section):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayAuth(Section):
-    """Who is let in."""
+    """The section `gateway.auth` of the configuration."""
 
-    ASIDE: ClassVar[Mapping[str, str]] = unused("mode", "password", "allowTailscale")
+    IGNORED: ClassVar[Mapping[str, str]] = unused("mode", "password", "allowTailscale")
 
     token: str | None = option(
-        "A token beside those that were made by command; better `${VARIABLE}`.", secret=True
+        "A token in addition to those created by command; better `${VARIABLE}`.", secret=True
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayTls(Section):
-    """The certificate that it shows."""
+    """The section `gateway.tls` of the configuration."""
 
     cert: str | None = option("The file with the certificate.", required=True)
-    key: str | None = option("The file with its key.", required=True)
+    key: str | None = option("The file with the private key.", required=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewaySection(Section):
-    """The process that serves many clients."""
+    """The section `gateway` of the configuration."""
 
-    ASIDE: ClassVar[Mapping[str, str]] = unused(
+    IGNORED: ClassVar[Mapping[str, str]] = unused(
         *("mode", "customBindHost", "controlUi", "tailscale", "remote", "trustedProxies"),
         *("channelHealthCheckMinutes", "http", "nodes", "push"),
     )
 
-    port: int = option("Where it listens.", 18_790, low=0, high=65_535)
-    bind: str = option("At which address.", "127.0.0.1")
-    auth: GatewayAuth = option("Who is let in.", GatewayAuth)
-    tls: GatewayTls | None = option("The certificate that it shows.")
-    allowed_origins: tuple[str, ...] = option("Web pages that may connect, beside its own.", ())
-    max_clients: int = option("How many may be connected.", 1_000, low=1, high=100_000)
+    port: int = option("The port of the gateway.", 18_790, low=0, high=65_535)
+    bind: str = option("The address that the gateway listens on.", "127.0.0.1")
+    auth: GatewayAuth = option("Authentication of clients.", GatewayAuth)
+    tls: GatewayTls | None = option("The certificate of the gateway.")
+    allowed_origins: tuple[str, ...] = option("Origins of web pages that may connect.", ())
+    max_clients: int = option(
+        "The maximum number of connected clients.", 1_000, low=1, high=100_000
+    )
     shutdown_seconds: int = option(
-        "How long runs may take to end when it stops.", 20, low=0, high=3_600
+        "The time that runs get to finish when the gateway stops.", 20, low=0, high=3_600
     )

@@ -1,11 +1,11 @@
-"""Sections of the configuration as dataclasses: how one is read, and the JSON Schema of it.
+"""Reads sections of the configuration into dataclasses, and makes their JSON Schema.
 
-A section is a frozen dataclass whose fields say by `option` what may stand there. Whatever JSON it
-is read from, the outcome is a section, errors and warnings. A value of the wrong type is an error;
-a number out of its range is brought into it, an unknown key has no effect, and both are warnings.
-What is said never quotes a secret, nor anything that stands where an object or a list should.
+A section is a frozen dataclass whose fields are declared with `option`. Reading never raises: it
+returns a section, errors and warnings for any JSON value. A value of the wrong type is an error. A
+number out of range is clamped, an unknown key is ignored, and both are warnings. Messages never
+quote a secret, nor a value that was found instead of an object or a list.
 
-The schema describes what is taken as it stands: no error, no warning.
+The JSON Schema accepts the values that are read without an error or a warning.
 """
 
 import json
@@ -23,37 +23,37 @@ from clawmode.text import shorten
 from clawmode.types import JsonObject, JsonValue
 
 MAX_PROBLEMS = 100
-"""How many errors are told, and how many warnings: who has more does not read them."""
+"""The maximum number of errors, and of warnings, that are reported."""
 
 MAX_ITEMS = 2000
-"""How many entries a list may have, or an object whose keys an operator chooses."""
+"""The maximum number of entries of a list, or of an object with keys that operators choose."""
 
 MAX_NAME = 200
-"""The length of a key that an operator chooses, such as the id of a provider."""
+"""The maximum length of a key that operators choose, such as the id of a provider."""
 
 NOT_USED = "is not used by clawmode"
 
 Hook: TypeAlias = Callable[["Reader", Setting], object]
-Told: TypeAlias = ConfigurationError | ConfigWarning
+Issue: TypeAlias = ConfigurationError | ConfigWarning
 S = TypeVar("S", bound="Section")
 
 
 class Section:
-    """What all sections have in common."""
+    """The base class of all sections."""
 
     __slots__ = ()
 
-    ASIDE: ClassVar[Mapping[str, str]] = {}
-    """Keys that have no effect here, and what to say of them instead of that they are unknown."""
+    IGNORED: ClassVar[Mapping[str, str]] = {}
+    """Known keys that have no effect, with the warning about each."""
 
-    def check(self, path: str) -> Iterator[Told]:
-        """What is wrong with the section as a whole."""
+    def check(self, path: str) -> Iterator[Issue]:
+        """Yields errors and warnings about the combination of fields."""
         yield from ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """What a field of a section takes; see `option`."""
+    """The metadata of a field of a section; see `option`."""
 
     help: str
     key: str = ""
@@ -69,26 +69,26 @@ class Option:
 
 
 def unused(*keys: str) -> dict[str, str]:
-    """Keys of the product whose names we follow, for which we have nothing: for `ASIDE`."""
+    """Returns entries of `IGNORED` for OpenClaw's keys that clawmode does not implement."""
     return dict.fromkeys(keys, NOT_USED)
 
 
 def option(help: str, default: object = None, **more: Any) -> Any:
-    """A field of a section.
+    """Declares a field of a section.
 
     Args:
-        help: One line about it.
-        default: The field's value if it is not set; a class is called to make one.
-        more: Of `Option`:
-            key: The name in the file, if it is not the field's in camel case.
+        help: The description in the JSON Schema, one line.
+        default: The value of an absent field; a class is called to make the value.
+        more: Fields of `Option`:
+            key: The key in the file, if it is not the field's name in camel case.
             low, high: The range of a number, or of the numbers in a list or map.
-            unset: What is used if it is not set, where that is not `default`.
-            expected: What to say that it should be.
-            required: It must be there.
-            secret: Its value is neither quoted nor part of a `repr`.
-            shorthand: The key, in the section that stands here, which a bare value is short for.
-            hook: Reads it instead of the reader; what it returns may be `ABSENT`.
-            schema: Its JSON Schema, with a hook.
+            unset: The effective value of an absent field, if it differs from `default`.
+            expected: The description of a valid value in error messages.
+            required: True if an absent key is an error.
+            secret: True if the value must not be quoted in messages or `repr`.
+            shorthand: The key of the nested section that a plain string sets.
+            hook: Reads the value instead of the reader. It may return `ABSENT`.
+            schema: The JSON Schema of a field with a hook.
     """
     about = Option(help=help, **more)
     metadata = {"option": about}
@@ -99,7 +99,7 @@ def option(help: str, default: object = None, **more: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A field of a section: its name in Python, its type, what it takes."""
+    """A field of a section: its name in Python, type, metadata and default."""
 
     name: str
     kind: Any
@@ -109,85 +109,79 @@ class Member:
 
 @cache
 def members(kind: type[Section]) -> dict[str, Member]:
-    """The fields of a section by their keys in the file."""
+    """Returns the fields of a section by their keys in the file."""
     made: dict[str, Member] = {}
     of: Any = kind
-    for it in fields(of):
-        about: Option = it.metadata["option"]
-        key = about.key or re.sub(r"_(\w)", lambda match: match[1].upper(), it.name)
-        default = it.default if it.default_factory is MISSING else it.default_factory()
-        made[key] = Member(it.name, _bare(it.type), about, default)
+    for item in fields(of):
+        about: Option = item.metadata["option"]
+        key = about.key or re.sub(r"_(\w)", lambda match: match[1].upper(), item.name)
+        default = item.default if item.default_factory is MISSING else item.default_factory()
+        kind_of_field: Any = item.type
+        if get_origin(kind_of_field) in (Union, UnionType):
+            # None means "not set" in Python; null is not a valid value in the file.
+            (kind_of_field,) = (it for it in get_args(kind_of_field) if it is not NoneType)
+        made[key] = Member(item.name, kind_of_field, about, default)
     return made
 
 
 def is_section(kind: Any) -> bool:
-    """Whether a type is that of a section."""
+    """True if a type is a subclass of `Section`."""
     return isinstance(kind, type) and issubclass(kind, Section)
-
-
-def _bare(kind: Any) -> Any:
-    """The type without `| None`: null is no value for any field."""
-    if get_origin(kind) in (Union, UnionType):
-        (kind,) = (part for part in get_args(kind) if part is not NoneType)
-    return kind
 
 
 # ---- Reading ----
 
 ABSENT: Any = object()
-"""What a value that cannot be used is read as: the default takes its place."""
+"""The result of reading an invalid value; the default is used instead."""
 
 
 @dataclass(frozen=True, slots=True)
-class Found(Generic[S]):
-    """A section, and all that is to say about what it was read from.
-
-    With errors the section is not to be used.
-    """
+class ReadResult(Generic[S]):
+    """A section with the errors and warnings about it. With errors, it must not be used."""
 
     section: S
     errors: list[ConfigurationError]
     warnings: list[ConfigWarning]
 
     def unwrap(self) -> S:
-        """The section; raises the first error."""
+        """Returns the section, or raises the first error."""
         if self.errors:
             raise self.errors[0]
         return self.section
 
 
-def read(kind: type[S], value: JsonValue, path: str = "") -> Found[S]:
-    """Reads a section from any JSON."""
+def read(kind: type[S], value: JsonValue, path: str = "") -> ReadResult[S]:
+    """Reads a section from any JSON value."""
     reader = Reader()
     section = reader.section(kind, Setting(path, value))
-    return Found(section, reader.errors, reader.warnings)
+    return ReadResult(section, reader.errors, reader.warnings)
 
 
 class Reader:
-    """Reads sections; what is wrong with them gathers in `errors` and `warnings`."""
+    """Reads sections, and collects `errors` and `warnings`."""
 
     def __init__(self) -> None:
         self.errors: list[ConfigurationError] = []
         self.warnings: list[ConfigWarning] = []
-        self._told: set[str] = set()
+        self._messages: set[str] = set()
 
-    def tell(self, said: Iterable[Told]) -> None:
-        """Adds errors and warnings, each once, and not more than anybody reads."""
-        for it in said:
-            told: list[Any] = self.warnings if isinstance(it, ConfigWarning) else self.errors
-            if str(it) in self._told or len(told) > MAX_PROBLEMS:
+    def add(self, issues: Iterable[Issue]) -> None:
+        """Adds errors and warnings without repetitions, up to `MAX_PROBLEMS` of each."""
+        for issue in issues:
+            known: list[Any] = self.warnings if isinstance(issue, ConfigWarning) else self.errors
+            if str(issue) in self._messages or len(known) > MAX_PROBLEMS:
                 continue
-            self._told.add(str(it))
-            told.append(it if len(told) < MAX_PROBLEMS else _too_many(it))
+            self._messages.add(str(issue))
+            known.append(issue if len(known) < MAX_PROBLEMS else _too_many(issue))
 
     def section(self, kind: type[S], setting: Setting) -> S:
-        """Reads a section; one that is no object is the default one."""
+        """Reads a section. Anything but an object is an error, and gives the defaults."""
         make: Any = kind
         if not isinstance(setting.value, dict):
-            self.tell([_mismatch(setting, "an object", hidden=True)])
+            self.add([_mismatch(setting, "an object", hidden=True)])
             return make()
         known = members(kind)
-        self.unknown(setting, known, kind.ASIDE)
+        self.warn_unknown_keys(setting, known, kind.IGNORED)
         values: dict[str, object] = {}
         for key, member in known.items():
             if key in setting.value:
@@ -197,23 +191,23 @@ class Reader:
                     values[member.name] = value
             elif member.option.required:
                 at = Setting(join(setting.path, key), None)
-                self.tell([wrong(at, member.option.expected or "a value", found="nothing")])
+                self.add([wrong(at, member.option.expected or "a value", found="nothing")])
         made: S = make(**values)
-        self.tell(made.check(setting.path))
+        self.add(made.check(setting.path))
         return made
 
-    def unknown(
-        self, setting: Setting, known: Mapping[str, object], aside: Mapping[str, str]
+    def warn_unknown_keys(
+        self, setting: Setting, known: Mapping[str, object], ignored: Mapping[str, str]
     ) -> None:
-        """Warns of the keys of an object that nobody reads."""
+        """Warns of the keys of an object that have no effect."""
         assert isinstance(setting.value, dict)
         for key in setting.value:
             if len(self.warnings) > MAX_PROBLEMS:
-                return  # to look for the nearest key takes its time
+                return  # the search for the nearest key is slow
             if key in known:
                 continue
-            said = aside.get(key) or unknown_key(key, known)
-            self.tell([ConfigWarning(join(setting.path, _cut(key)), said)])
+            message = ignored.get(key) or unknown_key(key, known)
+            self.add([ConfigWarning(join(setting.path, _cut(key)), message)])
 
     def _value(self, kind: Any, setting: Setting, member: Member) -> Any:
         about = member.option
@@ -237,22 +231,22 @@ class Reader:
         if isinstance(setting.value, str):
             value = self._value(member.kind, setting, member)
         else:
-            self.tell([_mismatch(setting, "a string or an object", hidden=True)])
+            self.add([_mismatch(setting, "a string or an object", hidden=True)])
         return ABSENT if value is ABSENT else kind(**{member.name: value})
 
     def _list(self, kind: Any, setting: Setting, member: Member) -> Any:
         if not isinstance(setting.value, list):
-            self.tell([_mismatch(setting, member.option.expected or "a list", hidden=True)])
+            self.add([_mismatch(setting, member.option.expected or "a list", hidden=True)])
             return ABSENT
         if self._is_too_long(setting, len(setting.value)):
             return ABSENT
-        at = (Setting(f"{setting.path}[{n}]", item) for n, item in enumerate(setting.value))
-        read = tuple([self._value(kind, each, member) for each in at])
-        return ABSENT if ABSENT in read else read  # with a gap, places would be off
+        items = (Setting(f"{setting.path}[{n}]", item) for n, item in enumerate(setting.value))
+        read = tuple([self._value(kind, item, member) for item in items])
+        return ABSENT if ABSENT in read else read  # a gap would shift the indexes of later items
 
     def _map(self, kind: Any, setting: Setting, member: Member) -> Any:
         if not isinstance(setting.value, dict):
-            self.tell([_mismatch(setting, "an object", hidden=True)])
+            self.add([_mismatch(setting, "an object", hidden=True)])
             return ABSENT
         if kind == JsonObject:
             return setting.value
@@ -262,14 +256,15 @@ class Reader:
         for key, item in setting.value.items():
             at = Setting(join(setting.path, _cut(key)), item)
             if not key or len(key) > MAX_NAME:
-                self.tell([wrong(at, f"a name of 1 to {MAX_NAME} characters", found="another")])
+                found = f"a name of {len(key)} characters"
+                self.add([wrong(at, f"a name of 1 to {MAX_NAME} characters", found=found)])
             elif (value := self._value(get_args(kind)[1], at, member)) is not ABSENT:
                 made[key] = value
         return made
 
     def _is_too_long(self, setting: Setting, length: int) -> bool:
         if length > MAX_ITEMS:
-            self.tell([wrong(setting, f"at most {MAX_ITEMS} entries", found=str(length))])
+            self.add([wrong(setting, f"at most {MAX_ITEMS} entries", found=str(length))])
         return length > MAX_ITEMS
 
     def _scalar(self, kind: Any, setting: Setting, member: Member) -> Any:
@@ -284,19 +279,19 @@ class Reader:
             fits = kind is bool and isinstance(value, bool)
         if fits:
             return value
-        self.tell([_mismatch(setting, about.expected or _wanted(kind, about), about.secret)])
+        self.add([_mismatch(setting, about.expected or _wanted(kind, about), about.secret)])
         return ABSENT
 
     def _number(self, kind: Any, value: float, setting: Setting, member: Member) -> Any:
-        """A number in its range, as close as possible to the one that was given."""
+        """Returns the number clamped to its range, or `ABSENT`."""
         about = member.option
         low = -math.inf if about.low is None else about.low
         high = math.inf if about.high is None else about.high
         whole = isinstance(value, int) or value.is_integer()
         usable = whole and value >= min(low, 1) if kind is int else abs(value) < 1e308
         if not usable:
-            instead = member.default
-            used = f"{instead} is used" if isinstance(instead, int | float) else "it is not used"
+            default = member.default
+            used = f"{default} is used" if isinstance(default, int | float) else "it is ignored"
             self._clamped(setting, about, f"is not {_wanted(kind, about)}", used)
             return ABSENT
         if value < low or value > high:
@@ -308,22 +303,22 @@ class Reader:
 
     def _clamped(self, setting: Setting, about: Option, why: str, used: str) -> None:
         shown = "a number" if about.secret else show(setting.value)
-        self.tell([ConfigWarning(setting.path, f"{shown} {why}: {used}")])
+        self.add([ConfigWarning(setting.path, f"{shown} {why}: {used}")])
 
 
-def _too_many(it: Told) -> Told:
-    text = f"and there are more of this kind: {MAX_PROBLEMS} are told"
-    if isinstance(it, ConfigWarning):
-        return ConfigWarning(it.path, text)
-    return ConfigurationError(f"{it.path}: {text}", path=it.path)
+def _too_many(issue: Issue) -> Issue:
+    text = f"more problems of this kind follow; only the first {MAX_PROBLEMS} are shown"
+    if isinstance(issue, ConfigWarning):
+        return ConfigWarning(issue.path, text)
+    return ConfigurationError(f"{issue.path}: {text}", path=issue.path)
 
 
 def _mismatch(setting: Setting, expected: str, hidden: bool) -> ConfigurationError:
-    return wrong(setting, expected, found=_kind(setting.value) if hidden else "")
+    return wrong(setting, expected, found=kind_of(setting.value) if hidden else "")
 
 
-def _kind(value: JsonValue) -> str:
-    """What a value is, where the value itself is not to be told."""
+def kind_of(value: JsonValue) -> str:
+    """Describes a value without quoting it: the value may contain a secret."""
     if value is None or isinstance(value, bool):
         return json.dumps(value)
     if value == "" or value == []:
@@ -342,7 +337,7 @@ def _wanted(kind: Any, about: Option) -> str:
 
 
 def _cut(key: str) -> str:
-    # Three dots: a path is JSON, which would show an ellipsis as an escape.
+    # Three dots, because a path quotes keys as JSON, which escapes the character "…".
     return key if len(key) <= MAX_NAME else shorten(key, 43, "...")
 
 
@@ -350,31 +345,27 @@ def _cut(key: str) -> str:
 
 
 def schema_of(kind: type[Section]) -> JsonObject:
-    """The JSON Schema of a section: what is taken as it stands."""
+    """Returns the JSON Schema of a section."""
     properties: JsonObject = {}
     required: list[JsonValue] = []
     for key, member in members(kind).items():
-        properties[key] = _member_schema(member)
-        if member.option.required:
+        about = member.option
+        described = dict(about.schema or type_schema(member.kind, about))
+        described["description"] = about.help
+        unset = about.unset if member.default is None else member.default
+        if isinstance(unset, str | int | float | bool) and unset != "" and not about.required:
+            described["default"] = unset
+        if about.secret:
+            described["writeOnly"] = True
+        properties[key] = described
+        if about.required:
             required.append(key)
     made: JsonObject = {"type": "object", "properties": properties, "additionalProperties": False}
     return made | ({"required": required} if required else {})
 
 
-def _member_schema(member: Member) -> JsonObject:
-    about = member.option
-    made = dict(about.schema or type_schema(member.kind, about))
-    made["description"] = about.help
-    unset = about.unset if member.default is None else member.default
-    if isinstance(unset, str | int | float | bool) and unset != "" and not about.required:
-        made["default"] = unset
-    if about.secret:
-        made["writeOnly"] = True
-    return made
-
-
 def type_schema(kind: Any, about: Option) -> JsonObject:
-    """The JSON Schema of a type that a field can have."""
+    """Returns the JSON Schema of the type of a field."""
     if is_section(kind):
         of: Any = kind
         whole = schema_of(of)

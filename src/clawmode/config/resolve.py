@@ -28,14 +28,15 @@ from clawmode.config.agents import (
 from clawmode.config.agents import AuthProfile as AuthProfile
 from clawmode.config.agents import KeySource as KeySource
 from clawmode.config.agents import ProviderEntry as ProviderEntry
-from clawmode.config.reader import Found, Reader, schema_of
-from clawmode.config.tool_search import DEFAULTS, ToolSearchConfig
+from clawmode.config.reader import Reader, ReadResult, schema_of
 from clawmode.config.tools import (
+    TOOL_SEARCH_DEFAULTS,
     ExecSettings,
     FetchSettings,
     FileSection,
     MessageSection,
     ToolRules,
+    ToolSearchConfig,
     ToolSearchSection,
     ToolSettings,
     WebSection,
@@ -50,7 +51,7 @@ MAIN = "main"
 """The agent that is there without being listed."""
 
 
-def read(data: JsonValue) -> Found[Configuration]:
+def read(data: JsonValue) -> ReadResult[Configuration]:
     """Reads a whole configuration, but for MCP servers: `codeMode` and policies too."""
     reader = Reader()
     made = reader.section(Configuration, Setting("", data))
@@ -58,9 +59,9 @@ def read(data: JsonValue) -> Found[Configuration]:
     own = [entry.tools.code_mode for entry in made.agents.list]
     for layers in ((base,), *((base, each) for each in own if each is not None)):
         found = resolve(*layers)
-        reader.tell(found.errors)
-        reader.tell(found.warnings)
-    return Found(made, reader.errors, reader.warnings)
+        reader.add(found.errors)
+        reader.add(found.warnings)
+    return ReadResult(made, reader.errors, reader.warnings)
 
 
 def schema() -> JsonObject:
@@ -131,7 +132,7 @@ def agent(configuration: Configuration, agent_id: str | None = None) -> AgentSet
         ConfigurationError: It is not listed, and is not `main`.
     """
     agent_id = default_agent(configuration) if agent_id is None else agent_id
-    check_known(configuration, agent_id)
+    check_agent(configuration, agent_id)
     entry = _entry(configuration, agent_id)
     defaults: AgentOptions = configuration.agents.defaults
     used = _over(entry, defaults) if entry else defaults
@@ -166,7 +167,7 @@ def agent(configuration: Configuration, agent_id: str | None = None) -> AgentSet
     )
 
 
-def check_known(configuration: Configuration, agent_id: str) -> None:
+def check_agent(configuration: Configuration, agent_id: str) -> None:
     """Checks that there is an agent.
 
     Raises:
@@ -239,7 +240,7 @@ def approve_mode(configuration: Configuration, agent_id: str | None = None) -> M
     return own or configuration.tools.approve or "ask"
 
 
-def unasked(configuration: Configuration) -> str:
+def approval_warning(configuration: Configuration) -> str:
     """What follows if agents need no approval, for the operator; empty if all of them do."""
     # `main` can be named by whoever writes, also where the list has other agents alone.
     ids = dict.fromkeys((MAIN, *(entry.id for entry in configuration.agents.list)))
@@ -285,13 +286,13 @@ def tool_search(configuration: Configuration, agent_id: str | None = None) -> To
     own = entry.tools.tool_search if entry else None
     used: ToolSearchSection = _merged(own, configuration.tools.tool_search) or ToolSearchSection()
     touched = any(getattr(used, each.name) is not None for each in fields(used))
-    most = _given(used.max_search_limit, DEFAULTS.max_search_limit)
+    most = _given(used.max_search_limit, TOOL_SEARCH_DEFAULTS.max_search_limit)
     return ToolSearchConfig(
         enabled=touched if used.enabled is None else used.enabled,
-        mode=used.mode or DEFAULTS.mode,
-        code_timeout_ms=_given(used.code_timeout_ms, DEFAULTS.code_timeout_ms),
+        mode=used.mode or TOOL_SEARCH_DEFAULTS.mode,
+        code_timeout_ms=_given(used.code_timeout_ms, TOOL_SEARCH_DEFAULTS.code_timeout_ms),
         search_default_limit=min(
-            _given(used.search_default_limit, DEFAULTS.search_default_limit), most
+            _given(used.search_default_limit, TOOL_SEARCH_DEFAULTS.search_default_limit), most
         ),
         max_search_limit=most,
     )

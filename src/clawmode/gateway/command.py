@@ -101,7 +101,7 @@ class GatewayCommand:
                 routes = [channel.route() for channel in gateway.host.webhooks]
                 dispatcher = Dispatcher(gateway, METHODS)
                 app = GatewayApp(dispatcher, section.allowed_origins, routes)
-                if warning := settings.unasked(self.setup.configuration):
+                if warning := settings.approval_warning(self.setup.configuration):
                     logger.warning("%s", warning)
                 with presence.announced(self.setup.state, here):
                     await self._serve(gateway, here, partial(serve, app, listen, bound))

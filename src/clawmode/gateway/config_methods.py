@@ -15,9 +15,9 @@ from clawmode.app.setup import state_folder
 from clawmode.config import file as config_file
 from clawmode.config import resolve as settings
 from clawmode.config import trust as config_trust
+from clawmode.config.file import variable_name
 from clawmode.config.reader import Option, Section, is_section, members
 from clawmode.config.resolve import Configuration
-from clawmode.config.variables import variable
 from clawmode.exceptions import ConfigurationError
 from clawmode.files import staged
 from clawmode.gateway.methods import NAME, TEXT, MethodCall, method, params
@@ -101,7 +101,7 @@ def _hidden(value: JsonValue) -> JsonValue:
         return [_hidden(item) for item in value]
     if value is None or isinstance(value, bool):
         return value
-    return value if isinstance(value, str) and variable(value) else HIDDEN
+    return value if isinstance(value, str) and variable_name(value) else HIDDEN
 
 
 async def _schema(call: MethodCall) -> JsonObject:

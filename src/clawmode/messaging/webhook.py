@@ -17,8 +17,8 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from clawmode.code_mode.config import join
+from clawmode.config.file import read_secret
 from clawmode.config.operations import ChannelEntry
-from clawmode.config.variables import read_secret
 from clawmode.exceptions import ConfigurationError
 from clawmode.foreign import message_of
 from clawmode.messaging.channel import ChannelError, InboundMessage, Receive

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from clawmode.addresses import is_loopback
+from clawmode.config.file import read_secret
 from clawmode.config.operations import GatewaySection
-from clawmode.config.variables import read_secret
 from clawmode.exceptions import ClawmodeError, ConfigurationError
 from clawmode.rpc.admission import ListeningSocket
 from clawmode.rpc.tokens import CONFIGURED, LOCAL, Token, Tokens, digest

@@ -208,7 +208,7 @@ def _workspaces(setup: Setup) -> Iterator[Finding]:
 
 
 def _approval(setup: Setup) -> Finding:
-    if warning := settings.unasked(setup.configuration):
+    if warning := settings.approval_warning(setup.configuration):
         return Finding("approval", "note", warning)
     return Finding("approval", "ok", "agents ask before calls that may change something")
 

@@ -79,7 +79,9 @@ def _asks_nobody(place: RunningGateway) -> bool:
     """Whether the gateway's configuration has agents that need no approval."""
     if not place.config:
         return False
-    return bool(settings.unasked(settings.read(config_file.load(place.config).data).section))
+    return bool(
+        settings.approval_warning(settings.read(config_file.load(place.config).data).section)
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
