@@ -11,16 +11,9 @@ from hypothesis import strategies as st
 from tests.support.fuzzing import examples
 
 from clawmode.code_mode.config import MAX_UNKNOWN
-from clawmode.config.mcp import (
-    Bearer,
-    McpConfig,
-    OAuth,
-    ServerSettings,
-    load,
-    read,
-    read_servers,
-)
+from clawmode.config.mcp import McpConfig, load, read, read_servers
 from clawmode.exceptions import ConfigurationError
+from clawmode.mcp.settings import Bearer, OAuth, ServerSettings
 
 ENVIRONMENT = {"TOKEN": "s3cr3t-token", "EMPTY": "", "PORT": "80"}
 
@@ -182,7 +175,7 @@ def test_a_variable_that_is_not_set_is_named_with_server_and_field(entry: Any, p
 
 def test_what_only_another_client_can_fill_in_is_refused() -> None:
     error = refused({"command": "x", "env": {"KEY": "prefix-s3cr3t-${input:github_token}"}})
-    assert "${input...} of server 's' is not known here" in str(error)
+    assert "${input...} of server 's' is not supported" in str(error)
     assert "s3cr3t" not in str(error)
 
 
@@ -196,17 +189,21 @@ def test_what_only_another_client_can_fill_in_is_refused() -> None:
         ({}, "", "found neither, expected a command or a url"),
         ({"command": ""}, "command", "found an empty string"),
         ({"command": 7}, "command", "found a number, expected a string"),
-        ({"command": "x", "url": "https://x"}, "", "say which with `transport`"),
+        ({"command": "x", "url": "https://x"}, "", "choose one with `transport`"),
         ({"command": "x", "args": "-y x"}, "args", "found a string, expected a list of strings"),
         ({"command": "x", "args": [1]}, "args[0]", "found a number, expected a string"),
         ({"command": "x", "env": ["A=1"]}, "env", "found a list, expected an object"),
         ({"command": "x", "env": {"A": 1}}, "env.A", "found a number, expected a string"),
-        ({"command": "x", "env": {"A=B": "1"}}, 'env["A=B"]', "name of a variable"),
+        ({"command": "x", "env": {"A=B": "1"}}, 'env["A=B"]', "environment variable"),
         ({"command": "x", "env": {"A": "a\0b"}}, "env.A", "NUL"),
         ({"command": "x", "type": "http"}, "", "found no url"),
         ({"url": "https://x", "type": "stdio"}, "", "found no command"),
         ({"url": "https://x", "type": "ws"}, "type", '"stdio" or "streamable-http" or "sse"'),
-        ({"url": "https://x", "type": "sse", "transport": "http"}, "type", "another kind"),
+        (
+            {"url": "https://x", "type": "sse", "transport": "http"},
+            "type",
+            "contradicts",
+        ),
         ({"url": "x.example/mcp"}, "url", "http:// or https://"),
         ({"url": "file:///etc/passwd"}, "url", "http:// or https://"),
         ({"url": "https://x:99999/"}, "url", "http:// or https://"),
@@ -216,8 +213,8 @@ def test_what_only_another_client_can_fill_in_is_refused() -> None:
         ({"command": "x", "timeoutMs": "10s"}, "timeoutMs", "expected milliseconds"),
         ({"command": "x", "timeoutMs": 0}, "timeoutMs", "expected milliseconds"),
         ({"command": "x", "enabled": "yes"}, "enabled", "expected true or false"),
-        ({"command": "x", "enabled": True, "disabled": True}, "disabled", "the opposite"),
-        ({"command": "x", "auth": "oauth"}, "auth", "see `env`"),
+        ({"command": "x", "enabled": True, "disabled": True}, "disabled", "contradicts `enabled`"),
+        ({"command": "x", "auth": "oauth"}, "auth", "in `env`"),
         ({"url": "https://x", "auth": "basic"}, "auth", "oauth"),
         ({"url": "https://x", "auth": {"type": "basic"}}, "auth.type", '"bearer" or "oauth"'),
         ({"url": "https://x", "auth": {"type": "bearer"}}, "auth.token", "expected a string"),
@@ -244,7 +241,7 @@ def test_a_name_that_could_not_be_part_of_an_id_is_refused(name: str) -> None:
 def test_two_servers_that_a_policy_cannot_tell_apart_are_refused() -> None:
     entries: Any = {"a.b": {"command": "x"}, "A-B": {"command": "y"}}
     (error,) = read_servers(entries).errors
-    assert 'could not tell it from mcp_servers["a.b"]' in str(error)
+    assert 'cannot tell this name from mcp_servers["a.b"]' in str(error)
     both: Any = {"mcp": {"servers": {"a": {"command": "x"}}}, "mcpServers": {"a": {"command": "y"}}}
     (error,) = read(both).errors
     assert error.path == "mcpServers.a"
@@ -389,7 +386,7 @@ def test_an_error_does_not_quote_a_value(key: str) -> None:
         ({}, ""),
         ({"mcp_servers": {"gh": {"command": "x"}}}, "the servers seem to be in 'mcp_servers'"),
         ({"context_servers": {"gh": {"url": "http://x"}}}, "seem to be in 'context_servers'"),
-        ({"gh": {"command": "npx"}}, 'put its entries into {"mcpServers": {...}}'),
+        ({"gh": {"command": "npx"}}, 'put the entries into {"mcpServers": {...}}'),
         ({"mcpserver": 7}, "found 'mcpserver'"),
         ({"name": "io.example/x", "packages": [{"command": "x"}]}, ""),
     ],
@@ -400,7 +397,7 @@ def test_a_file_without_servers_says_what_was_expected(
     file = tmp_path / "servers.json"
     file.write_text(json.dumps(data))
     with pytest.raises(
-        ConfigurationError, match="no servers in this file: expected mcpServers"
+        ConfigurationError, match="no servers in this file, expected mcpServers"
     ) as it:
         load(file)
     assert advice in str(it.value)

@@ -41,7 +41,7 @@ def write(path: Path, text: str = "{}", mode: int = 0o644) -> Path:
 
 
 def refused(path: Path | str | None = None) -> str:
-    with pytest.raises(ConfigurationError, match="is not read") as caught:
+    with pytest.raises(ConfigurationError, match="cannot read the configuration") as caught:
         load(path)
     assert check(None if path is None else str(path)).errors
     return str(caught.value)
@@ -61,7 +61,7 @@ def test_a_file_that_somebody_else_owns_runs_nothing(work: Path, tmp_path: Path)
         command = command_line(*words)
         done = subprocess.run(command, capture_output=True, text=True, timeout=19, check=False)
         assert done.returncode in (1, 2)
-        assert "belongs to nobody and not to root" in done.stdout + done.stderr
+        assert "belongs to nobody, not to root" in done.stdout + done.stderr
     assert not (tmp_path / "pwned").exists()
 
 

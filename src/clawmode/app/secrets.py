@@ -7,7 +7,7 @@ from types import NoneType
 from clawmode.app.setup import Setup
 from clawmode.config.agents import KeySource, ProviderEntry
 from clawmode.config.file import variable_names
-from clawmode.config.mcp import secret_arguments
+from clawmode.config.mcp_entry import secret_arguments
 from clawmode.config.operations import InstallPolicy, InternalHook
 from clawmode.config.reader import Section, members
 from clawmode.core_tools.shell import Withheld

@@ -1,10 +1,10 @@
-"""The whole of `clawmode.json5`: how it is read, and what it says for one agent."""
+"""Reads the whole of `clawmode.json5`, and resolves the settings that apply to one agent."""
 
 import getpass
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 
 from clawmode.code_mode.config import PATH, CodeModeConfig, Setting, resolve, show
 from clawmode.config.agents import (
@@ -48,16 +48,16 @@ from clawmode.tools.policy import Policy
 from clawmode.types import JsonObject, JsonValue
 
 MAIN = "main"
-"""The agent that is there without being listed."""
+"""The agent that exists even if it is not listed."""
 
 
 def read(data: JsonValue) -> ReadResult[Configuration]:
-    """Reads a whole configuration, but for MCP servers: `codeMode` and policies too."""
+    """Reads a whole configuration, except for MCP servers, which `config.mcp` reads."""
     reader = Reader()
     made = reader.section(Configuration, Setting("", data))
     base = made.tools.code_mode or Setting(PATH, {})
     own = [entry.tools.code_mode for entry in made.agents.list]
-    for layers in ((base,), *((base, each) for each in own if each is not None)):
+    for layers in ((base,), *((base, setting) for setting in own if setting is not None)):
         found = resolve(*layers)
         reader.add(found.errors)
         reader.add(found.warnings)
@@ -65,7 +65,7 @@ def read(data: JsonValue) -> ReadResult[Configuration]:
 
 
 def schema() -> JsonObject:
-    """The JSON Schema of a configuration file."""
+    """Returns the JSON Schema of a configuration file."""
     head: JsonObject = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "clawmode.json5",
@@ -73,20 +73,21 @@ def schema() -> JsonObject:
     return head | schema_of(Configuration)
 
 
-# ---- For one agent ----
+# ---- Settings of one agent ----
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentSettings:
-    """What holds for an agent: its own settings over those of all, over what is built in.
+    """The effective settings of an agent: its own, else the defaults of all agents, else built-in.
 
     Attributes:
-        model: The model to ask; empty if none is set.
-        workspace: The folder, `~` resolved; empty if none is set.
-        timeout_is_set: Whether somebody set `timeout_seconds`: then it bounds a model's silence.
-        context_tokens: None leaves it to the model.
-        compaction_model: None is the agent's own.
-        bootstrap_files: None leaves it to us.
+        model: The primary model; empty if none is set.
+        workspace: The folder, with `~` expanded; empty if none is set.
+        timeout_is_set: True if the configuration sets `timeout_seconds`. Then it also limits how
+            long a model may send nothing.
+        context_tokens: None means the model's own limit.
+        compaction_model: None means the agent's model.
+        bootstrap_files: None means the built-in list.
     """
 
     id: str
@@ -116,26 +117,32 @@ class AgentSettings:
     tool_search: ToolSearchConfig
 
     def is_sandboxed(self, *, main_session: bool = True) -> bool:
-        """Whether a run of it is sandboxed."""
+        """True if a run of the agent is sandboxed."""
         return self.sandbox_mode == "all" or (self.sandbox_mode == "non-main" and not main_session)
 
 
 def default_agent(configuration: Configuration) -> str:
-    """The id of the agent that answers where none is named."""
+    """Returns the id of the agent that handles requests that name no agent."""
     return next((entry.id for entry in configuration.agents.list if entry.default), MAIN)
 
 
 def agent(configuration: Configuration, agent_id: str | None = None) -> AgentSettings:
-    """What holds for an agent, by default for the default one.
+    """Returns the settings of an agent, by default of the default agent.
 
     Raises:
-        ConfigurationError: It is not listed, and is not `main`.
+        ConfigurationError: The agent is not listed, and is not `main`.
     """
     agent_id = default_agent(configuration) if agent_id is None else agent_id
     check_agent(configuration, agent_id)
     entry = _entry(configuration, agent_id)
     defaults: AgentOptions = configuration.agents.defaults
-    used = _over(entry, defaults) if entry else defaults
+    used = defaults
+    if entry:
+        names = [item.name for item in fields(AgentOptions)]
+        merged: dict[str, Any] = {
+            name: _merged(getattr(entry, name), getattr(defaults, name)) for name in names
+        }
+        used = replace(entry, **merged)
     compaction, sandbox = used.compaction or Compaction(), used.sandbox or Sandbox()
     model, files = used.model or ModelChoice(), used.bootstrap or Bootstrap()
     return AgentSettings(
@@ -155,11 +162,11 @@ def agent(configuration: Configuration, agent_id: str | None = None) -> AgentSet
         max_turns=used.max_turns or MAX_TURNS,
         context_tokens=used.context_tokens,
         compaction=compaction.enabled is not False,
-        reserve_tokens=_given(compaction.reserve_tokens, RESERVE_TOKENS),
-        keep_recent_tokens=_given(compaction.keep_recent_tokens, KEEP_RECENT_TOKENS),
+        reserve_tokens=_or_default(compaction.reserve_tokens, RESERVE_TOKENS),
+        keep_recent_tokens=_or_default(compaction.keep_recent_tokens, KEEP_RECENT_TOKENS),
         compaction_model=compaction.model,
         bootstrap_files=files.files,
-        bootstrap_chars=_given(files.max_chars, BOOTSTRAP_CHARS),
+        bootstrap_chars=_or_default(files.max_chars, BOOTSTRAP_CHARS),
         sandbox_mode=sandbox.mode or "off",
         sandbox_workspace_root=os.path.expanduser(sandbox.workspace_root or ""),
         code_mode=code_mode(configuration, agent_id),
@@ -168,51 +175,41 @@ def agent(configuration: Configuration, agent_id: str | None = None) -> AgentSet
 
 
 def check_agent(configuration: Configuration, agent_id: str) -> None:
-    """Checks that there is an agent.
+    """Checks that an agent exists.
 
     Raises:
-        ConfigurationError: It is not listed, and is not `main`.
+        ConfigurationError: The agent is not listed, and is not `main`.
     """
     if agent_id == MAIN or _entry(configuration, agent_id) is not None:
         return
-    known = dict.fromkeys((MAIN, *(each.id for each in configuration.agents.list)))
+    known = dict.fromkeys((MAIN, *(entry.id for entry in configuration.agents.list)))
     listed = "one of " + ", ".join(map(show, known))
     raise ConfigurationError(
         f"there is no agent {show(agent_id)}, expected {listed}", expected=listed
     )
 
 
-T = TypeVar("T", bound=AgentOptions)
+def _merged(own: Any, inherited: Any) -> Any:
+    """Returns a value, or the inherited value if it is None. Sections are merged field by field."""
+    if own is None or inherited is None or not is_dataclass(own):
+        return inherited if own is None else own
+    names = [item.name for item in fields(own)]
+    missing = {name: getattr(inherited, name) for name in names if getattr(own, name) is None}
+    return replace(own, **missing)
 
 
-def _over(own: T, below: AgentOptions) -> T:
-    """An agent's options, and what it does not set from those of all; sections too."""
-    inherited: dict[str, Any] = {}
-    for each in fields(AgentOptions):
-        mine, theirs = getattr(own, each.name), getattr(below, each.name)
-        inherited[each.name] = _merged(mine, theirs)
-    return replace(own, **inherited)
-
-
-def _merged(mine: Any, theirs: Any) -> Any:
-    if mine is None or theirs is None or not is_dataclass(mine):
-        return theirs if mine is None else mine
-    names = [each.name for each in fields(mine)]
-    inherited = {name: getattr(theirs, name) for name in names if getattr(mine, name) is None}
-    return replace(mine, **inherited)
-
-
-def _given(number: int | None, otherwise: int) -> int:
-    return otherwise if number is None else number
+def _or_default(number: int | None, default: int) -> int:
+    # `number or default` would replace 0, which is a valid setting.
+    return default if number is None else number
 
 
 def _entry(configuration: Configuration, agent_id: str | None) -> AgentEntry | None:
-    return next((each for each in configuration.agents.list if each.id == agent_id), None)
+    return next((entry for entry in configuration.agents.list if entry.id == agent_id), None)
 
 
 @dataclass(frozen=True, slots=True)
 class ToolOptions:
-    """What our own tools may do, for an agent."""
+    """The settings of the core tools for one agent."""
 
     exec: ExecSettings
     fetch: FetchSettings
@@ -221,7 +218,7 @@ class ToolOptions:
 
 
 def tool_options(configuration: Configuration, agent_id: str | None = None) -> ToolOptions:
-    """What our own tools may do for an agent: its settings over the global ones."""
+    """Returns the settings of the core tools: the agent's own, else the global ones."""
     entry = _entry(configuration, agent_id)
     everyone, own = configuration.tools, entry.tools if entry else ToolSettings()
     return ToolOptions(
@@ -234,39 +231,36 @@ def tool_options(configuration: Configuration, agent_id: str | None = None) -> T
 
 
 def approve_mode(configuration: Configuration, agent_id: str | None = None) -> Mode:
-    """What is done about an agent's calls that may change something."""
+    """Returns how an agent's calls of tools that do not only read are decided."""
     entry = _entry(configuration, agent_id)
     own = entry.tools.approve if entry else None
     return own or configuration.tools.approve or "ask"
 
 
 def approval_warning(configuration: Configuration) -> str:
-    """What follows if agents need no approval, for the operator; empty if all of them do."""
-    # `main` can be named by whoever writes, also where the list has other agents alone.
+    """Returns a warning if agents need no approval; empty if all agents need one."""
+    # Senders can name `main` even if the list has only other agents.
     ids = dict.fromkeys((MAIN, *(entry.id for entry in configuration.agents.list)))
-    free = [each for each in ids if approve_mode(configuration, each) == "always"]
+    free = [name for name in ids if approve_mode(configuration, name) == "always"]
     if not free:
         return ""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        user = str(os.geteuid())
     return (
         f'tools.approve is "always" for {", ".join(free)}: anyone who can write to such an agent '
-        f"can change files and run commands as the user {_login()}, and nobody is asked"
+        f"can change files and run commands as the user {user}, without approval"
     )
 
 
-def _login() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        return str(os.geteuid())
-
-
 def max_concurrent(configuration: Configuration) -> int:
-    """How many runs there may be at the same time."""
+    """Returns the maximum number of concurrent runs of all agents."""
     return configuration.agents.defaults.max_concurrent or max(8, 4 * (os.cpu_count() or 1))
 
 
 def code_mode(configuration: Configuration, agent_id: str | None = None) -> CodeModeConfig:
-    """Code mode for an agent: its own settings over the global ones, which others have too.
+    """Returns the code mode of an agent: its own settings merged over the global ones.
 
     Raises:
         ConfigurationError: The configuration was read with errors.
@@ -278,21 +272,21 @@ def code_mode(configuration: Configuration, agent_id: str | None = None) -> Code
 
 
 def tool_search(configuration: Configuration, agent_id: str | None = None) -> ToolSearchConfig:
-    """Tool Search for an agent: its own settings over the global ones, field by field.
+    """Returns the Tool Search of an agent: its own settings merged over the global ones.
 
-    On if that is said, or if anything else is set and it is not switched off.
+    If `enabled` is not set, Tool Search is enabled by any of its other settings.
     """
     entry = _entry(configuration, agent_id)
     own = entry.tools.tool_search if entry else None
     used: ToolSearchSection = _merged(own, configuration.tools.tool_search) or ToolSearchSection()
-    touched = any(getattr(used, each.name) is not None for each in fields(used))
-    most = _given(used.max_search_limit, TOOL_SEARCH_DEFAULTS.max_search_limit)
+    is_set = any(getattr(used, item.name) is not None for item in fields(used))
+    most = _or_default(used.max_search_limit, TOOL_SEARCH_DEFAULTS.max_search_limit)
     return ToolSearchConfig(
-        enabled=touched if used.enabled is None else used.enabled,
+        enabled=is_set if used.enabled is None else used.enabled,
         mode=used.mode or TOOL_SEARCH_DEFAULTS.mode,
-        code_timeout_ms=_given(used.code_timeout_ms, TOOL_SEARCH_DEFAULTS.code_timeout_ms),
+        code_timeout_ms=_or_default(used.code_timeout_ms, TOOL_SEARCH_DEFAULTS.code_timeout_ms),
         search_default_limit=min(
-            _given(used.search_default_limit, TOOL_SEARCH_DEFAULTS.search_default_limit), most
+            _or_default(used.search_default_limit, TOOL_SEARCH_DEFAULTS.search_default_limit), most
         ),
         max_search_limit=most,
     )
@@ -307,15 +301,15 @@ def policy(
     sender: Sequence[str] = (),
     sandboxed: bool = False,
 ) -> Policy:
-    """Which tools an agent's run may use: the global rules, and its own.
+    """Returns the tool policy of an agent's run: the global rules and the agent's own.
 
     Args:
-        configuration: What was read without errors.
-        agent_id: Whose run it is; one that is not listed has the global rules.
+        configuration: A configuration without errors.
+        agent_id: The agent; an agent that is not listed has only the global rules.
         provider: The provider of the model.
-        model: What the provider calls the model.
-        sender: Who asked, as keys of `toolsBySender`, the most telling first; else it is `*`.
-        sandboxed: Whether the run is sandboxed.
+        model: The name of the model at the provider.
+        sender: Keys of `toolsBySender` that match the sender, most specific first. `*` is added.
+        sandboxed: True if the run is sandboxed.
     """
     everyone = configuration.tools
     entry = _entry(configuration, agent_id)
@@ -334,7 +328,7 @@ def policy(
 def _scopes(
     tools: ToolSettings, provider: str, model: str, sender: Sequence[str]
 ) -> dict[str, JsonObject | None]:
-    """The rules that some runs have."""
+    """Returns the rules for the provider, the model and the sender."""
     by_sender = (tools.tools_by_sender.get(key) for key in (*sender, "*"))
     chosen = {
         "provider": tools.by_provider.get(provider),

@@ -1,13 +1,12 @@
-"""Whether a configuration file may be used: who can change it, and whether its user knows it.
+"""Checks whether a configuration file may be used: its owner, and the user's consent.
 
-A configuration starts programs and says where keys are sent, so whoever can write it acts as the
-user. Two rules:
+A configuration starts programs and decides where keys are sent, so everyone who can write to it can
+act as the user. Two rules follow:
 
-- A file that somebody else owns or can change or replace is not read, wherever it is. The superuser
-  is trusted, and so is a group that is the user's alone.
-- A file that was found in the working folder, and not named, may have come with a downloaded
-  folder. Its user has to say once that it may be used; its path and digest are remembered, and a
-  change is asked about again.
+- A file that another user owns, can change or can replace is rejected, wherever it is. The
+  superuser is trusted, and so is a group that has only the user as a member.
+- A file in the working folder that the user did not name may be part of a downloaded folder. The
+  user must trust it once. Its path and digest are stored, and a changed file must be trusted again.
 """
 
 import grp
@@ -29,37 +28,37 @@ SUPERUSER = 0
 
 
 class UntrustedConfiguration(ConfigurationError):
-    """A configuration of the working folder that its user has not agreed to."""
+    """A configuration in the working folder that the user has not trusted."""
 
 
-# ---- Who can change a file ----
+# ---- Owner and permissions ----
 
 
 def check_owner(path: Path, opened: os.stat_result) -> None:
-    """Checks that nobody but the user and the superuser can change or replace a file.
+    """Checks that only the user and the superuser can change or replace a file.
 
     Args:
-        path: The file as it was opened.
-        opened: What `fstat` says of the open file.
+        path: The path by which the file was opened.
+        opened: The `fstat` result of the open file.
 
     Raises:
-        ConfigurationError: Somebody else can.
+        ConfigurationError: Another user can change or replace the file.
     """
     reason = _why_not(opened, str(path))
     if not reason and stat.S_ISREG(opened.st_mode):
         reason = next(_unsafe_steps(path, opened), "")
     if reason:
         raise ConfigurationError(
-            f"the configuration {path} is not read, because somebody else can change what it "
-            f"starts as you: {reason}",
+            f"cannot read the configuration {path}, because another user could change which "
+            f"programs it starts as you: {reason}",
             expected="a file that only you or root can change",
         )
 
 
 def _unsafe_steps(path: Path, opened: os.stat_result) -> Iterator[str]:
-    """What is wrong with the folders and links that lead to a file, one after the other.
+    """Yields the folders and links on the way to a file that another user can change.
 
-    The path is walked as the kernel does: `..` after a link leads out of the link's target.
+    The path is walked as the kernel walks it: `..` after a link is the parent of the link's target.
     """
     ahead = _names(os.path.join(os.getcwd(), path))
     here, links = "/", 0
@@ -83,7 +82,7 @@ def _unsafe_steps(path: Path, opened: os.stat_result) -> Iterator[str]:
         here = "/" if target.startswith("/") else here
         ahead += _names(target)
     if not os.path.samestat(os.stat(here), opened):
-        yield "it was replaced while it was read"
+        yield "the file was replaced while it was read"
 
 
 def _names(path: str) -> list[str]:
@@ -91,26 +90,31 @@ def _names(path: str) -> list[str]:
 
 
 def _why_not(status: os.stat_result, what: str) -> str:
-    """Why others can change a file or replace what is in a folder; empty if they cannot."""
+    """Says why others can change a file, or replace files of a folder; empty if they cannot."""
     if status.st_uid not in (os.geteuid(), SUPERUSER):
-        fix = f"use it as that user, or run: chown {_user(os.geteuid())} {what}"
+        fix = f"run clawmode as that user, or run: chown {_user(os.geteuid())} {what}"
         return f"{what} belongs to {_owner(status)}; {fix}"
     mode = stat.S_IMODE(status.st_mode)
     others = bool(mode & stat.S_IWOTH)
     group = bool(mode & stat.S_IWGRP) and not _is_private(status.st_gid)
     if not others and not group:
         return ""
-    # In a sticky folder nobody replaces what is another's; on a read-only one, nobody at all.
+    # Users cannot replace files of others in a sticky folder, or any file on a read-only volume.
     if stat.S_ISDIR(status.st_mode) and (
         mode & stat.S_ISVTX or os.statvfs(what).f_flag & os.ST_RDONLY
     ):
         return ""
-    who = "everybody" if others else f"the group {_group(status.st_gid)}"
+    who = "everybody"
+    if not others:
+        try:
+            who = f"the group {grp.getgrgid(status.st_gid).gr_name}"
+        except KeyError:
+            who = f"the group {status.st_gid}"
     return f"{who} can write to {what} (mode {mode:03o}); run: chmod go-w {what}"
 
 
 def _owner(status: os.stat_result) -> str:
-    return f"{_user(status.st_uid)} and not to {_user(os.geteuid())}"
+    return f"{_user(status.st_uid)}, not to {_user(os.geteuid())}"
 
 
 def _user(uid: int) -> str:
@@ -120,15 +124,8 @@ def _user(uid: int) -> str:
         return str(uid)
 
 
-def _group(gid: int) -> str:
-    try:
-        return grp.getgrgid(gid).gr_name
-    except KeyError:
-        return str(gid)
-
-
 def _is_private(gid: int) -> bool:
-    """Whether a group is the user's own, as many systems make one for each user."""
+    """True for the user's private group; many systems create one for each user."""
     try:
         group, user = grp.getgrgid(gid), pwd.getpwuid(os.geteuid())
     except KeyError:
@@ -137,37 +134,37 @@ def _is_private(gid: int) -> bool:
     return named_alike and set(group.gr_mem) <= {user.pw_name}
 
 
-# ---- What the user has agreed to ----
+# ---- Trusted files ----
 
 
 def is_trusted(path: Path, digest: str, state: Path) -> bool:
-    """Whether the user has agreed to a file with this content at this place."""
+    """True if the user trusted a file with this path and this content."""
     return _read(state).get(os.path.realpath(path)) == digest
 
 
 def was_trusted(path: Path, state: Path) -> bool:
-    """Whether the user has agreed to a file at this place, whatever it said then."""
+    """True if the user trusted a file with this path, with any content."""
     return os.path.realpath(path) in _read(state)
 
 
 def trust(path: Path, digest: str, state: Path) -> None:
-    """Remembers that the user has agreed to a file.
+    """Stores that the user trusts a file.
 
     Raises:
-        ConfigurationError: That cannot be written down.
+        ConfigurationError: The list of trusted files cannot be written.
     """
     known = _read(state) | {os.path.realpath(path): digest}
-    kept = state / FILE
+    stored = state / FILE
     try:
         state.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_atomic(kept, json.dumps({"version": 1, "files": known}, indent=1))
+        write_atomic(stored, json.dumps({"version": 1, "files": known}, indent=1))
     except OSError as error:
         reason = error.strerror or str(error)
-        raise ConfigurationError(f"{kept} cannot be written: {reason}") from None
+        raise ConfigurationError(f"cannot write the trusted files to {stored}: {reason}") from None
 
 
 def _read(state: Path) -> dict[str, str]:
-    """The files that the user has agreed to, by path; none if the list is not the user's alone."""
+    """Returns digests by path. A list that another user could change counts as empty."""
     path = state / FILE
     try:
         with path.open("rb") as file:
