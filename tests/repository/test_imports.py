@@ -36,7 +36,8 @@ LAYERS = (
 )
 LEVELS = {name: level for level, names in enumerate(LAYERS) for name in names}
 LAZY = {("code_mode.code_mode", "mcp.servers"), ("code_mode.code_mode", "mcp.settings")} | {
-    ("code_mode.code_mode", "config.mcp")
+    ("code_mode.arguments", "config.mcp"),
+    ("code_mode.arguments", "mcp.settings"),
 }
 """`CodeMode(mcp_servers=…)` loads the MCP client when it is entered with servers."""
 

@@ -29,7 +29,7 @@ from clawmode.agent.requests import AgentRequest, RunFailed, RunResult
 from clawmode.agent.resolver import ConfigResolver
 from clawmode.agent.runtime import AgentRuntime
 from clawmode.catalog.catalog import Catalog
-from clawmode.code_mode.code_mode import check_argument, read_mcp_servers
+from clawmode.code_mode.arguments import check_argument, read_mcp_servers
 from clawmode.config.agents import Configuration
 from clawmode.config.resolve import max_concurrent, read
 from clawmode.exceptions import ClawmodeWarning, ConfigurationError, NotOpen

@@ -18,9 +18,9 @@ from clawmode.catalog.namespace_runtime import NamespaceRuntime
 from clawmode.catalog.namespaces import NamespaceContext
 from clawmode.code_mode.bridge import Bridge
 from clawmode.code_mode.calls import Calls
-from clawmode.code_mode.cell import Cell
+from clawmode.code_mode.cell import Cell, CellSetup
 from clawmode.code_mode.config import CodeModeConfig
-from clawmode.code_mode.driver import CellSetup, Driver
+from clawmode.code_mode.driver import Driver
 from clawmode.code_mode.gate import Gate
 from clawmode.code_mode.memory_store import MemoryStore
 from clawmode.code_mode.parking import Parking

@@ -17,7 +17,7 @@ from clawmode.sandbox.protocol import Completion, Failure, Output, Request, Sett
 from clawmode.tasks import Notifier
 from clawmode.tools.approvals import Question
 from clawmode.tools.tool import Effect, Tool
-from clawmode.types import JsonObject, JsonValue
+from clawmode.types import JsonObject, JsonText, JsonValue
 
 if TYPE_CHECKING:
     from clawmode.sandbox.pool import Tenancy
@@ -179,6 +179,14 @@ class CallGroup:
 
 
 # ---- Cells ----
+
+
+@dataclass(frozen=True, slots=True)
+class CellSetup:
+    """The catalog and namespaces that cells start with, as JSON, and the hash of it."""
+
+    key: bytes = b""
+    data: JsonText = b""
 
 
 @dataclass(slots=True)

@@ -15,7 +15,7 @@ import anyio
 import anyio.lowlevel
 
 from clawmode.code_mode.bridge import refusal_text
-from clawmode.code_mode.cell import GATE, CallGroup, Cell, Ledger
+from clawmode.code_mode.cell import GATE, CallGroup, Cell, CellSetup, Ledger
 from clawmode.code_mode.replies import Pace, Replies
 from clawmode.code_mode.snapshots import other_build
 from clawmode.code_mode.stores import End
@@ -40,7 +40,6 @@ from clawmode.sandbox.protocol import (
     Resume,
     Suspension,
 )
-from clawmode.types import JsonText
 
 if TYPE_CHECKING:
     from clawmode.code_mode.calls import Calls
@@ -69,14 +68,6 @@ NOT_ADMITTED = (
 LOOKUPS = ("search", "describe", "api")
 
 UNANSWERED = "The time ran out while the program waited for an answer."
-
-
-@dataclass(frozen=True, slots=True)
-class CellSetup:
-    """The catalog and namespaces that cells start with, as JSON, and the hash of it."""
-
-    key: bytes = b""
-    data: JsonText = b""
 
 
 @dataclass(slots=True)
