@@ -66,6 +66,7 @@ async def _request_exec(call: MethodCall) -> JsonObject:
         allowed = host.for_agent(run.agent_id).allowlist
         return list(analyse(plan, allowed, os.environ.get("PATH", os.defpath)).missed)
 
+    # In a thread: the programs are searched in the folders of PATH.
     missing = await anyio.to_thread.run_sync(find_missing)
 
     def resolved(resolution: Resolution) -> None:

@@ -76,7 +76,10 @@ class SharedApprovals(Approvals):
     async def ask(self, question: Question) -> Resolution:
         record = QuestionRecord(question)
         self._known[question.id] = record
-        self._forget_old()
+        over = max(len(self._known) - MAX_KNOWN, 0)
+        settled = [key for key, known in self._known.items() if over and known.settled.is_set()]
+        for key in settled[:over]:  # the oldest; pending questions are never forgotten
+            del self._known[key]
         pending = self.mode(question.run.agent_id) != "never"
         if pending:
             self.publish(f"{record.family}.approval.requested", describe(record))
@@ -126,13 +129,6 @@ class SharedApprovals(Approvals):
         with anyio.move_on_after(seconds):
             await record.settled.wait()
         return None if record.resolution == "timeout" else record.resolution
-
-    def _forget_old(self) -> None:
-        """Forgets the oldest answered questions if there are too many. Pending ones stay."""
-        over = max(len(self._known) - MAX_KNOWN, 0)
-        settled = [key for key, record in self._known.items() if over and record.settled.is_set()]
-        for key in settled[:over]:
-            del self._known[key]
 
 
 def describe(record: QuestionRecord) -> JsonObject:

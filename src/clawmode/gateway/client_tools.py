@@ -84,6 +84,7 @@ class ClientTools:
         try:
             self._send(call)
             while not call.answered.is_set():
+                # Looked at once in a period, so that a client may reconnect in the meantime.
                 with anyio.move_on_after(GRACE_SECONDS):
                     await call.answered.wait()
                 if not call.answered.is_set() and not self._clients(call):

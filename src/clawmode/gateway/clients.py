@@ -93,6 +93,7 @@ class Client:
         """Queues an event if the client may see it and follows its session or run."""
         if may_see(event.name, self.scopes) and self._follows(event):
             self.seq += 1
+            # Built around the encoded payload, so that an event for many clients is encoded once.
             head = f'{{"type":"event","event":"{event.name}","payload":{event.payload}'
             self.send(f'{head},"seq":{self.seq}}}')
 

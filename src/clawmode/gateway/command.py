@@ -78,6 +78,7 @@ class GatewayCommand:
         listen = listen_at(section, self.host, self.port)
         listen.check()
         check_reach(listen, tokens)
+        # Before plugins and servers are started: a port in use fails at once.
         try:
             bound = listen.bind()
         except OSError as error:
@@ -163,6 +164,7 @@ class GatewayCommand:
             for client in tuple(gateway.clients.values()):
                 client.finish(protocol.CLOSE_RESTART, "the gateway is stopping")
             closed.set()
+            # A client that does not read must not keep the process alive.
             tasks.cancel_scope.deadline = anyio.current_time() + CLOSE_SECONDS
 
 

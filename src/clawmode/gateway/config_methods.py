@@ -29,6 +29,7 @@ from clawmode.types import JsonObject, JsonValue
 if TYPE_CHECKING:
     from clawmode.app.host import Host
 
+# Two clients that write at the same time must not both pass the check of `baseHash`.
 _writing = threading.Lock()
 
 
@@ -137,6 +138,7 @@ def _write(path: Path, raw: str, base: str, host: "Host") -> CheckedConfiguratio
         data = raw.encode()
     except UnicodeEncodeError:
         raise RpcError("INVALID_REQUEST", "`raw` cannot be encoded as UTF-8", field="raw") from None
+    # A symbolic link stays, and the file that it points to is replaced.
     path = Path(os.path.realpath(path))
     with _writing:
         if base and base != _digest(path):

@@ -114,6 +114,7 @@ class Gateway:
         runtime, configuration = self.host.runtime, self.host.setup.configuration
         await self.ledger.tidy()
         unsubscribe = runtime.subscribe(self._on_agent_event)
+        # Recorded before the client gets its response: a run that was accepted is never lost.
         runtime.on_accept = self._accept
         # Without a limit: a run whose end is not recorded would be continued at the next start.
         send, receive = anyio.create_memory_object_stream[Run](math.inf)
@@ -153,6 +154,7 @@ class Gateway:
             runs = "1 run" if under_way == 1 else f"{under_way} runs"
             logger.info("waiting for %s to end, at most %d s", runs, seconds)
         with anyio.move_on_after(seconds):
+            # Effects first: one of them may be about to start a run.
             for done in tuple(self.effects.values()):
                 await done.wait()
             for run in self.host.runtime.runs():
@@ -264,6 +266,7 @@ class Gateway:
         """Sends an event to all clients that may see it and follow its session or run."""
         if self.clients:
             event = EncodedEvent.of(name, payload, session_key, run_id)
+            # A search in the text is cheap; redacting the payload is not.
             if self.host.runtime.known.are_in(event.payload):
                 event = EncodedEvent.of(name, self.without_secrets(payload), session_key, run_id)
             for client in tuple(self.clients.values()):
@@ -298,38 +301,34 @@ class Gateway:
         elif event.stream == "lifecycle":
             run = self.host.runtime.find(run_id)
             if run is not None:
-                self._record(run)
+                if run.result is None:
+                    logs.run_started(run)
+                else:
+                    logs.run_ended(run, run.result)
+                    self.figures.run_ended(run.result)
+                # The ledger is written by another task: this callback must not wait for a disk.
+                if self._notes is not None:
+                    self._notes.send_nowait(run)
             about: JsonObject = {"sessionKey": key, "runId": run_id, "phase": event.data["phase"]}
             self.broadcast("sessions.changed", about)
 
-    def _record(self, run: Run) -> None:
-        """Logs and counts the start or the end of a run, and has it written to the ledger."""
-        if run.result is None:
-            logs.run_started(run)
-        else:
-            logs.run_ended(run, run.result)
-            self.figures.run_ended(run.result)
-        if self._notes is not None:
-            self._notes.send_nowait(run)
-
     async def _write_notes(self, notes: AsyncIterator[Run]) -> None:
+        """Writes the start or the end of each run to the ledger."""
         async for run in notes:
             # Retried without end: a run whose end is missing would be continued at the next start.
-            while not await self._write_note(run):  # noqa: ASYNC110 - no event tells of a free disk
-                await anyio.sleep(NOTE_SECONDS)
-
-    async def _write_note(self, run: Run) -> bool:
-        """Writes the start or the end of a run to the ledger; returns whether that succeeded."""
-        try:
-            if run.result is None:
-                await self.ledger.start(run.id, run.started_at)
-            else:
+            while True:
                 result = run.result
-                await self.ledger.end(run.id, result.ended_at, result.status, result.to_json())
-        except LedgerUnavailable as error:
-            logger.error("run %s: %s", run.id, message_of(error))
-            return False
-        return True
+                try:
+                    if result is None:
+                        await self.ledger.start(run.id, run.started_at)
+                    else:
+                        await self.ledger.end(
+                            run.id, result.ended_at, result.status, result.to_json()
+                        )
+                    break
+                except LedgerUnavailable as error:
+                    logger.error("run %s: %s", run.id, message_of(error))
+                    await anyio.sleep(NOTE_SECONDS)
 
     def _on_cron_event(self, event: JsonObject) -> None:
         self.figures.cron_event(event)

@@ -6,7 +6,6 @@ the same key is never executed twice, even if the process is killed in between.
 
 import json
 import logging
-import sqlite3
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -216,6 +215,7 @@ class Ledger(SqliteFile):
 
     async def tidy_now_and_then(self) -> None:
         """Calls `tidy` if the last time was more than an hour ago."""
+        # The absolute value: the clock may be set back.
         if abs(self._clock() - self._tidied) > TIDY_SECONDS:
             await self.tidy()
 
@@ -232,6 +232,7 @@ class Ledger(SqliteFile):
 
     def _accept(self, run: RunRow) -> None:
         with self._transaction() as database:
+            # A run that is continued is accepted again, under its old id.
             database.execute(
                 "insert or ignore into runs"
                 " (id, session_key, session_id, agent, request, accepted)"
@@ -258,23 +259,24 @@ class Ledger(SqliteFile):
     def _rows(self, query: str, values: tuple[Any, ...]) -> list[RunRow]:
         with self._transaction("deferred") as database:
             rows = database.execute(query, values).fetchall()
-        return [_run_row(row) for row in rows]
-
-
-def _run_row(row: sqlite3.Row | tuple[Any, ...]) -> RunRow:
-    run_id, key, session_id, agent, request, accepted, started, ended, status, result = row
-    return RunRow(
-        id=run_id,
-        session_key=key,
-        session_id=session_id,
-        agent_id=agent,
-        request=_load(request) or {},
-        accepted_at=accepted,
-        started_at=started,
-        ended_at=ended,
-        status=status,
-        result=None if result is None else _load(result),
-    )
+        runs: list[RunRow] = []
+        for row in rows:
+            run_id, key, session_id, agent, request, accepted, started, ended, status, result = row
+            runs.append(
+                RunRow(
+                    id=run_id,
+                    session_key=key,
+                    session_id=session_id,
+                    agent_id=agent,
+                    request=_load(request) or {},
+                    accepted_at=accepted,
+                    started_at=started,
+                    ended_at=ended,
+                    status=status,
+                    result=None if result is None else _load(result),
+                )
+            )
+        return runs
 
 
 def _load(text: str) -> JsonObject | None:

@@ -60,7 +60,7 @@ class _LineHandler(logging.Handler):
             shown = json.dumps(line) if self._json else in_words(line, at)
             sys.stderr.write(f"{shown}\n")
             sys.stderr.flush()
-        except Exception:
+        except Exception:  # else it would reach the code that logs
             self.handleError(record)
 
 

@@ -126,7 +126,7 @@ def _translated(field: str) -> Iterator[None]:
         yield
     except UnknownJob as error:
         raise RpcError("NOT_FOUND", str(error), field=field) from None
-    except JobsUnavailable:
+    except JobsUnavailable:  # a JobError, but not the fault of the request
         raise
     except JobError as error:
         raise RpcError("CONFLICT", str(error), field=field) from None
@@ -151,22 +151,22 @@ async def _cron_status(call: MethodCall) -> JsonObject:
 
 
 async def _add_job(call: MethodCall) -> JsonObject:
-    params = call.params
-    thinking = params.text("thinking")
+    given = call.params
+    thinking = given.text("thinking")
     job = Job(
-        id=params.text("id"),
-        message=params.text("message"),
-        cron=params.text("cron"),
-        every=params.text("every"),
-        at=params.text("at"),
-        tz=params.text("tz"),
-        enabled=params.flag("enabled", True),
-        agent=params.text("agent"),
-        model=params.text("model"),
+        id=given.text("id"),
+        message=given.text("message"),
+        cron=given.text("cron"),
+        every=given.text("every"),
+        at=given.text("at"),
+        tz=given.text("tz"),
+        enabled=given.flag("enabled", True),
+        agent=given.text("agent"),
+        model=given.text("model"),
         thinking=next((level for level in THINKING_LEVELS if level == thinking), None),
-        timeout_seconds=params.number("timeoutSeconds", 0) or None,
-        channel=params.text("channel"),
-        target=params.text("target"),
+        timeout_seconds=given.number("timeoutSeconds", 0) or None,
+        channel=given.text("channel"),
+        target=given.text("target"),
     )
     try:
         check_named(call.host.setup.configuration, job)

@@ -83,29 +83,29 @@ async def _status(call: MethodCall) -> JsonObject:
 
 async def _agent(call: MethodCall) -> JsonObject:
     """Accepts a turn, and responds before the turn starts."""
-    gateway, params = call.gateway, call.params
-    thinking = params.text("thinking")
-    client_tools = params.list("clientTools")
+    gateway, given = call.gateway, call.params
+    thinking = given.text("thinking")
+    client_tools = given.list("clientTools")
     request = AgentRequest(
-        message=params.text("message"),
-        images=params.images(),
-        agent_id=params.text("agentId"),
-        session_key=params.text("sessionKey"),
-        session_id=params.text("sessionId"),
+        message=given.text("message"),
+        images=given.images(),
+        agent_id=given.text("agentId"),
+        session_key=given.text("sessionKey"),
+        session_id=given.text("sessionId"),
         run_id=call.derived_id,
-        model=params.text("model"),
+        model=given.text("model"),
         thinking=next((level for level in THINKING_LEVELS if level == thinking), None),
-        timeout_seconds=params.number("timeoutMs", 0) / 1000 or None,
+        timeout_seconds=given.number("timeoutMs", 0) / 1000 or None,
         client_tools=tuple(gateway.client_tools.tool(call.client, tool) for tool in client_tools),
-        system=params.text("extraSystemPrompt"),
-        disable_tools=params.flag("disableTools"),
-        raw_model_call=params.flag("rawModelCall"),
+        system=given.text("extraSystemPrompt"),
+        disable_tools=given.flag("disableTools"),
+        raw_model_call=given.flag("rawModelCall"),
         sender=call.client.principal,
-        channel=params.text("channel"),
+        channel=given.text("channel"),
         origin="gateway",
-        target=params.text("to") if params.flag("deliver") else "",
+        target=given.text("to") if given.flag("deliver") else "",
     )
-    if params.flag("deliver") and not params.flag("bestEffortDeliver"):
+    if given.flag("deliver") and not given.flag("bestEffortDeliver"):
         if not call.host.outbox.has(request.channel):
             text = f"there is no channel {request.channel[:80]!r}"
             raise RpcError("INVALID_REQUEST", text, field="channel")
@@ -114,6 +114,7 @@ async def _agent(call: MethodCall) -> JsonObject:
     if len(json.dumps(client_tools)) > MAX_CLIENT_TOOL_CHARS:
         text = f"`clientTools` has more than {MAX_CLIENT_TOOL_CHARS} characters in total"
         raise RpcError("INVALID_REQUEST", text, field="clientTools")
+    # Before the run starts, so that the client receives its first events.
     call.client.runs.add(request.run_id)
     known = await gateway.ledger.run(request.run_id)
     if known is not None and call.runtime.find(request.run_id) is None:

@@ -299,11 +299,13 @@ async def _receive(socket: WebSocket) -> str | bytes:
     message = await socket.receive()
     if message["type"] == "websocket.disconnect":
         raise WebSocketDisconnect(message.get("code", 1006))
+    # Bytes are returned as they are: the parser rejects them with its own reason.
     text = message.get("text")
     return text if text is not None else message.get("bytes") or b""
 
 
 async def _send(socket: WebSocket, frame: str) -> None:
+    # Starlette raises RuntimeError if the connection is already closed.
     with suppress(WebSocketDisconnect, RuntimeError), anyio.move_on_after(CLOSE_SECONDS):
         await socket.send_text(frame)
 
@@ -312,6 +314,7 @@ async def _close(socket: WebSocket, code: int, reason: str) -> None:
     if socket.application_state == WebSocketState.CONNECTED:
         with suppress(WebSocketDisconnect, RuntimeError):
             with anyio.move_on_after(CLOSE_SECONDS, shield=True):
+                # A close frame has room for 123 bytes of reason.
                 await socket.close(code, reason.encode()[:120].decode("utf-8", "ignore"))
                 return
             socket.scope["state"][ABORT]()  # the client does not read

@@ -125,6 +125,7 @@ async def _reset(call: MethodCall) -> JsonObject:
 
 async def _delete(call: MethodCall) -> JsonObject:
     session = await call.session()
+    # First: a waiting message would start a run in the deleted session.
     call.host.inbox.stop(session.key)
     count = await call.runtime.care.delete(session)
     _changed(call, session, "delete")
@@ -195,6 +196,7 @@ async def _send(call: MethodCall) -> JsonObject:
         session_key=session.key,
         operator="operator.admin" in call.client.scopes,
     )
+    # Before the message is received, so that the client gets the first events of the reply.
     call.client.following.add(session.key)
     earlier_run = await call.gateway.ledger.run_of(message_id(message))
     if earlier_run is not None:

@@ -144,6 +144,7 @@ class GatewayClient(Connection):
             client_id: The name of the program.
             options: Other arguments of `GatewayClient`.
         """
+        # The URL is a placeholder: the address is looked up before each attempt to connect.
         client = cls("ws://localhost", "", client_id=client_id, **options)
         client._where = lambda: _local_address(state)
         return client
@@ -237,6 +238,7 @@ class GatewayClient(Connection):
         try:
             await self.call("tools.result", answer, timeout=HAND_IN_SECONDS)
         except RpcError as error:
+            # Without another answer the run would wait for a result that cannot be sent.
             if error.code == "TOO_LARGE" and "result" in answer:
                 text = f"the result is too large: {error}"
                 await self._hand_in({"callId": answer["callId"], "error": text})

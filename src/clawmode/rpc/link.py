@@ -127,7 +127,7 @@ async def _open_socket(address: Address) -> ClientConnection:
         return await _Connect(
             address.url,
             compression=None,
-            proxy=True if secure else None,
+            proxy=True if secure else None,  # without TLS a proxy would see the token
             open_timeout=OPEN_SECONDS,
             ping_interval=None,  # the gateway sends ticks
             close_timeout=CLOSE_SECONDS,

@@ -57,6 +57,7 @@ class ListenAddress:
         family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
         listening = ListeningSocket(family)
         try:
+            # Without it a restart fails while the kernel remembers connections of the old process.
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listening.bind((self.host, self.port))
             listening.listen(1024)

@@ -91,6 +91,7 @@ def hold(state: Path) -> Iterator[None]:
         # A gateway that was killed left its announcement behind.
         with suppress(OSError):
             (state / FILE).unlink()
+        # The announcement alone does not prove which process holds the lock: see `stop_gateway`.
         os.ftruncate(descriptor, 0)
         os.write(descriptor, str(os.getpid()).encode())
         yield
@@ -113,6 +114,7 @@ def is_held(state: Path) -> bool:
 @contextmanager
 def announced(state: Path, gateway: RunningGateway) -> Iterator[None]:
     """Announces a gateway to clients of the same user, inside of the block."""
+    # Not synced: after a power failure no gateway runs, and the file is worthless.
     write_atomic(state / FILE, json.dumps(asdict(gateway)), sync=False)
     try:
         yield

@@ -141,6 +141,7 @@ def parse(text: str | bytes, *, connected: bool) -> Request:
     limit = MAX_PAYLOAD if connected else MAX_FIRST_BYTES
     if isinstance(text, bytes):
         raise BadFrame("a frame must be a text message, not a binary one", fatal=True)
+    # The cheap test first: encoding copies the text.
     if len(text) > limit or len(text.encode("utf-8", "surrogatepass")) > limit:
         raise BadFrame(f"the frame is longer than {limit} bytes", code="TOO_LARGE", fatal=True)
     # Counted before parsing: a short text can hold millions of values.
@@ -167,24 +168,18 @@ def _load(text: str) -> dict[str, Any]:
     try:
         frame = json.loads(text, parse_constant=_reject_constant, parse_float=_parse_float)
         _check_depth(frame)
+        # A lone surrogate can only come from an escape: a WebSocket text is valid UTF-8.
         if "\\u" in text:
-            frame = _replace_surrogates(frame)
+            whole = json.dumps(frame, ensure_ascii=False)
+            # Neither files nor databases can store a lone surrogate.
+            if (clean := without_surrogates(whole)) != whole:
+                frame = json.loads(clean)
     except (ValueError, RecursionError) as error:
         deep = isinstance(error, RecursionError)
         reason = "it is nested too deeply" if deep else str(error)[:200]
         raise BadFrame(f"a frame must be a JSON object: {reason}", fatal=True) from None
     if not isinstance(frame, dict):
         raise BadFrame("a frame must be a JSON object", fatal=True)
-    return frame
-
-
-def _replace_surrogates(frame: Any) -> Any:
-    """Returns the frame without lone surrogates, which neither files nor databases can store."""
-    whole = json.dumps(frame, ensure_ascii=False)
-    try:
-        whole.encode()
-    except UnicodeEncodeError:
-        return json.loads(whole.encode("utf-8", "replace"))
     return frame
 
 
@@ -201,6 +196,7 @@ def _reject_constant(name: str) -> None:
 
 def _check_depth(value: JsonValue) -> None:
     """Raises if a value is nested so deeply that recursive code would fail later."""
+    # Level by level: a recursive walk would fail on the values that it has to reject.
     level: list[JsonValue] = [value]
     for _ in range(MAX_DEPTH):
         level = [
@@ -251,12 +247,12 @@ def request(request_id: str, method: str, params: JsonObject) -> str:
 
 
 def response(request_id: str, payload: JsonObject) -> str:
-    """Encodes a success response."""
+    """Encodes the response to a request that succeeded."""
     return _dump({"type": "res", "id": request_id, "ok": True, "payload": payload})
 
 
 def failure(request_id: str, error: RpcError) -> str:
-    """Encodes an error response."""
+    """Encodes the response to a request that failed."""
     return _dump({"type": "res", "id": request_id, "ok": False, "error": error.to_json()})
 
 
@@ -271,6 +267,7 @@ def _dump(frame: JsonObject) -> str:
     return without_surrogates(json.dumps(frame, ensure_ascii=False, separators=(",", ":")))
 
 
+# By the id of the schema. The entry keeps the schema alive, so that its id is not used again.
 _validators: dict[int, tuple[JsonObject, Validator]] = {}
 
 

@@ -10,6 +10,7 @@ SCOPES: tuple[Scope, ...] = get_args(Scope)
 INCLUDED: dict[Scope, frozenset[Scope]] = {
     "operator.read": frozenset({"operator.read"}),
     "operator.write": frozenset({"operator.read", "operator.write"}),
+    # Not included in `write`: a client that starts runs need not be one that approves their calls.
     "operator.approvals": frozenset({"operator.approvals"}),
     "operator.admin": frozenset(SCOPES),
 }

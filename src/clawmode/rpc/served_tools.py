@@ -91,6 +91,7 @@ class ServedTools:
         self._offers: list[Offer] = []
         self._known: OrderedDict[str, None] = OrderedDict()
         self._early: list[JsonObject] = []
+        # The gateway has applied its policy and approvals before it sends a call.
         self._executor = Executor(Policy(), approvals=Approvals())
 
     @contextmanager
@@ -143,6 +144,7 @@ class ServedTools:
                 self._start(self._serve, request, offer)
 
     async def _serve(self, request: JsonObject, offer: Offer | None) -> None:
+        # Sent if the call is cancelled: then the block ends without another answer.
         answer: JsonObject = {"error": "the call was cancelled by the client"}
         with Offer({}).running() if offer is None else offer.running():
             answer = await self._answer(request, offer)
