@@ -140,15 +140,15 @@ def test_a_reference_leads_to_a_tool_several_or_what_returns_them(
         ("garbled:TOOLS", "importing 'garbled' failed: SyntaxError"),
         ("exits:TOOLS", "importing 'exits' failed: SystemExit: 4 (*exits.py, line 1)"),
         ("undecorated:f", "(*undecorated.py, line 2)"),
-        ("shop:TOOL", "'shop' has no 'TOOL'; the nearest is 'TOOLS'"),
+        ("shop:TOOL", "'shop' has no 'TOOL'; did you mean 'TOOLS'?"),
         ("odd:bag.none", "'odd' has no 'bag.none'"),
         ("odd:bag.bad", "looking up 'bad' failed: RuntimeError: no such thing"),
         ("odd:takes", "'takes' takes arguments: decorate it with @tool"),
         ("odd:raises", "calling 'raises' failed: ValueError: two lines"),
         ("odd:leaves", "calling 'leaves' failed: SystemExit: go away"),
         ("odd:later", "'later' is async"),
-        ("odd:endless", "'endless' has over 100000 tools"),
-        ("odd:broken", "going through 'broken' failed: ZeroDivisionError"),
+        ("odd:endless", "'endless' has more than 100000 tools"),
+        ("odd:broken", "iterating over 'broken' failed: ZeroDivisionError"),
         ("odd:mixed", "item 1 of 'mixed' is the function 'plain', not a Tool"),
         ("odd:twice", "two tools have the id 'openclaw:core:price'"),
         ("odd:text", "'text' gives a value of type 'str'"),
@@ -179,7 +179,7 @@ def test_a_mistake_is_usage_without_a_traceback(
 
 @pytest.mark.usefixtures("here")
 def test_two_references_must_not_lead_to_one_id() -> None:
-    with pytest.raises(ConfigurationError, match="the other is of 'shop:price'"):
+    with pytest.raises(ConfigurationError, match="the other is from 'shop:price'"):
         load_tools(["shop:price", "shop:TOOLS"])
 
 

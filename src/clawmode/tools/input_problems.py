@@ -1,7 +1,7 @@
-"""What is wrong with an input, in words: where, what, and what was expected instead.
+"""Describes the problems of an input: where they are, what is wrong, and what was expected.
 
-The reader is a model or the program that it wrote, so a path looks like JavaScript. Nothing here
-grows with the input: a value is shown by its first characters or by its size.
+The reader is a model or the program that it wrote, so paths look like JavaScript. No text grows
+with the input: a value is shown by its first characters or by its size.
 """
 
 import json
@@ -24,13 +24,13 @@ MAX_NAMES = 200
 MAX_LISTED = 8
 
 
-def tell(schema: Schema, errors: Sequence[ValidationError], path: Path = ()) -> list[str]:
-    """A few short sentences about the errors.
+def describe(schema: Schema, errors: Sequence[ValidationError], path: Path = ()) -> list[str]:
+    """Describes errors in a few short sentences.
 
     Args:
-        schema: The schema that they were found with.
-        errors: All of them.
-        path: Where the value that was checked lies in the input.
+        schema: The schema that the value was checked against.
+        errors: All errors of the value.
+        path: The path of the value in the input.
     """
     texts = list(
         dict.fromkeys(shorten(_sentence(schema, error, path), MAX_TEXT) for error in errors)
@@ -42,7 +42,7 @@ def tell(schema: Schema, errors: Sequence[ValidationError], path: Path = ()) -> 
 
 
 def spell(path: Iterable[str | int], root: str = "input") -> str:
-    """A path as a program would write it, such as `input.rows[3].name`."""
+    """Returns a path as a program would write it, such as `input.rows[3].name`."""
     text = root
     for step in path:
         if isinstance(step, int):
@@ -55,7 +55,7 @@ def spell(path: Iterable[str | int], root: str = "input") -> str:
 
 
 def show(value: object) -> str:
-    """A value by its first characters, or by its size."""
+    """Shows a value by its first characters, or by its size."""
     match value:
         case dict():
             return f"an object with {len(value)} properties"
@@ -64,7 +64,7 @@ def show(value: object) -> str:
         case int() if value.bit_length() > MAX_SHOWN:
             return "a huge integer"
         case str():
-            # Cut first: nothing longer is ever copied.
+            # Cut before encoding, so that a long text is never copied.
             return shorten(json.dumps(value[:MAX_SHOWN], ensure_ascii=False), MAX_SHOWN)
         case _:
             return shorten(json.dumps(value, default=repr), MAX_SHOWN)
@@ -72,10 +72,10 @@ def show(value: object) -> str:
 
 def _sentence(schema: Schema, error: ValidationError, path: Path) -> str:
     where = spell((*path, *error.instance_path))
-    return f"{where}: {_what(schema, error, path)}"
+    return f"{where}: {_problem(schema, error, path)}"
 
 
-def _what(schema: Schema, error: ValidationError, path: Path) -> str:
+def _problem(schema: Schema, error: ValidationError, path: Path) -> str:
     got = show(error.instance)
     match error.kind:
         case Kind.Type(types):
@@ -99,7 +99,10 @@ def _what(schema: Schema, error: ValidationError, path: Path) -> str:
         case Kind.BacktrackLimitExceeded() | Kind.RegexEngineFailure():
             return "could not be compared with its pattern; make it shorter"
         case _:
-            return _bound(error) or f"does not fit: {error.message}"
+            if error.kind.name in BOUNDS:
+                bound = BOUNDS[error.kind.name].format(show(error.kind.value))
+                return f"expected {bound}, got {got}"
+            return f"does not fit: {error.message}"
 
 
 BOUNDS = {
@@ -117,15 +120,8 @@ BOUNDS = {
 }
 
 
-def _bound(error: ValidationError) -> str | None:
-    if error.kind.name not in BOUNDS:
-        return None
-    expected = BOUNDS[error.kind.name].format(show(error.kind.value))
-    return f"expected {expected}, got {show(error.instance)}"
-
-
 def _expectation(schema: Schema, error: ValidationError, name: str) -> str:
-    """What a missing property should have been, if its schema says so in a word."""
+    """Returns the type of a missing property, if its schema has a simple one."""
     part = as_map(follow(schema, [*error.schema_path[:-1], "properties", name]))
     reference = part.get("$ref")
     if isinstance(reference, str):
@@ -135,7 +131,7 @@ def _expectation(schema: Schema, error: ValidationError, name: str) -> str:
 
 
 def _unknown(schema: Schema, error: ValidationError, names: Sequence[str]) -> str:
-    """Unknown properties, each with the known one that it resembles most."""
+    """Lists unknown properties, each with the most similar known one."""
     known = list(as_map(follow(schema, [*error.schema_path[:-1], "properties"])))[:MAX_NAMES]
     found = [_suggestion(name[:MAX_SHOWN], known) for name in names[:MAX_PROBLEMS]]
     text = ", ".join(found)
@@ -171,12 +167,12 @@ def _alternatives(
     nearest = min(
         (branch for branch in branches if branch), key=lambda found: _distance(found, here)
     )
-    told = _sentence(schema, nearest[0], path)
-    return f"fits none of {len(branches)} alternatives; nearest: {told}"
+    problem = _sentence(schema, nearest[0], path)
+    return f"fits none of {len(branches)} alternatives; nearest: {problem}"
 
 
 def _distance(branch: list[ValidationError], here: int) -> tuple[bool, bool, int, int]:
-    """How far off an alternative is: the wrong type is farther than a wrong tag, and so on."""
+    """Returns a sort key: an alternative of a wrong type is farther than one of a wrong tag."""
     wrong_type = any(
         isinstance(error.kind, Kind.Type) and len(error.instance_path) == here for error in branch
     )

@@ -1,7 +1,7 @@
-"""Tools by name: `module:attribute` in, tools out.
+"""Loads tools by references such as `module:attribute`.
 
-The modules are the operator's own code, and run when they are imported. Whatever goes wrong in them
-is an error of one line that says which option is meant, and where to look.
+The modules are the operator's own code, and run when they are imported. Every failure in them
+becomes an error of one line that names the option and the place in the code.
 """
 
 import contextlib
@@ -26,20 +26,20 @@ MAX_REASON_CHARS = 300
 
 
 def load_tools(references: Iterable[str]) -> list[Tool]:
-    """The tools that the references lead to, in their order.
+    """Returns the tools of all references, in their order.
 
-    An attribute is a `Tool`, several of them, or a callable without arguments that returns either.
+    An attribute is a `Tool`, a list of tools, or a callable without arguments that returns either.
     The current folder is searched for modules first, as `python -m` does.
 
     Raises:
-        ConfigurationError: One leads to no tools, or two tools have one id.
+        ConfigurationError: A reference has no tools, or two tools have the same id.
     """
     tools: list[Tool] = []
     origins: dict[str, str] = {}
     for reference in references:
         for tool in _Reference(reference).load():
             if tool.id in origins:
-                text = f"two tools have the id {tool.id!r}; the other is of {origins[tool.id]!r}"
+                text = f"two tools have the id {tool.id!r}; the other is from {origins[tool.id]!r}"
                 raise _wrong(reference, text)
             origins[tool.id] = reference
             tools.append(tool)
@@ -47,7 +47,7 @@ def load_tools(references: Iterable[str]) -> list[Tool]:
 
 
 class _Reference:
-    """One `module:attribute` on its way to tools."""
+    """One reference `module:attribute`."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -75,9 +75,9 @@ class _Reference:
             missing = error.name or ""
             if not f"{name}.".startswith(f"{missing}."):
                 raise self._broken(f"importing {name!r}", error) from None
-            text = f"there is no module {missing!r}, in the current folder or installed"
+            text = f"there is no module {missing!r} in the current folder, and none installed"
             if name.endswith(".py"):
-                text += f"; of a file, leave out the ending: {name[:-3]}:{self._attribute}"
+                text += f"; for a file, leave out the ending: {name[:-3]}:{self._attribute}"
             raise _wrong(self._text, text) from None
         except (Exception, SystemExit) as error:
             raise self._broken(f"importing {name!r}", error) from None
@@ -89,7 +89,7 @@ class _Reference:
                 found = getattr(found, part)
             except AttributeError:
                 near = difflib.get_close_matches(part, dir(found), n=1)
-                hint = f"; the nearest is {near[0]!r}" if near else ""
+                hint = f"; did you mean {near[0]!r}?" if near else ""
                 text = f"{self._module!r} has no {self._attribute!r}{hint}"
                 raise _wrong(self._text, text) from None
             except Exception as error:
@@ -114,14 +114,14 @@ class _Reference:
 
     def _listed(self, found: object) -> list[Tool]:
         if isinstance(found, (str, bytes, dict)) or not isinstance(found, Iterable):
-            text = f"{self._attribute!r} gives {_kind(found)}, expected a Tool or several of them"
+            text = f"{self._attribute!r} gives {_kind(found)}, expected a Tool or a list of Tools"
             raise _wrong(self._text, text)
         try:
             items = list(islice(found, MAX_TOOLS + 1))
         except Exception as error:
-            raise self._broken(f"going through {self._attribute!r}", error) from None
+            raise self._broken(f"iterating over {self._attribute!r}", error) from None
         if len(items) > MAX_TOOLS:
-            raise _wrong(self._text, f"{self._attribute!r} has over {MAX_TOOLS} tools")
+            raise _wrong(self._text, f"{self._attribute!r} has more than {MAX_TOOLS} tools")
         tools = [item for item in items if isinstance(item, Tool)]
         if len(tools) < len(items):
             wrong = next(n for n, item in enumerate(items) if not isinstance(item, Tool))
@@ -132,10 +132,10 @@ class _Reference:
             raise _wrong(self._text, text)
         return tools
 
-    def _broken(self, doing: str, error: BaseException) -> ConfigurationError:
-        said = " ".join(str(error).split())[:MAX_REASON_CHARS]
-        reason = f"{type(error).__name__}: {said}" if said else type(error).__name__
-        return _wrong(self._text, f"{doing} failed: {reason}{_where(error)}")
+    def _broken(self, action: str, error: BaseException) -> ConfigurationError:
+        message = " ".join(str(error).split())[:MAX_REASON_CHARS]
+        reason = f"{type(error).__name__}: {message}" if message else type(error).__name__
+        return _wrong(self._text, f"{action} failed: {reason}{_where(error)}")
 
 
 def _wrong(reference: str, text: str) -> ConfigurationError:
@@ -147,7 +147,7 @@ def _takes_nothing(function: Callable[..., object]) -> bool:
         inspect.signature(function).bind()
     except TypeError:
         return False
-    except ValueError:  # of some that are written in C nothing is known
+    except ValueError:  # some functions written in C have no signature
         return True
     return True
 
@@ -159,12 +159,12 @@ def _kind(value: object) -> str:
 
 
 def _where(error: BaseException) -> str:
-    """The last place in the operator's own code, if there is one."""
-    if isinstance(error, SyntaxError):  # its text has the place
+    """Returns the innermost place in the operator's own code, if there is one."""
+    if isinstance(error, SyntaxError):  # its message has the place
         return ""
-    not_theirs = {sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")}
-    not_theirs |= {str(Path(__file__).parent), "<"}
+    others = {sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")}
+    others |= {str(Path(__file__).parents[1]), "<"}
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if not frame.filename.startswith(tuple(not_theirs)):
+        if not frame.filename.startswith(tuple(others)):
             return f" ({frame.filename}, line {frame.lineno})"
     return ""

@@ -1,4 +1,4 @@
-"""The names nearest to a misspelt one, for error messages and lookups."""
+"""Finds the names most similar to a misspelt one, for error messages and lookups."""
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -6,16 +6,16 @@ from heapq import nsmallest
 from itertools import chain, islice, pairwise
 
 MAX_NAME_CHARS = 64
-MAX_COUNTED = 2_000  # names, over all pairs of letters, that may be looked at to choose those
-MAX_COMPARED = 16  # names that are compared letter by letter
+MAX_COUNTED = 2_000  # names, over all pairs of letters, among which the candidates are chosen
+MAX_COMPARED = 16  # candidates that are compared letter by letter
 MIN_LIKENESS = 0.6
 
 
 class NearNames:
-    """Finds the names most like a given one, without comparing all of them letter by letter.
+    """Finds the names most similar to a given one, without comparing all of them letter by letter.
 
     Args:
-        names: Where to look.
+        names: The names to search.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
@@ -26,10 +26,10 @@ class NearNames:
                 self._having[pair].append(position)
 
     def find(self, name: str, limit: int) -> list[int]:
-        """Positions of at most `limit` names that are alike, the most alike first.
+        """Returns positions of at most `limit` similar names, the most similar first.
 
-        The rarest pairs of letters choose what is compared: in a catalog of ten thousand names
-        that all begin alike, the common pairs say nothing and would take milliseconds.
+        The rarest pairs of letters select the candidates: in a catalog of ten thousand names with
+        the same beginning, the common pairs tell nothing apart and would take milliseconds.
         """
         wanted = _shorten(name)
         pairs = _pairs(wanted)
@@ -45,7 +45,7 @@ class NearNames:
 
 
 class _Likeness:
-    """How alike names are to one: `payment_refund` is near `refund_payment`."""
+    """The similarity of names to a given one: `payment_refund` is near `refund_payment`."""
 
     def __init__(self, name: str, pairs: set[str]) -> None:
         self._name, self._pairs = name, pairs
@@ -54,17 +54,17 @@ class _Likeness:
             self._places[letter] = self._places.get(letter, 0) | 1 << position
 
     def to(self, other: str) -> float:
-        """From 0 to 1: by letters in the same order, or by pairs of letters in any order."""
+        """Returns a figure from 0 to 1, by letters in order or by pairs of letters in any order."""
         pairs = _pairs(other)
         by_pairs = 2 * len(pairs & self._pairs) / (len(pairs) + len(self._pairs))
         letters = len(self._name) + len(other)
         return max(by_pairs, 2 * self._common(other) / letters if letters else 0.0)
 
     def _common(self, other: str) -> int:
-        """The length of the longest common subsequence, found with one bit for each letter.
+        """Returns the length of the longest common subsequence, computed with one bit per letter.
 
-        Each step updates a whole column of the usual table (Hyyrö 2004), which is several times as
-        fast as `difflib`: programs ask for a thousand wrong names at once.
+        Each step updates a whole column of the usual table (Hyyrö 2004). It is several times as
+        fast as `difflib`, which matters because programs may use a thousand wrong names at once.
         """
         whole = row = (1 << len(self._name)) - 1
         for letter in other:
@@ -78,5 +78,5 @@ def _shorten(name: str) -> str:
 
 
 def _pairs(name: str) -> set[str]:
-    """Every two neighbouring characters, with the ends: what two spellings mostly share."""
+    """Returns all pairs of neighbouring characters, with the ends: spellings share most of them."""
     return set(map("".join, pairwise(f" {name} ")))

@@ -1,11 +1,11 @@
-"""What checking a value against a JSON Schema may cost, told before anything is checked.
+"""Computes the worst-case cost of checking a value against a JSON Schema, before checking it.
 
-Runs in the caller's process, on schemas that strangers wrote. The library that checks has no clock
+This runs in the caller's process, on schemas of strangers. The library that checks has no deadline
 and no depth limit: thirty definitions that each refer twice to the next keep it busy for minutes,
-and a long chain of references overruns the stack, which ends the process. So the schema is read as
-a graph first; it is refused, or the value is, if the worst case is too much.
+and a long chain of references overflows the stack, which ends the process. So the schema is read as
+a graph first, and the schema or the value is rejected if the worst case is too expensive.
 
-Owns the graph and its arithmetic; `validation` owns the limits that a value must keep.
+This module owns the graph and its arithmetic; `validation` owns the limits for values.
 """
 
 from collections.abc import Iterable, Iterator
@@ -20,9 +20,9 @@ MAX_VALUES = 50_000
 MAX_NESTING = 200
 MAX_NODES = 3_000
 MAX_HEIGHT = 400
-"""Higher than this is not worth telling apart. A thread with 512 KiB of stack bears 1,000."""
+"""Nested subschemas. A thread with 512 KiB of stack can check 1,000."""
 MAX_WORK = 50_000
-"""Nodes times depth: what this arithmetic itself may cost, about a second."""
+"""Nodes times depth: a bound for this arithmetic itself, about a second."""
 COUNTLESS = 10**9
 
 ONE_HERE = ("not", "if", "then", "else")
@@ -32,21 +32,21 @@ REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 ANCHORS = ("$anchor", "$dynamicAnchor", "$id", "id")
 UNEVALUATED = ("unevaluatedProperties", "unevaluatedItems")
 AGAIN = 3
-"""`unevaluated*` looks once more at what its neighbours have seen."""
+"""`unevaluated*` checks again what its neighbouring keywords have checked."""
 
 
 class UnusableSchema(ValueError):
-    """The schema cannot be used, for the reason in its message."""
+    """The schema cannot be used, for the reason in the message."""
 
 
 @dataclass(frozen=True, slots=True)
 class Burden:
-    """The worst that one path through a value can cause.
+    """The worst-case cost of one path through a value.
 
     Attributes:
-        checks: Subschemas applied.
-        patterns: Regular expressions tried.
-        height: Subschemas entered and not left: frames on the stack.
+        checks: Subschemas that are applied.
+        patterns: Regular expressions that are matched.
+        height: Subschemas that are entered at the same time: frames on the stack.
     """
 
     checks: int = 0
@@ -54,7 +54,7 @@ class Burden:
     height: int = 0
 
     def then(self, other: "Burden", times: int = 1) -> "Burden":
-        """Both, one after the other."""
+        """Returns the cost of both, one after the other."""
         return Burden(
             min(self.checks + times * other.checks, COUNTLESS),
             min(self.patterns + times * other.patterns, COUNTLESS),
@@ -62,7 +62,7 @@ class Burden:
         )
 
     def either(self, other: "Burden") -> "Burden":
-        """The worse of two of which only one happens."""
+        """Returns the worst cost of two alternatives."""
         return Burden(
             max(self.checks, other.checks),
             max(self.patterns, other.patterns),
@@ -76,13 +76,13 @@ HOPELESS = Burden(COUNTLESS, COUNTLESS, COUNTLESS)
 
 @dataclass(slots=True)
 class Below:
-    """The subschemas that a member or an element meets: one of `either`, and all of `always`."""
+    """The subschemas for a member or an element: one of `either`, and all of `always`."""
 
     either: list[int] = field(default_factory=list)
     always: list[int] = field(default_factory=list)
 
     def burden(self, level: list[Burden]) -> Burden:
-        """What they cause, given what each of them does."""
+        """Returns their worst cost, given the costs of all nodes."""
         worst = NOTHING
         for index in self.either:
             worst = worst.either(level[index])
@@ -93,7 +93,7 @@ class Below:
 
 @dataclass(slots=True)
 class Node:
-    """One subschema: what it applies to the same value, to members, and to elements."""
+    """One subschema, with the subschemas it applies to the same value, to members and elements."""
 
     patterns: int
     times: int
@@ -103,10 +103,10 @@ class Node:
 
 
 class SchemaGraph:
-    """A schema as subschemas and what they apply to what.
+    """A schema as a graph of subschemas.
 
     Raises:
-        UnusableSchema: It is too large, refers outside of itself, or to itself without end.
+        UnusableSchema: The schema is too large, refers to another one, or recurses without end.
     """
 
     def __init__(self, schema: Schema) -> None:
@@ -126,7 +126,7 @@ class SchemaGraph:
         self._by_depth: list[Burden] = []
 
     def burden(self, depth: int) -> Burden:
-        """The worst that one path through a value of this depth can cause. A scalar has depth 0."""
+        """Returns the worst-case cost for a value of this depth. A scalar has depth 0."""
         while len(self._by_depth) <= depth and not self._settled:
             if len(self._by_depth) * len(self._nodes) > MAX_WORK:
                 return HOPELESS
@@ -137,7 +137,7 @@ class SchemaGraph:
         return self._by_depth[min(depth, len(self._by_depth) - 1)]
 
     def _survey(self) -> None:
-        """Counts everything, also what no subschema can reach: the library will read it all."""
+        """Counts all values, even unreachable ones, because the library reads all of them."""
         left = MAX_VALUES
         layer: list[JsonValue] = [self._root]
         for _ in range(MAX_NESTING):
@@ -160,8 +160,8 @@ class SchemaGraph:
         address = value.get("id" if "draft-04" in str(self._root.get("$schema")) else "$id")
         moves = isinstance(address, str) and not address.startswith("#")
         if (moves or isinstance(value.get("$schema"), str)) and value is not self._root:
-            # References and keywords in it would have another meaning. No tool needs that.
-            raise UnusableSchema("it gives a part of itself another address or dialect")
+            # References and keywords in that part would have another meaning. No tool needs that.
+            raise UnusableSchema("a part of it has another `$id` or `$schema`")
 
     def _index(self, schema: Schema) -> int:
         if id(schema) not in self._indices:
@@ -228,7 +228,7 @@ class SchemaGraph:
         return [target for target in found if isinstance(target, dict)]
 
     def _innermost_first(self) -> list[int]:
-        """The nodes, those that a node applies to the same value before it."""
+        """Sorts the nodes so that each follows the nodes it applies to the same value."""
         order: list[int] = []
         entered: set[int] = set()
         left: set[int] = set()
@@ -247,7 +247,7 @@ class SchemaGraph:
         return order
 
     def _next_level(self) -> list[Burden]:
-        """The burden of every node for values one deeper than those of the current level."""
+        """Returns the cost of every node for values one level deeper than the current ones."""
         as_object = [NOTHING] * len(self._nodes)
         as_array = list(as_object)
         for index in self._order:
@@ -257,7 +257,7 @@ class SchemaGraph:
         return [one.either(other) for one, other in zip(as_object, as_array, strict=True)]
 
     def _apply(self, node: Node, level: list[Burden], below: Below) -> Burden:
-        """A value is an object or an array, never both: so the two are counted apart."""
+        """Returns the cost of a node. Objects and arrays are counted apart: no value is both."""
         total = below.burden(self._level)
         for inner in node.here:
             total = total.then(level[inner], node.times)
@@ -265,24 +265,24 @@ class SchemaGraph:
 
 
 def children(value: JsonValue) -> Iterable[JsonValue]:
-    """What a JSON value directly holds."""
+    """Returns the members or elements of a JSON value."""
     if isinstance(value, dict):
         return value.values()
     return value if isinstance(value, list) else ()
 
 
 def as_map(value: JsonValue) -> Schema:
-    """The value if it is an object, else an empty one."""
+    """Returns the value if it is an object, else an empty one."""
     return value if isinstance(value, dict) else {}
 
 
 def as_list(value: JsonValue) -> list[JsonValue]:
-    """The value if it is an array, else an empty one."""
+    """Returns the value if it is an array, else an empty one."""
     return value if isinstance(value, list) else []
 
 
 def follow(value: JsonValue, path: Iterable[str | int]) -> JsonValue:
-    """What lies at a path; None if nothing does."""
+    """Returns the value at a path; None if there is none."""
     for segment in path:
         if isinstance(value, dict):
             value = value.get(str(segment))
@@ -294,6 +294,6 @@ def follow(value: JsonValue, path: Iterable[str | int]) -> JsonValue:
 
 
 def locate(root: JsonValue, pointer: str) -> JsonValue:
-    """What lies at a JSON pointer, as it stands in a reference after the `#`; None if nothing."""
+    """Returns the value at a JSON pointer, the part of a reference after `#`; None if none."""
     segments = unquote(pointer).split("/")[1:]
     return follow(root, [part.replace("~1", "/").replace("~0", "~") for part in segments])

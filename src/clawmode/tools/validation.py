@@ -1,9 +1,9 @@
-"""Whether a tool's input fits its JSON Schema.
+"""Checks whether a tool's input fits its JSON Schema.
 
-Runs in the caller's process, at every call. Schemas come from MCP servers and inputs from guests:
-nothing that a schema names is fetched, and work that cannot be bounded is refused, not begun. What
-a check may cost is `schema_cost`'s arithmetic, what to say about a misfit is `input_problems`'s.
-Here are the limits and the engine.
+This runs in the caller's process, at every call. Schemas come from MCP servers and inputs from
+guests, so nothing that a schema names is fetched, and work without a bound is rejected before it
+starts. `schema_cost` computes the cost of a check, and `input_problems` describes errors. This
+module owns the limits and the engines.
 """
 
 from collections.abc import Iterator, Mapping
@@ -19,11 +19,11 @@ from jsonschema_rs import (
     ValidationError,
     validator_for,
 )
-from jsonschema_rs import Validator as Compiled
+from jsonschema_rs import Validator as CompiledValidator
 
 from clawmode.exceptions import InvalidSchema as InvalidSchema
 from clawmode.text import shorten
-from clawmode.tools.input_problems import MAX_TEXT, Path, show, spell, tell
+from clawmode.tools.input_problems import MAX_TEXT, Path, describe, show, spell
 from clawmode.tools.schema_cost import (
     MAX_HEIGHT,
     Burden,
@@ -41,7 +41,7 @@ MAX_DEPTH = 128
 MAX_VALUES = 1_000_000
 MAX_CHECKS = 5_000_000
 MAX_EXPLAINED = 2_000
-"""An error costs a thousand times what a check does, and the library collects all there are."""
+"""Checks. An error costs a thousand checks, and the library always collects all errors."""
 MAX_PATTERNS = 32
 MAX_CACHED = 2_048
 
@@ -51,11 +51,11 @@ VALUE = "the value"
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """A way to run regular expressions, and how many characters it may be given.
+    """An engine for regular expressions, and the number of characters it may be given.
 
-    Even the linear one takes time in proportion to the size of the expression: up to 7 µs for a
-    character at 16 KiB, 70 at 256 KiB, 400 at 4 MiB. The budgets make that a few seconds at worst,
-    for somebody who writes both the schema and the value.
+    Even the linear engine takes time in proportion to the size of the expression: up to 7 µs per
+    character at 16 KiB, 70 at 256 KiB, 400 at 4 MiB. The budgets limit that to a few seconds,
+    for an attacker who writes both the schema and the value.
     """
 
     options: RegexOptions | FancyRegexOptions
@@ -68,55 +68,56 @@ ENGINES = (
     Engine(RegexOptions(size_limit=4 << 20), 5_000),
     Engine(FancyRegexOptions(backtrack_limit=5_000, size_limit=256 << 10), 10_000),
 )
-"""In the order in which they are tried. The last knows look-around, and gives up in time."""
+"""The engines in the order of attempts. The last supports look-around, and limits backtracking."""
 
 
 class UnusableValue(ValueError):
-    """The value cannot be checked, for the reason in its message."""
+    """The value cannot be checked, for the reason in the message."""
 
 
 class Validator:
-    """Checks input against one JSON Schema, which is read at the first check.
+    """Checks input against one JSON Schema, which is compiled at the first check.
 
     Args:
         schema: The schema.
-        name: Whose it is, for the error.
+        name: The tool that the schema belongs to, for errors.
     """
 
     def __init__(self, schema: Mapping[str, JsonValue], *, name: str = "a tool") -> None:
-        # Without an address of its own, every reference in it is to itself.
+        # Without an address of its own, all references of the schema are to itself.
         self._schema: Schema = {key: schema[key] for key in schema if key not in ("$id", "id")}
         self._name = name
-        self._reading: CompiledSchema | str | None = None
+        self._compiled: CompiledSchema | str | None = None
 
     def validate(self, value: JsonValue) -> list[str]:
-        """What is wrong with the value: a few short sentences, none if it fits.
+        """Returns the problems of a value in short sentences; none if the value fits.
 
         Raises:
-            InvalidSchema: The schema is wrong, or checking against it could take for ever.
+            InvalidSchema: The schema is invalid, or checking against it could take too long.
         """
-        if self._reading is None:
+        if self._compiled is None:
             try:
-                self._reading = CompiledSchema(self._schema)
+                self._compiled = CompiledSchema(self._schema)
             except UnusableSchema as error:
-                self._reading = shorten(
+                self._compiled = shorten(
                     f"the input schema of {self._name} is unusable: {error}", MAX_TEXT
                 )
-        if isinstance(self._reading, str):
-            raise InvalidSchema(self._reading)
-        return self._reading.problems(value)
+        if isinstance(self._compiled, str):
+            raise InvalidSchema(self._compiled)
+        return self._compiled.problems(value)
 
 
 _cache: dict[int, tuple[Tool, Validator]] = {}
 
 
 def validate(tool: Tool, value: JsonValue) -> list[str]:
-    """What is wrong with an input for this tool: a few short sentences, none if it fits.
+    """Returns the problems of an input for a tool in short sentences; none if the input fits.
 
     Raises:
-        InvalidSchema: The schema of the tool is wrong, or checking could take for ever.
+        InvalidSchema: The schema is invalid, or checking against it could take too long.
     """
-    # By identity, because comparing tools compares their schemas; kept alive, so that it holds.
+    # By identity, because comparing tools compares their schemas. The cache keeps the tool alive,
+    # so that no other tool gets the same id.
     found = _cache.get(id(tool))
     if found is None:
         found = _cache[id(tool)] = tool, Validator(tool.parameters, name=tool.id)
@@ -126,10 +127,10 @@ def validate(tool: Tool, value: JsonValue) -> list[str]:
 
 
 class CompiledSchema:
-    """A schema that was found usable, compiled.
+    """A compiled schema whose cost is bounded.
 
     Raises:
-        UnusableSchema: It was not.
+        UnusableSchema: The schema is invalid or too expensive.
     """
 
     def __init__(self, schema: Schema) -> None:
@@ -138,22 +139,22 @@ class CompiledSchema:
         if _overburdened(self._graph.burden(0), 1):
             raise UnusableSchema("it applies too much of itself to a single value")
         self._engine, self._compiled = _compile_with_any(schema, self._graph.patterns)
-        self._parts: dict[str, Compiled] = {}
+        self._parts: dict[str, CompiledValidator] = {}
 
     def problems(self, value: JsonValue) -> list[str]:
-        """What is wrong with the value."""
+        """Returns the problems of a value in short sentences; none if the value fits."""
         try:
-            self._refuse_costly(value)
+            self._reject_costly(value)
             if self._compiled.is_valid(value):
                 return []
             if self._explicable(value, 0):
-                return tell(self._schema, list(self._compiled.iter_errors(value)))
+                return describe(self._schema, list(self._compiled.iter_errors(value)))
             return self._explain_part(value)
-        except (TypeError, ValueError) as error:  # also a lone surrogate, or what is not JSON
+        except (TypeError, ValueError) as error:  # also for lone surrogates and values beyond JSON
             return [shorten(f"input: cannot be checked: {error}", MAX_TEXT)]
 
-    def _refuse_costly(self, value: JsonValue) -> None:
-        """Raises if checking the value could take too long, or more stack than there is."""
+    def _reject_costly(self, value: JsonValue) -> None:
+        """Raises `UnusableValue` if a check could take too long or overflow the stack."""
         size = measure(value)
         burden = self._graph.burden(size.depth)
         if _overburdened(burden, size.leaves):
@@ -166,12 +167,12 @@ class CompiledSchema:
             )
 
     def _explicable(self, value: JsonValue, depth: int) -> bool:
-        """Whether all errors can be collected in a value that lies so deep in the input."""
+        """True if all errors of a value at this depth of the input can be collected."""
         size = measure(value)
         return self._graph.burden(depth + size.depth).checks * size.leaves <= MAX_EXPLAINED
 
     def _explain_part(self, value: JsonValue) -> list[str]:
-        """Descends to a part that is wrong and small enough to say what about it is."""
+        """Descends to an invalid part that is small enough to collect its errors."""
         path: Path = ()
         pointer = ""
         while (found := self._wrong_part(pointer, value)) is not None:
@@ -179,13 +180,13 @@ class CompiledSchema:
             path = (*path, step)
             if self._explicable(value, len(path)):
                 errors = list(self._part(pointer).iter_errors(value))
-                return tell(self._schema, errors, path)
+                return describe(self._schema, errors, path)
         return [f"{spell(path)}: does not fit the schema, and is too large to say where"]
 
     def _wrong_part(
         self, pointer: str, value: JsonValue
     ) -> tuple[str, str | int, JsonValue] | None:
-        """The first member or element that does not fit: its schema's place, its name, itself."""
+        """Returns the first member or element that does not fit: schema pointer, name, value."""
         for inner, step, child in self._members(pointer, value):
             if not self._part(inner).is_valid(child):
                 return inner, step, child
@@ -194,7 +195,7 @@ class CompiledSchema:
     def _members(
         self, pointer: str, value: JsonValue
     ) -> Iterator[tuple[str, str | int, JsonValue]]:
-        """Members and elements that have a schema to themselves."""
+        """Yields members and elements that have a schema of their own."""
         node = as_map(locate(self._schema, pointer))
         reference = node.get("$ref")
         if isinstance(reference, str) and reference.startswith("#/"):
@@ -207,8 +208,8 @@ class CompiledSchema:
         elif isinstance(value, list) and isinstance(node.get("items"), dict):
             yield from ((f"{pointer}/items", index, item) for index, item in enumerate(value))
 
-    def _part(self, pointer: str) -> Compiled:
-        """What checks against a part of the schema alone."""
+    def _part(self, pointer: str) -> CompiledValidator:
+        """Returns the validator of one part of the schema."""
         if pointer not in self._parts:
             registry = Registry([(HOME, self._schema)], retriever=_refuse_to_fetch)
             outer: Schema = {"$ref": f"{HOME}#{pointer}"}
@@ -220,7 +221,7 @@ class CompiledSchema:
 
 @dataclass(slots=True)
 class Size:
-    """How large a value is: how deep, how many values without parts, how many characters."""
+    """The size of a value: its depth, its number of leaves, its number of characters."""
 
     depth: int = 0
     leaves: int = 0
@@ -228,10 +229,10 @@ class Size:
 
 
 def measure(value: JsonValue) -> Size:
-    """Measures a value, layer by layer.
+    """Measures a value, layer by layer, without recursion.
 
     Raises:
-        UnusableValue: It is too large or too deep for any schema.
+        UnusableValue: The value is too large or too deep for any schema.
     """
     size = Size()
     layer = [value]
@@ -260,9 +261,9 @@ def _overburdened(burden: Burden, leaves: int) -> bool:
     return burden.height > MAX_HEIGHT or burden.checks * leaves > MAX_CHECKS
 
 
-def _compile_with_any(schema: Schema, patterns: int) -> tuple[Engine, Compiled]:
-    """Compiles with the first engine that can."""
-    # Each costs up to 15 ms to compile in a large engine: few of them, or small ones.
+def _compile_with_any(schema: Schema, patterns: int) -> tuple[Engine, CompiledValidator]:
+    """Compiles a schema with the first engine that supports its patterns."""
+    # In a large engine, a pattern takes up to 15 ms to compile: few patterns, or small ones.
     engines = ENGINES if patterns <= MAX_PATTERNS else ENGINES[:1]
     reason = ""
     for engine in engines:
@@ -273,23 +274,23 @@ def _compile_with_any(schema: Schema, patterns: int) -> tuple[Engine, Compiled]:
             reason = error.message.replace(VALUE, f"{show(error.instance)} at {place}")
             if error.kind.value != "regex":
                 break
-        except (ReferencingError, ValueError) as error:  # for example deeper than it can go
+        except (ReferencingError, ValueError) as error:  # for example too deeply nested
             reason = str(error)
             break
     raise UnusableSchema(reason)
 
 
-def _compile(schema: Schema, engine: Engine, registry: Registry | None = None) -> Compiled:
+def _compile(schema: Schema, engine: Engine, registry: Registry | None = None) -> CompiledValidator:
     return validator_for(
         schema,
         registry=registry,
         retriever=_refuse_to_fetch,
         pattern_options=engine.options,
-        mask=VALUE,  # no message of the library shows input; `input_problems` does, cut
-        validate_formats=False,  # a hint for readers; many that are fine would not pass
+        mask=VALUE,  # the library's messages must not quote input; `input_problems` does, shortened
+        validate_formats=False,  # `format` is a hint for readers; valid input often fails it
     )
 
 
 def _refuse_to_fetch(uri: str) -> Never:
-    """Stands where the library would open a file or a connection that a schema names."""
-    raise ValueError("a schema is not fetched")
+    """Replaces the library's retriever, which would open files and URLs that a schema names."""
+    raise ValueError("schemas are not fetched")
