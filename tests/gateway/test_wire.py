@@ -127,7 +127,7 @@ async def connected_with(it: Wired, token: str) -> str:
 
 async def metrics_with(it: Wired, token: str) -> str:
     headers = {"authorization": f"Bearer {token}"}
-    async with httpx2.AsyncClient() as http:
+    async with httpx2.AsyncClient(verify=False) as http:  # no TLS here; certificates load slowly
         answer = await http.get(f"http://127.0.0.1:{it.port}/metrics", headers=headers)
     return "ok" if answer.status_code == 200 else "UNAUTHORIZED"
 
