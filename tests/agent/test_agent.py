@@ -601,7 +601,7 @@ async def test_a_message_that_cannot_be_sent_is_an_error(pool: Pool) -> None:
         for message in ("", " ", 3, None):
             with pytest.raises(ClawmodeError, match="message"):
                 await agent.run(message)  # pyrefly: ignore
-        with pytest.raises(ClawmodeError, match="no session key"):
+        with pytest.raises(ClawmodeError, match="not a valid session key"):
             await agent.run("Hi", session_key="../other")
         with anyio.fail_after(SECONDS):
             result = await agent.run(AgentRequest(message="Hi", run_id="r-1"))

@@ -127,7 +127,7 @@ def test_a_conversation_with_streaming_nested_calls_and_commands(
             person.reads("└─ ✓ openclaw:core:price")
             person.reads("1 and 2.")
             person.says("/status", "session agent:main:main", "model mine/small", "tokens ")
-            person.says("/model mine/large", "goes on with mine/large")
+            person.says("/model mine/large", "now uses mine/large")
             person.says("And now?", "Large.")
             person.says("/queue collect cap:3", "queue collect, debounce 0.5s, cap 3")
             person.says("/compact", "Summarized 5 messages")
