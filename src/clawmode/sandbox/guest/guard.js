@@ -1,7 +1,7 @@
-// Runs in a VM of its own, beside acorn: finds the first thing in a cell that reaches for a module.
+// Guest side, in a VM of its own with acorn: finds the first use of a module in a cell.
 //
-// Returns "line column what", or "" when there is none or when acorn cannot parse the text (the
-// engine will say why). The walk keeps its own stack: the tree of a hostile text is deep.
+// Returns "line column what", or "" if there is none or if acorn cannot parse the text (the engine
+// reports the error then). The walk keeps its own stack: the tree of a hostile text is deep.
 (function (source) {
   "use strict";
   let tree;
@@ -15,7 +15,7 @@
     return "";
   }
 
-  // `(0, require)(x)`, `require?.(x)` and `(require)(x)` call it too.
+  // `(0, require)(x)`, `require?.(x)` and `(require)(x)` are calls of `require` too.
   function callee(node) {
     for (;;) {
       if (node.type === "SequenceExpression") node = node.expressions[node.expressions.length - 1];

@@ -1,16 +1,16 @@
-// The guest's side of the wall: everything a cell finds when it starts.
+// Guest side: everything that a cell finds when it starts.
 //
-// Evaluated once, before any guest code, into the image from which every cell starts. It owns the
-// plumbing between guest and host (requests out, replies in, output, timers, the final value) and
-// the value adapter that turns whatever a guest returns into JSON.
+// This script runs once, before any guest code, to build the image that every cell starts from. It
+// owns the bridge between guest and host (requests, replies, output, timers, the final value), and
+// the value adapter, which converts the values of a guest to JSON.
 //
-// The plumbing lives in this closure. Guest code cannot name it, and everything it calls was
-// captured here, so a guest that redefines `Promise`, `JSON` or `Array.prototype` hurts only
-// itself. Two traps follow from that. Internal lists are null-prototype objects, because writing
-// `array[i]` runs a setter that a guest may have put on `Array.prototype`. And no method is called
-// on a value (`map.get(k)`): only captured functions are (`mapGet(map, k)`).
+// The state of the bridge lives in this closure, which guest code cannot reach. All intrinsics that
+// the bridge calls are captured here, so a guest that redefines `Promise`, `JSON` or
+// `Array.prototype` harms only itself. Two traps follow. Internal lists are null-prototype objects,
+// because writing `array[i]` runs a setter that a guest may have put on `Array.prototype`. And no
+// method is called on a value (`map.get(k)`), only captured functions are (`mapGet(map, k)`).
 //
-// The host holds the functions returned at the end, and reads and writes `mailbox` in place.
+// The host calls the functions returned at the end, and reads and writes `mailbox` in place.
 (function (emitText, emitJson, emitValue, emitFailure, emitOmitted, emitPrefix, web) {
   "use strict";
 
@@ -67,18 +67,18 @@
   ];
   const monotonic = uncurry(performance.now).bind(undefined, performance);
 
-  // What a body of Tool Search keeps of the globals: the language, nothing that a platform adds.
+  // The globals that a body of Tool Search keeps: those of the language, none of a platform.
   const language = create(null);
   for (const name of ownKeys(globalThis)) language[name] = true;
   for (const name of ["performance", "queueMicrotask", "DOMException", "btoa", "atob"]) delete language[name];
 
-  // A guest can reach functions on the stack through the call sites that `prepareStackTrace` gets,
-  // ours included. And only the engine may say "out of memory": see `describeFailure`.
+  // `prepareStackTrace` gets call sites, through which a guest can reach every function on the
+  // stack, ours included. And only the engine may say "out of memory": see `describeFailure`.
   defineProperty(Error, "prepareStackTrace", { value: undefined, writable: false, configurable: false });
   delete globalThis.InternalError;
   delete OutOfMemoryPrototype.constructor;
 
-  // The engine's serializer writes the text of a raw value as it is, whatever that text holds.
+  // The engine's serializer copies the text of a raw value without checking it.
   delete JSON.rawJSON;
   delete JSON.isRawJSON;
 
@@ -88,16 +88,16 @@
   const SEED = 0; // 0 to 3: four 32-bit words of entropy, written by the host at start
   const OUTPUT_LIMIT = 4; // bytes that output and value may still take
   const MAX_CALLS = 5; // tool and namespace calls that may be open at once
-  const MAX_OTHERS = 6; // searches, descriptions and yields that the host gets at once; more queue here
-  const ARGUMENT = 7; // the number that goes with a call of the host's
-  const MAIN_STATE = 8; // 0 pending, 1 fulfilled, 2 failed, and the host knows why
+  const MAX_OTHERS = 6; // searches, descriptions and yields that the host gets at once; others wait
+  const ARGUMENT = 7; // a number that the host passes with a call
+  const MAIN_STATE = 8; // 0 pending, 1 fulfilled, 2 failed and described to the host
   const QUEUED = 9; // requests that the host has not collected
   const OPEN_CALLS = 10;
   const OPEN_OTHERS = 11;
-  const TIMEOUTS = 12; // pending timeouts; intervals do not hold a cell open
+  const TIMEOUTS = 12; // pending timeouts; intervals do not keep a cell from ending
   const NEXT_DUE = 13; // when the earliest timer is due, in milliseconds since 1970; 0 for none
-  const OVERFLOW = 14; // 1: more requests were opened than may be
-  const STARTED = 15; // when the cell started, in milliseconds since 1970; 16 is the host's own
+  const OVERFLOW = 14; // 1 if the guest opened more requests than it may
+  const STARTED = 15; // when the cell started, in milliseconds since 1970; only the host uses 16
 
   // ---- The value adapter ----
 
@@ -108,7 +108,7 @@
     return stringify(wellFormed(text));
   }
 
-  // Written as it grows, so that a value far over the limit costs its prefix and a count.
+  // Written in chunks, so that a value far over the limit costs its prefix and a count.
   function put(sink, text) {
     sink.text += text;
     if (sink.text.length > sink.limit) {
@@ -128,8 +128,8 @@
     sink.text = "";
   }
 
-  // `text` goes before the value. Numbers and their like are returned with it, to be written with
-  // what follows: a call for each would be most of the work.
+  // `text` precedes the value. Numbers and the like are returned with it and written with the next
+  // piece: a call for each of them would be most of the work.
   function writeProperty(sink, text, holder, key, parents) {
     let value;
     try {
@@ -162,7 +162,7 @@
     for (let i = 0; i < keys.length; i++) {
       const key = keys[i];
       if (sink.dropUndefined) {
-        let value = null; // a getter that throws is written as such
+        let value = null; // stays null if the getter throws
         try {
           value = holder[key];
         } catch {}
@@ -187,7 +187,7 @@
     put(sink, writeEntries(sink, text, errorKeys(error), error, parents, 1) + "}");
   }
 
-  // What is shown of an error beside its name and message. `cause` and `errors` are not enumerable.
+  // Members of an error besides its name and message. `cause` and `errors` are not enumerable.
   function errorKeys(error) {
     const keys = create(null);
     keys.length = 0;
@@ -203,7 +203,7 @@
     return keys;
   }
 
-  // A Map whose keys are all strings reads as an object, any other as a list of pairs.
+  // A Map whose keys are all strings becomes an object, any other a list of pairs.
   function writeMap(sink, map, parents) {
     let textual = true;
     mapForEach(map, (_, key) => { textual &&= typeof key === "string"; });
@@ -243,7 +243,7 @@
     }
   }
 
-  // Objects with internal slots, told apart by the slot: names and tags can be forged.
+  // Objects with internal slots, recognized by the slot: names and tags can be forged.
   function writeExotic(sink, value, parents) {
     if (attempt(mapSize, value) !== undefined) return writeMap(sink, value, parents);
     if (attempt(setSize, value) !== undefined) return writeSet(sink, value, parents);
@@ -274,7 +274,7 @@
     return typeof name === "string" && name !== "" ? slice(name, 0, 64) : "Object";
   }
 
-  // Returns what `toJSON` made of the value, or the value itself where there is none to call.
+  // Returns the result of the value's `toJSON`, or the value itself if it has none.
   function converted(value) {
     const convert = value.toJSON;
     return typeof convert === "function" ? apply(convert, value, []) : value;
@@ -298,13 +298,13 @@
       if (plain !== value) return write(sink, plain, chain, true);
       return ordinary ? writeObject(sink, value, chain) : writeExotic(sink, value, chain);
     } catch (error) {
-      // What was half written goes, unless it is on its way out already.
+      // Drops the half-written value, unless a part of it has been emitted already.
       if (mark >= 0 && sink.prefix === null) sink.text = slice(sink.text, 0, mark);
       put(sink, tag("[Not serializable: " + messageOf(error) + "]"));
     }
   }
 
-  // Piece by piece: a long string must not be copied whole, only to be found too long.
+  // In pieces, so that a string over the limit is not copied as a whole.
   function writeLong(sink, value) {
     put(sink, '"');
     for (let start = 0; start < value.length; ) {
@@ -317,7 +317,7 @@
     put(sink, '"');
   }
 
-  // `done`: it is what a `toJSON` made, and is not asked again.
+  // `done`: the value comes from a `toJSON`, whose result is not asked for another.
   function write(sink, value, parents, done) {
     switch (typeof value) {
       case "string":
@@ -348,7 +348,7 @@
   const SHORTENED = { __proto__: null, counted: false, dropUndefined: false };
   const ARGUMENTS = { __proto__: null, counted: false, dropUndefined: true };
 
-  // What an object with internal slots is to JSON; itself, if it has none that count.
+  // The JSON value for an object with internal slots; the object itself, if it has no such slots.
   function plainOf(value) {
     if (attempt(mapSize, value) !== undefined) return plainMap(value);
     if (attempt(setSize, value) !== undefined) return plainSet(value);
@@ -397,10 +397,10 @@
     return plain;
   }
 
-  // By the engine's own serializer, which is ten times as fast as the walk above. It cannot cut,
-  // and a value that bites breaks it: then it says null, and the walk does the work.
+  // Uses the engine's own serializer, which is ten times as fast as the walk above. It cannot cut a
+  // value, and fails on a hostile one: the result is null then, and the walk is used.
   function quickJson(value, limit, dropUndefined) {
-    const stack = create(null); // the objects around the one at hand
+    const stack = create(null); // the objects around the current one
     let depth = 0;
     let size = 0;
     function replace(key, item) {
@@ -432,7 +432,7 @@
         if (prototype !== ObjectPrototype && prototype !== null) plain = plainOf(item);
       }
       if (typeof plain === "object" && plain !== null) {
-        // A cycle leads to the Map or the Set itself, not to what stands for it.
+        // A cycle leads to the Map or the Set itself, not to its replacement.
         if (plain !== item) stack[depth++] = item;
         stack[depth++] = plain;
       }
@@ -455,8 +455,8 @@
     return sink;
   }
 
-  // The JSON text of any value that is emitted; past the limit a prefix, and the host has counted
-  // the rest.
+  // The JSON text of an emitted value. Over the limit it is a prefix, and the host has counted the
+  // rest.
   function toJson(value) {
     const sink = serialize(value, mailbox[OUTPUT_LIMIT], EMITTED);
     if (sink.prefix === null) return sink.text;
@@ -464,7 +464,7 @@
     return sink.prefix;
   }
 
-  // The same for a word in an error or in a tag: cut, and nobody counts.
+  // The same for a word in an error or in a tag: shortened, and the rest is not counted.
   function toShortJson(value) {
     const sink = serialize(value, 4096, SHORTENED);
     return sink.prefix ?? sink.text;
@@ -482,7 +482,7 @@
     return typeof value === "string" ? value : "";
   }
 
-  // JSON has no word for `undefined` and `NaN`.
+  // JSON cannot express `undefined` and `NaN`.
   function thrownText(value) {
     if (typeof value === "undefined" || typeof value === "number") return NativeString(value);
     return typeof value === "string" ? value : toShortJson(value);
@@ -496,11 +496,11 @@
     return { __proto__: null, name, message: property(error, "message") };
   }
 
-  let lineMap = ""; // from the transformed source to the submitted; the host reads it in a failure
+  let lineMap = ""; // maps the transformed source to the submitted one; part of every failure
 
-  const nested = new NativeWeakMap(); // errors that replies made → the id of the tool that failed
+  const nested = new NativeWeakMap(); // errors made from replies → the id of the tool that failed
 
-  // The tool whose failure this is at bottom: the error itself, its cause, or all of an aggregate.
+  // The tool that caused a failure: that of the error, of its cause, or of all of an aggregate.
   function failedTool(error, depth) {
     if (typeof error !== "object" || error === null || depth > 8) return undefined;
     const tool = weakGet(nested, error);
@@ -513,7 +513,7 @@
 
   const MAX_REASONS = 5;
 
-  // The errors of an AggregateError: its own message, if there is one, does not name them.
+  // The errors of an AggregateError, which its own message does not contain.
   function reasonsOf(error) {
     if (!(error instanceof NativeAggregateError)) return "";
     const errors = attempt((holder) => holder.errors, error);
@@ -541,7 +541,7 @@
         return { __proto__: null, kind, name, message, stack: property(error, "stack"), tool };
       }
     }
-    // The engine throws null when it has no room for an error: the host knows if that was so.
+    // The engine throws null if it has no room for an error. The host knows whether it had room.
     const kind = error === null ? "null" : "error";
     return { __proto__: null, kind, name: "Uncaught", message: thrownText(error), stack: "" };
   }
@@ -561,8 +561,8 @@
     );
   }
 
-  // Promises that were rejected and that nobody handles yet. Judged when the cell ends, so that
-  // `const p = a(); await b(); await p` is fine whichever of the two fails first.
+  // Rejected promises that nobody handles yet. They are judged when the cell ends, so that
+  // `const p = a(); await b(); await p` works whichever of the two fails first.
   const unhandled = new NativeMap();
 
   function track(promise, reason, handled) {
@@ -575,7 +575,7 @@
   const waiting = new NativeMap(); // request id → how to settle it
   let outbox = ""; // a line for each request: id, method, JSON of the arguments
   let lastRequest = 0;
-  const backlog = create(null); // requests that are sent when others have been answered, in order
+  const backlog = create(null); // requests that wait until others have been answered, in order
   let backlogStart = 0;
   let backlogEnd = 0;
 
@@ -584,7 +584,7 @@
 
   const toolIds = { __proto__: null }; // by the names that programs may use
 
-  // Whether the UTF-8 of a text is longer. One unit of UTF-16 takes up to three bytes.
+  // True if the UTF-8 of a text is over a limit. One unit of UTF-16 takes up to three bytes.
   function isLongerThan(text, bytes) {
     if (text.length * 3 <= bytes) return false;
     let length = text.length;
@@ -595,7 +595,7 @@
     return length > bytes;
   }
 
-  // The frames of a stack that are the program's.
+  // The program's own frames of a stack.
   function guestFrames(stack) {
     let frames = "";
     for (let start = 0, end; start < stack.length; start = end) {
@@ -609,7 +609,7 @@
   function request(method, args) {
     if (mailbox[OVERFLOW]) return new NativePromise(nothing);
     const counted = method === "call" || method === "namespace";
-    const stack = stackOf(new NativeError()); // where the program asked: a failure happens elsewhere
+    const stack = stackOf(new NativeError()); // kept, because a reply arrives without a stack
     const sink = serialize(args, MAX_REQUEST, ARGUMENTS);
     return new NativePromise((resolve, reject) => {
       if (sink.prefix !== null || isLongerThan(sink.text, MAX_REQUEST)) {
@@ -631,7 +631,7 @@
     });
   }
 
-  // Whatever can fail for want of memory comes first; then it is opened, all of it.
+  // Steps that can run out of memory come first, so that a request is opened completely or not.
   function send(open) {
     const id = lastRequest + 1;
     const longer = outbox + (id + " " + open.method + " " + open.text + "\n");
@@ -661,7 +661,7 @@
     set("name", reply.name);
     set("code", reply.code);
     set("toolId", reply.toolId);
-    // Made while nothing of the guest runs: its own frames would all be ours.
+    // The error is made while no guest code runs, so its own stack would have only our frames.
     defineProperty(error, "stack", {
       __proto__: null, value: guestFrames(stack), writable: true, configurable: true,
     });
@@ -699,7 +699,7 @@
     return a.due < b.due || (a.due === b.due && a.order < b.order);
   }
 
-  // The last place must exist: making it may fail for want of memory.
+  // The last place must exist already, because creating it may run out of memory.
   function siftUp(timer) {
     let i = heapSize++;
     while (i > 0) {
@@ -761,7 +761,7 @@
     noteNextDue();
   }
 
-  // Runs the earliest timer that is due. One at a time: the host drains jobs in between.
+  // Runs the earliest due timer. Only one, because the host runs the pending jobs in between.
   function fire() {
     const time = mailbox[ARGUMENT];
     noteNextDue();
@@ -784,10 +784,10 @@
     }
   }
 
-  // ---- What the host calls ----
+  // ---- Functions that the host calls ----
 
-  // `Function.prototype.toString` gives back the text between the wrapper's parentheses. A cell
-  // that closed the wrapper itself (`}); … (async function () {`) is another text.
+  // `Function.prototype.toString` returns the text between the wrapper's parentheses. For a cell
+  // that closes the wrapper itself (`}); … (async function () {`) that is another text.
   function accept(main, map) {
     seedRandom();
     if (map !== undefined) lineMap = map;
@@ -799,8 +799,8 @@
     then(promise, finish, fail);
   }
 
-  // Copied now, handed over when nothing is pending: until then it is frozen with the cell. What is
-  // over the limit already goes out at once, and the host stops the cell.
+  // The value is converted now and passed on when nothing is pending; until then it is frozen with
+  // the cell. A value over the limit is emitted at once, and the host stops the cell.
   let result = "";
 
   function finish(value) {
@@ -814,8 +814,8 @@
     mailbox[MAIN_STATE] = 1;
   }
 
-  // The cell has nothing left to do: it fails with the first rejection that nobody handled, or the
-  // host gets its value.
+  // Ends the cell: it fails with the first rejection that nobody handled, or the host gets its
+  // value.
   function conclude() {
     let rejected = false;
     mapForEach(unhandled, (reason) => {
@@ -893,7 +893,7 @@
     if (begun !== undefined) log(label + ": " + (monotonic() - begun).toFixed(1) + " ms", ...values);
   }
 
-  // Without a prototype: a tool may be called `toString`, and one that is missing must be missing.
+  // Without a prototype: a tool may be named `toString`, and an unknown name must be undefined.
   const tools = {
     __proto__: null,
     search(query, options) { return request("search", [query, options ?? {}]); },
@@ -921,9 +921,9 @@
   // ---- MCP servers, and the files that describe them ----
 
   // The prototype of `MCP` and its servers: it sees only names that they do not have. The host knows
-  // more names than the guest: a server's own spelling, servers that are still connecting, and which
-  // name is nearest to a wrong one. `in` and `Object.keys` show what is there; these names stay
-  // undefined, because the language or a program that looks for a feature asks for them.
+  // more names than the guest: a server's own spelling, servers that are still connecting, and the
+  // name nearest to a wrong one. `in` and `Object.keys` show existing members; the names below stay
+  // undefined, because the language, or a program that tests for a feature, reads them.
   const unasked = create(null);
   for (const name of ownKeys(ObjectPrototype)) unasked[name] = true;
   for (const name of ["then", "toJSON", "prototype", "resources", "prompts", "$search"]) unasked[name] = true;
@@ -934,7 +934,7 @@
   }
 
   const MCP = { __proto__: missing((name) => name in ownNames ? MCP[ownNames[name]] : unknownServer(name)) };
-  let ownNames = { __proto__: null }; // servers by the names that the configuration has for them
+  let ownNames = { __proto__: null }; // servers by their names in the configuration
   let files = { __proto__: null }; // by path: description, bytes, text
 
   function define(target, key, value) {
@@ -945,7 +945,7 @@
 
   function callOf(server, group, name) {
     const place = group === "" ? [server, name] : [server, group, name];
-    // All arguments: the host refuses a second one.
+    // Passes all arguments on, because the host rejects a second one.
     const call = (...args) => {
       if (args.length !== 0 && args[0] === undefined) args[0] = {};
       return request("namespace", ["MCP", place, args.length === 0 ? [{}] : args]);
@@ -964,7 +964,7 @@
     return { __proto__: missing((key) => callOf(name, "", key)) };
   }
 
-  // What the guest knows nothing about may still have everything.
+  // A server that the guest does not know may have resources, prompts and tools of any name.
   function unknownServer(name) {
     const server = emptyServer(name);
     expose(server, {
@@ -1053,7 +1053,7 @@
     for (let i = 0; i < names.length; i++) addServer(names[i], mcp.servers[names[i]]);
   }
 
-  // What a body of Tool Search finds: the language, three functions, and three ways to log.
+  // The globals of a body of Tool Search: the language, three functions, and three ways to log.
   function installSearch() {
     const names = ownKeys(globalThis);
     for (let i = 0; i < names.length; i++) {
@@ -1066,8 +1066,8 @@
     });
   }
 
-  // What a run adds to the image, before any of its cells: its catalog and its namespaces. Costs
-  // once per catalog: the memory afterwards is an image too.
+  // Adds a run's catalog and namespaces to the image. This is done once per catalog: the memory
+  // afterwards is an image too, which the run's cells start from.
   function install(text) {
     const setup = parse(text);
     if (setup.search) return installSearch();

@@ -1,23 +1,23 @@
-// The web globals that the bare engine lacks, written for the guest's side of the wall.
+// Guest side: the web globals that the bare engine lacks.
 //
 // This file owns TextEncoder, TextDecoder, URL, URLSearchParams and structuredClone, and nothing
 // else.  It is one function expression: the prelude calls it once, before any guest code, and
 // puts what it returns on globalThis.  The VM image is taken after that, so all state here is
 // plain JS objects: no host handles, no clocks, nothing that a snapshot would lose.
 //
-// It is no part of the wall.  The guest may patch every prototype used here and hurts only
-// itself; the host must never trust what a guest URL object says.  The intrinsics are captured
-// so that an innocent patch (a polyfilled String.prototype method, a replaced Map) does not
-// break URL parsing, not to keep a hostile guest out.
+// Security does not depend on it.  A guest that patches a prototype used here harms only itself,
+// and the host must never trust a URL object of a guest.  The intrinsics are captured so that an
+// innocent patch (a polyfilled String.prototype method, a replaced Map) does not break URL
+// parsing, not to keep a hostile guest out.
 //
 // It follows the WHATWG URL and Encoding standards and HTML's structured clone, except:
 // * Hosts have no IDNA tables.  A non-ASCII host is mapped with NFKC and lowercasing and then
-//   punycoded; Unicode categories stand in for the validity tables; joiners are refused; the
-//   bidi rule is not applied; and "xn--" labels are taken as they come, undecoded.
+//   punycoded; Unicode categories replace the validity tables; joiners are rejected; the bidi
+//   rule is not applied; and "xn--" labels are accepted without decoding them.
 // * TextDecoder knows utf-8, utf-16le, utf-16be and windows-1252 (which is what "latin1" and
 //   "ascii" mean on the web).
-// * structuredClone cannot tell a Proxy or an arguments object from a plain one and clones what
-//   it shows.  A SharedArrayBuffer is passed on as it is; with `transfer` getters are read twice.
+// * structuredClone cannot tell a Proxy or an arguments object from a plain object, and clones
+//   its visible properties.  A SharedArrayBuffer is not copied; `transfer` reads getters twice.
 (function () {
   "use strict";
 
@@ -68,8 +68,8 @@
   const { getTime } = methods(Date);
   const { toString: numberToString } = methods(Number);
 
-  // Whether `read`, a method that demands an internal slot, accepts the value: instanceof and
-  // toStringTag can both be faked, a slot cannot.
+  // True if `read`, a method that needs an internal slot, accepts the value: instanceof and
+  // toStringTag can both be forged, a slot cannot.
   const accepts = (read, value) => {
     try {
       read(value);
@@ -106,11 +106,10 @@
 
   // ---- UTF-8 ----------------------------------------------------------------------------------
   //
-  // An interpreted loop costs some hundred nanoseconds per byte, so the bulk of the work is given
-  // to native functions by way of a "binary string" (one character per byte): escape and
-  // decodeURIComponent are a strict UTF-8 decoder, encodeURIComponent and unescape an encoder,
-  // base64 is the way between binary strings and bytes.  Chunks bound the escaped text, which
-  // is up to nine times as long.
+  // An interpreted loop costs some hundred nanoseconds per byte, so native functions do the bulk of
+  // the work on a "binary string" (one character per byte): escape and decodeURIComponent are a
+  // strict UTF-8 decoder, encodeURIComponent and unescape an encoder, and base64 converts between
+  // binary strings and bytes.  Chunks bound the escaped text, which is up to nine times as long.
 
   const CHUNK = 16384;
   const NO_BYTES = new Uint8Array(0);
@@ -130,8 +129,8 @@
     let out = "";
     for (let from = 0, end; from < bytes.length; from = end) {
       end = from + CHUNK;
-      // Cut before a byte that starts a character.  If four continuation bytes stand in a row
-      // the last of them belongs to no character, and the cut is right where it is.
+      // Cut before a byte that starts a character.  The last of four continuation bytes in a row
+      // belongs to no character, so the cut can stay where it is.
       for (let back = 0; back < 4; back++) {
         if ((bytes[end - back] & 0xc0) !== 0x80) {
           end -= back;
@@ -154,12 +153,12 @@
     return out;
   }
 
-  // How many continuation bytes a lead byte asks for; 0 for bytes that lead nothing.
+  // The number of continuation bytes after a lead byte; 0 for other bytes.
   const utf8Trail = (lead) =>
     lead < 0xc2 || lead > 0xf4 ? 0 : lead < 0xe0 ? 1 : lead < 0xf0 ? 2 : 3;
 
-  // Whether a byte can follow: the first one after some leads has a narrower range, which keeps
-  // out overlong forms, surrogates and what is beyond U+10FFFF.
+  // True if a byte can follow.  The first byte after some leads has a narrower range, which
+  // excludes overlong forms, surrogates and code points beyond U+10FFFF.
   function utf8Follows(lead, index, byte) {
     const low = index > 0 ? 0x80 : lead === 0xe0 ? 0xa0 : lead === 0xf0 ? 0x90 : 0x80;
     const high = index > 0 ? 0xbf : lead === 0xed ? 0x9f : lead === 0xf4 ? 0x8f : 0xbf;
@@ -228,7 +227,7 @@
     }
   }
 
-  // What windows-1252 has in 0x80-0x9F; its other bytes are the code points of the same number.
+  // The characters of windows-1252 in 0x80-0x9F; other bytes are the code points of that number.
   const CP1252 = "\u20ac\x81\u201a\u0192\u201e\u2026\u2020\u2021\u02c6\u2030\u0160\u2039\u0152" +
     "\x8d\u017d\x8f\x90\u2018\u2019\u201c\u201d\u2022\u2013\u2014\u02dc\u2122\u0161\u203a\u0153" +
     "\x9d\u017e\u0178";
@@ -293,7 +292,7 @@
     #fatal;
     #ignoreBOM;
     #rest = NO_BYTES;     // Bytes of a character that the last streamed chunk left unfinished.
-    #started = false;     // Whether this stream has given a character: only its first can be a BOM.
+    #started = false;     // True after the first character: only the first one can be a BOM.
 
     constructor(label = "utf-8", options = undefined) {
       const text = toText(label);
@@ -387,7 +386,7 @@
   const FORBIDDEN_HOST = /[\0\t\n\r #/:<>?@[\\\]^|]/;
   const FORBIDDEN_DOMAIN = /[\0-\x20#%/:<>?@[\\\]^|\x7f]/;
   const ENDS_IN_NUMBER = /(?:^|\.)(?:[0-9]+|0x[0-9a-f]*)\.?$/i;
-  // What IDNA maps to nothing, and (roughly) what it does not allow after the mapping.
+  // Characters that IDNA removes, and (roughly) those that it forbids after the mapping.
   const IGNORED = /[\xad\u034f\u180b-\u180d\u180f\u200b\u2060\u2064\ufe00-\ufe0f\ufeff]/g;
   const DISALLOWED = /[\p{C}\p{Z}\ufffd]|(?:^|\.)\p{M}/u;
 
@@ -536,9 +535,9 @@
 
   // ---- URL records ----------------------------------------------------------------------------
   //
-  // The standard describes one state machine that the setters enter half-way.  Here the text is
-  // cut instead: "#" and then "?" end whatever comes before them in every state, so they go first,
-  // and each setter calls the functions for its own part.  path is a list of segments, or a
+  // The standard describes one state machine, which setters enter in the middle.  Here the text is
+  // split instead: "#" and then "?" end the part before them in every state, so they are found
+  // first, and each setter calls the functions for its own part.  path is a list of segments, or a
   // string if it is opaque; host, port, query and fragment are null when absent.
 
   const DEFAULT_PORTS = {
@@ -564,7 +563,7 @@
     return slice(text, from, end);
   }
 
-  // Returns a URL record, or null if the text is no URL.
+  // Returns a URL record, or null if the text is not a URL.
   function parse(input, base) {
     let rest = withoutBreaks(trimControls(input));
     const url = {
@@ -616,7 +615,7 @@
     return url;
   }
 
-  // Fills in the path and what a relative reference takes from its base (null: no base).
+  // Fills in the path, and the parts that a relative reference inherits from its base, if any.
   function resolve(url, rest, base) {
     const isFile = url.scheme === "file";
     if (base !== null) {
@@ -683,7 +682,7 @@
     return end < host.length ? end : -1;
   }
 
-  // Takes the digits at the start; says whether they made a port.
+  // Reads the digits at the start; returns whether they are a port.
   function setPort(url, text) {
     const digits = exec(/^[0-9]+/, text);
     if (digits === null || +digits[0] > 0xffff) return false;
@@ -754,7 +753,7 @@
       }
       out += serializeHost(url);
     } else if (!isOpaque(url) && url.path.length > 1 && url.path[0] === "") {
-      out += "/.";    // Or the path would be read as an authority.
+      out += "/.";    // Else the path would be parsed as an authority.
     }
     out += serializePath(url);
     if (url.query !== null) out += "?" + url.query;
@@ -924,7 +923,7 @@
     }
 
     sort() {
-      // Comparing strings compares code units, which is what the standard asks for.
+      // Comparing strings compares code units, as the standard demands.
       sort(this.#list, (a, b) => (a[0] < b[0] ? -1 : a[0] > b[0] ? 1 : 0));
       this.#update();
     }
@@ -943,14 +942,14 @@
     toString() { return serializeForm(this.#list); }
   }
 
-  // Live: it sees what is added to or removed from the parameters while it runs.
+  // Live: it sees parameters that are added or removed during the iteration.
   class ParamsIterator {
     #params;
     #pick;
     #index = 0;
 
     constructor(params, pick) {
-      listOf(params);     // Throws if `this` of the caller was no URLSearchParams.
+      listOf(params);     // Throws if the caller's `this` was not a URLSearchParams.
       this.#params = params;
       this.#pick = pick;
     }
@@ -977,7 +976,7 @@
 
   class URL {
     #url;
-    #params = null;     // Made when first asked for; from then on the same object.
+    #params = null;     // Created at first use; from then on the same object.
 
     constructor(url, base = undefined) {
       needArguments(arguments.length, 1);
@@ -1140,7 +1139,7 @@
       : new VIEWS[name](buffer, view.byteOffset, view.length);
   }
 
-  // A cloner returns at once; what is inside the object it leaves to later(), which is called when
+  // A cloner returns at once and leaves the content of the object to later(), which is called when
   // the clone is known, so that cycles close and deep structures need no deep stack.
 
   function cloneError(error, again, later) {
@@ -1185,7 +1184,7 @@
     return copy;
   }
 
-  // A prototype, a test of the internal slot, a cloner.  The prototype alone does not decide, since
+  // A prototype, a test of the internal slot, a cloner.  The prototype alone is not enough, since
   // Object.create(Map.prototype) is an ordinary object; it spares most objects the slow tests.
   const CLONERS = [];
   const cloner = (Type, test, clone) => {
@@ -1231,7 +1230,7 @@
     return cloneProperties;
   }
 
-  // `memory` maps every object met so far to its clone: cycles and shared references live there.
+  // `memory` maps every object seen so far to its clone, for cycles and shared references.
   function clone(value, memory) {
     const todo = [];
     const later = (task) => push(todo, task);
@@ -1261,7 +1260,7 @@
       if (!isBuffer(buffer) || buffer.detached || mapHas(memory, buffer)) throw uncloneable(buffer);
       mapSet(memory, buffer, buffer);
     }
-    // A first clone shows that nothing will fail once the buffers are gone, and its views keep
+    // A first clone makes sure that nothing fails once the buffers are detached, and its views keep
     // the ranges that the originals lose with their buffers.
     const trial = new Map();
     clone(value, trial);
@@ -1275,9 +1274,9 @@
     return clone(value, memory);
   }
 
-  // ---- Looks ----------------------------------------------------------------------------------
+  // ---- Property attributes --------------------------------------------------------------------
 
-  // As Web IDL has it: members are enumerable, and Object.prototype.toString gives the name.
+  // As in Web IDL: members are enumerable, and Object.prototype.toString returns the name.
   const dress = (Type, name) => {
     for (const key of ownKeys(Type.prototype)) {
       if (typeof key === "symbol" || key === "constructor") continue;
