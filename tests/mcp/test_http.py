@@ -18,8 +18,8 @@ from tests.support.mcp_driver import HERE, call, connected, find, view_of
 from tests.support.waiting import idle, until
 from tests.support.web_server import Request, web_server
 
+from clawmode.mcp.requests import McpError
 from clawmode.mcp.servers import McpServers
-from clawmode.mcp.wire import McpError
 from clawmode.tools.tool import InputRequest
 from clawmode.types import JsonObject, JsonValue
 

@@ -9,7 +9,8 @@ from tests.support.waiting import until
 
 from clawmode.config.mcp import read_servers
 from clawmode.exceptions import ConfigurationError
-from clawmode.mcp.servers import McpServers, ServerView
+from clawmode.mcp.servers import McpServers
+from clawmode.mcp.supervisor import ServerView
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
 

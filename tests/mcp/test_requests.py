@@ -6,8 +6,7 @@ from contextlib import ExitStack
 import anyio
 import pytest
 
-from clawmode.mcp.requests import STRETCH, OpenRequests
-from clawmode.mcp.wire import McpError
+from clawmode.mcp.requests import STRETCH, McpError, OpenRequests
 
 pytestmark = pytest.mark.anyio
 

@@ -374,7 +374,7 @@ async def test_a_person_who_denies_is_not_told_of_options() -> None:
 async def test_a_program_that_asks_for_ever_does_not_hold_its_call(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("clawmode.mcp.server.MAX_QUESTIONS", 3)
+    monkeypatch.setattr("clawmode.mcp.tool_call.MAX_QUESTIONS", 3)
     code = 'for (;;) await tools.write({ text: "x" }).catch(() => 0)'
     async with inside() as client:
         with anyio.fail_after(15):

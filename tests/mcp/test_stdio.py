@@ -16,8 +16,8 @@ from clawmode.app.loading import set_up
 from clawmode.app.servers import log_file, open_servers
 from clawmode.app.setup import Options
 from clawmode.context import RunContext
+from clawmode.mcp.requests import McpError
 from clawmode.mcp.servers import McpServers
-from clawmode.mcp.wire import McpError
 from clawmode.tools.approvals import Approvals
 from clawmode.tools.executor import Call, Executor, ToolFailure
 from clawmode.tools.policy import Policy

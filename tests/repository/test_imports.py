@@ -47,11 +47,11 @@ HOMES = {
     "anthropic": {"models.direct", "code_mode.code_mode"},  # the latter for type checkers only
     "cryptography": {"code_mode.snapshots"},
     "fcntl": {"files"},  # not foreign, but all locks are there
-    "httpx2": {"core_tools.web", "mcp.auth", "mcp.http", "mcp.servers"}
+    "httpx2": {"core_tools.web", "mcp.auth", "mcp.http", "mcp.supervisor"}
     | {"messaging.webhook_delivery", "models.wire"},
     "jsonschema_rs": {"tools.validation", "tools.input_problems"},
-    "mcp": {"mcp.auth", "mcp.connection", "mcp.http", "mcp.requests", "mcp.server", "mcp.servers"}
-    | {"mcp.stdio", "mcp.wire"},
+    "mcp": {"mcp.auth", "mcp.connection", "mcp.http", "mcp.requests", "mcp.server", "mcp.stdio"}
+    | {"mcp.supervisor", "mcp.tool_call", "mcp.wire"},
     "msgpack": {"sandbox.frames"},
     "numpy": {"catalog.vectors"},
     "openai": {"models.direct", "code_mode.code_mode"},

@@ -12,7 +12,8 @@ import anyio
 from clawmode.config.mcp import read_servers
 from clawmode.context import RunContext
 from clawmode.mcp.auth import OnLogin
-from clawmode.mcp.servers import McpServers, ServerView
+from clawmode.mcp.servers import McpServers
+from clawmode.mcp.supervisor import ServerView
 from clawmode.tools.tool import Ask, Tool, ToolContext, ToolResult, decline
 from clawmode.types import JsonValue
 

@@ -54,7 +54,8 @@ from clawmode.types import JsonObject
 
 if TYPE_CHECKING:
     from clawmode.agent.operator_hooks import OperatorHooks
-    from clawmode.mcp.servers import McpServers, ServerView
+    from clawmode.mcp.servers import McpServers
+    from clawmode.mcp.supervisor import ServerView
 
 logger = logging.getLogger("clawmode.agent")
 

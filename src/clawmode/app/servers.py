@@ -12,7 +12,8 @@ import anyio
 
 from clawmode.app.console import Progress, print_note
 from clawmode.app.setup import Setup
-from clawmode.mcp.servers import McpServers, ServerView
+from clawmode.mcp.servers import McpServers
+from clawmode.mcp.supervisor import ServerView
 from clawmode.tools.tool import Tool
 
 MAX_LOG = 1 << 20

@@ -27,25 +27,36 @@ from pydantic import RootModel, ValidationError
 
 from clawmode import __version__
 from clawmode.foreign import message_of, must_propagate
-from clawmode.mcp.listing import MAX_LISTED, MAX_PAGES, Listing, Offer, Problems, sift
-from clawmode.mcp.requests import OpenRequest, OpenRequests
+from clawmode.mcp.listing import (
+    MAX_ENTRIES,
+    MAX_LISTED,
+    MAX_PAGES,
+    Listing,
+    Offer,
+    Problems,
+    sift,
+)
+from clawmode.mcp.requests import (
+    FailureKind,
+    McpError,
+    OpenRequest,
+    OpenRequests,
+    Undelivered,
+)
 from clawmode.mcp.settings import ServerSettings
 from clawmode.mcp.wire import (
-    MAX_ENTRIES,
     NOT_AUTHORIZED,
     NOT_DELIVERED,
     SESSION_LOST,
     TOO_LARGE,
     UNREADABLE,
-    FailureKind,
     Link,
-    McpError,
     Reads,
     Writes,
 )
 from clawmode.tasks import backoff
 from clawmode.tools.tool import ToolContext
-from clawmode.types import JsonObject, JsonValue
+from clawmode.types import JsonObject
 
 logger = logging.getLogger("clawmode.mcp")
 
@@ -66,10 +77,6 @@ ENVELOPE = ("resultType", "ttlMs", "cacheScope", "_meta")
 
 class _Raw(RootModel[dict[str, Any]]):
     """A result as it came, once the SDK has found it valid."""
-
-
-class Undelivered(McpError):
-    """The server has not seen the request: it may be made again."""
 
 
 # ---- What the SDK logs ----
@@ -155,6 +162,7 @@ class Connection:
 
     def __init__(
         self,
+        settings: ServerSettings,
         link: Link,
         reads: Reads,
         writes: Writes,
@@ -164,10 +172,10 @@ class Connection:
         on_change: Callable[[], None],
     ) -> None:
         self.link = link
-        self._settings = link.settings
+        self._settings = settings
         self._on_end = on_end
         self._on_change = on_change
-        self._open = OpenRequests(link.settings.name)
+        self._open = OpenRequests(settings.name)
         self._tasks: TaskGroup | None = None
         self._over: McpError | None = None
         self._dispatcher = _Dispatcher(reads, writes, on_end)
@@ -437,29 +445,6 @@ class Connection:
         if cursor in seen:
             listing.problems.add("its list of tools goes round in circles")
         return listing.finish(cut_short=True), listing.problems
-
-    async def list_all(
-        self, request: Callable[[str | None], types.ClientRequest], key: str, cursor: str | None
-    ) -> JsonObject:
-        """All entries of a list; one page if a cursor is given. With `nextCursor` there are more.
-
-        Raises:
-            McpError: The server refuses, or the connection ends.
-        """
-        entries: list[JsonValue] = []
-        seen: set[str | None] = set()
-        one_page = cursor is not None
-        while cursor not in seen and len(seen) < MAX_PAGES and len(entries) < MAX_ENTRIES:
-            seen.add(cursor)
-            page = await self.request(request(cursor))
-            found = page.get(key)
-            entries += found if isinstance(found, list) else []
-            following = page.get("nextCursor")
-            cursor = following if isinstance(following, str) and following else None
-            if cursor is None or one_page:
-                break
-        made: JsonObject = {key: entries}
-        return made if cursor is None else {**made, "nextCursor": cursor}
 
 
 def is_end(error: MCPError) -> bool:

@@ -16,7 +16,7 @@ from mcp.client.sse import sse_client
 from mcp.client.streamable_http import MCP_SESSION_ID, streamable_http_client
 
 from clawmode.foreign import message_of
-from clawmode.mcp.settings import Bearer
+from clawmode.mcp.settings import Bearer, ServerSettings
 from clawmode.mcp.wire import (
     MAX_MESSAGE,
     NOT_AUTHORIZED,
@@ -38,9 +38,10 @@ UNDELIVERED = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout, h
 
 
 @contextlib.asynccontextmanager
-async def open_http(link: Link, auth: httpx2.Auth | None) -> AsyncIterator[tuple[Reads, Writes]]:
+async def open_http(
+    settings: ServerSettings, link: Link, auth: httpx2.Auth | None
+) -> AsyncIterator[tuple[Reads, Writes]]:
     """Opens the wire. That nobody is there may show only with the first request."""
-    settings = link.settings
     headers = {"accept-encoding": "identity"} | dict(settings.headers)
     if isinstance(settings.auth, Bearer):
         headers = {key: it for key, it in headers.items() if key.lower() != "authorization"}
@@ -49,7 +50,7 @@ async def open_http(link: Link, auth: httpx2.Auth | None) -> AsyncIterator[tuple
     timeout = httpx2.Timeout(settings.connect_timeout, read=None, write=WRITE_SECONDS)
 
     def make(*_: Any, **__: Any) -> httpx2.AsyncClient:
-        return _Client(link, headers=headers, timeout=timeout, auth=auth)
+        return _HttpClient(settings, link, headers=headers, timeout=timeout, auth=auth)
 
     if settings.transport == "sse":
         async with sse_client(settings.url, httpx_client_factory=make) as streams:
@@ -70,11 +71,12 @@ def _tls() -> ssl.SSLContext:
     return httpx2.create_ssl_context()
 
 
-class _Client(httpx2.AsyncClient):
+class _HttpClient(httpx2.AsyncClient):
     """An HTTP client in which a request that fails is an answer that says so."""
 
     def __init__(
         self,
+        settings: ServerSettings,
         link: Link,
         *,
         headers: dict[str, str],
@@ -89,8 +91,8 @@ class _Client(httpx2.AsyncClient):
             limits=httpx2.Limits(max_connections=MAX_CONNECTIONS),
             event_hooks={"response": [_bound]},  # those to the OAuth flow too
         )
+        self._settings = settings
         self._link = link
-        self._address = httpx2.URL(link.settings.url)
 
     async def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
         """Sends it, and answers in the server's place if there is no server."""
@@ -101,7 +103,7 @@ class _Client(httpx2.AsyncClient):
                 raise
             undelivered = isinstance(error, UNDELIVERED)
             text = self._link.clean(str(error)) or type(error).__name__
-            place = self._link.settings.place
+            place = self._settings.place
             what = f"cannot be reached at {place}: {text}" if undelivered else f"broke off: {text}"
             self._link.trouble = what
             self._link.notify("suspect")
@@ -123,7 +125,7 @@ class _Client(httpx2.AsyncClient):
             self._link.notify("suspect")
             await response.aclose()
             return _answer(request, 404, SESSION_LOST, "has forgotten the session")
-        if self._link.settings.transport == "sse":
+        if self._settings.transport == "sse":
             self._link.fault = f"refused a message: {status}"
             self._link.notify("lost")
             return response
@@ -133,7 +135,7 @@ class _Client(httpx2.AsyncClient):
             return response
         await response.aclose()
         code = NOT_AUTHORIZED if unauthorized else UNREADABLE
-        place = self._link.settings.place
+        place = self._settings.place
         return _answer(request, response.status_code, code, f"at {place} answered {status}")
 
 
@@ -180,10 +182,10 @@ async def _bound(response: httpx2.Response) -> None:
     events = response.headers.get("content-type", "").startswith("text/event-stream")
     # It was asked not to: a kilobyte of it may be a gigabyte.
     packed = response.headers.pop("content-encoding", "identity") != "identity"
-    response.stream = _Bounded(stream, events=events, packed=packed)
+    response.stream = _BoundedBody(stream, events=events, packed=packed)
 
 
-class _Bounded(httpx2.AsyncByteStream):
+class _BoundedBody(httpx2.AsyncByteStream):
     """A body that ends with an error which the SDK catches, as soon as there is a reason."""
 
     def __init__(self, inner: httpx2.AsyncByteStream, *, events: bool, packed: bool) -> None:

@@ -19,6 +19,8 @@ MAX_TOOLS = 1_000
 MAX_LISTED = 5_000
 """How many are read at most, so that which of them are kept does not depend on their order."""
 MAX_PAGES = 100
+MAX_ENTRIES = 10_000
+"""Entries of one list in an answer: the SDK's validation takes 5 µs for each."""
 MAX_NAME = 128
 MAX_TITLE = 200
 MAX_DESCRIPTION = 8_192

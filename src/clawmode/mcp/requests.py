@@ -8,13 +8,14 @@ import logging
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
 
 import anyio
 import mcp_types as types
 from mcp.client.session import ClientRequestContext
 
+from clawmode.exceptions import ClawmodeError
 from clawmode.foreign import must_propagate
-from clawmode.mcp.wire import McpError
 from clawmode.tools.tool import InputRequest, ToolContext
 from clawmode.types import JsonObject
 
@@ -25,6 +26,30 @@ MAX_QUESTION = 4_096
 STRETCH = 10
 """How many times its limit a request may take that reports progress."""
 UPDATES_PER_SECOND = 20
+
+FailureKind: TypeAlias = Literal[
+    "unavailable", "lost", "timeout", "refused", "protocol", "too_large", "invalid_input", "gone"
+]
+
+
+class McpError(ClawmodeError):
+    """A request to an MCP server that has no result. A guest may see the message.
+
+    Attributes:
+        server: The name of the server.
+        kind: `unavailable`: the server was not called. `lost`, `timeout`: the call may have had an
+            effect. `refused`: the server answered with an error. `protocol`, `too_large`: the
+            answer is invalid or too large. `invalid_input`, `gone`: the call cannot be made.
+    """
+
+    def __init__(self, server: str, kind: FailureKind, text: str) -> None:
+        super().__init__(f"MCP server {server!r} {text}")
+        self.server = server
+        self.kind: FailureKind = kind
+
+
+class Undelivered(McpError):
+    """The server has not received the request, so that the request may be made again."""
 
 
 @dataclass(eq=False, slots=True)

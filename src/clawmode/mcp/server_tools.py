@@ -8,41 +8,48 @@ from typing import Protocol
 import mcp_types as types
 
 from clawmode.catalog.mcp_namespace import with_defaults
-from clawmode.mcp.connection import Connection
-from clawmode.mcp.listing import Offer, make_protocol_tools, make_tool
+from clawmode.mcp.listing import MAX_ENTRIES, MAX_PAGES, Offer, make_protocol_tools, make_tool
+from clawmode.mcp.requests import McpError
 from clawmode.mcp.settings import ServerSettings
-from clawmode.mcp.wire import McpError
 from clawmode.tools.tool import Execute, Tool, ToolContext, ToolResult
 from clawmode.types import JsonObject, JsonValue
 
 MAX_ARGUMENTS = 1 << 20
 
 
-class Ask(Protocol):
-    """Makes a request of the server; raises `McpError`."""
+class Requester(Protocol):
+    """Makes requests to a server: a connection, or the supervisor, which reconnects if needed."""
 
-    def __call__(
+    async def request(
         self, request: types.ClientRequest, context: ToolContext | None = None
-    ) -> Awaitable[JsonObject]:
-        """Waits for the result."""
+    ) -> JsonObject:
+        """Makes a request and returns its result.
+
+        Raises:
+            McpError: The request has no result.
+        """
         ...
 
 
-class ServerCalls:
-    """The tools of one server.
+class ServerTools:
+    """Makes the tools of one server, and executes their calls.
 
     Args:
-        settings: The server.
-        usable: The connection of today; raises `McpError`.
-        ask: Makes a request.
+        settings: The settings of the server.
+        server: Makes the requests, over any connection.
+        connect: Returns the current connection, for a list whose pages must come from one
+            connection; raises `McpError` if there is none.
     """
 
     def __init__(
-        self, settings: ServerSettings, usable: Callable[[], Awaitable[Connection]], ask: Ask
+        self,
+        settings: ServerSettings,
+        server: Requester,
+        connect: Callable[[], Awaitable[Requester]],
     ) -> None:
         self._settings = settings
-        self._usable = usable
-        self._ask = ask
+        self._server = server
+        self._connect = connect
         self._offers: dict[str, Offer] = {}
         self._tools: dict[str, Tool] = {}
         self._protocol: dict[str, Tool] = {}
@@ -89,7 +96,7 @@ class ServerCalls:
         arguments = with_defaults(offer.schema, given)
         self._check(arguments)
         params = types.CallToolRequestParams(name=name, arguments=arguments)
-        result = await self._ask(types.CallToolRequest(params=params), context)
+        result = await self._server.request(types.CallToolRequest(params=params), context)
         details: JsonObject = {"content": result.get("content", [])}
         if result.get("structuredContent") is not None:
             details["structuredContent"] = result["structuredContent"]
@@ -112,15 +119,16 @@ class ServerCalls:
 
     async def _list_resources(self, given: JsonObject, context: ToolContext) -> ToolResult:
         self._check(given)
-        connection = await self._usable()
+        connection = await self._connect()
         cursor = _cursor(given)
-        found = await connection.list_all(
-            lambda at: types.ListResourcesRequest(params=_page(at)), "resources", cursor
+        found = await _list_all(
+            connection, lambda at: types.ListResourcesRequest(params=_page(at)), "resources", cursor
         )
         if cursor is None:
             # Not every server that has resources knows of templates.
             with contextlib.suppress(McpError):
-                templates = await connection.list_all(
+                templates = await _list_all(
+                    connection,
                     lambda at: types.ListResourceTemplatesRequest(params=_page(at)),
                     "resourceTemplates",
                     None,
@@ -132,13 +140,16 @@ class ServerCalls:
         self._check(given)
         params = types.ReadResourceRequestParams(uri=str(given["uri"]))
         request = types.ReadResourceRequest(params=params)
-        return ToolResult(details=await self._ask(request, context))
+        return ToolResult(details=await self._server.request(request, context))
 
     async def _list_prompts(self, given: JsonObject, context: ToolContext) -> ToolResult:
         self._check(given)
-        connection = await self._usable()
-        found = await connection.list_all(
-            lambda at: types.ListPromptsRequest(params=_page(at)), "prompts", _cursor(given)
+        connection = await self._connect()
+        found = await _list_all(
+            connection,
+            lambda at: types.ListPromptsRequest(params=_page(at)),
+            "prompts",
+            _cursor(given),
         )
         return ToolResult(details=found)
 
@@ -150,7 +161,7 @@ class ServerCalls:
             name=str(given["name"]), arguments={key: str(value) for key, value in texts}
         )
         request = types.GetPromptRequest(params=params)
-        return ToolResult(details=await self._ask(request, context))
+        return ToolResult(details=await self._server.request(request, context))
 
 
 def _cursor(given: JsonObject) -> str | None:
@@ -160,3 +171,32 @@ def _cursor(given: JsonObject) -> str | None:
 
 def _page(cursor: str | None) -> types.PaginatedRequestParams:
     return types.PaginatedRequestParams(cursor=cursor)
+
+
+async def _list_all(
+    connection: Requester,
+    request: Callable[[str | None], types.ClientRequest],
+    key: str,
+    cursor: str | None,
+) -> JsonObject:
+    """Returns all entries of a list, or one page if a cursor is given.
+
+    A `nextCursor` in the result means that the list has more entries.
+
+    Raises:
+        McpError: The server rejects the request, or the connection is lost.
+    """
+    entries: list[JsonValue] = []
+    seen: set[str | None] = set()
+    one_page = cursor is not None
+    while cursor not in seen and len(seen) < MAX_PAGES and len(entries) < MAX_ENTRIES:
+        seen.add(cursor)
+        page = await connection.request(request(cursor))
+        found = page.get(key)
+        entries += found if isinstance(found, list) else []
+        following = page.get("nextCursor")
+        cursor = following if isinstance(following, str) and following else None
+        if cursor is None or one_page:
+            break
+    result: JsonObject = {key: entries}
+    return result if cursor is None else {**result, "nextCursor": cursor}

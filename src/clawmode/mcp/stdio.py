@@ -59,7 +59,7 @@ class CannotStart(ClawmodeError):
 
 
 @contextlib.asynccontextmanager
-async def open_stdio(link: Link) -> AsyncIterator[tuple[Reads, Writes]]:
+async def open_stdio(settings: ServerSettings, link: Link) -> AsyncIterator[tuple[Reads, Writes]]:
     """Starts the server, and ends it and whatever it has started.
 
     Raises:
@@ -67,15 +67,15 @@ async def open_stdio(link: Link) -> AsyncIterator[tuple[Reads, Writes]]:
     """
     # Shielded: who gives up in the middle would leave a process that nobody knows.
     with anyio.CancelScope(shield=True):
-        process = await _start(link.settings)
-    server = _Server(link, process)
-    link.end = server.last_words
+        process = await _start(settings)
+    pipes = _Pipes(settings.name, link, process)
+    link.end = pipes.last_words
     incoming, reads = anyio.create_memory_object_stream[SessionMessage | Exception](0)
     writes, outgoing = anyio.create_memory_object_stream[SessionMessage](0)
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(server.read_output, incoming)
-        tasks.start_soon(server.write_input, outgoing, incoming)
-        tasks.start_soon(server.read_errors)
+        tasks.start_soon(pipes.read_output, incoming)
+        tasks.start_soon(pipes.write_input, outgoing, incoming)
+        tasks.start_soon(pipes.read_errors)
         try:
             yield link.reads(reads), link.writes(writes)
         finally:
@@ -118,13 +118,13 @@ def _network_environment() -> dict[str, str]:
     }
 
 
-class _Server:
+class _Pipes:
     """The three pipes. None of its tasks raises: the session sees the wire end instead."""
 
-    def __init__(self, link: Link, process: Process) -> None:
+    def __init__(self, name: str, link: Link, process: Process) -> None:
         self._link = link
         self._process = process
-        self._stderr = _Errors(link)
+        self._stderr = _StderrLog(name, link)
 
     async def read_output(
         self, messages: MemoryObjectSendStream[SessionMessage | Exception]
@@ -145,8 +145,8 @@ class _Server:
                 if (message := self._parse(line)) is not None:
                     await messages.send(message)
 
-    def _parse(self, line: "bytes | _TooLong") -> SessionMessage | None:
-        if isinstance(line, _TooLong):
+    def _parse(self, line: "bytes | _LongLine") -> SessionMessage | None:
+        if isinstance(line, _LongLine):
             return self._refuse(line.head, line.tail, TOO_LARGE, why_refused(MAX_MESSAGE + 1, 0))
         if not line.strip():
             return None
@@ -236,7 +236,7 @@ def _read_message(line: bytes) -> JSONRPCMessage:
     return jsonrpc_message_adapter.validate_json(whole, by_name=False)
 
 
-class _TooLong:
+class _LongLine:
     """A line that was not kept."""
 
     def __init__(self, head: bytes, tail: bytes) -> None:
@@ -257,10 +257,10 @@ class _Lines:
         """How a line begins that is not complete."""
         return self._head or b"".join(self._parts)[:EDGE]
 
-    def feed(self, chunk: bytes) -> "list[bytes | _TooLong]":
+    def feed(self, chunk: bytes) -> "list[bytes | _LongLine]":
         """The lines that are complete with this."""
         *ends, rest = chunk.split(b"\n")
-        lines: list[bytes | _TooLong] = []
+        lines: list[bytes | _LongLine] = []
         for end in ends:
             self._append(end)
             lines.append(self._take())
@@ -279,18 +279,19 @@ class _Lines:
         self._head = self._head or part[:EDGE]
         self._tail = (self._tail + part)[-EDGE:]
 
-    def _take(self) -> "bytes | _TooLong":
+    def _take(self) -> "bytes | _LongLine":
         too_long = self._size > MAX_MESSAGE
-        line = _TooLong(self._head, self._tail) if too_long else b"".join(self._parts)
+        line = _LongLine(self._head, self._tail) if too_long else b"".join(self._parts)
         self._parts.clear()
         self._size, self._head, self._tail = 0, b"", b""
         return line
 
 
-class _Errors:
+class _StderrLog:
     """What a server writes to stderr: into the log, line by line, as much as is bearable."""
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, name: str, link: Link) -> None:
+        self._name = name
         self._link = link
         self._buffer = b""
         self._budget = float(STDERR_BURST)
@@ -315,11 +316,10 @@ class _Errors:
             self._dropped += 1
             return
         self._budget -= 1
-        name = self._link.settings.name
         if self._dropped:
-            logger.warning("%s: %d lines were left out", name, self._dropped)
+            logger.warning("%s: %d lines were left out", self._name, self._dropped)
             self._dropped = 0
-        logger.info("%s: %s", name, self._link.clean_bytes(line[:MAX_STDERR_LINE]))
+        logger.info("%s: %s", self._name, self._link.clean_bytes(line[:MAX_STDERR_LINE]))
 
 
 # ---- The end ----

@@ -16,15 +16,11 @@ from anyio.abc import AsyncResource
 from mcp.shared.message import SessionMessage
 from mcp_types import JSONRPCError, JSONRPCNotification, JSONRPCRequest, JSONRPCResponse
 
-from clawmode.exceptions import ClawmodeError
-from clawmode.mcp.settings import ServerSettings
 from clawmode.text import one_line
 
 MAX_MESSAGE = 8 << 20
 MAX_CONTAINERS = 1_000_000
 """Objects and lists in one message: a million of them take half a second to read."""
-MAX_ENTRIES = 10_000
-"""Entries of one list in an answer: the protocol's own checks take 5 µs for each."""
 MAX_UNANSWERED = 256
 MAX_TEXT = 500
 MAX_SAMPLE = 80
@@ -46,26 +42,6 @@ NOT_AUTHORIZED = -32094
 
 Notice: TypeAlias = Literal["suspect", "lost"]
 """`suspect`: something went wrong, and the server should be asked whether it is well."""
-
-FailureKind: TypeAlias = Literal[
-    "unavailable", "lost", "timeout", "refused", "protocol", "too_large", "invalid_input", "gone"
-]
-
-
-class McpError(ClawmodeError):
-    """A call to an MCP server that has no result, in words that may reach the program that made it.
-
-    Attributes:
-        server: The server's name.
-        kind: `unavailable`: it was not called. `lost`, `timeout`: whether the call had an effect is
-            not known. `refused`: the server answered with an error. `protocol`, `too_large`: it
-            answered what is not read. `invalid_input`, `gone`: there is no such call.
-    """
-
-    def __init__(self, server: str, kind: FailureKind, text: str) -> None:
-        super().__init__(f"MCP server {server!r} {text}")
-        self.server = server
-        self.kind: FailureKind = kind
 
 
 class Incoming(Protocol):
@@ -107,7 +83,7 @@ class Link:
         end: Waits shortly for the cause of an end, such as an exit status.
     """
 
-    settings: ServerSettings
+    redact: Callable[[str], str]
     notify: Callable[[Notice], None]
     fault: str = ""
     trouble: str = ""
@@ -142,7 +118,7 @@ class Link:
 
     def clean(self, text: str, limit: int = MAX_TEXT) -> str:
         """A stranger's text without secrets, in one line, harmless to a terminal, cut."""
-        return one_line(self.settings.redact(text), limit)
+        return one_line(self.redact(text), limit)
 
     def clean_bytes(self, text: bytes, limit: int = MAX_TEXT) -> str:
         """The same of bytes that may be anything."""

@@ -24,7 +24,7 @@ from clawmode.code_mode.sqlite_store import SqliteStore
 from clawmode.config import resolve as settings
 from clawmode.core_tools.exec_approvals import HOST_FILE, HostFile
 from clawmode.exceptions import ClawmodeError, ConfigurationError
-from clawmode.mcp.servers import ServerView
+from clawmode.mcp.supervisor import ServerView
 from clawmode.plugins.setup import describe_plugins
 from clawmode.rpc import presence
 from clawmode.sandbox import artifacts

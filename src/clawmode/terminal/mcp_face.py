@@ -16,10 +16,11 @@ from clawmode.code_mode.code_mode import CodeMode
 from clawmode.code_mode.memory_store import MemoryStore
 from clawmode.context import RunContext
 from clawmode.exceptions import ConfigurationError
+from clawmode.mcp.requests import McpError
 from clawmode.mcp.server import Opener, serve_http, serve_stdio
-from clawmode.mcp.servers import McpServers, ServerView
+from clawmode.mcp.servers import McpServers
 from clawmode.mcp.settings import OAuth
-from clawmode.mcp.wire import McpError
+from clawmode.mcp.supervisor import ServerView
 from clawmode.plugins.setup import loaded_plugins
 from clawmode.rpc.listen import MIN_TOKEN
 from clawmode.sandbox.pool import Pool

@@ -1,0 +1,441 @@
+"""`ServerSupervisor`: the task that owns one MCP server: connects it, and reconnects it if lost.
+
+One task enters and leaves the SDK's contexts, which must be left by the task that entered them. A
+server that cannot be reached, exits, hangs or sends invalid data affects only its own view and its
+own calls.
+"""
+
+import contextlib
+import logging
+import math
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Literal, TypeAlias
+
+import anyio
+import httpx2
+import mcp_types as types
+from mcp.shared.exceptions import MCPError
+
+from clawmode.foreign import message_of, must_propagate
+from clawmode.mcp.connection import CURRENT, UNKNOWN, Connection, is_end
+from clawmode.mcp.http import explain, open_http
+from clawmode.mcp.listing import PROMPTS, RESOURCES, Problems
+from clawmode.mcp.requests import McpError, Undelivered
+from clawmode.mcp.server_tools import ServerTools
+from clawmode.mcp.settings import ServerSettings
+from clawmode.mcp.stdio import CannotStart, open_stdio
+from clawmode.mcp.wire import GRACE, NOT_AUTHORIZED, SHORT_GRACE, Link, Notice, Reads, Writes
+from clawmode.tasks import Notifier, backoff
+from clawmode.tools.tool import Tool, ToolContext
+from clawmode.types import JsonObject
+
+logger = logging.getLogger("clawmode.mcp")
+
+State: TypeAlias = Literal["disabled", "idle", "connecting", "ready", "down"]
+
+MAX_INSTRUCTIONS = 4_096
+PROBE_SHARE = 1 / 4
+"""How much of the time to connect goes to asking in the newest way."""
+STABLE_SECONDS = 30.0
+"""A connection that lasted this long has made up for earlier failures."""
+FIRST_DELAY = 0.5
+MAX_DELAY = 30.0
+MAX_RETRIES = 6
+MAX_WAIT = 2.0
+"""How long a call waits for the next try before it says that the server is down."""
+MIN_PAUSE, MAX_PAUSE = 0.1, 10.0
+"""Seconds between two looks at a list that changes."""
+CLOSE_SECONDS = 3.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerView:
+    """What is known of a server. While it is down, its tools are those that it had.
+
+    Attributes:
+        resources: The tools `resources/list` and `resources/read`, if the server has resources.
+        prompts: The tools `prompts/list` and `prompts/get`, if it has prompts.
+        problem: Why it cannot be called.
+        notes: What is wrong with its list of tools.
+        instructions: What the server says about itself. Untrusted, like every text of it.
+    """
+
+    name: str
+    state: State
+    tools: tuple[Tool, ...] = ()
+    resources: tuple[Tool, ...] = ()
+    prompts: tuple[Tool, ...] = ()
+    problem: str | None = None
+    notes: tuple[str, ...] = ()
+    instructions: str | None = None
+
+    @property
+    def all_tools(self) -> tuple[Tool, ...]:
+        """Everything that can be called."""
+        return (*self.tools, *self.resources, *self.prompts)
+
+
+OnView: TypeAlias = Callable[[ServerView], None]
+"""Told of a server's new state. Must not block; what it raises is logged."""
+
+
+@dataclass(slots=True)
+class _ConnectionEvents:
+    """What has happened to one connection and not been looked at."""
+
+    suspect: bool = False
+    stale: bool = False
+    over: bool = False
+    changes: Notifier = field(default_factory=Notifier)
+    seen: int = 0
+
+    def ring(self, *, suspect: bool = False, stale: bool = False, over: bool = False) -> None:
+        self.suspect |= suspect
+        self.stale |= stale
+        self.over |= over
+        self.changes.notify()
+
+    def notice(self, notice: Notice) -> None:
+        self.ring(suspect=notice == "suspect", over=notice == "lost")
+
+    async def wait(self) -> None:
+        self.seen = await self.changes.wait(self.seen)
+
+
+class ServerSupervisor:
+    """A server and the task that owns it."""
+
+    def __init__(
+        self,
+        settings: ServerSettings,
+        slots: anyio.CapacityLimiter,
+        *,
+        asks: bool,
+        logs: bool,
+        on_change: OnView,
+        auth: "Callable[[ServerSupervisor], httpx2.Auth | None]",
+    ) -> None:
+        self.settings = settings
+        self.view = ServerView(name=settings.name, state="idle" if settings.enabled else "disabled")
+        if settings.fault:
+            self.view = ServerView(name=settings.name, state="down", problem=settings.fault)
+        self._slots = slots
+        self._asks = asks
+        self._level = logging.WARNING if logs else logging.DEBUG
+        self._on_change = on_change
+        self._auth = auth(self)
+        self._tools = ServerTools(settings, self, self.usable)
+        self._listed = self.view
+        self._connection: Connection | None = None
+        self._watch = _ConnectionEvents()
+        self._life = anyio.CancelScope()
+        self._closing = False
+        self._wake = Notifier()
+        self._turn = Notifier()  # at every change of state
+        self._attempts = 0
+        self._failures = 0
+        self._wanted = False
+        self._not_before = -math.inf
+
+    # ---- For callers ----
+
+    async def bring_up(self) -> None:
+        """Connects it if it is not; returns when it is, or when that has failed."""
+        self._not_before = -math.inf
+        with contextlib.suppress(McpError):
+            await self.usable()
+
+    async def usable(self) -> Connection:
+        """The connection, once there is one.
+
+        Raises:
+            McpError: There is none, nor soon.
+        """
+        before = self._attempts
+        while True:
+            if self._connection is not None and self._connection.usable:
+                return self._connection
+            if self._closing or not self.settings.enabled:
+                raise self._unavailable("is switched off")
+            if self.settings.fault:
+                raise self._unavailable(self.settings.fault)
+            wait = self._not_before - anyio.current_time()
+            if self.view.state == "down" and (self._attempts > before or wait > MAX_WAIT):
+                later = f"; the next try is in {wait:.0f} s" if wait > 1 else ""
+                raise self._unavailable(f"is not available: it {self.view.problem}{later}")
+            self.want()
+            await self._turn.wait()
+
+    def want(self) -> None:
+        """Has its owner connect it, as soon as it is time to."""
+        self._wanted = True
+        self._wake.notify()
+
+    async def settled(self) -> None:
+        """Waits until the first attempt to connect has ended."""
+        while self._wanted and not self._attempts and not self._closing:
+            await self._turn.wait()
+
+    def _unavailable(self, text: str) -> McpError:
+        return McpError(self.settings.name, "unavailable", text)
+
+    async def request(
+        self, request: types.ClientRequest, context: ToolContext | None = None
+    ) -> JsonObject:
+        """Makes a request; once more if the server cannot have seen the first.
+
+        Raises:
+            McpError: There is no result.
+        """
+        try:
+            return await (await self.usable()).request(request, context)
+        except Undelivered as error:
+            self._give_up(error)
+            return await (await self.usable()).request(request, context)
+
+    def _give_up(self, error: McpError) -> None:
+        """The connection of today is of no use any more."""
+        if self._connection is not None:
+            self._connection.conclude(error)
+        self._watch.ring(over=True)
+
+    def close(self) -> None:
+        """Ends it, politely if that is possible in time."""
+        self._closing = True
+        self._wake.notify()
+        self._watch.ring()
+        self._turn.notify()
+        if self.view.state == "connecting":
+            self._life.cancel()
+        else:
+            self._life.deadline = anyio.current_time() + CLOSE_SECONDS
+
+    @contextlib.contextmanager
+    def pause(self) -> Iterator[None]:
+        """Stops the clocks: somebody logs in."""
+        connecting = self.view.state == "connecting"
+        if connecting:
+            self._life.deadline = math.inf
+        with self._connection.clocks_stopped() if self._connection else contextlib.nullcontext():
+            yield
+        if connecting and self.view.state == "connecting":
+            self._life.deadline = anyio.current_time() + self.settings.connect_timeout
+
+    # ---- The owner ----
+
+    async def run(self) -> None:
+        """Owns the server: connects when it is wanted, and again when the connection is lost."""
+        CURRENT.set(self.settings)
+        while True:
+            await self._rest()
+            if self._closing:
+                return
+            try:
+                await self._live()
+            except Exception as error:  # a fault of ours must not take the others along
+                logger.exception("%s: %s", self.settings.name, type(error).__name__)
+                self._fall("failed for a reason that the log tells", lived=None, hopeless=True)
+
+    async def _rest(self) -> None:
+        """Until there is a reason to connect, and it is time to."""
+        while not self._closing:
+            wait = self._not_before - anyio.current_time()
+            if self._wanted and wait <= 0:
+                return
+            patient = wait if self._wanted else math.inf
+            with anyio.move_on_after(patient):
+                await self._wake.wait()
+
+    async def _live(self) -> None:
+        """One connection, from its start to its end."""
+        self._show(replace(self.view, state="connecting"))
+        watch = self._watch = _ConnectionEvents()
+        link = Link(self.settings.redact, watch.notice)
+        ended, problem, hopeless = False, "was closed", False
+        began: float | None = None
+        limit = self.settings.connect_timeout
+        await self._slots.acquire_on_behalf_of(self)
+        try:
+            with anyio.CancelScope(deadline=anyio.current_time() + limit) as self._life:
+                if self._closing:
+                    return
+                async with self._opened(link, watch) as connection:
+                    await self._prepare(connection, link)
+                    began = anyio.current_time()
+                    self._life.deadline = math.inf
+                    self._slots.release_on_behalf_of(self)
+                    self._rise(connection)
+                    problem = await self._tend(connection, watch)
+                    ended = True
+                    # Now, while it is open: an exit status is still to be had.
+                    connection.conclude(self._lost(problem))
+        except BaseException as error:
+            if must_propagate(error):
+                raise
+            problem = problem if ended else self._explain(error, link)
+            hopeless = _is_hopeless(_leaf(error))
+        finally:
+            if began is None:
+                self._slots.release_on_behalf_of(self)
+                if self._life.cancel_called and not self._closing:
+                    problem = f"did not answer within {limit:g} s{link.hint()}"
+            lived = None if began is None else anyio.current_time() - began
+            self._fall(problem, lived=lived, hopeless=hopeless)
+
+    @contextlib.asynccontextmanager
+    async def _opened(self, link: Link, watch: _ConnectionEvents) -> AsyncIterator[Connection]:
+        async with self._wire(link) as (reads, writes):
+            connection = Connection(
+                self.settings,
+                link,
+                reads,
+                writes,
+                asks=self._asks,
+                on_end=lambda: watch.ring(over=True),
+                on_change=lambda: watch.ring(stale=True),
+            )
+            async with connection.opened():
+                yield connection
+
+    def _wire(self, link: Link) -> "contextlib.AbstractAsyncContextManager[tuple[Reads, Writes]]":
+        if self.settings.transport == "stdio":
+            return open_stdio(self.settings, link)
+        return open_http(self.settings, link, self._auth)
+
+    async def _prepare(self, connection: Connection, link: Link) -> None:
+        # A person who logs in takes longer, and the SDK minds its own clock meanwhile.
+        probe = None if self._auth else self.settings.connect_timeout * PROBE_SHARE
+        try:
+            await connection.shake_hands(probe)
+            await self._relist(connection)
+        except MCPError as error:
+            if is_end(error):
+                # Now: how the process ends after this is our doing.
+                link.fault = await link.cause()
+            raise
+
+    async def _tend(self, connection: Connection, watch: _ConnectionEvents) -> str:
+        """Looks after a connection until it ends. Returns why it did."""
+        connection.watch()
+        connection.link.patience = GRACE
+        listed, pause = anyio.current_time(), MIN_PAUSE
+        while not self._closing:
+            due = listed + pause if watch.stale else math.inf
+            with anyio.CancelScope(deadline=due):
+                await watch.wait()
+            if watch.over:
+                connection.link.patience = SHORT_GRACE
+                return await connection.link.cause()
+            if watch.suspect:
+                watch.suspect = False
+                if not await connection.is_well():
+                    connection.link.patience = 0.0
+                    why = connection.link.trouble or "does not answer any more"
+                    return f"{why}{connection.link.hint()}"
+            now = anyio.current_time()
+            if watch.stale and now >= listed + pause:
+                # Who changes its list all the time is asked less and less often.
+                pause = min(2 * pause, MAX_PAUSE) if now < listed + 2 * pause else MIN_PAUSE
+                watch.stale = False
+                await self._refresh(connection, watch)
+                listed = anyio.current_time()
+        return "was closed"
+
+    async def _refresh(self, connection: Connection, watch: _ConnectionEvents) -> None:
+        try:
+            with anyio.fail_after(self.settings.connect_timeout):
+                await self._relist(connection)
+        except (MCPError, TimeoutError, ValueError) as error:  # ValueError: it is not valid
+            watch.ring(suspect=True)
+            text = connection.link.clean(message_of(error)) or type(error).__name__
+            note = f"its list of tools could not be read again: {text}"
+            self._show(replace(self.view, notes=(*self.view.notes[:20], note)))
+        else:
+            self._rise(connection)
+
+    async def _relist(self, connection: Connection) -> None:
+        """Reads the list, and makes the tools of it."""
+        can = connection.capabilities
+        offers, problems = await connection.list_tools() if can.tools else ([], Problems())
+        instructions = connection.instructions
+        self._listed = replace(
+            self.view,
+            tools=self._tools.tools(offers),
+            resources=self._tools.protocol_tools(RESOURCES) if can.resources else (),
+            prompts=self._tools.protocol_tools(PROMPTS) if can.prompts else (),
+            notes=problems.told(),
+            instructions=None if instructions is None else instructions[:MAX_INSTRUCTIONS],
+        )
+
+    # ---- State ----
+
+    def _rise(self, connection: Connection) -> None:
+        if self._connection is not connection:
+            self._connection = connection
+            self._attempts += 1
+        self._show(replace(self._listed, state="ready", problem=None))
+
+    def _fall(self, problem: str, *, lived: float | None, hopeless: bool = False) -> None:
+        """It is down. After a good time it is brought up at once, else the tries take longer.
+
+        Args:
+            problem: Why, in words that complete "the server ...".
+            lived: For how many seconds it was up; None if it never was.
+            hopeless: To try again by itself would end the same way.
+        """
+        if self._connection is not None:
+            self._connection.conclude(self._lost(problem))
+            self._connection = None
+        if lived is None:
+            self._attempts += 1
+            self._failures += 1
+        elif lived >= STABLE_SECONDS:
+            self._failures = 0
+        delay = backoff(self._failures, FIRST_DELAY, MAX_DELAY) if self._failures else 0.0
+        self._not_before = anyio.current_time() + delay
+        if lived is not None:
+            self._failures += 1
+        self._wanted = self._failures <= MAX_RETRIES and not hopeless
+        if problem != self.view.problem and not self._closing:
+            logger.log(self._level, "%s: %s", self.settings.name, problem)
+        self._show(replace(self.view, state="down", problem=problem))
+
+    def _lost(self, problem: str) -> McpError:
+        text = f"was lost during the call: it {problem}. {UNKNOWN}"
+        return McpError(self.settings.name, "lost", text)
+
+    def _show(self, view: ServerView) -> None:
+        if view != self.view:
+            self.view = view
+            self._on_change(view)
+        self._turn.notify()
+
+    def _explain(self, error: BaseException, link: Link) -> str:
+        """Why there is no connection, in words that complete "the server ..."."""
+        leaf = _leaf(error)
+        if isinstance(leaf, CannotStart):
+            return f"cannot be started: {leaf}"
+        if link.fault:
+            return f"{link.fault}{link.hint() if link.garbage else ''}"
+        if isinstance(leaf, MCPError):
+            return link.clean(leaf.message)
+        said = (
+            explain(leaf, self.settings.place)
+            or f"cannot be used: {type(leaf).__name__}: {message_of(leaf)}"
+        )
+        return f"{link.clean(said)}{link.hint()}"
+
+
+def _is_hopeless(error: BaseException) -> bool:
+    """Whether to try again by itself would end the same way, or bother a person again."""
+    refused = isinstance(error, MCPError) and error.code == NOT_AUTHORIZED
+    return refused or isinstance(error, CannotStart)
+
+
+def _leaf(error: BaseException) -> BaseException:
+    """The first error inside of groups of groups, and rather not one that only followed."""
+    while isinstance(error, BaseExceptionGroup):
+        real = [each for each in error.exceptions if not isinstance(each, anyio.EndOfStream)]
+        error = (real or error.exceptions)[0]
+    return error
