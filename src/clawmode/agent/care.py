@@ -62,6 +62,7 @@ class SessionCare:
         Raises:
             UnknownSession: The session was deleted.
         """
+        # Before the lane, which is free only when the session's run has ended.
         self.stop(session.key)
         async with self.lanes.enter(session.key, shared=False):
             made = await self.sessions.reset(session.key)
@@ -106,6 +107,7 @@ class SessionCare:
                         )
                         return await compactor.compact(settings.models[0], wishes)
             finally:
+                # A later call for the same session may have replaced the scope.
                 if self._compacting.get(session.key) is scope:
                     del self._compacting[session.key]
         raise TranscriptError("The compaction was stopped.")

@@ -164,6 +164,7 @@ async def run_loop(turn: Turn) -> Outcome:
         _add(turn, reply)
         turn.usage += reply.usage
         turn.sink.emit("assistant", {"message": reply.text})
+        # A message that arrived during the answer keeps the run going, even without calls.
         if not reply.calls and turn.intake.finish():
             return Outcome("ok", reply)
         # Calls have effects: after a crash the transcript must show that they may have happened.
@@ -315,6 +316,7 @@ async def _call_all(turn: Turn, calls: Sequence[ToolCall], repeats: "_Repeats") 
         results[call.id] = result
         turn.sink.record(result)
 
+    # Providers reject a conversation in which a call has no result, so every call gets one.
     try:
         if any(turn.toolbox.runs_alone(call) for call in calls):
             for call in calls:

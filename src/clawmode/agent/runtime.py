@@ -425,8 +425,10 @@ class AgentRuntime:
         except Exception as error:
             logger.exception("run %s", run.id)
             outcome = RunEnd.with_error(f"{type(error).__name__}: {message_of(error)}")
+        # Interrupted by the end of the runtime: without a result, so that it can be resumed.
         if self._closing and outcome is None:
             return
+        # A cancelled run could not return its end, but has kept it.
         kept = None if run.inside is None else run.inside.ended
         outcome = outcome or kept or RunEnd(Outcome("aborted", None, STOPPED))
         if run.stopped and outcome.outcome.status == "aborted":
@@ -478,6 +480,7 @@ class AgentRuntime:
 
     async def _conclude(self, run: Run, ended: RunEnd) -> None:
         outcome = ended.outcome
+        # Errors of tools and providers may quote a key, and this one goes to channels.
         if outcome.error is not None:
             outcome = replace(outcome, error=self._redactor.text(outcome.error))
         now = time.time()
@@ -506,7 +509,7 @@ class AgentRuntime:
         except ClawmodeError as error:
             logger.error("session %s: %s", run.session.key, error)
         run.inside = None  # it holds a copy of the conversation
-        run.ended.set()
+        run.ended.set()  # before the hooks: a slow hook must not delay the reply
         if self.hooks.has("agent_end"):
             end = AgentEnd(
                 run=_context_of(run),
@@ -522,7 +525,7 @@ class AgentRuntime:
         event = AgentEvent(
             run_id=run.id, seq=run.seq, stream=stream, data=data, session_key=run.session.key
         )
-        for listener in tuple(self._listeners):
+        for listener in tuple(self._listeners):  # a copy: a listener may unsubscribe itself
             try:
                 listener(event)
             except Exception as error:

@@ -86,6 +86,7 @@ class SearchCode(TaskOwner):
             search_default_limit=search.config.search_default_limit,
             max_search_limit=search.config.max_search_limit,
         ).clamped()
+        # The driver needs a store, although `parks=False` keeps it empty.
         parking = Parking(MemoryStore(), context, self.config)
         self._calls = Calls(
             executor=executor,

@@ -204,6 +204,7 @@ class History:
             self._last.pop(entry.run_id, None)
             self._unanswered.pop(entry.run_id, None)
         elif entry.run_id not in self._ended:
+            # A resumed run keeps the entry of its first start.
             self._open.setdefault(entry.run_id, entry)
 
     def has(self, entry_id: str) -> bool:

@@ -235,6 +235,7 @@ class Trajectory:
         if self._descriptor < 0 and not self._open():
             return
         line = self._line(kind, data)
+        # The size of the whole file: earlier runs of the session have written to it too.
         room = MAX_SIDECAR_BYTES - LAST_LINE_BYTES - os.fstat(self._descriptor).st_size
         if len(line) > room:
             self._silent = True

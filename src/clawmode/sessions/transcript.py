@@ -74,6 +74,7 @@ class Transcript(History):
         path = Path(path)
         hold = current_hold(path)
         assert hold is not None, "a transcript is opened by the holder of its session's lock"
+        # A link is refused, and a named pipe in the place of the file does not block.
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
