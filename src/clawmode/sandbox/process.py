@@ -201,7 +201,7 @@ class WorkerProcess:
         return not self._dead and self._process.poll() is None
 
     def kill(self) -> None:
-        """Kills the worker. Idempotent."""
+        """Kills the worker, if it is alive. Idempotent."""
         with self._killing:
             if self._dead:
                 return

@@ -191,22 +191,17 @@ def _error_at(source: str, offset: int, message: str) -> TransformError:
     line = bisect_right(starts, offset)
     start = starts[line - 1]
     end = starts[line] if line < len(starts) else len(source)
+    text, column = source[start:end].rstrip("\r\n"), offset - start
+    # Of a long line, the part around the column is shown.
+    cut = max(min(column - MAX_SNIPPET // 2, len(text) - MAX_SNIPPET), 0)
+    shown = "…" + text[cut + 1 :] if cut else text
     return TransformError(
         _clean(message, MAX_MESSAGE),
         kind=kind,
         line=line,
-        column=offset - start + 1,
-        snippet=_snippet(source[start:end].rstrip("\r\n"), offset - start),
+        column=column + 1,
+        snippet=_clean(shown, MAX_SNIPPET),
     )
-
-
-def _snippet(text: str, column: int) -> str:
-    """Returns a line, or the part of a long line around the column."""
-    start = max(min(column - MAX_SNIPPET // 2, len(text) - MAX_SNIPPET), 0)
-    shown = text[start:]
-    if start:
-        shown = "…" + shown[1:]
-    return _clean(shown, MAX_SNIPPET)
 
 
 def _clean(text: str, limit: int) -> str:
@@ -227,19 +222,13 @@ def _index(text: str, column: int) -> int:
     for index, char in enumerate(text):
         if column <= 0 and not unicodedata.combining(char):
             return index
-        column -= _cells(char)
+        if char == "\t":
+            column -= 4
+            continue
+        column -= char > "\uffff"  # SWC counts UTF-16 units, then adds the width
+        if unicodedata.category(char) not in ("Cc", "Cf", "Me", "Mn"):
+            column -= 2 if unicodedata.east_asian_width(char) in "FW" else 1
     return len(text)
-
-
-def _cells(char: str) -> int:
-    """Returns SWC's width of a character."""
-    if char == "\t":
-        return 4
-    if unicodedata.category(char) in ("Cc", "Cf", "Me", "Mn"):
-        width = 0
-    else:
-        width = 2 if unicodedata.east_asian_width(char) in "FW" else 1
-    return width + (char > "\uffff")  # SWC counts UTF-16 units, then adds the width
 
 
 def _unwrap(code: str, head: str, tail: str, source: str) -> str:

@@ -31,7 +31,6 @@ from clawmode.sandbox.protocol import (
     Completion,
     Failure,
     Freeze,
-    FrozenCell,
     Install,
     Limits,
     Outcome,
@@ -127,7 +126,12 @@ class Worker:
             case Resume():
                 return self._step(question, lambda outbox: self._resume(question, outbox))
             case Freeze():
-                return self._freeze()
+                try:
+                    return self._running().freeze()
+                except MemoryError:
+                    self._running().drop()
+                    text = "The program is too large to be frozen."
+                    return Failure("snapshot_limit_exceeded", text)
 
     def _boot(self, boot: Boot) -> Acknowledgement | Failure:
         engine = self.timer.engine
@@ -150,13 +154,6 @@ class Worker:
             assert self._module is not None
             self._guard = Guard(engine, self._module, part.data, arm)
         return Acknowledgement()
-
-    def _freeze(self) -> FrozenCell | Failure:
-        try:
-            return self._running().freeze()
-        except MemoryError:
-            self._running().drop()
-            return Failure("snapshot_limit_exceeded", "The program is too large to be frozen.")
 
     def _running(self) -> Vm:
         assert self._vm is not None
@@ -211,7 +208,12 @@ class Worker:
 
     def _judge(self, idle: IdleState, outbox: Outbox, limits: Limits) -> Outcome:
         """Returns the outcome of a step that ended without an exception."""
-        output, requests = tuple(outbox.output), _requests(idle.requests)
+        output = tuple(outbox.output)
+        lines = (line.split(b" ", 2) for line in idle.requests.splitlines())
+        requests = tuple(
+            Request(int(number), method.decode(), args)  # pyrefly: ignore - the prelude's methods
+            for number, method, args in lines
+        )
         if idle.state == REJECTED:
             if outbox.failure is None:
                 # Only a lack of memory keeps the prelude from describing the failure.
@@ -272,14 +274,6 @@ class UnbalancedSource(Exception):
 
 TOO_MANY = "The program opened more calls at once than it may. Await some before starting more."
 STUCK = "The program waits for a promise that nothing can settle."
-
-
-def _requests(lines: bytes) -> tuple[Request, ...]:
-    made = []
-    for line in lines.splitlines():
-        number, method, args = line.split(b" ", 2)
-        made.append(Request(int(number), method.decode(), args))  # pyrefly: ignore
-    return tuple(made)
 
 
 def _transform_failure(error: TransformError, source: str) -> tuple[ErrorCode, str]:

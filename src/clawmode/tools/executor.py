@@ -324,17 +324,12 @@ def _tool_failed(tool: Tool, error: BaseException) -> ToolFailure:
     if isinstance(error, ClawmodeError):  # raised on purpose, with a message for the caller
         logger.info("tool %s: %s: %s", tool.id, name, message_of(error))
         return ToolFailure("tool_failed", message_of(error))
-    logger.error("tool %s raised %s", tool.id, name, exc_info=_loggable(error))
-    return ToolFailure("tool_failed", message_of(error), name)
-
-
-def _loggable(error: BaseException) -> BaseException:
-    """Returns the exception, or one with the same text but without lone surrogates."""
+    # A handler that writes UTF-8 would fail on lone surrogates, and the log line would be lost.
     text = "".join(traceback.format_exception(error))
     clean = text.encode("utf-8", "backslashreplace").decode()
-    if clean == text:
-        return error
-    return RuntimeError(clean).with_traceback(error.__traceback__)
+    shown = error if clean == text else RuntimeError(clean).with_traceback(error.__traceback__)
+    logger.error("tool %s raised %s", tool.id, name, exc_info=shown)
+    return ToolFailure("tool_failed", message_of(error), name)
 
 
 def _finalize(answer: object) -> ToolResult:

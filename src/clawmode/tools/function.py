@@ -301,12 +301,13 @@ def _to_json(value: object) -> JsonValue:
 def _problems(error: ValidationError, root: str = "input") -> str:
     """Describes the problems of an input, without quoting its values."""
     found = error.errors(include_url=False, include_input=False, include_context=False)
-    texts = [f"{spell(each['loc'], root)}: {_words(each['type'], each['msg'])}" for each in found]
+    texts: list[str] = []
+    for each in found:
+        kind, problem = each["type"], each["msg"]
+        if kind.startswith("missing"):
+            problem = "is missing"
+        elif kind == "unexpected_keyword_argument":
+            problem = "unknown property"
+        texts.append(f"{spell(each['loc'], root)}: {problem}")
     more = [f"and {len(texts) - MAX_PROBLEMS} more"] if len(texts) > MAX_PROBLEMS else []
     return "; ".join([*(shorten(text, MAX_TEXT) for text in texts[:MAX_PROBLEMS]), *more])
-
-
-def _words(kind: str, message: str) -> str:
-    if kind.startswith("missing"):
-        return "is missing"
-    return "unknown property" if kind == "unexpected_keyword_argument" else message

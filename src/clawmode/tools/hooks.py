@@ -272,20 +272,17 @@ class Hooks:
         return Verdict(call.params, None, tuple(approvals))
 
     async def tell(self, ended: AfterToolCall) -> None:
-        """Calls the `after_tool_call` hooks."""
+        """Calls the `after_tool_call` hooks, one after the other."""
         await self.notify("after_tool_call", ended)
 
 
-def _decision(answer: object) -> ToolCallDecision | None:
+def _decision(answer: Any) -> ToolCallDecision | None:
+    """Reads a decision, which may be an object `{block, blockReason, params, requireApproval}`."""
     if answer is None or isinstance(answer, ToolCallDecision):
         return answer
-    if isinstance(answer, dict):
-        return _from_json(answer)
-    raise TypeError(f"a hook must return a ToolCallDecision or None, not {type(answer).__name__}")
-
-
-def _from_json(answer: dict[str, JsonValue]) -> ToolCallDecision:
-    """Reads a decision from `{block, blockReason, params, requireApproval}`."""
+    if not isinstance(answer, dict):
+        kind = type(answer).__name__
+        raise TypeError(f"a hook must return a ToolCallDecision or None, not {kind}")
     unknown = set(answer) - {"block", "blockReason", "params", "requireApproval"}
     params, block = answer.get("params"), answer.get("block", False)
     approval = answer.get("requireApproval")

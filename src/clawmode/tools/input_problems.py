@@ -133,17 +133,16 @@ def _expectation(schema: Schema, error: ValidationError, name: str) -> str:
 def _unknown(schema: Schema, error: ValidationError, names: Sequence[str]) -> str:
     """Lists unknown properties, each with the most similar known one."""
     known = list(as_map(follow(schema, [*error.schema_path[:-1], "properties"])))[:MAX_NAMES]
-    found = [_suggestion(name[:MAX_SHOWN], known) for name in names[:MAX_PROBLEMS]]
+    by_fold = {name[:MAX_SHOWN].casefold(): name for name in known}
+    found: list[str] = []
+    for name in names[:MAX_PROBLEMS]:
+        near = get_close_matches(name[:MAX_SHOWN].casefold(), by_fold, 1)
+        hint = f" (did you mean {show(by_fold[near[0]])}?)" if near else ""
+        found.append(show(name[:MAX_SHOWN]) + hint)
     text = ", ".join(found)
     if known and "did you mean" not in text:
         text += f"; known are {_listed(known)}"
     return f"unknown property {text}"
-
-
-def _suggestion(name: str, known: Sequence[str]) -> str:
-    by_fold = {other[:MAX_SHOWN].casefold(): other for other in known}
-    near = get_close_matches(name.casefold(), by_fold, 1)
-    return f"{show(name)}" + (f" (did you mean {show(by_fold[near[0]])}?)" if near else "")
 
 
 def _listed(values: Sequence[object]) -> str:

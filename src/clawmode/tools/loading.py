@@ -47,7 +47,7 @@ def load_tools(references: Iterable[str]) -> list[Tool]:
 
 
 class _Reference:
-    """One reference `module:attribute`."""
+    """One reference of the form `module:attribute`."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -97,12 +97,16 @@ class _Reference:
         return found
 
     def _call(self, function: Callable[..., object]) -> object:
-        if not _takes_nothing(function):
+        try:
+            # Some functions written in C have no signature (ValueError): these are just called.
+            with contextlib.suppress(ValueError):
+                inspect.signature(function).bind()
+        except TypeError:
             text = (
                 f"{self._attribute!r} takes arguments: decorate it with @tool, or name a callable "
                 "without arguments that returns tools"
             )
-            raise _wrong(self._text, text)
+            raise _wrong(self._text, text) from None
         try:
             answer = function()
         except (Exception, SystemExit) as error:
@@ -140,16 +144,6 @@ class _Reference:
 
 def _wrong(reference: str, text: str) -> ConfigurationError:
     return ConfigurationError(f"--tools {reference}: {text}", path="--tools", expected=FORM)
-
-
-def _takes_nothing(function: Callable[..., object]) -> bool:
-    try:
-        inspect.signature(function).bind()
-    except TypeError:
-        return False
-    except ValueError:  # some functions written in C have no signature
-        return True
-    return True
 
 
 def _kind(value: object) -> str:

@@ -175,7 +175,11 @@ class CompiledSchema:
         """Descends to an invalid part that is small enough to collect its errors."""
         path: Path = ()
         pointer = ""
-        while (found := self._wrong_part(pointer, value)) is not None:
+        while True:
+            members = self._members(pointer, value)
+            wrong = (member for member in members if not self._part(member[0]).is_valid(member[2]))
+            if (found := next(wrong, None)) is None:
+                break
             pointer, step, value = found
             path = (*path, step)
             if self._explicable(value, len(path)):
@@ -183,19 +187,10 @@ class CompiledSchema:
                 return describe(self._schema, errors, path)
         return [f"{spell(path)}: does not fit the schema, and is too large to say where"]
 
-    def _wrong_part(
-        self, pointer: str, value: JsonValue
-    ) -> tuple[str, str | int, JsonValue] | None:
-        """Returns the first member or element that does not fit: schema pointer, name, value."""
-        for inner, step, child in self._members(pointer, value):
-            if not self._part(inner).is_valid(child):
-                return inner, step, child
-        return None
-
     def _members(
         self, pointer: str, value: JsonValue
     ) -> Iterator[tuple[str, str | int, JsonValue]]:
-        """Yields members and elements that have a schema of their own."""
+        """Yields members and elements that have a schema of their own: its pointer, name, value."""
         node = as_map(locate(self._schema, pointer))
         reference = node.get("$ref")
         if isinstance(reference, str) and reference.startswith("#/"):
