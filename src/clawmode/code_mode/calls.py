@@ -28,7 +28,6 @@ from clawmode.tools.approvals import Question
 from clawmode.tools.executor import Call, Executor, ToolFailure
 from clawmode.tools.executor import CallState as Stage
 from clawmode.tools.tool import Tool
-from clawmode.types import JsonObject
 
 if TYPE_CHECKING:
     from clawmode.code_mode.config import CodeModeConfig
@@ -355,7 +354,10 @@ class Calls:
             return
         call.owner = ""
         try:
-            call.tool, call.input = self._meant(cell, call)
+            if call.id == GATE and cell.start is not None:
+                call.tool, call.input = EXEC, gate_input(cell.start)
+            else:
+                call.tool, call.input = self.bridge.call_of(call.request)
         except BadRequest as error:
             answer = refuse(call.request, error.code, str(error), error.tool_id)
             if state != "running":
@@ -369,11 +371,6 @@ class Calls:
         call.entry.state = "queued"
         self.enqueue(cell, call)
 
-    def _meant(self, cell: Cell, call: OpenCall) -> tuple[Tool, JsonObject]:
-        if call.id == GATE and cell.start is not None:
-            return EXEC, gate_input(cell.start)
-        return self.bridge.call_of(call.request)
-
     # ---- Ending ----
 
     def end(self, run_id: str) -> None:
@@ -383,7 +380,12 @@ class Calls:
             return
         group.ended = True
         for call in group.calls.values():
-            call.entry.state = _state_at_end(call)
+            if call.entry.state in ("queued", "approval") or call.tool is None:
+                call.entry.state = "not_started"
+            else:
+                # A thread cannot be stopped, so a synchronous tool may still take effect.
+                is_async = inspect.iscoroutinefunction(call.tool.execute)
+                call.entry.state = "cancelled" if is_async else "unknown"
             if call.scope is not None:
                 call.scope.cancel()
         group.queue.clear()
@@ -397,11 +399,3 @@ def _too_large(call_id: int, tool_id: str | None) -> Settlement:
 
 def _call_id(group: CallGroup, call: OpenCall) -> str:
     return f"{group.run_id}:{call.id}"
-
-
-def _state_at_end(call: OpenCall) -> CallState:
-    """Returns the final state of a call that is open when its cell ends."""
-    if call.entry.state in ("queued", "approval") or call.tool is None:
-        return "not_started"
-    # A thread cannot be stopped, so a synchronous tool may still take effect.
-    return "cancelled" if inspect.iscoroutinefunction(call.tool.execute) else "unknown"

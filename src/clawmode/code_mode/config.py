@@ -49,15 +49,15 @@ SUSPENDED_DURABLE = 10_000
 class CodeModeConfig:
     """The settings of code mode.
 
-    A number out of its range is brought into it, with a `ClawmodeWarning`.
+    A number out of its range is clamped, with a `ClawmodeWarning`.
 
     Attributes:
-        enabled: Whether runs of an agent get code mode; a `CodeMode` made by hand always has it.
-        index_max_chars: How long the index of signatures in the prompt may be; 0 switches it off.
-        max_suspended_runs: How many programs may be parked; 0 leaves it to `clamped`.
+        enabled: True if runs of an agent use code mode. A `CodeMode` object ignores it.
+        index_max_chars: The maximum length of the tool index in the prompt; 0 disables the index.
+        max_suspended_runs: The maximum number of parked programs; with 0, `clamped` sets it.
 
     Raises:
-        ConfigurationError: A value is of the wrong type, or is none of the known ones.
+        ConfigurationError: A value has the wrong type, or is not one of the allowed values.
     """
 
     enabled: bool = False
@@ -185,12 +185,11 @@ _DEFAULTS: dict[str, Any] = {
 }
 
 
-def _camel(name: str) -> str:
-    return re.sub(r"_(\w)", lambda match: match[1].upper(), name)
-
-
-KEYS: dict[str, str] = {_camel(member.name): member.name for member in fields(CodeModeConfig)}
-"""From a key in the file to the field of `CodeModeConfig`."""
+KEYS: dict[str, str] = {
+    re.sub(r"_(\w)", lambda match: match[1].upper(), member.name): member.name
+    for member in fields(CodeModeConfig)
+}
+"""The fields of `CodeModeConfig` by their keys in the file."""
 
 
 def _read(layer: Setting, found: Resolution) -> dict[str, Setting]:
@@ -226,7 +225,8 @@ def _fault(name: str, setting: Setting) -> ConfigurationError | None:
         return None if value in choices else wrong(setting, _listed(choices))
     if name == "enabled":
         return None if isinstance(value, bool) else wrong(setting, "true or false")
-    return None if _is_number(value) else wrong(setting, _wanted(name))
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return None if is_number else wrong(setting, _wanted(name))
 
 
 def _language_fault(setting: Setting) -> ConfigurationError | None:
@@ -237,10 +237,6 @@ def _language_fault(setting: Setting) -> ConfigurationError | None:
         if language not in LANGUAGES:
             return wrong(Setting(f"{setting.path}[{index}]", language), known)
     return None
-
-
-def _is_number(value: JsonValue) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 # ---- Numbers, checked after merging ----

@@ -156,7 +156,10 @@ class Driver:
         if due == cell.due:
             cell.due_at = due_at
         try:
-            await self._check_image(cell)
+            # Checked before the cell is taken: a worker that rejects it later would lose it.
+            await self.pool.ready()
+            if cell.image and cell.image != (self.pool.image or cell.image):
+                raise other_build(cell.build)
             if not await self.replies.for_parked(cell, group, self._last(deadline)):
                 return None
             async with group.lock:
@@ -183,16 +186,6 @@ class Driver:
         cell.tenancy = self.pool.cell(frozen)
         cell.inbox[:0] = cell.take_yields()
         return await self._drive(cell, group, deadline)
-
-    async def _check_image(self, cell: Cell) -> None:
-        """Checks the image before the cell is taken: a worker that rejects it later would lose it.
-
-        Raises:
-            SnapshotOfOtherBuild: The snapshot is a difference to another image than our workers'.
-        """
-        await self.pool.ready()
-        if cell.image and cell.image != (self.pool.image or cell.image):
-            raise other_build(cell.build)
 
     def leave(self, cell: Cell) -> None:
         """Tells a cell that its `wait` was cancelled: it is parked at its next suspension."""

@@ -360,11 +360,8 @@ def _read_outcome(kept: Any) -> Completion | Failure | None:
 
 def _read_cell(run_id: str, record: Any) -> Cell:
     cell = Cell(record["parent"], record["outputLeft"], id=run_id, stored=True)
-    cell.park, cell.image, cell.build = (
-        record["park"],
-        bytes.fromhex(record["image"]),
-        record["build"],
-    )
+    cell.park, cell.build = record["park"], record["build"]
+    cell.image = bytes.fromhex(record["image"])
     cell.yields = record["yields"]
     for number, method, args in record.get("lookups", ()):
         cell.lookups.append(Request(number, method, args.encode()))

@@ -236,14 +236,11 @@ class SqliteStore(SqliteFile):
                 " where id = ? and holder = ? and not running",
                 (cell_id, owner),
             ).fetchone()
-            if (
-                row is None
-                or not tables.is_live(database, cell_id)
-                or tables.mark_of(database, cell_id) != seen
-            ):
+            if row is None or not tables.is_live(database, cell_id):
                 return None
-            moved = "update ledger.parks set mark = ? where cell = ?"
-            database.execute(moved, (mark, cell_id))
+            if tables.mark_of(database, cell_id) != seen:
+                return None
+            database.execute("update ledger.parks set mark = ? where cell = ?", (mark, cell_id))
             *scope, ttl, record, snapshot = row
             cell = StoredCell(
                 id=cell_id,
@@ -255,9 +252,8 @@ class SqliteStore(SqliteFile):
                 replies=tables.pop_replies(database, cell_id),
                 mark=seen,
             )
-            database.execute(
-                "update cells set running = 1, snapshot = x'' where id = ?", (cell_id,)
-            )
+            running = "update cells set running = 1, snapshot = x'' where id = ?"
+            database.execute(running, (cell_id,))
             database.execute("delete from calls where cell = ? and owner = ?", (cell_id, owner))
             return cell
 
