@@ -134,13 +134,13 @@ async def test_without_anybody_to_log_in_the_server_has_a_problem() -> None:
         authority.web = web
         entries = {"web": {"url": web.url, "auth": "oauth"}}
         async with connected(entries) as servers:
-            assert "nobody can be asked" in (view_of(servers, "web").problem or "")
+            assert "no user can be asked" in (view_of(servers, "web").problem or "")
 
         async def decline(server: str, address: str) -> bool:
             return False
 
         async with connected(entries, on_login=decline) as servers:
-            assert "nobody did" in (view_of(servers, "web").problem or "")
+            assert "the user did not log in" in (view_of(servers, "web").problem or "")
 
 
 async def test_a_client_with_a_secret_needs_nobody() -> None:
@@ -262,7 +262,7 @@ async def test_a_server_on_the_open_network_cannot_send_the_login_to_private_add
     metadata: str,
 ) -> None:
     flow = Flow(guarded_by(metadata), resolver=Resolver())
-    with pytest.raises(OAuthFlowError, match="not asked"):
+    with pytest.raises(OAuthFlowError, match="is not allowed"):
         await flow.run()
     assert flow.hosts == ["mcp.example.com"]
 
@@ -297,14 +297,14 @@ async def test_behind_a_proxy_names_are_the_proxys_and_private_addresses_are_ref
         await flow.run()
     assert "known-to-the-proxy.example.com" in flow.hosts
     flow = Flow(guarded_by("http://169.254.169.254/x"))
-    with pytest.raises(OAuthFlowError, match="not asked"):
+    with pytest.raises(OAuthFlowError, match="is not allowed"):
         await flow.run()
 
 
 @pytest.mark.covers("S-22")
 async def test_neither_can_its_authorization_server() -> None:
     flow = Flow(authority_at(registration_endpoint="http://10.1.2.3/register"))
-    with pytest.raises(OAuthFlowError, match="not asked"):
+    with pytest.raises(OAuthFlowError, match="is not allowed"):
         await flow.run()
     assert set(flow.hosts) == {"mcp.example.com", SECOND}
 
@@ -313,7 +313,7 @@ async def test_neither_can_its_authorization_server() -> None:
 async def test_a_name_that_means_another_address_the_second_time_leads_to_the_first() -> None:
     resolver = Resolver({"auth.example.com": ["127.0.0.1"]})
     flow = Flow(authority_at(), resolver=resolver)
-    with pytest.raises(OAuthFlowError, match="not asked"):
+    with pytest.raises(OAuthFlowError, match="is not allowed"):
         await flow.run()
     pinned = flow.sent[1]
     assert pinned.url.host == SECOND

@@ -58,10 +58,10 @@ def offer(name: Any, description: str = "", **properties: JsonValue) -> JsonObje
     [
         ("unreadable", "not an MCP message"),
         ("deep", "not an MCP message"),
-        ("invalid", "no valid result"),
+        ("invalid", "invalid result"),
         ("manyParts", "ask for less"),
         ("manyBlocks", "over 10000 entries"),
-        ("onlyGarbage", "not JSON-RPC to stdout: '<html>what?</html>'"),
+        ("onlyGarbage", "not JSON-RPC: '<html>what?</html>'"),
         ("rpcError", "answered with error -32050: quota \\u001b[31mexceeded"),
     ],
 )

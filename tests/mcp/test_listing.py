@@ -79,7 +79,7 @@ def test_a_schema_without_defaults_changes_nothing(schema: Any) -> None:
 def test_problems_are_counted_when_there_are_many() -> None:
     problems = Problems()
     sift([None] * 100, problems)
-    told = problems.told()
+    told = problems.texts()
     assert len(told) == MAX_PROBLEMS + 1
     assert told[-1] == f"and {100 - MAX_PROBLEMS} more problems"
 
@@ -91,7 +91,7 @@ def test_the_same_tools_in_another_order_are_the_same_list() -> None:
         listing = Listing()
         for name in order:
             listing.add(offer(name))
-        lists.append((listing.finish(), listing.problems.told()))
+        lists.append((listing.finish(), listing.problems.texts()))
     assert lists[0] == lists[1]
     assert len(lists[0][0]) == MAX_TOOLS
 

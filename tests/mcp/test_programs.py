@@ -418,7 +418,7 @@ async def test_a_server_that_is_killed_in_a_call_is_an_error_and_is_called_again
     assert (name, code) == ("ToolError", "tool_failed")
     assert tool_id.startswith("mcp:victim:")
     assert message.startswith("MCP server 'victim' was lost during the call")
-    assert "Whether it had an effect is not known" in message
+    assert "It is not known whether the call had an effect" in message
     assert (other, again) == ("for you", victim.said)
 
 

@@ -31,7 +31,7 @@ from clawmode.app.setup import Options
 from clawmode.config.mcp import read_servers
 from clawmode.context import RunContext
 from clawmode.exceptions import ConfigurationError
-from clawmode.mcp.server import RequireToken, opened
+from clawmode.mcp.server import TokenMiddleware, open_server
 from clawmode.mcp.servers import McpServers
 from clawmode.terminal.mcp_face import serve
 
@@ -306,7 +306,7 @@ async def inside(entries: dict[str, Any] | None = None, **options: Any) -> Async
 
     async with Pool(size=1) as pool, McpServers(settings, asks=True) as servers:
         servers.begin()
-        async with opened(opener, servers) as face, Client(face.server, **options) as client:
+        async with open_server(opener, servers) as face, Client(face.server, **options) as client:
             yield client
 
 
@@ -661,7 +661,7 @@ async def guess(client: httpx2.AsyncClient, shown: str) -> int:
 @pytest.mark.covers("S-20")
 async def test_guesses_in_any_form_and_side_by_side_are_counted_for_their_address_alone() -> None:
     now, codes = 0.0, list[int]()
-    guard = RequireToken(PlainTextResponse("in"), TOKEN, Attempts(clock=lambda: now))
+    guard = TokenMiddleware(PlainTextResponse("in"), TOKEN, Attempts(clock=lambda: now))
 
     def at(address: str) -> httpx2.AsyncClient:
         return httpx2.AsyncClient(transport=httpx2.ASGITransport(guard, client=(address, 1)))

@@ -295,7 +295,7 @@ async def test_a_server_that_hangs_is_replaced(monkeypatch: pytest.MonkeyPatch) 
             for _ in range(3):
                 tasks.start_soon(failure, servers, "raw:echo", {"need": "x" * 500_000})
         assert await is_well(servers, "other")
-        await until(lambda: "does not answer any more" in problems, 10)
+        await until(lambda: "stopped answering" in problems, 10)
         assert (await call(servers, "raw:what_was_heard"))["structuredContent"]["pid"] != pid
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
@@ -309,7 +309,7 @@ async def test_a_server_that_hangs_is_replaced(monkeypatch: pytest.MonkeyPatch) 
     ("tool", "said"),
     [
         ("kill", "was ended by SIGKILL"),
-        ("leave", "exited with status 7 (it said: fatal: out of cheese)"),
+        ("leave", "exited with status 7 (stderr: fatal: out of cheese)"),
         ("close_output", "closed its output"),
     ],
 )
@@ -320,7 +320,7 @@ async def test_a_server_that_dies_in_a_call_fails_it_and_is_started_again(
         error = await failure(servers, f"raw:{tool}")
         assert error.kind == "lost"
         assert said in str(error)
-        assert "Whether it had an effect is not known" in str(error)
+        assert "It is not known whether the call had an effect" in str(error)
         assert await is_well(servers, "other")
         assert await is_well(servers, "raw")
         assert view_of(servers, "raw").problem is None
@@ -370,9 +370,9 @@ async def test_one_that_dies_again_and_again_is_given_time(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("mode", "problem"),
     [
-        ("exits", "exited with status 3 (it said: cannot open the database)"),
+        ("exits", "exited with status 3 (stderr: cannot open the database)"),
         ("silent", "did not answer within 0.6 s"),
-        ("babbles", "wrote what is not JSON-RPC to stdout: 'Listening on port 8080...'"),
+        ("babbles", "its stdout is not JSON-RPC: 'Listening on port 8080...'"),
     ],
 )
 async def test_a_server_that_does_not_start_has_a_problem(mode: str, problem: str) -> None:
@@ -388,13 +388,13 @@ async def test_a_server_that_does_not_start_has_a_problem(mode: str, problem: st
 @pytest.mark.parametrize(
     ("script", "told"),
     [
-        ("printf 'Password: '; sleep 9", "wrote what is not JSON-RPC to stdout: 'Password:'"),
-        ("printf '\\033[31mred\\n'; sleep 9", r"stdout: '\\u001b[31mred'"),
-        ("printf 'a\\nb\\nc\\n'; sleep 9", "stdout: 'a' and 2 more lines"),
+        ("printf 'Password: '; sleep 9", "its stdout is not JSON-RPC: 'Password:'"),
+        ("printf '\\033[31mred\\n'; sleep 9", r"JSON-RPC: '\\u001b[31mred'"),
+        ("printf 'a\\nb\\nc\\n'; sleep 9", "JSON-RPC: 'a' and 2 more lines"),
         ("printf 'error: no index\\n  cause\\nhint: x\\n' >&2; exit 1",
-         "status 1 (it said: error: no index | cause | hint: x)"),
+         "status 1 (stderr: error: no index | cause | hint: x)"),
         ("printf 'ValueError: bad\\n1\\n2\\n3\\n+----\\n' >&2; exit 1",
-         "(it said: ValueError: bad | 2 | 3)"),
+         "(stderr: ValueError: bad | 2 | 3)"),
     ],
 )  # fmt: skip
 async def test_a_problem_shows_what_a_server_wrote(script: str, told: str) -> None:
@@ -424,7 +424,7 @@ async def test_what_a_server_writes_to_stderr_is_kept_in_a_file(
 async def test_a_command_with_its_arguments_in_it_says_where_to_put_them() -> None:
     async with connected({"gh": {"command": "npx -y foo"}}) as servers:
         problem = view_of(servers, "gh").problem or ""
-    assert "the command 'npx -y foo' was not found: put its arguments into `args`" in problem
+    assert "the command 'npx -y foo' was not found: put the arguments into `args`" in problem
 
 
 async def test_a_server_is_told_how_this_machine_reaches_the_network(

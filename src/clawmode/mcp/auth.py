@@ -1,7 +1,7 @@
-"""OAuth for MCP servers: the SDK's flow, with a place for tokens and a way back from the browser.
+"""OAuth for MCP servers: the SDK's flow, with storage of tokens and a callback for the browser.
 
-A person is asked to open an address. The browser then comes back to a port of this machine that
-nobody else can reach.
+The user opens an address in a browser. The browser is then redirected to a port of this machine
+that other machines cannot reach.
 """
 
 import contextlib
@@ -41,12 +41,12 @@ HOST = "127.0.0.1"
 PAGE = b"<!doctype html><title>clawmode</title><p>Done. You can close this window."
 
 OnLogin: TypeAlias = Callable[[str, str], Awaitable[bool]]
-"""Sends a person to an address, to log in to the server of this name. False: they do not want to.
+"""Called with a server's name and the address at which the user logs in.
 
-May raise: then they do not."""
+Returns False, or raises, if the user does not log in."""
 
 Pause: TypeAlias = Callable[[], AbstractContextManager[None]]
-"""Stops the clocks of a server while a person is busy."""
+"""Suspends the time limits of a server while the user logs in."""
 
 
 def make_auth(
@@ -56,27 +56,27 @@ def make_auth(
     pause: Pause,
     resolve: Resolve = ask_system,
 ) -> httpx2.Auth | None:
-    """What adds the authorization to each request; None if nothing has to be asked for.
+    """Returns the object that authorizes each request; None if the server does not use OAuth.
 
     Args:
-        settings: The server.
-        on_login: Asks a person.
-        tokens: Where tokens are kept; without it they last as long as the result.
-        pause: Around the time that a person takes.
-        resolve: Who knows names.
+        settings: The settings of the server.
+        on_login: Asks the user to log in.
+        tokens: The folder for tokens; without it they are kept in memory only.
+        pause: Suspends time limits while the user logs in.
+        resolve: Resolves host names.
     """
     wanted = settings.auth
     if not isinstance(wanted, OAuth) or not settings.enabled:
         return None
     scope = " ".join(wanted.scopes) or None
-    storage = _Tokens(settings, tokens)
+    storage = _TokenStorage(settings, tokens)
     if wanted.grant == "client_credentials":
-        # Brings a library for tokens, which takes a while, and few need it.
+        # Imports a JWT library, which is slow and rarely needed.
         from mcp.client.auth.extensions.client_credentials import ClientCredentialsOAuthProvider
 
         assert wanted.client_id is not None
         assert wanted.client_secret is not None
-        robot = ClientCredentialsOAuthProvider(
+        client = ClientCredentialsOAuthProvider(
             settings.url,
             storage,
             wanted.client_id,
@@ -84,14 +84,14 @@ def make_auth(
             scope=scope,
             issuer=wanted.issuer,
         )
-        return _Guarded(robot, settings, resolve)
-    login = _Login(settings.name, on_login, pause, wanted.redirect_port or _free_port())
+        return _GuardedAuth(client, settings, resolve)
+    login = _BrowserLogin(settings.name, on_login, pause, wanted.redirect_port or _free_port())
     metadata = OAuthClientMetadata.model_validate(
         {"redirect_uris": [login.address], "client_name": "clawmode", "scope": scope}
     )
     storage.expect(wanted, login.address)
-    person = OAuthClientProvider(settings.url, metadata, storage, login.begin, login.finish)
-    return _Guarded(person, settings, resolve)
+    flow = OAuthClientProvider(settings.url, metadata, storage, login.begin, login.finish)
+    return _GuardedAuth(flow, settings, resolve)
 
 
 def _free_port() -> int:
@@ -100,15 +100,15 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-# ---- Where the flow may go ----
+# ---- Addresses of the flow ----
 
 
-class _Guarded(httpx2.Auth):
-    """Keeps an OAuth flow off addresses that are not public, unless the server is on one itself.
+class _GuardedAuth(httpx2.Auth):
+    """Keeps an OAuth flow away from private addresses, unless the server is at one itself.
 
-    The server, and whoever answers for it, name the addresses of the flow: those of its metadata,
-    of the authorization server, of the token endpoint. Whoever is on the open network has no reason
-    to name one of ours. What was looked up is what is connected to.
+    The server chooses the addresses of the flow: of its metadata, of the authorization server, of
+    the token endpoint. A public server could name an address in our network (SSRF). The request
+    goes to the IP address that was checked, so that a second DNS answer cannot change it.
     """
 
     requires_response_body = True
@@ -120,14 +120,13 @@ class _Guarded(httpx2.Auth):
         self._resolve = resolve
         issuer = settings.auth.issuer if isinstance(settings.auth, OAuth) else None
         self._home = httpx2.URL(settings.url)
-        # The operator chose both.
+        # The operator has chosen these two, so that they are not checked.
         self._chosen = {_host(httpx2.URL(each)) for each in (settings.url, issuer) if each}
         self._is_private: bool | None = None
 
     async def async_auth_flow(
         self, request: httpx2.Request
     ) -> AsyncGenerator[httpx2.Request, httpx2.Response]:
-        """As httpx has it."""
         flow = self._inner.async_auth_flow(request)
         try:
             outgoing = await anext(flow)
@@ -143,20 +142,20 @@ class _Guarded(httpx2.Auth):
             await flow.aclose()
 
     async def _pinned(self, request: httpx2.Request) -> httpx2.Request:
-        """The request, to an address that was looked at.
+        """Returns the request with the host replaced by an IP address that was checked.
 
         Raises:
-            OAuthFlowError: It would go where it may not.
+            OAuthFlowError: The address is not allowed.
         """
         host, port = _host(request.url)
-        if (host, port) in self._chosen or await self._at_home():
+        if (host, port) in self._chosen or await self._server_is_private():
             return request
         if _has_proxy(request.url) and not _is_address(host):
-            return request  # the proxy looks it up, in its own network
+            return request  # the proxy resolves the name, in its own network
         try:
             target = await find_target(host, port, resolve=self._resolve)
         except ToolProblem as problem:
-            text = f"its login leads to an address that is not asked: {problem}"
+            text = f"its login uses an address that is not allowed: {problem}"
             raise OAuthFlowError(text) from None
         return httpx2.Request(
             request.method,
@@ -166,8 +165,8 @@ class _Guarded(httpx2.Auth):
             extensions={**request.extensions, "sni_hostname": target.host},
         )
 
-    async def _at_home(self) -> bool:
-        """Whether the server itself is not on the open network."""
+    async def _server_is_private(self) -> bool:
+        """True if the server itself is at a private address."""
         if self._is_private is None:
             try:
                 await find_target(*_host(self._home), resolve=self._resolve)
@@ -191,7 +190,7 @@ def _has_proxy(url: httpx2.URL) -> bool:
 
 
 def _unpin(response: httpx2.Response, request: httpx2.Request) -> None:
-    """Has the flow see the names that it asked for: it follows redirects by them."""
+    """Restores the host names in a response, because redirects are resolved against them."""
     response.request = request
     if (following := response.next_request) is not None:
         location = request.url.join(response.headers["location"])
@@ -202,8 +201,8 @@ def _unpin(response: httpx2.Response, request: httpx2.Request) -> None:
 # ---- Tokens ----
 
 
-class _Tokens:
-    """Keeps tokens and the client's registration, in memory and perhaps in a file."""
+class _TokenStorage:
+    """Stores tokens and the client's registration, in memory and optionally in a file."""
 
     def __init__(self, settings: ServerSettings, folder: Path | None) -> None:
         key = hashlib.sha256(f"{settings.name}\0{settings.url}".encode()).hexdigest()[:32]
@@ -214,7 +213,7 @@ class _Tokens:
         self._read()
 
     def expect(self, wanted: OAuth, address: str) -> None:
-        """Uses the client that was configured; a registration for another address is of no use."""
+        """Prepares the client: the configured one, or a stored registration for this address."""
         known = self._client.redirect_uris if self._client is not None else None
         if wanted.client_id is not None:
             self._client = OAuthClientInformationFull.model_validate(
@@ -241,7 +240,9 @@ class _Tokens:
         except FileNotFoundError:
             pass
         except (OSError, ValueError, TypeError, KeyError) as error:
-            logger.warning("the tokens in %s are of no use: %s", self._path, type(error).__name__)
+            logger.warning(
+                "the OAuth tokens in %s cannot be used: %s", self._path, type(error).__name__
+            )
 
     def _write(self) -> None:
         if self._path is None:
@@ -254,29 +255,25 @@ class _Tokens:
         write_atomic(self._path, json.dumps(data))
 
     async def get_tokens(self) -> OAuthToken | None:
-        """The tokens."""
         return self._tokens
 
     async def set_tokens(self, tokens: OAuthToken) -> None:
-        """Keeps new tokens."""
         self._tokens = tokens
         self._write()
 
     async def get_client_info(self) -> OAuthClientInformationFull | None:
-        """Who we are to the authorization server."""
         return self._client
 
     async def set_client_info(self, client_info: OAuthClientInformationFull) -> None:
-        """Keeps a new registration."""
         self._client = client_info
         self._write()
 
 
-# ---- A person logs in ----
+# ---- Login in the browser ----
 
 
-class _Login:
-    """Sends a person to the authorization server, and waits for the browser to come back."""
+class _BrowserLogin:
+    """Asks the user to log in, and receives the redirect of the browser."""
 
     def __init__(self, server: str, on_login: OnLogin | None, pause: Pause, port: int) -> None:
         self.address = f"http://{HOST}:{port}/callback"
@@ -287,29 +284,29 @@ class _Login:
         self._listener: Listener[SocketStream] | None = None
 
     async def begin(self, url: str) -> None:
-        """Asks a person to open an address.
+        """Asks the user to open an address.
 
         Raises:
-            OAuthFlowError: Nobody does.
+            OAuthFlowError: The user does not.
         """
         if self._on_login is None:
-            raise OAuthFlowError("it wants a person to log in, and nobody can be asked")
-        # Before anybody is asked: the browser may be back before the answer is.
+            raise OAuthFlowError("it requires a login, and no user can be asked")
+        # Listen first: the browser may be redirected before `on_login` returns.
         listener = await anyio.create_tcp_listener(local_host=HOST, local_port=self._port)
         async with contextlib.AsyncExitStack() as open_until_asked:
             open_until_asked.push_async_callback(listener.aclose)
             with self._pause():
                 willing = await self._on_login(self._server, url)
             if not willing:
-                raise OAuthFlowError("it wants a person to log in, and nobody did")
+                raise OAuthFlowError("it requires a login, and the user did not log in")
             open_until_asked.pop_all()
         self._listener = listener
 
     async def finish(self) -> AuthorizationCodeResult:
-        """Waits for the browser.
+        """Waits for the redirect of the browser.
 
         Raises:
-            OAuthFlowError: It does not come, or brings a refusal.
+            OAuthFlowError: The redirect does not come in time, or reports an error.
         """
         assert self._listener is not None
         found: dict[str, str] = {}
@@ -318,14 +315,14 @@ class _Login:
 
             async def serve(stream: SocketStream) -> None:
                 async with stream:
-                    if came := await _read_callback(stream):
-                        found.update(came)
+                    if query := await _read_callback(stream):
+                        found.update(query)
                         tasks.cancel_scope.cancel()
 
             with self._pause(), anyio.move_on_after(LOGIN_SECONDS):
                 await self._listener.serve(serve)
         if "code" not in found:
-            reason = found.get("error", "the browser did not come back")
+            reason = found.get("error", "the browser did not return")
             raise OAuthFlowError(f"the login failed: {reason[:100]}")
         return AuthorizationCodeResult(
             code=found["code"], state=found.get("state"), iss=found.get("iss")
@@ -333,7 +330,7 @@ class _Login:
 
 
 async def _read_callback(stream: SocketStream) -> dict[str, str]:
-    """What the browser brings; nothing if it is somebody else."""
+    """Returns the query of the redirect; empty if the request is a different one."""
     request = b""
     with contextlib.suppress(anyio.EndOfStream, anyio.BrokenResourceError, TimeoutError):
         with anyio.fail_after(READ_SECONDS):
@@ -342,12 +339,12 @@ async def _read_callback(stream: SocketStream) -> dict[str, str]:
         target = request.split(b" ", 2)[1].decode("ascii", "replace") if b" " in request else ""
         url = urlsplit(target)
         query = {key: values[0] for key, values in parse_qs(url.query).items()}
-        right = url.path == "/callback" and ("code" in query or "error" in query)
-        status, body = (b"200 OK", PAGE) if right else (b"404 Not Found", b"")
+        is_callback = url.path == "/callback" and ("code" in query or "error" in query)
+        status, body = (b"200 OK", PAGE) if is_callback else (b"404 Not Found", b"")
         length = str(len(body)).encode()
         await stream.send(
             b"HTTP/1.1 " + status + b"\r\ncontent-type: text/html\r\nconnection: close\r\n"
             b"content-length: " + length + b"\r\n\r\n" + body
         )
-        return query if right else {}
+        return query if is_callback else {}
     return {}

@@ -1,8 +1,8 @@
-"""One connection to an MCP server, from the handshake to its end: requests made, lists read.
+"""`Connection`: one session with an MCP server: handshake, requests, list of tools, end.
 
-Whoever makes a request waits in a task of its own, and the exchange runs in one of the
-connection's: what the SDK raises there stays there, a caller that is cancelled leaves at once while
-the server is told, and a connection that ends tells every caller why.
+Each request is sent by a task of the connection, while the caller waits in its own task. So an
+exception of the SDK stays in the connection, a cancelled caller returns at once while the server is
+notified, and the end of the connection fails every pending request with the reason.
 """
 
 import asyncio
@@ -50,9 +50,9 @@ from clawmode.mcp.wire import (
     SESSION_LOST,
     TOO_LARGE,
     UNREADABLE,
+    IncomingStream,
     Link,
-    Reads,
-    Writes,
+    OutgoingStream,
 )
 from clawmode.tasks import backoff
 from clawmode.tools.tool import ToolContext
@@ -62,46 +62,46 @@ logger = logging.getLogger("clawmode.mcp")
 
 PROBE_SECONDS = 5.0
 MAX_ROUNDS = 10
-UNKNOWN = "Whether it had an effect is not known."
+UNKNOWN = "It is not known whether the call had an effect."
 MAX_PAUSE = 60.0
-"""Seconds between two tries to listen for changes."""
+"""The longest pause in seconds before listening for changes again."""
 FAREWELL = 0.5
-"""Seconds in which the server can still be told what is cancelled, when the connection ends."""
+"""Seconds in which the server is notified of cancelled requests when the connection ends."""
 
 _OVERSIZE = re.compile(r"its answer (is|has) over|exceeded the \d+ byte limit")
-"""Of the limits that HTTP has, the SDK tells by words alone."""
+"""The SDK reports an exceeded HTTP limit only by its message."""
 
 ENVELOPE = ("resultType", "ttlMs", "cacheScope", "_meta")
-"""What is said about a result, not in it."""
+"""Members of a result that belong to the protocol, not to the tool."""
 
 
-class _Raw(RootModel[dict[str, Any]]):
-    """A result as it came, once the SDK has found it valid."""
+class _RawResult(RootModel[dict[str, Any]]):
+    """A result as the server sent it: the SDK's models would drop unknown members."""
 
 
-# ---- What the SDK logs ----
+# ---- Logs of the SDK ----
 
 CURRENT: ContextVar[ServerSettings | None] = ContextVar("clawmode_mcp_server", default=None)
 
 
-class _Hush(logging.Filter):
-    """Keeps what the SDK says about our connections to ourselves.
+class _SdkLogFilter(logging.Filter):
+    """Replaces the SDK's log records about our connections by redacted debug records.
 
-    It logs tracebacks for what a server does wrong, and addresses with all that is in them.
+    The SDK logs tracebacks for faults of a server, and addresses with secrets in them.
     """
 
     def filter(self, record: logging.LogRecord) -> bool:
         settings = CURRENT.get()
         if settings is None:
             return True
-        # Below that it tells whole messages, and what is in them is nobody's business.
+        # Records below INFO contain whole messages, which may be confidential.
         if record.levelno >= logging.INFO and logger.isEnabledFor(logging.DEBUG):
             text = settings.redact(record.getMessage())[:500]
             logger.debug("%s: %s: %s", settings.name, record.name, text)
         return False
 
 
-_hush = _Hush()
+_sdk_log_filter = _SdkLogFilter()
 for _name in (
     "client",
     "httpx2",
@@ -110,16 +110,18 @@ for _name in (
     "mcp.client.streamable_http",
     "mcp.shared.jsonrpc_dispatcher",
 ):
-    logging.getLogger(_name).addFilter(_hush)
+    logging.getLogger(_name).addFilter(_sdk_log_filter)
 
 
-# ---- Under the session ----
+# ---- Below the session ----
 
 
 class _Dispatcher(JSONRPCDispatcher):
-    """The SDK's, which says when it has ended, and looks at answers before they are checked."""
+    """Reports its end, and filters answers before the SDK validates them."""
 
-    def __init__(self, reads: Reads, writes: Writes, on_end: Callable[[], None]) -> None:
+    def __init__(
+        self, reads: IncomingStream, writes: OutgoingStream, on_end: Callable[[], None]
+    ) -> None:
         super().__init__(reads, writes)
         self._on_end = on_end
         self.problems = Problems()
@@ -145,7 +147,7 @@ class _Dispatcher(JSONRPCDispatcher):
         return answer
 
     async def run(self, *args: Any, **options: Any) -> None:
-        """Runs until the wire ends."""
+        """Runs until the connection ends."""
         try:
             await super().run(*args, **options)
         finally:
@@ -153,19 +155,24 @@ class _Dispatcher(JSONRPCDispatcher):
 
 
 class Connection:
-    """A session with a server. Used inside of `opened`, in the task that owns the server.
+    """A session with a server, used inside of `opened` by the task that owns the server.
 
-    Attributes:
-        on_end: Called when the wire has ended.
-        on_change: Called when the server says that its lists have changed.
+    Args:
+        settings: The settings of the server.
+        link: The state that is shared with the transport.
+        reads: The messages of the server.
+        writes: The messages to the server.
+        asks: True if the server may ask users questions.
+        on_end: Called when the connection has ended.
+        on_change: Called when the list of tools may have changed.
     """
 
     def __init__(
         self,
         settings: ServerSettings,
         link: Link,
-        reads: Reads,
-        writes: Writes,
+        reads: IncomingStream,
+        writes: OutgoingStream,
         *,
         asks: bool,
         on_end: Callable[[], None],
@@ -181,18 +188,18 @@ class Connection:
         self._dispatcher = _Dispatcher(reads, writes, on_end)
         self._session = ClientSession(
             dispatcher=self._dispatcher,
-            # Without anybody to ask, the server is told that it cannot.
+            # Without this callback, the SDK tells the server that elicitation is not supported.
             elicitation_callback=self._open.elicit if asks else None,
             logging_callback=self._log,
-            message_handler=self._hear,
+            message_handler=self._handle_message,
             client_info=types.Implementation(name="clawmode", version=__version__),
         )
 
-    # ---- Beginning and end ----
+    # ---- Start and end ----
 
     @contextlib.asynccontextmanager
     async def opened(self) -> AsyncIterator[None]:
-        """Runs the session. At the end every open request is cancelled, and its server told."""
+        """Runs the session. At the end, cancels pending requests and notifies the server."""
         farewell: asyncio.TimerHandle | None = None
         try:
             async with self._session, anyio.create_task_group() as tasks:
@@ -213,26 +220,29 @@ class Connection:
 
     @property
     def usable(self) -> bool:
-        """Whether a request can be made."""
+        """True if requests can be made."""
         return self._over is None
 
     def clocks_stopped(self) -> contextlib.AbstractContextManager[None]:
-        """No request runs out of time inside of it: a person is busy."""
+        """Suspends all time limits for the time of the block, while a user is asked."""
         return self._open.clocks_stopped()
 
     def conclude(self, error: McpError) -> None:
-        """Nothing comes any more: tells everybody who waits."""
+        """Ends all pending and later requests with an error."""
         self._over = self._over or error
         self._open.fail(error)
 
     async def shake_hands(self, limit: float | None) -> None:
-        """Agrees on a version: asks as since 2026, and falls back to the older handshake.
+        """Negotiates a version: `server/discover` of 2026, with fallback to the older handshake.
+
+        Args:
+            limit: Seconds for the first attempt.
 
         Raises:
-            MCPError: The server cannot be reached, or refuses.
+            MCPError: The server cannot be reached, or rejects the handshake.
         """
         try:
-            # Some older servers do not answer what they do not know.
+            # Some older servers do not answer unknown methods at all.
             with anyio.fail_after(limit):
                 await self._session.discover()
             return
@@ -246,21 +256,20 @@ class Connection:
         except MCPError as error:
             if error.code != types.UNSUPPORTED_PROTOCOL_VERSION:
                 raise
-            # It was slow to start, and has answered the first question meanwhile.
+            # The server started slowly: it has accepted the first method meanwhile.
             await self._session.discover()
 
     @property
     def capabilities(self) -> types.ServerCapabilities:
-        """What the server can do."""
         return self._session.server_capabilities or types.ServerCapabilities()
 
     @property
     def instructions(self) -> str | None:
-        """What the server says about itself."""
+        """The server's own description, which is untrusted."""
         return self._session.instructions
 
     async def is_well(self) -> bool:
-        """Whether the server answers at all."""
+        """Probes the server. Returns True if it answers."""
         assert self._tasks is not None
         self.link.trouble = ""
         answers: list[bool] = []
@@ -271,7 +280,7 @@ class Connection:
             answers.append(await self._probe())
             answered.set()
 
-        # In a task of its own: to give up on a wire that is stuck takes the SDK five seconds.
+        # In a separate task: the SDK needs five seconds to cancel a request that cannot be sent.
         self._tasks.start_soon(probe)
         with anyio.move_on_after(PROBE_SECONDS):
             await answered.wait()
@@ -285,14 +294,14 @@ class Connection:
             else:
                 await self._session.send_ping()
         except MCPError as error:
-            # An error is an answer, unless it is ours.
+            # An error response is an answer too, unless we made it.
             return error.code not in (NOT_DELIVERED, SESSION_LOST) and not is_end(error)
         except ValidationError:
             pass
         return True
 
     def watch(self) -> None:
-        """Listens for changes of the lists, where the server only tells those who do."""
+        """Subscribes to changes of the list of tools, where the protocol requires this."""
         tools = self.capabilities.tools
         if self._tasks is None or tools is None or not tools.list_changed:
             return
@@ -312,22 +321,22 @@ class Connection:
             except (SubscriptionLost, ValidationError):
                 pass
             await anyio.sleep(backoff(attempt, 1.0, MAX_PAUSE))
-            self._on_change()  # nobody told us what happened meanwhile
+            self._on_change()  # changes may have been missed during the pause
 
     # ---- Requests ----
 
     async def request(
         self, request: types.ClientRequest, context: ToolContext | None = None
     ) -> JsonObject:
-        """Makes a request and waits for its result.
+        """Makes a request and returns its result.
 
         Args:
-            request: What the server is asked.
-            context: Of the tool's call that it is made for: hears of progress, and is asked what
-                the server wants to know.
+            request: The request.
+            context: The context of the tool call that the request is made for. It receives
+                progress, and the questions of the server.
 
         Raises:
-            McpError: There is none.
+            McpError: The request has no result.
         """
         began = anyio.current_time()
         with self._open.opened(self._settings.timeout, context) as call:
@@ -357,65 +366,71 @@ class Connection:
                 call.settle(None, failure)
 
     async def _converse(self, request: types.ClientRequest, call: OpenRequest) -> JsonObject:
-        """Sends the request, and again with answers as long as the server asks for some."""
+        """Sends the request, and repeats it with answers while the server asks for input."""
         for number in range(1, MAX_ROUNDS + 1):
             result = await self._session.send_request(
-                request, _Raw, progress_callback=call.progress
+                request, _RawResult, progress_callback=call.progress
             )
             if result.root.get("resultType") != "input_required":
-                return {key: it for key, it in result.root.items() if key not in ENVELOPE}
+                return {key: value for key, value in result.root.items() if key not in ENVELOPE}
             asked = types.InputRequiredResult.model_validate(result.root)
-            if not asked.input_requests:  # it is not ready yet
+            if not asked.input_requests:  # the server only wants to be asked again later
                 await anyio.sleep(backoff(number, 0.05, 0.25, jitter=0))
             answers = await self._open.answer_all(asked.input_requests or {}, call.context)
-            request = _again(request, answers, asked.request_state)
+            assert request.params is not None
+            update = {"input_responses": answers or None, "request_state": asked.request_state}
+            params = request.params.model_copy(update=update)
+            request = request.model_copy(update={"params": params})
         raise self._error("protocol", f"asked for input {MAX_ROUNDS} times")
 
     def _translate(self, error: BaseException) -> McpError | None:
-        """What the SDK raised, in our words; None if the end of the connection is to tell."""
+        """Translates an exception of the SDK.
+
+        Returns None if the connection has ended: `conclude` then fails the request with the reason.
+        """
         if isinstance(error, McpError):
             return error
         if isinstance(error, MCPError):
             if is_end(error):
                 self._on_end()
                 return None
-            return self._translate_answer(error.code, error.message)
+            return self._translate_error(error.code, error.message)
         if isinstance(error, ValidationError):
             first = error.errors(include_url=False, include_input=False)[0]
             where = ".".join(map(str, first["loc"]))[:100]
             text = f"{where}: {first['msg']}" if where else first["msg"]
-            return self._error("protocol", f"answered what is no valid result: {text}")
+            return self._error("protocol", f"sent an invalid result: {text}")
         logger.error("%s: %s: %s", self._settings.name, type(error).__name__, message_of(error))
-        return self._error("protocol", f"could not be asked: {type(error).__name__}")
+        return self._error("protocol", f"could not be called: {type(error).__name__}")
 
-    def _translate_answer(self, code: int, message: str) -> McpError:
+    def _translate_error(self, code: int, message: str) -> McpError:
         text = self.link.clean(message)
         if code in (NOT_DELIVERED, SESSION_LOST):
             return Undelivered(self._settings.name, "unavailable", text)
         for prefix in ("Failed to parse JSON response: ", "Failed to parse SSE message: "):
             text = text.removeprefix(prefix)
         if code == TOO_LARGE or (code != UNREADABLE and _OVERSIZE.search(text)):
-            return self._error("too_large", f"sent what is not read: {text}")
+            return self._error("too_large", f"sent a message that was rejected: {text}")
         if code == NOT_AUTHORIZED:
             return self._error("unavailable", text)
-        if text.startswith("SSE stream "):  # in the middle of an answer
+        if text.startswith("SSE stream "):  # the stream ended before the answer was complete
             return self._error("lost", f"was lost during the call: {text}. {UNKNOWN}")
         if code in (UNREADABLE, types.PARSE_ERROR):
-            return self._error("protocol", f"answered what cannot be read: {text}")
+            return self._error("protocol", f"sent an answer that cannot be parsed: {text}")
         if code in (types.METHOD_NOT_FOUND, types.INVALID_PARAMS):
-            self._on_change()  # perhaps the list that we have is an old one
+            self._on_change()  # our list of tools may be outdated
         return self._error("refused", f"answered with error {code}: {text}")
 
     def _error(self, kind: FailureKind, text: str) -> McpError:
         return McpError(self._settings.name, kind, text)
 
-    # ---- What the server says unasked ----
+    # ---- Notifications of the server ----
 
-    async def _hear(self, message: IncomingMessage) -> None:
+    async def _handle_message(self, message: IncomingMessage) -> None:
         if isinstance(message, types.ToolListChangedNotification):
             self._on_change()
         elif isinstance(message, Exception):
-            self.link.litter(message_of(message).encode("utf-8", "replace"))
+            self.link.add_garbage(message_of(message).encode("utf-8", "replace"))
 
     async def _log(self, params: types.LoggingMessageNotificationParams) -> None:
         if logger.isEnabledFor(logging.DEBUG):
@@ -424,10 +439,10 @@ class Connection:
     # ---- Lists ----
 
     async def list_tools(self) -> tuple[list[Offer], Problems]:
-        """All tools, page by page, as many as are bearable.
+        """Reads the list of tools page by page, up to the limits of `listing`.
 
         Raises:
-            MCPError: The server refuses, or the connection ends.
+            MCPError: The server rejects the request, or the connection is lost.
         """
         listing = Listing()
         self._dispatcher.problems = listing.problems
@@ -443,31 +458,23 @@ class Connection:
             if cursor is None:
                 return listing.finish(), listing.problems
         if cursor in seen:
-            listing.problems.add("its list of tools goes round in circles")
+            listing.problems.add("its list of tools repeats a page")
         return listing.finish(cut_short=True), listing.problems
 
 
 def is_end(error: MCPError) -> bool:
-    """Whether the wire has ended. The number alone does not say: servers use it too."""
+    """True if the connection has ended. Servers use the same code, hence the check of the text."""
     return error.code == types.CONNECTION_CLOSED and error.message == "Connection closed"
 
 
-def _again(
-    request: types.ClientRequest, answers: types.InputResponses, state: str | None
-) -> types.ClientRequest:
-    assert request.params is not None
-    update = {"input_responses": answers or None, "request_state": state}
-    return request.model_copy(update={"params": request.params.model_copy(update=update)})
-
-
 def _to_offer(tool: types.Tool) -> Offer:
-    said = tool.annotations or types.ToolAnnotations()
-    hints = said.model_dump(by_alias=True, exclude_none=True, exclude={"title"})
+    annotations = tool.annotations or types.ToolAnnotations()
+    hints = annotations.model_dump(by_alias=True, exclude_none=True, exclude={"title"})
     return Offer(
         tool.name,
         tool.description or "",
         tool.input_schema,
-        label=tool.title or said.title,
+        label=tool.title or annotations.title,
         output_schema=tool.output_schema,
         hints=hints,
     )

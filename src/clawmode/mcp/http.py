@@ -1,7 +1,7 @@
-"""MCP servers behind an address: streamable HTTP, and the older HTTP with SSE.
+"""The HTTP transports: streamable HTTP, and the older HTTP with SSE.
 
-The SDK's transports, over an HTTP client that they cannot be hurt by: in theirs, a connection that
-is refused ends every call of the server with a `CancelledError`, and an answer of any size is read.
+The SDK's transports run over our own HTTP client. With the SDK's client, a refused connection would
+end every call of the server with `CancelledError`, and an answer could have any size.
 """
 
 import contextlib
@@ -23,9 +23,9 @@ from clawmode.mcp.wire import (
     NOT_DELIVERED,
     SESSION_LOST,
     UNREADABLE,
+    IncomingStream,
     Link,
-    Reads,
-    Writes,
+    OutgoingStream,
     why_refused,
 )
 
@@ -34,19 +34,21 @@ MAX_PEEK = 4_096
 WRITE_SECONDS = 60.0
 
 UNDELIVERED = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout, httpx2.ProxyError)
-"""What is raised before the request has left: the server has not seen it."""
+"""Raised before the request is sent: the server has not received it."""
 
 
 @contextlib.asynccontextmanager
 async def open_http(
     settings: ServerSettings, link: Link, auth: httpx2.Auth | None
-) -> AsyncIterator[tuple[Reads, Writes]]:
-    """Opens the wire. That nobody is there may show only with the first request."""
+) -> AsyncIterator[tuple[IncomingStream, OutgoingStream]]:
+    """Opens the transport. A server that does not exist may show only at the first request."""
     headers = {"accept-encoding": "identity"} | dict(settings.headers)
     if isinstance(settings.auth, Bearer):
-        headers = {key: it for key, it in headers.items() if key.lower() != "authorization"}
+        headers = {
+            name: value for name, value in headers.items() if name.lower() != "authorization"
+        }
         headers["authorization"] = f"Bearer {settings.auth.token}"
-    # No limit on reading: a stream may be silent for long, and every call has its own clock.
+    # No read timeout: a stream may be silent for long, and every call has its own time limit.
     timeout = httpx2.Timeout(settings.connect_timeout, read=None, write=WRITE_SECONDS)
 
     def make(*_: Any, **__: Any) -> httpx2.AsyncClient:
@@ -54,7 +56,7 @@ async def open_http(
 
     if settings.transport == "sse":
         async with sse_client(settings.url, httpx_client_factory=make) as streams:
-            yield link.reads(streams[0]), link.writes(streams[1])
+            yield link.incoming(streams[0]), link.outgoing(streams[1])
         return
     async with (
         make() as client,
@@ -62,17 +64,17 @@ async def open_http(
             settings.url, http_client=client, max_sse_event_size=MAX_MESSAGE
         ) as streams,
     ):
-        yield link.reads(streams[0]), link.writes(streams[1])
+        yield link.incoming(streams[0]), link.outgoing(streams[1])
 
 
 @functools.cache
 def _tls() -> ssl.SSLContext:
-    """Shared: to read the certificates takes 30 ms, and there may be many servers."""
+    """Shared by all servers, because loading the certificates takes 30 ms."""
     return httpx2.create_ssl_context()
 
 
 class _HttpClient(httpx2.AsyncClient):
-    """An HTTP client in which a request that fails is an answer that says so."""
+    """Turns a failed request into a JSON-RPC error, which the SDK passes to the caller."""
 
     def __init__(
         self,
@@ -89,13 +91,13 @@ class _HttpClient(httpx2.AsyncClient):
             auth=auth,
             verify=_tls(),
             limits=httpx2.Limits(max_connections=MAX_CONNECTIONS),
-            event_hooks={"response": [_bound]},  # those to the OAuth flow too
+            event_hooks={"response": [_bound]},  # also for requests of the OAuth flow
         )
         self._settings = settings
         self._link = link
 
     async def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
-        """Sends it, and answers in the server's place if there is no server."""
+        """Sends a request. If it fails, returns an error on behalf of the server."""
         try:
             response = await super().send(request, **options)
         except httpx2.TransportError as error:
@@ -104,11 +106,14 @@ class _HttpClient(httpx2.AsyncClient):
             undelivered = isinstance(error, UNDELIVERED)
             text = self._link.clean(str(error)) or type(error).__name__
             place = self._settings.place
-            what = f"cannot be reached at {place}: {text}" if undelivered else f"broke off: {text}"
-            self._link.trouble = what
+            if undelivered:
+                problem = f"cannot be reached at {place}: {text}"
+            else:
+                problem = f"lost the connection: {text}"
+            self._link.trouble = problem
             self._link.notify("suspect")
-            return _answer(request, 502, NOT_DELIVERED if undelivered else UNREADABLE, what)
-        except Exception as error:  # of the OAuth flow
+            return _answer(request, 502, NOT_DELIVERED if undelivered else UNREADABLE, problem)
+        except Exception as error:  # raised by the OAuth flow
             if request.method != "POST":
                 raise
             return _answer(request, 401, NOT_AUTHORIZED, f"cannot be used: {message_of(error)}")
@@ -117,10 +122,10 @@ class _HttpClient(httpx2.AsyncClient):
         return response
 
     async def _explain(self, request: httpx2.Request, response: httpx2.Response) -> httpx2.Response:
-        """An error that is told by its status alone, as one that has words."""
+        """Turns an error status into an error with a message."""
         status = _status(response)
         if request.headers.get(MCP_SESSION_ID) and await _ends_session(response):
-            # Who asked learns it first, and asks again.
+            # The caller gets the error at once, and repeats the request on a new connection.
             self._link.trouble = "has forgotten the session"
             self._link.notify("suspect")
             await response.aclose()
@@ -140,7 +145,7 @@ class _HttpClient(httpx2.AsyncClient):
 
 
 def explain(error: BaseException, place: str) -> str:
-    """Why there is no connection, if it is a matter of HTTP: completes "the server ..."."""
+    """Returns why HTTP failed, as text that completes "the server ..."; empty for other errors."""
     if isinstance(error, httpx2.HTTPStatusError):
         response = error.response
         return f"at {place} answered {_status(response)}"
@@ -154,7 +159,7 @@ def _status(response: httpx2.Response) -> str:
 
 
 async def _ends_session(response: httpx2.Response) -> bool:
-    """Whether it says that the session is unknown: by 404, or as some do by 400 and words."""
+    """True if the session is unknown: by status 404, or with some servers 400 and a text."""
     if response.status_code == 404:
         return True
     if response.status_code != 400:
@@ -172,21 +177,21 @@ def _answer(request: httpx2.Request, status: int, code: int, text: str) -> httpx
     )
 
 
-# ---- Bounds ----
+# ---- Limits ----
 
 
 async def _bound(response: httpx2.Response) -> None:
-    """Puts limits to a body before anybody reads it."""
+    """Limits the size of a body before it is read."""
     stream = response.stream
     assert isinstance(stream, httpx2.AsyncByteStream)
     events = response.headers.get("content-type", "").startswith("text/event-stream")
-    # It was asked not to: a kilobyte of it may be a gigabyte.
+    # We asked for no compression: a kilobyte could expand to a gigabyte.
     packed = response.headers.pop("content-encoding", "identity") != "identity"
     response.stream = _BoundedBody(stream, events=events, packed=packed)
 
 
 class _BoundedBody(httpx2.AsyncByteStream):
-    """A body that ends with an error which the SDK catches, as soon as there is a reason."""
+    """A body that raises an error which the SDK catches, as soon as a limit is exceeded."""
 
     def __init__(self, inner: httpx2.AsyncByteStream, *, events: bool, packed: bool) -> None:
         self._inner = inner
@@ -196,7 +201,8 @@ class _BoundedBody(httpx2.AsyncByteStream):
         self._containers = 0
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        # What it catches for one kind it lets through for the other: then all calls would end.
+        # The SDK catches SSEError only for event streams, and StreamError only for other bodies.
+        # An error that it does not catch would end all calls.
         kind = httpx2.SSEError if self._events else httpx2.StreamError
         try:
             async for chunk in self._inner:
@@ -204,15 +210,15 @@ class _BoundedBody(httpx2.AsyncByteStream):
                     raise kind(why)
                 yield chunk
         except httpx2.TransportError as error:
-            if self._events:  # which may be resumed
+            if self._events:  # the SDK can resume the stream
                 raise
-            raise httpx2.StreamError(f"it broke off: {error}") from None
+            raise httpx2.StreamError(f"the connection was lost: {error}") from None
 
     def _measure(self, chunk: bytes) -> str:
         if self._packed:
             return "its answer is compressed"
         if self._events and (b"\n\n" in chunk or b"\r\n\r\n" in chunk):
-            # The events that end here are small; the size of others is the SDK's to watch.
+            # Events that end in this chunk are small; the SDK limits the size of the others.
             self._size = self._containers = 0
             chunk = chunk[max(chunk.rfind(b"\n\n"), chunk.rfind(b"\r\n\r\n")) :]
         self._size += len(chunk)

@@ -1,8 +1,8 @@
-"""What MCP servers offer, made into tools: strangers' lists in, bounded and checked ones out.
+"""Turns the list of tools of an MCP server, which is untrusted, into `Tool` objects.
 
-Plain data in and out; who sends the calls is `client`. A list may be endless, name a tool
-twice, or hold what is no tool at all: each such entry is left out or cut, and a sentence says so.
-The same list always gives the same tools.
+Plain data in and out; `server_tools` sends the calls. A list may be endless, name a tool twice, or
+contain invalid entries: such entries are left out or cut, and `Problems` says so. The same list
+always gives the same tools.
 """
 
 import json
@@ -17,7 +17,7 @@ from clawmode.types import JsonObject, JsonValue
 
 MAX_TOOLS = 1_000
 MAX_LISTED = 5_000
-"""How many are read at most, so that which of them are kept does not depend on their order."""
+"""Entries that are read. More than `MAX_TOOLS`, so that the choice does not depend on the order."""
 MAX_PAGES = 100
 MAX_ENTRIES = 10_000
 """Entries of one list in an answer: the SDK's validation takes 5 µs for each."""
@@ -37,26 +37,25 @@ PROMPTS = ("prompts/list", "prompts/get")
 
 @dataclass(slots=True)
 class Problems:
-    """What is wrong with a list, in sentences; those over the limit are counted."""
+    """The faults of a list, as sentences. Those over the limit are only counted."""
 
     _texts: list[str] = field(default_factory=list)
     _more: int = 0
 
     def add(self, text: str) -> None:
-        """Notes one."""
         if len(self._texts) < MAX_PROBLEMS:
             self._texts.append(text)
         else:
             self._more += 1
 
-    def told(self) -> tuple[str, ...]:
-        """All of them."""
+    def texts(self) -> tuple[str, ...]:
+        """Returns all sentences, and how many more there were."""
         more = (f"and {self._more} more problems",) if self._more else ()
         return (*self._texts, *more)
 
 
 def show(name: str) -> str:
-    """A name that a stranger chose, quoted, escaped and cut."""
+    """Quotes, escapes and cuts an untrusted name."""
     return ascii(shorten(name, SHOWN, "..."))
 
 
@@ -64,14 +63,14 @@ def show(name: str) -> str:
 
 
 class _NoTool(ValueError):
-    """An entry of a list is no tool, for the reason in the message."""
+    """An entry of a list is not a valid tool. The message says why."""
 
 
 def sift(entries: JsonValue, problems: Problems) -> list[JsonObject]:
-    """The entries of a `tools/list` that are tools, each reduced to the fields that are used.
+    """Returns the valid entries of a `tools/list`, each reduced to the members that are used.
 
-    What is left out is noted. The rest passes the protocol's own checks, which would refuse the
-    whole list for one bad entry.
+    Invalid entries are added to `problems`. Without this, the SDK's validation would reject the
+    whole list for one invalid entry.
     """
     if not isinstance(entries, list):
         problems.add("its list of tools is not a list")
@@ -95,8 +94,10 @@ def _sift_entry(entry: JsonValue, name: JsonValue, who: str, problems: Problems)
     if len(name) > MAX_NAME:
         raise _NoTool(f"its name has {len(name)} characters, more than {MAX_NAME}")
     if not name.isprintable() or name != name.strip():
-        raise _NoTool("its name has characters that cannot be seen")
-    made: JsonObject = {"name": name, "inputSchema": _input_schema(entry.get("inputSchema"))}
+        raise _NoTool("its name has invisible characters")
+    made: JsonObject = {"name": name, "inputSchema": dict(ANY_OBJECT)}
+    if (given := entry.get("inputSchema")) is not None:
+        made["inputSchema"] = _object_schema(given)
     output = entry.get("outputSchema")
     if output is not None:
         try:
@@ -112,17 +113,13 @@ def _sift_entry(entry: JsonValue, name: JsonValue, who: str, problems: Problems)
     return made
 
 
-def _input_schema(schema: JsonValue) -> JsonObject:
-    return dict(ANY_OBJECT) if schema is None else _object_schema(schema)
-
-
 def _object_schema(schema: JsonValue) -> JsonObject:
-    """A schema as the protocol has it: of an object, with properties and required names."""
+    """Checks that a schema is one of an object, as the protocol requires, and returns it."""
     if not isinstance(schema, dict):
         raise _NoTool("its schema is not an object")
     kinds = schema.get("type", "object")
     if "object" not in (kinds if isinstance(kinds, list) else [kinds]):
-        raise _NoTool("its schema is not that of an object")
+        raise _NoTool("its schema does not describe an object")
     properties = schema.get("properties", {})
     if not isinstance(properties, dict) or not all(
         isinstance(each, dict) or isinstance(each, bool) for each in properties.values()
@@ -138,11 +135,13 @@ def _object_schema(schema: JsonValue) -> JsonObject:
     return {**schema, "type": "object"}
 
 
-def _annotations(said: JsonValue) -> JsonObject:
-    if not isinstance(said, dict):
+def _annotations(annotations: JsonValue) -> JsonObject:
+    if not isinstance(annotations, dict):
         return {}
-    made: JsonObject = {key: said[key] for key in HINTS if isinstance(said.get(key), bool)}
-    if isinstance(title := said.get("title"), str):
+    made: JsonObject = {
+        key: annotations[key] for key in HINTS if isinstance(annotations.get(key), bool)
+    }
+    if isinstance(title := annotations.get("title"), str):
         made["title"] = shorten(title, MAX_TITLE)
     return made
 
@@ -152,7 +151,7 @@ def _annotations(said: JsonValue) -> JsonObject:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A tool as its server describes it."""
+    """The description of a tool by its server."""
 
     name: str
     description: str
@@ -163,7 +162,7 @@ class Offer:
 
 
 class Listing:
-    """The tools of one server, gathered page by page."""
+    """Collects the tools of one server page by page."""
 
     def __init__(self) -> None:
         self.problems = Problems()
@@ -173,25 +172,25 @@ class Listing:
 
     @property
     def full(self) -> bool:
-        """Whether no further page is to be read."""
+        """True if no further page is read."""
         return self._read >= MAX_LISTED or self._chars >= MAX_LISTED_CHARS
 
     def add(self, offer: Offer) -> None:
-        """Takes one more, in the order of the list. Of two with one name the first counts."""
+        """Adds a tool, in the order of the list. Of two with the same name the first is used."""
         self._read += 1
         self._chars += len(offer.description) + len(json.dumps(offer.schema))
         if offer.name in (*RESOURCES, *PROMPTS):
-            self.problems.add(f"the tool {show(offer.name)} is left out: the name is taken")
+            self.problems.add(f"the tool {show(offer.name)} is left out: the name is reserved")
         elif offer.name in self._offers:
             self.problems.add(f"the tool {show(offer.name)} is listed twice; the first is used")
         else:
             self._offers[offer.name] = offer
 
     def finish(self, *, cut_short: bool = False) -> list[Offer]:
-        """The tools by name.
+        """Returns the tools sorted by name.
 
         Args:
-            cut_short: The list went on.
+            cut_short: True if the server's list has more pages.
         """
         offers = [self._offers[name] for name in sorted(self._offers)]
         if cut_short or len(offers) > MAX_TOOLS:
@@ -202,13 +201,13 @@ class Listing:
             if (reference := _foreign_reference(offer.schema)) is not None:
                 self.problems.add(
                     f"the tool {show(offer.name)} cannot be called: its schema refers to "
-                    f"{show(reference)}, and nothing is fetched"
+                    f"{show(reference)}, which is not fetched"
                 )
         return kept
 
 
 def _foreign_reference(schema: JsonValue) -> str | None:
-    """A reference to something outside of the schema, if there is one."""
+    """Returns a reference to another document, if the schema has one."""
     waiting = [schema]
     while waiting:
         part = waiting.pop()
@@ -226,13 +225,13 @@ def _foreign_reference(schema: JsonValue) -> str | None:
 
 
 def make_tool(offer: Offer, *, server: str, execute: Execute, trusting: bool) -> Tool:
-    """The tool for an offer.
+    """Makes the tool for an offer.
 
     Args:
-        offer: What the server says about it.
-        server: The server's name.
-        execute: What sends a call.
-        trusting: Believe what the server says about effects.
+        offer: The server's description of the tool.
+        server: The name of the server.
+        execute: Sends a call to the server.
+        trusting: True to believe the server's annotations about effects.
     """
     reads = trusting and offer.hints.get("readOnlyHint", False)
     writes = trusting and offer.hints.get("readOnlyHint") is False
@@ -243,7 +242,7 @@ def make_tool(offer: Offer, *, server: str, execute: Execute, trusting: bool) ->
         execute,
         label=offer.label,
         output_schema=offer.output_schema,
-        # The protocol gives `idempotentHint` a meaning only for tools that write.
+        # The protocol defines `idempotentHint` only for tools that write.
         idempotent=reads or (trusting and offer.hints.get("idempotentHint", False)),
         effect="read" if reads else "write" if writes else None,
         source="mcp",
@@ -252,7 +251,7 @@ def make_tool(offer: Offer, *, server: str, execute: Execute, trusting: bool) ->
 
 
 def _with_optional_defaults(schema: JsonObject) -> JsonObject:
-    """The schema that a caller has to meet: what has a default need not be given."""
+    """Returns the schema for callers: a property with a default is not required."""
     required = schema.get("required")
     defaults = defaults_of(schema)
     if not isinstance(required, list) or not defaults:
@@ -291,13 +290,13 @@ PROTOCOL_TOOLS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
-"""What the protocol itself lets a client ask for, by name: our words and our schemas."""
+"""Tools for the protocol's own methods: our name, description and schema."""
 
 
 def make_protocol_tools(
     names: Iterable[str], *, server: str, execute: Mapping[str, Execute]
 ) -> tuple[Tool, ...]:
-    """The tools for resources or prompts. That they only read is the protocol's own word."""
+    """Makes the tools for resources or prompts, which are read-only by definition."""
     return tuple(
         Tool(
             name,

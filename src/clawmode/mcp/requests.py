@@ -1,6 +1,6 @@
-"""Requests that a server has not answered yet: patience, progress, and its questions meanwhile.
+"""`OpenRequests`: pending requests of a connection, with time limits, progress and questions.
 
-A person's time is not the server's: while somebody is asked, no request runs out of time.
+While a user is asked a question, no request times out. `McpError` is the failure of a request.
 """
 
 import contextlib
@@ -22,9 +22,9 @@ from clawmode.types import JsonObject
 logger = logging.getLogger("clawmode.mcp")
 
 MAX_QUESTION = 4_096
-"""Of what a server asks a person, in characters."""
+"""The longest question of a server that a user sees, in characters."""
 STRETCH = 10
-"""How many times its limit a request may take that reports progress."""
+"""A request that reports progress may take this many times its time limit."""
 UPDATES_PER_SECOND = 20
 
 FailureKind: TypeAlias = Literal[
@@ -54,13 +54,13 @@ class Undelivered(McpError):
 
 @dataclass(eq=False, slots=True)
 class OpenRequest:
-    """A request and whoever waits for it.
+    """A pending request.
 
     Attributes:
-        patience: Around the waiting; its deadline is the request's.
-        latest: When patience ends whatever is reported.
-        context: Of the tool's call that it is made for.
-        sending: Around the exchange.
+        latest: The time after which no progress extends the deadline.
+        patience: The scope of the caller that waits; its deadline is the request's.
+        context: The context of the tool call that the request is made for.
+        sending: The scope of the task that sends the request.
     """
 
     timeout: float
@@ -72,32 +72,32 @@ class OpenRequest:
     value: JsonObject | None = None
     error: McpError | None = None
     _updated: float = -math.inf
-    _clock_stands: bool = False
+    _clock_stopped: bool = False
 
     def renew(self) -> None:
-        """Starts the clock anew, unless it stands."""
-        if not self._clock_stands:
+        """Restarts the time limit, unless the clock is stopped."""
+        if not self._clock_stopped:
             self.patience.deadline = min(anyio.current_time() + self.timeout, self.latest)
 
     def stop_clock(self) -> None:
-        """Has patience without end, until `start_clock`."""
-        self._clock_stands = True
+        """Suspends the time limit until `start_clock`."""
+        self._clock_stopped = True
         self.patience.deadline = math.inf
 
-    def start_clock(self, stood: float) -> None:
-        """Starts it anew after so many seconds, which count for nothing."""
-        self._clock_stands = False
-        self.latest += stood
+    def start_clock(self, stopped: float) -> None:
+        """Restarts the time limit, after `stopped` seconds that do not count."""
+        self._clock_stopped = False
+        self.latest += stopped
         self.renew()
 
     def settle(self, value: JsonObject | None, error: McpError | None) -> None:
-        """Ends it; what comes later is dropped."""
+        """Ends the request. Later results are dropped."""
         if not self.done.is_set():
             self.value, self.error = value, error
             self.done.set()
 
     async def progress(self, progress: float, total: float | None, message: str | None) -> None:
-        """Passes on what the server reports, not more often than anybody can watch."""
+        """Extends the deadline, and passes progress on, at most 20 times a second."""
         self.renew()
         now = anyio.current_time()
         if self.context is None or now - self._updated < 1 / UPDATES_PER_SECOND:
@@ -112,7 +112,7 @@ class OpenRequest:
 
 
 class OpenRequests:
-    """All of one connection."""
+    """The pending requests of one connection."""
 
     def __init__(self, server: str) -> None:
         self._server = server
@@ -122,7 +122,7 @@ class OpenRequests:
 
     @contextlib.contextmanager
     def opened(self, timeout: float, context: ToolContext | None) -> Iterator[OpenRequest]:
-        """A new one, from now on; nobody sends anything for it any more after the block."""
+        """Adds a request for the time of the block. Leaving the block cancels its sending."""
         now = anyio.current_time()
         patience = anyio.CancelScope(deadline=now + timeout)
         request = OpenRequest(timeout, now + STRETCH * timeout, patience, context)
@@ -134,13 +134,16 @@ class OpenRequests:
             request.sending.cancel()
 
     def fail(self, error: McpError) -> None:
-        """Tells everybody who waits."""
+        """Ends all requests with an error."""
         for request in self._open:
             request.settle(None, error)
 
     @contextlib.contextmanager
     def clocks_stopped(self) -> Iterator[None]:
-        """No time passes. For all of them: for which one it asks, older servers do not say."""
+        """Suspends the time limits of all requests for the time of the block.
+
+        Of all, because older servers do not say for which request they ask.
+        """
         if self._questions == 0:
             self._stopped_at = anyio.current_time()
         self._questions += 1
@@ -158,26 +161,28 @@ class OpenRequests:
     async def answer_all(
         self, asked: Mapping[str, types.InputRequest], context: ToolContext | None
     ) -> types.InputResponses:
-        """Answers what a server wants to know before it goes on with a request.
+        """Answers the questions that a server asks before it continues with a request.
 
         Raises:
-            McpError: It wants what it cannot have.
+            McpError: The server requests something that is not supported.
         """
         answers: types.InputResponses = {}
         for key, question in asked.items():
             if not isinstance(question, types.ElicitRequest):
-                what = "a model" if isinstance(question, types.CreateMessageRequest) else "folders"
-                refused = f"asked for {what}, which it cannot have"
-                raise McpError(self._server, "protocol", refused)
+                sampling = isinstance(question, types.CreateMessageRequest)
+                requested = "sampling by a model" if sampling else "the list of roots"
+                text = f"requested {requested}, which is not supported"
+                raise McpError(self._server, "protocol", text)
             answers[key] = await self._ask(question.params, context)
         return answers
 
     async def elicit(
         self, context: ClientRequestContext, params: types.ElicitRequestParams
     ) -> types.ElicitResult:
-        """A request of its own: for which of ours, servers of older protocols do not say."""
+        """Answers a question that came as a request, as in older versions of the protocol."""
         contexts = [each.context for each in self._open if each.context is not None]
-        # Where it could be one person's or another's, it is nobody's.
+        # It is not known for which of our requests the server asks. With requests of two runs,
+        # the question could reach the wrong user.
         if len({context.run for context in contexts}) != 1:
             return types.ElicitResult(action="decline")
         return await self._ask(params, contexts[0])
@@ -203,5 +208,5 @@ class OpenRequests:
         except BaseException as error:
             if must_propagate(error):
                 raise
-            logger.error("%s: a question: %s", self._server, type(error).__name__)
+            logger.error("%s: a question failed: %s", self._server, type(error).__name__)
             return declined

@@ -1,9 +1,7 @@
-"""Our MCP face: `exec` and `wait` as the two tools of an MCP server, over stdio or HTTP.
+"""Our own MCP server: `exec` and `wait` as its two tools, over stdio or HTTP.
 
-Over stdio the process is the scope. Over HTTP it is who authenticated, and their session where the
-protocol has one. A question to a person is put to the client if it can take one: as a request of
-ours on a connection that carries those, else as a result that asks for input (2026-07-28). A call
-that needs approval is rejected at once where the client can do neither.
+Each scope has its own `CodeMode`. Over stdio the process is the scope; over HTTP the scope is the
+authenticated principal, and the session in versions of the protocol that have sessions.
 """
 
 import contextlib
@@ -37,10 +35,10 @@ from clawmode.tasks import Notifier
 logger = logging.getLogger("clawmode.mcp")
 
 MAX_SESSIONS = 256
-"""Scopes that are kept; the one that was used least recently goes first."""
+"""Open scopes; beyond this the least recently used idle scope is closed."""
 
 LIST_SECONDS = 3.0
-"""How long `tools/list` waits for MCP servers that are still connecting."""
+"""Seconds that `tools/list` waits for MCP servers that are still connecting."""
 
 SETTLE_SECONDS = 0.1
 ANNOUNCE_SECONDS = 5.0
@@ -54,9 +52,9 @@ INSTRUCTIONS = (
 )
 SESSION_HEADER = "mcp-session-id"
 PRINCIPAL = "token"
-"""Whoever shows the token: there is one."""
+"""The only principal: every client has the same token."""
 Opener: TypeAlias = Callable[[RunContext], CodeMode]
-"""Makes the `CodeMode` of a scope; it is opened and closed here."""
+"""Makes the `CodeMode` of a scope. This module opens and closes it."""
 
 
 class ToolServers(Protocol):
@@ -83,7 +81,7 @@ class _Session:
 
 @dataclass(slots=True)
 class Sessions:
-    """The `CodeMode` of each scope, opened at its first call."""
+    """The `CodeMode` of each scope, opened by the first call of the scope."""
 
     opener: Opener
     tasks: TaskGroup
@@ -93,7 +91,7 @@ class Sessions:
 
     @contextlib.asynccontextmanager
     async def use(self, principal: str, session: str) -> AsyncIterator[CodeMode]:
-        """The scope's `CodeMode`, which is not closed meanwhile."""
+        """Returns the `CodeMode` of a scope, which stays open during the block."""
         found = await self._find(f"{principal}:{session or self.process}")
         found.busy += 1
         try:
@@ -115,7 +113,7 @@ class Sessions:
             self._open.pop(key).ended.set()
 
     async def _own(self, key: str, *, task_status: TaskStatus[_Session]) -> None:
-        """Opens and closes in one task, as cancel scopes want it."""
+        """Opens and closes a `CodeMode` in the same task, as cancel scopes require."""
         name = f"mcp:{key}"
         context = RunContext(session_id=name, session_key=name, run_id=name, channel="mcp")
         session = _Session(self.opener(context), anyio.Event())
@@ -124,12 +122,12 @@ class Sessions:
             await session.ended.wait()
 
     def end(self, principal: str, session: str) -> None:
-        """A client has said that it is done: its programs are too."""
+        """Ends the programs of a session that its client has ended."""
         if session and (found := self._open.pop(f"{principal}:{session}", None)) is not None:
             found.ended.set()
 
     def close(self) -> None:
-        """Ends all of them."""
+        """Ends the programs of all sessions."""
         for session in self._open.values():
             session.ended.set()
         self._open.clear()
@@ -139,7 +137,7 @@ class Sessions:
 
 
 class _AnnouncingServer(Server[Any]):
-    """A server that says that its list of tools can change, on every transport."""
+    """Declares on every transport that the list of tools can change."""
 
     def create_initialization_options(
         self,
@@ -154,13 +152,13 @@ class _AnnouncingServer(Server[Any]):
         )
 
 
-class Face:
-    """Answers a client's requests.
+class CodeModeServer:
+    """Handles the requests of clients, independent of the transport.
 
     Args:
-        sessions: Whose programs are whose.
-        describe: A `CodeMode` like those of the sessions, to tell clients what there is.
-        servers: The MCP servers behind it, which may still be connecting.
+        sessions: The `CodeMode` of each scope.
+        describe: A `CodeMode` like those of the sessions, for the descriptions of the tools.
+        servers: The MCP servers that programs can call; they may still be connecting.
     """
 
     def __init__(self, sessions: Sessions, describe: CodeMode, servers: ToolServers) -> None:
@@ -183,10 +181,15 @@ class Face:
     async def _list_tools(
         self, context: Context, params: types.PaginatedRequestParams | None
     ) -> types.ListToolsResult:
-        # Many clients list once and ignore changes: a little patience shows them most servers.
+        # Many clients list tools once and ignore changes: after a short wait the list is complete
+        # in most cases.
         with anyio.move_on_after(LIST_SECONDS):
             await self._servers.settled()
-        self._listen("/".join(_scope_of(context)), context.session)
+        key = "/".join(_scope_of(context))
+        self._listeners[key] = context.session
+        self._listeners.move_to_end(key)
+        while len(self._listeners) > MAX_SESSIONS:
+            self._listeners.popitem(last=False)
         return types.ListToolsResult(tools=self._definitions())
 
     def _definitions(self) -> list[types.Tool]:
@@ -195,14 +198,8 @@ class Face:
             for each in self._describe.definitions("mcp")
         ]
 
-    def _listen(self, key: str, session: ServerSession) -> None:
-        self._listeners[key] = session
-        self._listeners.move_to_end(key)
-        while len(self._listeners) > MAX_SESSIONS:
-            self._listeners.popitem(last=False)
-
     async def announce_changes(self) -> None:
-        """Tells clients that have listed the tools when their text changes, until cancelled."""
+        """Notifies clients that have listed the tools of changed descriptions, until cancelled."""
         changes = Notifier()
         unwatch = self._servers.watch(lambda view: changes.notify())
         try:
@@ -227,9 +224,9 @@ class Face:
         try:
             with anyio.fail_after(ANNOUNCE_SECONDS):
                 await session.send_tool_list_changed()
-        except Exception as error:  # it has hung up, or does not read
+        except Exception as error:  # the client has disconnected, or does not read
             self._listeners.pop(key, None)
-            logger.info("a client could not be told of new tools: %s", type(error).__name__)
+            logger.info("a client could not be notified of changed tools: %s", type(error).__name__)
 
     async def _call_tool(
         self, context: Context, params: types.CallToolRequestParams
@@ -240,11 +237,11 @@ class Face:
         principal, session = _scope_of(context)
         async with self.sessions.use(principal, session) as code_mode:
             call = ToolCall(context, params, code_mode, self._rejected)
-            return await call.make()
+            return await call.run()
 
 
 def _scope_of(context: Context) -> tuple[str, str]:
-    """Who asks, and in which session; over stdio nobody else can."""
+    """Returns the principal and the session of a request."""
     request = context.request
     if request is None:
         return "stdio", ""
@@ -255,38 +252,39 @@ def _scope_of(context: Context) -> tuple[str, str]:
 
 
 @contextlib.asynccontextmanager
-async def opened(opener: Opener, servers: ToolServers) -> AsyncIterator[Face]:
-    """The face, without a transport.
+async def open_server(opener: Opener, servers: ToolServers) -> AsyncIterator[CodeModeServer]:
+    """Opens the server without a transport.
 
     Args:
         opener: Makes the `CodeMode` of a scope.
-        servers: The MCP servers behind it.
+        servers: The MCP servers that programs can call.
     """
     async with anyio.create_task_group() as tasks:
         sessions = Sessions(opener, tasks)
-        face = Face(sessions, opener(RunContext()), servers)
+        code_mode_server = CodeModeServer(sessions, opener(RunContext()), servers)
         try:
             async with anyio.create_task_group() as announcing:
-                announcing.start_soon(face.announce_changes)
-                yield face
+                announcing.start_soon(code_mode_server.announce_changes)
+                yield code_mode_server
                 announcing.cancel_scope.cancel()
         finally:
             sessions.close()
 
 
 async def serve_stdio(opener: Opener, servers: ToolServers) -> None:
-    """Serves one client on stdin and stdout, until it hangs up."""
-    async with opened(opener, servers) as face, stdio_server() as (read, write):
-        await face.server.run(read, write, face.server.create_initialization_options())
+    """Serves one client on stdin and stdout, until the client disconnects."""
+    async with open_server(opener, servers) as opened, stdio_server() as (read, write):
+        await opened.server.run(read, write, opened.server.create_initialization_options())
 
 
-class RequireToken:
-    """Lets requests through that carry the token, and nobody else's.
+class TokenMiddleware:
+    """Rejects requests without the bearer token.
 
     Args:
-        app: What is behind it.
-        token: The secret.
-        attempts: Who has shown wrong tokens too often has to wait, with the right one too.
+        app: The wrapped application.
+        token: The token.
+        attempts: Counts wrong tokens by address. An address with too many of them has to wait, also
+            with the right token.
     """
 
     def __init__(self, app: ASGIApp, token: str, attempts: Attempts) -> None:
@@ -295,7 +293,6 @@ class RequireToken:
         self._attempts = attempts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """As ASGI has it."""
         if scope["type"] == "http":
             if (refusal := self._check(scope)) is not None:
                 await refusal(scope, receive, send)
@@ -307,22 +304,22 @@ class RequireToken:
         address = (scope.get("client") or ("",))[0]
         if (seconds := self._attempts.wait(address)) > 0:
             headers = {"retry-after": str(math.ceil(seconds))}
-            return PlainTextResponse("Too many wrong tokens: wait.\n", 429, headers)
+            return PlainTextResponse("Too many wrong tokens: try again later.\n", 429, headers)
         given = dict(scope["headers"]).get(b"authorization", b"")
         if hmac.compare_digest(given, self._expected):
             return None
-        if given:  # clients often begin without one, and that guesses nothing
+        if given:  # many clients try without a token first, which is not a guess
             self._attempts.fail(address)
         headers = {"www-authenticate": "Bearer"}
-        return PlainTextResponse("A bearer token is needed.\n", 401, headers)
+        return PlainTextResponse("A bearer token is required.\n", 401, headers)
 
 
-class EndSessions:
+class SessionEndMiddleware:
     """Ends the programs of a session that its client deletes.
 
     Args:
-        app: What is behind it.
-        sessions: Whose programs are whose.
+        app: The wrapped application.
+        sessions: The `CodeMode` of each scope.
     """
 
     def __init__(self, app: ASGIApp, sessions: Sessions) -> None:
@@ -330,7 +327,6 @@ class EndSessions:
         self._sessions = sessions
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """As ASGI has it."""
         await self._app(scope, receive, send)
         if scope["type"] == "http" and scope["method"] == "DELETE":
             session = dict(scope["headers"]).get(SESSION_HEADER.encode(), b"")
@@ -349,24 +345,24 @@ async def serve_http(
 
     Args:
         opener: Makes the `CodeMode` of a scope.
-        servers: The MCP servers behind it.
+        servers: The MCP servers that programs can call.
         host: The address to listen at.
-        port: 0 for any that is free.
-        token: What clients have to show.
-        on_ready: Told the port.
+        port: The port; 0 for any free port.
+        token: The bearer token that clients must send.
+        on_ready: Called with the port when the server listens.
     """
     import uvicorn
 
-    async with opened(opener, servers) as face:
-        inner = face.server.streamable_http_app(host=host)
-        app = RequireToken(EndSessions(inner, face.sessions), token, Attempts())
+    async with open_server(opener, servers) as opened:
+        inner = opened.server.streamable_http_app(host=host)
+        app = TokenMiddleware(SessionEndMiddleware(inner, opened.sessions), token, Attempts())
         config = uvicorn.Config(
             app,
             host=host,
             port=port,
             log_level="warning",
             lifespan="on",
-            proxy_headers=False,  # else a client could choose the address that is counted
+            proxy_headers=False,  # a client could choose the address under which it is counted
         )
         server = uvicorn.Server(config)
         async with anyio.create_task_group() as tasks:

@@ -1,4 +1,4 @@
-"""What the tools of an MCP server do: a call in, a request out, a result back."""
+"""`ServerTools`: the tools of an MCP server, whose calls become requests to the server."""
 
 import contextlib
 import json
@@ -55,7 +55,7 @@ class ServerTools:
         self._protocol: dict[str, Tool] = {}
 
     def tools(self, offers: Iterable[Offer]) -> tuple[Tool, ...]:
-        """The tools of a new list. What has not changed stays the same object."""
+        """Returns the tools of a new list. A tool that has not changed stays the same object."""
         fresh = {offer.name: offer for offer in offers}
         self._tools = {
             name: self._tools[name] if self._offers.get(name) == offer else self._tool(offer)
@@ -65,7 +65,7 @@ class ServerTools:
         return tuple(self._tools.values())
 
     def protocol_tools(self, names: Iterable[str]) -> tuple[Tool, ...]:
-        """The tools for resources or prompts."""
+        """Returns the tools that list and read resources or prompts."""
         if not self._protocol:
             executes: dict[str, Execute] = {
                 "resources/list": self._list_resources,
@@ -105,11 +105,11 @@ class ServerTools:
         return ToolResult(details=details)
 
     def _check(self, given: Mapping[str, JsonValue]) -> None:
-        """A guest's input can be what no wire carries; it must not end the connection."""
+        """Rejects input that cannot be sent: it would end the connection for all callers."""
         try:
             size = len(json.dumps(given, ensure_ascii=False).encode())
         except (ValueError, RecursionError):  # a lone surrogate, or too deep
-            text = "was not called: the input cannot be written as JSON"
+            text = "was not called: the input cannot be encoded as JSON"
             raise McpError(self._settings.name, "invalid_input", text) from None
         if size > MAX_ARGUMENTS:
             text = f"was not called: the input is over {MAX_ARGUMENTS} bytes"
@@ -125,7 +125,7 @@ class ServerTools:
             connection, lambda at: types.ListResourcesRequest(params=_page(at)), "resources", cursor
         )
         if cursor is None:
-            # Not every server that has resources knows of templates.
+            # Some servers with resources do not support templates.
             with contextlib.suppress(McpError):
                 templates = await _list_all(
                     connection,

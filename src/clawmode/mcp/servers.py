@@ -29,15 +29,15 @@ class McpServers(AsyncResource):
     Opened with `async with`, or with `start` and `aclose`, which may be called in different tasks.
 
     Args:
-        settings: The servers. Nothing is connected before `connect`, or the first call of a tool.
-        asks: Whoever calls a tool may have a person to ask for the server; without it servers are
-            told that nobody can be asked.
-        on_login: Sends a person to an address to log in; without it, who has to is not available.
-        tokens: A folder for OAuth tokens; without it they last as long as this object.
-        logs: Problems are logged. Commands tell them in their own words instead.
+        settings: The servers. A server is connected by `connect`, or by the first call of a tool.
+        asks: True if callers of tools can answer questions of servers (elicitation).
+        on_login: Asks the user to log in; without it, servers that require a login are not
+            available.
+        tokens: A folder for OAuth tokens; without it they are kept in memory only.
+        logs: True to log problems. Commands show problems themselves.
 
     Raises:
-        ConfigurationError: Two servers have one name.
+        ConfigurationError: Two servers have the same name.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class McpServers(AsyncResource):
         self._life = Lifetime("clawmode-mcp", self._end)
 
     async def start(self) -> "McpServers":
-        """Makes the servers ready to be connected. To be called once."""
+        """Starts the supervisors of the servers; connects nothing. To be called once."""
         tasks = await self._life.open()
         for server in self._servers.values():
             if server.settings.enabled and not server.settings.fault:
@@ -80,7 +80,8 @@ class McpServers(AsyncResource):
     async def _end(self, tasks: TaskGroup) -> None:
         for server in self._servers.values():
             server.close()
-        # Every owner's end is bounded, and a process that is left behind would be for good.
+        # Shielded: a supervisor that is cancelled would leave its process behind. Each supervisor
+        # ends in bounded time.
         tasks.cancel_scope.shield = True
 
     async def __aenter__(self) -> "McpServers":
@@ -89,16 +90,17 @@ class McpServers(AsyncResource):
     async def connect(
         self, *names: str, on_progress: OnView | None = None
     ) -> tuple[ServerView, ...]:
-        """Connects servers side by side, all of them if none is named, and waits for the outcome.
+        """Connects servers concurrently, and waits until each is connected or has failed.
 
-        Never raises for a server: its view tells its problem. One that failed is tried again.
+        Does not raise if a server fails: its view has the problem. A server that failed earlier is
+        tried again.
 
         Args:
-            names: Which; those that are connected already stay so.
-            on_progress: Told of each server as soon as it is connected or has failed.
+            names: The servers; all of them if there are no names.
+            on_progress: Called for each server as soon as it is connected or has failed.
 
         Raises:
-            ConfigurationError: There is no server of such a name.
+            ConfigurationError: There is no server with such a name.
         """
         if unknown := [name for name in names if name not in self._servers]:
             raise ConfigurationError(f"there is no MCP server named {unknown[0]!r}")
@@ -115,32 +117,32 @@ class McpServers(AsyncResource):
         return tuple(server.view for server in chosen)
 
     def begin(self) -> None:
-        """Starts to connect all servers; does not wait for them."""
+        """Starts to connect all servers, and returns at once."""
         for server in self._servers.values():
             server.want()
 
     async def settled(self) -> None:
-        """Waits until every server that was begun is connected or has failed once."""
+        """Waits until every server that is being connected is connected or has failed once."""
         for server in self._servers.values():
             await server.settled()
 
     async def ready(self, name: str) -> None:
-        """Connects one server if it is not. Returns when it is, or when that has failed."""
+        """Connects one server, and returns when it is connected or has failed."""
         with contextlib.suppress(McpError):
             await self._servers[name].usable()
 
     @property
     def views(self) -> tuple[ServerView, ...]:
-        """What is known of every server, in the order of their configuration."""
+        """The state of every server, in the order of the configuration."""
         return tuple(server.view for server in self._servers.values())
 
     def watch(self, listener: OnView) -> Callable[[], None]:
-        """Tells of every change of what is known of a server, until what it returns is called."""
+        """Calls `listener` at every change of a server. Returns a function that ends this."""
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener)
 
     def tools(self) -> list[Tool]:
-        """The tools of all servers."""
+        """Returns the tools of all servers."""
         return [tool for view in self.views for tool in view.all_tools]
 
     def _changed(self, view: ServerView) -> None:

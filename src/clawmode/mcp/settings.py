@@ -1,4 +1,4 @@
-"""How one MCP server is reached, as plain data that shows none of its secrets."""
+"""Settings of one MCP server, as plain data whose `repr` shows no secrets."""
 
 import re
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ Transport: TypeAlias = Literal["stdio", "streamable-http", "sse"]
 Grant: TypeAlias = Literal["authorization_code", "client_credentials"]
 
 SECRETIVE = re.compile(r"key|token|secret|pass|credential|auth|cookie|bearer|pwd", re.IGNORECASE)
-"""The name of a variable, of a flag or of a header that says that a secret is to follow."""
+"""Matches names of variables, flags and headers whose value is probably a secret."""
 
 DEFAULT_TIMEOUT_MS = 60_000
 DEFAULT_CONNECT_TIMEOUT_MS = 30_000
@@ -18,7 +18,7 @@ DEFAULT_CONNECT_TIMEOUT_MS = 30_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bearer:
-    """A token that goes with every request."""
+    """A token that is sent with every request."""
 
     token: str = field(repr=False)
 
@@ -28,9 +28,11 @@ class OAuth:
     """OAuth 2.1. Without a client id, the client registers itself with the authorization server.
 
     Attributes:
-        grant: Whether a person logs in, or the client has a secret of its own.
-        issuer: Whom that secret is shown to: otherwise the MCP server could choose.
-        redirect_port: Where the browser comes back to on this machine; 0 takes any that is free.
+        grant: `authorization_code` if a user logs in; `client_credentials` if the client
+            authenticates with its own secret.
+        issuer: The only authorization server that receives the client secret. Without it the MCP
+            server could choose the receiver.
+        redirect_port: The local port to which the browser returns; 0 for any free port.
     """
 
     client_id: str | None = None
@@ -46,16 +48,16 @@ Auth: TypeAlias = Bearer | OAuth
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSettings:
-    """How to reach one server. Variables are filled in; shows nothing that may be a secret.
+    """How to reach one server, with variables expanded. The `repr` shows no secrets.
 
     Attributes:
-        name: What programs and policies call it.
-        env: What a `stdio` server gets beside the few variables that are harmless.
-        timeout: Seconds for a call, unless it reports progress or asks a person.
-        connect_timeout: Seconds to start, shake hands and list the tools.
-        trust_annotations: Believe the server that a tool only reads, or may be repeated.
-        secrets: What `redact` strikes out.
-        fault: Why the entry cannot be used. Such a server is never connected.
+        name: The name of the server in programs and policies.
+        env: Variables for a `stdio` server, in addition to a few harmless ones.
+        timeout: Seconds for a call. Progress extends it; a question to a user suspends it.
+        connect_timeout: Seconds to start, to perform the handshake and to list the tools.
+        trust_annotations: True to believe the server that a tool is read-only or idempotent.
+        secrets: The strings that `redact` replaces.
+        fault: Why the entry is invalid. Such a server is never connected.
     """
 
     name: str
@@ -76,14 +78,14 @@ class ServerSettings:
 
     @property
     def place(self) -> str:
-        """Where it is, for people: the command, or the address without what may be a secret."""
+        """The command, or the address without user, password and query, for people."""
         if self.transport == "stdio":
             return self.redact(self.command)
         url = urlsplit(self.url)
         return self.redact(f"{url.scheme}://{url.netloc.rpartition('@')[2]}{url.path}")
 
     def redact(self, text: str) -> str:
-        """The text without any of the secrets."""
+        """Replaces the secrets in a text by `***`."""
         for secret in self.secrets:
             text = text.replace(secret, "***")
         return text

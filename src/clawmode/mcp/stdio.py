@@ -1,7 +1,7 @@
-"""MCP servers that are started here: a process, its pipes, its last words, its end.
+"""The stdio transport: starts the process of a server, connects its pipes, and ends it.
 
-Instead of the SDK's own transport, which reads a line of any length (and in quadratic time), logs
-a traceback for each line that is no message, and lets the server write to our stderr.
+It replaces the SDK's transport, which reads lines of any length (in quadratic time), logs a
+traceback for each invalid line, and lets the server write to our stderr.
 """
 
 import contextlib
@@ -26,9 +26,9 @@ from clawmode.mcp.wire import (
     MAX_MESSAGE,
     TOO_LARGE,
     UNREADABLE,
+    IncomingStream,
     Link,
-    Reads,
-    Writes,
+    OutgoingStream,
     error_for,
     find_id,
     why_refused,
@@ -37,12 +37,12 @@ from clawmode.mcp.wire import (
 logger = logging.getLogger("clawmode.mcp.stderr")
 
 LAST_WORDS = 0.5
-"""Seconds to wait for an exit status once the output has ended."""
+"""Seconds to wait for the exit status after the output has ended."""
 POLL = 0.01
 EDGE = 512
-"""Bytes kept of both ends of a line that is too long, to find its id in."""
+"""Bytes kept of both ends of a line that is too long, to find the id of the message."""
 MAX_STDERR_LINE = 4_096
-"""Bytes kept of a line; fewer characters are shown, once secrets are struck out."""
+"""Bytes kept of a line of stderr, before secrets are redacted and the line is cut."""
 NETWORK_VARIABLES = frozenset(
     "HTTP_PROXY HTTPS_PROXY ALL_PROXY NO_PROXY SSL_CERT_FILE SSL_CERT_DIR REQUESTS_CA_BUNDLE "
     "CURL_CA_BUNDLE NODE_EXTRA_CA_CERTS".split()
@@ -51,21 +51,23 @@ STDERR_BURST = 100
 STDERR_PER_SECOND = 10.0
 
 GONE = (OSError, anyio.BrokenResourceError, anyio.ClosedResourceError)
-"""What a pipe raises that has come to its end, on either side."""
+"""Exceptions of a pipe that was closed on either side."""
 
 
 class CannotStart(ClawmodeError):
-    """There is no process, for the reason in the message."""
+    """The process could not be started. The message says why."""
 
 
 @contextlib.asynccontextmanager
-async def open_stdio(settings: ServerSettings, link: Link) -> AsyncIterator[tuple[Reads, Writes]]:
-    """Starts the server, and ends it and whatever it has started.
+async def open_stdio(
+    settings: ServerSettings, link: Link
+) -> AsyncIterator[tuple[IncomingStream, OutgoingStream]]:
+    """Starts the server; at the end of the block, ends the server and its child processes.
 
     Raises:
-        CannotStart: It cannot be started.
+        CannotStart: The command cannot be run.
     """
-    # Shielded: who gives up in the middle would leave a process that nobody knows.
+    # Shielded: a cancellation in the middle would leave a process behind.
     with anyio.CancelScope(shield=True):
         process = await _start(settings)
     pipes = _Pipes(settings.name, link, process)
@@ -77,9 +79,9 @@ async def open_stdio(settings: ServerSettings, link: Link) -> AsyncIterator[tupl
         tasks.start_soon(pipes.write_input, outgoing, incoming)
         tasks.start_soon(pipes.read_errors)
         try:
-            yield link.reads(reads), link.writes(writes)
+            yield link.incoming(reads), link.outgoing(writes)
         finally:
-            # Else a caller that is cancelled would leave the process behind; every wait is bounded.
+            # Shielded: cancellation must not leave the process behind; all waits are bounded.
             with anyio.CancelScope(shield=True):
                 await _stop(process, link.patience)
             tasks.cancel_scope.cancel()
@@ -93,22 +95,22 @@ async def _start(settings: ServerSettings) -> Process:
             [settings.command, *settings.args],
             env=get_default_environment() | _network_environment() | dict(settings.env),
             cwd=settings.cwd,
-            start_new_session=True,  # one group: it is ended with everything that it starts
+            start_new_session=True,  # a process group, which is ended with all its children
         )
     except FileNotFoundError as error:
         if settings.cwd is not None and error.filename == settings.cwd:
             raise CannotStart("its working directory does not exist") from None
-        advice = ": put its arguments into `args`" if " " in settings.command else ""
+        advice = ": put the arguments into `args`" if " " in settings.command else ""
         raise CannotStart(f"the command {settings.place!r} was not found{advice}") from None
-    except (OSError, ValueError) as error:  # ValueError: a NUL
-        reason = getattr(error, "strerror", None) or "the command cannot be one"
+    except (OSError, ValueError) as error:  # ValueError: a NUL character
+        reason = getattr(error, "strerror", None) or "it is not a valid command"
         raise CannotStart(f"the command {settings.place!r} cannot be run: {reason}") from None
 
 
 def _network_environment() -> dict[str, str]:
-    """How this machine reaches the network: without it, `uvx` and `npx` fail behind a proxy.
+    """Returns the proxy and certificate variables, without which `uvx` and `npx` may fail.
 
-    Settings of uv that look like secrets are left out; `env` can hand them over.
+    Settings of uv that look like secrets are left out; `env` in the configuration can pass them.
     """
     return {
         name: value
@@ -119,7 +121,7 @@ def _network_environment() -> dict[str, str]:
 
 
 class _Pipes:
-    """The three pipes. None of its tasks raises: the session sees the wire end instead."""
+    """The three pipes of a process. Its tasks never raise: a failure ends the stream instead."""
 
     def __init__(self, name: str, link: Link, process: Process) -> None:
         self._link = link
@@ -131,7 +133,7 @@ class _Pipes:
     ) -> None:
         output = self._process.stdout
         assert output is not None
-        lines = _Lines()
+        lines = _LineSplitter()
         self._link.unfinished = lines.head
         with messages, contextlib.suppress(*GONE):
             async for chunk in output:
@@ -141,7 +143,7 @@ class _Pipes:
                         await messages.send(message)
                     elif self._link.fault:
                         return
-            for line in lines.feed(b"\n"):  # what a server that ends has not ended
+            for line in lines.feed(b"\n"):  # a last line without a line break
                 if (message := self._parse(line)) is not None:
                     await messages.send(message)
 
@@ -155,7 +157,7 @@ class _Pipes:
         try:
             return SessionMessage(_read_message(line))
         except ValueError:
-            self._link.litter(line[:MAX_STDERR_LINE])
+            self._link.add_garbage(line[:MAX_STDERR_LINE])
             request_id = find_id(line[:EDGE], line[-EDGE:])
             if request_id is None:
                 return None
@@ -165,8 +167,9 @@ class _Pipes:
         request_id = find_id(head, tail)
         if request_id is not None:
             return error_for(request_id, code, why)
-        # Whose answer it was cannot be told, and whoever waits for it would wait in vain.
-        self._link.fault = f"sent a message that is not read: {why}"
+        # It is not known which request this answers, and its caller would wait in vain: so the
+        # connection ends.
+        self._link.fault = f"sent a message that was rejected: {why}"
         return None
 
     async def write_input(
@@ -183,7 +186,7 @@ class _Pipes:
                     await answers.send(line)
                 elif line:
                     await stdin.send(line)
-        # It may still run, and even talk: but it cannot be asked any more.
+        # The process may still run and write, but it does not read requests any more.
         answers.close()
 
     async def read_errors(self) -> None:
@@ -195,27 +198,27 @@ class _Pipes:
         self._stderr.feed(b"\n")
 
     async def last_words(self) -> str:
-        """How the process ended, and the last lines that it wrote to stderr."""
+        """Returns how the process ended, and its last lines of stderr."""
         await _exited(self._process, LAST_WORDS)
         code = self._process.returncode
         if code is None:
             return "closed its output"
-        said = self._link.said
+        note = self._link.stderr_note
         if code >= 0:
-            return f"exited with status {code}{said}"
+            return f"exited with status {code}{note}"
         with contextlib.suppress(ValueError):
-            return f"was ended by {signal.Signals(-code).name}{said}"
-        return f"was ended by signal {-code}{said}"
+            return f"was ended by {signal.Signals(-code).name}{note}"
+        return f"was ended by signal {-code}{note}"
 
 
 def _encode(message: SessionMessage) -> bytes | SessionMessage:
-    """A line for the server, or the error that answers the request in its place."""
+    """Returns a line for the server, or an error response if the request cannot be encoded."""
     try:
         text = message.message.model_dump_json(by_alias=True, exclude_unset=True)
         return text.encode() + b"\n"
     except ValueError:  # a lone surrogate
         if isinstance(message.message, JSONRPCRequest):
-            return error_for(message.message.id, UNREADABLE, "the input cannot be written as JSON")
+            return error_for(message.message.id, UNREADABLE, "the input cannot be encoded as JSON")
         return b""
 
 
@@ -228,24 +231,24 @@ def _read_message(line: bytes) -> JSONRPCMessage:
     except ValueError:
         if rb"\ud" not in line.lower():
             raise
-    # Half of a character, where a server cut a text: Python reads it, and writes a `?` for it.
+    # A lone surrogate, where a server cut a text: Python parses it, and encodes it as `?`.
     try:
         whole = json.dumps(json.loads(line), ensure_ascii=False).encode("utf-8", "replace")
     except RecursionError:
-        raise ValueError("it is nested too deep") from None
+        raise ValueError("it is nested too deeply") from None
     return jsonrpc_message_adapter.validate_json(whole, by_name=False)
 
 
 class _LongLine:
-    """A line that was not kept."""
+    """The start and the end of a line that was too long to be kept."""
 
     def __init__(self, head: bytes, tail: bytes) -> None:
         self.head = head
         self.tail = tail
 
 
-class _Lines:
-    """Cuts a stream into lines, and keeps none that is too long."""
+class _LineSplitter:
+    """Splits a stream into lines, and discards the middle of a line that is too long."""
 
     def __init__(self) -> None:
         self._parts: list[bytes] = []
@@ -254,11 +257,11 @@ class _Lines:
         self._tail = b""
 
     def head(self) -> bytes:
-        """How a line begins that is not complete."""
+        """Returns the start of the incomplete line."""
         return self._head or b"".join(self._parts)[:EDGE]
 
     def feed(self, chunk: bytes) -> "list[bytes | _LongLine]":
-        """The lines that are complete with this."""
+        """Adds a chunk. Returns the lines that it completes."""
         *ends, rest = chunk.split(b"\n")
         lines: list[bytes | _LongLine] = []
         for end in ends:
@@ -288,7 +291,7 @@ class _Lines:
 
 
 class _StderrLog:
-    """What a server writes to stderr: into the log, line by line, as much as is bearable."""
+    """Logs the stderr of a server line by line, with a rate limit."""
 
     def __init__(self, name: str, link: Link) -> None:
         self._name = name
@@ -299,25 +302,25 @@ class _StderrLog:
         self._dropped = 0
 
     def feed(self, chunk: bytes) -> None:
-        """Takes what was written."""
         *lines, rest = (self._buffer + chunk).split(b"\n")
         self._buffer = rest[:MAX_STDERR_LINE]
         for line in lines:
             if line.strip():
                 self._link.last_lines.append(line[:MAX_STDERR_LINE])
-                self._take(line)
+                self._log(line)
 
-    def _take(self, line: bytes) -> None:
+    def _log(self, line: bytes) -> None:
         now = time.monotonic()
         self._budget = min(STDERR_BURST, self._budget + (now - self._since) * STDERR_PER_SECOND)
         self._since = now
-        # Once it was too much, silence until there is room for more than a line or two.
+        # After the limit was hit, log nothing until half of the budget is restored: otherwise every
+        # other line would be logged.
         if self._budget < (STDERR_BURST / 2 if self._dropped else 1):
             self._dropped += 1
             return
         self._budget -= 1
         if self._dropped:
-            logger.warning("%s: %d lines were left out", self._name, self._dropped)
+            logger.warning("%s: %d lines of stderr were dropped", self._name, self._dropped)
             self._dropped = 0
         logger.info("%s: %s", self._name, self._link.clean_bytes(line[:MAX_STDERR_LINE]))
 
@@ -326,16 +329,16 @@ class _StderrLog:
 
 
 async def _stop(process: Process, patience: float) -> None:
-    """Closes its input, waits, and ends the whole group if that was not enough."""
+    """Closes stdin, waits, and then ends the whole process group with SIGTERM and SIGKILL."""
     assert process.stdin is not None
     with contextlib.suppress(*GONE):
         await process.stdin.aclose()
     if not await _exited(process, patience):
         _signal(process, signal.SIGTERM)
         await _exited(process, patience)
-    _signal(process, signal.SIGKILL)  # and whom it has started and left behind
+    _signal(process, signal.SIGKILL)  # also children that the process has left behind
     await _exited(process, GRACE)
-    # A survivor that left the group may hold a pipe; asyncio would wait for it, and warn.
+    # A child that left the group may hold a pipe open; asyncio would wait for it, and warn.
     transport = getattr(getattr(process, "_process", None), "_transport", None)
     if transport is not None:
         with contextlib.suppress(PermissionError):
@@ -343,13 +346,13 @@ async def _stop(process: Process, patience: float) -> None:
 
 
 def _signal(process: Process, number: signal.Signals) -> None:
-    # The leader's pid names the group as long as there is anybody in it.
+    # The pid of the leader remains the id of the group as long as the group has a process.
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, number)
 
 
 async def _exited(process: Process, seconds: float) -> bool:
-    """Whether it ends in time. Asked for again and again: `wait` also waits for the pipes."""
+    """Returns True if the process exits in time. Polls, because `wait` also waits for the pipes."""
     deadline = anyio.current_time() + seconds
     while process.returncode is None:
         if anyio.current_time() >= deadline:

@@ -25,7 +25,15 @@ from clawmode.mcp.requests import McpError, Undelivered
 from clawmode.mcp.server_tools import ServerTools
 from clawmode.mcp.settings import ServerSettings
 from clawmode.mcp.stdio import CannotStart, open_stdio
-from clawmode.mcp.wire import GRACE, NOT_AUTHORIZED, SHORT_GRACE, Link, Notice, Reads, Writes
+from clawmode.mcp.wire import (
+    GRACE,
+    NOT_AUTHORIZED,
+    SHORT_GRACE,
+    IncomingStream,
+    Link,
+    Notice,
+    OutgoingStream,
+)
 from clawmode.tasks import Notifier, backoff
 from clawmode.tools.tool import Tool, ToolContext
 from clawmode.types import JsonObject
@@ -36,29 +44,29 @@ State: TypeAlias = Literal["disabled", "idle", "connecting", "ready", "down"]
 
 MAX_INSTRUCTIONS = 4_096
 PROBE_SHARE = 1 / 4
-"""How much of the time to connect goes to asking in the newest way."""
+"""The part of the time to connect that the newest handshake gets."""
 STABLE_SECONDS = 30.0
-"""A connection that lasted this long has made up for earlier failures."""
+"""A connection that lasted this long resets the backoff."""
 FIRST_DELAY = 0.5
 MAX_DELAY = 30.0
 MAX_RETRIES = 6
 MAX_WAIT = 2.0
-"""How long a call waits for the next try before it says that the server is down."""
+"""Seconds that a call waits for the next attempt to connect before it fails."""
 MIN_PAUSE, MAX_PAUSE = 0.1, 10.0
-"""Seconds between two looks at a list that changes."""
+"""Seconds between two readings of a list that changes."""
 CLOSE_SECONDS = 3.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerView:
-    """What is known of a server. While it is down, its tools are those that it had.
+    """The state of a server. While the server is down, its view keeps the last tools.
 
     Attributes:
         resources: The tools `resources/list` and `resources/read`, if the server has resources.
-        prompts: The tools `prompts/list` and `prompts/get`, if it has prompts.
-        problem: Why it cannot be called.
-        notes: What is wrong with its list of tools.
-        instructions: What the server says about itself. Untrusted, like every text of it.
+        prompts: The tools `prompts/list` and `prompts/get`, if the server has prompts.
+        problem: Why the server cannot be called, as text that completes "the server ...".
+        notes: Faults in its list of tools.
+        instructions: The server's own description. Untrusted, like every text of a server.
     """
 
     name: str
@@ -72,17 +80,23 @@ class ServerView:
 
     @property
     def all_tools(self) -> tuple[Tool, ...]:
-        """Everything that can be called."""
+        """The tools of the server, and those for its resources and prompts."""
         return (*self.tools, *self.resources, *self.prompts)
 
 
 OnView: TypeAlias = Callable[[ServerView], None]
-"""Told of a server's new state. Must not block; what it raises is logged."""
+"""Called with the new state of a server. Must not block; exceptions are logged."""
 
 
 @dataclass(slots=True)
 class _ConnectionEvents:
-    """What has happened to one connection and not been looked at."""
+    """The events of one connection that its owner has not handled yet.
+
+    Attributes:
+        suspect: The connection should be probed.
+        stale: The list of tools may have changed.
+        over: The connection has ended.
+    """
 
     suspect: bool = False
     stale: bool = False
@@ -104,7 +118,16 @@ class _ConnectionEvents:
 
 
 class ServerSupervisor:
-    """A server and the task that owns it."""
+    """One server: its state, and the task that owns its connection (`run`).
+
+    Args:
+        settings: The settings of the server.
+        slots: Limits how many servers start at once.
+        asks: True if the server may ask users questions.
+        logs: True to log problems as warnings, False for debug level.
+        on_change: Called with every new view.
+        auth: Makes the object that authorizes HTTP requests.
+    """
 
     def __init__(
         self,
@@ -141,16 +164,16 @@ class ServerSupervisor:
     # ---- For callers ----
 
     async def bring_up(self) -> None:
-        """Connects it if it is not; returns when it is, or when that has failed."""
+        """Connects the server without regard to backoff. Returns when it is connected or failed."""
         self._not_before = -math.inf
         with contextlib.suppress(McpError):
             await self.usable()
 
     async def usable(self) -> Connection:
-        """The connection, once there is one.
+        """Returns the connection; waits for one if it is to be expected soon.
 
         Raises:
-            McpError: There is none, nor soon.
+            McpError: The server is not available.
         """
         before = self._attempts
         while True:
@@ -162,13 +185,13 @@ class ServerSupervisor:
                 raise self._unavailable(self.settings.fault)
             wait = self._not_before - anyio.current_time()
             if self.view.state == "down" and (self._attempts > before or wait > MAX_WAIT):
-                later = f"; the next try is in {wait:.0f} s" if wait > 1 else ""
+                later = f"; the next attempt is in {wait:.0f} s" if wait > 1 else ""
                 raise self._unavailable(f"is not available: it {self.view.problem}{later}")
             self.want()
             await self._turn.wait()
 
     def want(self) -> None:
-        """Has its owner connect it, as soon as it is time to."""
+        """Tells the owner to connect the server when the backoff is over."""
         self._wanted = True
         self._wake.notify()
 
@@ -183,25 +206,21 @@ class ServerSupervisor:
     async def request(
         self, request: types.ClientRequest, context: ToolContext | None = None
     ) -> JsonObject:
-        """Makes a request; once more if the server cannot have seen the first.
+        """Makes a request; repeats it once if the server has not received the first.
 
         Raises:
-            McpError: There is no result.
+            McpError: The request has no result.
         """
         try:
             return await (await self.usable()).request(request, context)
         except Undelivered as error:
-            self._give_up(error)
+            if self._connection is not None:
+                self._connection.conclude(error)
+            self._watch.ring(over=True)
             return await (await self.usable()).request(request, context)
 
-    def _give_up(self, error: McpError) -> None:
-        """The connection of today is of no use any more."""
-        if self._connection is not None:
-            self._connection.conclude(error)
-        self._watch.ring(over=True)
-
     def close(self) -> None:
-        """Ends it, politely if that is possible in time."""
+        """Ends the connection; gives the server a few seconds to close it cleanly."""
         self._closing = True
         self._wake.notify()
         self._watch.ring()
@@ -213,7 +232,7 @@ class ServerSupervisor:
 
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
-        """Stops the clocks: somebody logs in."""
+        """Suspends all time limits for the time of the block, while a user logs in."""
         connecting = self.view.state == "connecting"
         if connecting:
             self._life.deadline = math.inf
@@ -225,20 +244,20 @@ class ServerSupervisor:
     # ---- The owner ----
 
     async def run(self) -> None:
-        """Owns the server: connects when it is wanted, and again when the connection is lost."""
+        """Connects the server when it is wanted, and again when the connection is lost."""
         CURRENT.set(self.settings)
         while True:
-            await self._rest()
+            await self._wait_until_due()
             if self._closing:
                 return
             try:
-                await self._live()
-            except Exception as error:  # a fault of ours must not take the others along
+                await self._run_connection()
+            except Exception as error:  # a bug of ours must not end the other servers
                 logger.exception("%s: %s", self.settings.name, type(error).__name__)
-                self._fall("failed for a reason that the log tells", lived=None, hopeless=True)
+                self._set_down("had an internal error, see the log", lived=None, hopeless=True)
 
-    async def _rest(self) -> None:
-        """Until there is a reason to connect, and it is time to."""
+    async def _wait_until_due(self) -> None:
+        """Waits until the server is wanted and the backoff is over."""
         while not self._closing:
             wait = self._not_before - anyio.current_time()
             if self._wanted and wait <= 0:
@@ -247,8 +266,8 @@ class ServerSupervisor:
             with anyio.move_on_after(patient):
                 await self._wake.wait()
 
-    async def _live(self) -> None:
-        """One connection, from its start to its end."""
+    async def _run_connection(self) -> None:
+        """Runs one connection from its start to its end."""
         self._show(replace(self.view, state="connecting"))
         watch = self._watch = _ConnectionEvents()
         link = Link(self.settings.redact, watch.notice)
@@ -265,10 +284,11 @@ class ServerSupervisor:
                     began = anyio.current_time()
                     self._life.deadline = math.inf
                     self._slots.release_on_behalf_of(self)
-                    self._rise(connection)
+                    self._set_ready(connection)
                     problem = await self._tend(connection, watch)
                     ended = True
-                    # Now, while it is open: an exit status is still to be had.
+                    # Before the transport is closed, so that callers do not wait for the end of the
+                    # process.
                     connection.conclude(self._lost(problem))
         except BaseException as error:
             if must_propagate(error):
@@ -281,7 +301,7 @@ class ServerSupervisor:
                 if self._life.cancel_called and not self._closing:
                     problem = f"did not answer within {limit:g} s{link.hint()}"
             lived = None if began is None else anyio.current_time() - began
-            self._fall(problem, lived=lived, hopeless=hopeless)
+            self._set_down(problem, lived=lived, hopeless=hopeless)
 
     @contextlib.asynccontextmanager
     async def _opened(self, link: Link, watch: _ConnectionEvents) -> AsyncIterator[Connection]:
@@ -298,25 +318,27 @@ class ServerSupervisor:
             async with connection.opened():
                 yield connection
 
-    def _wire(self, link: Link) -> "contextlib.AbstractAsyncContextManager[tuple[Reads, Writes]]":
+    def _wire(
+        self, link: Link
+    ) -> "contextlib.AbstractAsyncContextManager[tuple[IncomingStream, OutgoingStream]]":
         if self.settings.transport == "stdio":
             return open_stdio(self.settings, link)
         return open_http(self.settings, link, self._auth)
 
     async def _prepare(self, connection: Connection, link: Link) -> None:
-        # A person who logs in takes longer, and the SDK minds its own clock meanwhile.
+        # A login takes longer than this limit, and has its own one.
         probe = None if self._auth else self.settings.connect_timeout * PROBE_SHARE
         try:
             await connection.shake_hands(probe)
             await self._relist(connection)
         except MCPError as error:
             if is_end(error):
-                # Now: how the process ends after this is our doing.
+                # Ask now: later we end the process ourselves, and its exit status says nothing.
                 link.fault = await link.cause()
             raise
 
     async def _tend(self, connection: Connection, watch: _ConnectionEvents) -> str:
-        """Looks after a connection until it ends. Returns why it did."""
+        """Handles the events of a connection until it ends. Returns the reason of the end."""
         connection.watch()
         connection.link.patience = GRACE
         listed, pause = anyio.current_time(), MIN_PAUSE
@@ -331,11 +353,11 @@ class ServerSupervisor:
                 watch.suspect = False
                 if not await connection.is_well():
                     connection.link.patience = 0.0
-                    why = connection.link.trouble or "does not answer any more"
+                    why = connection.link.trouble or "stopped answering"
                     return f"{why}{connection.link.hint()}"
             now = anyio.current_time()
             if watch.stale and now >= listed + pause:
-                # Who changes its list all the time is asked less and less often.
+                # A server that changes its list all the time is asked less and less often.
                 pause = min(2 * pause, MAX_PAUSE) if now < listed + 2 * pause else MIN_PAUSE
                 watch.stale = False
                 await self._refresh(connection, watch)
@@ -346,16 +368,16 @@ class ServerSupervisor:
         try:
             with anyio.fail_after(self.settings.connect_timeout):
                 await self._relist(connection)
-        except (MCPError, TimeoutError, ValueError) as error:  # ValueError: it is not valid
+        except (MCPError, TimeoutError, ValueError) as error:  # ValueError: the list is invalid
             watch.ring(suspect=True)
             text = connection.link.clean(message_of(error)) or type(error).__name__
-            note = f"its list of tools could not be read again: {text}"
+            note = f"its list of tools could not be refreshed: {text}"
             self._show(replace(self.view, notes=(*self.view.notes[:20], note)))
         else:
-            self._rise(connection)
+            self._set_ready(connection)
 
     async def _relist(self, connection: Connection) -> None:
-        """Reads the list, and makes the tools of it."""
+        """Reads the list of tools, and makes the tools."""
         can = connection.capabilities
         offers, problems = await connection.list_tools() if can.tools else ([], Problems())
         instructions = connection.instructions
@@ -364,25 +386,25 @@ class ServerSupervisor:
             tools=self._tools.tools(offers),
             resources=self._tools.protocol_tools(RESOURCES) if can.resources else (),
             prompts=self._tools.protocol_tools(PROMPTS) if can.prompts else (),
-            notes=problems.told(),
+            notes=problems.texts(),
             instructions=None if instructions is None else instructions[:MAX_INSTRUCTIONS],
         )
 
     # ---- State ----
 
-    def _rise(self, connection: Connection) -> None:
+    def _set_ready(self, connection: Connection) -> None:
         if self._connection is not connection:
             self._connection = connection
             self._attempts += 1
         self._show(replace(self._listed, state="ready", problem=None))
 
-    def _fall(self, problem: str, *, lived: float | None, hopeless: bool = False) -> None:
-        """It is down. After a good time it is brought up at once, else the tries take longer.
+    def _set_down(self, problem: str, *, lived: float | None, hopeless: bool = False) -> None:
+        """Marks the server as down, and sets the time of the next attempt.
 
         Args:
-            problem: Why, in words that complete "the server ...".
-            lived: For how many seconds it was up; None if it never was.
-            hopeless: To try again by itself would end the same way.
+            problem: The reason, as text that completes "the server ...".
+            lived: The seconds that the connection lasted; None if there was none.
+            hopeless: True if another attempt would fail in the same way.
         """
         if self._connection is not None:
             self._connection.conclude(self._lost(problem))
@@ -412,7 +434,7 @@ class ServerSupervisor:
         self._turn.notify()
 
     def _explain(self, error: BaseException, link: Link) -> str:
-        """Why there is no connection, in words that complete "the server ..."."""
+        """Returns why there is no connection, as text that completes "the server ..."."""
         leaf = _leaf(error)
         if isinstance(leaf, CannotStart):
             return f"cannot be started: {leaf}"
@@ -420,21 +442,21 @@ class ServerSupervisor:
             return f"{link.fault}{link.hint() if link.garbage else ''}"
         if isinstance(leaf, MCPError):
             return link.clean(leaf.message)
-        said = (
+        reason = (
             explain(leaf, self.settings.place)
             or f"cannot be used: {type(leaf).__name__}: {message_of(leaf)}"
         )
-        return f"{link.clean(said)}{link.hint()}"
+        return f"{link.clean(reason)}{link.hint()}"
 
 
 def _is_hopeless(error: BaseException) -> bool:
-    """Whether to try again by itself would end the same way, or bother a person again."""
+    """True if another attempt would fail in the same way, or ask the user to log in again."""
     refused = isinstance(error, MCPError) and error.code == NOT_AUTHORIZED
     return refused or isinstance(error, CannotStart)
 
 
 def _leaf(error: BaseException) -> BaseException:
-    """The first error inside of groups of groups, and rather not one that only followed."""
+    """Returns the first exception of nested groups; `EndOfStream` only if there is no other."""
     while isinstance(error, BaseExceptionGroup):
         real = [each for each in error.exceptions if not isinstance(each, anyio.EndOfStream)]
         error = (real or error.exceptions)[0]

@@ -36,18 +36,18 @@ REMEDY = (
     'or set `"trustAnnotations": true` for an MCP server whose read-only tools may run unasked.'
 )
 CANNOT_ASK = f"this client cannot ask a person (it does not support elicitation). {REMEDY}"
-DECLINED = f"the client declined, for its person or because nobody is there. {REMEDY}"
+DECLINED = f"the client declined: its user refused, or nobody was there. {REMEDY}"
 MAX_REJECTED = 1_000
 MAX_QUESTIONS = 100
-"""Rounds of questions in one `tools/call`; after that it answers `waiting`, and `wait` goes on."""
+"""Questions in one `tools/call`; then its result is `waiting`, and `wait` continues."""
 DECISIONS: tuple[Decision, ...] = ("allow-once", "allow-always", "deny")
 
 Context: TypeAlias = ServerRequestContext[Any, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class _Asking:
-    """How a client can ask its person."""
+class _ElicitationSupport:
+    """The kinds of elicitation that a client supports."""
 
     form: bool
     url: bool
@@ -55,10 +55,10 @@ class _Asking:
 
 @dataclass(slots=True)
 class ToolCall:
-    """One `tools/call`, from the request to its answer.
+    """One `tools/call`, from the request to its result.
 
     Attributes:
-        rejected: Tools of which it was said on stderr that nobody can approve their calls.
+        rejected: The tools for which a rejected approval was logged already.
     """
 
     context: Context
@@ -67,11 +67,11 @@ class ToolCall:
     rejected: set[str]
     id: str = field(default_factory=lambda: "mcp_" + secrets.token_hex(8))
 
-    async def make(self) -> types.CallToolResult | types.InputRequiredResult:
-        async with self._progress_told():
+    async def run(self) -> types.CallToolResult | types.InputRequiredResult:
+        async with self._report_progress():
             result = await self._begin()
-            async with self._ended_with(result):
-                # Without a person's time in between, a program could ask for ever.
+            async with self._abort_if_cancelled(result):
+                # Bounded: a program that asks in a loop could keep the call open for ever.
                 for _ in range(MAX_QUESTIONS):
                     if (question := self._question(result)) is None:
                         break
@@ -95,11 +95,12 @@ class ToolCall:
         )
 
     async def _begin(self) -> dict[str, JsonValue]:
-        """Starts or continues a program, or goes on with one whose question was answered."""
+        """Starts or continues a program, or answers the question of a waiting one."""
         if self.params.request_state is None:
             arguments = self.params.arguments or {}
             return await self.code_mode.call(self.params.name, arguments, call_id=self.id)
-        # Whatever a client claims here, it can only answer for programs of its own scope.
+        # The state comes from the client and is untrusted, but `code_mode` has only programs of the
+        # client's own scope.
         answers = self.params.input_responses or {}
         for question in self._questions(self.params.request_state):
             if isinstance(answer := answers.get(question.id), types.ElicitResult):
@@ -109,49 +110,50 @@ class ToolCall:
     # ---- Questions ----
 
     def _question(self, result: dict[str, JsonValue]) -> Question | InputQuestion | None:
-        """What a person has to say before the program can go on."""
+        """Returns the question that the program waits for, if there is one."""
         if result["status"] != "waiting":
             return None
         return next(iter(self._questions(str(result["runId"]))), None)
 
     def _questions(self, run_id: str) -> list[Question | InputQuestion]:
-        """Those of one program. Others of the scope are other people's, or given up."""
+        """Returns the questions of one program; the scope may have more programs."""
         approvals = self.code_mode.approvals
         everything = (*approvals.pending_inputs(), *approvals.pending())
         return [each for each in everything if each.call_id.startswith(f"{run_id}:")]
 
     @contextlib.asynccontextmanager
-    async def _ended_with(self, result: dict[str, JsonValue]) -> AsyncIterator[None]:
-        """Ends the program that this call began, if it is cancelled while a person is asked."""
+    async def _abort_if_cancelled(self, result: dict[str, JsonValue]) -> AsyncIterator[None]:
+        """Aborts the program of this call if the call is cancelled while a user is asked."""
         try:
             yield
         except BaseException as error:
-            began_it = self.params.name == "exec" and self.params.request_state is None
-            if must_propagate(error) and began_it and result["status"] == "waiting":
+            started_here = self.params.name == "exec" and self.params.request_state is None
+            if must_propagate(error) and started_here and result["status"] == "waiting":
                 with anyio.CancelScope(shield=True):
                     await self.code_mode.abort(str(result["runId"]))
             raise
 
     @property
-    def _capabilities(self) -> _Asking:
-        told = self.context.session.client_capabilities
-        elicitation = None if told is None else told.elicitation
+    def _elicitation_support(self) -> _ElicitationSupport:
+        capabilities = self.context.session.client_capabilities
+        elicitation = None if capabilities is None else capabilities.elicitation
         if elicitation is None:
-            return _Asking(form=False, url=False)
-        # Who names neither takes forms: there was nothing else once.
-        return _Asking(
+            return _ElicitationSupport(form=False, url=False)
+        # A client that names neither supports forms, which were the only kind at first.
+        return _ElicitationSupport(
             form=elicitation.form is not None or elicitation.url is None,
             url=elicitation.url is not None,
         )
 
     def _can_ask(self, question: Question | InputQuestion) -> bool:
         wants_url = isinstance(question, InputQuestion) and question.request.url is not None
-        return self._capabilities.url if wants_url else self._capabilities.form
+        support = self._elicitation_support
+        return support.url if wants_url else support.form
 
     async def _elicit(
         self, question: Question | InputQuestion, request: types.ElicitRequestParams
     ) -> None:
-        """Asks the client's person, and settles the question."""
+        """Asks the client's user, and settles the question."""
         session, asked_in = self.context.session, self.context.request_id
         try:
             if isinstance(request, types.ElicitRequestURLParams):
@@ -169,7 +171,7 @@ class ToolCall:
             self._settle(question, answer)
 
     def _reject(self, question: Question | InputQuestion, why: str) -> None:
-        """Nobody can be asked: the program is told so, and so is whoever reads stderr."""
+        """Rejects a question that no user can answer, and logs the reason once per tool."""
         if isinstance(question, InputQuestion):
             self.code_mode.approvals.answer(question.id, None)
             return
@@ -193,62 +195,61 @@ class ToolCall:
     # ---- Progress ----
 
     @contextlib.asynccontextmanager
-    async def _progress_told(self) -> AsyncIterator[None]:
-        """Tells the client of nested calls meanwhile, if it wants to know."""
+    async def _report_progress(self) -> AsyncIterator[None]:
+        """Reports nested calls to the client during the block, if the client wants progress."""
         send, receive = anyio.create_memory_object_stream[CallEvent](MAX_EVENTS)
-        ours = threading.get_ident()
+        own_thread = threading.get_ident()
         run_id = str((self.params.arguments or {}).get("runId", "")) or self.params.request_state
 
         def note(event: CallEvent) -> None:
             mine = event.parent_id == self.id or event.call_id.startswith(f"{run_id}:")
-            # A tool that is not async reports from its thread, where no stream can be written.
-            if mine and threading.get_ident() == ours:
+            # A synchronous tool reports from its own thread, where the stream must not be used.
+            if mine and threading.get_ident() == own_thread:
                 with contextlib.suppress(anyio.WouldBlock, anyio.ClosedResourceError):
                     send.send_nowait(event)
 
         unwatch = self.code_mode.watch(note)
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._tell, receive)
+            tasks.start_soon(self._send_progress, receive)
             try:
                 yield
             finally:
                 unwatch()
                 send.close()
 
-    async def _tell(self, events: "anyio.abc.ObjectReceiveStream[CallEvent]") -> None:
-        # Counted are the reports: the number has to rise with each of them.
+    async def _send_progress(self, events: "anyio.abc.ObjectReceiveStream[CallEvent]") -> None:
+        # The protocol requires a number that rises with each report: the count of reports.
         reports = 0
         async with events:
             async for event in events:
                 reports += 1
-                words = f"{event.tool_id} {event.state or event.phase}"
-                await self.context.session.report_progress(reports, None, words)
+                message = f"{event.tool_id} {event.state or event.phase}"
+                await self.context.session.report_progress(reports, None, message)
 
 
 _FORM: dict[str, Any] = {
     "type": "object",
     "properties": {
-        "decision": {"type": "string", "enum": list(DECISIONS), "title": "May it run?"},
+        "decision": {"type": "string", "enum": list(DECISIONS), "title": "May the call run?"},
     },
     "required": ["decision"],
 }
 
-_NOTHING: dict[str, Any] = {"type": "object", "properties": {}}
-
-
-def _words(question: Question) -> str:
-    arguments = json.dumps(question.input, ensure_ascii=False)
-    text = f"{question.title}\n{question.tool_id} with {truncate(arguments, 4000)}"
-    return f"{text}\n`allow-always` would remember {question.always}."
+_EMPTY_FORM: dict[str, Any] = {"type": "object", "properties": {}}
 
 
 def _elicitation(question: Question | InputQuestion) -> types.ElicitRequestParams:
     if isinstance(question, Question):
-        return types.ElicitRequestFormParams(message=_words(question), requested_schema=_FORM)
+        arguments = truncate(json.dumps(question.input, ensure_ascii=False), 4000)
+        text = (
+            f"{question.title}\n{question.tool_id} with {arguments}\n"
+            f"`allow-always` would remember {question.always}."
+        )
+        return types.ElicitRequestFormParams(message=text, requested_schema=_FORM)
     message = f"{question.tool_id} asks:\n{question.request.message}"
     if question.request.url is not None:
         return types.ElicitRequestURLParams(
             message=message, url=question.request.url, elicitation_id=question.id
         )
-    schema: dict[str, Any] = dict(question.request.schema or _NOTHING)
+    schema: dict[str, Any] = dict(question.request.schema or _EMPTY_FORM)
     return types.ElicitRequestFormParams(message=message, requested_schema=schema)

@@ -1,7 +1,7 @@
-"""A wire to an MCP server: what goes over it, within which bounds, and why it ended.
+"""`Link`: what the stdio and HTTP transports share: streams, limits, and the reason of an end.
 
-What `stdio` and HTTP have in common; each of them has its module. The SDK's session reads and
-writes here, and neither a flood nor a blocked pipe on the other side holds it up.
+The SDK's session reads and writes through these streams. A server that floods us with requests, or
+does not read its input, cannot block the session.
 """
 
 import json
@@ -20,20 +20,20 @@ from clawmode.text import one_line
 
 MAX_MESSAGE = 8 << 20
 MAX_CONTAINERS = 1_000_000
-"""Objects and lists in one message: a million of them take half a second to read."""
+"""Objects and lists in one message: parsing a million of them takes half a second."""
 MAX_UNANSWERED = 256
 MAX_TEXT = 500
 MAX_SAMPLE = 80
 MAX_LAST_LINES = 20
-TOLD_LINES = 3
+SHOWN_LINES = 3
 
 GRACE = 1.5
-"""Seconds that a server has to end itself, and once more when it is told to."""
+"""Seconds for a server to exit by itself, and once more after SIGTERM."""
 SHORT_GRACE = 0.3
-"""The same for one that has never answered, or has closed the connection."""
+"""The same for a server that has never answered, or has closed the connection."""
 
-# Errors that are ours and not the server's, in the range that JSON-RPC leaves to implementations.
-# A server that sends one gets what it means: a second try, once.
+# Codes of our own errors, in the range that JSON-RPC leaves to implementations. A server could send
+# these codes too; all that it gains is that a request is repeated once.
 NOT_DELIVERED = -32090
 SESSION_LOST = -32091
 TOO_LARGE = -32092
@@ -41,46 +41,43 @@ UNREADABLE = -32093
 NOT_AUTHORIZED = -32094
 
 Notice: TypeAlias = Literal["suspect", "lost"]
-"""`suspect`: something went wrong, and the server should be asked whether it is well."""
+"""`suspect`: a request failed, and the connection should be probed."""
 
 
-class Incoming(Protocol):
-    """Where messages come from: the SDK's streams and anyio's."""
+class MessageSource(Protocol):
+    """A stream of the SDK or of anyio from which messages are received."""
 
     async def receive(self) -> SessionMessage | Exception:
-        """The next message, or `EndOfStream`."""
+        """Returns the next message, or raises `EndOfStream`."""
         ...
 
-    async def aclose(self) -> None:
-        """Closes it."""
-        ...
+    async def aclose(self) -> None: ...
 
 
-class Outgoing(Protocol):
-    """Where messages go."""
+class MessageSink(Protocol):
+    """A stream of the SDK or of anyio to which messages are sent."""
 
-    async def send(self, item: SessionMessage, /) -> None:
-        """Sends one."""
-        ...
+    async def send(self, item: SessionMessage, /) -> None: ...
 
-    async def aclose(self) -> None:
-        """Closes it."""
-        ...
+    async def aclose(self) -> None: ...
 
 
 @dataclass(slots=True)
 class Link:
-    """An open wire, or one that was.
+    """The state of one connection to a server, shared by its transport and its session.
 
     Attributes:
-        notify: Told when something about the wire calls for a look.
-        fault: Why it ended, as far as that was seen on our side.
-        trouble: What went wrong at last with a single request.
-        garbage: What came in that is no message: how many, and the first of it.
-        last_lines: What it wrote to stderr at last.
-        unfinished: The beginning of a line of its output that it has not ended.
-        patience: Seconds that the server is given to end in.
-        end: Waits shortly for the cause of an end, such as an exit status.
+        redact: Removes secrets from a text.
+        notify: Called when the connection should be probed, or is lost.
+        fault: Why the connection ended, if our side noticed the reason.
+        trouble: The last failure of a single request.
+        garbage: The number of inputs that were no messages.
+        sample: The first of these inputs.
+        last_lines: The last lines that the server wrote to stderr.
+        unfinished: Returns the start of an incomplete line of output.
+        patience: Seconds that the server gets to exit.
+        unanswered: Requests of the server that we have not answered.
+        end: Waits briefly for the cause of the end, such as an exit status.
     """
 
     redact: Callable[[str], str]
@@ -97,76 +94,75 @@ class Link:
     _sending: set[anyio.CancelScope] = field(default_factory=set)
     _severed: bool = False
 
-    def reads(self, inner: Incoming) -> "Reads":
-        """What the session reads from."""
-        return Reads(self, inner)
+    def incoming(self, source: MessageSource) -> "IncomingStream":
+        """Returns the stream that the session reads."""
+        return IncomingStream(self, source)
 
-    def writes(self, inner: Outgoing) -> "Writes":
-        """What the session writes to."""
-        return Writes(self, inner)
+    def outgoing(self, sink: MessageSink) -> "OutgoingStream":
+        """Returns the stream that the session writes."""
+        return OutgoingStream(self, sink)
 
     def sever(self) -> None:
-        """Nothing is sent any more: who waits to send is told that the wire is closed."""
+        """Stops sending: a pending or later `send` raises `ClosedResourceError`."""
         self._severed = True
         for scope in self._sending:
             scope.cancel()
 
-    def litter(self, text: bytes) -> None:
-        """Notes something that is no message."""
+    def add_garbage(self, text: bytes) -> None:
+        """Counts an input that is no message, and keeps the first one as a sample."""
         self.garbage += 1
         self.sample = self.sample or self.clean_bytes(text, MAX_SAMPLE)
 
     def clean(self, text: str, limit: int = MAX_TEXT) -> str:
-        """A stranger's text without secrets, in one line, harmless to a terminal, cut."""
+        """Redacts and escapes an untrusted text, on one line of at most `limit` characters."""
         return one_line(self.redact(text), limit)
 
     def clean_bytes(self, text: bytes, limit: int = MAX_TEXT) -> str:
-        """The same of bytes that may be anything."""
+        """Does the same for bytes in any encoding."""
         return self.clean(text.decode("utf-8", "backslashreplace"), limit)
 
     @property
-    def said(self) -> str:
-        """The last lines that it wrote to stderr, as a remark."""
+    def stderr_note(self) -> str:
+        """The most useful of the last lines of stderr, in parentheses."""
         lines = [self.clean_bytes(line, 200) for line in self.last_lines]
-        lines = _worth_telling([line for line in lines if _WORD.search(line)])
-        return f" (it said: {' | '.join(lines)})" if lines else ""
+        lines = _most_useful([line for line in lines if _WORD.search(line)])
+        return f" (stderr: {' | '.join(lines)})" if lines else ""
 
     async def cause(self) -> str:
-        """Why it ended, in words that complete "the server ..."."""
+        """Returns why the connection ended, as text that completes "the server ..."."""
         if self.fault:
             return self.fault
-        said = await self.end() if self.end is not None else ""
-        return said or "closed the connection"
+        reason = await self.end() if self.end is not None else ""
+        return reason or "closed the connection"
 
     def hint(self) -> str:
-        """What may explain that no answer came."""
+        """Returns what may explain a missing answer, in parentheses."""
         sample = self.sample or self.clean_bytes(self.unfinished(), MAX_SAMPLE)
         if not sample:
-            return self.said
+            return self.stderr_note
         more = f" and {self.garbage - 1} more lines" if self.garbage > 1 else ""
-        return f" (it wrote what is not JSON-RPC to stdout: {sample!r}{more})"
+        return f" (its stdout is not JSON-RPC: {sample!r}{more})"
 
 
-class Reads(AsyncResource):
-    """The incoming messages. Ends if the server asks more than it lets us answer."""
+class IncomingStream(AsyncResource):
+    """The messages of the server. Ends if too many of its requests are unanswered."""
 
-    def __init__(self, link: Link, inner: Incoming) -> None:
+    def __init__(self, link: Link, inner: MessageSource) -> None:
         self._link = link
         self._inner = inner
 
     @property
     def last_context(self) -> object:
-        """The SDK's HTTP transports hand a context along."""
+        """The context variables of the last message, which the SDK's HTTP transports pass on."""
         return getattr(self._inner, "last_context", None)
 
     async def receive(self) -> SessionMessage | Exception:
-        """The next message."""
         item = await self._inner.receive()
         message = item.message if isinstance(item, SessionMessage) else None
         if isinstance(message, JSONRPCRequest):
             self._link.unanswered += 1
         elif isinstance(message, JSONRPCNotification):
-            if message.method == "notifications/cancelled":  # then it gets no answer
+            if message.method == "notifications/cancelled":  # a cancelled request gets no answer
                 self._link.unanswered = max(0, self._link.unanswered - 1)
         if self._link.unanswered > MAX_UNANSWERED:
             self._link.fault = f"sent over {MAX_UNANSWERED} requests and did not read the answers"
@@ -174,7 +170,6 @@ class Reads(AsyncResource):
         return item
 
     async def aclose(self) -> None:
-        """Closes it."""
         await self._inner.aclose()
 
     def __aiter__(self) -> Self:
@@ -187,10 +182,10 @@ class Reads(AsyncResource):
             raise StopAsyncIteration from None
 
 
-class Writes(AsyncResource):
-    """The outgoing messages. A send that is stuck ends when the link is severed."""
+class OutgoingStream(AsyncResource):
+    """The messages to the server. `Link.sever` ends a `send` that blocks."""
 
-    def __init__(self, link: Link, inner: Outgoing) -> None:
+    def __init__(self, link: Link, inner: MessageSink) -> None:
         self._link = link
         self._inner = inner
 
@@ -211,7 +206,6 @@ class Writes(AsyncResource):
             raise anyio.ClosedResourceError
 
     async def aclose(self) -> None:
-        """Closes it."""
         await self._inner.aclose()
 
 
@@ -221,13 +215,13 @@ _WORD = re.compile(r"\w")
 _FAILURE = re.compile(r"error|exception|fail|fatal|denied|refused|cannot|can't|not found", re.I)
 
 
-def _worth_telling(lines: list[str]) -> list[str]:
-    """The last lines; instead of the first of them, one further up that tells of a failure."""
-    last = lines[-TOLD_LINES:]
+def _most_useful(lines: list[str]) -> list[str]:
+    """Returns the last lines; if none of them reports a failure, with an earlier one that does."""
+    last = lines[-SHOWN_LINES:]
     if any(map(_FAILURE.search, last)):
         return last
-    earlier = [line for line in lines[:-TOLD_LINES] if _FAILURE.search(line)]
-    return [*earlier[-1:], *last[-TOLD_LINES + 1 :]] if earlier else last
+    earlier = [line for line in lines[:-SHOWN_LINES] if _FAILURE.search(line)]
+    return [*earlier[-1:], *last[-SHOWN_LINES + 1 :]] if earlier else last
 
 
 _ID = rb'"id"\s*:\s*(\d{1,15}|"[^"\\]{1,64}")'
@@ -236,16 +230,16 @@ _ID_AT_END = re.compile(_ID + rb'\s*(?:,\s*"jsonrpc"\s*:\s*"2\.0"\s*)?\}\s*$')
 
 
 def find_id(head: bytes, tail: bytes) -> int | str | None:
-    """The id of an answer that cannot be read, if it stands where servers write it.
+    """Returns the id of an answer that cannot be parsed, if it is where servers write it.
 
-    It may be found wrongly: then the server has spoilt another call of its own.
+    A wrong guess can only fail another call to the same server.
     """
     found = _ID_AT_START.match(head) or _ID_AT_END.search(tail)
     return None if found is None else json.loads(found[1])
 
 
 def error_for(request_id: int | str, code: int, text: str) -> SessionMessage:
-    """An answer in the server's place."""
+    """Returns an error response on behalf of the server."""
     error = {"code": code, "message": text}
     return SessionMessage(
         JSONRPCError.model_validate({"jsonrpc": "2.0", "id": request_id, "error": error})
@@ -253,7 +247,7 @@ def error_for(request_id: int | str, code: int, text: str) -> SessionMessage:
 
 
 def why_refused(size: int, containers: int) -> str:
-    """Why a message is not read, empty if it is."""
+    """Returns why a message is rejected, or an empty string."""
     if size > MAX_MESSAGE:
         return f"its answer is over {MAX_MESSAGE} bytes: ask for less, or for pages"
     if containers > MAX_CONTAINERS:
