@@ -3,9 +3,10 @@
 import os
 import sys
 from collections.abc import AsyncIterator, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from anyio._backends._asyncio import TestRunner
 from hypothesis import settings
 from tests.support.fuzzing import SHORT
 
@@ -42,6 +43,28 @@ def pytest_runtest_setup() -> None:
     """
     if sniffio := sys.modules.get("sniffio"):
         sniffio.current_async_library_cvar.set(None)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _runner_survives_its_task() -> Iterator[None]:
+    """Let the tests after one whose exception ended the task of anyio's runner run all the same.
+
+    All async tests share the loop of the fixtures below, and a task in it. An exception that is no
+    `Exception`, such as `StopTest` of hypothesis, ends that task, and the plugin starts no other.
+    """
+    call = TestRunner._call_in_runner_task
+
+    async def call_in_new_task(self: TestRunner, *args: Any, **options: Any) -> Any:
+        task = self._runner_task
+        if task is not None and task.done():
+            if not task.cancelled():
+                task.exception()  # else asyncio would log that nobody looked at it
+            self._runner_task = None
+        return await call(self, *args, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TestRunner, "_call_in_runner_task", call_in_new_task)
+        yield
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
