@@ -36,6 +36,7 @@ def resolve(
     Raises:
         NameError, AttributeError, SyntaxError: A name cannot be resolved.
     """
+    # Only if the name means our alias, and not a class of the user's.
     if local.get("JsonValue", namespace.get("JsonValue", JsonValue)) == JsonValue:
         local = {**local, "JsonValue": Any}
     holder = types.SimpleNamespace(__annotations__=annotations)
@@ -43,6 +44,7 @@ def resolve(
     return {key: _rewrite(hint) for key, hint in hints.items()}
 
 
+# `JsonValue` with its inner references resolved, as `get_type_hints` returns it for a parameter.
 _JSON = get_type_hints(
     types.SimpleNamespace(__annotations__={"any": JsonValue}), {"JsonValue": Any}
 )["any"]

@@ -193,6 +193,7 @@ class Approvals:
             patience: Seconds for which an answer is of use; the question expires after them.
         """
         listeners = tuple(wish.on_resolution for wish in wishes if wish.on_resolution is not None)
+        # A hook that listens remembers `allow-always` in its own, narrower way: it decides again.
         if (run.agent_id, tool.id) in self._always and not listeners:
             return None
         if not wishes and not self.needs_approval(tool, run):
@@ -246,6 +247,7 @@ class Approvals:
             with anyio.move_on_after(max(question.expires - time.time(), 0)):
                 await pending.answered.wait()
         finally:
+            # Also if the call was cancelled: nobody should be asked about it any more.
             self._pending.pop(question.id, None)
         if pending.reason:
             raise NotApproved(pending.reason)
@@ -296,6 +298,7 @@ class Approvals:
 
     def resolve(self, question_id: str, decision: Decision) -> bool:
         """Answers a question. Returns False if no question with this id is pending."""
+        # The first of several answers counts: the waiting call may not have seen it yet.
         pending = self._pending.get(question_id)
         if pending is None or pending.decision is not None:
             return False

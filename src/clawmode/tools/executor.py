@@ -137,6 +137,7 @@ class Executor:
         )
         if self.watchers:
             self._emit(CallEvent("start", call.id, call.tool.id, call.parent_id))
+        # A cancellation is no `Exception`: then the state stays, and no hook is called.
         state: EndState = "cancelled"
         code: str | None = None
         try:
@@ -212,6 +213,7 @@ class Executor:
         except BaseException as error:
             if must_propagate(error):
                 raise
+            # The message is for the operator's log only: the text below reaches the program.
             logger.error("approver: %s: %s", type(error).__name__, message_of(error))
             text = f"{question.tool_id}: the approver failed"
             raise ToolFailure("not_approved", text) from None
@@ -246,6 +248,7 @@ class Executor:
         context = ToolContext(
             run=call.run, call_id=call.id, parent_id=call.parent_id, update=update, ask=ask
         )
+        # A copy: the tool may change its input, and `after_tool_call` must see the original.
         execute, params = call.tool.execute, copy_json(params)
         try:
             if inspect.iscoroutinefunction(execute):

@@ -203,7 +203,7 @@ class Hooks:
         registered = RegisteredHook(event, hook, priority, label)
         hooks = self._registered.setdefault(event, [])
         hooks.append(registered)
-        hooks.sort(key=lambda each: -each.priority)
+        hooks.sort(key=lambda each: -each.priority)  # stable: ties keep their order
 
         def remove() -> None:
             if registered in hooks:
@@ -238,6 +238,7 @@ class Hooks:
 
     def of(self, event: str) -> tuple[RegisteredHook, ...]:
         """Returns the hooks of an event, in the order in which they run."""
+        # A copy, because a hook may register or remove hooks while they run.
         return tuple(self._registered.get(event, ()))
 
     async def notify(self, event: str, about: object, seconds: float | None = None) -> None:
@@ -263,6 +264,7 @@ class Hooks:
             if decision is None:
                 continue
             if decision.params is not None:
+                # The next hooks judge the rewritten input.
                 call = replace(call, params=decision.params)
             if decision.require_approval is not None:
                 approvals.append(decision.require_approval)

@@ -110,6 +110,7 @@ class PolicyLayer:
                 path=path,
                 expected="one of allow and alsoAllow",
             )
+        # Parsed here, so that a wrong rule is an error at the start, not at the first call.
         lists: list[tuple[str, tuple[Rule, ...]]] = []
         if (profile := _profile(self.profile, path)) is not None:
             listed = _parse_allowing((*profile, *self.also_allow), path)
@@ -210,6 +211,7 @@ def _arrange(layers: dict[str, PolicyLayer]) -> Iterator[PolicyLayer]:
     """Yields the layers, with the profiles of the global and the agent's layer merged into one."""
     outer = layers.get("global", PolicyLayer("global"))
     agent = layers.get("agent", PolicyLayer("agent"))
+    # As two layers, an agent's profile could only narrow the global one, and not replace it.
     if agent.profile is not None:
         yield PolicyLayer("profile", also_allow=agent.also_allow, profile=agent.profile)
     elif outer.profile is not None:
@@ -229,7 +231,8 @@ def _layer(name: str, settings: Config) -> PolicyLayer:
     profile = settings.get("profile")
     if not isinstance(profile, str | None):
         where = f"{path}.profile"
-        raise ConfigurationError(f"{where} is not text", path=where, expected="a profile's name")
+        text = f"{where} is not a text; expected the name of a profile"
+        raise ConfigurationError(text, path=where, expected="a profile's name")
     if name == "sandbox" and allow is None:
         allow, also_allow = SANDBOX_BASE + also_allow, ()
     return PolicyLayer(name, allow, also_allow, _rules(settings, "deny", path) or (), profile)

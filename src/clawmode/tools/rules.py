@@ -95,6 +95,7 @@ class Names:
         owner = tool.owner.casefold()
         called = (name, ALIASES[name]) if name in ALIASES else (name,)
         if tool.source == "mcp":
+            # The server chooses `name`, so only names with the server in front can allow the tool.
             servers = (owner, safe_server_name(owner))
             full = ("bundle-mcp", *(f"{server}__{name}" for server in servers))
             return cls(tool.id.casefold(), name, full, (*full, *called, *servers))

@@ -130,6 +130,7 @@ class SchemaGraph:
         while len(self._by_depth) <= depth and not self._settled:
             if len(self._by_depth) * len(self._nodes) > MAX_WORK:
                 return HOPELESS
+            # Once a level repeats, deeper values cost no more: no subschema reaches them.
             level = self._next_level()
             self._settled = level == self._level or level[0].height > MAX_HEIGHT
             self._level = level
@@ -138,6 +139,7 @@ class SchemaGraph:
 
     def _survey(self) -> None:
         """Counts all values, even unreachable ones, because the library reads all of them."""
+        # Layer by layer: a recursive walk would itself overflow on a hostile schema.
         left = MAX_VALUES
         layer: list[JsonValue] = [self._root]
         for _ in range(MAX_NESTING):
@@ -164,6 +166,7 @@ class SchemaGraph:
             raise UnusableSchema("a part of it has another `$id` or `$schema`")
 
     def _index(self, schema: Schema) -> int:
+        # By identity: a subschema that several references lead to is one node.
         if id(schema) not in self._indices:
             if len(self._nodes) == MAX_NODES:
                 raise UnusableSchema(f"it has more than {MAX_NODES} subschemas")
@@ -229,6 +232,8 @@ class SchemaGraph:
 
     def _innermost_first(self) -> list[int]:
         """Sorts the nodes so that each follows the nodes it applies to the same value."""
+        # Depth-first with a stack of its own. A node that is met while it is still open applies
+        # itself to the same value again, and checking would never end.
         order: list[int] = []
         entered: set[int] = set()
         left: set[int] = set()
