@@ -417,7 +417,7 @@ async def test_what_the_setup_reads_cannot_be_changed_by_any_path(tmp_path: Path
             with pytest.raises(ToolFailure):
                 await tools.call(name, **input)
         assert picture(root) == before
-        with pytest.raises(ToolFailure, match="the setup reads code, rules or keys from there"):
+        with pytest.raises(ToolFailure, match="clawmode reads code, rules or keys from it"):
             await tools.call("write", path="link.txt", content="new")
         # What is not protected can be changed, right beside it too.
         for path in ("hooks/other.py", "later/notes.txt", "clawmode.json5.txt", "inside/plain.txt"):

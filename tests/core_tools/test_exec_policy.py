@@ -20,7 +20,7 @@ from clawmode.core_tools.exec_approvals import (
     ASKS,
     DENIED,
     SECURITIES,
-    Allowed,
+    AllowlistEntry,
     ExecRules,
     HostFile,
     glob,
@@ -224,7 +224,7 @@ def test_patterns_are_globs_of_whole_paths(pattern: str, program: str, matches: 
 def test_every_program_of_a_chain_has_to_be_listed(
     programs: Path, command: str, missed: list[str]
 ) -> None:
-    listed = [Allowed("1", f"{programs}/good"), Allowed("2", f"{programs}/f*")]
+    listed = [AllowlistEntry("1", f"{programs}/good"), AllowlistEntry("2", f"{programs}/f*")]
     params: JsonObject = {"command": command.format(bin=programs)}
     found = analyse(params, listed, str(programs))
     assert found.missed == tuple(f"{programs}/{name}" for name in missed)
@@ -247,7 +247,7 @@ def test_every_program_of_a_chain_has_to_be_listed(
     ],
 )
 def test_what_is_not_clear_is_not_on_the_list(programs: Path, params: JsonObject) -> None:
-    found = analyse(params, [Allowed("1", f"{programs}/**")], str(programs))
+    found = analyse(params, [AllowlistEntry("1", f"{programs}/**")], str(programs))
     assert (found.pinned, found.missed, bool(found.reason)) == (None, (), True)
 
 
@@ -255,7 +255,7 @@ def test_programs_are_not_looked_for_in_folders_that_depend_on_where_one_is(
     programs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(programs)
-    listed = [Allowed("1", "/**")]
+    listed = [AllowlistEntry("1", "/**")]
     for path in ("", ".", f":{programs.name}", "::"):
         assert analyse({"command": "good"}, listed, path).pinned is None
 

@@ -76,7 +76,7 @@ async def test_a_long_file_comes_in_parts_that_make_the_whole(tools: Bench) -> N
 async def test_the_model_is_told_how_to_go_on(tools: Bench) -> None:
     put(tools, "a.txt", "1\n2\n3\n")
     result = await tools.bare("read", path="a.txt", limit=2)
-    assert result.text == "1\n2\n[lines 1 to 2 of 3; go on with offset 3]"
+    assert result.text == "1\n2\n[lines 1 to 2 of 3; continue with offset 3]"
 
 
 async def test_text_is_bounded_by_characters_too(tmp_path: Path) -> None:
@@ -319,14 +319,14 @@ async def test_line_ends_stay_what_they_are(
 @pytest.mark.parametrize(
     ("old", "hint"),
     [
-        ("def  main():\n        pass", "from line 2 on it stands there with other spaces"),
-        ("def man():", "line 2 is the nearest to its first: 'def main():'"),
+        ("def  main():\n        pass", "it occurs from line 2 on with different white space"),
+        ("def man():", "line 2 is the most similar to its first line: 'def main():'"),
         ("something else entirely, which is nowhere", "read the file again"),
     ],
 )
 def test_a_text_that_is_not_there_is_looked_for_nearby(old: str, hint: str) -> None:
     text = "import os\ndef  main():\n  pass\n" if "  main" in old else "import os\ndef main():\n"
-    with pytest.raises(ToolProblem, match="oldText is not in") as caught:
+    with pytest.raises(ToolProblem, match="oldText does not occur in") as caught:
         replaced(text, old, "x", "a.py")
     assert (caught.value.code, hint in str(caught.value)) == ("no_match", True)
 

@@ -226,7 +226,7 @@ async def test_of_much_output_the_ends_are_kept(tmp_path: Path) -> None:
     assert done["truncated"]
     assert done["output"].startswith("1\n2\n")
     assert done["output"].endswith("\n100000\n")
-    assert "bytes were left out]" in done["output"]
+    assert "bytes omitted]" in done["output"]
     assert len(done["output"]) < 2_100
 
 

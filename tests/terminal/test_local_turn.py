@@ -142,7 +142,7 @@ def test_an_agent_works_in_the_current_folder(tmp_path: Path, zygote: Zygote) ->
     assert (done.returncode, done.stdout) == (0, "a.md does.\n")
     read = server.requests[1].raw.decode()
     assert "It mentions snapshots." in read
-    assert "'b' is not in the workspace" in read
+    assert "'b' does not exist in the workspace" in read
     assert not (tmp_path / "state" / "workspace").exists()
 
 

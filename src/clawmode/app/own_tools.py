@@ -21,7 +21,7 @@ from clawmode.core_tools.exec_policy import ExecGuard
 from clawmode.core_tools.files import FileSettings
 from clawmode.core_tools.places import FileLimits
 from clawmode.core_tools.processes import ShellSessions
-from clawmode.core_tools.shell import ShellSettings, Withheld
+from clawmode.core_tools.shell import ShellSettings, WithheldSecrets
 from clawmode.core_tools.suite import make_core_tools
 from clawmode.core_tools.web import WebSettings
 from clawmode.exceptions import ToolProblem
@@ -53,7 +53,7 @@ class OwnTools:
         state: Path,
         hooks: Hooks,
         outbox: Outbox | None = None,
-        withheld: Withheld = Withheld(),  # noqa: B008 - frozen
+        withheld: WithheldSecrets = WithheldSecrets(),  # noqa: B008 - frozen
         protected: tuple[Path, ...] = (),
     ) -> None:
         self._configuration = configuration
@@ -74,7 +74,7 @@ class OwnTools:
         self._made: OrderedDict[_CoreSettings, tuple[Tool, ...]] = OrderedDict()
 
     def change(
-        self, configuration: Configuration, withheld: Withheld, protected: tuple[Path, ...]
+        self, configuration: Configuration, withheld: WithheldSecrets, protected: tuple[Path, ...]
     ) -> None:
         """Replaces the configuration, also for commands that run already."""
         self._configuration = configuration
@@ -193,7 +193,7 @@ class _CoreSettings(NamedTuple):
     fetch: FetchSettings
     hard_links: bool
     env: tuple[tuple[str, str], ...]
-    withheld: Withheld
+    withheld: WithheldSecrets
     protected: tuple[Path, ...]
 
     def make(self, commands: ShellSessions, guard: ExecGuard) -> tuple[Tool, ...]:

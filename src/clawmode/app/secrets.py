@@ -10,7 +10,7 @@ from clawmode.config.file import variable_names
 from clawmode.config.mcp_entry import secret_arguments
 from clawmode.config.operations import InstallPolicy, InternalHook
 from clawmode.config.reader import Section, members
-from clawmode.core_tools.shell import Withheld
+from clawmode.core_tools.shell import WithheldSecrets
 from clawmode.models.providers import KNOWN
 from clawmode.types import JsonValue
 
@@ -36,9 +36,9 @@ def secret_variables(setup: Setup) -> frozenset[str]:
     return frozenset(names | {it.env for it in _sources(setup.configuration) if it.env})
 
 
-def withheld(setup: Setup) -> Withheld:
+def withheld(setup: Setup) -> WithheldSecrets:
     """Returns the variables and values that commands must not inherit from our environment."""
-    return Withheld(secret_variables(setup), tuple(known_secrets(setup)))
+    return WithheldSecrets(secret_variables(setup), tuple(known_secrets(setup)))
 
 
 def _secrets(section: Section) -> Iterator[str]:

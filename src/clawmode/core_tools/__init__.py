@@ -1,5 +1,5 @@
-"""The tools that every agent knows: files, a shell, the web. `suite` puts them together.
+"""The core tools of agents: files, a shell, the web. `suite` combines them.
 
-Models call them and are not trusted: files stay below one folder, addresses are public ones, and
-what a command may be is decided before it runs.
+The models that call them are not trusted: files must be in one folder, addresses must be public,
+and every command is checked before it runs.
 """

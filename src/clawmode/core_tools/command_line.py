@@ -1,8 +1,8 @@
-"""A command of the shell, as far as it can be understood: its segments, or why that cannot be.
+"""Parses shell commands for the allowlist, which must know every program that would run.
 
-For the allowlist, which has to know what would run. So it understands little: words, quotes, and
-chains of `&&`, `||`, `;` and `|`. Anything by which a shell would run, write or expand something
-else is not understood: redirections, substitutions, variables, groups, background, assignments.
+The grammar is small on purpose: words, quotes, and chains of `&&`, `||`, `;` and `|`. Everything
+that lets a shell run, write or expand something else is rejected: redirections, substitutions,
+variables, groups, background commands, assignments.
 """
 
 import re
@@ -15,7 +15,7 @@ MAX_CHARS = 16_384
 
 _SEPARATOR = re.compile(r"&&|\|\||;|\|")
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*\+?=")
-_BEYOND = {
+_UNSUPPORTED = {
     "$": "a variable or substitution",
     "`": "a substitution",
     "<": "a redirection",
@@ -24,19 +24,19 @@ _BEYOND = {
     ")": "a group",
     "{": "a group",
     "}": "a group",
-    "&": "something in the background",
+    "&": "a background command",
     "#": "a comment",
 }
 
 
 class NotUnderstood(Exception):
-    """What a command would run cannot be told, for the reason in the message."""
+    """The programs of a command cannot be determined, for the reason in the message."""
 
 
 class Word(NamedTuple):
-    """A word: what it means, and where it stands.
+    """A word of a command with its offsets.
 
-    `bare` says that no shell would make anything else of it than its text.
+    `bare` is True if no shell would expand the word to anything but its text.
     """
 
     text: str
@@ -53,27 +53,26 @@ class Segment:
 
     @property
     def name(self) -> str:
-        """The program, as it was written."""
+        """The program as written in the command."""
         return self.words[0].text
 
     @property
     def arguments(self) -> tuple[Word, ...]:
-        """What it is given."""
         return self.words[1:]
 
 
 def parse(command: str) -> list[Segment]:
-    """Takes a command apart.
+    """Splits a command into segments.
 
     Raises:
-        NotUnderstood: It has something in it that this does not understand.
+        NotUnderstood: The command contains unsupported syntax.
     """
     if len(command) > MAX_CHARS:
-        raise NotUnderstood("it is too long")
+        raise NotUnderstood("the command is too long")
     for char in command:
-        # A shell and a person may disagree about where such a thing separates words.
+        # A shell and a person may disagree about whether such a character separates words.
         if char not in " \t" and unicodedata.category(char)[0] in "CZ":
-            raise NotUnderstood(f"it has a U+{ord(char):04X} in it")
+            raise NotUnderstood(f"the command contains the character U+{ord(char):04X}")
     return _Lexer(command).run()
 
 
@@ -86,7 +85,8 @@ class _Lexer:
 
     def run(self) -> list[Segment]:
         while True:
-            self._skip_blanks()
+            while self.at < len(self.source) and self.source[self.at] in " \t":
+                self.at += 1
             if self.at == len(self.source):
                 self._end_segment()
                 return self.segments
@@ -96,18 +96,14 @@ class _Lexer:
             else:
                 self.words.append(self._word())
 
-    def _skip_blanks(self) -> None:
-        while self.at < len(self.source) and self.source[self.at] in " \t":
-            self.at += 1
-
     def _end_segment(self) -> None:
         if not self.words:
             raise NotUnderstood("a program is missing")
         first = self.words[0]
         if not first.bare or not first.text:
-            raise NotUnderstood("the shell would decide which program it is")
+            raise NotUnderstood("the program is the result of a shell expansion")
         if _ASSIGNMENT.match(self.source, first.start):
-            raise NotUnderstood("a variable is set")
+            raise NotUnderstood("the command sets a variable")
         self.segments.append(Segment(tuple(self.words)))
         self.words = []
 
@@ -117,15 +113,19 @@ class _Lexer:
             char = self.source[self.at]
             if char in " \t" or _SEPARATOR.match(self.source, self.at):
                 break
-            if char in _BEYOND:
-                raise NotUnderstood(f"there is {_BEYOND[char]} in it")
+            if char in _UNSUPPORTED:
+                raise NotUnderstood(f"the command contains {_UNSUPPORTED[char]}")
             if char == "'":
-                text += self._single()
+                end = self.source.find("'", self.at + 1)
+                if end < 0:
+                    raise NotUnderstood("a quote is not closed")
+                text += self.source[self.at + 1 : end]
+                self.at = end + 1
             elif char == '"':
                 text += self._double()
             elif char == "\\":
                 if self.at + 1 == len(self.source):
-                    raise NotUnderstood("it ends with a backslash")
+                    raise NotUnderstood("the command ends with a backslash")
                 text += self.source[self.at + 1]
                 self.at += 2
             else:
@@ -133,14 +133,6 @@ class _Lexer:
                 text += char
                 self.at += 1
         return Word(text, start, self.at, bare)
-
-    def _single(self) -> str:
-        end = self.source.find("'", self.at + 1)
-        if end < 0:
-            raise NotUnderstood("a quote does not end")
-        text = self.source[self.at + 1 : end]
-        self.at = end + 1
-        return text
 
     def _double(self) -> str:
         text = ""
@@ -151,19 +143,20 @@ class _Lexer:
                 self.at += 1
                 return text
             if char in "$`":
-                raise NotUnderstood(f"there is {_BEYOND[char]} in it")
+                raise NotUnderstood(f"the command contains {_UNSUPPORTED[char]}")
             if char == "\\" and self.source[self.at + 1 : self.at + 2] in tuple('$`"\\'):
                 self.at += 1
                 char = self.source[self.at]
             text += char
             self.at += 1
-        raise NotUnderstood("a quote does not end")
+        raise NotUnderstood("a quote is not closed")
 
 
 def pinned(command: str, segments: list[Segment], programs: list[str]) -> str:
-    """The command with each program by its full path: what was looked at is what runs.
+    """Returns the command with the full path of each program, so that the checked programs run.
 
-    A path in quotes is no builtin, alias, function or reserved word.
+    The paths are quoted, so that the shell does not read them as builtins, aliases, functions or
+    reserved words.
     """
     parts: list[str] = []
     at = 0

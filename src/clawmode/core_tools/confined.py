@@ -1,19 +1,19 @@
-"""Files below one folder, whoever puts links in the way, and whenever they do.
+"""Confines paths to one folder, even if links are created or changed concurrently.
 
-A path is walked here, not by the kernel: one name at a time, from descriptor to descriptor, and
-none is opened that is a link. A link is read, and its target walked like the rest of the path, so
-one that stays inside works and one that leads out does not. What was looked at is what is used:
-between the two there is no path that somebody could bend.
+This module walks a path itself, one name at a time, from descriptor to descriptor, and never opens
+a link. It reads a link and then walks its target like the rest of the path, so links inside the
+folder work and links that leave it do not. The checked file is the file that is used: there is no
+path in between that somebody could redirect.
 
-Decided:
+Decisions:
 
-- Absolute paths and links are taken if they begin with the folder's own path; `~` means nothing.
+- Absolute paths and link targets are accepted if they start with the folder's own path. `~` is not
+  expanded.
 - Only regular files are read and replaced: no devices, pipes or sockets.
-- A file with several names (hard links) is refused unless the operator allows it: another of its
-  names may be outside, and nothing tells. Replacing never writes into a file: its other names keep
-  the old content.
-- A folder that is moved out while it is open stays open. Only somebody who can write outside can
-  do that.
+- A file with several names (hard links) is rejected unless the operator allows it, because another
+  name may be outside. Replacing a file never writes into it: its other names keep the old content.
+- A folder that is moved out of the workspace while it is open stays usable. Only somebody who can
+  write outside of the workspace can do that.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ MAX_PATH_BYTES = 4_096
 MAX_NAMES = 512
 MAX_LINKS = 40
 MAX_RACES = 20
-"""How often a name may change between two looks before it is given up on."""
+"""How often a name may change between two system calls before the walk fails."""
 
 
 _locks: WeakValueDictionary[str, threading.Lock] = WeakValueDictionary()
@@ -43,15 +43,15 @@ class Workspace:
     """A folder, and everything below it.
 
     Args:
-        root: The folder; it has to be there.
+        root: An existing folder.
         limits: Which files may be used.
 
     Attributes:
-        writing: Held from reading a file to replacing it, so that two edits do not lose one of
-            them. All objects for one folder share it, and those for other folders have their own.
+        writing: A lock that is held from reading a file to replacing it, so that no concurrent
+            edit is lost. All objects for the same folder share one lock.
 
     Raises:
-        ConfigurationError: It is no folder, or the root of the file system.
+        ConfigurationError: The root is not a folder, or is the root of the file system.
     """
 
     def __init__(self, root: Path, limits: FileLimits | None = None) -> None:
@@ -61,9 +61,9 @@ class Workspace:
             resolved = Path("/")
         if resolved == Path("/") or not resolved.is_dir():
             raise ConfigurationError(
-                f"{str(root)[:200]!r} cannot be a workspace",
+                f"{str(root)[:200]!r} cannot be used as a workspace",
                 path="workspace",
-                expected="a folder that exists, and not the root of the file system",
+                expected="an existing folder other than the root of the file system",
             )
         self.root = resolved
         self.limits = limits or FileLimits()
@@ -71,14 +71,14 @@ class Workspace:
         self._prefixes = tuple({str(resolved), os.path.abspath(root)})
 
     def locate(self, path: str, *, follow: bool = True) -> Place:
-        """Where a path leads: to something that is there, or to where it would be.
+        """Returns the place that a path leads to. The file need not exist.
 
         Args:
             path: Relative to the folder, or absolute and below it.
-            follow: Whether a link at its end is followed.
+            follow: Whether a link at the end of the path is followed.
 
         Raises:
-            ToolProblem: It leads out, or nowhere, or is no path.
+            ToolProblem: The path is invalid, leaves the workspace, or cannot be walked.
         """
         with contextlib.ExitStack() as held:
             walk = _Walk(self, path, held)
@@ -88,10 +88,10 @@ class Workspace:
         return place
 
     def names_of(self, path: str) -> "tuple[bool, list[str]]":
-        """The names of a path, and whether they begin at the folder.
+        """Splits a path into names. The flag is True if they start at the workspace's root.
 
         Raises:
-            ToolProblem: It is absolute, and not below the folder.
+            ToolProblem: The path is absolute, and not below the folder.
         """
         if not path.startswith("/"):
             return False, _split(path)
@@ -101,10 +101,10 @@ class Workspace:
         raise _outside(path)
 
     def open_folder(self, path: str) -> int:
-        """A descriptor of a folder below this one; the caller closes it.
+        """Opens a folder of the workspace. The caller closes the descriptor.
 
         Raises:
-            ToolProblem: There is none.
+            ToolProblem: The path does not lead to a folder.
         """
         with self.locate(path) as place:
             if place.name is not None:
@@ -115,24 +115,26 @@ class Workspace:
 
 
 def check_path(path: str) -> str:
-    """A path that somebody gave, if it can be one.
+    """Returns a path of a tool call if it is valid.
 
     Raises:
-        ToolProblem: It cannot.
+        ToolProblem: The path is invalid.
     """
     if not path.strip():
         raise ToolProblem("bad_path", "the path is empty; '.' is the workspace")
     try:
         size = len(path.encode("utf-8"))
     except UnicodeEncodeError:
-        raise ToolProblem("bad_path", "the path is not text: it has half a character") from None
+        raise ToolProblem(
+            "bad_path", "the path is not valid Unicode: it contains a lone surrogate"
+        ) from None
     if size > MAX_PATH_BYTES or path.count("/") > MAX_NAMES:
         raise ToolProblem("bad_path", f"the path {shown(path)} is too long")
-    # They would make what a person is shown another path than the one that is used.
+    # Such characters could make the path that a person is shown look like another path.
     for char in path:
-        if unicodedata.category(char) == "Cc" or unicodedata.bidirectional(char) in _TURNING:
+        if unicodedata.category(char) == "Cc" or unicodedata.bidirectional(char) in _BIDI_CONTROLS:
             code = f"U+{ord(char):04X}"
-            raise ToolProblem("bad_path", f"the path {path[:200]!a} has a {code} in it")
+            raise ToolProblem("bad_path", f"the path {path[:200]!a} contains the character {code}")
     if path == "~" or path.startswith("~/"):
         raise ToolProblem(
             "bad_path", f"{shown(path)}: ~ is not expanded; paths are relative to the workspace"
@@ -140,7 +142,7 @@ def check_path(path: str) -> str:
     return path
 
 
-_TURNING = frozenset({"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"})
+_BIDI_CONTROLS = frozenset({"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"})
 
 
 def _split(path: str) -> list[str]:
@@ -151,11 +153,11 @@ def _outside(path: str) -> ToolProblem:
     return ToolProblem("outside", f"{shown(path)} is outside of the workspace")
 
 
-# ---- Walking ----
+# ---- Walking a path ----
 
 
 class _Walk:
-    """One walk. Holds a descriptor of every folder between the root and where it stands."""
+    """Walks one path. Holds a descriptor of every folder from the root to the current one."""
 
     def __init__(self, workspace: Workspace, path: str, held: contextlib.ExitStack) -> None:
         self._workspace = workspace
@@ -165,7 +167,7 @@ class _Walk:
         self._missing: list[str] = []
         self._links = 0
         self._races = 0
-        # Trailing slashes mean a folder.
+        # A trailing slash means that the path must lead to a folder.
         self._wants_folder = path.endswith("/")
         self._stack: list[int] = []
         held.callback(self._close_all)
@@ -190,21 +192,23 @@ class _Walk:
         if final is not None and self._wants_folder:
             code = "not_found" if self._missing else "not_a_folder"
             raise ToolProblem(code, f"{shown(self._path)} is not a folder")
-        above = frozenset((it.st_dev, it.st_ino) for it in map(os.fstat, self._stack))
+        above = frozenset((status.st_dev, status.st_ino) for status in map(os.fstat, self._stack))
         limits = self._workspace.limits
         return Place(limits, self._path, self._stack[-1], tuple(folders), final, above)
 
     def _up(self) -> None:
         if self._missing:
-            raise ToolProblem("not_found", f"{shown(self._path)} leads through what is not there")
+            raise ToolProblem(
+                "not_found", f"{shown(self._path)} has .. after a folder that does not exist"
+            )
         if len(self._stack) == 1:
             raise _outside(self._path)
         os.close(self._stack.pop())
 
     def _step(self, name: str, follow: bool) -> str | None:
-        """Goes into a folder, or says that the walk ends at this name."""
+        """Enters a folder or follows a link; returns the name if the walk ends there."""
         if len(os.fsencode(name)) > MAX_NAME_BYTES:
-            raise ToolProblem("bad_path", f"{shown(self._path)} has a name that is too long")
+            raise ToolProblem("bad_path", f"{shown(self._path)} contains a name that is too long")
         with explained(self._path):
             try:
                 status = os.lstat(name, dir_fd=self._stack[-1])
@@ -217,7 +221,10 @@ class _Walk:
                     return name
                 self._follow(name)
             elif stat.S_ISDIR(status.st_mode):
-                self._enter(name)
+                try:
+                    self._stack.append(os.open(name, FOLDER, dir_fd=self._stack[-1]))
+                except OSError as error:
+                    self._retry(name, error)
             elif last:
                 return name
             else:
@@ -227,31 +234,27 @@ class _Walk:
     def _follow(self, name: str) -> None:
         self._links += 1
         if self._links > MAX_LINKS:
-            raise ToolProblem("bad_path", f"{shown(self._path)} has links that lead in circles")
+            raise ToolProblem(
+                "bad_path", f"{shown(self._path)} has too many links, or links in a circle"
+            )
         try:
             target = os.readlink(name, dir_fd=self._stack[-1])
         except OSError as error:
-            self._again(name, error)
+            self._retry(name, error)
             return
         try:
             from_root, names = self._workspace.names_of(target)
         except ToolProblem:
             raise ToolProblem(
-                "outside", f"{shown(self._path)} leads out of the workspace by the link {name!r}"
+                "outside", f"{shown(self._path)} leaves the workspace through the link {name!r}"
             ) from None
         if from_root:
             while len(self._stack) > 1:
                 os.close(self._stack.pop())
         self._ahead.extendleft(reversed(names))
 
-    def _enter(self, name: str) -> None:
-        try:
-            self._stack.append(os.open(name, FOLDER, dir_fd=self._stack[-1]))
-        except OSError as error:
-            self._again(name, error)
-
-    def _again(self, name: str, error: OSError) -> None:
-        """Looks once more at a name that has changed since it was looked at."""
+    def _retry(self, name: str, error: OSError) -> None:
+        """Schedules another look at a name that has changed since the last `lstat`."""
         self._races += 1
         changed = error.errno in (errno.ELOOP, errno.ENOTDIR, errno.ENOENT, errno.EINVAL)
         if not changed or self._races > MAX_RACES:
@@ -259,7 +262,7 @@ class _Walk:
         self._ahead.appendleft(name)
 
     def release(self, kept: int) -> None:
-        """Closes all but one."""
+        """Closes all descriptors but one."""
         self._stack.remove(kept)
         self._close_all()
 

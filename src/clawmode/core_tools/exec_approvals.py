@@ -1,12 +1,12 @@
-"""`exec-approvals.json`: what this host lets agents run, whatever their configuration says.
+"""The file `exec-approvals.json`: which commands this host lets agents run.
 
     {"version": 1,
      "defaults": {"security": "allowlist", "ask": "on-miss", "askFallback": "deny"},
      "agents": {"main": {"allowlist": [{"id": "…", "pattern": "/usr/bin/git", "lastUsedAt": 0}]}}}
 
-It can only make things stricter. One that cannot be read denies everything: to pass it over would
-fail open. So does one with a key that is not known here or an agent id that no agent can have: a
-misspelt rule would otherwise be no rule. `IGNORED` keys of other products are kept.
+The file can only make the configuration stricter. If it cannot be read, every command is denied,
+because ignoring it would fail open. The same applies to unknown keys and invalid agent ids: a
+misspelled rule would otherwise have no effect. `IGNORED` keys of other programs are kept.
 """
 
 import difflib
@@ -30,7 +30,7 @@ Ask: TypeAlias = Literal["off", "on-miss", "always"]
 
 SECURITIES: tuple[Security, ...] = get_args(Security)
 ASKS: tuple[Ask, ...] = get_args(Ask)
-"""Both in the order in which `ExecRules.stricter` compares them."""
+"""Both are in the order in which `ExecRules.stricter` compares them."""
 
 HOST_FILE = "exec-approvals.json"
 """The name of the file in the state folder."""
@@ -44,7 +44,7 @@ _AGENT_ID = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}", re.ASCII)
 
 RULE_KEYS = ("security", "ask", "askFallback")
 IGNORED = ("socket", "autoAllowSkills")
-"""Keys that other programs write into the file. They allow nothing here."""
+"""Keys that other programs write into the file. They have no effect here."""
 
 T = TypeVar("T", bound=str)
 
@@ -54,9 +54,9 @@ class ExecRules:
     """Which commands may run, and when a person is asked.
 
     Attributes:
-        security: None, those of the allowlist, or all.
-        ask: Never, when the allowlist has no entry, or always.
-        ask_fallback: What holds instead where nobody can be asked. Never more than `security`.
+        security: Allows no commands, the commands of the allowlist, or all.
+        ask: Asks never, if the allowlist has no entry, or always.
+        ask_fallback: Applies if nobody can be asked. It never allows more than `security`.
     """
 
     security: Security = "full"
@@ -64,7 +64,7 @@ class ExecRules:
     ask_fallback: Security = "full"
 
     def stricter(self, other: "ExecRules") -> "ExecRules":
-        """Of two, the stricter in each respect."""
+        """Combines two rules, using the stricter value of each field."""
         return ExecRules(
             security=min(self.security, other.security, key=SECURITIES.index),
             ask=max(self.ask, other.ask, key=ASKS.index),
@@ -72,8 +72,8 @@ class ExecRules:
         )
 
     @property
-    def lets_all_pass(self) -> bool:
-        """Whether there is nothing to decide."""
+    def allows_all(self) -> bool:
+        """True if every command runs without a question."""
         return self.security == "full" and self.ask == "off"
 
 
@@ -81,38 +81,38 @@ DENIED = ExecRules(security="deny", ask="always", ask_fallback="deny")
 
 
 @dataclass(frozen=True, slots=True)
-class Allowed:
-    """An entry of an allowlist."""
+class AllowlistEntry:
+    """An entry of an allowlist: a pattern of program paths."""
 
     id: str
     pattern: str
 
     def matches(self, program: str) -> bool:
-        """Whether a program, by its full path, is meant."""
+        """True if the pattern matches the full path of a program."""
         return glob(self.pattern).fullmatch(program) is not None
 
 
 @dataclass(frozen=True, slots=True)
 class HostRules:
-    """What the file says about one agent.
+    """The rules of the file for one agent.
 
     Attributes:
-        problem: Why it cannot be used, if so; then nothing may run.
+        problem: Why the file cannot be used; then no command may run. Else empty.
     """
 
     rules: ExecRules
-    allowlist: tuple[Allowed, ...] = ()
+    allowlist: tuple[AllowlistEntry, ...] = ()
     problem: str = ""
 
 
 class HostFile:
-    """The file. Without it there is no rule of the host's."""
+    """Reads and changes the file. Without the file, the host has no rules."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def for_agent(self, agent_id: str) -> HostRules:
-        """What holds for an agent; blocks for as long as reading a small file takes."""
+        """Returns the rules for an agent. Blocks while the file is read."""
         try:
             data = self._load()
             _check_keys(data)
@@ -123,42 +123,42 @@ class HostFile:
             return HostRules(DENIED, (), f"{self.path.name} cannot be used: {reason}")
 
     def remember(self, agent_id: str, programs: list[str], command: str) -> None:
-        """Puts programs, by their full paths, on an agent's allowlist.
+        """Adds the full paths of programs to the allowlist of an agent.
 
         Raises:
             OSError, ValueError: The file cannot be read or written.
         """
 
         def add(entries: list[JsonValue]) -> None:
-            known = {it.get("pattern") for it in entries if isinstance(it, dict)}
+            known = {entry.get("pattern") for entry in entries if isinstance(entry, dict)}
             for program in dict.fromkeys(programs):
-                # Such a path would be a pattern for others too.
+                # As a pattern, such a path would also match other programs.
                 if program in known or "*" in program or "?" in program:
                     continue
                 if len(entries) >= MAX_ENTRIES:
-                    raise ValueError(f"the allowlist has {MAX_ENTRIES} entries already")
+                    raise ValueError(f"the allowlist is full: it has {MAX_ENTRIES} entries")
                 identity = str(uuid.uuid4()).upper()
                 entries.append({"id": identity, "pattern": program} | _usage(command, program))
 
         self._change(agent_id, add)
 
     def touch(self, agent_id: str, used: dict[str, str], command: str) -> None:
-        """Writes down when entries were last used, by id, and for which program.
+        """Records the last use of entries. `used` maps their ids to programs.
 
         Raises:
             OSError, ValueError: The file cannot be read or written.
         """
 
         def mark(entries: list[JsonValue]) -> None:
-            for it in entries:
-                identity = it.get("id") if isinstance(it, dict) else None
-                if isinstance(it, dict) and isinstance(identity, str) and identity in used:
-                    it.update(_usage(command, used[identity]))
+            for entry in entries:
+                identity = entry.get("id") if isinstance(entry, dict) else None
+                if isinstance(entry, dict) and isinstance(identity, str) and identity in used:
+                    entry.update(_usage(command, used[identity]))
 
         self._change(agent_id, mark)
 
     def read(self) -> JsonObject:
-        """All of it; blocks for as long as reading a small file takes.
+        """Returns the content of the file. Blocks while the file is read.
 
         Raises:
             OSError, ValueError: The file cannot be read.
@@ -166,20 +166,28 @@ class HostFile:
         return self._load()
 
     def replace(self, data: JsonObject, base: str = "") -> None:
-        """Puts other rules in the place of all of them.
+        """Replaces the whole content of the file.
 
         Args:
-            data: The rules.
-            base: The digest of what they were made from; empty: of whatever.
+            data: The new content.
+            base: The digest of the content that was edited; empty to skip the comparison.
 
         Raises:
-            Changed: The file is another one by now.
-            OSError, ValueError: It cannot be meant, or not be written.
+            Changed: The file was changed since it was read.
+            OSError, ValueError: The content is invalid, or the file cannot be written.
         """
-        _check(data)
+        if len(json.dumps(data, indent=2)) > MAX_BYTES:
+            raise ValueError(f"the file is larger than {MAX_BYTES} bytes")
+        if data.get("version") != VERSION:
+            raise ValueError(f"the version is not {VERSION}")
+        _check_keys(data)
+        agents = _object(data, "agents")
+        for agent_id in ("", *agents):
+            _rules(data, agent_id)
+            list(_entries(_object(agents, agent_id)))
         with self._locked():
             if base and base != digest(self._load()):
-                raise Changed("the file has changed meanwhile: read it again")
+                raise Changed("the file was changed in the meantime; read it again")
             self._store(data)
 
     # ---- The file ----
@@ -191,13 +199,13 @@ class HostFile:
         except FileNotFoundError:
             return {"version": VERSION}
         if len(raw) > MAX_BYTES:
-            raise ValueError(f"it has over {MAX_BYTES} bytes")
+            raise ValueError(f"the file is larger than {MAX_BYTES} bytes")
         try:
             data: Any = json.loads(raw)
         except (ValueError, RecursionError):
-            raise ValueError("it is not JSON") from None
+            raise ValueError("the file is not valid JSON") from None
         if not isinstance(data, dict) or data.get("version") != VERSION:
-            raise ValueError(f"it is not of version {VERSION}")
+            raise ValueError(f"the version is not {VERSION}")
         return data
 
     def _change(self, agent_id: str, change: Callable[[list[JsonValue]], None]) -> None:
@@ -207,7 +215,7 @@ class HostFile:
             agent = agents.setdefault(agent_id, {}) if isinstance(agents, dict) else None
             entries = agent.setdefault("allowlist", []) if isinstance(agent, dict) else None
             if not isinstance(entries, list):
-                raise ValueError("it has another shape")
+                raise ValueError("agents or an allowlist has the wrong type")
             before = json.dumps(data)
             change(entries)
             if json.dumps(data) != before:
@@ -221,34 +229,22 @@ class HostFile:
 
 
 class Changed(ValueError):
-    """Somebody else was faster."""
+    """The file was changed since it was read."""
 
 
 def digest(data: JsonObject) -> str:
-    """Names what the file says."""
+    """Returns a digest that identifies the content of the file."""
     return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
 
 
-def _check(data: JsonObject) -> None:
-    if len(json.dumps(data, indent=2)) > MAX_BYTES:
-        raise ValueError(f"it has over {MAX_BYTES} bytes")
-    if data.get("version") != VERSION:
-        raise ValueError(f"it is not of version {VERSION}")
-    _check_keys(data)
-    agents = _object(data, "agents")
-    for agent_id in ("", *agents):
-        _rules(data, agent_id)
-        list(_entries(_object(agents, agent_id)))
-
-
 def _check_keys(data: JsonObject) -> None:
-    """Rejects every key and agent id that would have no effect."""
+    """Raises ValueError for a key or an agent id that would have no effect."""
     _refuse_unknown(data, ("version", "defaults", "agents"), "the file")
     _refuse_unknown(_object(data, "defaults"), RULE_KEYS, "defaults")
     agents = _object(data, "agents")
     for agent_id in agents:
         if not _AGENT_ID.fullmatch(agent_id):
-            text = "is not the id of an agent: small letters, digits, `_` and `-`"
+            text = "is not an agent id: use lower-case letters, digits, `_` and `-`"
             raise ValueError(f"agents: {agent_id[:80]!r} {text}")
         _refuse_unknown(_object(agents, agent_id), (*RULE_KEYS, "allowlist"), f"agents.{agent_id}")
 
@@ -285,31 +281,32 @@ def _object(data: JsonObject, key: str) -> JsonObject:
 
 
 def _choice(
-    agent: JsonObject, defaults: JsonObject, key: str, known: tuple[T, ...], otherwise: T
+    agent: JsonObject, defaults: JsonObject, key: str, known: tuple[T, ...], default: T
 ) -> T:
-    value = agent.get(key, defaults.get(key, otherwise))
-    found = next((each for each in known if each == value), None)
+    value = agent.get(key, defaults.get(key, default))
+    found = next((choice for choice in known if choice == value), None)
     if found is None:
-        raise ValueError(f"{key} is not one of {', '.join(known)}")
+        raise ValueError(f"{key} must be one of {', '.join(known)}")
     return found
 
 
-def _entries(agent: JsonObject) -> Iterator[Allowed]:
+def _entries(agent: JsonObject) -> Iterator[AllowlistEntry]:
     listed = agent.get("allowlist", [])
     if not isinstance(listed, list) or len(listed) > MAX_ENTRIES:
-        raise ValueError(f"an allowlist is not a list of up to {MAX_ENTRIES} entries")
-    for it in listed:
-        pattern = it.get("pattern") if isinstance(it, dict) else None
-        identity = it.get("id", "") if isinstance(it, dict) else None
+        raise ValueError(f"an allowlist must be a list of at most {MAX_ENTRIES} entries")
+    for entry in listed:
+        pattern = entry.get("pattern") if isinstance(entry, dict) else None
+        identity = entry.get("id", "") if isinstance(entry, dict) else None
         if not isinstance(pattern, str) or not isinstance(identity, str):
             raise ValueError("an entry of an allowlist has no pattern")
-        yield Allowed(identity, pattern)
+        yield AllowlistEntry(identity, pattern)
 
 
 def glob(pattern: str) -> re.Pattern[str]:
-    """A pattern of paths, in any case: `**` is any text, `*` any but `/`, `?` one character.
+    """Compiles a pattern of paths: `**` is any text, `*` any text without `/`, `?` one character.
 
-    One without a `/` would match wherever a program stands, and matches nothing.
+    Case is ignored. A pattern without a `/` matches nothing, because it would allow a program of
+    that name in any folder.
     """
     if pattern.startswith("~/"):
         pattern = os.path.expanduser(pattern)

@@ -1,9 +1,9 @@
-"""Whether a command may run: the configuration and the host decide, the stricter of them.
+"""Decides whether a command may run: the stricter of the configuration and the host's rules.
 
-`ExecGuard.hook` is a `before_tool_call` hook: it blocks, has a person asked, or says nothing. Then
-the tool shows its call to the guard, which lets pass what was decided and nothing else: a command
-that another hook has changed since, a call of another session, or one that nobody asked about is
-refused.
+`ExecGuard.hook` is a `before_tool_call` hook: it blocks a call, requires approval, or allows it.
+Before the tool runs the command, it calls `ExecGuard.redeem`, which only accepts exactly the call
+that was allowed. A command that another hook has changed since, a call of another session, or a
+call without a decision is rejected.
 """
 
 import logging
@@ -20,7 +20,7 @@ import anyio.to_thread
 from clawmode.context import RunContext
 from clawmode.core_tools.command_line import NotUnderstood, Segment, parse, pinned
 from clawmode.core_tools.exec_approvals import (
-    Allowed,
+    AllowlistEntry,
     ExecRules,
     HostFile,
     HostRules,
@@ -35,7 +35,7 @@ EXEC_ID = "openclaw:core:exec"
 PROCESS_ID = "openclaw:core:process"
 
 PRIORITY = -1_000_000
-"""After every other hook: what it sees is what runs."""
+"""Lowest, so that the hook runs last and sees the command that will run."""
 
 MAX_PASSES = 1_000
 
@@ -46,9 +46,9 @@ class StdinOnly:
 
     Attributes:
         flags: Options without a value; they may be written together, as in `-lw`.
-        values: Options with a value, and what the value may look like.
+        values: Options with a value, and the pattern of valid values.
         short: Whether `-5` means `-n 5`.
-        operands: How many operands there may be that are not names of files.
+        operands: The maximum number of operands, which are not names of files.
     """
 
     flags: str
@@ -57,7 +57,7 @@ class StdinOnly:
     operands: int = 0
 
     def allows(self, arguments: Sequence[str]) -> bool:
-        """Whether every argument is one of these. Anything else may be the name of a file."""
+        """True if all arguments are of this form. Any other argument may be the name of a file."""
         left = iter(arguments)
         operands = 0
         for text in left:
@@ -65,15 +65,15 @@ class StdinOnly:
             if not text.startswith("-"):
                 operands += 1
             elif option in self.values:
-                # A cluster such as `-99c` is refused: programs disagree about where a value ends.
+                # A cluster such as `-99c` is rejected: programs disagree about where a value ends.
                 if not self.values[option].fullmatch(value or next(left, "")):
                     return False
-            elif not (self._is_flags(text[1:]) or (self.short and _DIGITS.fullmatch(text[1:]))):
-                return False
+            else:
+                letters = text[1:]
+                flags = bool(letters) and all(letter in self.flags for letter in letters)
+                if not flags and not (self.short and _DIGITS.fullmatch(letters)):
+                    return False
         return operands <= self.operands
-
-    def _is_flags(self, letters: str) -> bool:
-        return bool(letters) and all(letter in self.flags for letter in letters)
 
 
 _DIGITS = re.compile(r"[0-9]{1,18}")
@@ -89,24 +89,24 @@ SAFE_BINS: Mapping[str, StdinOnly] = {
     "tr": StdinOnly("cCdst", operands=2),
     "wc": StdinOnly("clmLw"),
 }
-"""Programs that need no entry on the allowlist as long as they only read stdin."""
+"""Programs that need no allowlist entry as long as they only read stdin."""
 
 SYSTEM_FOLDERS = ("/bin", "/usr/bin", "/usr/local/bin", "/opt/homebrew/bin")
 
 Outcome: TypeAlias = Literal["allow", "ask", "block"]
 Resolution: TypeAlias = Literal["allow-once", "allow-always", "deny", "timeout", "cancelled"]
 Plan: TypeAlias = tuple[str, ...]
-"""What a decision is bound to."""
+"""The parts of a call that a decision applies to; see `plan_of`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecApproval(RequireApproval):
-    """A wish that a person decides about a command.
+    """A request that a person approves a command.
 
     Attributes:
-        on_resolution: Has to be told the answer: until then, the command does not run.
-        always: What `allow-always` would put on the allowlist. The tool itself is not allowed by
-            it: that would be every command.
+        on_resolution: Must be called with the answer. Until then, the command does not run.
+        always: What `allow-always` adds to the allowlist. It never allows the tool itself, because
+            that would allow every command.
     """
 
     on_resolution: Callable[[Resolution], None]
@@ -115,13 +115,13 @@ class ExecApproval(RequireApproval):
 
 @dataclass(frozen=True, slots=True)
 class Analysis:
-    """What the allowlist says about a command.
+    """The result of comparing a command with the allowlist.
 
     Attributes:
-        missed: Programs without an entry, by their full paths.
-        used: Entries that matched, and which program each did.
-        pinned: The command with full paths, if all of it matched.
-        reason: Why it did not.
+        missed: Full paths of the programs without an entry.
+        used: Ids of the entries that matched, with the program that each matched.
+        pinned: The command with full paths, if all programs matched.
+        reason: Why the command did not match.
     """
 
     missed: tuple[str, ...] = ()
@@ -131,8 +131,8 @@ class Analysis:
 
 
 @dataclass(frozen=True, slots=True)
-class Decided:
-    """What comes of a call."""
+class Decision:
+    """The decision about a call, and the reason for it."""
 
     outcome: Outcome
     reason: str = ""
@@ -146,13 +146,13 @@ class _Pass:
 
 
 class ExecGuard:
-    """Decides about commands, and remembers what it decided until the command runs.
+    """Decides about commands, and stores each decision until the command runs.
 
     Args:
-        rules: What the configuration says, or how to find that for a run.
-        host: What the host says.
-        search_path: Where programs are looked for: the `PATH` that commands get.
-        can_ask: Whether there is anybody to ask; else `ask_fallback` holds.
+        rules: The rules of the configuration, or a function that returns the rules for a run.
+        host: The rules of the host.
+        search_path: The `PATH` of commands, in which programs are searched.
+        can_ask: Returns True if a person can be asked; else `ask_fallback` applies.
     """
 
     def __init__(
@@ -170,19 +170,21 @@ class ExecGuard:
         self._passes: OrderedDict[tuple[str, str], _Pass] = OrderedDict()
 
     def install(self, hooks: Hooks) -> None:
-        """Registers the hook, behind all others."""
+        """Registers the hook to run after all others."""
         hooks.before_tool_call(self.hook, priority=PRIORITY, name="exec policy")
 
     # ---- Deciding ----
 
     async def hook(self, call: BeforeToolCall) -> ToolCallDecision | None:
         """Decides about a call of `exec`, or of `process` that writes to a command."""
-        # By id: programs of code mode are started by an `exec` too, and it is another.
+        # Compared by id, because the tool of code mode is also called `exec`.
         if call.tool_kind is not None or call.tool_id not in (EXEC_ID, PROCESS_ID):
             return None
         if call.tool_id == PROCESS_ID and call.params.get("action") != "write":
             return None
-        host = await self._host_rules(call.run)
+        host = HostRules(ExecRules())
+        if self._host is not None:
+            host = await anyio.to_thread.run_sync(self._host.for_agent, call.run.agent_id)
         decided = self._decide(call, host)
         if decided.outcome == "block":
             return ToolCallDecision(block=True, block_reason=decided.reason)
@@ -199,42 +201,37 @@ class ExecGuard:
             return ToolCallDecision(params=params)
         return ToolCallDecision(params=params, require_approval=self._approval(call, decided, here))
 
-    async def _host_rules(self, run: RunContext) -> HostRules:
-        if self._host is None:
-            return HostRules(ExecRules())
-        return await anyio.to_thread.run_sync(self._host.for_agent, run.agent_id)
-
     def rules_for(self, run: RunContext) -> ExecRules:
-        """What the configuration says for a run."""
+        """Returns the rules of the configuration for a run."""
         return self._rules(run) if callable(self._rules) else self._rules
 
-    def _decide(self, call: BeforeToolCall, host: HostRules) -> Decided:
+    def _decide(self, call: BeforeToolCall, host: HostRules) -> Decision:
         rules = self.rules_for(call.run).stricter(host.rules)
         if rules.security == "deny":
-            return Decided("block", host.problem or "commands are not allowed here")
-        if rules.lets_all_pass:
-            return Decided("allow")
+            return Decision("block", host.problem or "commands are not allowed")
+        if rules.allows_all:
+            return Decision("allow")
         found = Analysis()
         if call.tool_id == EXEC_ID:
             found = analyse(call.params, host.allowlist, self._search_path)
-        # What a command is told that may run is data.
+        # Input of a command that was allowed to run is data, and needs no allowlist entry.
         satisfied = found.pinned is not None or call.tool_id == PROCESS_ID
         listed = rules.security == "allowlist"
         if rules.ask == "always" or (rules.ask == "on-miss" and listed and not satisfied):
             if self._can_ask():
-                return Decided(
+                return Decision(
                     "ask", found.reason, found if listed else replace(found, pinned=None)
                 )
             if rules.ask_fallback == "deny":
-                return Decided("block", "nobody can be asked for approval")
+                return Decision("block", "nobody can be asked for approval")
             listed = listed or rules.ask_fallback == "allowlist"
         if not listed:
-            return Decided("allow")  # as it was written
+            return Decision("allow")  # without pinned paths
         if not satisfied:
-            return Decided("block", f"the command is not on the allowlist: {found.reason}")
-        return Decided("allow", "", found)
+            return Decision("block", f"the command is not on the allowlist: {found.reason}")
+        return Decision("allow", "", found)
 
-    def _approval(self, call: BeforeToolCall, decided: Decided, here: _Pass) -> ExecApproval:
+    def _approval(self, call: BeforeToolCall, decided: Decision, here: _Pass) -> ExecApproval:
         analysis = decided.analysis
 
         def resolved(resolution: Resolution) -> None:
@@ -244,13 +241,13 @@ class ExecGuard:
                 try:
                     self._host.remember(call.run.agent_id, list(analysis.missed), command)
                 except (OSError, ValueError) as error:
-                    logger.error("the allowlist could not be written: %s", error)
+                    logger.error("cannot write the allowlist: %s", error)
 
-        what = "Run a command?" if call.tool_id == EXEC_ID else "Write to a command?"
-        kept = self._host is not None and analysis.missed
-        always = ", ".join(analysis.missed) if kept else "nothing beyond this command"
+        title = "Run a command?" if call.tool_id == EXEC_ID else "Write to a command?"
+        can_remember = self._host is not None and analysis.missed
+        always = ", ".join(analysis.missed) if can_remember else "nothing beyond this command"
         return ExecApproval(
-            title=what, description=decided.reason, on_resolution=resolved, always=always
+            title=title, description=decided.reason, on_resolution=resolved, always=always
         )
 
     def _touch(self, call: BeforeToolCall, analysis: Analysis) -> None:
@@ -259,32 +256,30 @@ class ExecGuard:
         try:
             self._host.touch(call.run.agent_id, dict(analysis.used), command)
         except (OSError, ValueError) as error:
-            logger.warning("the use of the allowlist could not be written down: %s", error)
+            logger.warning("cannot record the use of the allowlist: %s", error)
 
-    # ---- Redeeming ----
+    # ---- Redeeming a decision ----
 
     def redeem(self, tool_id: str, params: JsonObject, run: RunContext, call_id: str) -> None:
-        """Lets a call pass that was decided about: once, and as it was then.
+        """Accepts a call that was allowed, once, and only if it is unchanged.
 
         Raises:
-            ToolProblem: Nobody decided about it, or about something else.
+            ToolProblem: The call was not allowed, or was changed since.
         """
         here = self._passes.pop((run.run_id, call_id), None)
-        if here is None and self._host is None and self.rules_for(run).lets_all_pass:
+        if here is None and self._host is None and self.rules_for(run).allows_all:
             return
         if here is None:
             raise ToolProblem(
                 "not_decided",
-                "nobody decided whether this command may run: the exec policy is not installed",
+                "no decision about this command: the exec policy is not installed",
             )
         if not here.granted or here.plan != plan_of(tool_id, params):
-            raise ToolProblem(
-                "not_decided", "this is not what was approved: the call was changed meanwhile"
-            )
+            raise ToolProblem("not_decided", "the call was changed after it was approved")
 
 
 def plan_of(tool_id: str, params: JsonObject) -> Plan:
-    """What of a call decides what it does."""
+    """Returns the parts of a call that determine its effect."""
     if tool_id == PROCESS_ID:
         return tool_id, _text(params.get("sessionId")), _text(params.get("data"))
     env = params.get("env")
@@ -304,12 +299,12 @@ def _text(value: JsonValue) -> str:
 # ---- The allowlist ----
 
 
-def analyse(params: JsonObject, allowlist: Iterable[Allowed], search_path: str) -> Analysis:
-    """Compares a command with an allowlist: every program of a chain has to be on it."""
+def analyse(params: JsonObject, allowlist: Iterable[AllowlistEntry], search_path: str) -> Analysis:
+    """Compares a command with an allowlist, which must match every program of a chain."""
     command = _text(params.get("command"))
     if params.get("env"):
-        # By a variable, a program can be made to do anything.
-        return Analysis(reason="it sets variables of the environment")
+        # Environment variables can make a program do anything.
+        return Analysis(reason="the call sets environment variables")
     try:
         segments = parse(command)
         programs = [find_program(segment.name, search_path) for segment in segments]
@@ -319,7 +314,7 @@ def analyse(params: JsonObject, allowlist: Iterable[Allowed], search_path: str) 
     missed: list[str] = []
     used: dict[str, str] = {}
     for segment, program in zip(segments, programs, strict=True):
-        entry = next((each for each in entries if each.matches(program)), None)
+        entry = next((entry for entry in entries if entry.matches(program)), None)
         if entry is not None:
             used[entry.id] = program
         elif not is_safe(segment, program):
@@ -330,25 +325,25 @@ def analyse(params: JsonObject, allowlist: Iterable[Allowed], search_path: str) 
 
 
 def find_program(name: str, search_path: str) -> str:
-    """The full path of a program.
+    """Returns the full path of a program.
 
     Raises:
-        NotUnderstood: There is none, or where it is depends on the folder.
+        NotUnderstood: The program does not exist, or the path is relative.
     """
     if "/" in name and not name.startswith("/"):
-        raise NotUnderstood(f"{name[:100]!r} is a path that depends on the folder")
+        raise NotUnderstood(f"{name[:100]!r} is a relative path")
     folders = [folder for folder in search_path.split(":") if folder.startswith("/")]
     found = shutil.which(name, path=":".join(folders) or "/nonexistent")
     if found is None:
-        raise NotUnderstood(f"there is no program {name[:100]!r}")
+        raise NotUnderstood(f"the program {name[:100]!r} does not exist")
     return os.path.normpath(found)
 
 
 def is_safe(segment: Segment, program: str) -> bool:
-    """Whether it reads stdin and writes stdout, and no file."""
+    """True if the program only reads stdin and writes stdout, and opens no file."""
     folder, _, name = program.rpartition("/")
     if folder not in SYSTEM_FOLDERS or name not in SAFE_BINS:
         return False
     words = segment.arguments
-    # What a shell would expand may become the names of files.
+    # A shell could expand the words to names of files.
     return all(word.bare for word in words) and SAFE_BINS[name].allows([w.text for w in words])

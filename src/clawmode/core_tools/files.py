@@ -1,7 +1,7 @@
-"""`read`, `write`, `edit` and `apply_patch`: text files of one workspace, for programs and models.
+"""The tools `read`, `write`, `edit` and `apply_patch` for text files of one workspace.
 
-Files are UTF-8 text. What is changed is changed whole or not at all, and never what somebody else
-has changed meanwhile. All of them block, and run in threads.
+Files are UTF-8 text. A change is made completely or not at all, and fails if the file was changed
+in the meantime. All tools block, and run in threads.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ MAX_LINE_CHARS = 2_000
 MAX_ENTRIES = 1_000
 MAX_PATCH_CHARS = 4 << 20
 MAX_PATCHED_BYTES = 32 << 20
-"""Of all files that one patch changes: the others of the workspace wait for it."""
+"""The total size of the files of one patch, during which other changes wait."""
 NEAR_LINES = 5_000
 NEAR_CHARS = 200
 NEAR_ENOUGH = 0.6
@@ -27,13 +27,13 @@ NEAR_ENOUGH = 0.6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileSettings:
-    """What the file tools may do.
+    """The limits of the file tools.
 
     Attributes:
-        limits: Which files they may use. Package managers that link files from a cache (`uv`,
-            `pnpm`) make some that have several names.
-        max_lines: Lines that one `read` gives.
-        max_chars: Characters that one `read` gives.
+        limits: Which files may be used. Package managers that link files from a cache (`uv`,
+            `pnpm`) create files with several names.
+        max_lines: The number of lines that one `read` returns.
+        max_chars: The number of characters that one `read` returns.
     """
 
     limits: FileLimits = field(default_factory=FileLimits)
@@ -42,7 +42,7 @@ class FileSettings:
 
 
 def file_tools(workspace: Workspace, settings: FileSettings) -> tuple[Tool, ...]:
-    """The four tools, for one workspace."""
+    """Returns the four file tools for one workspace."""
     files = _Files(workspace, settings)
     return (
         tool(effect="read", idempotent=True)(files.read),
@@ -54,7 +54,7 @@ def file_tools(workspace: Workspace, settings: FileSettings) -> tuple[Tool, ...]
 
 @dataclass(frozen=True, slots=True)
 class _Files:
-    """What the tools do. Models read the names and docstrings of these methods."""
+    """The file tools. Models read the names and docstrings of the public methods."""
 
     workspace: Workspace
     settings: FileSettings
@@ -62,50 +62,50 @@ class _Files:
     def read(self, path: str, offset: int = 1, limit: int | None = None) -> ToolResult:
         """Read a text file, or list a folder. Paths are relative to the workspace.
 
-        Long files come in parts: go on with `nextOffset`. Long lines are cut, and said so.
+        Long files are read in parts: continue with `nextOffset`. Long lines are cut, with a note.
 
         Args:
             path: The file or folder.
             offset: The first line to read, from 1.
-            limit: How many lines.
+            limit: The number of lines.
         """
         if offset < 1 or (limit is not None and limit < 1):
-            raise ToolProblem("bad_input", "offset and limit are at least 1")
+            raise ToolProblem("bad_input", "offset and limit must be at least 1")
         with self.workspace.locate(path) as place:
             if place.name is None:
                 return _listing(place)
             if place.status() is None:
-                raise ToolProblem("not_found", f"{shown(path)} is not in the workspace")
+                raise ToolProblem("not_found", f"{shown(path)} does not exist in the workspace")
             data, _ = place.read()
         text = decode(data, path).removeprefix("\ufeff")
         lines = min(limit or self.settings.max_lines, self.settings.max_lines)
         return _part(path, text, offset, lines, self.settings.max_chars)
 
     def write(self, path: str, content: str) -> ToolResult:
-        """Write a text file of the workspace: a new one, or all of an old one.
+        """Create or replace a text file of the workspace.
 
-        Folders that are missing are made.
+        Missing folders are created.
 
         Args:
             path: The file.
-            content: All of its text.
+            content: The whole text.
         """
         data = encode(content)
         with self.workspace.writing, self.workspace.locate(path) as place:
             before = place.check()
             place.stage(data, before)
             place.commit(before)
-        did = "made" if before is None else "replaced"
+        did = "created" if before is None else "replaced"
         details: JsonObject = {"path": path, "bytes": len(data), "created": before is None}
         return ToolResult(f"{did} {shown(path)}: {len(data)} bytes", details)
 
     def edit(self, path: str, oldText: str, newText: str, replaceAll: bool = False) -> ToolResult:
-        """Replace text in a file of the workspace. The old text has to be there exactly once.
+        """Replace text in a file of the workspace. The old text must occur exactly once.
 
         Args:
             path: The file.
-            oldText: What is to be replaced: exactly as it stands there, with enough around it.
-            newText: What is to stand there instead.
+            oldText: The exact text to replace, with enough context to be unique.
+            newText: The new text.
             replaceAll: Replace every occurrence.
         """
         with self.workspace.writing, self.workspace.locate(path) as place:
@@ -120,42 +120,43 @@ class _Files:
         return ToolResult(f"replaced {times} in {shown(path)}, first in line {line}", details)
 
     def apply_patch(self, input: str) -> ToolResult:
-        """Change several files of the workspace at once, or none of them if anything does not fit.
+        """Change several files of the workspace at once, or none if anything does not match.
 
-        The patch begins with `*** Begin Patch` and ends with `*** End Patch`. Between them stand
-        `*** Add File: path` (its lines begin with `+`), `*** Delete File: path`, and `*** Update
+        The patch starts with `*** Begin Patch` and ends with `*** End Patch`. Between them are
+        `*** Add File: path` (its lines start with `+`), `*** Delete File: path`, and `*** Update
         File: path`, optionally followed by `*** Move to: path`, with hunks: `@@` and optionally a
-        line to look for, then lines that begin with a space (kept), `-` (removed) or `+` (added).
+        line to find first, then lines that start with a space (kept), `-` (removed) or `+` (added).
 
         Args:
             input: The patch.
         """
         if len(input) > MAX_PATCH_CHARS:
-            raise ToolProblem("too_large", f"the patch has over {MAX_PATCH_CHARS} characters")
+            raise ToolProblem("too_large", f"the patch is longer than {MAX_PATCH_CHARS} characters")
         changes = parse(input)
         with self.workspace.writing, _Batch() as batch:
             for change in changes:
                 batch.prepare(self.workspace, change)
             batch.apply()
-        done: list[JsonValue] = [*batch.told]
-        return ToolResult("\n".join(batch.told), {"changes": done})
+        done: list[JsonValue] = [*batch.summary]
+        return ToolResult("\n".join(batch.summary), {"changes": done})
 
 
 # ---- Text ----
 
 
 def decode(data: bytes, path: str) -> str:
-    """A file's text.
+    """Decodes the content of a file.
 
     Raises:
-        ToolProblem: It is not text.
+        ToolProblem: The content is not UTF-8 text.
     """
     if b"\0" not in data[:8_192]:
         with contextlib.suppress(UnicodeDecodeError):
             return data.decode("utf-8")
     kind = next((f" (it looks like {kind})" for head, kind in _KINDS if data.startswith(head)), "")
     raise ToolProblem(
-        "binary", f"{shown(path)} is not UTF-8 text{kind}: {len(data)} bytes; use a command for it"
+        "binary",
+        f"{shown(path)} is not UTF-8 text{kind}, {len(data)} bytes; use a command to read it",
     )
 
 
@@ -174,16 +175,16 @@ _KINDS = (
 
 
 def encode(text: str) -> bytes:
-    """Text as it is written.
+    """Encodes text for a file.
 
     Raises:
-        ToolProblem: It has half a character in it.
+        ToolProblem: The text contains a lone surrogate.
     """
     try:
         return text.encode("utf-8")
     except UnicodeEncodeError as error:
         raise ToolProblem(
-            "bad_input", f"the text has half a character (a lone surrogate) at {error.start}"
+            "bad_input", f"the text contains a lone surrogate at {error.start}"
         ) from None
 
 
@@ -205,7 +206,7 @@ def _listing(place: Place) -> ToolResult:
         "entries": listed,
         "truncated": more,
     }
-    return ToolResult("\n".join(lines) or "[an empty folder]", details)
+    return ToolResult("\n".join(lines) or "[empty folder]", details)
 
 
 def _part(path: str, text: str, offset: int, limit: int, max_chars: int) -> ToolResult:
@@ -242,9 +243,9 @@ def _part(path: str, text: str, offset: int, limit: int, max_chars: int) -> Tool
         notes.append(f"[{cut} lines were cut after {MAX_LINE_CHARS} characters]")
     if not whole:
         details["nextOffset"] = last + 1
-        notes.append(f"[lines {offset} to {last} of {len(lines)}; go on with offset {last + 1}]")
+        notes.append(f"[lines {offset} to {last} of {len(lines)}; continue with offset {last + 1}]")
     if not lines:
-        notes.append("[an empty file]")
+        notes.append("[empty file]")
     return ToolResult(content + "\n".join(notes), details)
 
 
@@ -254,15 +255,15 @@ def _part(path: str, text: str, offset: int, limit: int, max_chars: int) -> Tool
 def replaced(
     text: str, old: str, new: str, path: str, *, every: bool = False
 ) -> tuple[str, int, int]:
-    """A text with a part of it replaced, how often it was, and in which line first.
+    """Replaces text. Returns the new text, the number of replacements, and the first line.
 
-    Line ends stay what they are: where the file has CRLF, so has what is put in.
+    Line endings are kept: in a file with CRLF, the inserted text also gets CRLF.
 
     Raises:
-        ToolProblem: The old text is not there, or several times, or is the new one.
+        ToolProblem: The old text is missing, occurs several times, or equals the new text.
     """
     if not old:
-        raise ToolProblem("bad_input", "oldText is empty; `write` makes and replaces files")
+        raise ToolProblem("bad_input", "oldText is empty; use `write` to create or replace a file")
     if old == new:
         raise ToolProblem("bad_input", "oldText and newText are the same")
     breaks = text.count("\n")
@@ -273,14 +274,16 @@ def replaced(
         old, new = _with_crlf(old), _with_crlf(new)
         count = text.count(old)
     if not count:
-        raise ToolProblem("no_match", f"oldText is not in {shown(path)}{_nearest(text, old)}")
+        raise ToolProblem(
+            "no_match", f"oldText does not occur in {shown(path)}{_nearest(text, old)}"
+        )
     line = text.count("\n", 0, text.index(old)) + 1
     if count > 1 and not every:
         second = text.count("\n", 0, text.index(old, text.index(old) + 1)) + 1
         raise ToolProblem(
             "ambiguous",
-            f"oldText is {count} times in {shown(path)}, in lines {line} and {second} first; add "
-            "lines around it, or set replaceAll",
+            f"oldText occurs {count} times in {shown(path)}, first in lines {line} and {second}; "
+            "add surrounding lines, or set replaceAll",
         )
     return text.replace(old, new), count, line
 
@@ -290,7 +293,7 @@ def _with_crlf(text: str) -> str:
 
 
 def _nearest(text: str, old: str) -> str:
-    """Where similar text stands, for a model that misremembered it. Takes linear time."""
+    """Returns a hint about similar text, in linear time; models often quote inexactly."""
     lines = [(number, line.strip()) for number, line in enumerate(text.split("\n"), 1)]
     lines = [(number, line) for number, line in lines if line]
     wanted = [line.strip() for line in old.split("\n") if line.strip()]
@@ -300,22 +303,22 @@ def _nearest(text: str, old: str) -> str:
     found = have.find("\n".join(["", *wanted, ""]))
     if found >= 0:
         number = lines[have.count("\n", 0, found)][0]
-        return f"; from line {number} on it stands there with other spaces"
+        return f"; it occurs from line {number} on with different white space"
     first = _pairs(wanted[0])
-    near = max(lines[:NEAR_LINES], key=lambda it: _likeness(first, _pairs(it[1])), default=None)
+    near = max(lines[:NEAR_LINES], key=lambda pair: _likeness(first, _pairs(pair[1])), default=None)
     if near is None or _likeness(first, _pairs(near[1])) < NEAR_ENOUGH:
         return "; read the file again"
-    return f"; line {near[0]} is the nearest to its first: {near[1][:NEAR_CHARS]!r}"
+    return f"; line {near[0]} is the most similar to its first line: {near[1][:NEAR_CHARS]!r}"
 
 
 def _pairs(line: str) -> set[str]:
-    """The pairs of neighbouring characters in the beginning of a line."""
+    """Returns the pairs of adjacent characters at the start of a line."""
     line = line[:NEAR_CHARS]
     return {line[at : at + 2] for at in range(len(line))}
 
 
 def _likeness(some: set[str], others: set[str]) -> float:
-    """The share of pairs that both have, from 0 to 1 (Dice's coefficient)."""
+    """Returns Dice's coefficient of two sets of pairs, from 0 to 1."""
     return 2 * len(some & others) / (len(some) + len(others))
 
 
@@ -324,7 +327,7 @@ def _likeness(some: set[str], others: set[str]) -> float:
 
 @dataclass(slots=True)
 class _Step:
-    """One file before and after. None: it is not there."""
+    """One file before and after the patch; None if it does not exist."""
 
     place: Place
     before: bytes | None
@@ -333,10 +336,10 @@ class _Step:
 
 
 class _Batch:
-    """Changes that are made together, or not at all."""
+    """Changes that are made all together or not at all."""
 
     def __init__(self) -> None:
-        self.told: list[str] = []
+        self.summary: list[str] = []
         self._steps: list[_Step] = []
         self._places = contextlib.ExitStack()
         self._keys: set[object] = set()
@@ -350,19 +353,19 @@ class _Batch:
         self._places.close()
 
     def prepare(self, workspace: Workspace, change: Change) -> None:
-        """Reads and checks everything that a change needs; writes nothing."""
+        """Reads and checks the files of a change, without writing."""
         if isinstance(change, Add):
             place, there = self._open(workspace, change.path)
             if there is not None:
-                raise ToolProblem("exists", f"{shown(change.path)} is there already; update it")
+                raise ToolProblem("exists", f"{shown(change.path)} already exists; update it")
             self._steps.append(_Step(place, None, None, encode(change.text)))
-            self.told.append(f"A {change.path}")
+            self.summary.append(f"A {change.path}")
         elif isinstance(change, Delete):
-            # What is named is deleted, not what it may lead to.
+            # A link itself is deleted, not its target.
             place, _ = self._open(workspace, change.path, follow=False)
             data, signature = self._content(place)
             self._steps.append(_Step(place, data, signature, None))
-            self.told.append(f"D {change.path}")
+            self.summary.append(f"D {change.path}")
         else:
             self._update(workspace, change)
 
@@ -372,14 +375,14 @@ class _Batch:
         after = encode(patched(decode(data, change.path), change, self._effort))
         if change.move_to is None:
             self._steps.append(_Step(place, data, signature, after))
-            self.told.append(f"M {change.path}")
+            self.summary.append(f"M {change.path}")
             return
         target, there = self._open(workspace, change.move_to)
         if there is not None:
-            raise ToolProblem("exists", f"{shown(change.move_to)} is there already")
+            raise ToolProblem("exists", f"{shown(change.move_to)} already exists")
         self._steps.append(_Step(target, None, None, after))
         self._steps.append(_Step(place, data, signature, None))
-        self.told.append(f"R {change.path} -> {change.move_to}")
+        self.summary.append(f"R {change.path} -> {change.move_to}")
 
     def _open(
         self, workspace: Workspace, path: str, *, follow: bool = True
@@ -389,7 +392,7 @@ class _Batch:
             raise ToolProblem("bad_patch", f"the patch changes {shown(path)} twice")
         self._keys.add(place.key)
         if place.name is None:
-            raise ToolProblem("not_a_file", f"{shown(path)} is no file but a folder")
+            raise ToolProblem("not_a_file", f"{shown(path)} is a folder")
         return place, place.check()
 
     def _content(self, place: Place) -> tuple[bytes, Signature]:
@@ -397,12 +400,13 @@ class _Batch:
         self._read += len(data)
         if self._read > MAX_PATCHED_BYTES:
             raise ToolProblem(
-                "too_large", f"the files of the patch have over {MAX_PATCHED_BYTES} bytes: split it"
+                "too_large",
+                f"the files of the patch exceed {MAX_PATCHED_BYTES} bytes; split the patch",
             )
         return data, signature
 
     def apply(self) -> None:
-        """Makes the changes; takes those back that were made if one of them fails."""
+        """Makes the changes. If one of them fails, reverts those already made."""
         for step in self._steps:
             if step.after is not None:
                 step.place.stage(step.after, step.signature)
@@ -417,15 +421,11 @@ class _Batch:
         except BaseException:
             for step in reversed(done):
                 with contextlib.suppress(ToolProblem):
-                    _take_back(step)
+                    if step.before is None:
+                        step.place.remove()
+                        continue
+                    status = step.place.status()
+                    now = None if status is None else Signature.of(status)
+                    step.place.stage(step.before, step.signature)
+                    step.place.commit(now)
             raise
-
-
-def _take_back(step: _Step) -> None:
-    status = step.place.status()
-    now = None if status is None else Signature.of(status)
-    if step.before is None:
-        step.place.remove()
-        return
-    step.place.stage(step.before, step.signature)
-    step.place.commit(now)

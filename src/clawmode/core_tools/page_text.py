@@ -1,8 +1,8 @@
-"""The text of a web page, to be read: plain, or with the little Markdown that shows its structure.
+"""Extracts the text of a web page, plain or with simple Markdown.
 
-Pages are hostile. Each character is looked at a bounded number of times: the standard library's
-parser, and most regular expressions for this, take quadratic time for pages that want it. What is
-lost by that is small: a `>` in an attribute ends its tag.
+Pages can be hostile. The standard library's parser, and most regular expressions for HTML, take
+quadratic time for some pages. So this module visits each character a bounded number of times. The
+price is small: a `>` in an attribute ends its tag.
 """
 
 import html
@@ -24,33 +24,33 @@ _BLANK_LINES = re.compile(r"\n{3,}")
 SILENT = frozenset(
     "script style noscript template svg math iframe object canvas head select".split()
 )
-"""Elements whose content nobody reads. Of `head`, the title is taken."""
+"""Elements whose content is skipped, except for the title in `head`."""
 RAW = frozenset({"script", "style", "title", "textarea", "iframe", "noscript"})
-"""Elements in which there are no other tags."""
+"""Elements that cannot contain other tags."""
 BLOCKS = frozenset(
     "address article aside blockquote body br dd details div dl dt fieldset figcaption figure "
     "footer form h1 h2 h3 h4 h5 h6 header hr li main nav ol p pre section summary table tbody "
     "tfoot thead tr ul".split()
 )
 APART = frozenset("h1 h2 h3 h4 h5 h6 p ul ol table pre blockquote article section hr".split())
-"""Blocks that have an empty line around them."""
+"""Blocks that are surrounded by blank lines."""
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """What there is to read of a page."""
+    """Title and text of a page."""
 
     title: str
     text: str
 
 
 def read_page(source: str, *, base: str = "", markdown: bool = False) -> Page:
-    """The text of a page.
+    """Extracts title and text of a page.
 
     Args:
-        source: HTML.
-        base: The page's address, to complete those of links.
-        markdown: Whether headings, lists and links are shown as such.
+        source: The HTML of the page.
+        base: The page's address, to resolve relative links.
+        markdown: Whether headings, code blocks and links are marked as Markdown.
     """
     return _Reader(source, base, markdown).run()
 
@@ -65,36 +65,38 @@ class _Reader:
     link: tuple[int, str] | None = None
     silent: str = ""
     pre: int = 0
-    _lost: set[str] = field(default_factory=set[str])
+    _absent: set[str] = field(default_factory=set[str])
     _lower: str = ""
 
     def run(self) -> Page:
         self._lower = self.source.lower()
-        if len(self._lower) != len(self.source):  # some letters have no lower case of one length
+        if len(self._lower) != len(
+            self.source
+        ):  # the lower case of some letters has another length
             self._lower = self.source
         at = 0
         while at < len(self.source):
             start = _MARKUP.search(self.source, at)
             if start is None:
-                self._say(self.source[at:])
+                self._add_text(self.source[at:])
                 break
-            self._say(self.source[at : start.start()])
+            self._add_text(self.source[at : start.start()])
             at = self._markup(start.start())
         text = _BLANK_LINES.sub("\n\n", "".join(self.parts))
         lines = (line.rstrip() for line in text.split("\n"))
         return Page(self.title, "\n".join(lines).strip())
 
     def _find(self, what: str, at: int) -> int:
-        """Where something comes next. What does not come is not looked for again."""
-        if what in self._lost:
+        """Returns the next position of a text. A text that is absent is never searched again."""
+        if what in self._absent:
             return -1
         found = self._lower.find(what, at)
         if found < 0:
-            self._lost.add(what)
+            self._absent.add(what)
         return found
 
     def _markup(self, at: int) -> int:
-        """Takes what begins with `<`, and says where it ends."""
+        """Handles a comment or tag at a `<`, and returns the position after it."""
         if self.source.startswith("<!--", at):
             end = self._find("-->", at + 4)
             return len(self.source) if end < 0 else end + 3
@@ -116,7 +118,7 @@ class _Reader:
         if name in RAW and name != "noscript":
             return self._raw(name, end + 1)
         if name == "body":
-            self.silent = ""  # a head that was not closed
+            self.silent = ""  # ends a head that was not closed
         if self.silent:
             return end + 1
         if name in SILENT:
@@ -138,12 +140,12 @@ class _Reader:
         if end < 0:
             return len(self.source) if name in SILENT else at
         if name == "textarea" and not self.silent:
-            self._say(self.source[at:end])
+            self._add_text(self.source[at:end])
         return end
 
-    # ---- What is read ----
+    # ---- Output ----
 
-    def _say(self, text: str) -> None:
+    def _add_text(self, text: str) -> None:
         if self.silent or not text:
             return
         text = html.unescape(text)
@@ -170,31 +172,28 @@ class _Reader:
         if name == "pre":
             self.pre = min(self.pre + 1, MAX_DEPTH)
         elif name in ("td", "th"):
-            self._mark("| " if not self.parts or self.parts[-1].endswith("\n") else " | ")
+            self.parts.append("| " if not self.parts or self.parts[-1].endswith("\n") else " | ")
         elif name == "li":
-            self._mark("- ")
+            self.parts.append("- ")
         if not self.markdown:
             return
         if name in ("h1", "h2", "h3", "h4", "h5", "h6"):
-            self._mark("#" * int(name[1]) + " ")
+            self.parts.append("#" * int(name[1]) + " ")
         elif name == "pre":
-            self._mark("```\n")
+            self.parts.append("```\n")
         elif name == "a":
-            # The last one that is open: to go back over all of them would take quadratic time.
+            # Only the last open link is kept: a stack of links could take quadratic time.
             self.link = (len(self.parts), self._target(at, end))
 
     def _close(self, name: str) -> None:
         if name == "pre" and self.pre:
             self.pre -= 1
             if self.markdown:
-                self._mark("\n```")
+                self.parts.append("\n```")
         elif name == "a" and self.link is not None:
             self._end_link(*self.link)
         if name in BLOCKS:
             self._break(name)
-
-    def _mark(self, text: str) -> None:
-        self.parts.append(text)
 
     def _target(self, at: int, end: int) -> str:
         found = _HREF.search(self.source, at, min(end, at + 4_000))
@@ -212,6 +211,6 @@ class _Reader:
         self.link = None
         words = "".join(self.parts[start:]).strip()
         if words and target and "\n" not in words:
-            # A bracket would let a page end the link where it likes.
+            # A bracket would let a page end the link early.
             words = words.replace("[", "(").replace("]", ")")
             self.parts[start:] = [f"[{words}]({target.replace(')', '%29').replace(' ', '%20')})"]

@@ -1,4 +1,6 @@
-"""Patches between `*** Begin Patch` and `*** End Patch`: read, and applied to text. No files here.
+"""Parses patches of `apply_patch`, and applies them to text. Does not access files.
+
+*** Begin Patch
 
 *** Add File: path            every line begins with +
 *** Delete File: path
@@ -9,6 +11,7 @@
 -removed
 +added
 *** End of File               optional: the hunk is at the end
+*** End Patch
 """
 
 from bisect import bisect_left
@@ -21,7 +24,7 @@ from clawmode.exceptions import ToolProblem
 MAX_CHANGES = 200
 MAX_SHOWN = 100
 MAX_COMPARED = 5_000_000
-"""Lines that are compared to find the hunks of one patch: some tenths of a second."""
+"""The maximum number of line comparisons per patch, a few tenths of a second."""
 
 BEGIN, END = "*** Begin Patch", "*** End Patch"
 ADD, DELETE, UPDATE, MOVE = (
@@ -32,13 +35,13 @@ AT_END = "*** End of File"
 
 @dataclass(frozen=True, slots=True)
 class Hunk:
-    """One place in a file.
+    """A change of consecutive lines of a file.
 
     Attributes:
-        line: Where in the patch it begins, from 1.
-        anchors: Lines to look for before it, one after the other.
-        lines: What stands there and is to stand there: ` `, `-` or `+`, and the text.
-        at_end: Whether it has to be at the end of the file.
+        line: The first line of the hunk in the patch, from 1.
+        anchors: Lines to find first, one after the other; the hunk follows the last one.
+        lines: The lines, each as a mark (` `, `-` or `+`) and its text.
+        at_end: True if the hunk must be at the end of the file.
     """
 
     line: int
@@ -48,13 +51,13 @@ class Hunk:
 
     @property
     def before(self) -> list[str]:
-        """What has to stand there."""
+        """The lines that the file must contain."""
         return [text for mark, text in self.lines if mark != "+"]
 
 
 @dataclass(frozen=True, slots=True)
 class Add:
-    """A file that is to be made."""
+    """A file to be created."""
 
     path: str
     text: str
@@ -62,14 +65,14 @@ class Add:
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """A file that is to be removed."""
+    """A file to be deleted."""
 
     path: str
 
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """A file that is to be changed, moved or both."""
+    """A file to be changed, moved or both."""
 
     path: str
     move_to: str | None
@@ -80,20 +83,20 @@ Change: TypeAlias = Add | Delete | Update
 
 
 def parse(patch: str) -> list[Change]:
-    """Reads a patch.
+    """Parses a patch.
 
     Raises:
-        ToolProblem: It is none; the message has the line.
+        ToolProblem: The patch is invalid. The message names the line.
     """
     lines = patch.replace("\r\n", "\n").strip("\n").split("\n")
     if lines[0].strip() != BEGIN or lines[-1].strip() != END or len(lines) < 2:
-        raise ToolProblem("bad_patch", f"a patch begins with {BEGIN!r} and ends with {END!r}")
+        raise ToolProblem("bad_patch", f"a patch must start with {BEGIN!r} and end with {END!r}")
     reader = _Reader(lines[1:-1])
     changes: list[Change] = []
     while reader.more():
         changes.append(reader.change())
         if len(changes) > MAX_CHANGES:
-            raise ToolProblem("bad_patch", f"a patch changes at most {MAX_CHANGES} files")
+            raise ToolProblem("bad_patch", f"a patch can change at most {MAX_CHANGES} files")
     if not changes:
         raise ToolProblem("bad_patch", "the patch changes nothing")
     return changes
@@ -105,7 +108,7 @@ class _Reader:
     at: int = 0
 
     def more(self) -> bool:
-        """Whether there is another change."""
+        """Skips blank lines; True if another change follows."""
         while self.at < len(self.lines) and not self.lines[self.at].strip():
             self.at += 1
         return self.at < len(self.lines)
@@ -124,7 +127,7 @@ class _Reader:
             return None
         path = self.lines[self.at].removeprefix(kind).strip()
         if not path:
-            raise self._problem("a path is missing")
+            raise self._problem("the path is missing")
         self.at += 1
         return path
 
@@ -137,8 +140,8 @@ class _Reader:
             line = self.lines[self.at]
             if not line.startswith("+"):
                 if not self.more() or not self._inside():
-                    break  # an empty line before the next file
-                raise self._problem("a line of a new file begins with '+'")
+                    break  # a blank line before the next file
+                raise self._problem("a line of a new file must start with '+'")
             added.append(line[1:])
             self.at += 1
         return Add(path, "".join(f"{line}\n" for line in added))
@@ -166,14 +169,14 @@ class _Reader:
             line = self.lines[self.at]
             mark, text = (line[0], line[1:]) if line else (" ", "")
             if mark not in " -+":
-                raise self._problem("a line of a hunk begins with ' ', '-' or '+'")
+                raise self._problem("a line of a hunk must start with ' ', '-' or '+'")
             lines.append((mark, text))
             self.at += 1
         at_end = self.at < len(self.lines) and self.lines[self.at].rstrip() == AT_END
         self.at += at_end
         if anchors and not lines:
-            raise self._problem("an @@ line is followed by no change")
-        # Empty lines before the next file are nobody's.
+            raise self._problem("no change follows the @@ line")
+        # Blank lines before the next file are not part of the hunk.
         while not at_end and lines and lines[-1] == (" ", ""):
             if self.at < len(self.lines) and not self.lines[self.at].startswith("*** "):
                 break
@@ -185,35 +188,35 @@ class _Reader:
         return ToolProblem("bad_patch", f"line {self.at + 2} of the patch ({here!r}): {text}")
 
 
-# ---- Applying ----
+# ---- Applying patches ----
 
 
 @dataclass(slots=True)
 class Effort:
-    """How many more lines are compared before a patch is refused."""
+    """The remaining number of line comparisons before a patch is rejected."""
 
     left: int = MAX_COMPARED
 
     def spend(self, lines: int) -> None:
-        """Counts a comparison.
+        """Counts the comparison of `lines` lines.
 
         Raises:
-            ToolProblem: There were too many.
+            ToolProblem: The patch needs too many comparisons.
         """
         self.left -= lines
         if self.left < 0:
             raise ToolProblem(
                 "too_common",
-                "the lines of the patch are too common in the file: add lines around the change "
-                "that occur once, or use `write`",
+                "the lines of the patch occur too often in the file: add surrounding lines that "
+                "occur once, or use `write`",
             )
 
 
 def patched(text: str, update: Update, effort: Effort) -> str:
-    """A file's text after an update. Its line ends, and whether it ends with one, stay as they are.
+    """Returns the text of a file after an update. Line endings are kept.
 
     Raises:
-        ToolProblem: A hunk does not fit, fits in several places, or takes too long to find.
+        ToolProblem: A hunk does not match, matches in several places, or takes too long to find.
     """
     if "\r\n" in text and text.count("\r\n") == text.count("\n"):
         return patched(text.replace("\r\n", "\n"), update, effort).replace("\n", "\r\n")
@@ -231,14 +234,16 @@ def patched(text: str, update: Update, effort: Effort) -> str:
                 made.append(added)
                 continue
             if mark == " ":
-                made.append(lines[at])  # the file's own, where the patch is inexact
+                made.append(
+                    lines[at]
+                )  # the file's line, because the patch may differ in white space
             at += 1
     made += lines[at:]
     return "\n".join(made) + ("\n" if ended and made else "")
 
 
 _EXACTNESS: tuple[Callable[[str], str], ...] = (str, str.rstrip, str.strip)
-"""How lines are compared: as they are, else without spaces at the end, else at both ends."""
+"""How lines are compared, in this order: exactly, without trailing, without outer spaces."""
 
 
 @dataclass(slots=True)
@@ -252,7 +257,7 @@ class _Lines:
     )
 
     def positions(self, wanted: list[str], at: int, limit: int) -> list[int]:
-        """The first places not before `at` where lines stand, compared as exactly as possible.
+        """Returns the first positions of lines from `at` on, compared as exactly as possible.
 
         Raises:
             ToolProblem: The lines are too common to search for.
@@ -260,11 +265,11 @@ class _Lines:
         for level, exactly in enumerate(_EXACTNESS):
             numbers, places = self._index(level)
             wanted_places = [places.get(exactly(line), []) for line in wanted]
-            # Only where the rarest of them stands: else blank lines would take quadratic time.
+            # Only positions of the rarest line are tried: blank lines would take quadratic time.
             offset = min(range(len(wanted)), key=lambda index: len(wanted_places[index]))
             if not wanted_places[offset]:
                 continue
-            want = [each[0] for each in wanted_places]
+            want = [positions[0] for positions in wanted_places]
             candidates = wanted_places[offset]
             found: list[int] = []
             for index in range(bisect_left(candidates, at + offset), len(candidates)):
@@ -279,7 +284,7 @@ class _Lines:
         return []
 
     def _index(self, level: int) -> tuple[list[int], dict[str, list[int]]]:
-        """For each line the number of the first that equals it; and where each line stands."""
+        """Returns for each line the number of the first equal line, and the positions by line."""
         if level not in self._indexes:
             exactly = _EXACTNESS[level]
             places: dict[str, list[int]] = {}
@@ -293,9 +298,9 @@ class _Lines:
 
 
 def _find(file: _Lines, at: int, hunk: Hunk, path: str) -> int:
-    """Where a hunk belongs, not before `at`."""
+    """Returns the position of a hunk, from `at` on."""
     lines = file.lines
-    where = f"the hunk in line {hunk.line} of the patch does not fit {path[:MAX_SHOWN]!r}: "
+    where = f"the hunk in line {hunk.line} of the patch does not match {path[:MAX_SHOWN]!r}: "
     for anchor in hunk.anchors:
         found = file.positions([anchor], at, 1)
         if not found:
@@ -308,20 +313,20 @@ def _find(file: _Lines, at: int, hunk: Hunk, path: str) -> int:
         last = len(lines) - len(before)
         found = file.positions(before, last, 1) if last >= at else []
         if not found:
-            raise ToolProblem("no_match", f"{where}the file does not end like that")
+            raise ToolProblem("no_match", f"{where}the file does not end with these lines")
         return last
     found = file.positions(before, at, 2)
     if not found:
         first = next((line for line in before if line.strip()), "")
         raise ToolProblem(
             "no_match",
-            f"{where}its lines, from {first[:MAX_SHOWN]!r} on, are not there in this order; read "
-            "the file again",
+            f"{where}the file does not contain its lines from {first[:MAX_SHOWN]!r} on in this "
+            "order; read the file again",
         )
     if len(found) > 1 and not hunk.anchors:
         raise ToolProblem(
             "ambiguous",
-            f"{where}its lines are at {found[0] + 1} and {found[1] + 1}, maybe more; add lines "
-            "around it, or @@ and a line before it",
+            f"{where}its lines occur at {found[0] + 1} and {found[1] + 1}, maybe more; add "
+            "surrounding lines, or @@ and a line before it",
         )
     return found[0]

@@ -1,7 +1,7 @@
-"""A name in an open folder: what is there, and how it is replaced. `confined` says where that is.
+"""Reads and replaces a file by its name in an open folder. `confined` finds the folder.
 
-Everything goes through the folder's descriptor, and nothing follows a link. A file is written
-beside the old one and put in its place at once; a copy that fails half-way leaves nothing behind.
+All access uses the folder's descriptor, and never follows a link. A new file is written next to the
+old one and then renamed, so that a failed write leaves nothing behind.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from clawmode.text import quote
 
 MAX_NAME_BYTES = 255
 
-# `O_PATH` needs no permission to read the folder, and is Linux's own.
+# `O_PATH` (only on Linux) needs no permission to read the folder.
 FOLDER = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -31,9 +31,9 @@ class FileLimits:
     """Which files may be used.
 
     Attributes:
-        max_bytes: The largest one that is read or written.
-        hard_links: Whether those may that have other names, which may be anywhere.
-        protected: Files and folders that can be read and not changed, by their absolute paths.
+        max_bytes: The maximum size of a file that is read or written.
+        hard_links: Whether files with several names may be used; other names may be anywhere.
+        protected: Absolute paths of files and folders that can be read but not changed.
     """
 
     max_bytes: int = 16 << 20
@@ -42,7 +42,7 @@ class FileLimits:
 
 
 Identity: TypeAlias = tuple[int, int]
-"""Device and inode."""
+"""Device and inode of a file."""
 
 
 def _identity(status: os.stat_result) -> Identity:
@@ -50,7 +50,7 @@ def _identity(status: os.stat_result) -> Identity:
 
 
 def identity(path: Path) -> Identity | None:
-    """What a path leads to; None if that cannot be said."""
+    """Returns the identity of the file at a path; None if it cannot be determined."""
     try:
         return _identity(os.stat(path))
     except (OSError, ValueError):
@@ -59,7 +59,7 @@ def identity(path: Path) -> Identity | None:
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """What tells whether a file is still the one that was read."""
+    """Identifies the state of a file, to detect that it was changed since it was read."""
 
     device: int
     inode: int
@@ -69,13 +69,12 @@ class Signature:
 
     @classmethod
     def of(cls, status: os.stat_result) -> "Signature":
-        """The signature of a file."""
         return cls(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_mode)
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One thing in a folder: `file`, `folder`, `link` or `other`."""
+    """An entry of a folder. Its kind is `file`, `folder`, `link` or `other`."""
 
     name: str
     kind: str
@@ -83,7 +82,7 @@ class Entry:
 
 
 def shown(path: str) -> str:
-    """A path as it is quoted in messages."""
+    """Quotes a path for messages."""
     return quote(path, 200)
 
 
@@ -93,11 +92,11 @@ class Place:
 
     Attributes:
         limits: Which files may be used.
-        path: As it was given.
-        folder: A descriptor of the last folder that is there.
-        missing: Folders below that one, which are not.
-        name: The name in the last of them; None if the path leads to `folder` itself.
-        above: The folders from the workspace to `folder`, by device and inode.
+        path: The path of the tool call.
+        folder: A descriptor of the last existing folder.
+        missing: The names of folders below it that do not exist.
+        name: The name in the last folder; None if the path leads to `folder` itself.
+        above: The identities of the folders from the workspace to `folder`.
     """
 
     limits: FileLimits
@@ -123,12 +122,12 @@ class Place:
 
     @property
     def key(self) -> tuple[int, int, tuple[str, ...], str | None]:
-        """The same for two paths that lead to the same place."""
+        """A value that is equal for all paths to the same place."""
         status = os.fstat(self.folder)
         return status.st_dev, status.st_ino, self.missing, self.name
 
     def status(self) -> os.stat_result | None:
-        """What is there; None if nothing is. A link is a link."""
+        """Returns the status of the file, without following a link; None if it does not exist."""
         if self.name is None:
             return os.fstat(self.folder)
         if self.missing:
@@ -142,15 +141,15 @@ class Place:
     # ---- Reading ----
 
     def entries(self, limit: int) -> tuple[list[Entry], bool]:
-        """What is in the folder that this is, sorted; and whether there is more.
+        """Returns the sorted entries of this folder, and whether there are more than `limit`.
 
         Raises:
-            ToolProblem: It cannot be read.
+            ToolProblem: The folder cannot be read.
         """
         assert self.name is None
         found: list[Entry] = []
         with explained(self.path):
-            # The one that is held cannot be read if it was opened by `O_PATH`.
+            # A descriptor that was opened with `O_PATH` cannot be read.
             folder = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self.folder)
             try:
                 names = os.listdir(folder)
@@ -163,10 +162,11 @@ class Place:
         return found, len(names) > limit
 
     def read(self) -> tuple[bytes, Signature]:
-        """A file's content, and what tells whether it is still the same.
+        """Returns the content of a file, and its signature.
 
         Raises:
-            ToolProblem: It is not there, no file, too large, or cannot be read.
+            ToolProblem: The file does not exist, is not a regular file, is too large, or cannot be
+                read.
         """
         self._check(self.status())
         assert self.name is not None
@@ -181,17 +181,17 @@ class Place:
         return data, Signature.of(status)
 
     def check(self) -> Signature | None:
-        """What is there, if it is something that can be replaced; None if nothing is.
+        """Returns the signature of the file if it may be replaced; None if it does not exist.
 
         Raises:
-            ToolProblem: It cannot.
+            ToolProblem: The file must not be replaced.
         """
         status = self.status()
-        if any(self._is_in(each, status) for each in self.limits.protected):
+        if any(self._is_in(path, status) for path in self.limits.protected):
             raise ToolProblem(
                 "read_only",
-                f"{shown(self.path)} is read-only for tools: the setup reads code, "
-                "rules or keys from there; ask its operator to change it",
+                f"{shown(self.path)} is read-only for tools, because clawmode reads code, rules or "
+                "keys from it; ask the operator to change it",
             )
         if status is None:
             return None
@@ -201,9 +201,10 @@ class Place:
         return Signature.of(status)
 
     def _is_in(self, protected: Path, status: os.stat_result | None) -> bool:
-        """Whether this is a protected file or folder, or below it, by whatever path it is reached.
+        """True if this place is a protected file or folder, or below it.
 
-        What is there is compared by its inode, what is not there yet by its name in a folder.
+        Existing files are compared by inode, because links can lead to them. Files that do not
+        exist yet are compared by their name in a folder.
         """
         found = identity(protected)
         if found is not None and (found in self.above or (status and found == _identity(status))):
@@ -219,39 +220,39 @@ class Place:
 
     def _check(self, status: os.stat_result | None) -> None:
         if status is None:
-            raise ToolProblem("not_found", f"{shown(self.path)} is not there")
+            raise ToolProblem("not_found", f"{shown(self.path)} does not exist")
         if not stat.S_ISREG(status.st_mode):
-            raise ToolProblem("not_a_file", f"{shown(self.path)} is no file but a {_kind(status)}")
+            raise ToolProblem("not_a_file", f"{shown(self.path)} is not a file ({_kind(status)})")
         if status.st_nlink > 1 and not self.limits.hard_links:
             raise ToolProblem(
                 "linked",
-                f"{shown(self.path)} has {status.st_nlink} names (hard links), of which some may "
-                "be outside of the workspace; copy it, or have the operator allow hard links",
+                f"{shown(self.path)} has {status.st_nlink} names (hard links), and some may "
+                "be outside of the workspace; copy it, or ask the operator to allow hard links",
             )
         if status.st_size > self.limits.max_bytes:
             raise self._too_large(status.st_size)
 
     def _too_large(self, size: int) -> ToolProblem:
         limit = self.limits.max_bytes
-        text = f"{shown(self.path)} has {size} bytes, over the limit of {limit}"
+        text = f"{shown(self.path)} has {size} bytes; the limit is {limit}"
         return ToolProblem("too_large", text)
 
-    # ---- Writing: staged beside the file, then put in its place ----
+    # ---- Writing: staged next to the file, then renamed ----
 
     def stage(self, data: bytes, before: Signature | None) -> None:
-        """Writes what is to come beside where it is to be; makes folders that are missing.
+        """Writes the new content to a temporary file, and creates missing folders.
 
         Raises:
-            ToolProblem: It is too large, or cannot be written.
+            ToolProblem: The content is too large, or cannot be written.
         """
         if self.name is None:
-            raise ToolProblem("not_a_file", f"{shown(self.path)} is no file but a folder")
+            raise ToolProblem("not_a_file", f"{shown(self.path)} is a folder")
         if len(data) > self.limits.max_bytes:
             raise self._too_large(len(data))
         with explained(self.path):
             self._make_folders()
             self._staged = f".clawmode-{secrets.token_hex(8)}.tmp"
-            # Of a file that is private, not even for a moment another copy that is not.
+            # The copy of a private file must be private from the start.
             mode = 0o666 if before is None else 0o600
             descriptor = os.open(self._staged, _NEW, mode, dir_fd=self.folder)
             with os.fdopen(descriptor, "wb") as file:
@@ -262,10 +263,10 @@ class Place:
                 os.fsync(descriptor)
 
     def commit(self, before: Signature | None) -> None:
-        """Puts what is staged in its place, all at once.
+        """Renames the staged file to its final name.
 
         Raises:
-            ToolProblem: What is there is not what it was before.
+            ToolProblem: The file was changed since `before`.
         """
         assert self.name is not None
         assert self._staged is not None
@@ -273,13 +274,15 @@ class Place:
         with explained(self.path):
             os.replace(self._staged, self.name, src_dir_fd=self.folder, dst_dir_fd=self.folder)
         self._staged = None
-        self._keep_folders()
+        for parent, _ in self._made:
+            os.close(parent)
+        self._made.clear()
 
     def remove(self, before: Signature | None = None) -> None:
         """Removes the file.
 
         Raises:
-            ToolProblem: It is not what it was before, or cannot be removed.
+            ToolProblem: The file was changed since `before`, or cannot be removed.
         """
         assert self.name is not None
         if before is not None:
@@ -291,11 +294,11 @@ class Place:
         now = self.status()
         if (None if now is None else Signature.of(now)) != before:
             raise ToolProblem(
-                "changed", f"{shown(self.path)} was changed by somebody else; read it again"
+                "changed", f"{shown(self.path)} was changed in the meantime; read it again"
             )
 
     def discard(self) -> None:
-        """Removes what is staged and was not put in its place."""
+        """Removes the staged file and the folders created for it, unless they were committed."""
         with contextlib.suppress(OSError):
             if self._staged is not None:
                 os.unlink(self._staged, dir_fd=self.folder)
@@ -309,7 +312,9 @@ class Place:
     def _make_folders(self) -> None:
         for name in self.missing:
             if len(os.fsencode(name)) > MAX_NAME_BYTES:
-                raise ToolProblem("bad_path", f"{shown(self.path)} has a name that is too long")
+                raise ToolProblem(
+                    "bad_path", f"{shown(self.path)} contains a name that is too long"
+                )
             made = True
             try:
                 os.mkdir(name, dir_fd=self.folder)
@@ -323,14 +328,9 @@ class Place:
             self.folder = inner
         self.missing = ()
 
-    def _keep_folders(self) -> None:
-        for parent, _ in self._made:
-            os.close(parent)
-        self._made.clear()
-
 
 def printable(name: str) -> str:
-    """A name that may not be text, as text."""
+    """Decodes a file name, which may not be valid UTF-8."""
     return os.fsencode(name).decode("utf-8", "replace")
 
 
@@ -346,20 +346,20 @@ _REASONS = {
     errno.EACCES: ("denied", "permission denied"),
     errno.EPERM: ("denied", "permission denied"),
     errno.EROFS: ("denied", "the file system is read-only"),
-    errno.ELOOP: ("changed", "it became a link while it was used"),
-    errno.ENOENT: ("not_found", "it is not there"),
-    errno.ENOTDIR: ("not_a_folder", "a part of it is not a folder"),
+    errno.ELOOP: ("changed", "it became a link in the meantime"),
+    errno.ENOENT: ("not_found", "it does not exist"),
+    errno.ENOTDIR: ("not_a_folder", "a part of the path is not a folder"),
     errno.EISDIR: ("not_a_file", "it is a folder"),
-    errno.EEXIST: ("exists", "it is there already"),
+    errno.EEXIST: ("exists", "it already exists"),
     errno.ENAMETOOLONG: ("bad_path", "a name is too long"),
     errno.ENOSPC: ("full", "the disk is full"),
-    errno.EDQUOT: ("full", "the quota is used up"),
+    errno.EDQUOT: ("full", "the disk quota is exceeded"),
 }
 
 
 @contextlib.contextmanager
 def explained(path: str) -> Iterator[None]:
-    """What the system says about a path, without any other path in it."""
+    """Converts OSError to ToolProblem. The message names only the path of the tool call."""
     try:
         yield
     except OSError as error:

@@ -1,7 +1,7 @@
-"""Commands that run: started, watched, their output kept in bounds, ended with all they started.
+"""Starts, monitors and ends shell commands, and keeps a bounded part of their output.
 
-A command has a process group of its own and no descriptor of ours. The group ends with its leader:
-what a command leaves behind is ended too. Only what makes itself a new session gets away.
+Each command has its own process group and inherits no descriptors. When the command ends, the rest
+of its group is killed. Only a process that creates a new session (`setsid`) survives.
 """
 
 import contextlib
@@ -24,9 +24,9 @@ from clawmode.tasks import Notifier, TaskOwner
 State: TypeAlias = Literal["running", "completed", "failed"]
 
 QUICK_LOOKS, QUICK, SLOW = 100, 0.01, 0.05
-"""How often it is looked whether a command has ended: at first, and later."""
+"""Polling for the end of a command: the number of quick polls, and both intervals in seconds."""
 DRAIN_SECONDS = 0.5
-"""How long output is read that is still on its way when a command has ended."""
+"""How long the remaining output is read after a command has ended."""
 
 DESCRIPTORS = "/proc/self/fd" if os.path.isdir("/proc/self/fd") else "/dev/fd"
 
@@ -34,7 +34,7 @@ GONE = (OSError, anyio.BrokenResourceError, anyio.ClosedResourceError)
 
 
 class Owner(NamedTuple):
-    """Whose a command is: others do not see it."""
+    """The owner of a command. Other owners cannot see the command."""
 
     agent_id: str
     session_id: str
@@ -42,7 +42,7 @@ class Owner(NamedTuple):
 
     @classmethod
     def of(cls, run: RunContext) -> "Owner":
-        """The session of a run; the run itself, if it has none."""
+        """Returns the session of a run, or the run itself if it has no session."""
         if not run.session_id and not run.session_key:
             return cls(run.agent_id, f"run:{run.run_id}", "")
         return cls(run.agent_id, run.session_id, run.session_key)
@@ -50,14 +50,14 @@ class Owner(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessLimits:
-    """How much there may be.
+    """Limits on commands and their output.
 
     Attributes:
-        running: Commands of one session at the same time.
-        total: Commands of all sessions at the same time.
-        finished: Commands of one session that have ended and can still be asked about.
-        output_bytes: Kept of a command's output: half from the beginning, half from the end.
-        grace_seconds: Between asking a command to end and ending it.
+        running: Concurrent commands of one session.
+        total: Concurrent commands of all sessions.
+        finished: Finished commands of one session that are still listed.
+        output_bytes: The size of the kept output: half from its start, half from its end.
+        grace_seconds: The time between SIGTERM and SIGKILL.
     """
 
     running: int = 16
@@ -68,7 +68,7 @@ class ProcessLimits:
 
 
 class Output:
-    """The beginning and the end of what a command said."""
+    """The start and the end of the output of a command."""
 
     def __init__(self, limit: int) -> None:
         self._half = max(limit // 2, 1)
@@ -77,16 +77,15 @@ class Output:
         self.size = 0
 
     def add(self, data: bytes) -> None:
-        """Takes more."""
         self.size += len(data)
         room = self._half - len(self._head)
         self._head += data[:room]
         self._tail += data[max(room, 0) :]
-        if len(self._tail) > 2 * self._half:  # not each time: it is a copy
+        if len(self._tail) > 2 * self._half:  # not at every call, because it copies
             del self._tail[: -self._half]
 
     def since(self, position: int) -> tuple[bytes, int, bytes]:
-        """What came after a position: the part of the beginning, how much is lost, the rest."""
+        """Returns the output from a position on: kept start, number of lost bytes, kept end."""
         tail = self._tail[-self._half :]
         tail_start = self.size - len(tail)
         head = bytes(self._head[position:])
@@ -95,16 +94,16 @@ class Output:
         return head, lost, bytes(tail[max(after - tail_start, 0) :])
 
     def text(self, position: int = 0) -> str:
-        """The same as text."""
+        """Returns the output from a position on as text, with a note about lost bytes."""
         head, lost, tail = self.since(position)
         if not lost:
             return (head + tail).decode("utf-8", "replace")
-        gap = f"\n[{lost} bytes were left out]\n"
+        gap = f"\n[{lost} bytes omitted]\n"
         return head.decode("utf-8", "replace") + gap + tail.decode("utf-8", "replace")
 
     @property
     def truncated(self) -> bool:
-        """Whether something was left out."""
+        """True if a part of the output was dropped."""
         return self.since(0)[1] > 0
 
 
@@ -113,9 +112,9 @@ class Command:
     """One command, running or ended.
 
     Attributes:
-        in_background: Whether nobody waits for it: then it can be found by its id.
-        timed_out: Whether it was ended because of its time limit.
-        told: How far its output was told to whoever polls.
+        in_background: True if no tool call waits for the command; then `find` returns it.
+        timed_out: True if the command was ended because of its time limit.
+        reported: How many bytes of the output tool results have reported.
     """
 
     id: str
@@ -129,7 +128,7 @@ class Command:
     timed_out: bool = False
     killed: bool = False
     exit_code: int | None = None
-    told: int = 0
+    reported: int = 0
     began: float = field(default_factory=time.monotonic)
     seconds: float = 0.0
     ended: anyio.Event = field(default_factory=anyio.Event)
@@ -137,30 +136,29 @@ class Command:
 
     @property
     def state(self) -> State:
-        """What became of it."""
         if not self.ended.is_set():
             return "running"
         return "completed" if self.exit_code == 0 else "failed"
 
     @property
     def duration(self) -> float:
-        """Seconds that it has been running, or was."""
+        """The running time in seconds, so far or in total."""
         return self.seconds if self.ended.is_set() else time.monotonic() - self.began
 
-    def hear(self, data: bytes = b"") -> None:
-        """Takes output, and wakes whoever polls."""
+    def add_output(self, data: bytes = b"") -> None:
+        """Adds output, and wakes waiting polls."""
         self.output.add(data)
         self.news.notify()
 
     def signal(self, number: signal.Signals) -> None:
-        """Sends a signal to it and all that it has started."""
-        # The leader's pid names the group as long as there is anybody in it.
+        """Sends a signal to the whole process group of the command."""
+        # The leader's pid identifies the group as long as the group has a member.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, number)
 
 
 class ShellSessions(TaskOwner):
-    """All commands of a process of ours. Used inside of `async with`, in one task."""
+    """All running commands of this process. Used inside `async with`, in one task."""
 
     def __init__(self, limits: ProcessLimits | None = None) -> None:
         self.limits = limits or ProcessLimits()
@@ -171,12 +169,12 @@ class ShellSessions(TaskOwner):
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Ends all commands; no other can be started."""
+        """Ends all commands, and prevents new ones."""
         self._closed = True
         await self._end(list(self._commands.values()))
 
     async def end(self, run: RunContext, *, whole_session: bool = True) -> None:
-        """Ends the commands of a run's session, or of the run alone, and forgets them."""
+        """Ends and removes the commands of a run's session, or only those of the run."""
         owner = Owner.of(run)
         await self._end(
             [
@@ -207,20 +205,25 @@ class ShellSessions(TaskOwner):
         time_limit: float,
         takes_input: bool,
     ) -> Command:
-        """Starts a command in the folder that a descriptor is of.
+        """Starts a command in the folder of a descriptor.
 
         Raises:
-            ToolProblem: There are too many, or it cannot be started.
+            ToolProblem: Too many commands are running, or the command cannot be started.
         """
         if self._tasks is None or self._closed:
             raise ToolProblem("closed", "no command can be started: the shell is closed")
         owner = Owner.of(run)
-        self._check_room(owner)
-        # By descriptor: a path could have become another folder's meanwhile. It is the child that
-        # looks it up, among its own descriptors, before they are closed.
+        running = [command for command in self._commands.values() if not command.ended.is_set()]
+        own = sum(command.owner == owner for command in running)
+        if own >= self.limits.running or len(running) >= self.limits.total:
+            raise ToolProblem(
+                "too_many", f"{own} commands are already running; end one with the tool `process`"
+            )
+        # By descriptor, because the path may lead to another folder by now. The child process
+        # resolves it among its own descriptors, before it closes them.
         place = f"{DESCRIPTORS}/{folder}"
         try:
-            # Shielded: who gives up in the middle would leave a process that nobody knows.
+            # Shielded, because a cancellation here would leave an unknown process.
             with anyio.CancelScope(shield=True):
                 process = await anyio.open_process(
                     argv,
@@ -232,7 +235,7 @@ class ShellSessions(TaskOwner):
                 )
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or str(error)
-            raise ToolProblem("failed", f"the command cannot be started: {reason}") from None
+            raise ToolProblem("failed", f"cannot start the command: {reason}") from None
         command = Command(
             id="sh_" + secrets.token_hex(6),
             text=text,
@@ -244,23 +247,15 @@ class ShellSessions(TaskOwner):
         )
         self._commands[command.id] = command
         self._tasks.start_soon(self._tend, command)
-        if self._closed:  # while it was started
+        if self._closed:  # while the process was started
             await self.kill(command)
             raise ToolProblem("closed", "no command can be started: the shell is closed")
         return command
 
-    def _check_room(self, owner: Owner) -> None:
-        running = [each for each in self._commands.values() if not each.ended.is_set()]
-        mine = sum(each.owner == owner for each in running)
-        if mine >= self.limits.running or len(running) >= self.limits.total:
-            raise ToolProblem(
-                "too_many", f"{mine} commands run already; end one with the tool `process`"
-            )
-
-    # ---- Watching ----
+    # ---- Monitoring ----
 
     async def _tend(self, command: Command) -> None:
-        """Reads a command's output until it has ended, and ends it when its time is over."""
+        """Reads the output of a command until it has ended, and enforces its time limit."""
         try:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._listen, command)
@@ -268,26 +263,36 @@ class ShellSessions(TaskOwner):
                 if command.process.returncode is None:
                     command.timed_out = True
                     await self._stop(command)
-                command.signal(signal.SIGKILL)  # those whom it has left behind
-                # Whoever got away may hold the pipe for as long as they like.
+                command.signal(signal.SIGKILL)  # processes that the command left running
+                # A process that left the group may keep the pipe open for ever.
                 tasks.cancel_scope.deadline = anyio.current_time() + DRAIN_SECONDS
         finally:
             command.signal(signal.SIGKILL)
             with anyio.CancelScope(shield=True):
                 await _exited(command, time.monotonic() + DRAIN_SECONDS)
-            _let_go(command.process)
+            # asyncio would wait for a pipe that a survivor holds, and warn.
+            transport = getattr(getattr(command.process, "_process", None), "_transport", None)
+            if transport is not None:
+                with contextlib.suppress(PermissionError):
+                    transport.close()
             command.exit_code = command.process.returncode
             command.seconds = time.monotonic() - command.began
             command.ended.set()
-            command.hear()
-            self._forget_oldest(command.owner)
+            command.add_output()
+            finished = [
+                other
+                for other in self._commands.values()
+                if other.owner == command.owner and other.ended.is_set() and other.in_background
+            ]
+            for oldest in finished[: -self.limits.finished]:
+                self._commands.pop(oldest.id, None)
 
     @staticmethod
     async def _listen(command: Command) -> None:
         assert command.process.stdout is not None
         with contextlib.suppress(*GONE):
             async for chunk in command.process.stdout:
-                command.hear(chunk)
+                command.add_output(chunk)
 
     async def _stop(self, command: Command) -> None:
         command.signal(signal.SIGTERM)
@@ -295,34 +300,31 @@ class ShellSessions(TaskOwner):
         command.signal(signal.SIGKILL)
         await _exited(command, time.monotonic() + self.limits.grace_seconds)
 
-    def _forget_oldest(self, owner: Owner) -> None:
-        kept = [each for each in self._commands.values() if each.owner == owner]
-        done = [each for each in kept if each.ended.is_set() and each.in_background]
-        for command in done[: -self.limits.finished]:
-            self._commands.pop(command.id, None)
-
-    # ---- Asking ----
+    # ---- Background commands ----
 
     def find(self, command_id: str, run: RunContext) -> Command:
-        """A command in the background, of the same session.
+        """Returns a background command of the same session.
 
         Raises:
-            ToolProblem: There is none, or it is another's: nobody learns which.
+            ToolProblem: The command does not exist, or belongs to another session. The message is
+                the same for both.
         """
         command = self._commands.get(command_id)
         if command is None or not command.in_background or command.owner != Owner.of(run):
-            raise ToolProblem("not_found", f"there is no command {command_id[:80]!r}")
+            raise ToolProblem("not_found", f"the command {command_id[:80]!r} does not exist")
         return command
 
     def listed(self, run: RunContext) -> list[Command]:
-        """The commands in the background of a session, oldest first."""
+        """Returns the background commands of a session, oldest first."""
         owner = Owner.of(run)
         return [
-            each for each in self._commands.values() if each.owner == owner and each.in_background
+            command
+            for command in self._commands.values()
+            if command.owner == owner and command.in_background
         ]
 
     async def kill(self, command: Command) -> None:
-        """Ends a command, and returns when it has ended."""
+        """Ends a command, and waits for its end."""
         if command.ended.is_set():
             return
         command.killed = True
@@ -332,12 +334,12 @@ class ShellSessions(TaskOwner):
                 await command.ended.wait()
 
     def forget(self, command: Command) -> None:
-        """Drops a command that has ended, and its output."""
+        """Removes a finished command and its output."""
         self._commands.pop(command.id, None)
 
 
 async def _exited(command: Command, deadline: float) -> bool:
-    """Whether it ends in time. Asked for again and again: `wait` also waits for the pipes."""
+    """True if a command ends before the deadline. Polls, because `wait` also waits for pipes."""
     looks = 0
     while command.process.returncode is None:
         left = deadline - time.monotonic()
@@ -346,11 +348,3 @@ async def _exited(command: Command, deadline: float) -> bool:
         looks += 1
         await anyio.sleep(min(QUICK if looks < QUICK_LOOKS else SLOW, left))
     return True
-
-
-def _let_go(process: Process) -> None:
-    # A survivor that left the group may hold a pipe; asyncio would wait for it, and warn.
-    transport = getattr(getattr(process, "_process", None), "_transport", None)
-    if transport is not None:
-        with contextlib.suppress(PermissionError):
-            transport.close()

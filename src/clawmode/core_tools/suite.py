@@ -1,4 +1,4 @@
-"""The core tools of one workspace, put together."""
+"""Combines the core tools of one workspace."""
 
 from pathlib import Path
 
@@ -12,13 +12,13 @@ from clawmode.tools.tool import Tool
 
 
 class CoreTools:
-    """Files, shell and web, for one workspace. Commands run only inside of `async with`.
+    """Files, shell and web, for one workspace. Commands only run inside `async with`.
 
     Attributes:
         tools: `read`, `write`, `edit`, `apply_patch`, `exec`, `process`, `web_fetch`.
-        guard: Decides about commands; `guard.install(hooks)` makes it heard. Without that, and
-            with rules that leave something to decide, no command runs.
-        sessions: The commands that run.
+        guard: Decides which commands run. `guard.install(hooks)` must be called, unless the rules
+            allow every command; without it, no command runs.
+        sessions: The running commands.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class CoreTools:
             await self.sessions.__aexit__(*error)
 
     async def aclose(self) -> None:
-        """Ends all commands that were started through it, unless they are shared with others."""
+        """Ends all running commands, unless `sessions` was passed in and may be shared."""
         if self._owns_sessions:
             await self.sessions.aclose()
 
@@ -61,15 +61,15 @@ def make_core_tools(
     """Makes the core tools for a workspace.
 
     Args:
-        workspace: The folder that files stay in and commands start in.
+        workspace: The folder that contains all files, and that commands start in.
         files: Limits of the file tools.
         shell: How commands run.
-        web: What may be fetched.
-        sessions: Where commands run, to share between workspaces and runs; open already.
-        guard: Who decides about commands, to share; by default the rules of `shell` alone.
+        web: Which addresses may be fetched, and limits.
+        sessions: An open `ShellSessions` to share between workspaces and runs.
+        guard: An `ExecGuard` to share; by default only the rules of `shell` apply.
 
     Raises:
-        ConfigurationError: The workspace cannot be one.
+        ConfigurationError: The workspace is not a folder, or is the root of the file system.
     """
     files, shell, web = files or FileSettings(), shell or ShellSettings(), web or WebSettings()
     place = Workspace(workspace, files.limits)
