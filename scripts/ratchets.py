@@ -51,21 +51,25 @@ def modules() -> dict[str, Module]:
 
 
 @cache
-def imported() -> dict[str, set[str]]:
-    """Returns for each module which of ours it loads when it is imported."""
+def imported(*, at_start: bool) -> dict[str, set[str]]:
+    """Returns which of our modules each module imports; with `at_start`, only what it loads."""
 
-    def loads(node: ast.AST) -> Iterator[str]:
+    def names(node: ast.AST) -> Iterator[str]:
         for child in ast.iter_child_nodes(node):
             if isinstance(child, ast.ImportFrom) and child.module:
                 yield child.module
                 yield from (f"{child.module}.{alias.name}" for alias in child.names)
-            elif not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef) and not (
-                isinstance(child, ast.If) and "TYPE_CHECKING" in ast.dump(child.test)
+            elif not (
+                at_start
+                and (
+                    isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef)
+                    or (isinstance(child, ast.If) and "TYPE_CHECKING" in ast.dump(child.test))
+                )
             ):
-                yield from loads(child)
+                yield from names(child)
 
     return {
-        name: {each.removeprefix("clawmode.") for each in loads(module.tree)} & modules().keys()
+        name: {each.removeprefix("clawmode.") for each in names(module.tree)} & modules().keys()
         for name, module in modules().items()
     }
 
@@ -75,7 +79,8 @@ def longest_chain() -> list[str]:
 
     @cache
     def chain(name: str) -> tuple[str, ...]:
-        return max(((name, *chain(each)) for each in imported()[name]), key=len, default=(name,))
+        loaded = imported(at_start=True)[name]
+        return max(((name, *chain(each)) for each in loaded), key=len, default=(name,))
 
     return list(max((chain(name) for name in modules()), key=len))
 
@@ -129,7 +134,7 @@ def short_docstrings() -> list[str]:
 
 def only_one_importer() -> list[str]:
     """Returns the modules that a single other module imports."""
-    importers = Counter(each for names in imported().values() for each in names)
+    importers = Counter(each for names in imported(at_start=False).values() for each in names)
     return [name for name in modules() if importers[name] == 1]
 
 
