@@ -753,7 +753,7 @@ async def test_a_wait_that_gets_no_worker_in_time_leaves_the_program_parked() ->
     async with (
         Pool(size=1, max_size=1) as pool,
         CodeMode(tools=[untyped("hog", hog)], pool=pool) as busy,
-        CodeMode(tools=[add], pool=pool, config=CodeModeConfig(timeout_ms=400)) as code_mode,
+        CodeMode(tools=[add], pool=pool, config=CodeModeConfig(timeout_ms=1_500)) as code_mode,
     ):
         source = "const held = await tools.add({ a: 1, b: 1 }); await yield_control(); return held"
         parked = await code_mode.exec(source)

@@ -100,7 +100,14 @@ def test_a_check_tells_all_that_is_wrong(tmp_path: Path) -> None:
     found = try_out(folder, None)
     assert found.view.loaded
     text = "\n".join(found.faults)
-    for part in ("'rake'", "'agent_end'", "'dig'", "'unseen'", "'broken'", "no description"):
+    for part in (
+        "'rake'",
+        "'agent_end'",
+        "'dig'",
+        "'unseen'",
+        "'broken'",
+        "`description` is missing",
+    ):
         assert part in text
     assert len(found.faults) == 6
 

@@ -168,7 +168,7 @@ def test_a_conversation_in_the_gateway_looks_as_if_it_ran_here(
         person.reads("└─ ✓ openclaw:core:gate")
         person.reads("It is open.")
         person.says("/status", "session agent:main:notes", "model mine/small", "tokens ")
-        person.says("/model mine/large", "goes on with mine/large", "large")
+        person.says("/model mine/large", "now uses mine/large", "large")
         person.says("/stattus", "did you mean /status?")
         person.says("And now?", "error: mine/large", "the script says: auth")
         person.says("/new Again?", "Started a new conversation", "New.")

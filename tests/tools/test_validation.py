@@ -67,9 +67,10 @@ def refusal(schema: Schema) -> str:
 
 @contextmanager
 def at_most(seconds: float) -> Generator[None]:
-    began = time.monotonic()
+    """Bounds the CPU time: other processes of a busy machine do not count."""
+    began = time.process_time()
     yield
-    assert time.monotonic() - began < seconds
+    assert time.process_time() - began < seconds
 
 
 def chain(depth: int, leaf: JsonValue = 1) -> JsonValue:
