@@ -9,6 +9,7 @@ import select
 import signal
 import struct
 import subprocess
+import sys
 import termios
 import time
 from pathlib import Path
@@ -214,6 +215,35 @@ class Person:
             return False
         self._seen += data
         return bool(data)
+
+
+class FreshPerson(Person):
+    """A person whose command runs in a new interpreter, and has yet to import its libraries."""
+
+    # Makes the terminal the controlling one, so that there is a /dev/tty and Ctrl-C.
+    BOOT = """import fcntl, os, sys, termios
+fcntl.ioctl(2, termios.TIOCSCTTY, 0)
+os.execv(sys.executable, [sys.executable, "-m", "clawmode", *sys.argv[1:]])"""
+
+    def _start(
+        self,
+        slave: int,
+        arguments: tuple[str, ...],
+        cwd: Path,
+        stdin: str | None,
+        stdout_too: bool,
+        environment: dict[str, str],
+    ) -> "Started | subprocess.Popen[bytes]":
+        assert stdin is None
+        return subprocess.Popen(
+            [sys.executable, "-c", self.BOOT, *arguments],
+            stdin=slave,
+            stdout=slave if stdout_too else subprocess.PIPE,
+            stderr=slave,
+            cwd=cwd,
+            env={**os.environ, **environment},
+            start_new_session=True,
+        )
 
 
 def plain(text: str) -> str:

@@ -6,6 +6,7 @@ import shutil
 import signal
 import stat
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -176,10 +177,16 @@ def test_lines_are_edited_completed_remembered_and_can_be_several(
 
 def test_nothing_of_models_and_tools_reaches_the_terminal_raw(shop: Path, zygote: Zygote) -> None:
     long = "word " * 30
+    resized = threading.Event()
+
+    def narrow(request: Any) -> Turn:
+        assert resized.wait(20)
+        return Turn("Narrow: ", long)
+
     script = [
         Turn(f"{HOSTILE}\n{long}"),
         program("return await tools.shout()", "I shout."),
-        Turn("Narrow: ", long),
+        narrow,
         Turn("NO_REPLY"),
         Turn("Heard."),
     ]
@@ -192,6 +199,8 @@ def test_nothing_of_models_and_tools_reaches_the_terminal_raw(shop: Path, zygote
                 assert f"{source}{HARMLESS}" in person.transcript
             assert "child \\u001b[2J" in person.transcript
             person.resizes(30, 40)
+            person.reads("\x1b[J")  # the prompt is drawn again
+            resized.set()
             person.reads("Narrow:")
             person.says("Nothing to say?")
             person.says("And now?", "Heard.")

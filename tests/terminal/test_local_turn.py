@@ -13,7 +13,15 @@ from typing import Any
 
 import anyio
 import pytest
-from tests.support.cli_driver import SHOP, Person, answer, clawmode, command_line, plain, trusted
+from tests.support.cli_driver import (
+    SHOP,
+    FreshPerson,
+    answer,
+    clawmode,
+    command_line,
+    plain,
+    trusted,
+)
 from tests.support.command_driver import Seat, serving
 from tests.support.forking import SECONDS, Zygote
 from tests.support.mcp_driver import HERE as MCP
@@ -602,7 +610,7 @@ def test_ctrl_c_stops_the_run_at_once_and_that_is_written_down(
 def test_ctrl_c_works_while_libraries_are_loaded_and_leaves_nothing(shop: Path) -> None:
     with serving([Turn("never")]) as server:
         configure(shop, server)
-        with Person("agent", "-m", "Go.", cwd=shop) as person:
+        with FreshPerson("agent", "-m", "Go.", cwd=shop) as person:
             person.reads("… loading the model's library")
             person.types("\x03")
             person.reads("clawmode: stopped")
