@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from clawmode.agent.requests import AgentRequest
     from clawmode.app.console import ProgramOutput
     from clawmode.rpc.presence import RunningGateway
-    from clawmode.terminal.turn import TerminalTurn
+    from clawmode.terminal.turn import ShownTurn
 
 EXIT = {"ok": 0, "error": FAILED, "timeout": FAILED, "aborted": STOPPED}
 WAITING = 3
@@ -108,13 +108,10 @@ def agent(
             timeout_seconds=timeout,
         )
         options = gather(tools, config, mcp_config, policy, approve, state)
-        given: dict[str, Any] = {"options": options, "out": out, "approve": approve}
-        given |= {"as_json": as_json, "stdin_is_taken": message == "-"}
+        shown: dict[str, Any] = {"options": options, "out": out, "approve": approve}
+        shown |= {"as_json": as_json, "quiet": quiet, "stdin_is_taken": message == "-"}
         running = None if local or show_prompt else find_gateway(options)
-        if running is None:
-            turn = _local_turn(given, quiet=quiet)
-        else:
-            turn = _remote_turn(running, given, quiet=quiet)
+        turn = _local_turn(shown) if running is None else _remote_turn(running, shown)
         if show_prompt:
             turn.show_prompt(request)
             raise typer.Exit
@@ -140,27 +137,19 @@ def _request(session: str, thinking: str, **given: Any) -> "AgentRequest":
     )
 
 
-def _local_turn(given: dict[str, Any], *, quiet: bool) -> "TerminalTurn":
-    from clawmode.terminal.agent_view import turn_view
-    from clawmode.terminal.local_turn import LocalTurn
+def _local_turn(shown: dict[str, Any]) -> "ShownTurn":
+    from clawmode.terminal.local_turn import AgentCommand
 
-    setup = load_setup(given["options"], "agent")
-    # The view measures the time of the turn, so it is made after the setup.
-    view = turn_view(given["out"], as_json=given["as_json"], quiet=quiet)
-    return LocalTurn(setup=setup, view=view, **given)
+    return AgentCommand(setup=load_setup(shown["options"], "agent"), **shown)
 
 
-def _remote_turn(
-    running: "RunningGateway", given: dict[str, Any], *, quiet: bool
-) -> "TerminalTurn":
+def _remote_turn(running: "RunningGateway", shown: dict[str, Any]) -> "ShownTurn":
     from clawmode.app.setup import state_folder
-    from clawmode.terminal.agent_view import turn_view
     from clawmode.terminal.remote_turn import RemoteTurn, check_options
 
-    options = given["options"]
+    options = shown["options"]
     check_options(options, running)
-    view = turn_view(given["out"], as_json=given["as_json"], quiet=quiet)
-    return RemoteTurn(state=state_folder(options.state), view=view, **given)
+    return RemoteTurn(state=state_folder(options.state), **shown)
 
 
 # ---- Sessions ----

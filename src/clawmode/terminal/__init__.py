@@ -1,1 +1,1 @@
-"""Everything that a terminal shows and asks: cells, turns, chat, listings, doctor."""
+"""What is shown and asked at a terminal."""

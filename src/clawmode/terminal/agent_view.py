@@ -1,7 +1,6 @@
-"""A run of an agent at a terminal: the reply on stdout, calls as a tree on stderr.
+"""A run as people see it: words on stdout, calls as a tree on stderr.
 
-A terminal shows the reply while the model writes it. A pipe or a file gets each reply once, when it
-is complete.
+A terminal shows words as they come. A pipe or a file gets every answer once, when it is complete.
 """
 
 import json
@@ -23,8 +22,8 @@ from clawmode.tools.executor import CallEvent
 
 MAX_ARGS_CHARS = 60
 MIN_ARGS_CHARS = 16
-AROUND_ARGS = 20
-"""The columns around the arguments: the guide, the name of the tool, the time."""
+BESIDE_ARGS = 20
+"""Columns for what stands around the arguments: the guide, the tool's name, the time."""
 
 WAITS = "… waiting for the model"
 THINKS = "… the model thinks"
@@ -35,8 +34,8 @@ class AgentView:
     """Shows the events of one run.
 
     Args:
-        out: Where the reply goes; None if the result is printed as JSON instead.
-        live: Show calls while they run, and a note about the current step.
+        out: Where the model's words go; None if a program reads the result instead.
+        live: Show calls while they run, and what is waited for.
         summary: Show calls when they have ended.
     """
 
@@ -49,100 +48,99 @@ class AgentView:
         self._open: dict[str, CallEvent] = {}
         self._nested: dict[str, CallEvent] = {}
         self._in_line = False
-        self._has_text = False
-        self._streams = out is not None and out.is_terminal
-        self._reply: list[str] = []  # pieces of the reply that the model is writing
-        self._replies: Counter[str] = Counter()
-        self._events_lost = False
-        self._note = ""
-        self._pauses = 0
+        self._spoke = False
+        self._at_once = out is not None and out.is_terminal
+        self._answer: list[str] = []  # pieces of the answer that is being given
+        self._answers: Counter[str] = Counter()
+        self._torn = False
+        self._noted = ""
+        self._held = 0
         self._kept: list[AgentEvent] = []
 
-    def add(self, event: AgentEvent) -> None:
-        """Shows an event; a listener for `AgentRuntime.subscribe`."""
-        if self._pauses:
+    def take(self, event: AgentEvent) -> None:
+        """Takes in what happened: a listener for `AgentRuntime.subscribe`."""
+        if self._held:
             self._kept.append(event)
         else:
             self._show(event)
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Shows nothing while the block runs; events of that time are shown afterwards."""
-        self._clear_note()
+        """Leaves the terminal to others. What happens meanwhile is shown afterwards."""
+        self._wipe()
         self._end_line()
-        self._pauses += 1
+        self._held += 1
         try:
             with nullcontext() if self._calls is None else self._calls.paused():
                 yield
         finally:
-            self._pauses -= 1
-            while self._kept and not self._pauses:
+            self._held -= 1
+            while self._kept and not self._held:
                 self._show(self._kept.pop(0))
 
     def note(self, text: str) -> None:
-        """Shows the current step on a terminal, until other output follows."""
-        if self._live and not self._in_line and self._calls is None and text != self._note:
-            self._clear_note()
+        """Says on a terminal what is waited for, until something else is shown."""
+        if self._live and not self._in_line and self._calls is None and text != self._noted:
+            self._wipe()
             sys.stderr.write(text)
             sys.stderr.flush()
-            self._note = text
+            self._noted = text
 
     def close(self, result: RunResult | None) -> None:
-        """Ends the output; with a result, shows the rest of the reply and a summary."""
-        self._clear_note()
+        """Shows how it ended."""
+        self._wipe()
         self._end_line()
         self._close_calls()
-        self._clear_note()
+        self._wipe()
         if result is None:
             return
-        # Without events of the model, a hook may have answered in its place.
-        if self._events_lost or (not self._has_text and result.status == "ok"):
-            self._print_missed(result)
-        elif result.status in ("aborted", "timeout"):
-            self._write_reply()
+        if self._torn or (not self._spoke and result.status == "ok"):  # or a hook has answered
+            self._say_missed(result)
+        elif result.status in ("aborted", "timeout"):  # what the model had said is recorded
+            self._write_answer()
         if self._summary:
             print_stderr(_footer(result, time.time() - self._began))
 
-    def mark_lost(self, note: str = "") -> None:
-        """Records that events were lost. The missing text is shown at the end.
+    def lose_words(self, note: str = "") -> None:
+        """Says that events were lost. The words that are missing are shown at the end.
 
         Args:
-            note: A line for the user, shown the first time.
+            note: What the user is told, the first time.
         """
-        if note and self._out is not None and not self._events_lost:
+        if note and self._out is not None and not self._torn:
             with self.paused():
                 print_stderr(note)
-        self._events_lost = True
-        if not self._streams:
-            self._reply.clear()
+        self._torn = True
+        if not self._at_once:
+            self._answer.clear()
 
     def _show(self, event: AgentEvent) -> None:
         data: dict[str, Any] = dict(event.data)
         if event.stream == "assistant":
-            self._show_text(data)
+            self._speak(data)
         elif event.stream == "tool":
-            self._show_call(data)
+            self._call(data)
         elif event.stream == "thinking":
             self.note(THINKS)
         elif data.get("phase") == "start":
             self.note(WAITS)
 
-    def _clear_note(self) -> None:
-        if self._note:
+    def _wipe(self) -> None:
+        if self._noted:
             sys.stderr.write("\r\x1b[K")
             sys.stderr.flush()
-            self._note = ""
+            self._noted = ""
 
-    # ---- The reply ----
+    # ---- Words ----
 
-    def _show_text(self, data: dict[str, Any]) -> None:
+    def _speak(self, data: dict[str, Any]) -> None:
         self._close_calls()
         if data.get("reset"):
-            self._clear_note()
+            self._wipe()
             self._end_line()
-            print_stderr("(the reply was cut off; the model starts again)")
-        if self._out is not None and not self._events_lost:
-            self._add_text(data, self._out)
+            print_stderr("(the model was cut off, and begins again)")
+        if self._out is not None and not self._torn:
+            self._hear(data, self._out)
         if "text" in data:
             self._end_line()
             self.note(WAITS)
@@ -150,42 +148,42 @@ class AgentView:
             self._end_line()
             self.note(f"… the model writes a call of {one_line(str(data['call']), 40)}")
 
-    def _add_text(self, data: dict[str, Any], out: ProgramOutput) -> None:
+    def _hear(self, data: dict[str, Any], out: ProgramOutput) -> None:
         if data.get("reset"):
-            self._reply.clear()
+            self._answer.clear()
         if delta := data.get("delta"):
-            self._has_text = True
-            self._reply.append(delta)
-            if self._streams:
-                self._clear_note()
+            self._spoke = True
+            self._answer.append(delta)
+            if self._at_once:
+                self._wipe()
                 self._in_line = not delta.endswith("\n")
                 out.stream(delta)
             else:
                 self.note(WRITES)
-        if "text" in data and self._reply and not self._streams:
-            self._reply += [] if self._reply[-1].endswith("\n") else ["\n"]
+        if "text" in data and self._answer and not self._at_once:
+            self._answer += [] if self._answer[-1].endswith("\n") else ["\n"]
         if "message" in data:
-            self._replies[str(data["message"] or "").strip()] += 1
-            self._write_reply()
+            self._answers[str(data["message"] or "").strip()] += 1
+            self._write_answer()
 
-    def _write_reply(self) -> None:
-        """Writes a reply that was not streamed."""
-        if self._out is not None and not self._streams and self._reply:
-            text = "".join(self._reply)
+    def _write_answer(self) -> None:
+        """Writes an answer that was not written as it came."""
+        if self._out is not None and not self._at_once and self._answer:
+            text = "".join(self._answer)
             self._out.stream(text if text.endswith("\n") else f"{text}\n")
-        self._reply.clear()
+        self._answer.clear()
 
-    def _print_missed(self, result: RunResult) -> None:
-        """Writes the texts of the result that were not shown; the rest of one that was cut off."""
+    def _say_missed(self, result: RunResult) -> None:
+        """Writes what the result says and was not heard; of an answer that was cut, the rest."""
         for payload in result.payloads:
             text = str(payload.get("text", "")).strip()
             if self._out is None or (payload.get("isError") and result.error is not None):
-                continue  # errors are printed on stderr
-            if self._replies[text]:
-                self._replies[text] -= 1
-            elif not (self._has_text and payload.get("kind")):
-                rest = text.removeprefix("".join(self._reply).strip()).lstrip()
-                self._reply.clear()
+                continue  # errors are told on stderr
+            if self._answers[text]:
+                self._answers[text] -= 1
+            elif not (self._spoke and payload.get("kind")):
+                rest = text.removeprefix("".join(self._answer).strip()).lstrip()
+                self._answer.clear()
                 if rest:
                     self._out.say(rest)
 
@@ -196,13 +194,13 @@ class AgentView:
 
     # ---- Calls ----
 
-    def _show_call(self, data: dict[str, Any]) -> None:
+    def _call(self, data: dict[str, Any]) -> None:
         nested = data.get("parentId") is not None
         failed = "failed" if data.get("isError") else "completed"
         event = CallEvent(
             data["phase"],
             data["callId"],
-            data["name"] if nested else _call_text(data),
+            data["name"] if nested else _words(data),
             data.get("parentId"),
             data.get("state") or failed,
             data.get("ms", 0) / 1000,
@@ -210,23 +208,23 @@ class AgentView:
             data.get("code"),
         )
         if nested:
-            self._add_nested(event)
+            self._take_nested(event)
         else:
-            self._add_outer(event, str(data["name"]))
+            self._take_outer(event, str(data["name"]))
 
-    def _add_outer(self, event: CallEvent, name: str) -> None:
-        """Adds a call of the model; concurrent calls share a tree."""
+    def _take_outer(self, event: CallEvent, name: str) -> None:
+        """A call of the model; those that it makes side by side share a tree."""
         if event.phase == "start":
             if not self._open:
                 self._close_calls()
-            self._clear_note()
+            self._wipe()
             self._end_line()
             self._open[event.call_id] = replace(event, tool_id=name)
             if self._calls is None:
                 self._calls = CallView(live=self._live, summary=self._summary, title="the model")
             self._calls.add(event)
             if name == "wait":
-                # Calls that the program began before it was parked continue below the `wait`.
+                # What its program had begun before it was parked goes on below it.
                 for begun in self._nested.values():
                     self._calls.add(self._below(begun))
         elif self._calls is not None:
@@ -235,7 +233,7 @@ class AgentView:
             self._open.pop(event.call_id, None)
             self._settle()
 
-    def _add_nested(self, event: CallEvent) -> None:
+    def _take_nested(self, event: CallEvent) -> None:
         if event.phase == "start":
             self._nested[event.call_id] = event
         elif event.phase == "end":
@@ -245,14 +243,14 @@ class AgentView:
             self._settle()
 
     def _below(self, event: CallEvent) -> CallEvent:
-        """Returns the event with its parent in the tree: the `exec`, or the `wait` after it."""
+        """Below the call that made it, or below the `wait` for a program that made it before."""
         if event.parent_id in self._open:
             return event
         waits = [key for key, call in self._open.items() if call.tool_id == "wait"]
         return replace(event, parent_id=waits[0]) if waits else event
 
     def _settle(self) -> None:
-        # Cancelled nested calls end after the call that made them, so both have to be empty.
+        # Nested calls that are cancelled end after the call that made them.
         if not self._open and not self._nested:
             self._close_calls()
             self.note(WAITS)
@@ -263,24 +261,8 @@ class AgentView:
             self._calls = None
 
 
-def turn_view(out: ProgramOutput, *, as_json: bool, quiet: bool) -> AgentView:
-    """Makes the view for a command that runs one turn.
-
-    Args:
-        out: The stdout of the command.
-        as_json: True if the result is printed as JSON instead of the reply.
-        quiet: True if only the reply is shown.
-    """
-    is_terminal = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
-    return AgentView(
-        None if as_json else out,
-        live=is_terminal and not quiet,
-        summary=not quiet and (is_terminal or not as_json),
-    )
-
-
-def _call_text(data: dict[str, Any]) -> str:
-    """Returns the name of a call and its shortened arguments."""
+def _words(data: dict[str, Any]) -> str:
+    """A call of the model in a few words: what it is, and what with."""
     args: Any = data.get("args")
     if not args:
         return str(data["name"])
@@ -289,16 +271,20 @@ def _call_text(data: dict[str, Any]) -> str:
     elif isinstance(args, dict) and len(args) == 1 and data["name"] == "wait":
         (args,) = args.values()
     text = args if isinstance(args, str) else json.dumps(args, ensure_ascii=False)
+    return f"{data['name']}  {one_line(text, _room())}"
+
+
+def _room() -> int:
+    """Characters for arguments: the time is to be seen behind them."""
     try:
         columns = os.get_terminal_size(2).columns
-        room = max(min(MAX_ARGS_CHARS, columns - AROUND_ARGS), MIN_ARGS_CHARS)
     except OSError:
-        room = MAX_ARGS_CHARS
-    return f"{data['name']}  {one_line(text, room)}"
+        return MAX_ARGS_CHARS
+    return max(min(MAX_ARGS_CHARS, columns - BESIDE_ARGS), MIN_ARGS_CHARS)
 
 
 def _footer(result: RunResult, seconds: float) -> str:
-    """Returns the summary of a run; a run that was stopped may lack parts of it."""
+    """What the run was, as far as that is known of one that was stopped; and how long it took."""
     known: dict[str, Any] = result.metadata
     parts = [duration(max(seconds, 0.0))]
     if "modelRequests" in known:

@@ -1,46 +1,31 @@
-"""The runs of a chat on the screen: text line by line, calls as trees, and the current step."""
+"""What is seen of the runs of a chat: words line by line, calls as trees, and what goes on now."""
 
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Protocol, TypeAlias
+from typing import Any
 
 from clawmode.agent.events import AgentEvent
 from clawmode.agent.replies import is_silent
-from clawmode.agent.requests import RunResult
 from clawmode.messaging.outbox import split_text
 from clawmode.messaging.reply_delivery import may_be_silent
+from clawmode.terminal.agent_view import AgentView
 from clawmode.terminal.chat_screen import break_line, line_end
 from clawmode.text import one_line
 
 MAX_NAMES = 3
 MAX_NAME_CHARS = 40
 MAX_PART = 2_000
-"""The most characters of a line of code that are kept until the line ends."""
+"""Characters of a line that is not shown before it ends."""
 
 FENCE = "```"
 
 
-class RunCalls(Protocol):
-    """Shows the calls of one run; an `AgentView`."""
-
-    def add(self, event: AgentEvent) -> None:
-        """Shows an event."""
-        ...
-
-    def close(self, result: RunResult | None) -> None:
-        """Ends the output."""
-        ...
-
-
-MakeRunCalls: TypeAlias = Callable[[], RunCalls]
-
-
-class LineWriter:
-    """The text of a model, shown in lines as soon as they are full.
+class Words:
+    """What a model says, in lines that are shown as soon as they are full.
 
     Args:
         say: Shows lines.
-        width: Returns the columns of the screen.
+        width: Columns that there are.
 
     Attributes:
         part: The line that is not full yet.
@@ -54,11 +39,10 @@ class LineWriter:
         self._in_code = False
 
     def add(self, text: str) -> None:
-        """Adds a piece of text, and shows the lines that are full."""
+        """Takes in what comes."""
         self.part += text
         if not self._begun:
             self.part = self.part.lstrip("\n")
-            # The reply may turn out to be the word for "no reply", which is never shown.
             if may_be_silent(self.part):
                 return
             self._begun = True
@@ -73,14 +57,14 @@ class LineWriter:
             self.part = ""
 
     def end(self) -> None:
-        """Ends the text, and shows the rest of it."""
+        """Nothing more comes of this text."""
         if self.part and not (not self._begun and is_silent(self.part)):
             self._show(self.part)
         self.part, self._begun, self._in_code = "", False, False
 
     @property
-    def visible_part(self) -> str:
-        """The part, if it may be shown already."""
+    def seen(self) -> str:
+        """Of the part, what can be shown already."""
         return self.part if self._begun else ""
 
     def _show(self, line: str) -> None:
@@ -97,58 +81,55 @@ class LineWriter:
 
 
 class _RunView:
-    """The state of one run on the screen."""
+    """One run, as far as it has come."""
 
-    def __init__(
-        self, say: Callable[[str], None], width: Callable[[], int], calls: RunCalls
-    ) -> None:
-        self.writer = LineWriter(say, width)
-        self.calls = calls
+    def __init__(self, say: Callable[[str], None], width: Callable[[], int]) -> None:
+        self.words = Words(say, width)
+        self.calls = AgentView(None, live=False, summary=True)
         self.streamed: set[str] = set()
-        self.step = "waiting for the model"
+        self.doing = "waiting for the model"
         self._open: dict[str, str] = {}
 
-    def add(self, event: AgentEvent) -> None:
+    def take(self, event: AgentEvent) -> None:
         data: dict[str, Any] = dict(event.data)
         if event.stream == "assistant" and "delta" not in data:
-            self.writer.end()
-        self.calls.add(event)  # before the text: text ends a tree of calls
+            self.words.end()
+        self.calls.take(event)  # before more words: a tree ends there
         if event.stream == "assistant":
-            self._add_text(data)
+            self._hear(data)
         elif event.stream == "thinking":
-            self.step = "the model thinks"
+            self.doing = "the model thinks"
         elif event.stream == "compaction":
-            self.step = "summarizing the conversation"
+            self.doing = "the conversation is summed up"
         elif event.stream == "tool":
-            self._add_call(data)
+            self._count(data)
 
-    def _add_text(self, data: dict[str, Any]) -> None:
+    def _hear(self, data: dict[str, Any]) -> None:
         if delta := data.get("delta"):
-            self.step = "the model writes"
-            self.writer.add(str(delta))
+            self.doing = "the model writes"
+            self.words.add(str(delta))
         if "call" in data:
-            self.step = f"the model writes a call of {one_line(str(data['call']), MAX_NAME_CHARS)}"
+            self.doing = f"the model writes a call of {one_line(str(data['call']), MAX_NAME_CHARS)}"
         if text := str(data.get("message") or "").strip():
             self.streamed.update(split_text(text))
 
-    def _add_call(self, data: dict[str, Any]) -> None:
+    def _count(self, data: dict[str, Any]) -> None:
         if data["phase"] == "start":
             self._open[data["callId"]] = one_line(str(data["name"]), MAX_NAME_CHARS)
         elif data["phase"] == "end":
             self._open.pop(data["callId"], None)
         names = list(self._open.values())
         more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
-        self.step = ", ".join(names[-MAX_NAMES:]) + more if names else "waiting for the model"
+        self.doing = ", ".join(names[-MAX_NAMES:]) + more if names else "waiting for the model"
 
 
 class ChatView:
-    """Shows the runs of one conversation.
+    """Shows what happens in one conversation.
 
     Args:
         say: Shows lines.
-        width: Returns the columns of the screen.
+        width: Columns that there are.
         fail: Shows why a run failed.
-        make_calls: Makes the view for the calls of a run.
     """
 
     def __init__(
@@ -156,41 +137,42 @@ class ChatView:
         say: Callable[[str], None],
         width: Callable[[], int],
         fail: Callable[[str], None],
-        make_calls: MakeRunCalls,
     ) -> None:
         self._say = say
         self._width = width
         self._fail = fail
-        self._make_calls = make_calls
         self._runs: dict[str, _RunView] = {}
         self._streamed: deque[set[str]] = deque(maxlen=2)
 
-    def add(self, event: AgentEvent) -> None:
-        """Shows an event of a run."""
+    def take(self, event: AgentEvent) -> None:
+        """Takes in what happened."""
         phase = event.data.get("phase") if event.stream == "lifecycle" else None
         run = self._runs.get(event.run_id)
         if phase == "start":
-            run = self._runs[event.run_id] = _RunView(self._say, self._width, self._make_calls())
-            # The channel may still deliver the reply of the run before, which was shown already.
+            run = self._runs[event.run_id] = _RunView(self._say, self._width)
+            # The words of the run before may still be on their way, to be shown no second time.
             self._streamed.append(run.streamed)
         elif run is not None and phase is not None:
-            run.writer.end()
+            run.words.end()
             run.calls.close(None)
             del self._runs[event.run_id]
-            error, status = str(event.data.get("error") or ""), event.data.get("status", "error")
-            if error and status != "aborted":
-                self._fail(f"{status}: {error}")
-                run.streamed.update(split_text(error))  # the channel delivers the error, too
+            self._tell_error(run, dict(event.data))
         elif run is not None:
-            run.add(event)
+            run.take(event)
+
+    def _tell_error(self, run: _RunView, data: dict[str, Any]) -> None:
+        error, status = str(data.get("error") or ""), data.get("status", "error")
+        if error and status != "aborted":
+            self._fail(f"{status}: {error}")
+            run.streamed.update(split_text(error))  # the channel is sent it too
 
     def end_lines(self) -> None:
-        """Shows the unfinished lines of all models."""
+        """Shows what models have begun to write, as lines of their own."""
         for run in self._runs.values():
-            run.writer.end()
+            run.words.end()
 
     def is_new(self, text: str) -> bool:
-        """True if a delivered message was not streamed already. Ask once for each message."""
+        """Whether a message that is sent was not seen already, as it came; asked once for each."""
         for streamed in self._streamed:
             if text in streamed:
                 streamed.discard(text)
@@ -198,12 +180,12 @@ class ChatView:
         return True
 
     @property
-    def step(self) -> str:
-        """The current step of the first run; empty if no run is active."""
-        return next((run.step for run in self._runs.values()), "")
+    def doing(self) -> str:
+        """What goes on; nothing if nothing does."""
+        return next((run.doing for run in self._runs.values()), "")
 
     @property
     def part(self) -> str:
-        """The unfinished line of the model; of a long line, the end."""
-        part = next((run.writer.visible_part for run in self._runs.values()), "")
+        """The line that the model writes, or the end of it, if it is too long."""
+        part = next((run.words.seen for run in self._runs.values()), "")
         return line_end(part, self._width() - 1)
