@@ -167,8 +167,8 @@ def load_models(setup: Setup, request: AgentRequest, view: AgentView) -> ModelPo
             path="agents.defaults.model",
             expected="provider/model",
         )
+    view.note(LOADS)  # before the handler is set: it writes to the same stream
     with _left_at_once(view):
-        view.note(LOADS)
         models.find(name)
     view.note(CONNECTS)
     return models
