@@ -150,6 +150,8 @@ class Calls:
         while call is not None:
             await self._make(group, call)
             group.running -= 1
+            if group.ended:
+                group.changes.notify()
             call = self._next(group)
 
     async def _make(self, group: CallGroup, call: OpenCall) -> None:

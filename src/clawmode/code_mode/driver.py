@@ -54,6 +54,9 @@ QUEUED_CALLS = 128
 MARGIN = 0.25
 """A cell is not resumed in the last seconds before the deadline of an `exec` or `wait`."""
 
+CANCEL_SECONDS = 1.0
+"""How long cancelled calls of an aborted cell may take to end; far below `ABORT_SECONDS`."""
+
 WATCH = 0.25
 """Seconds between queries whether other processes have aborted cells or calls of this one."""
 
@@ -467,6 +470,11 @@ class Driver:
             await self._abort_active(cell)
         elif group is not None and not group.claimed:
             self.forget(run_id)
+            # The other process returns from its abort as soon as this one gives up the cell, so
+            # the cancelled calls have to end before. A tool may ignore its cancellation.
+            with anyio.move_on_after(CANCEL_SECONDS):
+                while group.running:
+                    await group.changes.wait()
             await self.parking.give_up(run_id)
 
     # ---- Small parts ----
