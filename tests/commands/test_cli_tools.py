@@ -309,7 +309,7 @@ def test_a_tool_is_shown_with_signature_and_schema(shop: Path) -> None:
 @pytest.mark.parametrize(
     ("reference", "says"),
     [
-        ("prise", "no tool has the id or name 'prise'; the nearest: openclaw:core:price"),
+        ("prise", "no tool has the id or name 'prise'; similar ids: openclaw:core:price"),
         ("qqqq", "no tool has the id or name 'qqqq'"),
         ("block", "openclaw:core:block is denied: "),
     ],

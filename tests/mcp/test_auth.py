@@ -394,7 +394,7 @@ async def test_the_command_logs_in_and_says_so(
         await anyio.to_thread.run_sync(log_in, setup, "web")
         for _, writer in person.windows:
             writer.close()
-        for name, problem in (("plain", "wants no login"), ("nobody", "web, plain")):
+        for name, problem in (("plain", "needs no login"), ("nobody", "web, plain")):
             with pytest.raises(ConfigurationError, match=problem):
                 log_in(setup, name)
     told = capsys.readouterr().err

@@ -17,7 +17,8 @@ from clawmode.app.loading import set_up
 from clawmode.app.setup import Options
 from clawmode.context import RunContext
 from clawmode.terminal.call_tree import MAX_CALLS_KEPT, CallTree, CallView
-from clawmode.terminal.desk import Desk, Terminal, attended, describe
+from clawmode.terminal.desk import Desk, Terminal, questions_served
+from clawmode.terminal.forms import describe
 from clawmode.text import IN_TEXT, escape, one_line
 from clawmode.tools.approvals import Question
 from clawmode.tools.executor import CallEvent
@@ -136,7 +137,7 @@ async def test_yes_is_once_no_is_deny_and_anything_else_gets_a_hint(
 ) -> None:
     typist = Typist(*lines)
     desk = Desk(ask_for=lambda tool: True, terminal=typist, paused=nullcontext)
-    async with attended(desk):
+    async with questions_served(desk):
         found = await desk.ask(a_question())
     assert found == decision
     assert typist.shown.count("Please answer once (or yes), always, or deny (or no).\n") == hints
@@ -147,7 +148,7 @@ async def test_yes_is_once_no_is_deny_and_anything_else_gets_a_hint(
 async def test_yes_does_not_allow_what_was_not_shown() -> None:
     typist = Typist("yes", "y", "show", "yes")
     desk = Desk(ask_for=lambda tool: True, terminal=typist, paused=nullcontext)
-    async with attended(desk):
+    async with questions_served(desk):
         found = await desk.ask(a_question(input={"lines": ["x"] * 50}))
     assert found == "allow-once"
     assert typist.shown.count("Not all of the arguments were shown: please answer show") == 2
@@ -246,7 +247,7 @@ def test_a_question_that_nobody_answers_in_time_is_a_no(shop: Path) -> None:
     trusted(shop, "{ tools: { codeMode: { snapshotTtlSeconds: 1 } } }")
     with Person(*cell(shop, ORDER), cwd=shop) as person:
         person.reads(PROMPT)
-        person.reads("The question is not open any more.")
+        person.reads("The question is no longer open.")
         status, out = person.leaves()
     assert (status, "nobody answered" in out) == (0, True)
 

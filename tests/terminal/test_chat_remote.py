@@ -191,13 +191,13 @@ def test_a_question_is_answered_in_the_place_of_the_prompt(office: Office, zygot
         person.says("once", 'It returned "hi')
         person.says("Run it.", PROMPT)
         person.types("\x04")
-        person.reads("It waits for: /approve ")
+        person.reads("Answer later with: /approve ")
         found = re.findall(r"/approve (ap_\w+)", person.transcript)[-1]
         person.says(f"/approve {found} deny", "it was denied")
         person.says("Run it.", PROMPT)
         (question,) = office.ask("exec.approval.list")["approvals"]
         office.ask("exec.approval.resolve", id=question["id"], decision="allow-once")
-        person.reads("The question is not open any more.")
+        person.reads("The question is no longer open.")
         person.reads('It returned "hi')
         person.types("\x04")
         assert person.leaves()[0] == 0
@@ -211,20 +211,20 @@ def test_lines_steer_ctrl_c_stops_and_who_leaves_can_come_back(
     given = ("--session", "left")
     with Chatter(zygote, *given, cwd=office.folder) as person:
         person.says("Open it.", "openclaw:core:gate")
-        person.says("And quickly!", "(said to the run that goes on)")
+        person.says("And quickly!", "(sent to the active run)")
         office.open_gate()
         person.reads("Both heard.")
         (office.folder / "gate-is-open").unlink()
         person.says("/queue followup debounce:0", "queue followup")
         person.says("Again.", "openclaw:core:gate")
-        person.says("Later.", "(waits for the run that goes on)", "1 message waits")
+        person.says("Later.", "(queued until the active run ends)", "1 message waits")
         person.types("\x03")
         person.reads("- openclaw:core:gate")
         person.reads("Stopped. 1 waiting message was dropped.")
         person.reads("ready")
         person.says("Once more.", "I look.", "openclaw:core:gate")
         person.types("\x04")
-        person.reads("The run goes on in the gateway")
+        person.reads("The run continues in the gateway")
         assert person.leaves()[0] == 0
     with Chatter(zygote, *given, cwd=office.folder) as person:
         person.reads("I look.")
@@ -268,7 +268,7 @@ def test_a_gateway_that_is_started_again_loses_no_word(office: Office, zygote: Z
         person.says("Hello!", "Fine.")
         person.says("Open it.", "I look.", "openclaw:core:gate")
         office.gateway.kill()
-        person.reads("is lost, and tried again")
+        person.reads("is lost; reconnecting")
         office.open_gate()
         office.gateway.__exit__()
         office.start()

@@ -228,13 +228,15 @@ def test_messages_steer_or_wait_while_a_tool_runs_and_ctrl_c_stops_it(
         configure(shop, server)
         with Chatter(zygote, *TOOLS, cwd=shop) as person:
             person.says("Open it.", "openclaw:core:gate")
-            person.says("And quickly!", "(said to the run that goes on)")
+            person.says("And quickly!", "(sent to the active run)")
             (shop / "gate-is-open").touch()
             person.reads("Both heard.")
             (shop / "gate-is-open").unlink()
             person.says("/queue followup debounce:0", "queue followup")
             person.says("Again.", "openclaw:core:gate")
-            person.says("This comes later.", "(waits for the run that goes on)", "1 message waits")
+            person.says(
+                "This comes later.", "(queued until the active run ends)", "1 message waits"
+            )
             (shop / "gate-is-open").touch()
             person.reads("Done.")
             person.reads("Followed.")
@@ -263,7 +265,7 @@ def test_a_run_that_goes_on_is_stopped_and_written_down_when_one_leaves(
             person.says("Go.", "openclaw:core:forever")
             if how == "ctrl-d":
                 person.types("\x04")
-                person.reads("The run that goes on is stopped.")
+                person.reads("The active run is stopped.")
                 assert person.leaves()[0] == 0
             elif how == "sigterm":
                 person.signals(signal.SIGTERM)
@@ -298,7 +300,7 @@ def test_calls_are_decided_about_in_the_place_of_the_prompt(shop: Path, zygote: 
             person.says("Order.", PROMPT)
             person.says("/stop", "Stopped.")
             person.says("Well?", "Well.")
-            assert "The question is not open any more." in person.transcript
+            assert "The question is no longer open." in person.transcript
             person.types("\x04")
             assert person.leaves()[0] == 0
         assert said(server, 6)[-1] == "once"
@@ -316,7 +318,7 @@ def test_a_question_can_be_put_off_and_decided_about_by_a_command(
         with Chatter(zygote, *TOOLS, cwd=shop) as person:
             person.says("Order.", PROMPT)
             person.types("\x04")
-            person.reads("It waits for: /approve ")
+            person.reads("Answer later with: /approve ")
             found = re.search(r"/approve (ap_\w+)", person.transcript)
             assert found is not None
             person.says(f"/approve {found[1]} deny", "it was denied")

@@ -8,10 +8,11 @@ from prompt_toolkit.utils import get_cwidth
 
 from clawmode.agent.events import AgentEvent, Stream
 from clawmode.messaging.outbox import split_text
+from clawmode.terminal.agent_view import AgentView
 from clawmode.terminal.chat import hint
 from clawmode.terminal.chat_prompt import open_history
 from clawmode.terminal.chat_screen import MAX_LINE, Lines, break_line, line_end
-from clawmode.terminal.chat_view import MAX_PART, ChatView, Words
+from clawmode.terminal.chat_view import MAX_PART, ChatView, LineWriter
 from clawmode.types import JsonValue
 
 
@@ -20,15 +21,20 @@ class Seen:
 
     def __init__(self, width: int = 20) -> None:
         self.lines: list[str] = []
-        self.view = ChatView(self.lines.append, lambda: width, self.lines.append)
+        self.view = ChatView(
+            self.lines.append,
+            lambda: width,
+            self.lines.append,
+            lambda: AgentView(None, live=False, summary=True),
+        )
 
     def take(self, stream: Stream, run_id: str = "run", /, **data: JsonValue) -> None:
-        self.view.take(AgentEvent(run_id=run_id, seq=1, stream=stream, data=data))
+        self.view.add(AgentEvent(run_id=run_id, seq=1, stream=stream, data=data))
 
 
 def spoken(*pieces: str, width: int = 20) -> list[str]:
     lines: list[str] = []
-    words = Words(lines.append, lambda: width)
+    words = LineWriter(lines.append, lambda: width)
     for piece in pieces:
         words.add(piece)
     words.end()
@@ -51,7 +57,7 @@ def test_code_and_long_words_stay_whole_and_nothing_waits_for_ever() -> None:
     assert spoken(f"```\n{code}\n```\n") == ["```", code, "```"]
     assert spoken("x" * 50, " y") == ["x" * 50, "y"]
     lines: list[str] = []
-    Words(lines.append, lambda: 20).add("x" * (MAX_PART + 1))
+    LineWriter(lines.append, lambda: 20).add("x" * (MAX_PART + 1))
     assert lines == ["x" * (MAX_PART + 1)]
 
 
@@ -139,7 +145,7 @@ def test_what_goes_on_is_told_and_harmless() -> None:
 
     def then(stream: Stream, **data: JsonValue) -> None:
         seen.take(stream, **data)
-        told.append(seen.view.doing)
+        told.append(seen.view.step)
 
     then("lifecycle", phase="start")
     then("thinking", delta="Hm.")
@@ -162,7 +168,7 @@ def test_what_goes_on_is_told_and_harmless() -> None:
         "t\\u00071, t\\u00072, t\\u00073 and 1 more",
         "t\\u00072, t\\u00073, t\\u00074 and 2 more",
         "t\\u00072, t\\u00073, t\\u00074 and 1 more",
-        "the conversation is summed up",
+        "summarizing the conversation",
         "",
     ]
 

@@ -152,7 +152,7 @@ def test_every_extra_has_a_line_that_says_how_to_install_it(
 def test_our_own_tools_are_counted(tmp_path: Path) -> None:
     setup = setup_of(tmp_path, '{ tools: { deny: ["exec"] } }')
     *_, tools = doctor._configuration(Options(config=str(tmp_path / "c.json5")), setup)
-    assert tools.detail == "8 of 9 tools are allowed: 9 of our own and 0 of Python"
+    assert tools.detail == "8 of 9 tools are allowed: 9 built-in and 0 of Python"
 
 
 @pytest.mark.covers("S-2", "S-15")
@@ -161,7 +161,7 @@ def test_rules_and_code_in_a_workspace_are_told(tmp_path: Path) -> None:
     state = tmp_path.parent / f"{tmp_path.name}-state"
     setup = setup_of(tmp_path, text, state=str(state))
     (note,) = doctor._workspaces(setup)
-    assert (note.health, f"{tmp_path} holds c.json5" in note.detail) == ("note", True)
+    assert (note.health, f"{tmp_path} contains c.json5" in note.detail) == ("note", True)
     state.mkdir()
     (state / "exec-approvals.json").write_text('{"version": 1, "default": {}}')
     *_, problem = doctor._workspaces(setup)
@@ -178,4 +178,4 @@ def test_plugins_and_the_gateway_are_told_of(tmp_path: Path) -> None:
     assert status == 1
     assert found["plugin good"][0][0] == "ok"
     assert found["plugin bad"][0][0] == "problem"
-    assert found["gateway"] == [("ok", "none runs on this state folder")]
+    assert found["gateway"] == [("ok", "no gateway runs on this state folder")]

@@ -312,7 +312,7 @@ def test_what_a_provider_answers_is_told_and_a_cut_is_mended(shop: Path, zygote:
     assert "no such key bad \\u001b[2J" in failed.stderr
     assert (as_json.returncode, answer(as_json)["problem"]) == (1, "auth")
     assert (mended.returncode, mended.stdout) == (0, "Whole.\n")
-    assert "(the model was cut off, and begins again)" in mended.stderr
+    assert "(the reply was cut off; the model starts again)" in mended.stderr
 
 
 class Out(ProgramOutput):
@@ -332,8 +332,8 @@ def shown(*events: JsonObject, is_terminal: bool, lost_after: int = 99, **result
     view = AgentView(out, live=False, summary=False)
     for number, data in enumerate(events):
         if number == lost_after:
-            view.lose_words("(lost)")
-        view.take(AgentEvent(run_id="r", seq=number, stream="assistant", data=data))
+            view.mark_lost("(lost)")
+        view.add(AgentEvent(run_id="r", seq=number, stream="assistant", data=data))
     payloads = tuple({"text": text} for text in result.pop("payloads", ()))
     given: dict[str, Any] = {"status": "ok", "run_id": "r", "session_key": "k", "session_id": "s"}
     view.close(RunResult(payloads=payloads, **{**given, **result}))
@@ -553,7 +553,7 @@ def test_a_turn_that_is_left_waiting_is_continued_and_its_program_too(
             person.reads(PROMPT)
             written(shop, WAITING)
             person.types("\x04")
-            person.reads("waiting (approval); go on with:")
+            person.reads("waiting (approval); resume with:")
             assert person.leaves()[0] == 3
         command = person.seen.splitlines()[-1].split()
         assert command[:3] == ["clawmode", "agent", "--continue"]

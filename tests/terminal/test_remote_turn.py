@@ -315,7 +315,7 @@ async def test_a_question_that_was_answered_elsewhere_goes_away(
     def talk(seat: Seat) -> tuple[int, str]:
         seat.reads(PROMPT)
         shown.set()
-        seat.reads("not open any more")
+        seat.reads("no longer open")
         return seat.leaves()
 
     async with office(tmp_path, zygote, ASKED) as at:
@@ -350,7 +350,7 @@ async def test_later_leaves_it_waiting_and_continue_asks_again(
         (status, _), seen = await at.sit(put_off, "-m", "Hi", "--session", "report")
         (run,) = at.it.gateway.host.runtime.runs()
         assert not run.ended.is_set()
-        command = re.sub(r"\s+", " ", plain(seen)).partition("go on with: ")[2]
+        command = re.sub(r"\s+", " ", plain(seen)).partition("resume with: ")[2]
         assert f"agent --continue {run.id} --session agent:main:report" in command
         (again, _), shown = await at.sit(
             allow, "--continue", run.id, "--session", "agent:main:report"

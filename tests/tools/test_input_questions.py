@@ -143,15 +143,15 @@ def test_a_person_fills_in_a_form(shop: Any) -> None:
             ("Name", "\n"),
             ("Name", "Ann\n"),
             ("age; integer", "old\n"),
-            ("it is no integer", ""),
+            ("this is not an integer", ""),
             ("age", "7\n"),
-            ("it is less than 18", ""),
+            ("must be at least 18", ""),
             ("age", "44\n"),
             ("tea; boolean; default False", "\n"),
             ("size; one of S, L", "M\n"),
             ("none of the choices", ""),
             ("size", "L\n"),
-            ("note; may be left empty", "\n"),
+            ("note; optional", "\n"),
         ):
             person.reads(prompt)
             person.types(typed)

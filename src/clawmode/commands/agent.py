@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from clawmode.agent.requests import AgentRequest
     from clawmode.app.console import ProgramOutput
     from clawmode.rpc.presence import RunningGateway
-    from clawmode.terminal.turn import ShownTurn
+    from clawmode.terminal.turn import TerminalTurn
 
 EXIT = {"ok": 0, "error": FAILED, "timeout": FAILED, "aborted": STOPPED}
 WAITING = 3
@@ -108,10 +108,13 @@ def agent(
             timeout_seconds=timeout,
         )
         options = gather(tools, config, mcp_config, policy, approve, state)
-        shown: dict[str, Any] = {"options": options, "out": out, "approve": approve}
-        shown |= {"as_json": as_json, "quiet": quiet, "stdin_is_taken": message == "-"}
+        given: dict[str, Any] = {"options": options, "out": out, "approve": approve}
+        given |= {"as_json": as_json, "stdin_is_taken": message == "-"}
         running = None if local or show_prompt else find_gateway(options)
-        turn = _local_turn(shown) if running is None else _remote_turn(running, shown)
+        if running is None:
+            turn = _local_turn(given, quiet=quiet)
+        else:
+            turn = _remote_turn(running, given, quiet=quiet)
         if show_prompt:
             turn.show_prompt(request)
             raise typer.Exit
@@ -137,19 +140,27 @@ def _request(session: str, thinking: str, **given: Any) -> "AgentRequest":
     )
 
 
-def _local_turn(shown: dict[str, Any]) -> "ShownTurn":
-    from clawmode.terminal.local_turn import AgentCommand
+def _local_turn(given: dict[str, Any], *, quiet: bool) -> "TerminalTurn":
+    from clawmode.terminal.agent_view import turn_view
+    from clawmode.terminal.local_turn import LocalTurn
 
-    return AgentCommand(setup=load_setup(shown["options"], "agent"), **shown)
+    setup = load_setup(given["options"], "agent")
+    # The view measures the time of the turn, so it is made after the setup.
+    view = turn_view(given["out"], as_json=given["as_json"], quiet=quiet)
+    return LocalTurn(setup=setup, view=view, **given)
 
 
-def _remote_turn(running: "RunningGateway", shown: dict[str, Any]) -> "ShownTurn":
+def _remote_turn(
+    running: "RunningGateway", given: dict[str, Any], *, quiet: bool
+) -> "TerminalTurn":
     from clawmode.app.setup import state_folder
+    from clawmode.terminal.agent_view import turn_view
     from clawmode.terminal.remote_turn import RemoteTurn, check_options
 
-    options = shown["options"]
+    options = given["options"]
     check_options(options, running)
-    return RemoteTurn(state=state_folder(options.state), **shown)
+    view = turn_view(given["out"], as_json=given["as_json"], quiet=quiet)
+    return RemoteTurn(state=state_folder(options.state), view=view, **given)
 
 
 # ---- Sessions ----

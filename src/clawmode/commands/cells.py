@@ -64,13 +64,13 @@ def run(
     limits = limits_of(timeout_ms, memory_limit_bytes, max_output_bytes, max_snapshot_bytes)
     with command() as out:
         from clawmode.sandbox.protocol import LANGUAGES
-        from clawmode.terminal.cell import Foreground
+        from clawmode.terminal.cell import TerminalCell
 
         if chosen not in LANGUAGES:
             fail(f"--language must be {' or '.join(LANGUAGES)}, not {chosen!r}", USAGE)
         code = read_source(file)
         options = gather(tools, config, mcp_config, policy, approve, state, limits)
-        cell = Foreground(
+        cell = TerminalCell(
             options=options,
             setup=load_setup(options),
             out=out,
@@ -105,10 +105,10 @@ def wait_for(
     """
     limits = limits_of(timeout_ms, memory_limit_bytes, max_output_bytes, max_snapshot_bytes)
     with command() as out:
-        from clawmode.terminal.cell import Foreground
+        from clawmode.terminal.cell import TerminalCell
 
         options = gather(tools, config, mcp_config, policy, approve, state, limits)
-        cell = Foreground(
+        cell = TerminalCell(
             options=options,
             setup=load_setup(options),
             out=out,

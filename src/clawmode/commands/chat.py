@@ -20,8 +20,8 @@ from clawmode.commands.options import (
 if TYPE_CHECKING:
     from clawmode.app.setup import Options
     from clawmode.rpc.presence import RunningGateway
-    from clawmode.terminal.chat_command import ChatCommand
-    from clawmode.terminal.chat_remote_command import RemoteChatCommand
+    from clawmode.terminal.chat_local import LocalChat
+    from clawmode.terminal.chat_remote_command import RemoteChat
 
 
 def chat(
@@ -66,18 +66,16 @@ def chat(
             raise ConfigurationError(str(error)) from None
 
 
-def _local(options: "Options", given: dict[str, Any]) -> "ChatCommand":
-    from clawmode.terminal.chat_command import ChatCommand
+def _local(options: "Options", given: dict[str, Any]) -> "LocalChat":
+    from clawmode.terminal.chat_local import LocalChat
 
-    return ChatCommand(setup=load_setup(options, "agent"), **given)
+    return LocalChat(setup=load_setup(options, "agent"), **given)
 
 
-def _remote(
-    running: "RunningGateway", options: "Options", given: dict[str, Any]
-) -> "RemoteChatCommand":
+def _remote(running: "RunningGateway", options: "Options", given: dict[str, Any]) -> "RemoteChat":
     from clawmode.app.setup import state_folder
-    from clawmode.terminal.chat_remote_command import RemoteChatCommand
+    from clawmode.terminal.chat_remote_command import RemoteChat
     from clawmode.terminal.remote_turn import check_options
 
     check_options(options, running)
-    return RemoteChatCommand(state=state_folder(options.state), **given)
+    return RemoteChat(state=state_folder(options.state), **given)

@@ -103,7 +103,7 @@ def add_job(
         from clawmode.cron.job import Job
         from clawmode.cron.words import in_words
         from clawmode.models.base import THINKING_LEVELS
-        from clawmode.terminal.cron_turn import add, describe, next_time
+        from clawmode.terminal.cron_turn import add, next_time
 
         level = next((it for it in THINKING_LEVELS if it == thinking), None)
         if thinking and level is None:
@@ -128,7 +128,7 @@ def add_job(
         setup = load_basic_setup(config, state)
         added = add(setup, job)
         if as_json:
-            out.json(describe(added))
+            out.json(added.described())
         else:
             out.say(f"{added.job.id}: {in_words(job.schedule())}; next: {next_time(added)}")
         _warn_if_idle(setup, state)
@@ -198,16 +198,17 @@ def run_job(
     Exit status: 0 done, 1 failed or already running, 2 wrong usage, 130 stopped.
     """
     with command() as out:
-        from clawmode.terminal.cron_turn import CronCommand
+        from clawmode.terminal.agent_view import turn_view
+        from clawmode.terminal.cron_turn import CronTurn
 
         options = gather(tools, config, mcp_config, policy, approve, state)
-        turn = CronCommand(
+        turn = CronTurn(
             options=options,
             setup=load_setup(options, "agent"),
             out=out,
+            view=turn_view(out, as_json=as_json, quiet=quiet),
             approve=approve,
             as_json=as_json,
-            quiet=quiet,
         )
         result = turn.run_job(job_id)
     raise typer.Exit(EXIT[result.status])

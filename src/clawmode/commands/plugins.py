@@ -151,7 +151,7 @@ async def _install(installer: "Installer", source: str) -> "InstallResult":
 def plugin_command() -> "Iterator[ProgramOutput]":
     """Like `command`, and prints the log of the block on stderr, escaped."""
     with command() as out:
-        from clawmode.terminal.plugin_listings import told_logs
+        from clawmode.terminal.plugin_listings import printed_logs
 
-        with told_logs():
+        with printed_logs():
             yield out

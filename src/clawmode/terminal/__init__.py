@@ -1,1 +1,1 @@
-"""What is shown and asked at a terminal."""
+"""Everything that a terminal shows and asks: cells, turns, chat, listings, doctor."""

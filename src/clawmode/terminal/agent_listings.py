@@ -1,4 +1,4 @@
-"""What `sessions`, `trajectory` and `agent --show-prompt` show and write."""
+"""The output of `sessions` and `trajectory`: lists, trees and bundles of conversations."""
 
 import os
 import time
@@ -7,7 +7,6 @@ from typing import Any
 
 import anyio
 
-from clawmode.agent.preview import Preview
 from clawmode.app.console import ProgramOutput, duration, print_note
 from clawmode.app.secrets import known_secrets
 from clawmode.app.setup import Setup
@@ -23,15 +22,14 @@ from clawmode.terminal.trajectory_view import render
 from clawmode.types import JsonObject, JsonValue
 
 MAX_WIDTH = 10_000
-"""Of a line, where nobody watches."""
+"""The width of lines in a pipe or a file."""
 
-MAX_NAMED = 10
 WIDE = 100
-"""Columns in which ids have room beside keys."""
+"""The columns from which on the list has ids as well as keys."""
 
 
 def list_all(setup: Setup, agent_id: str, limit: int) -> list[JsonValue]:
-    """Conversations, the one that was used last first."""
+    """Returns conversations as JSON, the most recently used first."""
     store = SessionStore(setup.sessions_folder)
 
     async def fetch() -> list[JsonValue]:
@@ -42,14 +40,14 @@ def list_all(setup: Setup, agent_id: str, limit: int) -> list[JsonValue]:
 
 
 def print_sessions(out: ProgramOutput, sessions: list[JsonValue]) -> None:
-    """Prints them as a table."""
+    """Prints the result of `list_all` as a table."""
     if not sessions:
-        print_note("there are no sessions yet: see `clawmode agent`")
+        print_note("there are no sessions yet: start one with `clawmode agent`")
         return
     wide = not out.is_terminal or _terminal_width() >= WIDE
     rows: list[list[str]] = []
-    for each in sessions:
-        known: dict[str, Any] = dict(each) if isinstance(each, dict) else {}
+    for session in sessions:
+        known: dict[str, Any] = dict(session) if isinstance(session, dict) else {}
         usage: dict[str, int] = known["usage"]
         ago = duration(max(time.time() - known["updatedAt"] / 1000, 0))
         tokens = f"{usage['input'] + usage['output']:,}"
@@ -60,13 +58,13 @@ def print_sessions(out: ProgramOutput, sessions: list[JsonValue]) -> None:
 
 
 def read_session(setup: Setup, reference: str, run_id: str) -> JsonObject:
-    """A conversation with all its entries, or those of one run.
+    """Returns a conversation as JSON, with all its entries or those of one run.
 
     Raises:
         SessionError: There is no such session, or no such run.
     """
     session, history = _open(setup, reference)
-    entries = [it for it in history.entries if run_id in ("", it.run_id)]
+    entries = [entry for entry in history.entries if run_id in ("", entry.run_id)]
     if run_id and not entries:
         raise _no_run(session, run_id)
     return {
@@ -92,11 +90,9 @@ def show(out: ProgramOutput, setup: Setup, reference: str, run_id: str) -> None:
     for line in lines:
         out.say(line)
     if not lines:
-        print_note(f"nothing has been said in the session {session.key} yet")
+        print_note(f"the session {session.key} has no messages yet")
     if history.unreadable:
-        print_note(
-            f"{history.unreadable} entries of the transcript cannot be read, and are left out"
-        )
+        print_note(f"{history.unreadable} unreadable entries of the transcript are left out")
 
 
 def _no_run(session: Session, run_id: str) -> SessionError:
@@ -107,7 +103,7 @@ def _no_run(session: Session, run_id: str) -> SessionError:
 
 
 def _terminal_width() -> int:
-    # Our own stdout is not that of the process any more: see `ProgramOutput`.
+    # Not descriptor 1: `ProgramOutput` has redirected it to stderr.
     for fd in (2, 0):
         if os.isatty(fd):
             return os.get_terminal_size(fd).columns or 80
@@ -115,11 +111,11 @@ def _terminal_width() -> int:
 
 
 def export(setup: Setup, reference: str, name: str) -> JsonObject:
-    """Writes the bundle of a session, and says where it is."""
+    """Writes the bundle of a session to the agent's workspace; returns a description of it."""
     session, history = _open(setup, reference)
     agent = settings.agent(setup.configuration, session.agent_id)
     workspace = workspace_of(setup.state, agent.id, agent.workspace or None)
-    made = export_bundle(
+    bundle = export_bundle(
         history,
         sidecar_path(session.transcript, session.id),
         workspace=workspace,
@@ -127,12 +123,12 @@ def export(setup: Setup, reference: str, name: str) -> JsonObject:
         redactor=Redactor(known_secrets(setup), workspace=workspace, home=Path.home()),
     )
     return {
-        "folder": os.fspath(made.folder),
-        "files": list(made.files),
-        "events": made.events,
-        "runtimeEvents": made.runtime_events,
-        "skipped": made.skipped,
-        "cut": dict(made.cut),
+        "folder": os.fspath(bundle.folder),
+        "files": list(bundle.files),
+        "events": bundle.events,
+        "runtimeEvents": bundle.runtime_events,
+        "skipped": bundle.skipped,
+        "cut": dict(bundle.cut),
     }
 
 
@@ -148,25 +144,6 @@ def _open(setup: Setup, reference: str) -> tuple[Session, History]:
 
     session = anyio.run(fetch)
     return session, read_transcript(session.transcript)
-
-
-def show_preview(out: ProgramOutput, made: Preview) -> None:
-    """Prints what a model would be told, and how many tokens each piece takes."""
-    rows = [[part.name, f"{len(part.text):,}", f"{part.tokens:,}"] for part in made.prompt.parts]
-    names = ", ".join(tool.name for tool in made.tools[:MAX_NAMED]) or "none"
-    more = len(made.tools) - MAX_NAMED
-    rows.append(
-        [f"tools: {names}{f' and {more} more' if more > 0 else ''}", "", f"{made.tool_tokens:,}"]
-    )
-    rows.append(["conversation so far", "", f"{made.conversation:,}"])
-    rows.append(["all", "", f"{made.total:,}"])
-    out.say(made.prompt.text)
-    if made.prompt.context:
-        out.say(f"\nBefore what you say, for this turn:\n{made.prompt.context}")
-    out.say("")
-    out.table(["what", "characters", "tokens (about)"], rows)
-    room = f"{made.room:,} of {made.window:,} tokens may be used before it is shortened"
-    out.say(f"\n{made.model} · session {made.session_key} · {room}")
 
 
 def _describe(session: Session) -> JsonObject:

@@ -1,6 +1,7 @@
-"""A run as people see it: words on stdout, calls as a tree on stderr.
+"""A run of an agent at a terminal: the reply on stdout, calls as a tree on stderr.
 
-A terminal shows words as they come. A pipe or a file gets every answer once, when it is complete.
+A terminal shows the reply while the model writes it. A pipe or a file gets each reply once, when it
+is complete.
 """
 
 import json
@@ -22,8 +23,8 @@ from clawmode.tools.executor import CallEvent
 
 MAX_ARGS_CHARS = 60
 MIN_ARGS_CHARS = 16
-BESIDE_ARGS = 20
-"""Columns for what stands around the arguments: the guide, the tool's name, the time."""
+AROUND_ARGS = 20
+"""The columns around the arguments: the guide, the name of the tool, the time."""
 
 WAITS = "… waiting for the model"
 THINKS = "… the model thinks"
@@ -34,8 +35,8 @@ class AgentView:
     """Shows the events of one run.
 
     Args:
-        out: Where the model's words go; None if a program reads the result instead.
-        live: Show calls while they run, and what is waited for.
+        out: Where the reply goes; None if the result is printed as JSON instead.
+        live: Show calls while they run, and a note about the current step.
         summary: Show calls when they have ended.
     """
 
@@ -48,99 +49,100 @@ class AgentView:
         self._open: dict[str, CallEvent] = {}
         self._nested: dict[str, CallEvent] = {}
         self._in_line = False
-        self._spoke = False
-        self._at_once = out is not None and out.is_terminal
-        self._answer: list[str] = []  # pieces of the answer that is being given
-        self._answers: Counter[str] = Counter()
-        self._torn = False
-        self._noted = ""
-        self._held = 0
+        self._has_text = False
+        self._streams = out is not None and out.is_terminal
+        self._reply: list[str] = []  # pieces of the reply that the model is writing
+        self._replies: Counter[str] = Counter()
+        self._events_lost = False
+        self._note = ""
+        self._pauses = 0
         self._kept: list[AgentEvent] = []
 
-    def take(self, event: AgentEvent) -> None:
-        """Takes in what happened: a listener for `AgentRuntime.subscribe`."""
-        if self._held:
+    def add(self, event: AgentEvent) -> None:
+        """Shows an event; a listener for `AgentRuntime.subscribe`."""
+        if self._pauses:
             self._kept.append(event)
         else:
             self._show(event)
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Leaves the terminal to others. What happens meanwhile is shown afterwards."""
-        self._wipe()
+        """Shows nothing while the block runs; events of that time are shown afterwards."""
+        self._clear_note()
         self._end_line()
-        self._held += 1
+        self._pauses += 1
         try:
             with nullcontext() if self._calls is None else self._calls.paused():
                 yield
         finally:
-            self._held -= 1
-            while self._kept and not self._held:
+            self._pauses -= 1
+            while self._kept and not self._pauses:
                 self._show(self._kept.pop(0))
 
     def note(self, text: str) -> None:
-        """Says on a terminal what is waited for, until something else is shown."""
-        if self._live and not self._in_line and self._calls is None and text != self._noted:
-            self._wipe()
+        """Shows the current step on a terminal, until other output follows."""
+        if self._live and not self._in_line and self._calls is None and text != self._note:
+            self._clear_note()
             sys.stderr.write(text)
             sys.stderr.flush()
-            self._noted = text
+            self._note = text
 
     def close(self, result: RunResult | None) -> None:
-        """Shows how it ended."""
-        self._wipe()
+        """Ends the output; with a result, shows the rest of the reply and a summary."""
+        self._clear_note()
         self._end_line()
         self._close_calls()
-        self._wipe()
+        self._clear_note()
         if result is None:
             return
-        if self._torn or (not self._spoke and result.status == "ok"):  # or a hook has answered
-            self._say_missed(result)
-        elif result.status in ("aborted", "timeout"):  # what the model had said is recorded
-            self._write_answer()
+        # Without events of the model, a hook may have answered in its place.
+        if self._events_lost or (not self._has_text and result.status == "ok"):
+            self._print_missed(result)
+        elif result.status in ("aborted", "timeout"):
+            self._write_reply()
         if self._summary:
             print_stderr(_footer(result, time.time() - self._began))
 
-    def lose_words(self, note: str = "") -> None:
-        """Says that events were lost. The words that are missing are shown at the end.
+    def mark_lost(self, note: str = "") -> None:
+        """Records that events were lost. The missing text is shown at the end.
 
         Args:
-            note: What the user is told, the first time.
+            note: A line for the user, shown the first time.
         """
-        if note and self._out is not None and not self._torn:
+        if note and self._out is not None and not self._events_lost:
             with self.paused():
                 print_stderr(note)
-        self._torn = True
-        if not self._at_once:
-            self._answer.clear()
+        self._events_lost = True
+        if not self._streams:
+            self._reply.clear()
 
     def _show(self, event: AgentEvent) -> None:
         data: dict[str, Any] = dict(event.data)
         if event.stream == "assistant":
-            self._speak(data)
+            self._show_text(data)
         elif event.stream == "tool":
-            self._call(data)
+            self._show_call(data)
         elif event.stream == "thinking":
             self.note(THINKS)
         elif data.get("phase") == "start":
             self.note(WAITS)
 
-    def _wipe(self) -> None:
-        if self._noted:
+    def _clear_note(self) -> None:
+        if self._note:
             sys.stderr.write("\r\x1b[K")
             sys.stderr.flush()
-            self._noted = ""
+            self._note = ""
 
-    # ---- Words ----
+    # ---- The reply ----
 
-    def _speak(self, data: dict[str, Any]) -> None:
+    def _show_text(self, data: dict[str, Any]) -> None:
         self._close_calls()
         if data.get("reset"):
-            self._wipe()
+            self._clear_note()
             self._end_line()
-            print_stderr("(the model was cut off, and begins again)")
-        if self._out is not None and not self._torn:
-            self._hear(data, self._out)
+            print_stderr("(the reply was cut off; the model starts again)")
+        if self._out is not None and not self._events_lost:
+            self._add_text(data, self._out)
         if "text" in data:
             self._end_line()
             self.note(WAITS)
@@ -148,42 +150,42 @@ class AgentView:
             self._end_line()
             self.note(f"… the model writes a call of {one_line(str(data['call']), 40)}")
 
-    def _hear(self, data: dict[str, Any], out: ProgramOutput) -> None:
+    def _add_text(self, data: dict[str, Any], out: ProgramOutput) -> None:
         if data.get("reset"):
-            self._answer.clear()
+            self._reply.clear()
         if delta := data.get("delta"):
-            self._spoke = True
-            self._answer.append(delta)
-            if self._at_once:
-                self._wipe()
+            self._has_text = True
+            self._reply.append(delta)
+            if self._streams:
+                self._clear_note()
                 self._in_line = not delta.endswith("\n")
                 out.stream(delta)
             else:
                 self.note(WRITES)
-        if "text" in data and self._answer and not self._at_once:
-            self._answer += [] if self._answer[-1].endswith("\n") else ["\n"]
+        if "text" in data and self._reply and not self._streams:
+            self._reply += [] if self._reply[-1].endswith("\n") else ["\n"]
         if "message" in data:
-            self._answers[str(data["message"] or "").strip()] += 1
-            self._write_answer()
+            self._replies[str(data["message"] or "").strip()] += 1
+            self._write_reply()
 
-    def _write_answer(self) -> None:
-        """Writes an answer that was not written as it came."""
-        if self._out is not None and not self._at_once and self._answer:
-            text = "".join(self._answer)
+    def _write_reply(self) -> None:
+        """Writes a reply that was not streamed."""
+        if self._out is not None and not self._streams and self._reply:
+            text = "".join(self._reply)
             self._out.stream(text if text.endswith("\n") else f"{text}\n")
-        self._answer.clear()
+        self._reply.clear()
 
-    def _say_missed(self, result: RunResult) -> None:
-        """Writes what the result says and was not heard; of an answer that was cut, the rest."""
+    def _print_missed(self, result: RunResult) -> None:
+        """Writes the texts of the result that were not shown; the rest of one that was cut off."""
         for payload in result.payloads:
             text = str(payload.get("text", "")).strip()
             if self._out is None or (payload.get("isError") and result.error is not None):
-                continue  # errors are told on stderr
-            if self._answers[text]:
-                self._answers[text] -= 1
-            elif not (self._spoke and payload.get("kind")):
-                rest = text.removeprefix("".join(self._answer).strip()).lstrip()
-                self._answer.clear()
+                continue  # errors are printed on stderr
+            if self._replies[text]:
+                self._replies[text] -= 1
+            elif not (self._has_text and payload.get("kind")):
+                rest = text.removeprefix("".join(self._reply).strip()).lstrip()
+                self._reply.clear()
                 if rest:
                     self._out.say(rest)
 
@@ -194,13 +196,13 @@ class AgentView:
 
     # ---- Calls ----
 
-    def _call(self, data: dict[str, Any]) -> None:
+    def _show_call(self, data: dict[str, Any]) -> None:
         nested = data.get("parentId") is not None
         failed = "failed" if data.get("isError") else "completed"
         event = CallEvent(
             data["phase"],
             data["callId"],
-            data["name"] if nested else _words(data),
+            data["name"] if nested else _call_text(data),
             data.get("parentId"),
             data.get("state") or failed,
             data.get("ms", 0) / 1000,
@@ -208,23 +210,23 @@ class AgentView:
             data.get("code"),
         )
         if nested:
-            self._take_nested(event)
+            self._add_nested(event)
         else:
-            self._take_outer(event, str(data["name"]))
+            self._add_outer(event, str(data["name"]))
 
-    def _take_outer(self, event: CallEvent, name: str) -> None:
-        """A call of the model; those that it makes side by side share a tree."""
+    def _add_outer(self, event: CallEvent, name: str) -> None:
+        """Adds a call of the model; concurrent calls share a tree."""
         if event.phase == "start":
             if not self._open:
                 self._close_calls()
-            self._wipe()
+            self._clear_note()
             self._end_line()
             self._open[event.call_id] = replace(event, tool_id=name)
             if self._calls is None:
                 self._calls = CallView(live=self._live, summary=self._summary, title="the model")
             self._calls.add(event)
             if name == "wait":
-                # What its program had begun before it was parked goes on below it.
+                # Calls that the program began before it was parked continue below the `wait`.
                 for begun in self._nested.values():
                     self._calls.add(self._below(begun))
         elif self._calls is not None:
@@ -233,7 +235,7 @@ class AgentView:
             self._open.pop(event.call_id, None)
             self._settle()
 
-    def _take_nested(self, event: CallEvent) -> None:
+    def _add_nested(self, event: CallEvent) -> None:
         if event.phase == "start":
             self._nested[event.call_id] = event
         elif event.phase == "end":
@@ -243,14 +245,14 @@ class AgentView:
             self._settle()
 
     def _below(self, event: CallEvent) -> CallEvent:
-        """Below the call that made it, or below the `wait` for a program that made it before."""
+        """Returns the event with its parent in the tree: the `exec`, or the `wait` after it."""
         if event.parent_id in self._open:
             return event
         waits = [key for key, call in self._open.items() if call.tool_id == "wait"]
         return replace(event, parent_id=waits[0]) if waits else event
 
     def _settle(self) -> None:
-        # Nested calls that are cancelled end after the call that made them.
+        # Cancelled nested calls end after the call that made them, so both have to be empty.
         if not self._open and not self._nested:
             self._close_calls()
             self.note(WAITS)
@@ -261,8 +263,24 @@ class AgentView:
             self._calls = None
 
 
-def _words(data: dict[str, Any]) -> str:
-    """A call of the model in a few words: what it is, and what with."""
+def turn_view(out: ProgramOutput, *, as_json: bool, quiet: bool) -> AgentView:
+    """Makes the view for a command that runs one turn.
+
+    Args:
+        out: The stdout of the command.
+        as_json: True if the result is printed as JSON instead of the reply.
+        quiet: True if only the reply is shown.
+    """
+    is_terminal = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+    return AgentView(
+        None if as_json else out,
+        live=is_terminal and not quiet,
+        summary=not quiet and (is_terminal or not as_json),
+    )
+
+
+def _call_text(data: dict[str, Any]) -> str:
+    """Returns the name of a call and its shortened arguments."""
     args: Any = data.get("args")
     if not args:
         return str(data["name"])
@@ -271,20 +289,16 @@ def _words(data: dict[str, Any]) -> str:
     elif isinstance(args, dict) and len(args) == 1 and data["name"] == "wait":
         (args,) = args.values()
     text = args if isinstance(args, str) else json.dumps(args, ensure_ascii=False)
-    return f"{data['name']}  {one_line(text, _room())}"
-
-
-def _room() -> int:
-    """Characters for arguments: the time is to be seen behind them."""
     try:
         columns = os.get_terminal_size(2).columns
+        room = max(min(MAX_ARGS_CHARS, columns - AROUND_ARGS), MIN_ARGS_CHARS)
     except OSError:
-        return MAX_ARGS_CHARS
-    return max(min(MAX_ARGS_CHARS, columns - BESIDE_ARGS), MIN_ARGS_CHARS)
+        room = MAX_ARGS_CHARS
+    return f"{data['name']}  {one_line(text, room)}"
 
 
 def _footer(result: RunResult, seconds: float) -> str:
-    """What the run was, as far as that is known of one that was stopped; and how long it took."""
+    """Returns the summary of a run; a run that was stopped may lack parts of it."""
     known: dict[str, Any] = result.metadata
     parts = [duration(max(seconds, 0.0))]
     if "modelRequests" in known:

@@ -1,7 +1,7 @@
-"""One cell in the foreground: started or resumed, watched, its questions put, its result shown.
+"""One cell at a terminal: started or resumed, with its calls, questions and result.
 
-What it emits and returns goes to stdout; nested calls, questions and complaints to the terminal or
-stderr.
+The output and the value of the program go to stdout; nested calls, questions and errors go to the
+terminal or to stderr.
 """
 
 import os
@@ -25,9 +25,9 @@ from clawmode.exceptions import StoreUnavailable
 from clawmode.plugins.loader import Plugins
 from clawmode.plugins.setup import loaded_plugins
 from clawmode.terminal.call_tree import CallView
-from clawmode.terminal.desk import Mode, Terminal, attended, decided, make_approvals
-from clawmode.terminal.interrupts import interruptible, outlast_tools
-from clawmode.tools.approvals import Approvals
+from clawmode.terminal.desk import Terminal, make_approvals, questions_served, wait_for_decisions
+from clawmode.terminal.interrupts import interruptible, join_tool_threads
+from clawmode.tools.approvals import Approvals, Mode
 
 if TYPE_CHECKING:
     from clawmode.mcp.servers import McpServers
@@ -36,18 +36,18 @@ Start: TypeAlias = Callable[[CodeMode], Awaitable[CodeModeResult]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Foreground:
-    """How people take part in a cell.
+class TerminalCell:
+    """One cell, run and shown at a terminal.
 
     Attributes:
-        options: As they were given, to be given again.
-        setup: What it can call, and its limits.
-        out: Where its output and value go.
+        options: The user's options, for the command that resumes the cell.
+        setup: The tools, servers and limits.
+        out: Where output and value go.
         approve: Who decides about calls.
-        wait: Go on with it when it waits.
-        as_json: A program reads the result.
+        wait: Resume the cell when it waits, instead of leaving it waiting.
+        as_json: Print the result as JSON.
         quiet: Do not show nested calls.
-        stdin_is_taken: The program was read from there, so a person's answers are not.
+        stdin_is_taken: True if the program was read from stdin, so answers cannot be.
     """
 
     options: Options
@@ -63,8 +63,8 @@ class Foreground:
         """Runs a cell until it ends or is left waiting, and shows the result.
 
         Args:
-            start: Starts or resumes it.
-            run_id: Of one that is resumed.
+            start: Starts or resumes the cell.
+            run_id: The id of a cell that is resumed.
         """
         watched = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
         shown = not self.quiet
@@ -75,14 +75,25 @@ class Foreground:
             view.close()
         if self.as_json:
             self.out.json(result.to_json())
-        self._show_end(result)
-        outlast_tools()
+        if result.status == "waiting":
+            print_stderr(f"waiting ({result.reason}); resume with:", YELLOW)
+            print_stderr(f"  {self.options.resume_command(result.run_id)}")
+        elif result.status == "failed" and not self.as_json:
+            print_stderr(f"failed ({result.code}): {result.error}", RED)
+        elif result.value is not None and not self.as_json:
+            self.out.say(pretty(result.value))
+        join_tool_threads()
         return result
 
-    # ---- Driving ----
-
     async def _drive(self, start: Start, run_id: str, view: CallView) -> CodeModeResult:
-        approvals = self._approvals(view)
+        asks = self.approve == "ask" and self.wait
+        approvals = make_approvals(
+            self.approve,
+            later=not self.wait,
+            terminal=Terminal.find(stdin_is_taken=self.stdin_is_taken) if asks else None,
+            paused=view.paused,
+            tell=print_note,
+        )
         with loaded_plugins(self.setup.configuration, self.setup.state) as plugins:
             async with (
                 interruptible(),
@@ -90,9 +101,9 @@ class Foreground:
                 self._open_code_mode(approvals, servers, plugins) as code_mode,
             ):
                 unwatch = code_mode.watch(view.add)
-                async with attended(approvals):
+                async with questions_served(approvals):
                     result = await self._follow(code_mode, start, run_id, approvals, view)
-                # What is cancelled when all is closed is to be seen as it was: open.
+                # Closing cancels open calls. The view is to show them as open, not as cancelled.
                 unwatch()
         return result
 
@@ -101,13 +112,19 @@ class Foreground:
     ) -> "AbstractAsyncContextManager[McpServers | tuple[()]]":
         if not self.setup.servers:
             return nullcontext(())
-        from clawmode.app.servers import open_servers  # takes a second, and not all need it
+        from clawmode.app.servers import open_servers  # the MCP SDK takes a second to import
 
         return open_servers(self.setup, asks=approvals.takes_input)
 
     def _open_code_mode(
         self, approvals: Approvals, servers: "McpServers | tuple[()]", plugins: Plugins
     ) -> CodeMode:
+        store: SnapshotStore
+        try:
+            store = SqliteStore(self.setup.state)
+        except StoreUnavailable as error:  # not fatal: most programs never wait
+            print_note(str(error))
+            store = MemoryStore()
         return CodeMode(
             tools=[*self.setup.tools, *plugins.tools],
             hooks=plugins.hooks,
@@ -116,16 +133,9 @@ class Foreground:
             config=self.setup.config,
             policy=self.setup.policy,
             approvals=approvals,
-            store=self._open_store(),
+            store=store,
             context=RunContext(agent_id=AGENT, session_id="cli", session_key="cli", run_id="cli"),
         )
-
-    def _open_store(self) -> SnapshotStore:
-        try:
-            return SqliteStore(self.setup.state)
-        except StoreUnavailable as error:  # most programs do not wait
-            print_note(str(error))
-            return MemoryStore()
 
     async def _follow(
         self,
@@ -135,36 +145,25 @@ class Foreground:
         approvals: Approvals,
         view: CallView,
     ) -> CodeModeResult:
+        """Runs the cell until it ends or is left waiting; shows its output."""
         try:
             result = await start(code_mode)
             output = list(result.output)
             self._show_output(result, view)
             while result.status == "waiting" and self.wait:
                 run_id = result.run_id
-                if _waits_for_people(result) and not await decided(approvals):
+                if _waits_for_user(result) and not await wait_for_decisions(approvals):
                     break
                 result = await code_mode.wait(run_id)
                 output += result.output
                 self._show_output(result, view)
         except BaseException:
-            # Stopped: a cell that waits in the store would outlive us.
+            # Ctrl-C ends the cell, too: in the store it would outlive this process.
             if run_id:
                 with anyio.CancelScope(shield=True):
                     await code_mode.abort(run_id)
             raise
         return replace(result, output=output)
-
-    def _approvals(self, view: CallView) -> Approvals:
-        asks = self.approve == "ask" and self.wait
-        return make_approvals(
-            self.approve,
-            later=not self.wait,
-            terminal=Terminal.find(stdin_is_taken=self.stdin_is_taken) if asks else None,
-            paused=view.paused,
-            tell=print_note,
-        )
-
-    # ---- Showing ----
 
     def _show_output(self, result: CodeModeResult, view: CallView) -> None:
         if self.as_json or not result.output:
@@ -175,18 +174,8 @@ class Foreground:
                 text = item.get("text")
                 self.out.say(text if isinstance(text, str) else pretty(item.get("value")))
 
-    def _show_end(self, result: CodeModeResult) -> None:
-        if result.status == "waiting":
-            print_stderr(f"waiting ({result.reason}); go on with:", YELLOW)
-            print_stderr(f"  {self.options.resume_command(result.run_id)}")
-        elif self.as_json:
-            return
-        elif result.status == "failed":
-            print_stderr(f"failed ({result.code}): {result.error}", RED)
-        elif result.value is not None:
-            self.out.say(pretty(result.value))
 
-
-def _waits_for_people(result: CodeModeResult) -> bool:
+def _waits_for_user(result: CodeModeResult) -> bool:
+    """True if only the user's decisions can continue the program."""
     states = {call.get("state") for call in result.pending_tool_calls if isinstance(call, dict)}
     return "approval" in states and states <= {"approval", "queued"}

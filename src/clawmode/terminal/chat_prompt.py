@@ -1,9 +1,9 @@
-"""The person at the terminal: what they type, what they are asked, and what they are sent."""
+"""The input line of a chat: messages, commands and answers; and the chat as a channel."""
 
 import os
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,21 +20,18 @@ from prompt_toolkit.shortcuts import CompleteStyle
 
 from clawmode.app.console import CYAN, YELLOW
 from clawmode.terminal.chat_screen import Screen
-from clawmode.terminal.desk import SharedDesk, Terminal
-from clawmode.tools.approvals import Question
-from clawmode.tools.tool import Tool
 
 READY = "> "
 REDRAW_SECONDS = 0.05
 CHANNEL = "terminal"
 
 
-# ---- What they type ----
+# ---- The input line ----
 
 
 @dataclass(slots=True)
-class _Asked:
-    """A question that stands in the place of the prompt."""
+class _OpenQuestion:
+    """A question that is shown in place of the prompt."""
 
     prompt: str
     answered: anyio.Event = field(default_factory=anyio.Event)
@@ -46,14 +43,14 @@ class _Asked:
 
 
 class Prompt:
-    """The line at the bottom: messages, commands, and answers while a question stands there.
+    """The input line at the bottom: messages, commands, and answers while a question is open.
 
     Args:
-        screen: Where.
-        history: The file that remembers what was typed.
-        commands: Names of commands, with their slash: they are no answers.
-        above: The line that is being written above it.
-        status: What stands below the line.
+        screen: The terminal.
+        history: The file that keeps earlier input.
+        commands: Names of commands, with their slash; a command never answers a question.
+        above: Returns the unfinished line of output, which is shown above the input.
+        status: Returns the text below the input.
     """
 
     def __init__(
@@ -68,17 +65,17 @@ class Prompt:
         self._screen = screen
         self._above = above
         self._commands = commands
-        self._asked: _Asked | None = None
+        self._question: _OpenQuestion | None = None
         self._on_line: Callable[[str], None] = lambda text: None
         self._on_interrupt: Callable[[bool], None] = lambda was_empty: None
         self._on_end: Callable[[], None] = lambda: None
         self._session: PromptSession[None] = PromptSession(
             self._message,
             history=open_history(history),
-            completer=_Commands(commands),
+            completer=_CommandCompleter(commands),
             complete_while_typing=False,
             complete_style=CompleteStyle.READLINE_LIKE,
-            key_bindings=self._keys(),
+            key_bindings=self._key_bindings(),
             bottom_toolbar=status,
             erase_when_done=True,
             input=screen.keys,
@@ -88,9 +85,9 @@ class Prompt:
         self._buffer.accept_handler = self._accept
 
     def _message(self) -> StyleAndTextTuples:
-        """What stands before the text that is typed."""
-        if self._asked is not None:  # above a question is nothing that could pass for its words
-            return [("ansiyellow", self._asked.prompt)]
+        """Returns the text in front of the input."""
+        if self._question is not None:  # without `above`, which could pass for the question
+            return [("ansiyellow", self._question.prompt)]
         above = self._above()
         return [("", f"{above}\n" if above else ""), ("ansicyan", READY)]
 
@@ -101,11 +98,11 @@ class Prompt:
         interrupt: Callable[[bool], None],
         end: Callable[[], None],
     ) -> None:
-        """Says who is told of lines, of Ctrl-C (whether the line was empty), and of Ctrl-D."""
+        """Sets the callbacks for lines, for Ctrl-C (True if the line was empty), and for Ctrl-D."""
         self._on_line, self._on_interrupt, self._on_end = line, interrupt, end
 
     async def run(self) -> bool:
-        """Takes what is typed, until it is closed. False: the terminal is gone."""
+        """Reads input until `close`; returns False if the terminal is gone."""
         try:
             await self._session.prompt_async(handle_sigint=False, set_exception_handler=False)
         except (EOFError, OSError):
@@ -113,37 +110,39 @@ class Prompt:
         return True
 
     def close(self) -> None:
-        """Ends it."""
+        """Ends `run`."""
         if self._session.app.is_running and not self._session.app.is_done:
             self._session.app.exit()
 
     @property
-    def asks(self) -> bool:
-        """Whether a question stands there."""
-        return self._asked is not None
+    def has_question(self) -> bool:
+        return self._question is not None
 
     def redraw(self) -> None:
-        """Something has changed of what stands below the line."""
+        """Draws the input and the text below it again, soon."""
         self._session.app.invalidate()
 
-    async def ask(self, question: str) -> str | None:
-        """Puts a question in the place of the prompt; the answer, or None for Ctrl-D.
+    async def ask(self, prompt: str) -> str | None:
+        """Shows a question in place of the prompt; returns the answer, or None for Ctrl-D.
 
-        What was typed before it stood there is no answer: lines are messages, and the line that was
-        begun comes back afterwards.
+        Text that was typed before the question appeared does not answer it: whole lines are sent as
+        messages, and an unfinished line is restored afterwards.
         """
         await self._screen.shown()
-        self._take_typed()
-        draft, self._asked = self._buffer.document, (asked := _Asked(question))
+        app = self._session.app
+        if app.is_running:  # process the keys that were pressed until now
+            app.key_processor.feed_multiple(self._screen.keys.read_keys())
+            app.key_processor.process_keys()
+        draft, self._question = self._buffer.document, (question := _OpenQuestion(prompt))
         self._buffer.reset()
         self.redraw()
         try:
-            await asked.answered.wait()
+            await question.answered.wait()
         finally:
-            self._asked = None
+            self._question = None
             self._buffer.reset(draft)
             self.redraw()
-        return asked.answer
+        return question.answer
 
     # ---- Keys ----
 
@@ -151,19 +150,12 @@ class Prompt:
     def _buffer(self) -> Buffer:
         return self._session.default_buffer
 
-    def _take_typed(self) -> None:
-        """Takes the keys that were pressed by now."""
-        app = self._session.app
-        if app.is_running:
-            app.key_processor.feed_multiple(self._screen.keys.read_keys())
-            app.key_processor.process_keys()
-
-    def _keys(self) -> KeyBindings:
+    def _key_bindings(self) -> KeyBindings:
         keys = KeyBindings()
         is_empty = Condition(lambda: not self._buffer.text)
 
         @keys.add("escape", "enter")
-        @keys.add("escape", "c-j")  # typed before there was a prompt
+        @keys.add("escape", "c-j")  # Enter, if it was pressed before the terminal was raw
         def _(event: KeyPressEvent) -> None:
             event.current_buffer.insert_text("\n")
 
@@ -174,36 +166,37 @@ class Prompt:
 
         @keys.add("c-d", filter=is_empty)
         def _(event: KeyPressEvent) -> None:
-            if self._asked is None:
+            if self._question is None:
                 self._on_end()
             else:
-                self._asked.settle(None)
+                self._question.settle(None)
 
         return keys
 
     def interrupt(self) -> None:
-        """Ctrl-C, by whatever way it came."""
+        """Handles Ctrl-C, from the keyboard or as a signal."""
         was_empty = not self._buffer.text
         self._buffer.reset()
         self._on_interrupt(was_empty)
 
     def _accept(self, buffer: Buffer) -> bool:
-        text, asked = buffer.text, self._asked
+        text, question = buffer.text, self._question
         word = text.split(maxsplit=1)[0].lower() if text.strip() else ""
-        if asked is None or word in self._commands:
+        if question is None or word in self._commands:
             if word:
                 self._screen.say_now(READY + text.strip().replace("\n", "\n  "), CYAN)
                 buffer.append_to_history()
                 self._on_line(text)
-        elif not asked.answered.is_set():
-            self._screen.say_now(asked.prompt + text, YELLOW)
-            asked.settle(text.strip())
+        elif not question.answered.is_set():
+            self._screen.say_now(question.prompt + text, YELLOW)
+            question.settle(text.strip())
         buffer.reset()
-        return True  # it is done already, and answers are not remembered
+        # True: prompt_toolkit must neither reset the buffer nor add answers to the history.
+        return True
 
 
-class _Commands(Completer):
-    """Completes the names of commands."""
+class _CommandCompleter(Completer):
+    """Completes the names of commands at the start of a line."""
 
     def __init__(self, names: Iterable[str]) -> None:
         self._names = sorted(names)
@@ -211,24 +204,22 @@ class _Commands(Completer):
     def get_completions(
         self, document: Document, complete_event: CompleteEvent
     ) -> Iterator[Completion]:
-        """Those that begin with what was typed, if nothing stands before it."""
         typed = document.text_before_cursor
         if typed.startswith("/") and " " not in typed:
             fitting = (name for name in self._names if name.startswith(typed.lower()))
             yield from (Completion(f"{name} ", -len(typed)) for name in fitting)
 
 
-class _Remembered(FileHistory):
-    """What was typed, in a file. One that cannot be written is no reason to stop."""
+class _ChatHistory(FileHistory):
+    """A history file; the chat continues if it cannot be written."""
 
     def store_string(self, string: str) -> None:
-        """Adds a line."""
         with suppress(OSError):
             super().store_string(string)
 
 
 def open_history(path: Path) -> History:
-    """What was typed before; the file is nobody else's to read."""
+    """Opens the file of earlier input, which only its user can read; in memory if that fails."""
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         opened = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -238,14 +229,11 @@ def open_history(path: Path) -> History:
             os.close(opened)
     except OSError:
         return InMemoryHistory()
-    return _Remembered(path)
+    return _ChatHistory(path)
 
 
-# ---- What they are asked ----
-
-
-class Seat(Terminal):
-    """The terminal as questions see it: shown above the prompt, answered in its place."""
+class PromptTerminal:
+    """A `QuestionTerminal`: shows questions above the prompt, and reads answers in its place."""
 
     def __init__(self, screen: Screen, prompt: Prompt) -> None:
         self._screen = screen
@@ -253,49 +241,28 @@ class Seat(Terminal):
 
     @property
     def width(self) -> int:
-        """In columns."""
         return self._screen.width
 
     def show(self, text: str) -> None:
-        """Shows lines."""
         self._screen.say_now(text.removesuffix("\n"))
 
     async def ask(self, prompt: str) -> str | None:
-        """The line that answers; None for Ctrl-D."""
         return await self._prompt.ask(prompt)
 
 
-class ChatDesk(SharedDesk):
-    """Approvals whose questions are put in a chat, and can be decided about by commands too."""
-
-    def __init__(self, seat: Seat, paused: Callable[[], AbstractContextManager[None]]) -> None:
-        super().__init__(ask_for=_may_change, terminal=seat, paused=paused)
-
-    async def _settle(self, question: Question) -> bool:
-        decision = await self._decide(question)
-        if decision is not None:
-            return self.resolve(question.id, decision)
-        choices = "allow-once|allow-always|deny"
-        self._terminal.show(f"It waits for: /approve {question.id} {choices}\n")
-        return True
-
-
-def _may_change(tool: Tool) -> bool:
-    return tool.effect != "read"
-
-
-# ---- What they are sent ----
+# ---- The channel ----
 
 
 class TerminalChannel:
-    """The way out to the person at the terminal.
+    """The channel that delivers messages to the user at the terminal.
 
     Args:
         tell: Shows a message.
         answer: Shows the answer to a command.
 
     Attributes:
-        answers: Where answers to commands go. No run knows it: what it sends cannot pass for one.
+        answers: The target for answers to commands. It is random, so that no message of a run can
+            pass for an answer.
     """
 
     name = CHANNEL
@@ -309,11 +276,9 @@ class TerminalChannel:
         self.answers = f"answers-{uuid.uuid4().hex}"
 
     async def send(self, target: str, text: str) -> str:
-        """Shows a message; whoever is meant sits here."""
         (self._answer if target == self.answers else self._tell)(text)
         self._count += 1
         return str(self._count)
 
     async def edit(self, target: str, message_id: str, text: str) -> None:
-        """Never asked for: what was printed stays."""
-        raise NotImplementedError
+        raise NotImplementedError("`can_edit` is False: printed lines cannot change")

@@ -1,4 +1,4 @@
-"""`clawmode chat` as a client: a conversation in a gateway, shown as if it ran here."""
+"""`clawmode chat` with a gateway: a conversation that the gateway owns, shown like a local one."""
 
 import logging
 from collections.abc import Iterator
@@ -14,29 +14,28 @@ from clawmode.rpc.client import GatewayClient, RpcError
 from clawmode.sessions.keys import is_session_id, session_key
 from clawmode.terminal.agent_view import AgentView
 from clawmode.terminal.chat import HISTORY, Chat
-from clawmode.terminal.chat_remote import RemoteChatDesk, RemotePartner, SessionQuestions
+from clawmode.terminal.chat_remote import RemotePartner, SessionQuestions
 from clawmode.terminal.chat_screen import Screen
-from clawmode.terminal.desk import Mode
+from clawmode.terminal.desk import RemoteChatDesk, remote_approvals
 from clawmode.terminal.interrupts import interruptible
-from clawmode.terminal.remote_questions import remote_approvals
-from clawmode.terminal.turn import told_logs
-from clawmode.tools.approvals import Approvals
+from clawmode.terminal.turn import printed_logs
+from clawmode.tools.approvals import Approvals, Mode
 from clawmode.types import JsonObject
 
 CLIENT = "clawmode-chat"
-CONNECTS = "… connecting to the gateway"
+CONNECTING = "… connecting to the gateway"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RemoteChatCommand:
-    """How a chat in a gateway is set up.
+class RemoteChat:
+    """The command `chat` with a gateway.
 
     Attributes:
-        state: The state folder that the gateway runs on.
-        session: The conversation: a key, an id, or nothing for the main one.
-        agent_id: Who answers; empty for the default agent.
-        model: Who answers from now on, instead of the agent's model.
-        approve: Who decides about calls; None: as the configuration says.
+        state: The state folder of the gateway.
+        session: The conversation: a key or an id; empty for the main session.
+        agent_id: The agent; empty for the default agent.
+        model: The model from now on; empty for the present one.
+        approve: Who decides about calls; None for the mode of the configuration.
     """
 
     state: Path
@@ -49,35 +48,37 @@ class RemoteChatCommand:
         """Runs the chat to its end.
 
         Raises:
-            ConfigurationError: What was given cannot be meant.
-            ClawmodeError: The gateway is not there, or does not let us in.
-            KeyboardInterrupt: It was stopped before it had begun.
+            ConfigurationError: The session, agent or model is invalid.
+            ClawmodeError: The gateway cannot be reached, or rejects the connection.
+            KeyboardInterrupt: The user stopped it before the chat began.
         """
-        with told_logs(AgentView(None, live=False, summary=False)), _quiet_connection():
+        with printed_logs(AgentView(None, live=False, summary=False)), _quiet_connection():
             anyio.run(self._drive)
 
     async def _drive(self) -> None:
         client = GatewayClient.local(self.state, client_id=CLIENT, mode="cli")
         async with interruptible():
             with Screen() as screen:
-                screen.note(CONNECTS)
+                screen.note(CONNECTING)
                 async with client:
-                    key = await self._choose(client)
-                    chat = Chat(screen, self.state / HISTORY, key)
-                    approvals = self._approvals(screen, chat)
-                    desk = approvals if isinstance(approvals, RemoteChatDesk) else None
+                    key = await self._find_session(client)
+                    chat = Chat(
+                        screen,
+                        self.state / HISTORY,
+                        key,
+                        lambda: AgentView(None, live=False, summary=True),
+                    )
+                    approvals: Approvals
+                    if self.approve in (None, "ask"):
+                        approvals = RemoteChatDesk(chat.terminal, screen.paused)
+                    else:
+                        approvals = remote_approvals(self.approve or "ask", None, screen.paused)
+                    serve = approvals.serve if isinstance(approvals, RemoteChatDesk) else None
                     questions = SessionQuestions(client, approvals, key)
-                    await chat.run(RemotePartner(client, key, questions), desk)
+                    await chat.run(RemotePartner(client, key, questions), serve)
 
-    def _approvals(self, screen: Screen, chat: Chat) -> Approvals:
-        if self.approve in (None, "ask"):
-            return RemoteChatDesk(chat.seat, screen.paused)
-        return remote_approvals(self.approve or "ask", None, screen.paused)
-
-    # ---- The conversation ----
-
-    async def _choose(self, client: GatewayClient) -> str:
-        """The key of the conversation that is meant, with the model that was named.
+    async def _find_session(self, client: GatewayClient) -> str:
+        """Returns the key of the session, and changes its model if the options name one.
 
         Raises:
             ConfigurationError: There is no such session, agent or model.
@@ -101,8 +102,11 @@ class RemoteChatCommand:
         default = None if names_agent else str(known["defaultId"])
         key = session_key(self.session or None, self.agent_id or default)
         owner = key.split(":")[1]
-        if owner not in [it["id"] for it in known["agents"]]:
-            raise ConfigurationError(f"the gateway has no agent {owner!r}")
+        names = [agent["id"] for agent in known["agents"]]
+        if owner not in names:
+            raise ConfigurationError(
+                f"the gateway has no agent {owner!r}; it has: {', '.join(names)}"
+            )
         try:
             await client.call("sessions.get", {"sessionKey": key})
         except RpcError as error:
@@ -119,22 +123,21 @@ class RemoteChatCommand:
         found = answer["session"]
         if not found["current"]:
             raise ConfigurationError(
-                f"the conversation {found['sessionId']} was reset: {found['key']} goes on with "
-                "another one"
+                f"the conversation {found['sessionId']} was reset: {found['key']} has a new one"
             )
         return str(found["key"])
 
 
 @contextmanager
 def _quiet_connection() -> Iterator[None]:
-    """What stands below the prompt says already that the connection is lost."""
+    """Hides log records about reconnecting: the line below the prompt shows that state."""
+
+    def is_other(record: logging.LogRecord) -> bool:
+        return record.module != "connection"
+
     logger = logging.getLogger("clawmode.gateway")
-    logger.addFilter(_is_no_attempt)
+    logger.addFilter(is_other)
     try:
         yield
     finally:
-        logger.removeFilter(_is_no_attempt)
-
-
-def _is_no_attempt(record: logging.LogRecord) -> bool:
-    return record.module != "connection"
+        logger.removeFilter(is_other)

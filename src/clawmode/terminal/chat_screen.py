@@ -1,7 +1,7 @@
-"""The terminal of a chat: whoever writes, it appears above the prompt, whole lines, harmless.
+"""The terminal of a chat: all output appears above the prompt, in whole lines, escaped.
 
-While a chat has the terminal, nobody else has it: what tools and the processes that they start
-write to stdout and stderr comes through a pipe, and they read nothing that is typed.
+The chat has the terminal for itself: stdout and stderr of tools and of their child processes come
+through a pipe, and none of them can read what the user types.
 """
 
 import asyncio
@@ -32,30 +32,29 @@ from clawmode.tasks import Notifier
 from clawmode.text import IN_TEXT, escape
 
 PAUSE_SECONDS = 0.03
-"""Between two times that the prompt makes room."""
+"""The pause between two batches of lines: the prompt is redrawn for each batch."""
 
 WIPE = "\r\x1b[K"
 MAX_LINE = 1 << 16
 MAX_HELD = 10_000
-"""Texts that are held back; then the oldest go."""
+"""The most texts that are kept while a question is open; then the oldest are dropped."""
 
 DRAIN_SECONDS = 0.5
-"""How long to wait at the end for what processes have written."""
+"""How long to wait at the end for the last output of processes."""
 
 
 class Keys(Vt100Input):
-    """What is typed. The terminal stays raw while something is printed: nothing is echoed then."""
+    """Keyboard input. The terminal stays raw during output, so that keys are not echoed."""
 
     def cooked_mode(self) -> AbstractContextManager[None]:
-        """Stays as it is."""
         return nullcontext()
 
 
 class Screen:
-    """The terminal. Used inside of `with`, and then of one event loop.
+    """The terminal. Use it inside of `with`, and in one event loop.
 
     Attributes:
-        keys: What is typed.
+        keys: The keyboard input.
         output: Where the prompt is drawn.
     """
 
@@ -64,44 +63,44 @@ class Screen:
         self._typed = os.fdopen(os.dup(0), encoding="utf-8")
         self.keys = Keys(self._typed)
         self.output = create_output(self._terminal)
-        depth = self.output.get_default_color_depth()  # it looks at TERM and NO_COLOR
+        depth = self.output.get_default_color_depth()  # respects TERM and NO_COLOR
         self._has_colours = depth != ColorDepth.DEPTH_1_BIT
         self._opened = ExitStack()
         self._lock = threading.Lock()
         self._lines: list[str] = []
-        self._noted = ""
-        self._held = 0
+        self._note_wipe = ""
+        self._pauses = 0
         self._kept: deque[str] = deque(maxlen=MAX_HELD)
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._news = Notifier()
-        self._turn = anyio.Lock()
+        self._changes = Notifier()
+        self._printing = anyio.Lock()
 
     def __enter__(self) -> "Screen":
         sys.stdout.flush()
         sys.stderr.flush()
-        kept = [os.dup(fd) for fd in range(3)]
+        saved = [os.dup(fd) for fd in range(3)]
         source, target = os.pipe()
         nothing = os.open(os.devnull, os.O_RDONLY)
-        errors = target if os.isatty(2) else 2  # a file was asked for
+        errors = target if os.isatty(2) else 2  # the user redirected stderr to a file
         for fd, instead in enumerate((nothing, target, errors)):
             os.dup2(instead, fd)
         os.close(nothing)
         os.close(target)
-        reader = threading.Thread(target=self._hear, args=(source,), daemon=True)
+        reader = threading.Thread(target=self._read_pipe, args=(source,), daemon=True)
         reader.start()
-        self._opened.callback(self._give_back, kept, reader)
+        self._opened.callback(self._restore, saved, reader)
         self._opened.enter_context(redirect_stderr(Lines(self.say, 2)))
         return self
 
     def __exit__(self, *error: object) -> None:
         self._opened.close()
 
-    def _give_back(self, kept: list[int], reader: threading.Thread) -> None:
+    def _restore(self, saved: list[int], reader: threading.Thread) -> None:
         sys.stdout.flush()
-        for fd, before in enumerate(kept):
+        for fd, before in enumerate(saved):
             os.dup2(before, fd)
             os.close(before)
-        reader.join(DRAIN_SECONDS)  # a process that goes on may still have the pipe
+        reader.join(DRAIN_SECONDS)  # with a limit: a child process may keep the pipe open
         self._loop = None
         self._lines += self._kept
         self._print()
@@ -109,24 +108,24 @@ class Screen:
         with suppress(OSError):
             self._terminal.close()
 
-    def _hear(self, source: int) -> None:
+    def _read_pipe(self, source: int) -> None:
         with os.fdopen(source, encoding="utf-8", errors="replace", newline="\n") as pipe:
             while line := pipe.readline(MAX_LINE):
                 self.say(line.removesuffix("\n"))
 
-    # ---- What is shown ----
+    # ---- Output ----
 
     @property
     def width(self) -> int:
-        """In columns."""
+        """The width of the terminal in columns."""
         return self.output.get_size().columns
 
     def say(self, text: str, colour: int = 0) -> None:
-        """Shows lines above the prompt, soon. May be called in any thread."""
-        self._add(text, self._kept if self._held else self._lines, colour)
+        """Shows lines above the prompt, soon. Any thread may call it."""
+        self._add(text, self._kept if self._pauses else self._lines, colour)
 
     def say_now(self, text: str, colour: int = 0) -> None:
-        """Shows lines even where others are held back."""
+        """Shows lines above the prompt, also while other output is paused."""
         self._add(text, self._lines, colour)
 
     def _add(self, text: str, where: "list[str] | deque[str]", colour: int) -> None:
@@ -139,40 +138,40 @@ class Screen:
 
     def _wake(self) -> None:
         if (loop := self._loop) is not None:
-            loop.call_soon_threadsafe(self._news.notify)
+            loop.call_soon_threadsafe(self._changes.notify)
 
     def note(self, text: str) -> None:
-        """Says what is waited for before there is a prompt, until something else is shown."""
-        self._noted = WIPE
+        """Shows the current step while there is no prompt yet, until other output follows."""
+        self._note_wipe = WIPE
         self._write(f"{WIPE}{escape(text)}")
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Holds lines back: a question stands there, and nothing may pass for its words."""
-        self._held += 1
+        """Keeps lines back while a question is open: no other text may pass for the question."""
+        self._pauses += 1
         try:
             yield
         finally:
-            self._held -= 1
-            if not self._held:
+            self._pauses -= 1
+            if not self._pauses:
                 with self._lock:
                     self._lines += self._kept
                     self._kept.clear()
                 self._wake()
 
     async def serve(self) -> None:
-        """Shows what is said, until it is cancelled."""
+        """Shows lines as they come, until it is cancelled."""
         self._loop = asyncio.get_running_loop()
         while True:
-            seen = self._news.count
+            seen = self._changes.count
             await self.shown()
             await anyio.sleep(PAUSE_SECONDS)
-            await self._news.wait(seen)
+            await self._changes.wait(seen)
 
     async def shown(self) -> None:
-        """Waits until all that was said can be seen."""
-        async with self._turn:
-            with suppress(OSError):  # the terminal is gone, and soon the chat
+        """Waits until all lines so far are visible."""
+        async with self._printing:
+            with suppress(OSError):  # the terminal is gone; the prompt will end the chat
                 if self._lines:
                     async with in_terminal():
                         self._print()
@@ -180,7 +179,7 @@ class Screen:
     def _print(self) -> None:
         with self._lock:
             lines, self._lines = self._lines, list[str]()
-            wipe, self._noted = self._noted, ""
+            wipe, self._note_wipe = self._note_wipe, ""
         self._write(wipe + "".join(lines))
 
     def _write(self, text: str) -> None:
@@ -194,7 +193,7 @@ class Lines(io.TextIOBase):
 
     Args:
         say: Shows a line.
-        fd: What processes are given in its place.
+        fd: The descriptor for child processes, which leads to the same screen.
     """
 
     def __init__(self, say: Callable[[str], None], fd: int) -> None:
@@ -204,7 +203,6 @@ class Lines(io.TextIOBase):
         self._rest = ""
 
     def write(self, text: str) -> int:
-        """Takes part of a line, or many."""
         with self._lock:
             whole, ended, self._rest = (self._rest + text).rpartition("\n")
             if len(self._rest) > MAX_LINE:
@@ -214,18 +212,16 @@ class Lines(io.TextIOBase):
         return len(text)
 
     def writable(self) -> bool:
-        """Always."""
         return True
 
     def fileno(self) -> int:
-        """Leads to the same screen."""
         return self._fd
 
 
 def break_line(text: str, width: int) -> tuple[list[str], str]:
-    """The lines that part of a line fills, broken between words, and what is left of it.
+    """Splits a text into full lines, broken between words, and the unfinished rest.
 
-    A word that is longer than a line stays whole: it may be an address, to be copied.
+    A word that is longer than a line stays whole: it may be an address that the user copies.
     """
     lines: list[str] = []
     start, used, space = 0, 0, -1
@@ -252,12 +248,12 @@ def line_end(text: str, width: int) -> str:
 
 
 def check_terminal() -> None:
-    """Looks whether there is a terminal that a chat can be shown on.
+    """Checks that stdin and stdout are a terminal that can show a chat.
 
     Raises:
-        ConfigurationError: There is none.
+        ConfigurationError: There is no such terminal.
     """
     if not (sys.stdin.isatty() and sys.stdout.isatty()) or os.environ.get("TERM") == "dumb":
         raise ConfigurationError(
-            "chat needs a terminal on stdin and stdout; for one turn: clawmode agent -m TEXT"
+            "chat needs a terminal on stdin and stdout; for one turn, use clawmode agent -m TEXT"
         )

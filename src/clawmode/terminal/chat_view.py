@@ -1,31 +1,46 @@
-"""What is seen of the runs of a chat: words line by line, calls as trees, and what goes on now."""
+"""The runs of a chat on the screen: text line by line, calls as trees, and the current step."""
 
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol, TypeAlias
 
 from clawmode.agent.events import AgentEvent
 from clawmode.agent.replies import is_silent
+from clawmode.agent.requests import RunResult
 from clawmode.messaging.outbox import split_text
 from clawmode.messaging.reply_delivery import may_be_silent
-from clawmode.terminal.agent_view import AgentView
 from clawmode.terminal.chat_screen import break_line, line_end
 from clawmode.text import one_line
 
 MAX_NAMES = 3
 MAX_NAME_CHARS = 40
 MAX_PART = 2_000
-"""Characters of a line that is not shown before it ends."""
+"""The most characters of a line of code that are kept until the line ends."""
 
 FENCE = "```"
 
 
-class Words:
-    """What a model says, in lines that are shown as soon as they are full.
+class RunCalls(Protocol):
+    """Shows the calls of one run; an `AgentView`."""
+
+    def add(self, event: AgentEvent) -> None:
+        """Shows an event."""
+        ...
+
+    def close(self, result: RunResult | None) -> None:
+        """Ends the output."""
+        ...
+
+
+MakeRunCalls: TypeAlias = Callable[[], RunCalls]
+
+
+class LineWriter:
+    """The text of a model, shown in lines as soon as they are full.
 
     Args:
         say: Shows lines.
-        width: Columns that there are.
+        width: Returns the columns of the screen.
 
     Attributes:
         part: The line that is not full yet.
@@ -39,10 +54,11 @@ class Words:
         self._in_code = False
 
     def add(self, text: str) -> None:
-        """Takes in what comes."""
+        """Adds a piece of text, and shows the lines that are full."""
         self.part += text
         if not self._begun:
             self.part = self.part.lstrip("\n")
+            # The reply may turn out to be the word for "no reply", which is never shown.
             if may_be_silent(self.part):
                 return
             self._begun = True
@@ -57,14 +73,14 @@ class Words:
             self.part = ""
 
     def end(self) -> None:
-        """Nothing more comes of this text."""
+        """Ends the text, and shows the rest of it."""
         if self.part and not (not self._begun and is_silent(self.part)):
             self._show(self.part)
         self.part, self._begun, self._in_code = "", False, False
 
     @property
-    def seen(self) -> str:
-        """Of the part, what can be shown already."""
+    def visible_part(self) -> str:
+        """The part, if it may be shown already."""
         return self.part if self._begun else ""
 
     def _show(self, line: str) -> None:
@@ -81,55 +97,58 @@ class Words:
 
 
 class _RunView:
-    """One run, as far as it has come."""
+    """The state of one run on the screen."""
 
-    def __init__(self, say: Callable[[str], None], width: Callable[[], int]) -> None:
-        self.words = Words(say, width)
-        self.calls = AgentView(None, live=False, summary=True)
+    def __init__(
+        self, say: Callable[[str], None], width: Callable[[], int], calls: RunCalls
+    ) -> None:
+        self.writer = LineWriter(say, width)
+        self.calls = calls
         self.streamed: set[str] = set()
-        self.doing = "waiting for the model"
+        self.step = "waiting for the model"
         self._open: dict[str, str] = {}
 
-    def take(self, event: AgentEvent) -> None:
+    def add(self, event: AgentEvent) -> None:
         data: dict[str, Any] = dict(event.data)
         if event.stream == "assistant" and "delta" not in data:
-            self.words.end()
-        self.calls.take(event)  # before more words: a tree ends there
+            self.writer.end()
+        self.calls.add(event)  # before the text: text ends a tree of calls
         if event.stream == "assistant":
-            self._hear(data)
+            self._add_text(data)
         elif event.stream == "thinking":
-            self.doing = "the model thinks"
+            self.step = "the model thinks"
         elif event.stream == "compaction":
-            self.doing = "the conversation is summed up"
+            self.step = "summarizing the conversation"
         elif event.stream == "tool":
-            self._count(data)
+            self._add_call(data)
 
-    def _hear(self, data: dict[str, Any]) -> None:
+    def _add_text(self, data: dict[str, Any]) -> None:
         if delta := data.get("delta"):
-            self.doing = "the model writes"
-            self.words.add(str(delta))
+            self.step = "the model writes"
+            self.writer.add(str(delta))
         if "call" in data:
-            self.doing = f"the model writes a call of {one_line(str(data['call']), MAX_NAME_CHARS)}"
+            self.step = f"the model writes a call of {one_line(str(data['call']), MAX_NAME_CHARS)}"
         if text := str(data.get("message") or "").strip():
             self.streamed.update(split_text(text))
 
-    def _count(self, data: dict[str, Any]) -> None:
+    def _add_call(self, data: dict[str, Any]) -> None:
         if data["phase"] == "start":
             self._open[data["callId"]] = one_line(str(data["name"]), MAX_NAME_CHARS)
         elif data["phase"] == "end":
             self._open.pop(data["callId"], None)
         names = list(self._open.values())
         more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
-        self.doing = ", ".join(names[-MAX_NAMES:]) + more if names else "waiting for the model"
+        self.step = ", ".join(names[-MAX_NAMES:]) + more if names else "waiting for the model"
 
 
 class ChatView:
-    """Shows what happens in one conversation.
+    """Shows the runs of one conversation.
 
     Args:
         say: Shows lines.
-        width: Columns that there are.
+        width: Returns the columns of the screen.
         fail: Shows why a run failed.
+        make_calls: Makes the view for the calls of a run.
     """
 
     def __init__(
@@ -137,42 +156,41 @@ class ChatView:
         say: Callable[[str], None],
         width: Callable[[], int],
         fail: Callable[[str], None],
+        make_calls: MakeRunCalls,
     ) -> None:
         self._say = say
         self._width = width
         self._fail = fail
+        self._make_calls = make_calls
         self._runs: dict[str, _RunView] = {}
         self._streamed: deque[set[str]] = deque(maxlen=2)
 
-    def take(self, event: AgentEvent) -> None:
-        """Takes in what happened."""
+    def add(self, event: AgentEvent) -> None:
+        """Shows an event of a run."""
         phase = event.data.get("phase") if event.stream == "lifecycle" else None
         run = self._runs.get(event.run_id)
         if phase == "start":
-            run = self._runs[event.run_id] = _RunView(self._say, self._width)
-            # The words of the run before may still be on their way, to be shown no second time.
+            run = self._runs[event.run_id] = _RunView(self._say, self._width, self._make_calls())
+            # The channel may still deliver the reply of the run before, which was shown already.
             self._streamed.append(run.streamed)
         elif run is not None and phase is not None:
-            run.words.end()
+            run.writer.end()
             run.calls.close(None)
             del self._runs[event.run_id]
-            self._tell_error(run, dict(event.data))
+            error, status = str(event.data.get("error") or ""), event.data.get("status", "error")
+            if error and status != "aborted":
+                self._fail(f"{status}: {error}")
+                run.streamed.update(split_text(error))  # the channel delivers the error, too
         elif run is not None:
-            run.take(event)
-
-    def _tell_error(self, run: _RunView, data: dict[str, Any]) -> None:
-        error, status = str(data.get("error") or ""), data.get("status", "error")
-        if error and status != "aborted":
-            self._fail(f"{status}: {error}")
-            run.streamed.update(split_text(error))  # the channel is sent it too
+            run.add(event)
 
     def end_lines(self) -> None:
-        """Shows what models have begun to write, as lines of their own."""
+        """Shows the unfinished lines of all models."""
         for run in self._runs.values():
-            run.words.end()
+            run.writer.end()
 
     def is_new(self, text: str) -> bool:
-        """Whether a message that is sent was not seen already, as it came; asked once for each."""
+        """True if a delivered message was not streamed already. Ask once for each message."""
         for streamed in self._streamed:
             if text in streamed:
                 streamed.discard(text)
@@ -180,12 +198,12 @@ class ChatView:
         return True
 
     @property
-    def doing(self) -> str:
-        """What goes on; nothing if nothing does."""
-        return next((run.doing for run in self._runs.values()), "")
+    def step(self) -> str:
+        """The current step of the first run; empty if no run is active."""
+        return next((run.step for run in self._runs.values()), "")
 
     @property
     def part(self) -> str:
-        """The line that the model writes, or the end of it, if it is too long."""
-        part = next((run.words.seen for run in self._runs.values()), "")
+        """The unfinished line of the model; of a long line, the end."""
+        part = next((run.writer.visible_part for run in self._runs.values()), "")
         return line_end(part, self._width() - 1)

@@ -1,4 +1,4 @@
-"""`clawmode cron` at a terminal: jobs listed, added, removed, and run in the foreground."""
+"""`clawmode cron` at a terminal: lists, adds, removes and runs jobs."""
 
 import signal
 import time
@@ -19,78 +19,72 @@ from clawmode.cron.schedule import read_zone
 from clawmode.cron.scheduler import Scheduler
 from clawmode.cron.turns import request_for
 from clawmode.cron.words import clock, in_words
-from clawmode.terminal.agent_view import AgentView
 from clawmode.terminal.desk import Desk, Terminal, make_approvals
 from clawmode.terminal.interrupts import interruptible
-from clawmode.terminal.local_turn import AgentCommand, open_runtime
+from clawmode.terminal.local_turn import LocalTurn, open_runtime
 from clawmode.types import JsonObject, JsonValue
 
 MAX_ERROR_CHARS = 80
 
 
 def open_jobs(setup: Setup) -> Jobs:
-    """The jobs of a setup: those of the configuration, and those of its state folder.
+    """Opens the jobs of a setup: those of the configuration, and those of its state folder.
 
     Raises:
-        ConfigurationError: A job of the configuration cannot be meant.
+        ConfigurationError: A job of the configuration is invalid.
     """
     return Jobs(setup.state, configured_jobs(setup.configuration.cron))
 
 
-# ---- Looking ----
+# ---- Listing ----
 
 
 def list_all(setup: Setup) -> list[JsonValue]:
-    """All jobs, by id, as programs see them."""
-    return [describe(each) for each in anyio.run(open_jobs(setup).list)]
+    """Returns all jobs as JSON, sorted by id."""
+    return [status.described() for status in anyio.run(open_jobs(setup).list)]
 
 
 def print_jobs(out: ProgramOutput, setup: Setup) -> None:
-    """Prints them as a table."""
+    """Prints all jobs as a table."""
     found = anyio.run(open_jobs(setup).list)
     if not found:
         print_note("there are no jobs: see `clawmode cron add --help`")
         return
-    out.table(["id", "schedule", "next", "last run", "status"], [_row(each) for each in found])
+    out.table(["id", "schedule", "next", "last run", "status"], [_row(status) for status in found])
     if not setup.configuration.cron.enabled:
         print_note("cron.enabled is false, so no job runs at its times")
 
 
-def describe(standing: JobStatus) -> JsonObject:
-    """A job, and how it stands."""
-    return standing.described()
-
-
-def _row(standing: JobStatus) -> list[str]:
-    job, last = standing.job, standing.last
-    ago, status = "-", "-"
+def _row(status: JobStatus) -> list[str]:
+    job, last = status.job, status.last
+    ago, outcome = "-", "-"
     if last is not None:
         ago = f"{duration(max(time.time() - last.started_at, 0))} ago"
         error = f": {last.error[:MAX_ERROR_CHARS]}" if last.error else ""
-        status = f"{last.status}{error}"
-    # That it ended badly is found out when somebody else wants to run it.
-    gone = last is not None and last.status == "running" and not standing.running
-    return [job.id, in_words(job.schedule()), next_time(standing), ago, "lost" if gone else status]
+        outcome = f"{last.status}{error}"
+    # The ledger still says `running` if the process of a run died: nothing recorded its end.
+    lost = last is not None and last.status == "running" and not status.running
+    return [job.id, in_words(job.schedule()), next_time(status), ago, "lost" if lost else outcome]
 
 
-def next_time(standing: JobStatus) -> str:
-    """When a job runs next."""
-    if not standing.job.enabled:
+def next_time(status: JobStatus) -> str:
+    """Formats the next time of a job, or why there is none."""
+    if not status.job.enabled:
         return "disabled"
-    if standing.due is None:
+    if status.due is None:
         return "never"
-    return clock(standing.due, read_zone(standing.job.tz))
+    return clock(status.due, read_zone(status.job.tz))
 
 
 # ---- Changing ----
 
 
 def add(setup: Setup, job: Job) -> JobStatus:
-    """Keeps a job.
+    """Adds a job to the state folder.
 
     Raises:
-        ConfigurationError: It cannot be meant.
-        JobError: There is one of that id.
+        ConfigurationError: The job is invalid, or names an unknown agent or channel.
+        JobError: There is a job with this id.
     """
     check_named(setup.configuration, job)
     return anyio.run(open_jobs(setup).add, job)
@@ -100,16 +94,16 @@ def enable(setup: Setup, job_id: str, enabled: bool) -> JobStatus:
     """Switches a job on or off.
 
     Raises:
-        JobError: There is none, or it stands in the configuration.
+        JobError: There is no such job, or it belongs to the configuration.
     """
     return anyio.run(open_jobs(setup).enable, job_id, enabled)
 
 
 def remove(setup: Setup, job_id: str) -> None:
-    """Forgets a job.
+    """Removes a job from the state folder.
 
     Raises:
-        JobError: There is none, or it stands in the configuration.
+        JobError: There is no such job, or it belongs to the configuration.
     """
     anyio.run(open_jobs(setup).remove, job_id)
 
@@ -118,44 +112,42 @@ def remove(setup: Setup, job_id: str) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CronCommand(AgentCommand):
-    """A run of a job in the foreground, shown as that of `clawmode agent`."""
+class CronTurn(LocalTurn):
+    """A run of a job in this process, shown like a turn of `clawmode agent`."""
 
     def run_job(self, job_id: str) -> RunResult:
         """Runs a job now.
 
         Raises:
-            JobError: There is none, or it is under way.
-            ConfigurationError: It cannot be run; nothing ran.
+            JobError: There is no such job, or it is running already.
+            ConfigurationError: The job cannot run; nothing ran.
             KeyboardInterrupt: The run was stopped.
         """
         job = anyio.run(open_jobs(self.setup).get, job_id).job
         result = self.run(request_for(job, uuid.uuid4().hex))
-        assert result is not None, "a run of a job is not left for later"
+        assert result is not None, "a run of a job is never left waiting"
         return result
 
-    async def _drive(
-        self, request: AgentRequest, view: AgentView, models: ModelPool
-    ) -> RunResult | Run:
+    async def _drive(self, request: AgentRequest, models: ModelPool) -> RunResult | Run:
         agent_id = request.agent_id or settings.default_agent(self.setup.configuration)
         mode = self.approve or settings.approve_mode(self.setup.configuration, agent_id)
         approvals = make_approvals(
             mode,
             later=False,
             terminal=Terminal.find(stdin_is_taken=False) if mode == "ask" else None,
-            paused=view.paused,
+            paused=self.view.paused,
             tell=print_note,
         )
         async with interruptible(), open_runtime(self.setup, approvals, models) as runtime:
-            unsubscribe = runtime.subscribe(view.take)
-            turn = _Foreground(self.setup, runtime, request.session_key.split(":")[1])
-            result = await turn.run(approvals if isinstance(approvals, Desk) else None)
+            unsubscribe = runtime.subscribe(self.view.add)
+            job_run = _JobRun(self.setup, runtime, request.session_key.split(":")[1])
+            result = await job_run.run(approvals if isinstance(approvals, Desk) else None)
             unsubscribe()
         return result
 
 
-class _Foreground:
-    """A run that a person watches, answers for, and can stop."""
+class _JobRun:
+    """A run of a job, whose questions the user answers and which Ctrl-C stops."""
 
     def __init__(self, setup: Setup, runtime: AgentRuntime, job_id: str) -> None:
         self._runtime = runtime
@@ -165,20 +157,19 @@ class _Foreground:
             open_jobs(setup),
             runtime,
             cleanup_seconds=setup.configuration.cron.cleanup_seconds,
-            on_event=self._note,
+            on_event=self._remember_run,
         )
 
     async def run(self, desk: Desk | None) -> RunResult:
-        """Runs it to its end."""
         failure: Exception | None = None
         result: RunResult | None = None
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._stop_at_a_signal)
+            tasks.start_soon(self._abort_on_signal)
             if desk is not None:
                 tasks.start_soon(self._put_questions, desk)
             try:
                 result = await self._scheduler.run_now(self._job_id)
-            except Exception as error:  # else it would come out in a group
+            except Exception as error:  # the task group would wrap it in an ExceptionGroup
                 failure = error
             tasks.cancel_scope.cancel()
         if failure is not None:
@@ -186,16 +177,16 @@ class _Foreground:
         assert result is not None
         return result
 
-    def _note(self, event: JsonObject) -> None:
+    def _remember_run(self, event: JsonObject) -> None:
         self._run_id = str(event.get("runId", self._run_id))
 
-    async def _stop_at_a_signal(self) -> None:
+    async def _abort_on_signal(self) -> None:
         with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
             async for _ in signals:
                 self._runtime.abort(self._run_id)
                 return
 
     async def _put_questions(self, desk: Desk) -> None:
-        """Nobody can go on with it later: who does not want to decide stops it."""
+        """Puts questions to the user. To decide later aborts the run: nobody could resume it."""
         await desk.serve()
         self._runtime.abort(self._run_id)

@@ -1,10 +1,8 @@
-"""Asking whoever sits at the terminal: shows what would run, and reads the answer.
+"""Approvals at a terminal: puts the questions to the user, one at a time, and reads the answers.
 
-Arguments are written by a guest. They stand behind a rule on the left, line by line, so that
-nothing in them can pass for the question's own words; and what was not shown cannot be allowed.
+A call can be allowed only after all of its arguments were shown.
 """
 
-import json
 import os
 import sys
 import termios
@@ -12,14 +10,14 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractContextManager, asynccontextmanager
-from typing import IO, Literal
+from typing import IO, Literal, Protocol
 
 import anyio
 
-from clawmode.app.console import duration, fold, fold_words
+from clawmode.app.console import print_note
 from clawmode.tasks import Notifier
-from clawmode.terminal.forms import fill_in, introduce
-from clawmode.text import escape, one_line
+from clawmode.terminal.forms import MAX_WORDS, RULE, describe, fill_in, introduce
+from clawmode.text import one_line
 from clawmode.tools.approvals import Approvals, Decision, InputQuestion, Mode, Question, Resolution
 from clawmode.tools.tool import Tool
 from clawmode.types import JsonObject
@@ -38,25 +36,35 @@ ANSWERS: dict[str, Decision] = {
 }
 HINT = "Please answer once (or yes), always, or deny (or no).\n"
 HINT_TO_SHOW = "Not all of the arguments were shown: please answer show, or deny (or no).\n"
-MAX_LINES = 40
-"""Of the arguments, until somebody asks for all of them."""
-
-RULE = 6
-"""Columns to leave for the rule on the left, and some to spare."""
-
-MAX_WORDS = 300
 MAX_ANSWER_BYTES = 4096
 
 
 # ---- The terminal ----
 
 
+class QuestionTerminal(Protocol):
+    """A place where questions are shown and answered: a terminal, or the prompt of a chat."""
+
+    @property
+    def width(self) -> int:
+        """The width in columns."""
+        ...
+
+    def show(self, text: str) -> None:
+        """Writes a text that is escaped already."""
+        ...
+
+    async def ask(self, prompt: str) -> str | None:
+        """Reads the line that answers the prompt; None at the end of input."""
+        ...
+
+
 class Terminal:
-    """Where a person reads and types.
+    """The terminal of a command.
 
     Args:
-        source: What they type, a file descriptor.
-        target: What they read.
+        source: The file descriptor to read answers from.
+        target: The stream to write questions to.
     """
 
     def __init__(self, source: int, target: IO[str]) -> None:
@@ -65,7 +73,11 @@ class Terminal:
 
     @classmethod
     def find(cls, *, stdin_is_taken: bool) -> "Terminal | None":
-        """The terminal of this process, if it has one; `stdin_is_taken` by a program."""
+        """Returns the terminal of this process, or None.
+
+        Args:
+            stdin_is_taken: True if a program or a message was read from stdin.
+        """
         if not stdin_is_taken and sys.stdin.isatty() and sys.stderr.isatty():
             return cls(sys.stdin.fileno(), sys.stderr)
         try:
@@ -77,19 +89,17 @@ class Terminal:
 
     @property
     def width(self) -> int:
-        """In columns."""
         try:
             return os.get_terminal_size(self._target.fileno()).columns or 80
         except OSError:
             return 80
 
     def show(self, text: str) -> None:
-        """Writes a text that is harmless."""
         self._target.write(text)
         self._target.flush()
 
     async def ask(self, prompt: str) -> str | None:
-        """The line that answers; None at the end of input. What was typed before is no answer."""
+        # Keys that were pressed before the question appeared must not answer it.
         termios.tcflush(self._source, termios.TCIFLUSH)
         self.show(prompt)
         await anyio.wait_readable(self._source)
@@ -97,75 +107,20 @@ class Terminal:
         return typed.decode("utf-8", "replace").strip() if typed else None
 
 
-# ---- The question ----
-
-
-def describe(
-    question: Question,
-    width: int,
-    max_lines: int | None = MAX_LINES,
-    until: str = "this command ends",
-) -> tuple[str, bool]:
-    """The question in words, and whether all of its arguments are in it.
-
-    Args:
-        question: With arguments that others wrote.
-        width: In columns.
-        max_lines: How many of the arguments are shown.
-        until: How long an `always` is remembered.
-    """
-    given = escape(json.dumps(question.input, indent=2, ensure_ascii=False), "\n")
-    arguments = [part for line in given.split("\n") for part in fold(line, width - RULE)]
-    shown = arguments[:max_lines]
-    left_out = len(arguments) - len(shown)
-    at = time.strftime("%H:%M:%S", time.localtime(question.expires))
-    left = duration(max(question.expires - time.time(), 0))
-    lines = [
-        "",
-        *_words(f"Approval needed ({question.severity}): ", question.title, width),
-        *(_words("  ", question.description, width) if question.description else ()),
-        *_words("  tool: ", question.tool_id, width),
-        "  arguments:",
-        *(f"  │ {line}" for line in shown),
-        *([f"  └ {left_out} more lines: answer `show` to see them"] if left_out else ()),
-        *_words("  asked by: ", _asker(question), width),
-        *_words(f"  always would remember, until {until}: ", question.always, width),
-        f"  expires in {left}, at {at}; no answer is a no",
-    ]
-    return "".join(f"{line}\n" for line in lines), not left_out
-
-
-def _asker(question: Question) -> str:
-    run = question.run
-    names = {
-        "agent": run.agent_id,
-        "session": run.session_key or run.session_id,
-        "sender": run.sender,
-        "channel": run.channel,
-    }
-    return ", ".join(f"{what} {name}" for what, name in names.items() if name)
-
-
-def _words(label: str, text: str, width: int) -> list[str]:
-    """A text that others chose, behind a label of ours."""
-    first, *more = fold_words(label + one_line(text, MAX_WORDS), width - RULE)
-    return [first, *(f"  ┆ {line}" for line in more)]
-
-
-# ---- Who answers ----
+# ---- Desks ----
 
 
 class Desk(Approvals):
-    """Approvals whose questions are put to the person at a terminal, one at a time.
+    """Approvals whose questions are put to the user at a terminal, one at a time.
 
     Args:
-        ask_for: As for `Approvals`.
-        terminal: Where the person is.
-        paused: Keeps others off the terminal while a question stands there.
+        ask_for: True for tools whose calls need approval, as for `Approvals`.
+        terminal: Where questions are shown.
+        paused: Keeps all other output off the terminal while a question is open.
 
     Attributes:
-        until: How long an `always` is remembered, for people.
-        put_off: The person wants to decide later: nothing more is asked.
+        until: How long the answer `always` is remembered, as text for the question.
+        postponed: True if the user wants to decide later. No more questions are put then.
     """
 
     until = "this command ends"
@@ -174,76 +129,71 @@ class Desk(Approvals):
         self,
         *,
         ask_for: Callable[[Tool], bool],
-        terminal: Terminal,
+        terminal: QuestionTerminal,
         paused: Callable[[], AbstractContextManager[None]],
     ) -> None:
         super().__init__(ask_for=ask_for, inputs="ask")
         self._terminal = terminal
         self._paused = paused
         self._waiting: deque[Question | InputQuestion] = deque()
-        self._news = Notifier()
-        self.put_off = False
+        self._changes = Notifier()
+        self.postponed = False
 
     async def ask(self, question: Question) -> Resolution:
-        """Waits for the answer, no longer than the question lives."""
         self._waiting.append(question)
-        self._news.notify()
+        self._changes.notify()
         try:
             return await super().ask(question)
         finally:
-            self._news.notify()
+            self._changes.notify()
 
     async def ask_input(self, question: InputQuestion) -> JsonObject | None:
-        """Waits for what a tool wants to know, no longer than the question lives."""
         self._waiting.append(question)
-        self._news.notify()
+        self._changes.notify()
         return await super().ask_input(question)
 
     async def serve(self) -> None:
-        """Puts the questions as they come, until somebody wants to decide later."""
-        while not self.put_off:
+        """Puts questions to the user as they come, until the user wants to decide later."""
+        while not self.postponed:
             if not self._waiting:
-                await self._news.wait()
+                await self._changes.wait()
                 continue
             question = self._waiting.popleft()
+            # The question may have expired or been withdrawn while it waited for its turn.
             open_questions = (*self.pending(), *self.pending_inputs())
             if any(question.id == pending.id for pending in open_questions):
                 with self._paused():
                     await self._put(question)
 
-    async def cleared(self) -> None:
-        """Waits until no question is open, or the person wants to decide later."""
-        while self.pending() and not self.put_off:
-            await self._news.wait()
+    async def wait_until_clear(self) -> None:
+        """Waits until no question is open, or the user wants to decide later."""
+        while self.pending() and not self.postponed:
+            await self._changes.wait()
 
     async def _put(self, question: Question | InputQuestion) -> None:
         answered = False
+        terminal = self._terminal
         try:
             with anyio.move_on_after(question.expires - time.time()):
                 if isinstance(question, InputQuestion):
-                    in_time = await self._fill_in(question)
+                    terminal.show(introduce(question, terminal.width - RULE))
+                    content = await fill_in(question, terminal.ask, terminal.show)
+                    in_time = self.answer(question.id, content)
                 else:
-                    in_time = await self._settle(question)
+                    in_time = await self._settle(question, await self._decide(question))
                 answered = True
                 if not in_time:
-                    self._terminal.show("The answer came too late.\n")
+                    terminal.show("The answer came too late.\n")
         finally:
             if not answered:
-                self._terminal.show("\nThe question is not open any more.\n")
+                terminal.show("\nThe question is no longer open.\n")
 
-    async def _fill_in(self, question: InputQuestion) -> bool:
-        """Has a form filled in; whether the answer came in time."""
-        terminal = self._terminal
-        terminal.show(introduce(question, terminal.width - RULE))
-        return self.answer(question.id, await fill_in(question, terminal.ask, terminal.show))
-
-    async def _settle(self, question: Question) -> bool:
-        """Has a call decided about; whether the answer came in time."""
-        decision = await self._decide(question)
+    async def _settle(self, question: Question, decision: Decision | None) -> bool:
+        """Records a decision, or that there is none yet; False if the question had expired."""
         if decision is None:
-            self.put_off = True
+            self.postponed = True
             self._terminal.show("\nThe program is left waiting.\n")
-            self._news.notify()
+            self._changes.notify()
             return True
         return self.resolve(question.id, decision)
 
@@ -266,48 +216,87 @@ class Desk(Approvals):
 
 
 class SharedDesk(Desk):
-    """A desk whose questions may be answered elsewhere: those stand there no more."""
+    """A desk whose questions may be answered elsewhere; the terminal then withdraws them."""
 
     def __init__(
         self,
         *,
         ask_for: Callable[[Tool], bool],
-        terminal: Terminal,
+        terminal: QuestionTerminal,
         paused: Callable[[], AbstractContextManager[None]],
     ) -> None:
         super().__init__(ask_for=ask_for, terminal=terminal, paused=paused)
-        self._standing = ""
+        self._shown_id = ""
         self._scope = anyio.CancelScope()
 
     async def ask(self, question: Question) -> Resolution:
-        """Waits for the answer, wherever it is given."""
         try:
             return await super().ask(question)
         finally:
-            self._take_away(question.id)
+            self._withdraw(question.id)
 
     async def ask_input(self, question: InputQuestion) -> JsonObject | None:
-        """Waits for what a tool wants to know."""
         try:
             return await super().ask_input(question)
         finally:
-            self._take_away(question.id)
+            self._withdraw(question.id)
 
-    def _take_away(self, question_id: str) -> None:
-        """A question that was answered elsewhere, or whose run has ended, stands there no more."""
-        if self._standing == question_id:
+    def _withdraw(self, question_id: str) -> None:
+        """Removes a question that was answered elsewhere, or whose run has ended."""
+        if self._shown_id == question_id:
             self._scope.cancel()
 
     async def _put(self, question: Question | InputQuestion) -> None:
-        self._standing = question.id
+        self._shown_id = question.id
         with anyio.CancelScope() as self._scope:
             await super()._put(question)
-        self._standing = ""
+        self._shown_id = ""
+
+
+class RemoteDesk(SharedDesk):
+    """Puts the questions of a gateway's run at a terminal."""
+
+    until = "the gateway stops"
+
+    def __init__(
+        self, terminal: QuestionTerminal, paused: Callable[[], AbstractContextManager[None]]
+    ) -> None:
+        super().__init__(ask_for=lambda tool: True, terminal=terminal, paused=paused)
+
+
+class ChatDesk(SharedDesk):
+    """Puts questions in a chat, where the command `/approve` answers them, too."""
+
+    def __init__(
+        self, terminal: QuestionTerminal, paused: Callable[[], AbstractContextManager[None]]
+    ) -> None:
+        super().__init__(ask_for=may_change, terminal=terminal, paused=paused)
+
+    async def _settle(self, question: Question, decision: Decision | None) -> bool:
+        if decision is not None:
+            return self.resolve(question.id, decision)
+        command = f"/approve {question.id} allow-once|allow-always|deny"
+        self._terminal.show(f"The call waits. Answer later with: {command}\n")
+        return True
+
+
+class RemoteChatDesk(ChatDesk):
+    """Puts the questions of a gateway's run in a chat."""
+
+    until = "the gateway stops"
+
+
+# ---- With or without a desk ----
+
+
+def may_change(tool: Tool) -> bool:
+    """True for tools that are not declared to only read."""
+    return tool.effect != "read"
 
 
 @asynccontextmanager
-async def attended(approvals: Approvals) -> AsyncIterator[None]:
-    """Lets questions be put while the block runs, if there is somebody to put them to."""
+async def questions_served(approvals: Approvals) -> AsyncIterator[None]:
+    """Puts questions to the user while the block runs, if there is a desk."""
     async with anyio.create_task_group() as tasks:
         if isinstance(approvals, Desk):
             tasks.start_soon(approvals.serve)
@@ -315,36 +304,33 @@ async def attended(approvals: Approvals) -> AsyncIterator[None]:
         tasks.cancel_scope.cancel()
 
 
-async def decided(approvals: Approvals) -> bool:
-    """Waits until no question is open. False: somebody wants to decide later."""
+async def wait_for_decisions(approvals: Approvals) -> bool:
+    """Waits until no question is open; False if the user wants to decide later."""
     if not isinstance(approvals, Desk):
         return True
-    await approvals.cleared()
-    return not approvals.put_off
+    await approvals.wait_until_clear()
+    return not approvals.postponed
 
 
 def make_approvals(
     mode: Mode,
     *,
     later: bool,
-    terminal: Terminal | None,
+    terminal: QuestionTerminal | None,
     paused: Callable[[], AbstractContextManager[None]],
     tell: Callable[[str], None],
     inputs: "Literal['ask', 'decline']" = "decline",
 ) -> Approvals:
-    """Approvals for all tools that are not known to only read.
+    """Makes the approvals of all tools that are not declared to only read.
 
     Args:
-        mode: `always` and `never` answer in a person's place.
-        later: Nobody is asked now: the program is left waiting.
-        terminal: Where a person is; without one, nothing that has to be asked about is allowed.
-        paused: As for `Desk`.
-        tell: Says why a call was refused.
-        inputs: Whether somebody will come for what tools ask, if nobody is asked now.
+        mode: `always` and `never` answer instead of the user.
+        later: True if nobody is asked now, and the program is left waiting.
+        terminal: Where the user is asked; without one, calls that need approval are denied.
+        paused: Keeps all other output off the terminal while a question is open.
+        tell: Shows the user why a call was denied.
+        inputs: `ask` if tools may ask for input although nobody is asked now.
     """
-
-    def ask_for(tool: Tool) -> bool:
-        return tool.effect != "read"
 
     def refuse(question: Question) -> Decision:
         name = one_line(question.tool_id, MAX_WORDS)
@@ -353,9 +339,20 @@ def make_approvals(
 
     if mode != "ask":
         answer: Decision = "allow-once" if mode == "always" else "deny"
-        return Approvals(ask_for=ask_for, approver=lambda question: answer, inputs=inputs)
+        return Approvals(ask_for=may_change, approver=lambda question: answer, inputs=inputs)
     if later:
-        return Approvals(ask_for=ask_for, inputs=inputs)
+        return Approvals(ask_for=may_change, inputs=inputs)
     if terminal is None:
-        return Approvals(ask_for=ask_for, approver=refuse)
-    return Desk(ask_for=ask_for, terminal=terminal, paused=paused)
+        return Approvals(ask_for=may_change, approver=refuse)
+    return Desk(ask_for=may_change, terminal=terminal, paused=paused)
+
+
+def remote_approvals(
+    mode: Mode,
+    terminal: QuestionTerminal | None,
+    paused: Callable[[], AbstractContextManager[None]],
+) -> Approvals:
+    """Makes the approvals for a gateway's run: the user decides, or the mode."""
+    if mode == "ask" and terminal is not None:
+        return RemoteDesk(terminal, paused)
+    return make_approvals(mode, later=False, terminal=None, paused=paused, tell=print_note)

@@ -1,4 +1,4 @@
-"""`clawmode doctor`: whether everything that programs need is there, and if not, what to do."""
+"""`clawmode doctor`: checks that everything that programs need is present, and says what to do."""
 
 import logging
 import time
@@ -46,7 +46,7 @@ CELLS = {"javascript": "return 1 + 1", "typescript": "const n: number = 2; retur
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What was looked at, and how it is."""
+    """The result of one check."""
 
     what: str
     health: Health
@@ -57,11 +57,11 @@ Tell: TypeAlias = Callable[[str], None]
 
 
 async def examine(options: Options, tell: Tell = lambda text: None) -> AsyncIterator[Finding]:
-    """Looks at everything; does not raise.
+    """Checks everything, and yields each result as soon as it is known; never raises.
 
     Args:
-        options: Those of the command.
-        tell: Told what is waited for, before it takes long.
+        options: The options of the command.
+        tell: Receives a line before each step that takes long.
     """
     tell("running a program in JavaScript and in TypeScript")
     async for finding in _runtime():
@@ -80,23 +80,19 @@ async def examine(options: Options, tell: Tell = lambda text: None) -> AsyncIter
     yield _approval(setup)
     yield await _store(setup)
     if setup.servers:
-        tell(
-            f"connecting {count(setup.servers, 'MCP server')}, which may take {_patience(setup)} s"
-        )
+        seconds = round(max(server.connect_timeout for server in setup.servers))
+        tell(f"connecting {count(setup.servers, 'MCP server')}, which may take {seconds} s")
     async for finding in _servers(setup):
         yield finding
     for finding in (*_plugins(setup), _gateway(setup)):
         yield finding
 
 
-def _patience(setup: Setup) -> int:
-    return round(max(server.connect_timeout for server in setup.servers))
-
-
 async def _runtime() -> AsyncIterator[Finding]:
     parts: tuple[artifacts.Part, ...] = ("quickjs", "swc")
-    for part in parts:  # before the clock runs: the first time takes seconds, and says so itself
-        with suppress(ClawmodeError):  # the program below fails with the same reason
+    # Before the cells: compiling takes seconds the first time, and is not part of their time.
+    for part in parts:
+        with suppress(ClawmodeError):  # the cells below fail for the same reason
             await anyio.to_thread.run_sync(artifacts.load, part)
     async with Pool(size=1) as pool, CodeMode(pool=pool, store=MemoryStore()) as code_mode:
         for language, source in CELLS.items():
@@ -124,7 +120,7 @@ def _machine_code() -> Finding:
 
 
 def _missing_library() -> str:
-    """A library of the extra `agent` that is not installed; none is imported."""
+    """Returns a library of the extra `agent` that is not installed, without importing any."""
     return next((name for name in AGENT_LIBRARIES if find_spec(name) is None), "")
 
 
@@ -133,20 +129,20 @@ def _extras() -> Iterator[Finding]:
         advice = f"agents have no models, because {missing} is missing: {INSTALL_AGENT}"
         yield Finding("extra agent", "note", advice)
     else:
-        yield Finding("extra agent", "ok", "models can be asked")
+        yield Finding("extra agent", "ok", "the model libraries are installed")
     try:
         choose_ranker(required=True)
         yield Finding("extra search", "ok", "tools are found by words and by meaning")
     except MissingExtra as error:
-        yield Finding("extra search", "note", f"tools are found by words alone: {error}")
+        yield Finding("extra search", "note", f"tools are found only by words: {error}")
 
 
 def _configuration(options: Options, setup: Setup) -> Iterator[Finding]:
     report = loading.check(options.config, setup.state)
-    where = "none: everything has its default" if report.path is None else str(report.path)
-    # What is wrong with one MCP server is told where the server is.
+    where = "none: all settings have their defaults" if report.path is None else str(report.path)
+    # Errors of MCP servers are reported with the servers, and missing keys with the models.
     errors = [it.text for it in report.errors if not it.path.startswith(("mcp.", "mcpServers"))]
-    notes = [it.text for it in report.warnings if NO_KEY not in it.what]  # told beside the model
+    notes = [it.text for it in report.warnings if NO_KEY not in it.what]
     if not errors:
         yield Finding("configuration", "ok", where)
     yield from (Finding("configuration", "problem", text) for text in errors)
@@ -156,12 +152,12 @@ def _configuration(options: Options, setup: Setup) -> Iterator[Finding]:
     own = [tool for tool in OWN_TOOLS if tool.name != "wait"]
     tools = [*own, *setup.tools]
     shown = len(setup.policy.effective(tools))
-    kinds = f"{len(own)} of our own and {len(setup.tools)} of Python"
+    kinds = f"{len(own)} built-in and {len(setup.tools)} of Python"
     yield Finding("tools", "ok", f"{shown} of {count(tools, 'tool')} are allowed: {kinds}")
 
 
 def _models(setup: Setup) -> Iterator[Finding]:
-    """The models of the configuration and their keys; no key's command runs."""
+    """Checks the models of the configuration and their keys; runs no command of a key."""
     models = ModelPool(setup.configuration)
     main = settings.agent(setup.configuration).model
     if not main:
@@ -174,7 +170,7 @@ def _models(setup: Setup) -> Iterator[Finding]:
         try:
             used = models.settings(name) if name else None
         except ConfigurationError:
-            continue  # told of the configuration
+            continue  # reported with the configuration
         if used is None:
             continue
         yield Finding("model", "ok", f"{name}, at {used.place}")
@@ -186,7 +182,7 @@ def _models(setup: Setup) -> Iterator[Finding]:
 
 
 def _workspaces(setup: Setup) -> Iterator[Finding]:
-    """Which of the files that the setup reads are in a workspace, and who can change them."""
+    """Lists the files with code, rules or keys that are in a workspace."""
     protected = [path for path in protected_paths(setup) if path.exists()]
     ids = dict.fromkeys((settings.MAIN, *(it.id for it in setup.configuration.agents.list)))
     folders: dict[Path, None] = {}
@@ -200,7 +196,7 @@ def _workspaces(setup: Setup) -> Iterator[Finding]:
         names = ", ".join(str(path.resolve().relative_to(folder)) for path in inside[:MAX_NAMED])
         if inside:
             more = f" and {len(inside) - MAX_NAMED} more" if len(inside) > MAX_NAMED else ""
-            text = f"{folder} holds {names}{more}: file tools cannot change that, commands can"
+            text = f"{folder} contains {names}{more}: file tools cannot change these, commands can"
             yield Finding("workspace", "note", text)
     problem = HostFile(setup.state / HOST_FILE).for_agent(settings.MAIN).problem
     if problem:
@@ -224,7 +220,7 @@ async def _store(setup: Setup) -> Finding:
 
 
 def _plugins(setup: Setup) -> Iterator[Finding]:
-    """Those that there are; none of their code runs."""
+    """Lists the plugins, without running their code."""
     plugins = describe_plugins(setup.configuration, setup.state)
     for found in plugins.find():
         about = f"{found.manifest.version}, at {found.folder}"
@@ -237,12 +233,12 @@ def _plugins(setup: Setup) -> Iterator[Finding]:
 def _gateway(setup: Setup) -> Finding:
     known = presence.find(setup.state)
     if known is None or not presence.is_held(setup.state):
-        return Finding("gateway", "ok", "none runs on this state folder")
+        return Finding("gateway", "ok", "no gateway runs on this state folder")
     return Finding("gateway", "ok", f"at {known.url}, process {known.pid}, version {known.version}")
 
 
 async def _servers(setup: Setup) -> AsyncIterator[Finding]:
-    # What goes wrong is told below, once; the log would tell it on stderr as well.
+    # The findings report problems of servers; the log would repeat them on stderr.
     logging.getLogger("clawmode.mcp").propagate = False
     logging.getLogger("clawmode.mcp").addHandler(logging.NullHandler())
     async with open_servers(setup, show_problems=False) as servers:
@@ -250,21 +246,21 @@ async def _servers(setup: Setup) -> AsyncIterator[Finding]:
             for finding in _server(view, setup.policy):
                 yield finding
         if any(view.problem for view in servers.views):
-            where = f"what they write to stderr is in {log_file(setup)}"
+            where = f"the stderr output of MCP servers is in {log_file(setup)}"
             yield Finding("MCP servers", "note", where)
 
 
 def _server(view: ServerView, policy: Policy) -> Iterator[Finding]:
-    what = f"MCP {view.name}"
+    name = f"MCP {view.name}"
     if view.problem:
-        yield Finding(what, "problem", view.problem)
+        yield Finding(name, "problem", view.problem)
         return
     if view.state == "disabled":
-        yield Finding(what, "note", "switched off")
+        yield Finding(name, "note", "disabled")
         return
-    yield Finding(what, "ok", count(view.tools, "tool"))
-    yield from (Finding(what, "note", note) for note in view.notes)
+    yield Finding(name, "ok", count(view.tools, "tool"))
+    yield from (Finding(name, "note", note) for note in view.notes)
     reasons = [reason for tool in view.tools if (reason := policy.why_denied(tool)) is not None]
     if reasons:
         text = f"policy hides {len(reasons)} of its tools: {reasons[0]}"
-        yield Finding(what, "note", text)
+        yield Finding(name, "note", text)

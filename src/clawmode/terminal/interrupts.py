@@ -1,4 +1,4 @@
-"""The end of a command: Ctrl-C, made a cancellation like any other, and tools that go on."""
+"""The end of a command: Ctrl-C as a cancellation, and tools that cannot be stopped."""
 
 import signal
 import threading
@@ -12,15 +12,15 @@ from anyio.abc import TaskStatus
 from clawmode.app.console import print_note
 
 THREADS_SECONDS = 0.5
-"""How long idle threads may take to end."""
+"""How long idle threads may take to end before the user is told that a tool still runs."""
 
 
 @asynccontextmanager
 async def interruptible() -> AsyncIterator[None]:
-    """Ctrl-C cancels the block, and comes out of it as a `KeyboardInterrupt`.
+    """Lets Ctrl-C cancel the block; the block then raises `KeyboardInterrupt`.
 
-    asyncio's own way cancels the task from outside, which scopes of anyio can mistake for their own
-    doing. A second Ctrl-C, while the first is being obeyed, is the default one.
+    asyncio's own handler cancels the task from outside, which the scopes of anyio can mistake for
+    their own cancellation. A second Ctrl-C, during the cancellation, has the default effect.
     """
     stopped = False
     failure: Exception | None = None
@@ -38,7 +38,7 @@ async def interruptible() -> AsyncIterator[None]:
         await tasks.start(watch)
         try:
             yield
-        except Exception as error:  # else it would come out in a group
+        except Exception as error:  # the task group would wrap it in an ExceptionGroup
             failure = error
         tasks.cancel_scope.cancel()
     if stopped:
@@ -47,13 +47,13 @@ async def interruptible() -> AsyncIterator[None]:
         raise failure
 
 
-def outlast_tools() -> None:
-    """A tool that is not async cannot be stopped: it is waited for, and that is said."""
+def join_tool_threads() -> None:
+    """Waits for tools that run in threads and cannot be stopped, and tells the user why."""
     threads = [thread for thread in threading.enumerate()[1:] if not thread.daemon]
     limit = time.monotonic() + THREADS_SECONDS
     for thread in threads:
         thread.join(max(limit - time.monotonic(), 0))
     if any(thread.is_alive() for thread in threads):
-        print_note("a tool that cannot be stopped still runs (Ctrl-C leaves without it)")
+        print_note("waiting for a tool that cannot be stopped (Ctrl-C ends without waiting)")
     for thread in threads:
         thread.join()

@@ -1,7 +1,4 @@
-"""What the command lists: tools, and the faults of a configuration file.
-
-As data for programs, as tables and pages for people.
-"""
+"""Lists of tools, and the problems of a configuration file: as JSON, and as tables and pages."""
 
 import json
 from collections.abc import Sized
@@ -21,18 +18,18 @@ from clawmode.types import JsonObject
 
 
 def entry_of(catalog: Catalog, tool: Tool) -> JsonObject:
-    """What programs see of a tool without asking, and what the operator should know besides."""
-    made = catalog.describe(tool.id, include_mcp=True)
-    del made["parameters"]
-    made.pop("outputSchema", None)
-    return made | {"effect": tool.effect, "idempotent": tool.idempotent}
+    """Returns the entry of a tool in `ALL_TOOLS`, with its effect and whether it is idempotent."""
+    entry = catalog.describe(tool.id, include_mcp=True)
+    del entry["parameters"]
+    entry.pop("outputSchema", None)
+    return entry | {"effect": tool.effect, "idempotent": tool.idempotent}
 
 
 def page_of(catalog: Catalog, reference: str) -> JsonObject:
-    """All about one tool: its entry, how it is called, and its schemas.
+    """Returns everything about one tool: its entry, its call as a program writes it, its schemas.
 
     Raises:
-        ToolLookupError: No tool has this id or name, or several do.
+        ToolLookupError: No tool has this id or name, or several tools have it.
     """
     tool = catalog.resolve(reference, include_mcp=True)
     names = {id_: f"tools.{name}(" for name, id_ in catalog.convenience().items()}
@@ -44,17 +41,17 @@ def page_of(catalog: Catalog, reference: str) -> JsonObject:
 
 
 def list_all(tools: list[Tool], policy: Policy) -> list[JsonObject]:
-    """The entries of all tools, by id; those that are denied say why."""
+    """Returns the entries of all tools, sorted by id; `denied` has the reason of denied ones."""
     catalog = Catalog(tools)
-    made: list[JsonObject] = []
+    entries: list[JsonObject] = []
     for tool in catalog.entries:
         reason = policy.why_denied(tool)
-        made.append(entry_of(catalog, tool) | ({"denied": reason} if reason else {}))
-    return made
+        entries.append(entry_of(catalog, tool) | ({"denied": reason} if reason else {}))
+    return entries
 
 
 def search(catalog: Catalog, query: str, limit: int) -> JsonObject:
-    """What a program's search finds, and the words that are in no tool."""
+    """Searches as a program does; `unmatched` has the words that are in no tool."""
     found = catalog.search(query, limit, include_mcp=True)
     tools = [catalog.resolve(str(entry["id"]), include_mcp=True) for entry in found]
     return {
@@ -65,24 +62,24 @@ def search(catalog: Catalog, query: str, limit: int) -> JsonObject:
 
 
 def why_not(reference: str, error: ToolLookupError, tools: list[Tool], policy: Policy) -> str:
-    """Why there is nothing to show under a reference, for people."""
+    """Returns why no tool can be shown: no tool has the reference, several have it, or denied."""
     try:
         tool = Catalog(tools).resolve(reference, include_mcp=True)
     except ToolLookupError:
         kind = "no tool has" if isinstance(error, UnknownTool) else "several tools have"
-        near = f"; the nearest: {', '.join(error.ids)}" if error.ids else ""
+        near = f"; similar ids: {', '.join(error.ids)}" if error.ids else ""
         return f"{kind} the id or name {reference!r}{near}"
     return f"{tool.id} is denied: {policy.why_denied(tool)}"
 
 
 def print_entries(out: ProgramOutput, entries: list[JsonObject], *, denied: bool = False) -> None:
-    """A table, one row for each."""
+    """Prints a table with one row per tool."""
     columns = ["id", "effect", "description"] + ["denied"] * denied
     out.table(columns, [[str(entry.get(key) or "-") for key in columns] for entry in entries])
 
 
 def print_found(out: ProgramOutput, found: JsonObject) -> None:
-    """What a search found, or that it found nothing."""
+    """Prints the result of a search, or that there is none."""
     entries, unmatched = found["tools"], found["unmatched"]
     assert isinstance(entries, list)
     assert isinstance(unmatched, list)
@@ -94,22 +91,22 @@ def print_found(out: ProgramOutput, found: JsonObject) -> None:
 
 
 def print_page(out: ProgramOutput, page: JsonObject) -> None:
-    """A page about one tool."""
-    said = [str(page["id"]), "", str(page["description"]), "", f"call: {page['signature']}"]
-    said += [f"{key}: {page.get(key) or 'not declared'}" for key in ("label", "effect")]
-    said += ["", "input:", pretty(page["parameters"])]
+    """Prints a page about one tool."""
+    lines = [str(page["id"]), "", str(page["description"]), "", f"call: {page['signature']}"]
+    lines += [f"{key}: {page.get(key) or 'not declared'}" for key in ("label", "effect")]
+    lines += ["", "input:", pretty(page["parameters"])]
     if "outputSchema" in page:
-        said += ["", "output:", pretty(page["outputSchema"])]
-    out.say("\n".join(escape(text, IN_TEXT) for text in said))
+        lines += ["", "output:", pretty(page["outputSchema"])]
+    out.say("\n".join(escape(line, IN_TEXT) for line in lines))
 
 
 # ---- Configuration ----
 
 
 def print_report(out: ProgramOutput, report: Report) -> None:
-    """What a check of a configuration file has found."""
+    """Prints the result of a check of a configuration file."""
     if report.path is None:
-        out.say("There is no configuration file: everything has its default.")
+        out.say("There is no configuration file: all settings have their defaults.")
         return
     rows = [("error", *_row(problem)) for problem in report.errors]
     rows += [("warning", *_row(problem)) for problem in report.warnings]
@@ -118,9 +115,9 @@ def print_report(out: ProgramOutput, report: Report) -> None:
         out.table(["kind", "place", "setting", "what", "expected"], rows)
 
 
-def count(found: Sized, what: str) -> str:
-    """A number of things, in words."""
-    return f"{len(found)} {what}{'' if len(found) == 1 else 's'}"
+def count(items: Sized, noun: str) -> str:
+    """Returns the number of items with the noun, such as `1 error` or `3 errors`."""
+    return f"{len(items)} {noun}{'' if len(items) == 1 else 's'}"
 
 
 def _row(problem: Problem) -> tuple[str, str, str, str]:

@@ -1,4 +1,4 @@
-"""`clawmode agent`: one turn in the foreground; whoever sits at the terminal answers for it."""
+"""`clawmode agent` in this process: one turn, whose questions the user at the terminal answers."""
 
 import os
 import signal
@@ -15,7 +15,7 @@ from clawmode.agent.preview import Preview
 from clawmode.agent.requests import AgentRequest, RunResult
 from clawmode.agent.resolver import ConfigResolver
 from clawmode.agent.runtime import AgentRuntime, Run
-from clawmode.app.console import print_note
+from clawmode.app.console import ProgramOutput, print_note
 from clawmode.app.host import open_host
 from clawmode.app.setup import Setup
 from clawmode.config import resolve as settings
@@ -23,18 +23,17 @@ from clawmode.exceptions import ConfigurationError
 from clawmode.sessions.keys import UnknownSession
 from clawmode.sessions.store import Session, SessionStore
 from clawmode.sessions.workspaces import current_folder
-from clawmode.terminal.agent_listings import show_preview
 from clawmode.terminal.agent_view import AgentView
 from clawmode.terminal.desk import Desk, Terminal, make_approvals
 from clawmode.terminal.interrupts import interruptible
-from clawmode.terminal.turn import Left, ShownTurn
-from clawmode.terminal.turn import told_logs as told_logs
+from clawmode.terminal.turn import TerminalTurn, WaitingRun
 from clawmode.tools.approvals import Approvals
 
 STOPPED = 130
+MAX_TOOLS_NAMED = 10
 
-LOADS = "… loading the model's library"
-CONNECTS = "… starting"
+LOADING = "… loading the model's library"
+STARTING = "… starting"
 
 
 @asynccontextmanager
@@ -44,95 +43,87 @@ async def open_runtime(
     models: ModelPool | None = None,
     workspace: Path | None = None,
 ) -> AsyncIterator[AgentRuntime]:
-    """A runtime with everything that a setup says, for whoever wants nothing else of the host."""
+    """Opens everything that a setup names; yields only the runtime of the host."""
     async with open_host(setup, approvals, models, workspace=workspace) as host:
         yield host.runtime
 
 
 def find_workspace(setup: Setup) -> Path | None:
-    """Where the agents of a person at a terminal work, unless the configuration says otherwise.
+    """Returns the workspace of agents for which the configuration names none.
 
-    That is the current folder. Where that cannot be, each has its own folder in the state folder,
-    and the person is told.
+    The workspace is the current folder. If that is not possible, None is returned: each agent then
+    has a folder in the state folder, and a note tells the user.
     """
     here = current_folder(setup.state)
     configured = setup.configuration.agents.defaults.workspace
     if here is None and not configured and sys.stderr.isatty():
-        text = "the home folder or the state folder is in the current one"
+        text = "the current folder contains the home folder or the state folder"
         print_note(f"the agent works in {setup.state / 'workspace'}, because {text}")
     return here
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AgentCommand(ShownTurn):
+class LocalTurn(TerminalTurn):
     """A turn that runs in this process.
 
     Attributes:
-        setup: What it can call, and what the configuration says.
+        setup: The settings, tools and servers.
     """
 
     setup: Setup
 
     def show_prompt(self, request: AgentRequest) -> None:
-        """Shows what the model would be told, and how many tokens that takes; nothing is run.
-
-        Raises:
-            ConfigurationError: The request or the configuration cannot be meant.
-        """
-
-        async def look() -> Preview:
+        async def fetch() -> Preview:
             workspace = find_workspace(self.setup)
             opened = open_runtime(self.setup, Approvals(), workspace=workspace)
             async with interruptible(), opened as runtime:
                 return await runtime.preview(request)
 
-        made = anyio.run(look)
+        preview = anyio.run(fetch)
         if self.as_json:
-            self.out.json(made.to_json())
+            self.out.json(preview.to_json())
         else:
-            show_preview(self.out, made)
+            print_preview(self.out, preview)
 
     # ---- The turn ----
 
-    def _turn(self, request: AgentRequest, view: AgentView) -> RunResult | Left:
-        models = load_models(self.setup, request, view)
-        ended = anyio.run(self._drive, request, view, models)
+    def _run(self, request: AgentRequest) -> RunResult | WaitingRun:
+        models = load_models(self.setup, request, self.view)
+        ended = anyio.run(self._drive, request, models)
         if isinstance(ended, RunResult):
             return ended
         session = ended.session
-        return Left(run_id=ended.id, session_key=session.key, session_id=session.id)
+        return WaitingRun(run_id=ended.id, session_key=session.key, session_id=session.id)
 
-    async def _drive(
-        self, request: AgentRequest, view: AgentView, models: ModelPool
-    ) -> RunResult | Run:
-        """The result; or the run, if it was left waiting."""
+    async def _drive(self, request: AgentRequest, models: ModelPool) -> RunResult | Run:
+        """Returns the result; or the run, if it was left waiting."""
         agent_id = request.agent_id or settings.default_agent(self.setup.configuration)
         mode = self.approve or settings.approve_mode(self.setup.configuration, agent_id)
         approvals = make_approvals(
             mode,
             later=False,
             terminal=Terminal.find(stdin_is_taken=self.stdin_is_taken) if mode == "ask" else None,
-            paused=view.paused,
+            paused=self.view.paused,
             tell=print_note,
         )
         opened = open_runtime(self.setup, approvals, models, find_workspace(self.setup))
         async with interruptible(), opened as runtime:
-            unsubscribe = runtime.subscribe(view.take)
+            unsubscribe = runtime.subscribe(self.view.add)
             run = await runtime.start(request)
             ended: RunResult | Run = run
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(_abort_when_stopped, runtime, run.id)
+                tasks.start_soon(_abort_on_signal, runtime, run.id)
                 if isinstance(approvals, Desk):
                     tasks.start_soon(_put_questions, approvals, tasks.cancel_scope)
                 ended = await runtime.result(run.id)
                 tasks.cancel_scope.cancel()
-            # What is cancelled when all is closed is to be seen as it was: open.
+            # Closing cancels open calls. The view is to show them as open, not as cancelled.
             unsubscribe()
         return ended
 
 
-async def _abort_when_stopped(runtime: AgentRuntime, run_id: str) -> None:
-    """Ctrl-C stops the run, which is written down; a second one stops the command."""
+async def _abort_on_signal(runtime: AgentRuntime, run_id: str) -> None:
+    """Aborts the run at the first Ctrl-C, and records that; a second one ends the command."""
     with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async for _ in signals:
             runtime.abort(run_id)
@@ -140,26 +131,45 @@ async def _abort_when_stopped(runtime: AgentRuntime, run_id: str) -> None:
 
 
 async def _put_questions(desk: Desk, scope: anyio.CancelScope) -> None:
-    """Puts questions as they come. It ends when somebody wants to decide later; so does all."""
+    """Puts questions to the user; cancels the scope when the user wants to decide later."""
     await desk.serve()
     scope.cancel()
 
 
-# ---- Before it begins ----
+def print_preview(out: ProgramOutput, preview: Preview) -> None:
+    """Prints the prompt and the tools that a model would get, with the tokens of each part."""
+    prompt, tools = preview.prompt, preview.tools
+    rows = [[part.name, f"{len(part.text):,}", f"{part.tokens:,}"] for part in prompt.parts]
+    names = ", ".join(tool.name for tool in tools[:MAX_TOOLS_NAMED]) or "none"
+    hidden = len(tools) - MAX_TOOLS_NAMED
+    more = f" and {hidden} more" if hidden > 0 else ""
+    rows.append([f"tools: {names}{more}", "", f"{preview.tool_tokens:,}"])
+    rows.append(["conversation so far", "", f"{preview.conversation:,}"])
+    rows.append(["total", "", f"{preview.total:,}"])
+    out.say(prompt.text)
+    if prompt.context:
+        out.say(f"\nBefore your message, for this turn:\n{prompt.context}")
+    out.say("")
+    out.table(["part", "characters", "tokens (about)"], rows)
+    room = f"compaction starts at {preview.room:,} of {preview.window:,} tokens"
+    out.say(f"\n{preview.model} · session {preview.session_key} · {room}")
+
+
+# ---- Before the turn ----
 
 
 def load_models(setup: Setup, request: AgentRequest, view: AgentView) -> ModelPool:
-    """Opens the model, before anything is begun: to import its library takes seconds.
+    """Opens the model before the turn starts: the import of its library takes seconds.
 
     Raises:
-        ConfigurationError: There is none, or it cannot be used.
+        ConfigurationError: No model is configured, or it cannot be used.
     """
     configuration = setup.configuration
     models = ModelPool(configuration)
     agent_id = ConfigResolver(configuration, models, setup.state).agent_of(request)
     session = anyio.run(_find_session, setup, request, agent_id)
-    kept = "" if session is None else session.model
-    name = request.model or kept or settings.agent(configuration, agent_id).model
+    session_model = "" if session is None else session.model
+    name = request.model or session_model or settings.agent(configuration, agent_id).model
     if not name:
         raise ConfigurationError(
             "no model is configured: set agents.defaults.model in clawmode.json5 to "
@@ -167,10 +177,11 @@ def load_models(setup: Setup, request: AgentRequest, view: AgentView) -> ModelPo
             path="agents.defaults.model",
             expected="provider/model",
         )
-    view.note(LOADS)  # before the handler is set: it writes to the same stream
-    with _left_at_once(view):
+    # Before the handler is set: it writes to stderr, and must not interrupt another write there.
+    view.note(LOADING)
+    with _immediate_exit(view):
         models.find(name)
-    view.note(CONNECTS)
+    view.note(STARTING)
     return models
 
 
@@ -185,12 +196,9 @@ async def _find_session(setup: Setup, request: AgentRequest, agent_id: str) -> S
         return None
 
 
-# ---- Around it ----
-
-
 @contextmanager
-def _left_at_once(view: AgentView) -> Iterator[None]:
-    """Ctrl-C ends the process then and there: a library that is being imported may swallow it."""
+def _immediate_exit(view: AgentView) -> Iterator[None]:
+    """Lets Ctrl-C end the process at once: an import may swallow a `KeyboardInterrupt`."""
 
     def leave(number: int, frame: object) -> None:
         view.close(None)
@@ -198,7 +206,7 @@ def _left_at_once(view: AgentView) -> Iterator[None]:
         os._exit(STOPPED)
 
     if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        yield  # it is ignored: in the background of a script
+        yield  # Ctrl-C is ignored, as in the background of a script
         return
     signal.signal(signal.SIGINT, leave)
     try:

@@ -1,4 +1,4 @@
-"""`clawmode mcp serve` and `mcp login`: the MCP server face and logins, at a terminal."""
+"""`clawmode mcp` and `clawmode login`: the MCP server face, and logins to other servers."""
 
 import os
 import secrets
@@ -24,48 +24,51 @@ from clawmode.mcp.supervisor import ServerView
 from clawmode.plugins.setup import loaded_plugins
 from clawmode.rpc.listen import MIN_TOKEN
 from clawmode.sandbox.pool import Pool
-from clawmode.terminal.desk import Mode, make_approvals
+from clawmode.terminal.desk import make_approvals
+from clawmode.tools.approvals import Mode
 
 TOKEN_VARIABLE = "CLAWMODE_MCP_TOKEN"  # noqa: S105 - its name
 
 
 def serve(setup: Setup, approve: Mode, http: str | None) -> None:
-    """Serves until the client hangs up, or until it is stopped.
+    """Serves `exec` and `wait` until the client disconnects, or until the server is stopped.
 
     Args:
-        setup: What programs can call, and their limits.
-        approve: Who decides about calls of tools that do not only read.
-        http: The address to listen at; None for stdio.
+        setup: The tools, servers and limits of programs.
+        approve: Who decides about calls of tools that are not declared to only read.
+        http: The address to listen on; None for stdio.
 
     Raises:
-        ConfigurationError: The address is none, or the token is too short.
+        ConfigurationError: The address is invalid, or the token is too short.
     """
-    address = None if http is None else _address(http)
+    address = None if http is None else _parse_address(http)
     token = os.environ.get(TOKEN_VARIABLE, "") if http else ""
     if 0 < len(token) < MIN_TOKEN:
         raise ConfigurationError(
-            f"{TOKEN_VARIABLE} has {len(token)} characters, and needs {MIN_TOKEN} or more; "
-            "without the variable, a token is made and printed"
+            f"{TOKEN_VARIABLE} has {len(token)} characters and needs {MIN_TOKEN} or more; unset "
+            "the variable to get a generated token"
         )
     anyio.run(_serve, setup, approve, address, token)
 
 
 def log_in(setup: Setup, name: str) -> None:
-    """Has a person log in to a server, and keeps the token.
+    """Lets the user log in to a server in a browser, and stores the token.
 
     Raises:
-        ConfigurationError: There is no such server, or it wants no login.
-        McpError: It cannot be reached, or nobody has logged in.
+        ConfigurationError: There is no such server, or it has no login.
+        McpError: The server cannot be reached, or the user has not logged in.
     """
     found = [server for server in setup.servers if server.name == name]
     if not found:
-        known = ", ".join(server.name for server in setup.servers) or "there are none"
-        raise ConfigurationError(f"there is no MCP server named {name!r}: {known}")
+        known = ", ".join(server.name for server in setup.servers) or "none"
+        raise ConfigurationError(
+            f"there is no MCP server named {name!r}; the configuration has: {known}"
+        )
     if not isinstance(found[0].auth, OAuth):
-        raise ConfigurationError(f'MCP server {name!r} wants no login: it has no `auth: "oauth"`')
+        raise ConfigurationError(f'MCP server {name!r} needs no login: it has no `auth: "oauth"`')
 
     async def send_to(server: str, address: str) -> bool:
-        print_note(f"log in to {server} at this address; it comes back to this command by itself:")
+        print_note(f"log in to {server} at this address; this command waits for the result:")
         print_stderr(f"  {address}")
         webbrowser.open(address)
         return True
@@ -82,7 +85,6 @@ def log_in(setup: Setup, name: str) -> None:
 
 
 async def _serve(setup: Setup, approve: Mode, address: tuple[str, int] | None, token: str) -> None:
-    """One set of servers and workers for all clients."""
     store = MemoryStore()
 
     def opener(context: RunContext) -> CodeMode:
@@ -108,8 +110,9 @@ async def _serve(setup: Setup, approve: Mode, address: tuple[str, int] | None, t
 
     with loaded_plugins(setup.configuration, setup.state) as plugins:
         async with Pool() as pool, start_servers(setup, asks=True) as servers:
-            with _problems_told(setup, servers):
-                # Behind the answer to `initialize`: clients give up on a server that starts slowly.
+            with _printed_problems(setup, servers):
+                # Connecting does not delay the answer to `initialize`: clients give up on a server
+                # that starts slowly.
                 servers.begin()
                 if address is None:
                     await serve_stdio(opener, servers)
@@ -118,20 +121,20 @@ async def _serve(setup: Setup, approve: Mode, address: tuple[str, int] | None, t
 
 
 @contextmanager
-def _problems_told(setup: Setup, servers: McpServers) -> Iterator[None]:
-    """Says on stderr why a server cannot be reached, once for each reason."""
-    told: dict[str, str | None] = {}
+def _printed_problems(setup: Setup, servers: McpServers) -> Iterator[None]:
+    """Prints on stderr why a server cannot be reached, once for each reason."""
+    printed: dict[str, str | None] = {}
 
-    def tell_of(view: ServerView) -> None:
-        if view.problem and told.get(view.name) != view.problem:
+    def show(view: ServerView) -> None:
+        if view.problem and printed.get(view.name) != view.problem:
             print_note(f"MCP server {view.name}: {view.problem}")
-            if not any(told.values()):
+            if not any(printed.values()):
                 print_note(f"the stderr output of MCP servers is in {log_file(setup)}")
-        told[view.name] = view.problem
+        printed[view.name] = view.problem
 
     for view in servers.views:
-        tell_of(view)
-    unwatch = servers.watch(tell_of)
+        show(view)
+    unwatch = servers.watch(show)
     try:
         yield
     finally:
@@ -157,8 +160,8 @@ async def _serve_http(
     await serve_http(opener, servers, host, port, token, ready)
 
 
-def _address(text: str) -> tuple[str, int]:
+def _parse_address(text: str) -> tuple[str, int]:
     host, _, port = text.rpartition(":")
     if not host or not port.isdecimal() or int(port) > 65535:
-        raise ConfigurationError(f"--http takes HOST:PORT, such as 127.0.0.1:8765, not {text!r}")
+        raise ConfigurationError(f"--http must be HOST:PORT, such as 127.0.0.1:8765, got {text!r}")
     return host.strip("[]"), int(port)

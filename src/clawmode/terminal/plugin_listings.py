@@ -1,4 +1,4 @@
-"""What `clawmode plugins` prints."""
+"""The output of `clawmode plugins`: the table, the reports and the log."""
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
@@ -10,52 +10,51 @@ from clawmode.plugins.install import InstallResult
 from clawmode.plugins.loader import PluginView
 
 COLUMNS = ("id", "version", "enabled", "loaded", "brings", "problem")
-BROUGHT = ("tools", "hooks", "namespaces")
+ADDITIONS = ("tools", "hooks", "namespaces")
 
 
 def print_views(out: ProgramOutput, views: Sequence[PluginView]) -> None:
-    """A table, one row for each plugin."""
-    out.table(COLUMNS, [_row(view) for view in views])
+    """Prints a table with one row per plugin."""
+    rows: list[list[str]] = []
+    for view in views:
+        flags = ["yes" if flag else "no" for flag in (view.enabled, view.loaded)]
+        added = ", ".join(_count_additions(view)) or "-"
+        rows.append([view.id, view.version or "-", *flags, added, view.problem or "-"])
+    out.table(COLUMNS, rows)
 
 
-def _row(view: PluginView) -> list[str]:
-    brings = ", ".join(_counted(view))
-    flags = ["yes" if flag else "no" for flag in (view.enabled, view.loaded)]
-    return [view.id, view.version or "-", *flags, brings or "-", view.problem or "-"]
-
-
-def _counted(view: PluginView) -> Iterable[str]:
-    for what in BROUGHT:
-        if count := len(getattr(view, what)):
-            yield f"{count} {what.removesuffix('s') if count == 1 else what}"
+def _count_additions(view: PluginView) -> Iterable[str]:
+    for kind in ADDITIONS:
+        if count := len(getattr(view, kind)):
+            yield f"{count} {kind.removesuffix('s') if count == 1 else kind}"
     if view.skills:
         yield "skills"
 
 
 def print_report(out: ProgramOutput, report: Report) -> None:
-    """What a plugin brings, and all that is wrong with it."""
+    """Prints what a plugin adds, and all its problems."""
     view = report.view
     state = "" if view.enabled else ", disabled: not loaded"
     out.say(f"{view.id} {view.version or '-'}, {view.folder or 'nowhere'}{state}")
-    brought = {what: getattr(view, what) for what in BROUGHT} | {"skills": report.skills}
-    for what, names in brought.items():
+    additions = {kind: getattr(view, kind) for kind in ADDITIONS} | {"skills": report.skills}
+    for kind, names in additions.items():
         if names:
-            out.say(f"  {what}: {', '.join(names)}")
+            out.say(f"  {kind}: {', '.join(names)}")
     for fault in report.faults:
         out.say(f"  wrong: {fault}")
 
 
 def print_installed(out: ProgramOutput, done: InstallResult) -> None:
-    """What was installed, and where."""
-    was = "" if done.replaced is None else f", instead of {done.replaced or 'what was there'}"
+    """Prints what was installed, and where."""
+    was = "" if done.replaced is None else f", instead of {done.replaced or 'another version'}"
     version = f" {done.version}" if done.version else ""
     out.say(f"installed the {done.kind} {done.name}{version}{was}: {done.folder}")
     for note in done.notes:
         out.say(f"  note: {note}")
 
 
-class _Told(logging.Handler):
-    """What is logged, in a line for people; but for what a plugin's view tells."""
+class _LogPrinter(logging.Handler):
+    """Prints log records on stderr, except errors of plugins, which the table shows."""
 
     def emit(self, record: logging.LogRecord) -> None:
         if record.name != "clawmode.plugins" or record.levelno < logging.ERROR:
@@ -63,10 +62,10 @@ class _Told(logging.Handler):
 
 
 @contextmanager
-def told_logs() -> Iterator[None]:
-    """A block whose logs go to stderr."""
+def printed_logs() -> Iterator[None]:
+    """Prints the log of the block on stderr."""
     logger = logging.getLogger("clawmode")
-    handler = _Told()
+    handler = _LogPrinter()
     logger.addHandler(handler)
     try:
         yield

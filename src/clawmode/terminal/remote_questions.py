@@ -1,16 +1,13 @@
-"""Questions of a gateway's run, put to whoever sits at this terminal; answers go back to it."""
+"""Questions and events of a gateway's run, read from the wire; answers go back to the gateway."""
 
 import logging
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, get_args
 
 import anyio
 
-from clawmode.app.console import print_note
+from clawmode.agent.events import AgentEvent, Stream
 from clawmode.context import RunContext
 from clawmode.rpc.client import Event, GatewayClient, RpcError
-from clawmode.terminal.desk import Mode, SharedDesk, Terminal, make_approvals
 from clawmode.tools.approvals import Approvals, InputQuestion, Question
 from clawmode.tools.hooks import Severity
 from clawmode.tools.tool import InputRequest
@@ -19,35 +16,16 @@ from clawmode.types import JsonObject
 logger = logging.getLogger("clawmode.gateway")
 
 SEVERITIES: tuple[Severity, ...] = ("info", "warning", "critical")
-
-
-class RemoteDesk(SharedDesk):
-    """Puts the questions of a gateway. One that was answered elsewhere stands there no more."""
-
-    until = "the gateway stops"
-
-    def __init__(
-        self, terminal: Terminal, paused: Callable[[], AbstractContextManager[None]]
-    ) -> None:
-        super().__init__(ask_for=lambda tool: True, terminal=terminal, paused=paused)
-
-
-def remote_approvals(
-    mode: Mode, terminal: Terminal | None, paused: Callable[[], AbstractContextManager[None]]
-) -> Approvals:
-    """Who answers for a gateway's run: a person, or the mode in their place."""
-    if mode == "ask" and terminal is not None:
-        return RemoteDesk(terminal, paused)
-    return make_approvals(mode, later=False, terminal=None, paused=paused, tell=print_note)
+STREAMS: tuple[Stream, ...] = get_args(Stream)
 
 
 class RemoteQuestions:
-    """Has the questions of one run answered.
+    """Gets answers to the questions of one run of a gateway.
 
     Args:
-        client: The gateway's.
-        approvals: Who answers.
-        run_id: Of that run alone.
+        client: The connection to the gateway.
+        approvals: Decides about the questions.
+        run_id: The run; questions of other runs are ignored.
     """
 
     def __init__(self, client: GatewayClient, approvals: Approvals, run_id: str) -> None:
@@ -57,7 +35,7 @@ class RemoteQuestions:
         self._open: dict[str, anyio.CancelScope] = {}
 
     def is_new(self, event: Event) -> bool:
-        """Whether somebody has to be asked; what was answered elsewhere is taken away."""
+        """True if the event is a question to ask; one that was answered elsewhere is withdrawn."""
         question_id = str(event.payload.get("id"))
         if event.name.endswith(".resolved"):
             if (scope := self._open.get(question_id)) is not None:
@@ -67,51 +45,65 @@ class RemoteQuestions:
         return asks and question_id not in self._open
 
     async def answer(self, event: Event) -> None:
-        """Asks, and tells the gateway."""
+        """Asks the question of an event, and sends the answer to the gateway."""
         payload: dict[str, Any] = event.payload
         question_id = str(payload.get("id"))
         with anyio.CancelScope() as scope:
             self._open[question_id] = scope
             try:
                 if event.name == "input.requested":
-                    await self._answer_input(read_input(payload))
+                    question = read_input(payload)
+                    content = None
+                    if self._approvals.takes_input:
+                        content = await self._approvals.ask_input(question)
+                    await self._client.call("input.answer", {"id": question.id, "content": content})
                 else:
-                    await self._answer(read_question(payload))
+                    await self._decide(read_question(payload))
             except RpcError as error:
-                logger.warning("the answer was not taken: %s", error)
+                logger.warning("the gateway rejected the answer to a question: %s", error)
             except (KeyError, TypeError, ValueError):
-                logger.warning("a question of the gateway's is not understood: %s", question_id)
+                logger.warning("a question of the gateway cannot be read: %s", question_id)
             finally:
                 self._open.pop(question_id, None)
 
-    async def _answer(self, question: Question) -> None:
+    async def _decide(self, question: Question) -> None:
         decision = await self._approvals.ask(question)
         if decision != "timeout":
             answer: JsonObject = {"id": question.id, "decision": decision}
             await self._client.call("exec.approval.resolve", answer)
 
-    async def _answer_input(self, question: InputQuestion) -> None:
-        content = None
-        if self._approvals.takes_input:
-            content = await self._approvals.ask_input(question)
-        await self._client.call("input.answer", {"id": question.id, "content": content})
-
-    async def waiting(self) -> list[Event]:
-        """Those that were asked before anybody listened here."""
+    async def pending(self) -> list[Event]:
+        """Fetches the open questions, which may be older than this connection."""
         found: list[Event] = []
         for family in ("exec.approval", "plugin.approval"):
             answer: dict[str, Any] = await self._client.call(f"{family}.list")
-            found += [Event(f"{family}.requested", it) for it in answer["approvals"]]
+            found += [Event(f"{family}.requested", item) for item in answer["approvals"]]
         inputs: dict[str, Any] = await self._client.call("input.list")
-        found += [Event("input.requested", it) for it in inputs["inputs"]]
+        found += [Event("input.requested", item) for item in inputs["inputs"]]
         return found
 
 
 # ---- From the wire ----
 
 
+def read_event(data: dict[str, Any]) -> AgentEvent | None:
+    """Parses an event of a run; None if its kind is unknown."""
+    stream = next((it for it in STREAMS if it == data.get("stream")), None)
+    content = data.get("data")
+    if stream is None or not isinstance(content, dict):
+        return None
+    return AgentEvent(
+        run_id=str(data.get("runId")),
+        seq=int(data.get("seq", 0)),
+        stream=stream,
+        data=content,
+        session_key=str(data.get("sessionKey", "")),
+        at=data.get("ts", 0) / 1000,
+    )
+
+
 def read_question(data: dict[str, Any]) -> Question:
-    """A question as the gateway tells it."""
+    """Parses a question whether a call may run."""
     return Question(
         id=str(data["id"]),
         title=str(data["title"]),
@@ -127,7 +119,7 @@ def read_question(data: dict[str, Any]) -> Question:
 
 
 def read_input(data: dict[str, Any]) -> InputQuestion:
-    """What a tool wants to know, as the gateway tells it."""
+    """Parses a tool's question for input."""
     url, schema = data.get("url"), data.get("schema")
     return InputQuestion(
         id=str(data["id"]),

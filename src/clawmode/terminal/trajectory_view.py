@@ -1,15 +1,15 @@
-"""A session's runs as a tree for people: what was said, each call, and below it its nested calls.
+"""The runs of a session as a tree of text: messages, calls, and nested calls below their `exec`.
 
-Everything shown may be chosen by a model, a guest or a stranger's server: it is harmless, without
-secrets, and bounded.
+A model, a guest or the server of a stranger may have chosen these texts, so all of them are
+escaped, redacted and shortened.
 """
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from clawmode.app.console import duration
-from clawmode.messages import AssistantMessage, Image, Text, UserMessage
+from clawmode.messages import AssistantMessage, Text, UserMessage
 from clawmode.redaction import Redactor
 from clawmode.sessions.history import History
 from clawmode.sessions.trajectory import Sidecar
@@ -21,12 +21,12 @@ from clawmode.types import JsonValue
 MAX_RUNS = 100
 MAX_STEPS = 500
 MAX_NESTED = 200
-"""Of a session, of a run and below a call: the latest. The others are counted."""
+"""The most runs of a session, steps of a run and calls below a call; older ones are counted."""
 
 MAX_TEXT_CHARS = 300
 MAX_ARGUMENT_CHARS = 100
 MAX_SCANNED_CHARS = 16_000
-"""Of a text, before secrets are taken out of it."""
+"""The most characters of a text that are redacted; the rest is never shown."""
 
 _STATES: dict[str, State] = {
     "started": "open",
@@ -41,7 +41,7 @@ _STATES: dict[str, State] = {
 
 
 class _Node(NamedTuple):
-    """A line to be, and what is below it."""
+    """A line of the tree, with the nodes below it."""
 
     symbol: tuple[str, str]
     text: str
@@ -55,21 +55,21 @@ def tree_lines(
     run_id: str | None = None,
     redactor: Redactor | None = None,
 ) -> list[Line]:
-    """The runs of a session, or one of them, as lines of a tree.
+    """Returns the runs of a session, or one of them, as lines of a tree.
 
     Args:
-        history: What was said and done.
-        sidecar: Knows better how long calls took.
-        run_id: Only this run.
-        redactor: Takes secrets out; by default one that knows none of them by value.
+        history: The transcript.
+        sidecar: Has more precise durations of calls.
+        run_id: Return only this run.
+        redactor: Redacts secrets. Default: a redactor that knows no secret by value.
     """
-    made = _Painter(redactor or Redactor(), {} if sidecar is None else sidecar.durations())
+    painter = _Painter(redactor or Redactor(), {} if sidecar is None else sidecar.durations())
     runs = [run for run in runs_of(steps_of(history)) if run_id in (None, run.id)]
     lines: list[Line] = []
     if len(runs) > MAX_RUNS:
         lines.append(Line("", "⋮", "dim", f"{len(runs) - MAX_RUNS} earlier"))
     for run in runs[-MAX_RUNS:]:
-        node = made.run(run)
+        node = painter.run(run)
         lines.append(Line("", *node.symbol, node.text))
         lines += _below(node.below, "")
     return lines
@@ -83,14 +83,15 @@ def render(
     sidecar: Sidecar | None = None,
     redactor: Redactor | None = None,
 ) -> list[str]:
-    """The same as text that no terminal of this width wraps."""
+    """Returns the runs of a session as lines that no terminal of this width wraps."""
     lines = tree_lines(history, sidecar, run_id=run_id, redactor=redactor)
     return [fit(str(line), width) for line in lines]
 
 
 def fit(text: str, width: int) -> str:
-    """A line cut to a width. Terminals disagree about characters: those not of a tree count two."""
+    """Cuts a line to a width."""
     room = max(width, 20)
+    # Terminals disagree about the width of characters; only these are safely one column wide.
     for at, char in enumerate(text):
         room -= 1 if char.isascii() or char in "├─└│✓✗…⋮•" else 2
         if room < 1 and at + 1 < len(text):
@@ -106,7 +107,7 @@ def _below(nodes: list[_Node], indent: str) -> Iterator[Line]:
 
 
 class _Painter:
-    """Says in a line what a step is."""
+    """Makes the nodes of the tree from runs and steps."""
 
     def __init__(self, redactor: Redactor, durations: dict[tuple[str, str], float]) -> None:
         self._redactor = redactor
@@ -135,7 +136,8 @@ class _Painter:
         if step.call is not None:
             return self._call(step)
         if isinstance(message, UserMessage):
-            return _Node((">", "cyan"), f"user: {self._parts(message.content)}", [])
+            parts = [it.text if isinstance(it, Text) else " (picture) " for it in message.content]
+            return _Node((">", "cyan"), f"user: {self._text(''.join(parts))}", [])
         if isinstance(message, AssistantMessage):
             if message.stop in ("error", "aborted", "refused", "length"):
                 text = f"model ({message.stop}): {self._text(message.error or message.text)}"
@@ -146,9 +148,9 @@ class _Painter:
             text = f"calls of {self._text(parent, MAX_ID_CHARS)}, which is not recorded"
             return _Node(_symbol("started"), text, self._nested(step))
         if step.entry.type == "compaction":
-            return _Node(("⋮", "dim"), f"compaction: {self._text(_said(data.get('summary')))}", [])
+            return _Node(("⋮", "dim"), f"compaction: {self._text(_plain(data.get('summary')))}", [])
         name = data.get("name") if step.entry.type == "custom" else step.entry.type
-        return _Node(("•", "dim"), self._text(_said(name), MAX_ID_CHARS), [])
+        return _Node(("•", "dim"), self._text(_plain(name), MAX_ID_CHARS), [])
 
     def _call(self, step: Step) -> _Node:
         assert step.call is not None
@@ -159,8 +161,8 @@ class _Painter:
             words.append(duration(seconds))
         if step.state == "started":
             words.append("not answered")
-        if given := self._text(_argument(call.arguments), MAX_ARGUMENT_CHARS):
-            words.append(given)
+        if shown := self._text(_argument(call.arguments), MAX_ARGUMENT_CHARS):
+            words.append(shown)
         return _Node(_symbol(step.state), "  ".join(words), self._nested(step))
 
     def _nested(self, step: Step) -> list[_Node]:
@@ -175,16 +177,12 @@ class _Painter:
             words.append(self._text(call.code, MAX_ID_CHARS))
         return _Node(_symbol(call.state), "  ".join(words), [])
 
-    def _parts(self, parts: Iterable[Text | Image]) -> str:
-        said = "".join(part.text if isinstance(part, Text) else " (picture) " for part in parts)
-        return self._text(said)
-
     def _text(self, text: str, limit: int = MAX_TEXT_CHARS) -> str:
         return one_line(self._redactor.text(text[:MAX_SCANNED_CHARS]), limit)
 
 
 def _is_shown(step: Step) -> bool:
-    """Results are told with their calls; a message that only calls has nothing to say."""
+    """False for results, which are shown with their calls, and for messages without text."""
     message = step.entry.message
     if step.kind == "assistant" and isinstance(message, AssistantMessage):
         return bool(message.text) or message.stop not in ("stop", "tool_calls")
@@ -200,11 +198,11 @@ def _symbol(state: str) -> tuple[str, str]:
 
 
 def _argument(arguments: JsonValue) -> str:
-    """What a call was given, in short: of `exec` the program."""
+    """Returns the arguments of a call as text; for `exec`, the program."""
     if isinstance(arguments, dict) and isinstance(code := arguments.get("code"), str):
         return code
-    return "" if arguments in ({}, "") else _said(arguments)
+    return "" if arguments in ({}, "") else _plain(arguments)
 
 
-def _said(value: JsonValue) -> str:
+def _plain(value: JsonValue) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
