@@ -160,7 +160,15 @@ def _agents(configuration: Configuration, state: Path) -> Iterator[Issue]:
     for index, entry in enumerate(configuration.agents.list):
         path = f"agents.list[{index}]"
         workspaces.append((path, entry))
-        yield from _agent_id(entry.id, f"{path}.id")
+        at = f"{path}.id"
+        try:
+            normal = check_agent_id(entry.id)
+        except InvalidSession as error:
+            yield ConfigurationError(f"{at}: {error}", path=at)
+            continue
+        if normal != entry.id:
+            text = f"{at}: {show(entry.id)} has capital letters: write {show(normal)}"
+            yield ConfigurationError(text, path=at, expected=show(normal))
     for path, options in workspaces:
         if options.workspace:
             at = f"{path}.workspace"
@@ -169,17 +177,6 @@ def _agents(configuration: Configuration, state: Path) -> Iterator[Issue]:
             at = f"{path}.sandbox.workspaceRoot"
             root = options.sandbox.workspace_root
             yield from _caught(lambda it=root: check_workspace(state, it, sandbox=True), at)
-
-
-def _agent_id(agent_id: str, path: str) -> Iterator[ConfigurationError]:
-    try:
-        normal = check_agent_id(agent_id)
-    except InvalidSession as error:
-        yield ConfigurationError(f"{path}: {error}", path=path)
-        return
-    if normal != agent_id:
-        text = f"{path}: {show(agent_id)} has capital letters: write {show(normal)}"
-        yield ConfigurationError(text, path=path, expected=show(normal))
 
 
 def _known_agent(

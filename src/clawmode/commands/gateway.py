@@ -53,7 +53,7 @@ def gateway(
 
     Exit status: 0 stopped, 1 failed, 2 wrong usage.
     """
-    if context.invoked_subcommand is not None:
+    if context.invoked_subcommand is not None:  # such as `gateway status`
         return
     with command() as out:
         from clawmode.app.loading import set_up
@@ -73,7 +73,7 @@ def gateway(
         try:
             options = gather(tools, config, mcp_config, policy, "ask", state)
             setup = set_up(options, "gateway")
-            logs.learn(known_secrets(setup))
+            logs.learn(known_secrets(setup))  # from here on, the log redacts these
             for note in setup.notes:
                 logger.warning("%s", note)
             GatewayCommand(setup=setup, on_ready=ready, host=host, port=port).run()

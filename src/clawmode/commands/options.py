@@ -26,6 +26,7 @@ GATEWAY_LOCK = "gateway.lock"
 Run = TypeVar("Run", bound=Callable[..., Any])
 
 
+# typer shows the type of an argument behind its name, as in `FILE <str>`.
 _TYPE_OF_ARGUMENT = re.compile(r"^(  [A-Z|]+) <[^>]*>", re.MULTILINE)
 
 

@@ -52,7 +52,7 @@ class AgentView:
         self._has_text = False
         self._streams = out is not None and out.is_terminal
         self._reply: list[str] = []  # pieces of the reply that the model is writing
-        self._replies: Counter[str] = Counter()
+        self._replies: Counter[str] = Counter()  # complete replies that were shown, by text
         self._events_lost = False
         self._note = ""
         self._pauses = 0

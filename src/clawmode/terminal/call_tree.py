@@ -172,6 +172,7 @@ class CallView:
     def __init__(self, *, live: bool, summary: bool, title: str = "exec") -> None:
         self._tree = CallTree(title)
         self._summary = summary
+        # Tools that run in threads report their calls from these threads.
         self._lock = threading.RLock()
         self._pauses = 0
         self._closed = False

@@ -96,6 +96,7 @@ class Chat:
         self._partner = partner
         await self._look_up_model()
         unsubscribe = partner.subscribe(self._watch, self._show_message, self._prompt.redraw)
+        # Unbounded: the prompt must never wait for a command that takes long.
         typed, lines = anyio.create_memory_object_stream[str](math.inf)
         self._prompt.listen(line=typed.send_nowait, interrupt=self._interrupt, end=self._end)
         self._screen.say(f"{self._key} · {self._model}  (/help, Ctrl-D ends)")

@@ -110,7 +110,7 @@ class Prompt:
         return True
 
     def close(self) -> None:
-        """Ends `run`."""
+        """Ends the prompt; `run` then returns True."""
         if self._session.app.is_running and not self._session.app.is_done:
             self._session.app.exit()
 

@@ -311,7 +311,7 @@ class RemotePartner:
             messages, about = await self._messages_by_run(), await self._about()
             active = [str(run["runId"]) for run in about["runs"]]
             self.waiting = len(about["waiting"])
-            if first:
+            if first:  # the chat begins with an empty screen: old messages count as shown
                 old = {run: texts for run, texts in messages.items() if run not in active}
                 self._shown.update((run, text) for run, texts in old.items() for text in texts)
             elif any(self._missed(run, texts) for run, texts in messages.items()):

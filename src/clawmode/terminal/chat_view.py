@@ -24,11 +24,11 @@ class RunCalls(Protocol):
     """Shows the calls of one run; an `AgentView`."""
 
     def add(self, event: AgentEvent) -> None:
-        """Shows an event."""
+        """Shows an event of the run."""
         ...
 
     def close(self, result: RunResult | None) -> None:
-        """Ends the output."""
+        """Ends the output; called once, when the run has ended."""
         ...
 
 

@@ -140,7 +140,8 @@ class CronTurn(LocalTurn):
         )
         async with interruptible(), open_runtime(self.setup, approvals, models) as runtime:
             unsubscribe = runtime.subscribe(self.view.add)
-            job_run = _JobRun(self.setup, runtime, request.session_key.split(":")[1])
+            job_id = request.session_key.split(":")[1]  # cron:<job id>:run:<run id>
+            job_run = _JobRun(self.setup, runtime, job_id)
             result = await job_run.run(approvals if isinstance(approvals, Desk) else None)
             unsubscribe()
         return result

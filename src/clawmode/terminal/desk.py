@@ -47,7 +47,7 @@ class QuestionTerminal(Protocol):
 
     @property
     def width(self) -> int:
-        """The width in columns."""
+        """The number of columns to fill."""
         ...
 
     def show(self, text: str) -> None:
@@ -80,6 +80,7 @@ class Terminal:
         """
         if not stdin_is_taken and sys.stdin.isatty() and sys.stderr.isatty():
             return cls(sys.stdin.fileno(), sys.stderr)
+        # The user may still be there, although stdin is a pipe or stderr is a file.
         try:
             source = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY)
             target = open("/dev/tty", "w", encoding="utf-8", errors="backslashreplace")

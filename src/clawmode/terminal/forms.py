@@ -188,6 +188,14 @@ def describe(
         max_lines: The most lines of arguments; None for all of them.
         until: How long the answer `always` is remembered.
     """
+    run = question.run
+    origin = {
+        "agent": run.agent_id,
+        "session": run.session_key or run.session_id,
+        "sender": run.sender,
+        "channel": run.channel,
+    }
+    asked_by = ", ".join(f"{kind} {name}" for kind, name in origin.items() if name)
     given = escape(json.dumps(question.input, indent=2, ensure_ascii=False), "\n")
     arguments = [part for line in given.split("\n") for part in fold(line, width - RULE)]
     shown = arguments[:max_lines]
@@ -202,22 +210,11 @@ def describe(
         "  arguments:",
         *(f"  │ {line}" for line in shown),
         *([f"  └ {left_out} more lines: answer `show` to see them"] if left_out else ()),
-        *_words("  asked by: ", _origin(question), width),
+        *_words("  asked by: ", asked_by, width),
         *_words(f"  always would remember, until {until}: ", question.always, width),
         f"  expires in {left}, at {at}; no answer is a no",
     ]
     return "".join(f"{line}\n" for line in lines), not left_out
-
-
-def _origin(question: Question) -> str:
-    run = question.run
-    names = {
-        "agent": run.agent_id,
-        "session": run.session_key or run.session_id,
-        "sender": run.sender,
-        "channel": run.channel,
-    }
-    return ", ".join(f"{kind} {name}" for kind, name in names.items() if name)
 
 
 def _words(label: str, text: str, width: int) -> list[str]:

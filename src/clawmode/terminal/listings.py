@@ -42,7 +42,7 @@ def page_of(catalog: Catalog, reference: str) -> JsonObject:
 
 def list_all(tools: list[Tool], policy: Policy) -> list[JsonObject]:
     """Returns the entries of all tools, sorted by id; `denied` has the reason of denied ones."""
-    catalog = Catalog(tools)
+    catalog = Catalog(tools)  # of all tools, not only of those that the policy allows
     entries: list[JsonObject] = []
     for tool in catalog.entries:
         reason = policy.why_denied(tool)

@@ -167,6 +167,7 @@ def load_models(setup: Setup, request: AgentRequest, view: AgentView) -> ModelPo
     configuration = setup.configuration
     models = ModelPool(configuration)
     agent_id = ConfigResolver(configuration, models, setup.state).agent_of(request)
+    # The session may have a model of its own.
     session = anyio.run(_find_session, setup, request, agent_id)
     session_model = "" if session is None else session.model
     name = request.model or session_model or settings.agent(configuration, agent_id).model

@@ -70,7 +70,7 @@ def log_in(setup: Setup, name: str) -> None:
     async def send_to(server: str, address: str) -> bool:
         print_note(f"log in to {server} at this address; this command waits for the result:")
         print_stderr(f"  {address}")
-        webbrowser.open(address)
+        webbrowser.open(address)  # may do nothing, for example over SSH: the address is printed
         return True
 
     async def connect() -> ServerView:

@@ -58,19 +58,17 @@ class RemoteQuestions:
                         content = await self._approvals.ask_input(question)
                     await self._client.call("input.answer", {"id": question.id, "content": content})
                 else:
-                    await self._decide(read_question(payload))
+                    approval = read_question(payload)
+                    decision = await self._approvals.ask(approval)
+                    if decision != "timeout":  # the gateway's own clock ends the question
+                        answer: JsonObject = {"id": approval.id, "decision": decision}
+                        await self._client.call("exec.approval.resolve", answer)
             except RpcError as error:
                 logger.warning("the gateway rejected the answer to a question: %s", error)
             except (KeyError, TypeError, ValueError):
                 logger.warning("a question of the gateway cannot be read: %s", question_id)
             finally:
                 self._open.pop(question_id, None)
-
-    async def _decide(self, question: Question) -> None:
-        decision = await self._approvals.ask(question)
-        if decision != "timeout":
-            answer: JsonObject = {"id": question.id, "decision": decision}
-            await self._client.call("exec.approval.resolve", answer)
 
     async def pending(self) -> list[Event]:
         """Fetches the open questions, which may be older than this connection."""

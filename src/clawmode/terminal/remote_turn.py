@@ -184,6 +184,7 @@ async def _start(client: GatewayClient, request: AgentRequest, key: str) -> Wait
 
 async def _find(client: GatewayClient, request: AgentRequest) -> WaitingRun:
     try:
+        # With a timeout of 0, this only checks that the gateway has the run.
         await client.call("agent.wait", {"runId": request.run_id, "timeoutMs": 0})
     except RpcError as error:
         if error.code != "NOT_FOUND":
@@ -258,19 +259,16 @@ class _RunWatcher:
                     self.view.mark_lost(LOST)
                     tasks.start_soon(self._ask_pending, tasks)
                 elif event.name == "agent":
-                    self._show(event.payload)
+                    shown = read_event(event.payload)
+                    if shown is not None and shown.run_id == self.run.run_id:
+                        self.view.add(shown)
+                        phase = shown.data.get("phase")
+                        if shown.stream == "lifecycle" and phase in ("end", "error"):
+                            self._end_shown.set()
                 elif self.questions.is_new(event):
                     tasks.start_soon(self.questions.answer, event)
         except ClawmodeError as error:
             self.view.mark_lost(f"({error})")
-
-    def _show(self, payload: JsonObject) -> None:
-        event = read_event(payload)
-        if event is None or event.run_id != self.run.run_id:
-            return
-        self.view.add(event)
-        if event.stream == "lifecycle" and event.data.get("phase") in ("end", "error"):
-            self._end_shown.set()
 
     async def _ask_pending(self, tasks: TaskGroup) -> None:
         """Asks the questions that the gateway sent while this client was not connected."""

@@ -78,7 +78,7 @@ class TerminalTurn:
             print_stderr(f"  {self._resume_command(ended, request)}")
             return None
         if ended.status == "aborted":
-            raise KeyboardInterrupt
+            raise KeyboardInterrupt  # the exit status is 130, as after Ctrl-C anywhere else
         if ended.error is not None and not self.as_json:
             text = f"{ended.status}: {ended.error}"
             try:
