@@ -111,7 +111,7 @@ async def test_limits_come_from_the_settings_or_from_what_is_known() -> None:
         limits = provider.model("big").limits
         assert (limits.context_window, limits.max_tokens) == (12_345, 678)
         assert (limits.local, limits.timeout_seconds) == (True, 9)
-        assert provider.model("claude-sonnet-4-5").limits.context_window >= 200_000
+        assert provider.model("claude-sonnet-5").limits.context_window >= 200_000
         assert provider.model("nobody-knows-me").limits.context_window == 200_000
 
 
@@ -129,7 +129,7 @@ async def test_models_of_a_provider_share_its_client() -> None:
 @pytest.mark.parametrize("id", ["openai", "openrouter", "ollama", "vllm", "lmstudio", "llamacpp"])
 async def test_known_providers_speak_their_wire(id: str) -> None:
     """By another address; names decide what the library makes of a model."""
-    names = {"openai": "gpt-5", "openrouter": "anthropic/claude-sonnet-4.5", "ollama": "qwen3:8b"}
+    names = {"openai": "gpt-5", "openrouter": "anthropic/claude-sonnet-5", "ollama": "qwen3:8b"}
     api = KNOWN[id].api
     assert api is not None
     async with ScriptServer([Turn("Yes.")]) as server:

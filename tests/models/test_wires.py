@@ -337,7 +337,7 @@ async def test_thoughts_that_openrouter_passes_on_are_given_back_signed() -> Non
     async with ScriptServer([Turn(raw=raw), Turn("Yes.")]) as server:
         key = KeySource(value="x")
         settings = server.settings("openai-completions", id="openrouter", key=key)
-        async with make_model(settings, "anthropic/claude-sonnet-4.5") as model:
+        async with make_model(settings, "anthropic/claude-sonnet-5") as model:
             answer = from_json(to_json(await answer_of(model, request(thinking="low"))))
             await answer_of(model, request(UserMessage.of("x"), answer, UserMessage.of("y")))
             first, second = server.requests

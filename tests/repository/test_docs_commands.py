@@ -210,7 +210,7 @@ CONFIGURATION = """\
 
 DEFAULTS = """\
 {
-  agents: { defaults: { model: "anthropic/claude-sonnet-4-5" } },
+  agents: { defaults: { model: "anthropic/claude-sonnet-5" } },
   tools: { codeMode: true },
 """
 

@@ -161,7 +161,7 @@ def _models(setup: Setup) -> Iterator[Finding]:
     models = ModelPool(setup.configuration)
     main = settings.agent(setup.configuration).model
     if not main:
-        hint = 'set agents.defaults.model, such as "anthropic/claude-sonnet-4-5"'
+        hint = 'set agents.defaults.model, such as "anthropic/claude-sonnet-5"'
         yield Finding("model", "note", f"none is configured, so agents cannot run: {hint}")
     if main and _missing_library():
         yield Finding("model", "problem", f"{main} needs the extra `agent`: {INSTALL_AGENT}")

@@ -174,7 +174,7 @@ def load_models(setup: Setup, request: AgentRequest, view: AgentView) -> ModelPo
     if not name:
         raise ConfigurationError(
             "no model is configured: set agents.defaults.model in clawmode.json5 to "
-            "`provider/model`, such as anthropic/claude-sonnet-4-5, or give --model",
+            "`provider/model`, such as anthropic/claude-sonnet-5, or give --model",
             path="agents.defaults.model",
             expected="provider/model",
         )
