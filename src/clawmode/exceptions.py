@@ -267,3 +267,11 @@ class ToolProblem(ClawmodeError):
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
         self.code = code
+
+
+def message_of(error: BaseException) -> str:
+    """Returns the exception's message, or its class name if the message is empty or raises."""
+    try:
+        return str(error) or type(error).__name__
+    except Exception:  # `__str__` of foreign code
+        return type(error).__name__

@@ -1,8 +1,12 @@
-"""Blocks to build concurrent code of: owners of tasks, background tasks, wake-ups, backoff."""
+"""Blocks to build concurrent code of: owners of tasks, background tasks, wake-ups, backoff.
+
+`must_propagate` says which exceptions of foreign code end our own task.
+"""
 
 import asyncio
 import contextlib
 import logging
+import math
 import random
 from collections.abc import Awaitable, Callable
 from typing import Self
@@ -11,7 +15,24 @@ import anyio
 from anyio.abc import TaskGroup
 from anyio.lowlevel import checkpoint
 
-from clawmode.foreign import must_propagate
+
+def must_propagate(error: BaseException) -> bool:
+    """True if the exception must propagate: our own task was cancelled, or the user pressed Ctrl-C.
+
+    Tools, hooks and approvers run in our own tasks. Every other exception is their own failure.
+    That includes `SystemExit` and a `CancelledError` that nobody requested: if it propagated, it
+    would end the task group, and with it every program of the run.
+    """
+    if isinstance(error, asyncio.CancelledError):
+        task = asyncio.current_task()
+        # anyio cancels by the deadline of a scope, and `Task.cancel` is counted by asyncio: a
+        # cancellation that shows in neither was raised by the foreign code itself.
+        scoped = anyio.current_effective_deadline() == -math.inf
+        return scoped or (task is not None and task.cancelling() > 0)
+    if isinstance(error, BaseExceptionGroup):
+        return error.subgroup(KeyboardInterrupt) is not None
+    return isinstance(error, KeyboardInterrupt)
+
 
 # ---- Owners of a task group ----
 

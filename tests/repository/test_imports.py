@@ -14,7 +14,7 @@ ROOT = Path(clawmode.__file__).parent
 # the first line may import each other.
 LAYERS = (
     (
-        *("types", "exceptions", "context", "foreign", "redaction", "messages", "addresses"),
+        *("types", "exceptions", "context", "redaction", "messages", "addresses"),
         *("text", "files", "tasks"),
     ),
     ("sandbox",),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from clawmode.foreign import message_of, must_propagate
+from clawmode.exceptions import message_of
 from clawmode.messages import AssistantMessage, Text
 from clawmode.models.base import (
     CallStart,
@@ -22,6 +22,7 @@ from clawmode.models.base import (
     ThinkingDelta,
 )
 from clawmode.redaction import KnownSecrets
+from clawmode.tasks import must_propagate
 from clawmode.types import JsonObject
 
 if TYPE_CHECKING:

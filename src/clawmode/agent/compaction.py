@@ -14,7 +14,6 @@ from clawmode.agent.events import Stream
 from clawmode.agent.hooks import CompactionEvent
 from clawmode.agent.requests import CompactionSettings
 from clawmode.context import RunContext
-from clawmode.foreign import must_propagate
 from clawmode.messages import (
     AssistantMessage,
     Image,
@@ -29,6 +28,7 @@ from clawmode.models.base import MessageEnd, Model, ModelError, ModelRequest
 from clawmode.sessions.entries import Entry, TranscriptError
 from clawmode.sessions.history import History
 from clawmode.sessions.transcript import Transcript
+from clawmode.tasks import must_propagate
 from clawmode.tools.hooks import Hooks
 from clawmode.types import JsonObject
 

@@ -18,7 +18,6 @@ from clawmode.agent.events import Stream
 from clawmode.agent.intake import Intake
 from clawmode.agent.requests import LoopLimits, Status
 from clawmode.agent.toolbox import ABORTED, Toolbox, fail
-from clawmode.foreign import must_propagate
 from clawmode.messages import (
     AssistantMessage,
     Message,
@@ -38,7 +37,7 @@ from clawmode.models.base import (
 )
 from clawmode.redaction import KnownSecrets
 from clawmode.sessions.sanitize import bounded, bounded_parts
-from clawmode.tasks import backoff
+from clawmode.tasks import backoff, must_propagate
 from clawmode.types import JsonObject
 
 logger = logging.getLogger("clawmode.agent")

@@ -25,9 +25,9 @@ from typing import Any, Protocol
 import anyio
 from anyio.abc import ByteReceiveStream, Process
 
-from clawmode.exceptions import ClawmodeError
-from clawmode.foreign import message_of, must_propagate
+from clawmode.exceptions import ClawmodeError, message_of
 from clawmode.redaction import Redactor
+from clawmode.tasks import must_propagate
 from clawmode.types import JsonObject, copy_json
 
 MAX_ANSWER = 1 << 20

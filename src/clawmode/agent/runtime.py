@@ -40,8 +40,7 @@ from clawmode.catalog.namespaces import NamespaceRegistry
 from clawmode.code_mode.code_mode import CodeMode
 from clawmode.code_mode.sqlite_store import SqliteStore
 from clawmode.context import RunContext
-from clawmode.exceptions import ClawmodeError, ConfigurationError
-from clawmode.foreign import message_of
+from clawmode.exceptions import ClawmodeError, ConfigurationError, message_of
 from clawmode.redaction import KnownSecrets, Redactor
 from clawmode.sandbox.pool import Pool
 from clawmode.sessions.store import Session, SessionStore

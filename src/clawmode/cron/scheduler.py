@@ -16,8 +16,7 @@ from clawmode.cron.job import Job
 from clawmode.cron.jobs import Claim, Jobs, JobStatus, JobsUnavailable, SkippedTime, UnknownJob
 from clawmode.cron.ledger import LEASE_SECONDS
 from clawmode.cron.turns import Clock, Runtime, WallClock, request_for, run_turn
-from clawmode.exceptions import ClawmodeError
-from clawmode.foreign import message_of
+from clawmode.exceptions import ClawmodeError, message_of
 from clawmode.tasks import Notifier
 from clawmode.types import JsonObject
 

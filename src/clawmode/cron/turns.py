@@ -15,8 +15,7 @@ import anyio
 from clawmode.agent.events import AgentEvent, Listener
 from clawmode.agent.requests import AgentRequest, RunResult
 from clawmode.cron.job import Job
-from clawmode.exceptions import ClawmodeError
-from clawmode.foreign import message_of
+from clawmode.exceptions import ClawmodeError, message_of
 
 logger = logging.getLogger("clawmode.cron")
 

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, TypeAlias
 import anyio
 
 from clawmode.exceptions import ClawmodeError, ConfigurationError
-from clawmode.foreign import must_propagate
 from clawmode.gateway.ledger import LedgerUnavailable
 from clawmode.gateway.methods import Method, MethodCall
 from clawmode.rpc import protocol
 from clawmode.rpc.protocol import IDEMPOTENCY, Request, RpcError
 from clawmode.sessions.keys import InvalidSession, SessionError, UnknownSession
 from clawmode.sessions.lock import SessionBusy
+from clawmode.tasks import must_propagate
 from clawmode.types import JsonObject
 
 if TYPE_CHECKING:

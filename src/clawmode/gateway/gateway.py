@@ -20,7 +20,7 @@ from clawmode.agent.hooks import GatewayEvent
 from clawmode.agent.runtime import Run
 from clawmode.cron.jobs import Jobs
 from clawmode.cron.scheduler import Scheduler
-from clawmode.foreign import message_of
+from clawmode.exceptions import message_of
 from clawmode.gateway import logs, restart
 from clawmode.gateway.approvals import SharedApprovals
 from clawmode.gateway.client_tools import ClientTools

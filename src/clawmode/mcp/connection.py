@@ -26,7 +26,7 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import RootModel, ValidationError
 
 from clawmode import __version__
-from clawmode.foreign import message_of, must_propagate
+from clawmode.exceptions import message_of
 from clawmode.mcp.listing import (
     MAX_ENTRIES,
     MAX_LISTED,
@@ -54,7 +54,7 @@ from clawmode.mcp.wire import (
     Link,
     OutgoingStream,
 )
-from clawmode.tasks import backoff
+from clawmode.tasks import backoff, must_propagate
 from clawmode.tools.tool import ToolContext
 from clawmode.types import JsonObject
 

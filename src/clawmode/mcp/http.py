@@ -15,7 +15,7 @@ import httpx2
 from mcp.client.sse import sse_client
 from mcp.client.streamable_http import MCP_SESSION_ID, streamable_http_client
 
-from clawmode.foreign import message_of
+from clawmode.exceptions import message_of
 from clawmode.mcp.settings import Bearer, ServerSettings
 from clawmode.mcp.wire import (
     MAX_MESSAGE,

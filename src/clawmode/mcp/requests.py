@@ -15,7 +15,7 @@ import mcp_types as types
 from mcp.client.session import ClientRequestContext
 
 from clawmode.exceptions import ClawmodeError
-from clawmode.foreign import must_propagate
+from clawmode.tasks import must_propagate
 from clawmode.tools.tool import InputRequest, ToolContext
 from clawmode.types import JsonObject
 

@@ -8,8 +8,7 @@ from pathlib import Path
 import anyio
 from anyio.abc import AsyncResource, TaskGroup
 
-from clawmode.exceptions import ConfigurationError
-from clawmode.foreign import message_of
+from clawmode.exceptions import ConfigurationError, message_of
 from clawmode.mcp.auth import OnLogin, make_auth
 from clawmode.mcp.requests import McpError
 from clawmode.mcp.settings import ServerSettings

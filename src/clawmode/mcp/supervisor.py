@@ -17,7 +17,7 @@ import httpx2
 import mcp_types as types
 from mcp.shared.exceptions import MCPError
 
-from clawmode.foreign import message_of, must_propagate
+from clawmode.exceptions import message_of
 from clawmode.mcp.connection import CURRENT, UNKNOWN, Connection, is_end
 from clawmode.mcp.http import explain, open_http
 from clawmode.mcp.listing import PROMPTS, RESOURCES, Problems
@@ -34,7 +34,7 @@ from clawmode.mcp.wire import (
     Notice,
     OutgoingStream,
 )
-from clawmode.tasks import Notifier, backoff
+from clawmode.tasks import Notifier, backoff, must_propagate
 from clawmode.tools.tool import Tool, ToolContext
 from clawmode.types import JsonObject
 

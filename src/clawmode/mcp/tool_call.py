@@ -22,7 +22,8 @@ from mcp.shared.exceptions import MCPError
 
 from clawmode.code_mode.code_mode import CodeMode
 from clawmode.code_mode.results import compact
-from clawmode.foreign import message_of, must_propagate
+from clawmode.exceptions import message_of
+from clawmode.tasks import must_propagate
 from clawmode.text import truncate
 from clawmode.tools.approvals import Decision, InputQuestion, Question
 from clawmode.tools.executor import CallEvent

@@ -19,8 +19,7 @@ from starlette.routing import Route
 from clawmode.code_mode.config import join
 from clawmode.config.file import read_secret
 from clawmode.config.operations import ChannelEntry
-from clawmode.exceptions import ConfigurationError
-from clawmode.foreign import message_of
+from clawmode.exceptions import ConfigurationError, message_of
 from clawmode.messaging.channel import ChannelError, InboundMessage, Receive
 from clawmode.messaging.signing import ReplayGuard, Signer
 from clawmode.messaging.webhook_delivery import Delivery, Retry, parse_address

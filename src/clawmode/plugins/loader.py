@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from clawmode.catalog.namespaces import NamespaceRegistration, NamespaceRegistry
-from clawmode.exceptions import ClawmodeError
-from clawmode.foreign import message_of
+from clawmode.exceptions import ClawmodeError, message_of
 from clawmode.plugins import manifest as manifests
 from clawmode.plugins import modules
 from clawmode.plugins.manifest import Manifest, PluginError

@@ -10,7 +10,7 @@ from typing import TypeAlias
 import anyio
 
 from clawmode.context import RunContext
-from clawmode.foreign import message_of
+from clawmode.exceptions import message_of
 from clawmode.tools.approvals import Approvals
 from clawmode.tools.executor import Call, Executor, ToolFailure
 from clawmode.tools.policy import Policy

@@ -17,8 +17,8 @@ import anyio
 from anyio.lowlevel import RunVar
 
 from clawmode.context import RunContext
-from clawmode.exceptions import ClawmodeError
-from clawmode.foreign import message_of, must_propagate
+from clawmode.exceptions import ClawmodeError, message_of
+from clawmode.tasks import must_propagate
 from clawmode.tools.approvals import Approvals, NotApproved, Question
 from clawmode.tools.hooks import AfterToolCall, BeforeToolCall, Hooks, Verdict
 from clawmode.tools.policy import Policy

@@ -19,8 +19,8 @@ from typing import Any, Literal, TypeAlias
 import anyio
 
 from clawmode.context import RunContext
-from clawmode.exceptions import UnknownHook
-from clawmode.foreign import message_of, must_propagate
+from clawmode.exceptions import UnknownHook, message_of
+from clawmode.tasks import must_propagate
 from clawmode.tools.tool import ToolResult
 from clawmode.types import ErrorCode, JsonObject, JsonValue
 
