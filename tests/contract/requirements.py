@@ -369,8 +369,9 @@ _ALL: tuple[Requirement, ...] = (
         ),
         (
             "MC-3",
-            "A call takes one object, fills in defaults of the schema, reports missing keys "
-            "before it reaches the server, and treats `__proto__` as ordinary data.",
+            "A call takes one object, fills in defaults of the schema except those that the "
+            "schema itself rejects, reports missing keys before it reaches the server, and "
+            "treats `__proto__` as ordinary data.",
         ),
         (
             "MC-4",

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from mcp_types import methods
 from tests.support.fuzzing import examples
 
-from clawmode.catalog.mcp_namespace import with_defaults
 from clawmode.mcp.listing import (
     MAX_PROBLEMS,
     MAX_TOOLS,
@@ -61,19 +60,6 @@ def test_what_has_a_default_need_not_be_given() -> None:
     }
     assert made(offer("x", schema)).parameters["required"] == ["b"]
     assert schema["required"] == ["a", "b"]
-    assert with_defaults(schema, {"b": 1}) == {"b": 1, "a": None}
-
-
-def test_a_default_that_is_changed_is_a_copy() -> None:
-    schema: Any = {"properties": {"a": {"default": {"b": []}}}}
-    filled: Any = with_defaults(schema, {})
-    filled["a"]["b"].append(1)
-    assert with_defaults(schema, {}) == {"a": {"b": []}}
-
-
-@pytest.mark.parametrize("schema", [{}, {"properties": 7}, {"properties": {"a": 7, "b": None}}])
-def test_a_schema_without_defaults_changes_nothing(schema: Any) -> None:
-    assert with_defaults(schema, {"x": 1}) == {"x": 1}
 
 
 def test_problems_are_counted_when_there_are_many() -> None:

@@ -447,6 +447,7 @@ def main() -> None:
             "b": {"type": "object", "default": {"c": [2]}},
             "need": {"type": "string"},
             "__proto__": {"type": "string", "default": "own"},
+            "font": {"type": "string", "default": None},
         },
         "required": ["need", "a"],
     }

@@ -20,7 +20,7 @@ from clawmode.tools import validation
 from clawmode.tools.input_problems import MAX_PROBLEMS, MAX_TEXT
 from clawmode.tools.schema_cost import COUNTLESS, Burden, Schema, SchemaGraph
 from clawmode.tools.tool import Tool
-from clawmode.tools.validation import MAX_DEPTH, InvalidSchema, Validator, validate
+from clawmode.tools.validation import MAX_DEPTH, InvalidSchema, Validator, validate, with_defaults
 from clawmode.types import JsonObject, JsonValue
 
 ORDER: Schema = {
@@ -261,6 +261,59 @@ def test_a_schema_is_read_at_the_first_check_and_once_for_a_tool() -> None:
     assert validate(other, {}) != []
     assert validation._cache[id(one)][0] is one
     assert validate(one, {}) == []
+
+
+def filled(properties: JsonValue, given: JsonObject, **more: JsonValue) -> JsonObject:
+    """The input of a tool whose schema has these properties, with defaults."""
+    schema: JsonObject = {"type": "object", "properties": properties, **more}
+    tool = Tool("a", "", schema, lambda given, context: None, source="mcp", owner="s")
+    return with_defaults(tool, given)
+
+
+@pytest.mark.covers("MC-3")
+def test_missing_properties_get_their_defaults_unless_their_own_schema_rejects_them() -> None:
+    properties: JsonValue = {
+        "font": {"type": "string", "default": None},
+        "size": {"type": "integer", "default": 12},
+        "free": {"default": None},
+        "color": {"$ref": "#/$defs/Color", "default": "green"},
+        "name/~%": {"$ref": "#/$defs/Color", "default": "red"},
+        "given": {"default": 1},
+        "none": True,
+    }
+    definitions: JsonValue = {"Color": {"enum": ["red", "blue"]}}
+    assert filled(properties, {"given": 2}, **{"$defs": definitions}) == {
+        "given": 2,
+        "size": 12,
+        "free": None,
+        "name/~%": "red",
+    }
+
+
+def test_a_default_that_is_changed_is_a_copy() -> None:
+    properties: JsonValue = {"a": {"default": {"b": []}}}
+    changed = filled(properties, {})
+    changed["a"] = None
+    assert properties == {"a": {"default": {"b": []}}}
+    inner = filled(properties, {})["a"]
+    assert isinstance(inner, dict)
+    inner["b"] = 1
+    assert properties == {"a": {"default": {"b": []}}}
+
+
+@pytest.mark.parametrize("properties", [None, 7, {"a": 7, "b": None}, {"a": {"default": 1}}])
+def test_a_schema_that_cannot_be_used_or_has_no_defaults_changes_nothing(
+    properties: JsonValue,
+) -> None:
+    assert filled(properties, {"x": 1}, required=7) == {"x": 1}
+
+
+@pytest.mark.hostile
+def test_a_thousand_defaults_are_checked_quickly() -> None:
+    properties: JsonObject = {f"p{n}": {"type": "string", "default": n % 2} for n in range(1_000)}
+    properties["good"] = {"type": "string", "default": "x"}
+    with at_most(2):
+        assert filled(properties, {}) == {"good": "x"}
 
 
 def test_the_cache_of_read_schemas_does_not_grow_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ from clawmode.catalog.declarations import (
 from clawmode.catalog.namespaces import NamespaceCallRefused
 from clawmode.tools.near_names import NearNames
 from clawmode.tools.tool import Tool
-from clawmode.types import JsonObject, JsonValue, copy_json
+from clawmode.types import JsonObject, JsonValue
 
 MAX_ALL_FILES_CHARS = 2 << 20
 MIN_FILE_CHARS = 8 << 10
@@ -173,8 +173,7 @@ class McpNamespace:
         if any(other is not None for other in others):  # `undefined` arrives as None, and is fine
             text = f"{tool.id} takes one object, not {1 + len(others)} arguments: merge them."
             raise NamespaceCallRefused(text)
-        # Before hooks and approvals run, so that they see what is sent.
-        return tool, with_defaults(tool.parameters, given)
+        return tool, given
 
     def describe(self, server: JsonValue, wanted: JsonValue, options: JsonValue) -> JsonObject:
         """Returns the answer of `$api`: declarations of all servers, of one, or of one tool.
@@ -266,21 +265,3 @@ def _server(name: str, tools: list[Tool]) -> _Server:
             groups[group] = found
     names = identifiers(by_name)
     return _Server(name, {names[key]: by_name[key] for key in sorted(by_name)}, groups, names)
-
-
-def with_defaults(schema: Mapping[str, JsonValue], given: Mapping[str, JsonValue]) -> JsonObject:
-    """Returns the input, with the schema's defaults for properties that it lacks."""
-    missing = {key: value for key, value in defaults_of(schema).items() if key not in given}
-    return {**given, **copy_json(missing)}
-
-
-def defaults_of(schema: Mapping[str, JsonValue]) -> JsonObject:
-    """Returns the defaults of a schema's properties."""
-    properties = schema.get("properties")
-    if not isinstance(properties, dict):
-        return {}
-    return {
-        key: each["default"]
-        for key, each in properties.items()
-        if isinstance(each, dict) and "default" in each
-    }

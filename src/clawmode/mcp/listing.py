@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from clawmode.catalog.mcp_namespace import defaults_of
 from clawmode.text import shorten
 from clawmode.tools.tool import Execute, Tool
 from clawmode.types import JsonObject, JsonValue
@@ -252,10 +251,12 @@ def make_tool(offer: Offer, *, server: str, execute: Execute, trusting: bool) ->
 
 def _with_optional_defaults(schema: JsonObject) -> JsonObject:
     """Returns the schema for callers: a property with a default is not required."""
-    required = schema.get("required")
-    defaults = defaults_of(schema)
-    if not isinstance(required, list) or not defaults:
+    properties, required = schema.get("properties"), schema.get("required")
+    if not isinstance(required, list) or not isinstance(properties, dict):
         return schema
+    defaults = {
+        key for key, each in properties.items() if isinstance(each, dict) and "default" in each
+    }
     return {**schema, "required": [name for name in required if name not in defaults]}
 
 

@@ -7,7 +7,6 @@ from typing import Protocol
 
 import mcp_types as types
 
-from clawmode.catalog.mcp_namespace import with_defaults
 from clawmode.mcp.listing import MAX_ENTRIES, MAX_PAGES, Offer, make_protocol_tools, make_tool
 from clawmode.mcp.requests import McpError
 from clawmode.mcp.settings import ServerSettings
@@ -89,13 +88,11 @@ class ServerTools:
         )
 
     async def _call(self, name: str, given: JsonObject, context: ToolContext) -> ToolResult:
-        offer = self._offers.get(name)
-        if offer is None:
+        if name not in self._offers:
             text = f"does not offer the tool {name!r} any more"
             raise McpError(self._settings.name, "gone", text)
-        arguments = with_defaults(offer.schema, given)
-        self._check(arguments)
-        params = types.CallToolRequestParams(name=name, arguments=arguments)
+        self._check(given)
+        params = types.CallToolRequestParams(name=name, arguments=given)
         result = await self._server.request(types.CallToolRequest(params=params), context)
         details: JsonObject = {"content": result.get("content", [])}
         if result.get("structuredContent") is not None:

@@ -23,7 +23,7 @@ from clawmode.tools.approvals import Approvals, NotApproved, Question
 from clawmode.tools.hooks import AfterToolCall, BeforeToolCall, Hooks, Verdict
 from clawmode.tools.policy import Policy
 from clawmode.tools.tool import Execute, InputRequest, Tool, ToolContext, ToolResult
-from clawmode.tools.validation import InvalidSchema, validate
+from clawmode.tools.validation import InvalidSchema, validate, with_defaults
 from clawmode.types import JsonObject, JsonValue, copy_json
 
 logger = logging.getLogger("clawmode.executor")
@@ -127,10 +127,13 @@ class Executor:
             ToolFailure: The call was rejected, or it failed.
         """
         began = time.monotonic()
+        # A property of an MCP tool may be required in spite of its default. Filled in before hooks
+        # and approvals run, so that they see what is sent.
+        given = with_defaults(call.tool, call.input) if call.tool.source == "mcp" else call.input
         event = BeforeToolCall(
             tool_name=call.tool.name,
             tool_id=call.tool.id,
-            params=call.input if self.hooks.empty else copy_json(call.input),
+            params=given if self.hooks.empty else copy_json(given),
             run=call.run,
             tool_call_id=call.id,
             parent_id=call.parent_id,

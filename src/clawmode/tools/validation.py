@@ -8,6 +8,7 @@ module owns the limits and the engines.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Never
 from urllib.parse import quote
 
@@ -35,7 +36,7 @@ from clawmode.tools.schema_cost import (
     locate,
 )
 from clawmode.tools.tool import Tool
-from clawmode.types import JsonValue
+from clawmode.types import JsonObject, JsonValue, copy_json
 
 MAX_DEPTH = 128
 MAX_VALUES = 1_000_000
@@ -95,6 +96,17 @@ class Validator:
         Raises:
             InvalidSchema: The schema is invalid, or checking against it could take too long.
         """
+        return self._compile().problems(value)
+
+    @cached_property
+    def defaults(self) -> JsonObject:
+        """The defaults of the properties, without those that the property's own schema rejects."""
+        try:
+            return self._compile().fitting_defaults()
+        except InvalidSchema:
+            return {}
+
+    def _compile(self) -> "CompiledSchema":
         if self._compiled is None:
             try:
                 self._compiled = CompiledSchema(self._schema)
@@ -104,7 +116,7 @@ class Validator:
                 )
         if isinstance(self._compiled, str):
             raise InvalidSchema(self._compiled)
-        return self._compiled.problems(value)
+        return self._compiled
 
 
 _cache: dict[int, tuple[Tool, Validator]] = {}
@@ -116,6 +128,17 @@ def validate(tool: Tool, value: JsonValue) -> list[str]:
     Raises:
         InvalidSchema: The schema is invalid, or checking against it could take too long.
     """
+    return _validator(tool).validate(value)
+
+
+def with_defaults(tool: Tool, given: JsonObject) -> JsonObject:
+    """Returns the input, with the schema's defaults for properties that it lacks."""
+    defaults = _validator(tool).defaults
+    missing = {key: defaults[key] for key in defaults if key not in given}
+    return {**given, **copy_json(missing)}
+
+
+def _validator(tool: Tool) -> Validator:
     # By identity, because comparing tools compares their schemas. The cache keeps the tool alive,
     # so that no other tool gets the same id.
     found = _cache.get(id(tool))
@@ -123,7 +146,7 @@ def validate(tool: Tool, value: JsonValue) -> list[str]:
         found = _cache[id(tool)] = tool, Validator(tool.parameters, name=tool.id)
         if len(_cache) > MAX_CACHED:
             del _cache[next(iter(_cache))]
-    return found[1].validate(value)
+    return found[1]
 
 
 class CompiledSchema:
@@ -153,6 +176,26 @@ class CompiledSchema:
             return self._explain_part(value)
         except (TypeError, ValueError) as error:  # also for lone surrogates and values beyond JSON
             return [shorten(f"input: cannot be checked: {error}", MAX_TEXT)]
+
+    def fitting_defaults(self) -> JsonObject:
+        """Returns the defaults of the properties, without those that their own schema rejects.
+
+        Some generators write `default: null` for a property that may not be null: the server then
+        has a default of its own, and would reject null.
+        """
+        properties = as_map(self._schema.get("properties"))
+        found = {key: as_map(part) for key, part in properties.items()}
+        defaults = {key: part["default"] for key, part in found.items() if "default" in part}
+        if not defaults:
+            return {}
+        # One schema for all of them: a hostile schema may have thousands of defaults.
+        parts: Schema = {key: {"$ref": f"{HOME}#{_pointer_to(key)}"} for key in defaults}
+        try:
+            self._reject_costly(defaults)
+            check = self._compile_part({"properties": parts})
+            return {key: defaults[key] for key in defaults if check.is_valid({key: defaults[key]})}
+        except (TypeError, ValueError):  # as in `problems`
+            return {}
 
     def _reject_costly(self, value: JsonValue) -> None:
         """Raises `UnusableValue` if a check could take too long or overflow the stack."""
@@ -199,20 +242,27 @@ class CompiledSchema:
             node = as_map(locate(self._schema, pointer))
         if isinstance(value, dict):
             for name in filter(value.__contains__, as_map(node.get("properties"))):
-                segment = quote(name.replace("~", "~0").replace("/", "~1"), safe="~")
-                yield f"{pointer}/properties/{segment}", name, value[name]
+                yield f"{pointer}{_pointer_to(name)}", name, value[name]
         elif isinstance(value, list) and isinstance(node.get("items"), dict):
             yield from ((f"{pointer}/items", index, item) for index, item in enumerate(value))
 
     def _part(self, pointer: str) -> CompiledValidator:
         """Returns the validator of one part of the schema."""
         if pointer not in self._parts:
-            registry = Registry([(HOME, self._schema)], retriever=_refuse_to_fetch)
-            outer: Schema = {"$ref": f"{HOME}#{pointer}"}
-            if "$schema" in self._schema:
-                outer["$schema"] = self._schema["$schema"]
-            self._parts[pointer] = _compile(outer, self._engine, registry)
+            self._parts[pointer] = self._compile_part({"$ref": f"{HOME}#{pointer}"})
         return self._parts[pointer]
+
+    def _compile_part(self, outer: Schema) -> CompiledValidator:
+        """Compiles a schema that refers to parts of this schema."""
+        registry = Registry([(HOME, self._schema)], retriever=_refuse_to_fetch)
+        if "$schema" in self._schema:
+            outer["$schema"] = self._schema["$schema"]
+        return _compile(outer, self._engine, registry)
+
+
+def _pointer_to(name: str) -> str:
+    """Returns the JSON pointer from an object's schema to that of a property."""
+    return "/properties/" + quote(name.replace("~", "~0").replace("/", "~1"), safe="~")
 
 
 @dataclass(slots=True)
