@@ -46,6 +46,7 @@ MAX_CHAIN = 18
 HOMES = {
     "anthropic": {"models.direct", "code_mode.code_mode"},  # the latter for type checkers only
     "cryptography": {"code_mode.snapshots"},
+    "docstring_parser": {"tools.docstrings"},
     "fcntl": {"files"},  # not foreign, but all locks are there
     "httpx2": {"core_tools.web", "mcp.auth", "mcp.http", "mcp.supervisor"}
     | {"messaging.webhook_delivery", "models.wire"},

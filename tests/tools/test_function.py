@@ -269,21 +269,50 @@ def test_fields_are_described_and_bounded_by_their_annotations() -> None:
             "Do.\n\nMore.",
             {"x": "One.", "y": "Two."},
         ),
-        ("Do.\n\nArgs:\n    Nothing is said.\n", "Do.", {}),
-        ("Do.\n\nArgs:", "Do.", {}),
+        # A section that cannot be parsed stays where a model can read it.
+        ("Do.\n\nArgs:\n    No names.\n", "Do.\n\nArgs:\n    No names.", {}),
+        ("Do.\n\nArgs:", "Do.\n\nArgs:", {}),
+        (
+            "Do.\n\nArgs:\n    x (int, optional): 1: 2.\n\nNote:\n    Never.\n\nRaises:\n    Often",
+            "Do.\n\nNote:\n    Never.\n\nRaises:\n    Often",
+            {"x": "1: 2."},
+        ),
         ("Args are fine here.", "Args are fine here.", {}),
         (
             "Do.\n\n:param x: One\n    line.\n:param int y: Two.\n:type x: int\n:returns: It.",
             "Do.\n\n:returns: It.",
             {"x": "One line.", "y": "Two."},
         ),
+        ("Do.\n\n@param x: One.\n@return: It.", "Do.\n\n@return: It.", {"x": "One."}),
+        (
+            inspect.cleandoc(
+                """Do.
+
+                Parameters
+                ----------
+                x : int, default 3
+                    One
+                    line.
+
+                    Another.
+                y, z : str
+                    Two.
+
+                Returns
+                -------
+                int
+                    It.
+                """
+            ),
+            "Do.\n\nReturns\n-------\nint\n    It.",
+            {"x": "One line. Another.", "y": "Two.", "z": "Two."},
+        ),
     ],
 )
-def test_docstrings_are_taken_apart(
+def test_docstrings_of_all_common_styles_are_split_into_description_and_parameters(
     docstring: str | None, text: str, parameters: dict[str, str]
 ) -> None:
-    parsed = parse(docstring)
-    assert (parsed.text, parsed.parameters) == (text, parameters)
+    assert parse(docstring) == (text, parameters)
 
 
 # ---- Types in ----

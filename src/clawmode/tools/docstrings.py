@@ -1,67 +1,49 @@
-"""Parses docstrings into a description of the function and of each parameter.
+"""Splits a docstring into the description of the function and those of its parameters.
 
-Google's `Args:` and reST's `:param name:` are parsed; everything else is description.
+`docstring-parser` parses the sections about parameters. The other sections, such as `Returns:`,
+stay in the description, because a model reads them too; the library would drop those that it does
+not know.
 """
 
 import re
-from dataclasses import dataclass, field
 
-_SECTION = re.compile(r"(Args|Arguments|Parameters|Params):")
-_ENTRY = re.compile(r"\*{0,2}(\w+)\s*(?:\(.*?\))?:\s*(.*)")
-_FIELD = re.compile(r":param\s+(?:[^:]*\s)?\*{0,2}(\w+):\s*(.*)")
-_TYPE = re.compile(r":type\s+\w+:")
-
-
-@dataclass(slots=True)
-class Docstring:
-    """The description of a function, and those of its parameters by name."""
-
-    text: str = ""
-    parameters: dict[str, str] = field(default_factory=dict[str, str])
+# One section, or one field of reST or Epydoc, with the lines that belong to it.
+_PARAMETERS = re.compile(
+    r"""^(?:
+        (?:Args|Arguments|Parameters|Params):[ \t]*$  (?:\n(?:[ \t].*)?$)*     # Google
+      | (?:Other[ ])?Parameters[ \t]*\n-{3,}[ \t]*$   (?:\n(?!.+\n-{3}).*$)*   # NumPy
+      | [:@](?:param|parameter|arg|argument|key|keyword|type)[ ].*$  (?:\n[ \t].*$)*
+    )\n?""",
+    re.MULTILINE | re.VERBOSE,
+)
 
 
-def parse(docstring: str | None) -> Docstring:
-    """Parses a docstring whose indentation `inspect.cleandoc` has removed."""
-    lines = (docstring or "").splitlines()
-    kept: list[str] = []
-    parsed = Docstring()
-    while lines:
-        line = lines.pop(0)
-        if _SECTION.fullmatch(line.rstrip()):
-            _read_section(_take_indented(lines), parsed.parameters)
-        elif found := _FIELD.match(line):
-            parsed.parameters[found[1]] = _join([found[2], *_take_indented(lines)])
-        elif _TYPE.match(line):
-            _take_indented(lines)
-        else:
-            kept.append(line)
-    parsed.text = re.sub(r"\n{3,}", "\n\n", "\n".join(kept)).strip()
-    return parsed
+def parse(docstring: str | None) -> tuple[str, dict[str, str]]:
+    """Returns the description of a function, and those of its parameters by name.
 
+    A section that cannot be parsed stays in the description.
 
-def _take_indented(lines: list[str]) -> list[str]:
-    """Removes and returns the lines before the next one that is not indented."""
-    ends = (at for at, line in enumerate(lines) if line and not line[0].isspace())
-    count = next(ends, len(lines))
-    taken = lines[:count]
-    del lines[:count]
-    return taken
+    Args:
+        docstring: The docstring, whose indentation `inspect.cleandoc` has removed.
+    """
+    text = docstring or ""
+    sections = "".join(_PARAMETERS.findall(text))
+    if not sections:
+        return text.strip(), {}
+    import docstring_parser  # only now: many programs have no tool with such a section
 
-
-def _read_section(lines: list[str], parameters: dict[str, str]) -> None:
-    """Reads the entries of a section. Lines with deeper indentation continue an entry."""
-    indent = min((len(line) - len(line.lstrip()) for line in lines if line.strip()), default=0)
-    texts: list[str] = []
-    name = ""
-    for line in lines:
-        found = _ENTRY.match(line[indent:])
-        if found:
-            name, texts = found[1], [found[2]]
-        else:
-            texts.append(line)
-        if name:
-            parameters[name] = _join(texts)
-
-
-def _join(lines: list[str]) -> str:
-    return " ".join(" ".join(lines).split())
+    try:
+        # The library removes indentation, for which it ignores the first line.
+        entries = docstring_parser.parse("\n" + sections).params
+    except docstring_parser.ParseError:
+        return text.strip(), {}
+    # NumPy allows several names in one entry: `x, y : int`.
+    descriptions = {
+        name.strip(" *"): " ".join(entry.description.split())
+        for entry in entries
+        if entry.description
+        for name in entry.arg_name.split(",")
+    }
+    if not descriptions:
+        return text.strip(), {}
+    return re.sub(r"\n{3,}", "\n\n", _PARAMETERS.sub("", text)).strip(), descriptions

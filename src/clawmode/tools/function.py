@@ -206,20 +206,20 @@ class Plan:
         parameters = parameters_of(function, name)
         inner, preset = unpeel(function)
         hints = hints_of(inner, name, names)
-        documented = parse(inspect.getdoc(inner))
+        description, documented = parse(inspect.getdoc(inner))
         contexts = tuple(
             key for key in parameters if is_context(hints.get(key)) and key not in preset
         )
         hidden = frozenset({*contexts, *preset})
         shown = [
-            as_keyword(parameter, hints.get(key, Any), documented.parameters.get(key))
+            as_keyword(parameter, hints.get(key, Any), documented.get(key))
             for key, parameter in parameters.items()
             if key not in hidden
         ]
         adapter, schema = adapter_of(shown, name)
         return cls(
             name=name,
-            description=documented.text,
+            description=description,
             function=function,
             positional=tuple(
                 key for key in parameters if parameters[key].kind is Parameter.POSITIONAL_ONLY
