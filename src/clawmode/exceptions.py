@@ -42,12 +42,14 @@
     └── LedgerUnavailable            `gateway/ledger`: the gateway's ledger cannot be used
 
     ClawmodeWarning                  a `UserWarning`: a setting is not used as written
+    ConfigWarning                    not an exception: the same, about a setting in a file
 
 A guest's failure is data, not an exception: a `Failure` with a code. Only `unwrap` raises it. A
 host failure is one of these exceptions, and becomes data at the edge of `code_mode`.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import ClassVar
 
 from clawmode.types import ErrorCode, JsonValue
@@ -185,6 +187,17 @@ class NotOpen(ClawmodeError):
 
 class ClawmodeWarning(UserWarning):
     """A setting in the caller's Python code is not used as written."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigWarning:
+    """A setting that has no effect, or not the effect that was written."""
+
+    path: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.message}"
 
 
 class ConfigurationError(ClawmodeError):

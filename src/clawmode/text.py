@@ -4,7 +4,10 @@ Names, descriptions, errors and output may come from a guest, a model or an MCP 
 they are, such texts could move a cursor, hide characters or fill a screen.
 """
 
+import difflib
+import json
 import re
+from collections.abc import Iterable
 
 # Characters that a terminal acts on or does not show: control, format and surrogate characters, the
 # two line separators, everything that Unicode calls Default_Ignorable_Code_Point, blank glyphs, and
@@ -85,3 +88,34 @@ def quote(text: str, limit: int = 120) -> str:
 def without_surrogates(text: str) -> str:
     """Replaces lone surrogates, which UTF-8 cannot encode, by question marks."""
     return text.encode("utf-8", "replace").decode()
+
+
+# ---- Values in messages ----
+
+
+def show(value: object) -> str:
+    """Returns a value as JSON for a message, shortened, without control characters."""
+    if isinstance(value, dict):
+        return "an object"
+    if isinstance(value, list):
+        return "a list" if value else "an empty list"
+    if isinstance(value, int) and value.bit_length() > 128:
+        return "a huge number"  # Python does not print an integer of over 4,300 digits
+    return shorten(json.dumps(value, default=repr), 60, "...")
+
+
+def kind_of(value: object) -> str:
+    """Describes a value without quoting it: the value may contain a secret."""
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
+    if value == "" or value == []:
+        return "an empty string" if value == "" else "an empty list"
+    kinds: dict[type, str] = {str: "a string", list: "a list", dict: "an object"}
+    return kinds.get(type(value), "a number")
+
+
+def nearest(name: str, known: Iterable[str], cutoff: float = 0.7) -> str:
+    """Returns the known name that is most similar to a misspelt one; empty if none is similar."""
+    by_lower = {each.lower(): each for each in known}
+    found = difflib.get_close_matches(name.lower()[:100], by_lower, n=1, cutoff=cutoff)
+    return by_lower[found[0]] if found else ""

@@ -12,7 +12,6 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.support.fuzzing import examples
 
-from clawmode.code_mode.config import ConfigWarning
 from clawmode.config.reader import (
     MAX_ITEMS,
     MAX_NAME,
@@ -26,7 +25,7 @@ from clawmode.config.reader import (
     schema_of,
 )
 from clawmode.config.resolve import schema
-from clawmode.exceptions import ConfigurationError
+from clawmode.exceptions import ConfigurationError, ConfigWarning
 from clawmode.tools.validation import Validator
 from clawmode.types import JsonObject, JsonValue
 

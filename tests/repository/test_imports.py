@@ -14,7 +14,7 @@ ROOT = Path(clawmode.__file__).parent
 # the first line may import each other.
 LAYERS = (
     (
-        *("types", "exceptions", "context", "redaction", "messages", "addresses"),
+        *("types", "exceptions", "context", "records", "redaction", "messages", "addresses"),
         *("text", "files", "tasks"),
     ),
     ("sandbox",),
@@ -58,7 +58,7 @@ HOMES = {
     "openai": {"models.direct", "code_mode.code_mode"},
     "opentelemetry": {"code_mode.spans"},
     "prompt_toolkit": {"terminal.chat_screen", "terminal.chat_prompt"},
-    "pydantic": {"tools.function", "tools.signature", "mcp.connection"},
+    "pydantic": {"records", "tools.function", "tools.signature", "mcp.connection"},
     "pydantic_ai": {"models.direct", "models.conversion", "models.failures"},
     "pydantic_core": {"tools.function"},
     "pyjson5": {"config.json5"},

@@ -19,10 +19,10 @@ from pathlib import Path
 
 from clawmode.agent.operator_scripts import Program, PythonFile, Script, ScriptError
 from clawmode.agent.prompt import MAX_FILE_CHARS, MAX_TOTAL_CHARS, BootstrapFile
-from clawmode.code_mode.config import ConfigWarning, join, show
 from clawmode.config.operations import InternalHook, InternalHooks
-from clawmode.exceptions import ConfigurationError
-from clawmode.text import without_surrogates
+from clawmode.exceptions import ConfigurationError, ConfigWarning
+from clawmode.records import join
+from clawmode.text import show, without_surrogates
 from clawmode.types import JsonObject, JsonValue
 
 logger = logging.getLogger("clawmode.hooks")

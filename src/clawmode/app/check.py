@@ -17,16 +17,17 @@ from pathlib import Path
 
 from clawmode.agent.models import ModelPool
 from clawmode.agent.operator_hooks import hook_faults
-from clawmode.code_mode.config import ConfigWarning, join, nearest, show
 from clawmode.config import resolve as settings
 from clawmode.config.agents import AgentOptions, Configuration
 from clawmode.config.reader import Issue
 from clawmode.config.tools import ToolRules, ToolSettings
-from clawmode.exceptions import ConfigurationError
+from clawmode.exceptions import ConfigurationError, ConfigWarning
 from clawmode.models.providers import ProviderSettings
 from clawmode.plugins.setup import plugin_faults
+from clawmode.records import join
 from clawmode.sessions.keys import InvalidSession, check_agent_id
 from clawmode.sessions.workspaces import check_workspace
+from clawmode.text import nearest, show
 from clawmode.tools.rules import GROUPS, find_unmatched
 from clawmode.tools.tool import Tool
 
@@ -220,7 +221,9 @@ def _channels(configuration: Configuration) -> Iterator[Issue]:
     ):
         if known and key not in known and (near := nearest(key, known)):
             path = join("messages.queue.byChannel", key)
-            yield ConfigWarning(path, f"there is no channel {show(key)}; did you mean {near}?")
+            yield ConfigWarning(
+                path, f"there is no channel {show(key)}; did you mean {show(near)}?"
+            )
     if not known:
         return
     from clawmode.messaging.webhook import check_channel, check_secrets  # imports Starlette

@@ -16,7 +16,6 @@ from warnings import catch_warnings
 
 from clawmode.app.console import print_stderr
 from clawmode.app.setup import AGENT, Options, Purpose, Setup, option_of, state_folder
-from clawmode.code_mode.config import ConfigWarning
 from clawmode.config import file as config_file
 from clawmode.config import json5
 from clawmode.config import mcp as server_config
@@ -25,7 +24,7 @@ from clawmode.config.mcp import McpConfig
 from clawmode.config.reader import Issue, Reader
 from clawmode.config.resolve import Configuration
 from clawmode.config.trust import UntrustedConfiguration, is_trusted, trust, was_trusted
-from clawmode.exceptions import ClawmodeWarning, ConfigurationError
+from clawmode.exceptions import ClawmodeWarning, ConfigurationError, ConfigWarning
 from clawmode.text import one_line
 from clawmode.tools.loading import load_tools
 from clawmode.tools.policy import Policy

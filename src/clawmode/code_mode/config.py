@@ -8,13 +8,14 @@ import difflib
 import json
 import re
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, TypeAlias
 
-from clawmode.exceptions import ClawmodeWarning, ConfigurationError
+from clawmode.exceptions import ClawmodeWarning, ConfigurationError, ConfigWarning
+from clawmode.records import join
 from clawmode.sandbox.protocol import LANGUAGES, Language
-from clawmode.text import shorten
+from clawmode.text import show
 from clawmode.types import JsonValue
 
 Runtime: TypeAlias = Literal["quickjs-wasi"]
@@ -110,17 +111,6 @@ class CodeModeConfig:
             ConfigurationError: A value has the wrong type, or is not one of the allowed values.
         """
         return resolve(Setting(path, value)).unwrap()
-
-
-@dataclass(frozen=True, slots=True)
-class ConfigWarning:
-    """A setting that has no effect, or not the effect that was written."""
-
-    path: str
-    message: str
-
-    def __str__(self) -> str:
-        return f"{self.path}: {self.message}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,13 +301,6 @@ def unknown_key(key: str, known: Mapping[str, object]) -> str:
     return f"unknown key, it has no effect; the nearest known one is {by_lower[nearest]}"
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """Returns the known name that is most similar to a misspelt one; empty if none is similar."""
-    by_lower = {each.lower(): each for each in known}
-    found = difflib.get_close_matches(name.lower()[:100], by_lower, n=1, cutoff=0.7)
-    return show(by_lower[found[0]]) if found else ""
-
-
 class UnknownKeys:
     """Warns of the first hundred unknown keys, and counts the others.
 
@@ -344,25 +327,6 @@ class UnknownKeys:
         else:
             message = f"unknown key, it has no effect, like {more - 1} more"
             self._warnings[self._last] = replace(self._warnings[self._last], message=message)
-
-
-def show(value: JsonValue) -> str:
-    """Returns a value as JSON for a message, shortened, without control characters."""
-    if isinstance(value, dict):
-        return "an object"
-    if isinstance(value, list):
-        return "a list" if value else "an empty list"
-    if isinstance(value, int) and value.bit_length() > 128:
-        return "a huge number"  # Python does not print an integer of over 4,300 digits
-    text = json.dumps(value, default=repr)
-    return shorten(text, 60, "...")
-
-
-def join(path: str, key: str) -> str:
-    """Returns the path of a member, with brackets if the key is not a plain word."""
-    if re.fullmatch(r"[A-Za-z_$][A-Za-z0-9_$]*", key):
-        return f"{path}.{key}" if path else key
-    return f"{path}[{json.dumps(key)}]"
 
 
 def _listed(choices: tuple[str, ...]) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal, TypeAlias
 
-from clawmode.code_mode.config import Setting, join, show, wrong
+from clawmode.code_mode.config import Setting, wrong
 from clawmode.config.operations import (
     ADDRESS,
     ChannelEntry,
@@ -30,6 +30,8 @@ from clawmode.config.reader import Issue, Section, option, unused
 from clawmode.config.tools import ToolSettings
 from clawmode.exceptions import ConfigurationError
 from clawmode.models.base import ThinkingLevel
+from clawmode.records import join
+from clawmode.text import show
 from clawmode.types import JsonValue
 
 YEAR_SECONDS = 31_536_000

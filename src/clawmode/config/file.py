@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from clawmode.code_mode.config import ConfigWarning, show
 from clawmode.config import json5
 from clawmode.config.trust import check_owner
-from clawmode.exceptions import ConfigurationError
+from clawmode.exceptions import ConfigurationError, ConfigWarning
+from clawmode.text import show
 from clawmode.types import JsonValue
 
 NAME = "clawmode.json5"

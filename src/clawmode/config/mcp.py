@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from clawmode.code_mode.config import ConfigWarning, UnknownKeys
+from clawmode.code_mode.config import UnknownKeys
 from clawmode.config import file as config_file
 from clawmode.config.mcp_entry import (
     MAX_COMPARED,
@@ -23,7 +23,7 @@ from clawmode.config.mcp_entry import (
     Entry,
     Part,
 )
-from clawmode.exceptions import ConfigurationError
+from clawmode.exceptions import ConfigurationError, ConfigWarning
 from clawmode.mcp.settings import (
     ServerSettings,
 )

@@ -6,9 +6,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal, TypeAlias
 
-from clawmode.code_mode.config import Setting, join, wrong
+from clawmode.code_mode.config import Setting, wrong
 from clawmode.config.reader import Issue, Section, option, unused
 from clawmode.models.base import ThinkingLevel
+from clawmode.records import join
 from clawmode.types import JsonObject
 
 DAY_MS = 86_400_000

@@ -17,9 +17,10 @@ from functools import cache
 from types import NoneType, UnionType
 from typing import Any, ClassVar, Generic, Literal, TypeAlias, TypeVar, Union, get_args, get_origin
 
-from clawmode.code_mode.config import ConfigWarning, Setting, join, show, unknown_key, wrong
-from clawmode.exceptions import ConfigurationError
-from clawmode.text import shorten
+from clawmode.code_mode.config import Setting, unknown_key, wrong
+from clawmode.exceptions import ConfigurationError, ConfigWarning
+from clawmode.records import join
+from clawmode.text import shorten, show
 from clawmode.types import JsonObject, JsonValue
 
 MAX_PROBLEMS = 100

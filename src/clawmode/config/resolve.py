@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
-from clawmode.code_mode.config import PATH, CodeModeConfig, Setting, resolve, show
+from clawmode.code_mode.config import PATH, CodeModeConfig, Setting, resolve
 from clawmode.config.agents import (
     BOOTSTRAP_CHARS,
     KEEP_RECENT_TOKENS,
@@ -43,6 +43,7 @@ from clawmode.config.tools import (
 )
 from clawmode.exceptions import ConfigurationError
 from clawmode.models.base import ThinkingLevel
+from clawmode.text import show
 from clawmode.tools.approvals import Mode
 from clawmode.tools.policy import Policy
 from clawmode.types import JsonObject, JsonValue

@@ -6,15 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import ClassVar, Literal, TypeAlias
 
-from clawmode.code_mode.config import (
-    KEYS,
-    RANGES,
-    SUSPENDED_RUNS,
-    CodeModeConfig,
-    Setting,
-    join,
-    wrong,
-)
+from clawmode.code_mode.config import KEYS, RANGES, SUSPENDED_RUNS, CodeModeConfig, Setting, wrong
 from clawmode.config.reader import (
     ABSENT,
     Issue,
@@ -28,6 +20,7 @@ from clawmode.config.reader import (
 )
 from clawmode.core_tools.exec_approvals import Ask, Security
 from clawmode.exceptions import ConfigurationError
+from clawmode.records import join
 from clawmode.tools.approvals import Mode
 from clawmode.tools.policy import PolicyLayer
 from clawmode.tools.rules import Rule

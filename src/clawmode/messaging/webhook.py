@@ -16,7 +16,6 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from clawmode.code_mode.config import join
 from clawmode.config.file import read_secret
 from clawmode.config.operations import ChannelEntry
 from clawmode.exceptions import ConfigurationError, message_of
@@ -31,6 +30,7 @@ from clawmode.messaging.webhook_request import (
     parse_note,
     read_signed,
 )
+from clawmode.records import join
 from clawmode.sessions.keys import InvalidSession
 from clawmode.types import JsonObject
 

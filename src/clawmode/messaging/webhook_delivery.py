@@ -18,10 +18,10 @@ import anyio
 import httpx2
 
 from clawmode import __version__
-from clawmode.code_mode.config import join
 from clawmode.exceptions import ConfigurationError
 from clawmode.messaging.channel import ChannelError
 from clawmode.messaging.signing import Signer
+from clawmode.records import join
 from clawmode.tasks import backoff
 from clawmode.types import JsonObject
 

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from clawmode.catalog.namespaces import NamespaceRegistry, default_registry
-from clawmode.code_mode.config import ConfigWarning, join, nearest, show
-from clawmode.exceptions import ConfigurationError
+from clawmode.exceptions import ConfigurationError, ConfigWarning
 from clawmode.plugins.loader import Plugins
+from clawmode.records import join
+from clawmode.text import nearest, show
 from clawmode.tools.hooks import Hooks
 from clawmode.types import JsonValue
 
@@ -106,7 +107,7 @@ def plugin_faults(
     for plugin_id, entry in section.entries.items():
         if entry.enabled and plugin_id not in known:
             near = nearest(plugin_id, known)
-            hint = f"; did you mean {near}?" if near else ""
+            hint = f"; did you mean {show(near)}?" if near else ""
             yield ConfigWarning(join(entries, plugin_id), f"there is no such plugin{hint}")
 
 
