@@ -63,7 +63,7 @@ async def claimed(jobs: Jobs, job: Job, owner: str = ME, **how: Any) -> Claim:
         ({"id": "a" * 65}, "id", "is not a job id"),
         ({"cron": None}, "", "exactly one of cron, every and at must be set, found none"),
         ({"every": "1h"}, "", "found cron and every"),
-        ({"cron": "0 25 * * *"}, "cron", "`25` (character 3, the hour)"),
+        ({"cron": "0 25 * * *"}, "cron", "the hour `25` is not valid"),
         ({"tz": "Nowhere"}, "tz", "there is no time zone 'Nowhere'"),
         ({"message": "  "}, "message", "the message must not be empty"),
         ({"agent": "../x"}, "agent", "is not a valid agent id"),

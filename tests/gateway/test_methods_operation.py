@@ -91,7 +91,7 @@ async def test_jobs_are_added_listed_and_removed(tmp_path: Path) -> None:
         (listed,) = (await it.call("cron.list"))["jobs"]
         status = await it.call("cron.status")
         assert listed == added
-        assert listed["schedule"] == "every day at 08:00"
+        assert listed["schedule"] == "at 08:00 every day"
         assert (status["jobs"], status["nextAt"]) == (1, listed["nextAt"])
         assert await it.code("cron.add", **DAILY) == "CONFLICT id"
         await it.call("cron.remove", id="tea")

@@ -45,6 +45,7 @@ MAX_CHAIN = 18
 
 HOMES = {
     "anthropic": {"models.direct", "code_mode.code_mode"},  # the latter for type checkers only
+    "cronsim": {"cron.schedule"},
     "cryptography": {"code_mode.snapshots"},
     "docstring_parser": {"tools.docstrings"},
     "fcntl": {"files"},  # not foreign, but all locks are there

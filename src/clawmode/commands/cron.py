@@ -101,7 +101,7 @@ def add_job(
     """
     with command() as out:
         from clawmode.cron.job import Job
-        from clawmode.cron.words import in_words
+        from clawmode.cron.schedule import in_words
         from clawmode.models.base import THINKING_LEVELS
         from clawmode.terminal.cron_turn import add, next_time
 

@@ -17,8 +17,7 @@ from pathlib import Path
 from clawmode.cron import ledger
 from clawmode.cron.job import Job, check, check_id, stored_job
 from clawmode.cron.ledger import LEASE_SECONDS, RunRecord, RunStatus, State
-from clawmode.cron.schedule import BadSchedule
-from clawmode.cron.words import in_words
+from clawmode.cron.schedule import BadSchedule, in_words
 from clawmode.exceptions import ClawmodeError, ConfigurationError
 from clawmode.files import Layout, SqliteFile
 from clawmode.tools.near_names import NearNames

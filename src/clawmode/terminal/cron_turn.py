@@ -15,10 +15,9 @@ from clawmode.app.setup import Setup
 from clawmode.config import resolve as settings
 from clawmode.cron.job import Job, check_named, configured_jobs
 from clawmode.cron.jobs import Jobs, JobStatus
-from clawmode.cron.schedule import read_zone
+from clawmode.cron.schedule import clock, in_words, read_zone
 from clawmode.cron.scheduler import Scheduler
 from clawmode.cron.turns import request_for
-from clawmode.cron.words import clock, in_words
 from clawmode.terminal.desk import Desk, Terminal, make_approvals
 from clawmode.terminal.interrupts import interruptible
 from clawmode.terminal.local_turn import LocalTurn, open_runtime
