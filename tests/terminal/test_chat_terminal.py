@@ -193,7 +193,7 @@ def test_nothing_of_models_and_tools_reaches_the_terminal_raw(shop: Path, zygote
     with serving(script) as server:
         configure(shop, server)
         with Chatter(zygote, *TOOLS, cwd=shop) as person:
-            person.says("Go.", HARMLESS, "word")
+            person.says("Go.", HARMLESS, "word", "ready")
             person.says("Shout!", "I shout.", "more?")
             for source in ("print ", "error ", "raw "):
                 assert f"{source}{HARMLESS}" in person.transcript
@@ -202,6 +202,7 @@ def test_nothing_of_models_and_tools_reaches_the_terminal_raw(shop: Path, zygote
             person.reads("\x1b[J")  # the prompt is drawn again
             resized.set()
             person.reads("Narrow:")
+            person.reads("ready")
             person.says("Nothing to say?")
             person.says("And now?", "Heard.")
             person.types("\x04")
