@@ -1,7 +1,6 @@
 """Questions that clients put and answer; what tools want to know; the host's rules for commands."""
 
 import json
-from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -295,7 +294,7 @@ async def test_a_call_that_may_change_something_is_asked_about_by_default(
         run = await it.call("agent", message="go")
         await until(lambda: it.gateway.approvals.pending())
         (question,) = it.gateway.approvals.pending()
-        there = make_approvals("ask", later=True, terminal=None, paused=nullcontext, tell=print)
+        there = make_approvals("ask", later=True)
         local = there.question(_tool(it, tool_id), question.input, question.run, ())
         assert local is not None
         assert (question.title, question.tool_id) == (local.title, tool_id)

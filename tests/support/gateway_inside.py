@@ -18,7 +18,7 @@ from clawmode.app.setup import Options
 from clawmode.config import resolve as settings
 from clawmode.cron.job import configured_jobs
 from clawmode.cron.jobs import Jobs
-from clawmode.gateway.approvals import SharedApprovals
+from clawmode.gateway.approvals import SharedQuestions
 from clawmode.gateway.clients import Client
 from clawmode.gateway.dispatch import Dispatcher
 from clawmode.gateway.gateway import Gateway
@@ -147,13 +147,15 @@ async def inside(
     setup = set_up(Options(config=str(config), state=str(folder / "state")))
     setup = replace(setup, tools=[*tools])
     mode = partial(settings.approve_mode, setup.configuration)
-    model, approvals = ScriptedModel(script or []), SharedApprovals(mode)
+    model, questions = ScriptedModel(script or []), SharedQuestions(mode)
     models = ModelPool(setup.configuration, {"scripted/*": model})
     made: list[Gateway] = []
-    async with open_host(setup, approvals, models, on_chat=lambda it: made[0].chat(it)) as host:
+    async with open_host(
+        setup, questions.approvals, models, on_chat=lambda it: made[0].chat(it)
+    ) as host:
         gateway = Gateway(
             host=host,
-            approvals=approvals,
+            questions=questions,
             tokens=Tokens(setup.state, ()),
             ledger=Ledger(setup.state, "test"),
             jobs=Jobs(setup.state, configured_jobs(setup.configuration.cron)),

@@ -136,9 +136,9 @@ async def test_yes_is_once_no_is_deny_and_anything_else_gets_a_hint(
     lines: tuple[str, ...], decision: str, hints: int
 ) -> None:
     typist = Typist(*lines)
-    desk = Desk(ask_for=lambda tool: True, terminal=typist, paused=nullcontext)
+    desk = Desk(typist, nullcontext)
     async with questions_served(desk):
-        found = await desk.ask(a_question())
+        found = await desk.approvals.ask(a_question())
     assert found == decision
     assert typist.shown.count("Please answer once (or yes), always, or deny (or no).\n") == hints
 
@@ -147,9 +147,9 @@ async def test_yes_is_once_no_is_deny_and_anything_else_gets_a_hint(
 @pytest.mark.covers("N-37")
 async def test_yes_does_not_allow_what_was_not_shown() -> None:
     typist = Typist("yes", "y", "show", "yes")
-    desk = Desk(ask_for=lambda tool: True, terminal=typist, paused=nullcontext)
+    desk = Desk(typist, nullcontext)
     async with questions_served(desk):
-        found = await desk.ask(a_question(input={"lines": ["x"] * 50}))
+        found = await desk.approvals.ask(a_question(input={"lines": ["x"] * 50}))
     assert found == "allow-once"
     assert typist.shown.count("Not all of the arguments were shown: please answer show") == 2
 

@@ -132,7 +132,7 @@ def _expiry(call: MethodCall) -> float:
 
 def _find(call: MethodCall, *families: Family) -> QuestionRecord:
     question_id = call.params.text("id")
-    record = call.gateway.approvals.find(question_id)
+    record = call.gateway.questions.find(question_id)
     if record is None or record.family not in families:
         text = f"there is no question {question_id[:80]!r}, or it was answered long ago"
         raise RpcError("NOT_FOUND", text, field="id")
@@ -145,7 +145,7 @@ async def _get(family: Family, call: MethodCall) -> JsonObject:
 
 
 async def _list(family: Family, call: MethodCall) -> JsonObject:
-    pending = call.gateway.approvals.waiting()
+    pending = call.gateway.questions.waiting()
     return {"approvals": [describe(record) for record in pending if record.family == family]}
 
 
@@ -163,7 +163,7 @@ async def _resolve(family: Family, call: MethodCall) -> JsonObject:
 async def _wait(family: Family, call: MethodCall) -> JsonObject:
     record = _find(call, family)
     seconds = call.params.number("timeoutMs", WAIT_MS) / 1000
-    decision = await call.gateway.approvals.decision(record.question.id, seconds)
+    decision = await call.gateway.questions.decision(record.question.id, seconds)
     return {"id": record.question.id, "decision": decision}
 
 

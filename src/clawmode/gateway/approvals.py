@@ -1,4 +1,4 @@
-"""Approvals that all clients see and can answer: questions and decisions become events."""
+"""Questions that all clients see and can answer: questions and decisions become events."""
 
 import time
 from collections import OrderedDict
@@ -8,11 +8,15 @@ from typing import TypeAlias
 
 import anyio
 
-from clawmode.context import RunContext
 from clawmode.core_tools.exec_policy import EXEC_ID, PROCESS_ID
-from clawmode.tools.approvals import Approvals, InputQuestion, Mode, Question, Resolution
-from clawmode.tools.hooks import RequireApproval
-from clawmode.tools.tool import Tool
+from clawmode.tools.approvals import (
+    Approvals,
+    InputQuestion,
+    Mode,
+    Question,
+    Resolution,
+    may_change,
+)
 from clawmode.types import JsonObject, JsonValue
 
 MAX_KNOWN = 1_000
@@ -42,74 +46,53 @@ class QuestionRecord:
         return "exec" if self.question.tool_id in (EXEC_ID, PROCESS_ID) else "plugin"
 
 
-class SharedApprovals(Approvals):
-    """Approvals that publish each question and its answer.
+class SharedQuestions:
+    """Publishes each question and its answer, and remembers both; an `Asker`.
+
+    Args:
+        mode: Returns the configured mode for the id of an agent.
 
     Attributes:
-        mode: Returns the configured mode for the id of an agent.
-        publish: Called with each question, and with its answer.
+        approvals: The approvals whose questions these are. The same calls need approval as at a
+            terminal: all but those of read-only tools.
+        publish: Called with the name and the payload of each event.
     """
 
     def __init__(self, mode: Callable[[str], Mode]) -> None:
-        super().__init__(inputs="ask")
-        self.mode = mode
+        self.approvals = Approvals(ask_for=may_change, inputs="ask", asker=self)
+        self.approvals.mode = mode
         self.publish: OnQuestion = lambda name, payload: None
         self._known: OrderedDict[str, QuestionRecord] = OrderedDict()
 
-    def needs_approval(self, tool: Tool, run: RunContext) -> bool:
-        """Returns true for the same calls as at a terminal: all but those of read-only tools."""
-        return tool.effect != "read" and self.mode(run.agent_id) != "always"
+    def put(self, question: Question | InputQuestion) -> None:
+        if isinstance(question, InputQuestion):
+            self.publish("input.requested", describe_input(question))
+        else:
+            record = self._remember(question)
+            self.publish(f"{record.family}.approval.requested", describe(record))
 
-    def question(
-        self,
-        tool: Tool,
-        params: JsonObject,
-        run: RunContext,
-        wishes: tuple[RequireApproval, ...],
-        patience: float | None = None,
-    ) -> Question | None:
-        # `never` also overrides an earlier `allow-always`.
-        if self.mode(run.agent_id) == "never":
-            self.revoke(run.agent_id, tool.id)
-        return super().question(tool, params, run, wishes, patience)
+    def settle(
+        self, question: Question | InputQuestion, answer: Resolution | JsonObject | None
+    ) -> None:
+        if isinstance(question, InputQuestion):
+            # Without the answer, which is for the tool only.
+            self.publish("input.resolved", {"id": question.id, "answered": answer is not None})
+            return
+        published = self._known.get(question.id)
+        record = published or self._remember(question)  # a question that the mode denied at once
+        record.resolution = None if isinstance(answer, dict) else answer
+        record.settled.set()
+        if published is not None:
+            resolved: JsonObject = {"id": question.id, "decision": answer or "cancelled"}
+            self.publish(f"{record.family}.approval.resolved", resolved)
 
-    async def ask(self, question: Question) -> Resolution:
-        record = QuestionRecord(question)
-        self._known[question.id] = record
+    def _remember(self, question: Question) -> QuestionRecord:
+        record = self._known[question.id] = QuestionRecord(question)
         over = max(len(self._known) - MAX_KNOWN, 0)
         settled = [key for key, known in self._known.items() if over and known.settled.is_set()]
         for key in settled[:over]:  # the oldest; pending questions are never forgotten
             del self._known[key]
-        pending = self.mode(question.run.agent_id) != "never"
-        if pending:
-            self.publish(f"{record.family}.approval.requested", describe(record))
-        try:
-            record.resolution = await super().ask(question)
-            return record.resolution
-        finally:
-            record.settled.set()
-            if pending:
-                answer: JsonObject = {
-                    "id": question.id,
-                    "decision": record.resolution or "cancelled",
-                }
-                self.publish(f"{record.family}.approval.resolved", answer)
-
-    async def _ask(self, question: Question) -> Resolution:
-        # Here and not in `ask`, which tells the callbacks of the question about the answer.
-        if self.mode(question.run.agent_id) == "never":
-            return "deny"
-        return await super()._ask(question)
-
-    async def ask_input(self, question: InputQuestion) -> JsonObject | None:
-        answer: JsonObject | None = None
-        self.publish("input.requested", describe_input(question))
-        try:
-            answer = await super().ask_input(question)
-            return answer
-        finally:
-            # Without the answer, which is for the tool only.
-            self.publish("input.resolved", {"id": question.id, "answered": answer is not None})
+        return record
 
     def find(self, question_id: str) -> QuestionRecord | None:
         """Returns a question that is pending, or whose answer is remembered."""

@@ -21,7 +21,7 @@ from clawmode.config import resolve as settings
 from clawmode.cron.job import configured_jobs
 from clawmode.cron.jobs import Jobs
 from clawmode.exceptions import ClawmodeError, ConfigurationError
-from clawmode.gateway.approvals import SharedApprovals
+from clawmode.gateway.approvals import SharedQuestions
 from clawmode.gateway.dispatch import Dispatcher
 from clawmode.gateway.gateway import Gateway
 from clawmode.gateway.ledger import Ledger
@@ -124,13 +124,15 @@ class GatewayCommand:
     async def _open(self, tokens: Tokens) -> AsyncIterator[Gateway]:
         # The host needs a callback of the gateway, and the gateway needs the host.
         setup, opened = self.setup, list[Gateway]()
-        approvals = SharedApprovals(partial(settings.approve_mode, setup.configuration))
+        questions = SharedQuestions(partial(settings.approve_mode, setup.configuration))
         jobs = Jobs(setup.state, configured_jobs(setup.configuration.cron))
         process = uuid.uuid4().hex
-        async with open_host(setup, approvals, on_chat=lambda event: opened[0].chat(event)) as host:
+        async with open_host(
+            setup, questions.approvals, on_chat=lambda event: opened[0].chat(event)
+        ) as host:
             gateway = Gateway(
                 host=host,
-                approvals=approvals,
+                questions=questions,
                 tokens=tokens,
                 ledger=Ledger(setup.state, process),
                 jobs=jobs,

@@ -22,7 +22,7 @@ from clawmode.cron.jobs import Jobs
 from clawmode.cron.scheduler import Scheduler
 from clawmode.exceptions import message_of
 from clawmode.gateway import logs, restart
-from clawmode.gateway.approvals import SharedApprovals
+from clawmode.gateway.approvals import SharedQuestions
 from clawmode.gateway.client_tools import ClientTools
 from clawmode.gateway.clients import Client, EncodedEvent
 from clawmode.gateway.figures import Figures
@@ -32,6 +32,7 @@ from clawmode.rpc.protocol import CONNECT_SCHEMA, RpcError, read_hello
 from clawmode.rpc.scopes import EVENTS, granted
 from clawmode.rpc.tokens import Token, TokenError, Tokens
 from clawmode.tasks import run_logged
+from clawmode.tools.approvals import Approvals
 from clawmode.types import JsonObject
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ class Gateway:
 
     Attributes:
         host: The runtime, with plugins, channels and the inbox. A reload replaces it.
-        approvals: The host's approvals, which clients answer.
+        questions: The questions of the host's approvals, which clients answer.
         process: The id of this process in the ledger.
         attempts: The failed attempts to authenticate, by address.
         token_lock: Held while a token is looked up, so that concurrent guesses count one by one.
@@ -66,7 +67,7 @@ class Gateway:
     """
 
     host: "Host"
-    approvals: SharedApprovals
+    questions: SharedQuestions
     tokens: Tokens
     ledger: Ledger
     jobs: Jobs
@@ -100,7 +101,11 @@ class Gateway:
             on_event=self._on_cron_event,
             continues=True,
         )
-        self.approvals.publish = self.broadcast
+        self.questions.publish = self.broadcast
+
+    @property
+    def approvals(self) -> Approvals:
+        return self.questions.approvals
 
     # ---- Start and stop ----
 

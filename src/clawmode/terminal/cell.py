@@ -25,7 +25,7 @@ from clawmode.exceptions import StoreUnavailable
 from clawmode.plugins.loader import Plugins
 from clawmode.plugins.setup import loaded_plugins
 from clawmode.terminal.call_tree import CallView
-from clawmode.terminal.desk import Terminal, make_approvals, questions_served, wait_for_decisions
+from clawmode.terminal.desk import Desk, make_approvals, questions_served
 from clawmode.terminal.interrupts import interruptible, join_tool_threads
 from clawmode.tools.approvals import Approvals, Mode
 
@@ -86,14 +86,10 @@ class TerminalCell:
         return result
 
     async def _drive(self, start: Start, run_id: str, view: CallView) -> CodeModeResult:
-        asks = self.approve == "ask" and self.wait
-        approvals = make_approvals(
-            self.approve,
-            later=not self.wait,
-            terminal=Terminal.find(stdin_is_taken=self.stdin_is_taken) if asks else None,
-            paused=view.paused,
-            tell=print_note,
-        )
+        desk = None
+        if self.approve == "ask" and self.wait:
+            desk = Desk.at_terminal(view.paused, stdin_is_taken=self.stdin_is_taken)
+        approvals = make_approvals(self.approve, desk, later=not self.wait)
         with loaded_plugins(self.setup.configuration, self.setup.state) as plugins:
             async with (
                 interruptible(),
@@ -101,8 +97,8 @@ class TerminalCell:
                 self._open_code_mode(approvals, servers, plugins) as code_mode,
             ):
                 unwatch = code_mode.watch(view.add)
-                async with questions_served(approvals):
-                    result = await self._follow(code_mode, start, run_id, approvals, view)
+                async with questions_served(desk):
+                    result = await self._follow(code_mode, start, run_id, desk, view)
                 # Closing cancels open calls. The view is to show them as open, not as cancelled.
                 unwatch()
         return result
@@ -142,7 +138,7 @@ class TerminalCell:
         code_mode: CodeMode,
         start: Start,
         run_id: str,
-        approvals: Approvals,
+        desk: Desk | None,
         view: CallView,
     ) -> CodeModeResult:
         """Runs the cell until it ends or is left waiting; shows its output."""
@@ -152,8 +148,9 @@ class TerminalCell:
             self._show_output(result, view)
             while result.status == "waiting" and self.wait:
                 run_id = result.run_id
-                if _waits_for_user(result) and not await wait_for_decisions(approvals):
-                    break
+                if desk is not None and _waits_for_user(result):
+                    if not await desk.wait_until_clear():
+                        break
                 result = await code_mode.wait(run_id)
                 output += result.output
                 self._show_output(result, view)

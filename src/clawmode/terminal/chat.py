@@ -6,9 +6,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any
 
 import anyio
 from anyio.abc import TaskGroup
@@ -24,6 +22,7 @@ from clawmode.terminal.chat_partner import Partner
 from clawmode.terminal.chat_prompt import Prompt, PromptTerminal, TerminalChannel
 from clawmode.terminal.chat_screen import Screen
 from clawmode.terminal.chat_view import ChatView, LineWriter, MakeRunCalls
+from clawmode.terminal.desk import Desk
 from clawmode.text import one_line
 
 HISTORY = "chat_history"
@@ -81,14 +80,12 @@ class Chat:
         self._ending = anyio.Event()
         self._run_ended = Notifier()
 
-    async def run(
-        self, partner: Partner, serve_questions: Callable[[], Coroutine[Any, Any, None]] | None
-    ) -> None:
+    async def run(self, partner: Partner, desk: Desk | None) -> None:
         """Runs the conversation until the user leaves.
 
         Args:
             partner: The agent.
-            serve_questions: Puts questions at `terminal`; None if the user is not asked.
+            desk: Puts questions at `terminal`; None if the user is not asked.
 
         Raises:
             ClawmodeError: The agent cannot be reached any more.
@@ -109,8 +106,8 @@ class Chat:
                 tasks.start_soon(self._handle_signals)
                 tasks.start_soon(self._handle_lines, lines)
                 tasks.start_soon(self._leave, lines)
-                if serve_questions is not None:
-                    tasks.start_soon(serve_questions)
+                if desk is not None:
+                    tasks.start_soon(desk.serve)
                 if not await self._prompt.run():
                     await partner.leave(self._screen.say_now)
                 tasks.cancel_scope.cancel()

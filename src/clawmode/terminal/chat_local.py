@@ -25,11 +25,11 @@ from clawmode.terminal.chat import HISTORY, Chat
 from clawmode.terminal.chat_partner import Receipt
 from clawmode.terminal.chat_prompt import CHANNEL
 from clawmode.terminal.chat_screen import Screen, check_terminal
-from clawmode.terminal.desk import ChatDesk, make_approvals
+from clawmode.terminal.desk import Desk, make_approvals
 from clawmode.terminal.interrupts import interruptible, join_tool_threads
 from clawmode.terminal.local_turn import STARTING, load_models
 from clawmode.terminal.turn import printed_logs
-from clawmode.tools.approvals import Approvals, Mode
+from clawmode.tools.approvals import Mode
 
 TARGET = "you"
 BEGIN = ("/new", "/reset")
@@ -153,25 +153,20 @@ class LocalChat:
                     session.key,
                     lambda: AgentView(None, live=False, summary=True),
                 )
-                approvals = self._make_approvals(screen, chat)
+                configuration = self.setup.configuration
+                agent_id = self.agent_id or settings.default_agent(configuration)
+                mode = self.approve or settings.approve_mode(configuration, agent_id)
+                desk = None
+                if mode == "ask":
+                    desk = Desk(chat.terminal, screen.paused, in_chat=True)
+                approvals = make_approvals(mode, desk, tell=screen.say)
                 channels = [chat.channel]
                 workspace = current_folder(self.setup.state)
                 async with open_host(
                     self.setup, approvals, models, channels=channels, workspace=workspace
                 ) as host:
-                    serve = approvals.serve if isinstance(approvals, ChatDesk) else None
                     partner = LocalPartner(host, session.key, chat.channel.answers)
-                    await chat.run(partner, serve)
-
-    def _make_approvals(self, screen: Screen, chat: Chat) -> Approvals:
-        configuration = self.setup.configuration
-        agent_id = self.agent_id or settings.default_agent(configuration)
-        mode = self.approve or settings.approve_mode(configuration, agent_id)
-        if mode == "ask":
-            return ChatDesk(chat.terminal, screen.paused)
-        return make_approvals(
-            mode, later=False, terminal=None, paused=screen.paused, tell=screen.say
-        )
+                    await chat.run(partner, desk)
 
     def _request(self) -> AgentRequest:
         by_id = is_session_id(self.session)

@@ -16,10 +16,10 @@ from clawmode.terminal.agent_view import AgentView
 from clawmode.terminal.chat import HISTORY, Chat
 from clawmode.terminal.chat_remote import RemotePartner, SessionQuestions
 from clawmode.terminal.chat_screen import Screen
-from clawmode.terminal.desk import RemoteChatDesk, remote_approvals
+from clawmode.terminal.desk import GATEWAY_STOPS, Desk, make_approvals
 from clawmode.terminal.interrupts import interruptible
 from clawmode.terminal.turn import printed_logs
-from clawmode.tools.approvals import Approvals, Mode
+from clawmode.tools.approvals import Mode
 from clawmode.types import JsonObject
 
 CLIENT = "clawmode-chat"
@@ -68,14 +68,11 @@ class RemoteChat:
                         key,
                         lambda: AgentView(None, live=False, summary=True),
                     )
-                    approvals: Approvals
-                    if self.approve in (None, "ask"):
-                        approvals = RemoteChatDesk(chat.terminal, screen.paused)
-                    else:
-                        approvals = remote_approvals(self.approve or "ask", None, screen.paused)
-                    serve = approvals.serve if isinstance(approvals, RemoteChatDesk) else None
-                    questions = SessionQuestions(client, approvals, key)
-                    await chat.run(RemotePartner(client, key, questions), serve)
+                    mode, desk = self.approve or "ask", None
+                    if mode == "ask":
+                        desk = Desk(chat.terminal, screen.paused, until=GATEWAY_STOPS, in_chat=True)
+                    questions = SessionQuestions(client, make_approvals(mode, desk), key)
+                    await chat.run(RemotePartner(client, key, questions), desk)
 
     async def _find_session(self, client: GatewayClient) -> str:
         """Returns the key of the session, and changes its model if the options name one.

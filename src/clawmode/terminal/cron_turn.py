@@ -18,7 +18,7 @@ from clawmode.cron.jobs import Jobs, JobStatus
 from clawmode.cron.schedule import clock, in_words, read_zone
 from clawmode.cron.scheduler import Scheduler
 from clawmode.cron.turns import request_for
-from clawmode.terminal.desk import Desk, Terminal, make_approvals
+from clawmode.terminal.desk import Desk, make_approvals
 from clawmode.terminal.interrupts import interruptible
 from clawmode.terminal.local_turn import LocalTurn, open_runtime
 from clawmode.types import JsonObject, JsonValue
@@ -130,18 +130,15 @@ class CronTurn(LocalTurn):
     async def _drive(self, request: AgentRequest, models: ModelPool) -> RunResult | Run:
         agent_id = request.agent_id or settings.default_agent(self.setup.configuration)
         mode = self.approve or settings.approve_mode(self.setup.configuration, agent_id)
-        approvals = make_approvals(
-            mode,
-            later=False,
-            terminal=Terminal.find(stdin_is_taken=False) if mode == "ask" else None,
-            paused=self.view.paused,
-            tell=print_note,
-        )
+        desk = None
+        if mode == "ask":
+            desk = Desk.at_terminal(self.view.paused, stdin_is_taken=False)
+        approvals = make_approvals(mode, desk)
         async with interruptible(), open_runtime(self.setup, approvals, models) as runtime:
             unsubscribe = runtime.subscribe(self.view.add)
             job_id = request.session_key.split(":")[1]  # cron:<job id>:run:<run id>
             job_run = _JobRun(self.setup, runtime, job_id)
-            result = await job_run.run(approvals if isinstance(approvals, Desk) else None)
+            result = await job_run.run(desk)
             unsubscribe()
         return result
 

@@ -18,8 +18,15 @@ from clawmode.app.console import print_note
 from clawmode.tasks import Notifier
 from clawmode.terminal.forms import MAX_WORDS, RULE, describe, fill_in, introduce
 from clawmode.text import one_line
-from clawmode.tools.approvals import Approvals, Decision, InputQuestion, Mode, Question, Resolution
-from clawmode.tools.tool import Tool
+from clawmode.tools.approvals import (
+    Approvals,
+    Decision,
+    InputQuestion,
+    Mode,
+    Question,
+    Resolution,
+    may_change,
+)
 from clawmode.types import JsonObject
 
 ANSWERS: dict[str, Decision] = {
@@ -37,6 +44,8 @@ ANSWERS: dict[str, Decision] = {
 HINT = "Please answer once (or yes), always, or deny (or no).\n"
 HINT_TO_SHOW = "Not all of the arguments were shown: please answer show, or deny (or no).\n"
 MAX_ANSWER_BYTES = 4096
+COMMAND_ENDS, GATEWAY_STOPS = "this command ends", "the gateway stops"
+"""How long the answer `always` is remembered: by this process, or by the gateway."""
 
 
 # ---- The terminal ----
@@ -108,50 +117,66 @@ class Terminal:
         return typed.decode("utf-8", "replace").strip() if typed else None
 
 
-# ---- Desks ----
+# ---- The desk ----
 
 
-class Desk(Approvals):
-    """Approvals whose questions are put to the user at a terminal, one at a time.
+class Desk:
+    """Puts questions to the user at a terminal, one at a time; an `Asker`.
+
+    A question that is answered elsewhere, or whose run has ended, is withdrawn.
 
     Args:
-        ask_for: True for tools whose calls need approval, as for `Approvals`.
         terminal: Where questions are shown.
         paused: Keeps all other output off the terminal while a question is open.
+        until: How long the answer `always` is remembered, as text for the question.
+        in_chat: True if the command `/approve` can answer a question later.
 
     Attributes:
-        until: How long the answer `always` is remembered, as text for the question.
+        approvals: The approvals whose questions are put.
         postponed: True if the user wants to decide later. No more questions are put then.
     """
 
-    until = "this command ends"
-
     def __init__(
         self,
-        *,
-        ask_for: Callable[[Tool], bool],
         terminal: QuestionTerminal,
         paused: Callable[[], AbstractContextManager[None]],
+        *,
+        until: str = COMMAND_ENDS,
+        in_chat: bool = False,
     ) -> None:
-        super().__init__(ask_for=ask_for, inputs="ask")
+        self.approvals = Approvals(ask_for=may_change, inputs="ask", asker=self)
+        self.postponed = False
         self._terminal = terminal
         self._paused = paused
+        self._until = until
+        self._in_chat = in_chat
         self._waiting: deque[Question | InputQuestion] = deque()
         self._changes = Notifier()
-        self.postponed = False
+        self._shown_id = ""
+        self._shown = anyio.CancelScope()
 
-    async def ask(self, question: Question) -> Resolution:
+    @classmethod
+    def at_terminal(
+        cls,
+        paused: Callable[[], AbstractContextManager[None]],
+        *,
+        stdin_is_taken: bool = False,
+        until: str = COMMAND_ENDS,
+    ) -> "Desk | None":
+        """Makes the desk at the terminal of this process; None if there is no terminal."""
+        terminal = Terminal.find(stdin_is_taken=stdin_is_taken)
+        return None if terminal is None else cls(terminal, paused, until=until)
+
+    def put(self, question: Question | InputQuestion) -> None:
         self._waiting.append(question)
         self._changes.notify()
-        try:
-            return await super().ask(question)
-        finally:
-            self._changes.notify()
 
-    async def ask_input(self, question: InputQuestion) -> JsonObject | None:
-        self._waiting.append(question)
+    def settle(
+        self, question: Question | InputQuestion, answer: Resolution | JsonObject | None
+    ) -> None:
+        if self._shown_id == question.id:
+            self._shown.cancel()
         self._changes.notify()
-        return await super().ask_input(question)
 
     async def serve(self) -> None:
         """Puts questions to the user as they come, until the user wants to decide later."""
@@ -161,17 +186,20 @@ class Desk(Approvals):
                 continue
             question = self._waiting.popleft()
             # The question may have expired or been withdrawn while it waited for its turn.
-            open_questions = (*self.pending(), *self.pending_inputs())
-            if any(question.id == pending.id for pending in open_questions):
-                with self._paused():
-                    await self._put(question)
+            pending = (*self.approvals.pending(), *self.approvals.pending_inputs())
+            if any(question.id == other.id for other in pending):
+                with self._paused(), anyio.CancelScope() as self._shown:
+                    self._shown_id = question.id
+                    await self._ask(question)
+                self._shown_id = ""
 
-    async def wait_until_clear(self) -> None:
-        """Waits until no question is open, or the user wants to decide later."""
-        while self.pending() and not self.postponed:
+    async def wait_until_clear(self) -> bool:
+        """Waits until no question is open; False if the user wants to decide later."""
+        while self.approvals.pending() and not self.postponed:
             await self._changes.wait()
+        return not self.postponed
 
-    async def _put(self, question: Question | InputQuestion) -> None:
+    async def _ask(self, question: Question | InputQuestion) -> None:
         answered = False
         terminal = self._terminal
         try:
@@ -179,9 +207,19 @@ class Desk(Approvals):
                 if isinstance(question, InputQuestion):
                     terminal.show(introduce(question, terminal.width - RULE))
                     content = await fill_in(question, terminal.ask, terminal.show)
-                    in_time = self.answer(question.id, content)
+                    in_time = self.approvals.answer(question.id, content)
                 else:
-                    in_time = await self._settle(question, await self._decide(question))
+                    decision = await self._decide(question)
+                    in_time = True
+                    if decision is not None:
+                        in_time = self.approvals.resolve(question.id, decision)
+                    elif self._in_chat:
+                        command = f"/approve {question.id} allow-once|allow-always|deny"
+                        terminal.show(f"The call waits. Answer later with: {command}\n")
+                    else:
+                        self.postponed = True
+                        terminal.show("\nThe program is left waiting.\n")
+                        self._changes.notify()
                 answered = True
                 if not in_time:
                     terminal.show("The answer came too late.\n")
@@ -189,17 +227,9 @@ class Desk(Approvals):
             if not answered:
                 terminal.show("\nThe question is no longer open.\n")
 
-    async def _settle(self, question: Question, decision: Decision | None) -> bool:
-        """Records a decision, or that there is none yet; False if the question had expired."""
-        if decision is None:
-            self.postponed = True
-            self._terminal.show("\nThe program is left waiting.\n")
-            self._changes.notify()
-            return True
-        return self.resolve(question.id, decision)
-
     async def _decide(self, question: Question) -> Decision | None:
-        text, complete = describe(question, self._terminal.width, until=self.until)
+        """Returns the user's decision; None if the user wants to decide later."""
+        text, complete = describe(question, self._terminal.width, until=self._until)
         self._terminal.show(text)
         while True:
             allowed = "once, always or deny" if complete else "show or deny"
@@ -208,7 +238,7 @@ class Desk(Approvals):
             if line is None:
                 return None
             if answer == "show":
-                text, complete = describe(question, self._terminal.width, None, self.until)
+                text, complete = describe(question, self._terminal.width, None, self._until)
                 self._terminal.show(text)
             elif answer in ANSWERS and (complete or ANSWERS[answer] == "deny"):
                 return ANSWERS[answer]
@@ -216,144 +246,46 @@ class Desk(Approvals):
                 self._terminal.show(HINT if complete else HINT_TO_SHOW)
 
 
-class SharedDesk(Desk):
-    """A desk whose questions may be answered elsewhere; the terminal then withdraws them."""
-
-    def __init__(
-        self,
-        *,
-        ask_for: Callable[[Tool], bool],
-        terminal: QuestionTerminal,
-        paused: Callable[[], AbstractContextManager[None]],
-    ) -> None:
-        super().__init__(ask_for=ask_for, terminal=terminal, paused=paused)
-        self._shown_id = ""
-        self._scope = anyio.CancelScope()
-
-    async def ask(self, question: Question) -> Resolution:
-        try:
-            return await super().ask(question)
-        finally:
-            self._withdraw(question.id)
-
-    async def ask_input(self, question: InputQuestion) -> JsonObject | None:
-        try:
-            return await super().ask_input(question)
-        finally:
-            self._withdraw(question.id)
-
-    def _withdraw(self, question_id: str) -> None:
-        """Removes a question that was answered elsewhere, or whose run has ended."""
-        if self._shown_id == question_id:
-            self._scope.cancel()
-
-    async def _put(self, question: Question | InputQuestion) -> None:
-        self._shown_id = question.id
-        with anyio.CancelScope() as self._scope:
-            await super()._put(question)
-        self._shown_id = ""
-
-
-class RemoteDesk(SharedDesk):
-    """Puts the questions of a gateway's run at a terminal."""
-
-    until = "the gateway stops"
-
-    def __init__(
-        self, terminal: QuestionTerminal, paused: Callable[[], AbstractContextManager[None]]
-    ) -> None:
-        super().__init__(ask_for=lambda tool: True, terminal=terminal, paused=paused)
-
-
-class ChatDesk(SharedDesk):
-    """Puts questions in a chat, where the command `/approve` answers them, too."""
-
-    def __init__(
-        self, terminal: QuestionTerminal, paused: Callable[[], AbstractContextManager[None]]
-    ) -> None:
-        super().__init__(ask_for=may_change, terminal=terminal, paused=paused)
-
-    async def _settle(self, question: Question, decision: Decision | None) -> bool:
-        if decision is not None:
-            return self.resolve(question.id, decision)
-        command = f"/approve {question.id} allow-once|allow-always|deny"
-        self._terminal.show(f"The call waits. Answer later with: {command}\n")
-        return True
-
-
-class RemoteChatDesk(ChatDesk):
-    """Puts the questions of a gateway's run in a chat."""
-
-    until = "the gateway stops"
-
-
 # ---- With or without a desk ----
 
 
-def may_change(tool: Tool) -> bool:
-    """True for tools that are not declared to only read."""
-    return tool.effect != "read"
-
-
 @asynccontextmanager
-async def questions_served(approvals: Approvals) -> AsyncIterator[None]:
+async def questions_served(desk: Desk | None) -> AsyncIterator[None]:
     """Puts questions to the user while the block runs, if there is a desk."""
     async with anyio.create_task_group() as tasks:
-        if isinstance(approvals, Desk):
-            tasks.start_soon(approvals.serve)
+        if desk is not None:
+            tasks.start_soon(desk.serve)
         yield
         tasks.cancel_scope.cancel()
 
 
-async def wait_for_decisions(approvals: Approvals) -> bool:
-    """Waits until no question is open; False if the user wants to decide later."""
-    if not isinstance(approvals, Desk):
-        return True
-    await approvals.wait_until_clear()
-    return not approvals.postponed
-
-
 def make_approvals(
     mode: Mode,
+    desk: Desk | None = None,
     *,
-    later: bool,
-    terminal: QuestionTerminal | None,
-    paused: Callable[[], AbstractContextManager[None]],
-    tell: Callable[[str], None],
+    later: bool = False,
+    tell: Callable[[str], None] = print_note,
     inputs: "Literal['ask', 'decline']" = "decline",
 ) -> Approvals:
     """Makes the approvals of all tools that are not declared to only read.
 
     Args:
         mode: `always` and `never` answer instead of the user.
+        desk: Where the user is asked; without a desk, calls that need approval are denied.
         later: True if nobody is asked now, and the program is left waiting.
-        terminal: Where the user is asked; without one, calls that need approval are denied.
-        paused: Keeps all other output off the terminal while a question is open.
         tell: Shows the user why a call was denied.
-        inputs: `ask` if tools may ask for input although nobody is asked now.
+        inputs: `ask` if tools may ask for input although there is no desk.
     """
-
-    def refuse(question: Question) -> Decision:
-        name = one_line(question.tool_id, MAX_WORDS)
-        tell(f"{name} needs approval, and there is no terminal to ask at: denied (see --approve)")
-        return "deny"
-
-    if mode != "ask":
-        answer: Decision = "allow-once" if mode == "always" else "deny"
-        return Approvals(ask_for=may_change, approver=lambda question: answer, inputs=inputs)
-    if later:
+    if mode == "ask" and later:
         return Approvals(ask_for=may_change, inputs=inputs)
-    if terminal is None:
-        return Approvals(ask_for=may_change, approver=refuse)
-    return Desk(ask_for=may_change, terminal=terminal, paused=paused)
+    if mode == "ask" and desk is not None:
+        return desk.approvals
 
+    def answer(question: Question) -> Decision:
+        if mode == "ask":
+            name = one_line(question.tool_id, MAX_WORDS)
+            reason = "needs approval, and there is no terminal to ask at: denied (see --approve)"
+            tell(f"{name} {reason}")
+        return "allow-once" if mode == "always" else "deny"
 
-def remote_approvals(
-    mode: Mode,
-    terminal: QuestionTerminal | None,
-    paused: Callable[[], AbstractContextManager[None]],
-) -> Approvals:
-    """Makes the approvals for a gateway's run: the user decides, or the mode."""
-    if mode == "ask" and terminal is not None:
-        return RemoteDesk(terminal, paused)
-    return make_approvals(mode, later=False, terminal=None, paused=paused, tell=print_note)
+    return Approvals(ask_for=may_change, approver=answer, inputs=inputs)

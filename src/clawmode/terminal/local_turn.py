@@ -24,7 +24,7 @@ from clawmode.sessions.keys import UnknownSession
 from clawmode.sessions.store import Session, SessionStore
 from clawmode.sessions.workspaces import current_folder
 from clawmode.terminal.agent_view import AgentView
-from clawmode.terminal.desk import Desk, Terminal, make_approvals
+from clawmode.terminal.desk import Desk, make_approvals
 from clawmode.terminal.interrupts import interruptible
 from clawmode.terminal.turn import TerminalTurn, WaitingRun
 from clawmode.tools.approvals import Approvals
@@ -99,13 +99,10 @@ class LocalTurn(TerminalTurn):
         """Returns the result; or the run, if it was left waiting."""
         agent_id = request.agent_id or settings.default_agent(self.setup.configuration)
         mode = self.approve or settings.approve_mode(self.setup.configuration, agent_id)
-        approvals = make_approvals(
-            mode,
-            later=False,
-            terminal=Terminal.find(stdin_is_taken=self.stdin_is_taken) if mode == "ask" else None,
-            paused=self.view.paused,
-            tell=print_note,
-        )
+        desk = None
+        if mode == "ask":
+            desk = Desk.at_terminal(self.view.paused, stdin_is_taken=self.stdin_is_taken)
+        approvals = make_approvals(mode, desk)
         opened = open_runtime(self.setup, approvals, models, find_workspace(self.setup))
         async with interruptible(), opened as runtime:
             unsubscribe = runtime.subscribe(self.view.add)
@@ -113,8 +110,8 @@ class LocalTurn(TerminalTurn):
             ended: RunResult | Run = run
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(_abort_on_signal, runtime, run.id)
-                if isinstance(approvals, Desk):
-                    tasks.start_soon(_put_questions, approvals, tasks.cancel_scope)
+                if desk is not None:
+                    tasks.start_soon(_put_questions, desk, tasks.cancel_scope)
                 ended = await runtime.result(run.id)
                 tasks.cancel_scope.cancel()
             # Closing cancels open calls. The view is to show them as open, not as cancelled.

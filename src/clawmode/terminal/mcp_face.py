@@ -4,7 +4,7 @@ import os
 import secrets
 import webbrowser
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 
 import anyio
 
@@ -95,14 +95,7 @@ async def _serve(setup: Setup, approve: Mode, address: tuple[str, int] | None, t
             mcp_servers=servers,
             config=setup.config,
             policy=setup.policy,
-            approvals=make_approvals(
-                approve,
-                later=True,
-                terminal=None,
-                paused=nullcontext,
-                tell=print_note,
-                inputs="ask",
-            ),
+            approvals=make_approvals(approve, later=True, inputs="ask"),
             store=store,
             context=context,
             pool=pool,

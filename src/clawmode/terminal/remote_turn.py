@@ -26,7 +26,7 @@ from clawmode.rpc.client import (
 )
 from clawmode.rpc.presence import RunningGateway
 from clawmode.terminal.agent_view import AgentView
-from clawmode.terminal.desk import RemoteDesk, Terminal, remote_approvals
+from clawmode.terminal.desk import GATEWAY_STOPS, Desk, make_approvals
 from clawmode.terminal.interrupts import interruptible
 from clawmode.terminal.remote_questions import RemoteQuestions, read_event
 from clawmode.terminal.turn import TerminalTurn, WaitingRun
@@ -111,12 +111,14 @@ class RemoteTurn(TerminalTurn):
     async def _watch(
         self, client: GatewayClient, events: Events, run: WaitingRun
     ) -> RunResult | WaitingRun:
-        asks = self.approve in (None, "ask")
-        terminal = Terminal.find(stdin_is_taken=self.stdin_is_taken) if asks else None
-        approvals = remote_approvals(self.approve or "ask", terminal, self.view.paused)
+        desk = None
+        if self.approve in (None, "ask"):
+            desk = Desk.at_terminal(
+                self.view.paused, stdin_is_taken=self.stdin_is_taken, until=GATEWAY_STOPS
+            )
+        approvals = make_approvals(self.approve or "ask", desk)
         questions = RemoteQuestions(client, approvals, run.run_id)
         watcher = _RunWatcher(client, run, self.view, questions)
-        desk = approvals if isinstance(approvals, RemoteDesk) else None
         ended = await watcher.watch(events, desk)
         return run if ended is None else read_result(run, ended)
 
@@ -226,7 +228,7 @@ class _RunWatcher:
     gone: bool = False
     _end_shown: anyio.Event = field(default_factory=anyio.Event)
 
-    async def watch(self, events: Events, desk: RemoteDesk | None) -> TurnResult | None:
+    async def watch(self, events: Events, desk: Desk | None) -> TurnResult | None:
         """Watches the run to its end; returns None if the user wants to decide later."""
         ended: TurnResult | None = None
         failure: ClawmodeError | None = None
@@ -301,7 +303,7 @@ class _RunWatcher:
             print_stderr(f"the run could not be stopped and may continue: {error}")
 
 
-async def _put_questions(desk: RemoteDesk, scope: anyio.CancelScope) -> None:
+async def _put_questions(desk: Desk, scope: anyio.CancelScope) -> None:
     await desk.serve()
     scope.cancel()
 

@@ -12,7 +12,7 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, Protocol, TypeAlias
 
 import anyio
 
@@ -100,6 +100,34 @@ Answerer: TypeAlias = Callable[[InputQuestion], "Awaitable[JsonObject | None] | 
 """Code that gives tools input in a person's place. None declines, and so does an exception."""
 
 
+class Asker(Protocol):
+    """Puts pending questions to people, who answer by `Approvals.resolve` and `Approvals.answer`.
+
+    The methods must return at once and must not raise.
+    """
+
+    def put(self, question: Question | InputQuestion) -> None:
+        """Called when a question starts to wait for an answer."""
+        ...
+
+    def settle(
+        self, question: Question | InputQuestion, answer: Resolution | JsonObject | None
+    ) -> None:
+        """Called when a question needs no answer any more, even if it was never put.
+
+        Args:
+            question: The question.
+            answer: The resolution, or the input; None if there is none: the call was cancelled, or
+                the input was declined.
+        """
+        ...
+
+
+def may_change(tool: Tool) -> bool:
+    """True for tools that are not declared to only read: the usual `ask_for`."""
+    return tool.effect != "read"
+
+
 @dataclass(slots=True)
 class _PendingQuestion:
     question: Question
@@ -124,6 +152,12 @@ class Approvals:
         approver: Code that answers instead of a person.
         inputs: Where tools get input from: a person (`ask`), nobody (`decline`), or code.
         expiry_seconds: How long a person has to answer.
+        asker: Puts the questions to people; by default, callers read `pending`.
+
+    Attributes:
+        mode: Returns the mode for the id of an agent. `always` asks only the questions of hooks.
+            `never` denies all questions, and overrides an earlier `allow-always`.
+        on_question: Called with every question that starts to wait for a person.
 
     Raises:
         ConfigurationError: `ask_for` is neither names nor a function, or has an unknown group.
@@ -136,6 +170,7 @@ class Approvals:
         approver: Approver | None = None,
         inputs: "Literal['ask', 'decline'] | Answerer" = "decline",
         expiry_seconds: float = EXPIRY_SECONDS,
+        asker: Asker | None = None,
     ) -> None:
         # A `FunctionTool` is callable too, but is not a function that decides.
         decides = callable(ask_for) and not isinstance(ask_for, Tool)
@@ -144,11 +179,12 @@ class Approvals:
         self._approver = approver
         self._answerer = inputs
         self._expiry = expiry_seconds
+        self._asker = asker
         self._pending: dict[str, _PendingQuestion] = {}
         self._inputs: dict[str, _PendingInput] = {}
         self._always: set[tuple[str, str]] = set()
+        self.mode: Callable[[str], Mode] = lambda agent_id: "ask"
         self.on_question: Callable[[Question], None] | None = None
-        """Called with every question that starts to wait for a person."""
 
     # ---- Asking ----
 
@@ -163,7 +199,7 @@ class Approvals:
 
     def needs_approval(self, tool: Tool, run: RunContext) -> bool:
         """True if calls of a tool need approval even if no hook requires it."""
-        return self._asks(tool)
+        return self.mode(run.agent_id) != "always" and self._asks(tool)
 
     def unmatched(self, tools: Sequence[Tool]) -> list[UnmatchedRule]:
         """Returns the patterns of `ask_for` that match none of the tools."""
@@ -192,6 +228,8 @@ class Approvals:
             wishes: The approvals that hooks require.
             patience: Seconds for which an answer is of use; the question expires after them.
         """
+        if self.mode(run.agent_id) == "never":
+            self.revoke(run.agent_id, tool.id)
         listeners = tuple(wish.on_resolution for wish in wishes if wish.on_resolution is not None)
         # A hook that listens remembers `allow-always` in its own, narrower way: it decides again.
         if (run.agent_id, tool.id) in self._always and not listeners:
@@ -220,7 +258,7 @@ class Approvals:
         Raises:
             NotApproved: The question was denied with a reason for the caller.
         """
-        resolution: Resolution | Literal["cancelled"] = "cancelled"
+        resolution: Resolution | None = None
         try:
             resolution = await self._ask(question)
             return resolution
@@ -230,17 +268,23 @@ class Approvals:
         finally:
             for listener in question.on_resolution:
                 try:
-                    listener(resolution)
+                    listener(resolution or "cancelled")
                 except Exception as error:
                     logger.error("on_resolution: %s: %s", type(error).__name__, error)
+            if self._asker is not None:
+                self._asker.settle(question, resolution)
 
     async def _ask(self, question: Question) -> Resolution:
+        if self.mode(question.run.agent_id) == "never":
+            return "deny"
         if self._approver is not None:
             answer = self._approver(question)
             decision = await answer if inspect.isawaitable(answer) else answer
             return self._accept(question, decision)
         pending = _PendingQuestion(question, anyio.Event())
         self._pending[question.id] = pending
+        if self._asker is not None:
+            self._asker.put(question)
         if self.on_question is not None:
             self.on_question(question)
         try:
@@ -275,11 +319,15 @@ class Approvals:
             return await answer if inspect.isawaitable(answer) else answer
         pending = _PendingInput(question, anyio.Event())
         self._inputs[question.id] = pending
+        if self._asker is not None:
+            self._asker.put(question)
         try:
             with anyio.move_on_after(max(question.expires - time.time(), 0)):
                 await pending.answered.wait()
         finally:
             self._inputs.pop(question.id, None)
+            if self._asker is not None:
+                self._asker.settle(question, pending.answer)
         return pending.answer
 
     def _accept(self, question: Question, decision: Decision) -> Decision:
