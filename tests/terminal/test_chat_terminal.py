@@ -299,7 +299,7 @@ def test_calls_are_decided_about_in_the_place_of_the_prompt(shop: Path, zygote: 
             person.reads("> once")
             person.reads("Once what?")
             person.says("Order.", PROMPT)
-            person.says("/stop", "Stopped.")
+            person.says("/stop", "Stopped.", "ready")
             person.says("Well?", "Well.")
             assert "The question is no longer open." in person.transcript
             person.types("\x04")
