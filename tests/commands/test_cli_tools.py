@@ -218,6 +218,17 @@ def test_the_state_folder_is_the_named_one_or_the_users(monkeypatch: pytest.Monk
     assert str(state_folder()) == "/state/clawmode"
     monkeypatch.setenv("CLAWMODE_STATE", "~/mine")
     assert str(state_folder()) == "/home/x/mine"
+
+
+def test_without_a_home_folder_the_state_folder_must_be_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("HOME", "XDG_STATE_HOME", "CLAWMODE_STATE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("os.path.expanduser", lambda path: path)  # as for a user without an entry
+    with pytest.raises(ConfigurationError, match="set CLAWMODE_STATE or HOME"):
+        state_folder()
+    assert state_folder("/named") == Path("/named")
     assert str(state_folder("here")) == "here"
 
 

@@ -65,6 +65,16 @@ def test_a_variable_that_is_empty_or_relative_where_it_must_not_be_is_not_set(
     assert find() == user
 
 
+def test_a_user_without_a_home_folder_can_use_the_file_of_the_working_folder(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr("os.path.expanduser", lambda path: path)
+    assert find() is None
+    write(Path("clawmode.json5"))
+    assert find() == Path("clawmode.json5")
+
+
 def test_without_a_file_everything_has_its_default() -> None:
     assert load() == ConfigFile({})
     report = check(None)

@@ -58,6 +58,7 @@ HOMES = {
     "numpy": {"catalog.vectors"},
     "openai": {"models.direct", "code_mode.code_mode"},
     "opentelemetry": {"code_mode.spans"},
+    "platformdirs": {"app.setup", "config.file", "sandbox.artifacts"},
     "prompt_toolkit": {"terminal.chat_screen", "terminal.chat_prompt"},
     "pydantic": {"records", "tools.function", "tools.signature", "mcp.connection"},
     "pydantic_ai": {"models.direct", "models.conversion", "models.failures"},

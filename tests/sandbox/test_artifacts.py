@@ -356,5 +356,7 @@ def test_the_cache_follows_the_users_folders(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.delenv("CLAWMODE_CACHE_DIR", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
     assert artifacts.cache_folder() == Path("/somewhere/clawmode")
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")  # the XDG specification says: ignore it
+    assert artifacts.cache_folder() == Path.home() / ".cache" / "clawmode"
     monkeypatch.delenv("XDG_CACHE_HOME")
     assert artifacts.cache_folder() == Path.home() / ".cache" / "clawmode"

@@ -12,10 +12,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TypeAlias
 
+import platformdirs
+
 from clawmode.catalog.catalog import Catalog
 from clawmode.catalog.vectors import choose_ranker
 from clawmode.code_mode.config import CodeModeConfig
 from clawmode.config.resolve import Configuration
+from clawmode.exceptions import ConfigurationError
 from clawmode.mcp.settings import ServerSettings
 from clawmode.tools.policy import Policy
 from clawmode.tools.tool import Tool
@@ -103,14 +106,20 @@ def option_of(name: str) -> str:
 
 
 def state_folder(explicit: str | None = None) -> Path:
-    """Returns the state folder: `explicit`, else `CLAWMODE_STATE`, else the XDG state folder."""
+    """Returns the state folder: `explicit`, else `CLAWMODE_STATE`, else the XDG state folder.
+
+    Raises:
+        ConfigurationError: No folder is named, and the user has no home folder.
+    """
     named = os.environ.get(STATE_VARIABLE) if explicit is None else explicit
     if named:
         return Path(os.path.expanduser(named))
-    # The XDG specification demands that a relative path is ignored.
-    configured = Path(os.environ.get("XDG_STATE_HOME", ""))
-    base = configured if configured.is_absolute() else Path(os.path.expanduser("~/.local/state"))
-    return base / "clawmode"
+    try:
+        return platformdirs.user_state_path("clawmode")
+    except RuntimeError:
+        raise ConfigurationError(
+            f"there is no home folder for the state; set {STATE_VARIABLE} or HOME to a folder"
+        ) from None
 
 
 def _program() -> list[str]:

@@ -4,6 +4,7 @@
 """
 
 import bisect
+import contextlib
 import hashlib
 import json
 import os
@@ -11,6 +12,8 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+
+import platformdirs
 
 from clawmode.config import json5
 from clawmode.config.trust import check_owner
@@ -94,10 +97,10 @@ def find(explicit: str | Path | None = None) -> Path | None:
     named = os.environ.get(VARIABLE) if explicit is None else str(explicit)
     if named or explicit is not None:
         return Path(os.path.expanduser(named or ""))
-    # The XDG specification says that a relative path must be ignored.
-    configured = Path(os.environ.get("XDG_CONFIG_HOME", ""))
-    base = configured if configured.is_absolute() else Path(os.path.expanduser("~/.config"))
-    return next((path for path in (Path(NAME), base / "clawmode" / NAME) if _exists(path)), None)
+    places = [Path(NAME)]
+    with contextlib.suppress(RuntimeError):  # the user has no home folder
+        places.append(platformdirs.user_config_path("clawmode") / NAME)
+    return next((path for path in places if _exists(path)), None)
 
 
 def _exists(path: Path) -> bool:

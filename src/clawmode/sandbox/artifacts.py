@@ -28,6 +28,8 @@ from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
 
+import platformdirs
+
 from clawmode.exceptions import RuntimeUnavailable
 from clawmode.files import open_lock, try_lock, write_atomic
 from clawmode.sandbox.protocol import Part
@@ -156,8 +158,7 @@ def cache_folder() -> Path:
     """Returns the folder of the machine code: `CLAWMODE_CACHE_DIR`, or in the user's cache."""
     if chosen := os.environ.get("CLAWMODE_CACHE_DIR"):
         return Path(chosen)
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "clawmode"
+    return platformdirs.user_cache_path("clawmode")
 
 
 def machine_code(wasm: bytes, folder: Path, name: str) -> bytes:
