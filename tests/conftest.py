@@ -47,10 +47,13 @@ def pytest_runtest_setup() -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def _runner_survives_its_task() -> Iterator[None]:
-    """Let the tests after one whose exception ended the task of anyio's runner run all the same.
+    """Give anyio's test runner a new task after an exception has ended the old one.
 
-    All async tests share the loop of the fixtures below, and a task in it. An exception that is no
-    `Exception`, such as `StopTest` of hypothesis, ends that task, and the plugin starts no other.
+    All async tests share the loop of the fixtures below, and one task in it. An exception that is
+    not an `Exception`, such as hypothesis's `StopTest`, ends that task, and the plugin starts no
+    other: every later async test would wait forever. The patch is private because the plugin has
+    no public hook: it makes the runner itself, and hypothesis needs the exception to arrive
+    unchanged, so a wrapper of the test function cannot catch it.
     """
     call = TestRunner._call_in_runner_task
 

@@ -140,7 +140,8 @@ def test_a_link_in_the_place_of_a_lock_is_refused(tmp_path: Path) -> None:
 def test_a_pipe_in_the_place_of_a_lock_blocks_nobody(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "lock")
     with file_lock(tmp_path / "lock", wait=False):
-        pass
+        assert is_locked(tmp_path / "lock")
+    assert not is_locked(tmp_path / "lock")
 
 
 def test_a_new_lock_refuses_a_file_that_exists(tmp_path: Path) -> None:

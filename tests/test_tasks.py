@@ -218,10 +218,11 @@ async def test_a_waiter_that_was_busy_misses_no_notification() -> None:
 
 async def test_a_waiter_that_always_has_news_can_be_cancelled() -> None:
     changes = Notifier()
-    with anyio.move_on_after(0.01):
+    with anyio.move_on_after(0.01) as scope:
         while True:
             changes.notify()
             await changes.wait(changes.count - 1)
+    assert scope.cancelled_caught
 
 
 def test_a_notifier_is_made_and_notified_without_an_event_loop() -> None:

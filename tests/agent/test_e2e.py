@@ -16,7 +16,7 @@ import openai._base_client as openai_client
 import pytest
 from tests.support.agent_driver import Agent, configured
 from tests.support.mcp_driver import HERE as MCP
-from tests.support.waiting import until
+from tests.support.waiting import Gate, until
 
 # Takes seconds, and here no clock of a test runs.
 import clawmode.models.direct  # noqa: F401
@@ -44,13 +44,6 @@ WIRES = ["openai-completions", "openai-responses", "anthropic-messages"]
 async def greet(name: str) -> str:
     """Greet somebody."""
     return f"hello {name}"
-
-
-@tool(effect="read")
-async def slow(seconds: float) -> str:
-    """Take a while."""
-    await anyio.sleep(seconds)
-    return "slept"
 
 
 @tool(effect="write")
@@ -90,8 +83,12 @@ def settings(server: ScriptServer, api: str, **tools: Any) -> Configuration:
 
 @asynccontextmanager
 async def agent_on(
-    state: Path, configuration: Configuration, servers: dict[str, Any] | None = None
+    state: Path,
+    configuration: Configuration,
+    servers: dict[str, Any] | None = None,
+    gate: Gate | None = None,
 ) -> AsyncIterator[Agent]:
+    slow = gate or Gate(effect="read")
     found = read_servers(servers or {}).unwrap()
     async with McpServers(found) as mcp, ModelPool(configuration) as models:
         await mcp.connect()
@@ -99,7 +96,7 @@ async def agent_on(
             resolver=ConfigResolver(configuration, models, state),
             sessions=SessionStore(state / "sessions"),
             state=state,
-            tools=[greet, slow, forbidden],
+            tools=[greet, slow.tool, forbidden],
             plugin_tools=[water],
             servers=mcp,
         )
@@ -203,19 +200,19 @@ async def test_with_code_mode_on_everything_is_behind_two_tools(tmp_path: Path, 
 async def test_a_program_that_waits_is_restored_and_the_export_shows_it(
     tmp_path: Path, api: str
 ) -> None:
-    source = (
-        'text("before"); const got = await tools.slow({ seconds: 1.5 }); return `after: ${got}`'
-    )
+    source = 'text("before"); const got = await tools.slow({}); return `after: ${got}`'
+    gate = Gate(effect="read")
 
     def wait(request: Any) -> Turn:
         found = request.last_result()
         if found["status"] == "waiting":
+            gate.open.set()
             return Turn(call("wait", {"runId": found["runId"]}))
         return Turn(f"It says {found['value']}")
 
     async with ScriptServer([program(source), wait, wait, wait]) as server:
         config = settings(server, api, codeMode={"enabled": True, "timeoutMs": 1000})
-        async with agent_on(tmp_path, config) as agent:
+        async with agent_on(tmp_path, config, gate=gate) as agent:
             result = await agent.ask()
             session = await agent.runtime.sessions.resolve()
             made = export(
@@ -223,7 +220,7 @@ async def test_a_program_that_waits_is_restored_and_the_export_shows_it(
                 sidecar_path(session.transcript, session.id),
                 workspace=tmp_path,
             )
-    assert result.payloads == ({"text": "It says after: slept"},)
+    assert result.payloads == ({"text": "It says after: slow is done"},)
     lines = (made.folder / "events.jsonl").read_text("utf-8").splitlines()
     events = [json.loads(line) for line in lines]
     calls = [event["data"] for event in events if event["type"] == "tool.call"]

@@ -31,7 +31,7 @@ DIRECT = configured(tools={})
 
 
 class Lingering(Gate):
-    """A tool that needs a moment to end when it is cancelled, as real ones do."""
+    """A tool that ends only when the test lets it go, though it was cancelled."""
 
     async def _call(self, given: JsonObject, context: ToolContext) -> str:
         self.entered.set()
@@ -39,11 +39,12 @@ class Lingering(Gate):
             await self.open.wait()
         finally:
             with anyio.CancelScope(shield=True):
-                await anyio.sleep(0.2)
+                await self.let_go.wait()
         return "done"
 
     def __init__(self) -> None:
         super().__init__()
+        self.let_go = anyio.Event()
         self.tool = Tool("slow", "Slow.", ANY, self._call)
 
 
@@ -60,6 +61,7 @@ async def test_what_is_asked_while_a_session_is_reset_is_in_the_new_one(tmp_path
             tasks.start_soon(agent.runtime.care.reset, first.session)
             await idle()
             second = await agent.runtime.start(AgentRequest(message="two"))
+            gate.let_go.set()
         with anyio.fail_after(5):
             await second.ended.wait()
         current = await agent.runtime.sessions.get(KEY)
@@ -77,6 +79,7 @@ async def test_a_run_does_not_write_to_a_session_that_was_deleted(tmp_path: Path
             tasks.start_soon(agent.runtime.care.delete, first.session)
             await idle()
             second = await agent.runtime.start(AgentRequest(message="two"))
+            gate.let_go.set()
         with anyio.fail_after(5):
             await second.ended.wait()
         listed = {session.id for session in await agent.runtime.sessions.list()}

@@ -7,7 +7,7 @@ from typing import Any
 import anyio
 import pytest
 from tests.support.agent_driver import configured, opened
-from tests.support.waiting import idle, until
+from tests.support.waiting import Gate, idle, until
 
 from clawmode import tool
 from clawmode.agent import lanes
@@ -25,7 +25,7 @@ from clawmode.tools.tool import Tool
 
 pytestmark = pytest.mark.anyio
 
-WAITING = 'const late = await tools.slow({ seconds: 1.5 }); return "late: " + late'
+WAITING = 'const late = await tools.slow({}); return "late: " + late'
 
 
 @tool(effect="read")
@@ -35,10 +35,9 @@ async def add(a: int, b: int) -> int:
 
 
 @tool(effect="read")
-async def slow(seconds: float) -> str:
-    """Take a while."""
-    await anyio.sleep(seconds)
-    return "slept"
+async def slow() -> None:
+    """Never end."""
+    await anyio.sleep_forever()
 
 
 def program(source: str) -> Turn:
@@ -141,13 +140,19 @@ async def test_a_raw_call_has_nothing_around_it(tmp_path: Path) -> None:
 
 
 async def test_a_program_that_waits_is_continued_in_its_turn(tmp_path: Path) -> None:
-    script = [program(WAITING), wait_for_it, wait_for_it, Turn("done")]
+    gate = Gate()
+
+    def open_and_wait(request: Any) -> Turn:
+        gate.open.set()
+        return wait_for_it(request)
+
+    script = [program(WAITING), open_and_wait, Turn("done")]
     config = configured(tools={"codeMode": {"enabled": True, "timeoutMs": 1000}})
-    async with opened(tmp_path, script, configuration=config, tools=[slow]) as agent:
+    async with opened(tmp_path, script, configuration=config, tools=[gate.tool]) as agent:
         await agent.ask()
         results = [it for it in (await agent.history()).messages() if isinstance(it, ToolMessage)]
     assert '"status":"waiting"' in results[0].text
-    assert '"value":"late: slept"' in results[1].text
+    assert '"value":"late: slow is done"' in results[1].text
 
 
 # ---- While people decide ----
@@ -504,7 +509,7 @@ async def interrupted(state: Path, script: list[Any], events: int, **options: An
 
 async def test_an_interrupted_run_goes_on_under_its_own_id(tmp_path: Path) -> None:
     tools = [slow]
-    await interrupted(tmp_path, [program("return tools.slow({ seconds: 60 })")], 2, tools=tools)
+    await interrupted(tmp_path, [program("return tools.slow()")], 2, tools=tools)
     model = ScriptedModel(["I looked again."])
     async with opened(tmp_path, model, tools=tools) as agent:
         assert list((await agent.history()).open_runs()) == ["r1"]

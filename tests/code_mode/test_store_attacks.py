@@ -200,14 +200,17 @@ async def test_a_closed_object_owns_nothing_again(pool: Pool, folder: Path) -> N
 
 async def test_a_forked_child_does_not_keep_an_owner_alive(folder: Path) -> None:
     program = (
-        "import sys, anyio, os, time; from clawmode.code_mode.sqlite_store import SqliteStore\n"
+        "import sys, anyio, os; from clawmode.code_mode.sqlite_store import SqliteStore\n"
         "store = SqliteStore(sys.argv[1]); print(anyio.run(store.join), flush=True)\n"
         "if os.fork() == 0:\n"
-        "    os.closerange(0, 3); time.sleep(3); os._exit(0)\n"
+        "    os.closerange(0, 3); os.read(int(sys.argv[2]), 1); os._exit(0)\n"
         "os.kill(os.getpid(), 9)"
     )
-    done = await anyio.run_process([sys.executable, "-c", program, str(folder)], check=False)
-    assert not await SqliteStore(folder).alive(done.stdout.decode().strip())
+    reading, writing = os.pipe()
+    with os.fdopen(writing, "wb"), os.fdopen(reading, "rb"):
+        command = [sys.executable, "-c", program, str(folder), str(reading)]
+        done = await anyio.run_process(command, check=False, pass_fds=[reading])
+        assert not await SqliteStore(folder).alive(done.stdout.decode().strip())
 
 
 def test_a_store_serves_several_event_loops(folder: Path) -> None:

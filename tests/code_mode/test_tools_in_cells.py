@@ -8,7 +8,7 @@ from typing import Any
 
 import anyio
 import pytest
-from tests.support.waiting import idle
+from tests.support.waiting import Gate, LoopStall, idle
 
 from clawmode import CodeMode, CodeModeConfig, CodeModeResult, Pool, RunContext
 from clawmode.catalog.catalog import Catalog
@@ -28,10 +28,9 @@ async def add(a: int, b: int) -> int:
 
 
 @tool
-async def sleep(seconds: float, value: int = 0) -> int:
-    """Wait for a while."""
-    await anyio.sleep(seconds)
-    return value
+async def sleep() -> None:
+    """Never end."""
+    await anyio.sleep_forever()
 
 
 @tool(effect="write")
@@ -138,27 +137,9 @@ def many_tools(count: int = 200) -> list[Tool]:
     return [Tool(f"{NAME}{n}", "Create it.", {}, add.execute) for n in range(count)]
 
 
-class Stall:
-    """The longest time that this process computed without letting the event loop turn.
-
-    Counted in CPU time of the loop's thread: others may have the machine meanwhile.
-    """
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-
-    async def watch(self) -> None:
-        before = time.thread_time()
-        while True:
-            await anyio.sleep(0.001)
-            now = time.thread_time()
-            self.seconds = max(self.seconds, now - before)
-            before = now
-
-
 async def stalled(code_mode: CodeMode, source: str) -> tuple[float, CodeModeResult]:
     """How long a program holds up the event loop, and what becomes of it."""
-    stall = Stall()
+    stall = LoopStall()
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(stall.watch)
         result = await code_mode.exec(source)
@@ -271,7 +252,7 @@ async def test_a_failing_tool_can_be_caught_and_else_names_itself(pool: Pool) ->
 
 @pytest.mark.covers("TR-5")
 async def test_a_failed_result_says_what_became_of_each_call(pool: Pool) -> None:
-    source = """tools.sleep({ seconds: 30 }).catch(() => {});
+    source = """tools.sleep().catch(() => {});
 await tools.add({ a: 1, b: 1 });
 await tools.broken();"""
     result = await run(pool, source)
@@ -341,40 +322,43 @@ async def test_nested_calls_pass_the_hooks_with_their_parent(pool: Pool) -> None
 
 @pytest.mark.covers("EX-1", "WA-6")
 async def test_a_call_that_outlives_the_deadline_is_waited_for(pool: Pool) -> None:
+    gate = Gate()
+    source = 'text("a"); const r = await tools.slow({}); text("b"); return r'
     config = CodeModeConfig(timeout_ms=500)
-    source = (
-        'text("a"); const r = await tools.sleep({ seconds: 0.9, value: 7 }); text("b"); return r'
-    )
-    async with making(pool, config=config) as code_mode:
+    async with making(pool, tools=[gate.tool], config=config) as code_mode:
         result = await code_mode.exec(source)
         assert (result.status, result.reason) == ("waiting", "pending_tools")
         assert result.output == [{"type": "text", "text": "a"}]
         assert result.pending_tool_calls == [
-            {"id": "1", "method": "call", "toolId": "openclaw:core:sleep", "state": "running"}
+            {"id": "1", "method": "call", "toolId": "openclaw:core:slow", "state": "running"}
         ]
+        gate.open.set()
         result = await finish(code_mode, result)
-    assert (result.value, result.output) == (7, [{"type": "text", "text": "b"}])
+    assert (result.value, result.output) == ("slow is done", [{"type": "text", "text": "b"}])
     snapshots = code_mode.telemetry.snapshots
     assert snapshots == {"created": 1, "restored": 1, "expired": 0, "deleted": 1}
 
 
 @pytest.mark.covers("WA-3")
 async def test_a_wait_that_runs_out_of_time_keeps_the_cell(pool: Pool) -> None:
-    async with making(pool, config=CodeModeConfig(timeout_ms=200)) as code_mode:
-        first = await code_mode.exec("return await tools.sleep({ seconds: 0.6, value: 3 })")
+    gate, config = Gate(), CodeModeConfig(timeout_ms=200)
+    async with making(pool, tools=[gate.tool], config=config) as code_mode:
+        first = await code_mode.exec("return await tools.slow({})")
         assert first.run_id is not None
         began = time.monotonic()
         second = await code_mode.wait(first.run_id)
         assert (second.status, second.run_id) == ("waiting", first.run_id)
         assert 0.1 < time.monotonic() - began < 1
-        assert (await finish(code_mode, second)).value == 3
+        gate.open.set()
+        assert (await finish(code_mode, second)).value == "slow is done"
         assert (await code_mode.wait(first.run_id)).code == "invalid_input"
 
 
 @pytest.mark.covers("WA-2")
 async def test_a_second_wait_at_once_is_refused_and_the_first_goes_on(pool: Pool) -> None:
-    async with making(pool, config=CodeModeConfig(timeout_ms=1000)) as code_mode:
-        source = "await yield_control(); return await tools.sleep({ seconds: 0.3, value: 5 })"
+    gate, config = Gate(), CodeModeConfig(timeout_ms=1000)
+    async with making(pool, tools=[gate.tool], config=config) as code_mode:
+        source = "await yield_control(); return await tools.slow({})"
         run_id = (await code_mode.exec(source)).run_id
         assert run_id is not None
         results: list[CodeModeResult] = []
@@ -386,7 +370,8 @@ async def test_a_second_wait_at_once_is_refused_and_the_first_goes_on(pool: Pool
             group.start_soon(wait)
             await idle()
             assert (await code_mode.wait(run_id)).code == "invalid_input"
-    assert results[0].value == 5
+            gate.open.set()
+    assert results[0].value == "slow is done"
 
 
 @pytest.mark.covers("EX-2")
@@ -429,7 +414,7 @@ async def test_an_aborted_cell_is_gone_at_once_with_its_calls(pool: Pool) -> Non
 async def test_leaving_code_mode_ends_what_is_under_way(pool: Pool) -> None:
     with anyio.fail_after(5):
         async with making(pool, config=CodeModeConfig(timeout_ms=100)) as code_mode:
-            result = await code_mode.exec("return await tools.sleep({ seconds: 60 })")
+            result = await code_mode.exec("return await tools.sleep()")
             assert result.status == "waiting"
 
 

@@ -375,12 +375,21 @@ def test_a_reader_that_goes_away_does_not_stop_a_program(shop: Path) -> None:
 
 
 def test_a_tool_that_cannot_be_stopped_is_waited_for_and_said(shop: Path) -> None:
-    tools = "import time\nfrom clawmode import tool\n@tool(effect='read')\ndef nap() -> None:\n"
-    (shop / "slow.py").write_text(f"{tools}    'Nap.'\n    time.sleep(2)", "utf-8")
-    source = 'tools.nap(); await new Promise((go) => setTimeout(go, 200)); throw new Error("no")'
-    done = clawmode("run", "-", "--tools", "slow:nap", stdin=source, cwd=shop)
-    assert done.returncode == 1
-    assert "waiting for a tool that cannot be stopped" in done.stderr
+    tools = "from clawmode import tool\n@tool(effect='read')\ndef nap() -> None:\n    'Nap.'\n"
+    (shop / "slow.py").write_text(f"{tools}    print('naps', open('gate').read())", "utf-8")
+    (shop / "cell.js").write_text(
+        'tools.nap(); await new Promise((go) => setTimeout(go, 200)); throw new Error("no")',
+        "utf-8",
+    )
+    os.mkfifo(shop / "gate")
+    real = [sys.executable, "-m", "clawmode", "run", "cell.js", "--tools", "slow:nap"]
+    with subprocess.Popen(real, stderr=subprocess.PIPE, text=True, cwd=shop) as process:
+        assert process.stderr is not None
+        note = next(line for line in process.stderr if "cannot be stopped" in line)
+        with (shop / "gate").open("w"):
+            pass  # the tool reads the end of the file
+        assert process.wait(SECONDS) == 1
+    assert note.startswith("clawmode: waiting for a tool that cannot be stopped (Ctrl-C ends")
 
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", ">&- 2>&- <&-"])

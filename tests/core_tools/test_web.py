@@ -8,6 +8,7 @@ import zlib
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from tests.support.core_tools_driver import Bench, bench
+from tests.support.web_server import drip
 
 from clawmode.core_tools.web import Decoder, WebSettings, parse_url
 
@@ -369,14 +371,8 @@ async def test_headers_without_end_are_given_up(tmp_path: Path) -> None:
 async def test_one_that_drips_is_given_up_when_the_time_is_over(
     tmp_path: Path, head: bytes
 ) -> None:
-    async def drip(stream: ByteStream) -> None:
-        await stream.send(head or b"H")
-        while True:
-            await anyio.sleep(0.05)
-            await stream.send(b"x")
-
     async with site() as served, open_to(served, tmp_path, timeout_seconds=0.5) as tools:
-        served.pages["/"] = drip
+        served.pages["/"] = partial(drip, head or b"H", b"x")
         assert await problem(tools, served.url()) in ("timeout", "failed")
 
 

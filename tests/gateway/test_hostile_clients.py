@@ -19,7 +19,7 @@ from anyio.lowlevel import checkpoint
 from tests.support.cli_driver import command_line
 from tests.support.gateway_driver import TOKEN, Wired, wired
 from tests.support.gateway_inside import Inside, echo, events, inside
-from tests.support.waiting import idle, until
+from tests.support.waiting import Gate, idle, until
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
@@ -447,44 +447,44 @@ async def test_a_client_who_does_not_read_is_forgotten(tmp_path: Path) -> None:
 # ---- What is under way ----
 
 
-def slow(log: list[str], seconds: float = 0.6) -> Tool:
-    async def run(given: JsonObject, context: ToolContext) -> str:
-        log.append("begun")
-        await anyio.sleep(seconds)
-        log.append("done")
-        return "ok"
-
-    return Tool("slow", "Takes its time.", {"type": "object"}, run)
-
-
 async def test_a_call_survives_the_loss_of_its_connection(tmp_path: Path) -> None:
     """The client comes back, and asks again under the same key."""
-    log: list[str] = []
-    async with wired(tmp_path, tools=[slow(log, 2.0)]) as it, it.connect() as client:
+    gate = Gate()
+    async with wired(tmp_path, tools=[gate.tool]) as it, it.connect() as client:
 
         async def lose() -> None:
-            await until(lambda: log)
+            await gate.entered.wait()
+            lost = set(it.gateway.clients)
             it.hang_up()
+            await until(lambda: set(it.gateway.clients) - lost)
+            gate.open.set()
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(lose)
             answer = await client.call("tools.invoke", {"name": "slow"}, timeout=12)
-    assert (answer["ok"], log) == (True, ["begun", "done"])
+    assert (answer["ok"], gate.calls) == (True, 1)
 
 
 async def test_a_stop_waits_for_calls_that_are_under_way(tmp_path: Path) -> None:
-    log: list[str] = []
-    async with inside(tmp_path, tools=[slow(log, 1.0)]) as it:
+    gate, ended = Gate(), list[str]()
+    async with inside(tmp_path, tools=[gate.tool]) as it:
         async with anyio.create_task_group() as tasks, anyio.create_task_group() as own:
 
             async def invoke() -> None:
                 await it.call("tools.invoke", name="slow")
+                ended.append("call")
+
+            async def stop() -> None:
+                await it.gateway._stop(own, "")
+                ended.append("gateway")
 
             tasks.start_soon(invoke)
-            await until(lambda: log)
-            await it.gateway._stop(own, "")
-            seen = list(log)
-    assert seen == ["begun", "done"]
+            await gate.entered.wait()
+            tasks.start_soon(stop)
+            await idle()
+            assert ended == []
+            gate.open.set()
+    assert ended == ["call", "gateway"]
 
 
 # ---- The next start ----

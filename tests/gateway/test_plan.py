@@ -5,6 +5,7 @@ import sqlite3
 import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from tests.agent.test_e2e import READ_ALL, USE_MCP, names_of
 from tests.support.command_driver import serving
 from tests.support.gateway_driver import Started
 from tests.support.mcp_driver import HERE as MCP
-from tests.support.waiting import until
+from tests.support.waiting import GATE_TOOL, until
 
 from clawmode import tool
 from clawmode.rpc.client import GatewayClient, TurnResult
@@ -23,27 +24,18 @@ pytestmark = [pytest.mark.anyio, pytest.mark.timeout(90)]
 
 KEY = "sk-secret-of-the-test"
 
-TOOLS = '''
-import anyio
-from clawmode import tool
-
+TOOLS = f'''{GATE_TOOL}
 @tool(effect="read")
 async def greet(name: str) -> str:
     """Greet somebody."""
-    return f"hello {name}"
-
-@tool(effect="read")
-async def slow(seconds: float) -> str:
-    """Take a while."""
-    await anyio.sleep(seconds)
-    return "slept"
+    return f"hello {{name}}"
 
 @tool(effect="write")
 async def forbidden() -> str:
     """Do what must not be done."""
     return "done"
 
-TOOLS = [greet, slow, forbidden]
+TOOLS = [greet, gate, forbidden]
 '''
 PLUGIN = '''
 from clawmode import tool
@@ -69,12 +61,13 @@ PROGRAMS = {
     "read": READ_ALL,
     "mcp": USE_MCP,
     "loop": "for (;;);",
-    "park": "const got = await tools.slow({ seconds: 1.5 }); return `after: ${got}`",
+    "park": "const got = await tools.gate(); return `after: ${got}`",
+    "stay": "return tools.gate()",
 }
 
 
-def brain(request: ScriptRequest) -> Turn:
-    """Runs the program that is asked for, waits for it, and says what came of it."""
+def brain(folder: Path, request: ScriptRequest) -> Turn:
+    """Run the program that the user names, wait for its end, and report its result."""
     name = request.said
     if name == "direct":
         if "greet-1" in request.results:
@@ -85,6 +78,8 @@ def brain(request: ScriptRequest) -> Turn:
         return Turn(call("exec", {"code": PROGRAMS[name]}, id=f"{name}-0"))
     found = request.last_result()
     if found["status"] == "waiting":
+        if name == "park":
+            (folder / "gate-is-open").touch()
         return Turn(call("wait", {"runId": found["runId"]}, id=f"{name}-{len(mine)}"))
     return Turn(json.dumps(found))
 
@@ -145,14 +140,14 @@ async def ask(client: GatewayClient, message: str, **more: Any) -> TurnResult:
 )
 async def test_the_plan(tmp_path: Path) -> None:
     state = tmp_path / "state"
-    with serving(brain) as server:
+    with serving(partial(brain, tmp_path)) as server:
         # 1 to 3: off, and the model sees the tools as before.
         with garden(tmp_path, server, False):
             async with GatewayClient.local(state) as client:
                 direct = await ask(client, "direct")
         assert direct.text == "It says hello Ann"
         shown = [names_of(it) for it in server.requests]
-        assert all({"greet", "slow", "water", "ring"} <= set(names) for names in shown)
+        assert all({"greet", "gate", "water", "ring"} <= set(names) for names in shown)
         assert not any({"exec", "forbidden"} & set(names) for names in shown)
         asked = len(server.requests)
         # 4 to 16: on.
@@ -168,8 +163,8 @@ async def _check_catalog(client: GatewayClient) -> None:
     read = json.loads((await ask(client, "read")).text)["value"]
     assert read["ids"] == [
         "client:client:ring",
+        "openclaw:core:gate",
         "openclaw:core:greet",
-        "openclaw:core:slow",
         "plugin:garden:water",
     ]
     assert (read["greeting"], read["watered"], read["rang"]) == (
@@ -186,7 +181,7 @@ async def _check_catalog(client: GatewayClient) -> None:
 
 async def _check_waiting(client: GatewayClient, folder: Path) -> None:
     parked = await ask(client, "park")
-    assert json.loads(parked.text)["value"] == "after: slept"
+    assert json.loads(parked.text)["value"] == "after: open"
     given = {"sessionKey": "park", "idempotencyKey": "e1"}
     made: Any = await client.call("trajectory.export", given)
     files = _files(Path(made["folder"]))
@@ -194,7 +189,7 @@ async def _check_waiting(client: GatewayClient, folder: Path) -> None:
     calls = [event["data"] for event in events if event["type"] == "tool.call"]
     outer = next(each for each in calls if each.get("name") == "exec")
     nested = next(each for each in calls if each.get("parentId") == outer["callId"])
-    assert "openclaw:core:slow" in nested.values()
+    assert "openclaw:core:gate" in nested.values()
     assert "wait" in [each.get("name") for each in calls]
     written = "".join(files.values())
     assert KEY not in written
@@ -214,7 +209,8 @@ async def _check_leftovers(client: GatewayClient, state: Path) -> None:
     """A timeout, an abort and the end of a run leave nothing parked."""
     looped = json.loads((await ask(client, "loop")).text)
     assert looped["code"] == "timeout"
-    given = {"message": "park", "sessionKey": "aborted", "idempotencyKey": "a1"}
+    (state.parent / "gate-is-open").unlink()
+    given = {"message": "stay", "sessionKey": "aborted", "idempotencyKey": "a1"}
     run = await client.call("agent", given)
     await until(lambda: is_parked(client))
     await client.call("sessions.abort", {"runId": run["runId"]})

@@ -18,6 +18,7 @@ from tests.support.mcp_driver import HERE, call, connected, find, view_of
 from tests.support.waiting import idle, until
 from tests.support.web_server import Request, web_server
 
+from clawmode.mcp import supervisor
 from clawmode.mcp.requests import McpError
 from clawmode.mcp.servers import McpServers
 from clawmode.tools.tool import InputRequest
@@ -160,9 +161,13 @@ async def test_a_list_that_changes_is_read_again(address: str) -> None:
     async with connected({"sdk": {"url": address}}) as servers:
         if "sse" in address:
             pytest.skip("the SDK's server tells only those who listen, which is newer than SSE")
-        await anyio.sleep(0.1)
-        await call(servers, "sdk:change", {"name": "fresh"})
-        await until(lambda: "fresh" in [tool.name for tool in servers.tools()])
+
+        async def is_noticed() -> bool:
+            # The notification of a change is lost while the client does not listen yet.
+            await call(servers, "sdk:change", {"name": "fresh"})
+            return "fresh" in [tool.name for tool in servers.tools()]
+
+        await until(is_noticed)
         assert find(servers, "sdk:fresh").description == ""
 
 
@@ -365,7 +370,11 @@ async def test_a_server_that_refuses_us_says_so(status: str, problem: str) -> No
 
 
 @pytest.mark.parametrize("path", ["mcp", "sse"])
-async def test_a_login_that_is_refused_is_told_and_not_tried_again(path: str) -> None:
+async def test_a_login_that_is_refused_is_told_and_not_tried_again(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "FIRST_DELAY", 0)  # another attempt would begin at once
+
     async def first(request: Request) -> bool:
         await request.send(b'{"error": "who?"}', status="401 Unauthorized")
         return True
@@ -377,8 +386,8 @@ async def test_a_login_that_is_refused_is_told_and_not_tried_again(path: str) ->
             assert "answered HTTP 401 Unauthorized" in problem
             if path == "mcp":
                 asked = len(web.seen)
-                await anyio.sleep(0.8)
-                assert len(web.seen) == asked
+                await idle()
+                assert (view_of(servers, "web").state, len(web.seen)) == ("down", asked)
 
 
 async def test_a_session_that_is_unknown_by_other_words_is_begun_anew() -> None:

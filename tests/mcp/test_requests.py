@@ -5,6 +5,7 @@ from contextlib import ExitStack
 
 import anyio
 import pytest
+from tests.support.waiting import until
 
 from clawmode.mcp.requests import STRETCH, McpError, OpenRequests
 
@@ -17,7 +18,7 @@ async def test_a_request_that_reports_progress_has_more_time_but_not_without_end
     with OpenRequests("s").opened(TIMEOUT, None) as request:
         began = request.patience.deadline - TIMEOUT
         assert request.latest == began + STRETCH * TIMEOUT
-        await anyio.sleep(0.01)
+        await until(lambda: anyio.current_time() > began)
         await request.progress(1, None, None)
         assert began + TIMEOUT < request.patience.deadline < began + 2 * TIMEOUT
         request.latest = began + TIMEOUT
@@ -38,8 +39,9 @@ async def test_of_several_questions_all_of_the_time_counts_for_nothing() -> None
     requests = OpenRequests("s")
     with requests.opened(TIMEOUT, None) as request, ExitStack() as first, ExitStack() as second:
         latest = request.latest
+        stopped = anyio.current_time()
         first.enter_context(requests.clocks_stopped())
-        await anyio.sleep(0.05)
+        await until(lambda: anyio.current_time() > stopped + 0.05)
         second.enter_context(requests.clocks_stopped())
         first.close()
         assert request.patience.deadline == math.inf

@@ -22,7 +22,7 @@ from starlette.responses import PlainTextResponse
 from tests.support.forking import interpreter
 from tests.support.mcp_driver import raw
 from tests.support.plugin_material import documented_plugin
-from tests.support.waiting import until
+from tests.support.waiting import GATE_TOOL, until
 
 from clawmode import Approvals, CodeMode, Pool, tool
 from clawmode.addresses import Attempts
@@ -37,21 +37,21 @@ from clawmode.terminal.mcp_face import serve
 
 pytestmark = pytest.mark.anyio
 
-TOOLS = '''
-import anyio
-from clawmode import tool
-
+TOOLS = f'''{GATE_TOOL}
 CANCELLED = []
 
 @tool(effect="read")
-async def slow(seconds: float, value: int = 1) -> int:
-    """Take a while."""
-    try:
-        await anyio.sleep(seconds)
-    except BaseException:
-        CANCELLED.append(value)
-        raise
+async def same(value: int) -> int:
+    """Return the value."""
     return value
+
+@tool(effect="read")
+async def slow() -> int:
+    """Never end."""
+    try:
+        await anyio.sleep_forever()
+    finally:
+        CANCELLED.append(1)
 
 @tool(effect="read")
 async def cancelled() -> int:
@@ -62,9 +62,9 @@ async def cancelled() -> int:
 async def write(text: str) -> str:
     """Write a text."""
     print("a tool that prints does not break the wire")
-    return f"wrote {text}"
+    return f"wrote {{text}}"
 
-tools = [slow, write, cancelled]
+tools = [gate, same, slow, write, cancelled]
 '''
 MODES = ["legacy", "auto"]
 TOKEN = "a token for tests"
@@ -169,7 +169,7 @@ async def test_a_client_sees_two_tools_and_runs_a_fan_out(
     async with transport(folder, mode=mode) as client:
         listed = await client.list_tools()
         assert [tool.name for tool in listed.tools] == ["exec", "wait"]
-        code = "return Promise.all([1, 2, 3].map((value) => tools.slow({ seconds: 0.05, value })))"
+        code = "return Promise.all([1, 2, 3].map((value) => tools.same({ value })))"
         result = await client.call_tool("exec", {"code": code}, progress_callback=report)
         assert read(result)["value"] == [1, 2, 3]
     assert sum(text.endswith("completed") for text in progress) == 3
@@ -178,14 +178,15 @@ async def test_a_client_sees_two_tools_and_runs_a_fan_out(
 @pytest.mark.parametrize("transport", TRANSPORTS)
 async def test_a_program_that_waits_is_continued(folder: Path, transport: Any) -> None:
     async with transport(folder, "--timeout-ms", "500") as client:
-        code = 'text("a"); const late = await tools.slow({ seconds: 1, value: 7 }); return late'
+        code = 'text("a"); const late = await tools.gate(); return late'
         first = read(await client.call_tool("exec", {"code": code}))
         assert first["status"] == "waiting"
         result = first
+        (folder / "gate-is-open").touch()
         with anyio.fail_after(15):
             while result["status"] == "waiting":
                 result = read(await client.call_tool("wait", {"runId": first["runId"]}))
-        assert result["value"] == 7
+        assert result["value"] == "open"
 
 
 async def test_a_failure_is_an_error_with_its_code(folder: Path) -> None:
@@ -209,14 +210,15 @@ async def test_a_cancelled_call_ends_its_program(folder: Path) -> None:
 
 @pytest.mark.covers("B-5")
 async def test_a_cancelled_wait_leaves_its_program_waiting(folder: Path) -> None:
-    source = "await yield_control(); return [await tools.slow({seconds: 0.6}), tools.cancelled()]"
+    source = "await yield_control(); return [await tools.gate(), tools.cancelled()]"
     async with stdio(folder) as client:
         run_id = read(await client.call_tool("exec", {"code": source}))["runId"]
         with anyio.move_on_after(0.3):
             await client.call_tool("wait", {"runId": run_id})
+        (folder / "gate-is-open").touch()
         with anyio.fail_after(5):
             result = read(await client.call_tool("wait", {"runId": run_id}))
-        assert result["value"][0] == 1, result
+        assert result["value"][0] == "open", result
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -530,7 +532,7 @@ async def test_a_session_that_is_deleted_takes_its_programs_along(folder: Path) 
         hello: dict[str, Any] = {"protocolVersion": "2025-06-18", "capabilities": {}}
         hello["clientInfo"] = info
         session = {"mcp-session-id": (await post("initialize", hello)).headers["mcp-session-id"]}
-        code = "return tools.slow({ seconds: 30 })"
+        code = "return tools.slow()"
         await post("tools/call", {"name": "exec", "arguments": {"code": code}}, **session)
         gone = await client.delete(url, headers=headers | session)
         assert gone.status_code == 200

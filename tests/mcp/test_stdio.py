@@ -10,12 +10,13 @@ from typing import Any
 import anyio
 import pytest
 from tests.support.mcp_driver import call, connected, context, find, raw, view_of
-from tests.support.waiting import until
+from tests.support.waiting import idle, until
 
 from clawmode.app.loading import set_up
 from clawmode.app.servers import log_file, open_servers
 from clawmode.app.setup import Options
 from clawmode.context import RunContext
+from clawmode.mcp import supervisor
 from clawmode.mcp.requests import McpError
 from clawmode.mcp.servers import McpServers
 from clawmode.tools.approvals import Approvals
@@ -463,7 +464,10 @@ async def test_a_server_is_told_how_this_machine_reaches_the_network(
     assert seen["NO_PROXY"] == "mine"
 
 
-async def test_a_command_that_does_not_exist_is_a_problem_and_is_not_tried_again() -> None:
+async def test_a_command_that_does_not_exist_is_a_problem_and_is_not_tried_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(supervisor, "FIRST_DELAY", 0)  # another attempt would begin at once
     entries = {
         "no_command": {"command": "clawmode-no-such-command"},
         "no_folder": raw(cwd="/no/such/folder"),
@@ -471,8 +475,9 @@ async def test_a_command_that_does_not_exist_is_a_problem_and_is_not_tried_again
     }
     async with connected(entries) as servers:
         problems = {view.name: view.problem for view in servers.views}
-        await anyio.sleep(0.8)
+        await idle()
         assert {view.state for view in servers.views} == {"down"}
+        assert {server._attempts for server in servers._servers.values()} == {1}
     assert problems == {
         "no_command": "cannot be started: the command 'clawmode-no-such-command' was not found",
         "no_folder": "cannot be started: its working directory does not exist",

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -254,13 +254,20 @@ async def test_what_was_sent_to_somebody_else_is_still_said_to_whoever_asked(
 
 @dataclass
 class SlowRoom(Room):
-    """A room that takes its time."""
+    """A room that sends nothing before the test opens it.
 
-    seconds: float = 0.1
+    Attributes:
+        asked: The number of messages that were to be sent.
+        open: Set it, and all messages are sent.
+    """
+
     name: str = "room"
+    asked: int = 0
+    open: anyio.Event = field(default_factory=anyio.Event)
 
     async def send(self, target: str, text: str) -> str:
-        await anyio.sleep(self.seconds)
+        self.asked += 1
+        await self.open.wait()
         return await Room.send(self, target, text)
 
 
@@ -275,6 +282,9 @@ async def test_a_reply_is_not_torn_apart_by_the_next_one(tmp_path: Path) -> None
     ) as talk:
         await talk.say("one")
         await talk.say("two")
+        await until(lambda: room.asked)
+        await idle()
+        room.open.set()
         await talk.settled()
         await until(lambda: len(room.said) == 3)
         assert room.texts() == ["One a.", "One b.", "Two."]
@@ -336,13 +346,23 @@ async def test_a_turn_that_ends_in_the_queue_has_an_end_for_chat_clients(tmp_pat
 
 async def test_replies_that_are_on_their_way_are_sent_before_the_end(tmp_path: Path) -> None:
     """Who closes the host right after a run has ended loses its reply."""
-    room = SlowRoom(seconds=0.2)
-    async with talking(tmp_path, ["Important."], room=room) as talk:
+    room = SlowRoom()
+
+    async def open_while_the_host_closes() -> None:
+        await idle()
+        room.open.set()
+
+    async with (
+        anyio.create_task_group() as tasks,
+        talking(tmp_path, ["Important."], room=room) as talk,
+    ):
         taken = await talk.say("go")
         await until(lambda: talk.runtime.find(taken.id))
         run = talk.runtime.find(taken.id)
         assert run is not None
         await run.ended.wait()
+        await until(lambda: room.asked)
+        tasks.start_soon(open_while_the_host_closes)
     assert room.texts() == ["Important."]
 
 
@@ -381,13 +401,14 @@ async def test_a_slow_answer_to_a_command_does_not_hold_up_the_next_message(
     tmp_path: Path,
 ) -> None:
     """A message is kept only when the answer to a command was sent: a minute, if that hangs."""
-    room = SlowRoom(seconds=3)
+    room = SlowRoom()
     async with talking(tmp_path, ["Done."], room=room) as talk:
         with anyio.fail_after(1):
             taken = await talk.say("/help")
             after = await talk.say("go on")
         assert (taken.how, after.how) == ("command", "started")
         assert room.texts() == []  # its answer is still on its way
+        room.open.set()
 
 
 async def test_what_a_tool_has_sent_does_not_grow_a_second_time(

@@ -3,11 +3,13 @@
 import hashlib
 import hmac
 import logging
+from functools import partial
 from typing import Any
 
 import anyio
 import pytest
 from anyio.abc import ByteStream
+from tests.support.web_server import drip
 from tests.support.webhooks import SECRET, Answer, answer, receiver, sender
 
 from clawmode.exceptions import ConfigurationError
@@ -197,11 +199,7 @@ async def hangs(stream: ByteStream) -> None:
     await anyio.sleep_forever()
 
 
-async def drips(stream: ByteStream) -> None:
-    await stream.send(b"HTTP/1.1 200 OK\r\n")
-    while True:
-        await stream.send(b"x-more: 1\r\n")
-        await anyio.sleep(0.02)
+drips = partial(drip, b"HTTP/1.1 200 OK\r\n", b"x-more: 1\r\n")
 
 
 async def hangs_in_the_body(stream: ByteStream) -> None:

@@ -1,10 +1,12 @@
 """`security.installPolicy`: deny wins, and a program that does not say yes has said no."""
 
 import json
+import os
 import sys
 import time
 from pathlib import Path
 
+import anyio
 import pytest
 
 from clawmode.config.operations import InstallPolicy
@@ -139,15 +141,18 @@ async def test_a_program_has_said_no_that(code: str) -> None:
 
 
 async def test_a_program_that_hangs_has_said_no_and_is_ended(tmp_path: Path) -> None:
-    late = tmp_path / "late"
-    child = f"import time; time.sleep(2); open({str(late)!r}, 'w')"
+    os.mkfifo(tmp_path / "alive")
+    child = f"import signal; kept = open({str(tmp_path / 'alive')!r}, 'w'); signal.pause()"
     code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
+    reading = os.open(tmp_path / "alive", os.O_RDONLY | os.O_NONBLOCK)
     began = time.monotonic()
     refusal = await decide(program(code, 300), material())
     assert refusal is not None
     assert "did not end within 0.3 seconds" in refusal
     assert time.monotonic() - began < 2
-    assert not late.exists()
+    with os.fdopen(reading, "rb") as pipe, anyio.fail_after(10):
+        await anyio.wait_readable(pipe)
+        assert pipe.read() == b""  # the child, which had it open, is dead
 
 
 async def test_whoever_a_program_leaves_behind_holds_nobody_up() -> None:

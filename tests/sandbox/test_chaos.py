@@ -32,7 +32,7 @@ from tests.support.sandbox_driver import (
     suspend,
 )
 from tests.support.stepping import finish, value_of
-from tests.support.waiting import idle, until, until_sync
+from tests.support.waiting import LoopStall, idle, until, until_sync
 
 from clawmode.exceptions import Aborted, DeadlineExceeded, RuntimeUnavailable
 from clawmode.sandbox import artifacts
@@ -428,23 +428,14 @@ async def test_a_worker_that_does_not_finish_its_answer_is_killed_at_the_deadlin
 async def test_a_worker_that_only_closes_its_pipe_does_not_block_the_loop(
     liar_and_honest: Pool,
 ) -> None:
-    blocked, beats = 0.0, 0
-
-    async def beat() -> None:
-        nonlocal blocked, beats
-        while True:
-            began = time.monotonic()
-            await anyio.sleep(0.005)
-            blocked = max(blocked, time.monotonic() - began)
-            beats += 1
-
+    stall = LoopStall(time.monotonic)
     async with anyio.create_task_group() as group:
-        group.start_soon(beat)
+        group.start_soon(stall.watch)
         await raised_by(liar_and_honest.step(liar_and_honest.cell(), Start("return 1"), soon(5)))
-        seen = beats
-        await until(lambda: beats > seen)
+        seen = stall.turns
+        await until(lambda: stall.turns > seen)
         group.cancel_scope.cancel()
-    assert blocked < 0.2
+    assert stall.seconds < 0.2
 
 
 async def test_a_worker_that_hangs_while_it_boots_is_given_up_after_one_cell(

@@ -41,7 +41,6 @@ async def main():
     async with Pool(size=1) as pool:
         cell, deadline = pool.cell(frozen), time.monotonic() + 15
         outcome = await pool.step(cell, Resume((Settlement(1, True, b'"b"'),)), deadline)
-        await anyio.sleep(max(0, outcome.due / 1000 - time.time()))
         settled = (Settlement(2, True, b'"c"'),)
         outcome = await pool.step(cell, Resume(settled, now=outcome.due), deadline)
         print(outcome.value.decode())

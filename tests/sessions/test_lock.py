@@ -298,18 +298,25 @@ async def test_a_task_that_outlives_the_holder_waits_like_anybody(path: Path) ->
 
 async def test_another_event_loop_waits_its_turn(path: Path) -> None:
     done: list[str] = []
+    waits = threading.Event()
 
     def elsewhere() -> None:
         async def enter() -> None:
             async with SessionLock(path).hold(5):
                 done.append("there")
 
-        anyio.run(enter)
+        async def main() -> None:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(enter)
+                await idle()
+                waits.set()
+
+        anyio.run(main)
 
     thread = threading.Thread(target=elsewhere)
     async with SessionLock(path).hold():
         thread.start()
-        await anyio.sleep(0.1)
+        assert await anyio.to_thread.run_sync(waits.wait, 10)
         done.append("here")
     await anyio.to_thread.run_sync(thread.join, 10)
     assert done == ["here", "there"]
@@ -393,9 +400,9 @@ async def test_another_process_is_busy_and_says_with_whom(path: Path) -> None:
 
 async def test_another_process_gets_it_when_it_is_free(path: Path) -> None:
     async with SessionLock(path).hold():
-        waiting = started("take", str(path), "10")
+        waiting = started("queue", str(path), "10")
         process, lines = await waiting.__aenter__()
-        await anyio.sleep(0.4)
+        assert (await lines.next())["waits"] == process.pid
     try:
         assert (await lines.next())["got"] == process.pid
     finally:

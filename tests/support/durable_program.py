@@ -1,14 +1,16 @@
-"""A process of its own that parks, waits, hangs or dies: `python durable_program.py FOLDER WHAT …`.
+"""A process of its own that parks, waits, hangs or dies.
 
 Prints one line of JSON for each thing that a test should know.
 """
 
 import json
+import math
 import os
 import sys
 from pathlib import Path
 
 import anyio
+from tests.support.waiting import until
 
 from clawmode import Approvals, CodeMode, CodeModeConfig, RunContext, tool
 from clawmode.code_mode.sqlite_store import SqliteStore
@@ -27,26 +29,24 @@ def note(name: str) -> None:
         file.write(f"{os.getpid()}\n")
 
 
-async def until(name: str) -> str:
-    """Waits for a file that the test writes."""
-    path = anyio.Path(FOLDER / name)
-    while not await path.exists():  # noqa: ASYNC110 - another process makes it
-        await anyio.sleep(0.02)
-    return await path.read_text()
+async def until_written(name: str) -> str:
+    """Wait for a file that the test writes."""
+    await until((FOLDER / name).exists, math.inf)
+    return (FOLDER / name).read_text()
 
 
 @tool(idempotent=True)
 async def read(name: str) -> str:
     """Read slowly; may be repeated."""
     note(f"read-{name}")
-    return await until(name)
+    return await until_written(name)
 
 
 @tool(effect="write")
 async def write(name: str) -> str:
     """Write slowly; must not be repeated."""
     note(f"write-{name}")
-    return await until(name)
+    return await until_written(name)
 
 
 @tool
@@ -71,10 +71,9 @@ async def main() -> None:
         if what == "exec":
             result = await code_mode.exec(rest[0])
             say(**result.to_json())
-            while True:
-                for question in approvals.pending():
-                    say(question=question.tool_id)
-                await anyio.sleep(0.05)
+            for question in await until(approvals.pending, math.inf):
+                say(question=question.tool_id)
+            await anyio.sleep_forever()
         while True:
             result = await code_mode.wait(rest[0])
             say(**result.to_json())

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import math
 import random
 import sqlite3
 import time
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+from anyio.lowlevel import checkpoint
 from tests.support.agent_driver import Agent, configured, opened
 from tests.support.waiting import until
 
@@ -186,19 +188,25 @@ return [a, b, await tools.order({ item: "rose" })];
 """
 
 
+plodding: list[int] = []
+"""The calls of `plod` that run now."""
+
+
 @tool(effect="read")
 def plod(n: int, context: ToolContext) -> int:
     """Take a while, in a thread that nobody can stop."""
+    plodding.append(n)
     for step in range(5):
         context.update(step)
         time.sleep(0.005)
+    plodding.remove(n)
     return n
 
 
 @tool(effect="write")
 async def order(item: str) -> str:
     """Order an item, once somebody has allowed it."""
-    await anyio.sleep(0.01)
+    await checkpoint()
     return item
 
 
@@ -309,17 +317,15 @@ async def ordeal(state: Path, code_mode: bool = True) -> AsyncIterator[Ordeal]:
             people.start_soon(_allow, approvals)
             await agent.ask("again", session_key="first")  # opens what is opened once
             yield Ordeal(agent, state, asyncio.all_tasks())
-            await anyio.sleep(0.05)  # threads that nobody could stop have ended
+            await until(lambda: not plodding)  # nobody can stop the threads
             last = {event.run_id: event.stream for event in agent.events}
             assert set(last.values()) == {"lifecycle"}
         people.cancel_scope.cancel()
 
 
 async def _allow(approvals: Approvals) -> None:
-    """Somebody who takes a moment to answer."""
     while True:
-        await anyio.sleep(0.02)
-        for question in approvals.pending():
+        for question in await until(approvals.pending, math.inf):
             approvals.resolve(question.id, "allow-once")
 
 

@@ -53,6 +53,14 @@ async def take(path: str, seconds: str) -> None:
         say(busy=str(busy), pid=busy.pid)
 
 
+async def queue(path: str, seconds: str) -> None:
+    """Take a lock that another process holds, and report when the wait has begun."""
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(take, path, seconds)
+        await anyio.wait_all_tasks_blocked()
+        say(waits=os.getpid())
+
+
 async def write(folder: str, key: str, seed: str) -> None:
     """Runs without end; what an earlier process left unfinished first, under its own id."""
     chance, own = random.Random(int(seed)), uuid.uuid4().hex[:12]
@@ -195,5 +203,5 @@ def check(history: History, told: set[str], effects: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    what: dict[str, Any] = {"hold": hold, "take": take, "write": write}
+    what: dict[str, Any] = {"hold": hold, "take": take, "queue": queue, "write": write}
     anyio.run(what[sys.argv[1]], *sys.argv[2:])

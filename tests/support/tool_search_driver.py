@@ -67,6 +67,7 @@ class Bodies:
 
     code: SearchCode
     search: ToolSearch
+    pool: Pool
     events: list[CallEvent] = field(default_factory=list)
 
     async def run(self, source: str) -> Any:
@@ -98,7 +99,7 @@ async def bodies(
     async with Pool(size=1) as pool:
         async with SearchCode(search, executor, RunContext(), pool) as code:
             assert await code.unavailable() is None
-            made = Bodies(code, search)
+            made = Bodies(code, search, pool)
             executor.watchers.append(made.events.append)
             yield made
 

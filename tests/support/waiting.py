@@ -1,4 +1,4 @@
-"""Waiting in tests: polling, idleness, and a tool that a test holds up."""
+"""Waiting in tests: polling, idleness, and tools that a test holds up."""
 
 import time
 from collections.abc import Awaitable, Callable
@@ -55,6 +55,49 @@ async def idle() -> None:
     """
     with anyio.fail_after(SECONDS):
         await anyio.wait_all_tasks_blocked()
+
+
+GATE_TOOL = '''
+import os
+import anyio
+from clawmode import tool
+
+@tool(effect="read", idempotent=True)
+async def gate() -> str:
+    """Wait until the gate is open."""
+    while not os.path.exists("gate-is-open"):
+        await anyio.sleep(0.02)
+    return "open"
+'''
+"""A gate in a module of tools for another process: the file `gate-is-open` in its folder opens it.
+"""
+
+
+class LoopStall:
+    """The longest time for which the event loop did not turn.
+
+    Args:
+        clock: `time.thread_time` does not count the time that other processes had the core.
+
+    Attributes:
+        seconds: The longest time so far.
+        turns: The number of turns that were counted.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.thread_time) -> None:
+        self._clock = clock
+        self.seconds = 0.0
+        self.turns = 0
+
+    async def watch(self) -> None:
+        """Measure until the task is cancelled."""
+        before = self._clock()
+        while True:
+            await anyio.sleep(0.001)
+            now = self._clock()
+            self.seconds = max(self.seconds, now - before)
+            self.turns += 1
+            before = now
 
 
 class Gate:

@@ -7,6 +7,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import anyio
+from anyio.abc import ByteStream
+
 
 @dataclass
 class Request:
@@ -34,6 +37,14 @@ class Request:
 
 
 Handler = Callable[[Request], Awaitable[None]]
+
+
+async def drip(head: bytes, part: bytes, stream: ByteStream) -> None:
+    """Answer on a stream without an end, a part now and then."""
+    await stream.send(head)
+    while True:
+        await anyio.sleep(0.02)
+        await stream.send(part)
 
 
 @dataclass

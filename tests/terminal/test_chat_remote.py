@@ -14,7 +14,7 @@ from tests.support.command_driver import serving
 from tests.support.forking import Zygote
 from tests.support.gateway_driver import Started
 from tests.support.terminal_driver import Chatter
-from tests.support.waiting import until_sync
+from tests.support.waiting import GATE_TOOL, until_sync
 
 from clawmode.rpc.client import GatewayClient
 from clawmode.testing import ScriptServer, Turn, call, pause
@@ -23,20 +23,7 @@ from clawmode.testing import ScriptServer, Turn, call, pause
 pytestmark = pytest.mark.timeout(90)
 
 PROMPT = "once, always or deny?"
-SHOP = '''
-import os
-import anyio
-from clawmode import tool
-
-@tool(effect="read", idempotent=True)
-async def gate() -> str:
-    """Wait until it is opened."""
-    while not os.path.exists("gate-is-open"):
-        await anyio.sleep(0.02)
-    return "open"
-
-TOOLS = [gate]
-'''
+SHOP = f"{GATE_TOOL}\nTOOLS = [gate]\n"
 GATE = Turn("I look.", call("exec", {"code": "return await tools.gate()"}))
 ASKS = Turn(call("exec", {"code": "return (await tools.exec({ command: 'echo hi' })).output"}))
 

@@ -16,7 +16,7 @@ from tests.support.cli_driver import SHOP, plain, trusted
 from tests.support.command_driver import serving
 from tests.support.forking import Zygote
 from tests.support.terminal_driver import Chatter, Tmux
-from tests.support.waiting import until_sync
+from tests.support.waiting import GATE_TOOL, until_sync
 
 from clawmode.models.base import ModelError
 from clawmode.testing import ScriptServer, Turn, call, pause
@@ -30,13 +30,6 @@ HOSTILE = "bad \x1b[2J\x9b2J\x1b]0;title\x07 \u202e\rover"
 HARMLESS = "bad \\u001b[2J\\u009b2J\\u001b]0;title\\u0007 \\u202e\\u000dover"
 GATE = '''
 from clawmode.tools.tool import InputRequest
-
-@tool(effect="read")
-async def gate() -> str:
-    """Wait until it is opened."""
-    while not os.path.exists("gate-is-open"):
-        await anyio.sleep(0.02)
-    return "open"
 
 @tool(effect="read")
 async def shout(context: ToolContext) -> str:
@@ -69,7 +62,7 @@ def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     for name in ("CLAWMODE_CONFIG", "NO_COLOR", "COLUMNS", "LINES"):
         monkeypatch.delenv(name, raising=False)
-    (tmp_path / "shop.py").write_text(SHOP + GATE, "utf-8")
+    (tmp_path / "shop.py").write_text(SHOP + GATE_TOOL + GATE, "utf-8")
     return tmp_path
 
 

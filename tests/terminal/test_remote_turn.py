@@ -234,7 +234,6 @@ async def test_ctrl_c_before_the_run_is_known_aborts_it_too(
             frame = await answer_at_once(client, request)
             if request.method == "agent" and not stopped.is_set():
                 await anyio.to_thread.run_sync(stopped.wait, 10)
-                await anyio.sleep(0.2)
             return frame
 
         def talk(seat: Seat) -> tuple[int, str]:
