@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import get_args
 
+from clawmode.catalog.schema_types import render_line
 from clawmode.catalog.search import Document, Ranker, RankerMaker, SearchIndex, go_by_words
-from clawmode.catalog.signatures import render_input
 from clawmode.exceptions import AmbiguousTool, ClawmodeError, DuplicateTool, UnknownTool
 from clawmode.text import quote
 from clawmode.tools.near_names import NearNames
@@ -329,7 +329,7 @@ class _Lines:
             if len(head) + len("{})") > room:
                 continue
             if head not in self._rendered:
-                self._rendered[head] = f"{head}{render_input(self._tools[id_].parameters)})"
+                self._rendered[head] = f"{head}{render_line(self._tools[id_].parameters)})"
             line = self._rendered[head]
             if len(line) <= room:
                 shown.append(line)

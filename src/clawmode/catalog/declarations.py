@@ -15,8 +15,8 @@ from textwrap import wrap
 from clawmode.catalog.namespaces import RESERVED_WORDS
 from clawmode.catalog.schema_types import Limits, RenderedType, render_type
 from clawmode.catalog.typescript_text import (
+    FULL,
     ONE_LINE_CHARS,
-    OPEN_OBJECT,
     clean_line,
     clean_lines,
     indent,
@@ -310,7 +310,9 @@ class _Namespace:
 def _render_brief(identifier: str, tool: Tool) -> str:
     lines = _describe(tool, MAX_BRIEF_CHARS)[:1]
     lines.append(f"Its schema is too long for here: $api({quote(identifier)}, {{ schema: true }}).")
-    return f"{render_comment(lines)}function {identifier}(input?: {OPEN_OBJECT.text}): {_RESULT};"
+    return (
+        f"{render_comment(lines)}function {identifier}(input?: {FULL.any_object.text}): {_RESULT};"
+    )
 
 
 def _size(block: str) -> int:

@@ -1,4 +1,4 @@
-"""Reading JSON Schemas of untrusted origin: references, merged layers, names, and notes for people.
+"""Reading JSON Schemas of untrusted origin: references, merged layers, names.
 
 No TypeScript here, and nothing leaves the document. Every function takes a bounded number of steps,
 whatever a schema contains.
@@ -10,7 +10,7 @@ from itertools import islice
 from typing import TypeAlias
 from urllib.parse import unquote
 
-from clawmode.catalog.typescript_text import clean_line, is_text, render_literal
+from clawmode.text import without_surrogates
 
 MAX_KEY_CHARS = 200
 MAX_MEMBERS = 60
@@ -32,21 +32,6 @@ ARRAY_KEYS = ("items", "prefixItems")
 COMBINATORS = ("$ref", "allOf", "anyOf", "oneOf")
 _STRUCTURE = (*COMBINATORS, *OBJECT_KEYS, *ARRAY_KEYS)
 _PATH_KEYWORDS = frozenset(("$defs", "definitions", "additionalItems", "#", *_STRUCTURE))
-
-_NOTED = (
-    "format",
-    "pattern",
-    "minimum",
-    "maximum",
-    "exclusiveMinimum",
-    "exclusiveMaximum",
-    "multipleOf",
-    "minLength",
-    "maxLength",
-    "minItems",
-    "maxItems",
-    "default",
-)
 
 Schema: TypeAlias = Mapping[str, object]
 
@@ -149,15 +134,24 @@ def merge(layers: list[Schema]) -> Schema:
     return merged | {"properties": properties, "required": list(required)}
 
 
-def choose_keys(properties: Mapping[str, object], required: dict[str, None]) -> list[str]:
+def choose_keys(
+    properties: Mapping[str, object],
+    required: dict[str, None],
+    limit: int = MAX_PROPERTIES,
+    key_chars: int = MAX_KEY_CHARS,
+) -> list[str]:
     """Returns the properties to show, in order; if there are too many, required ones first."""
     keys = dict.fromkeys(islice(properties, MAX_PROPERTIES)) | required
-    if max(len(keys), len(properties)) > MAX_PROPERTIES:
-        keys = {**required, **keys}
-    # JSON has string keys only, but schemas made in Python may have others.
-    named = [key for key in keys if isinstance(key, str)]
-    usable = [key for key in named if len(key) <= MAX_KEY_CHARS and is_text(key)]
-    return usable[:MAX_PROPERTIES]
+    # JSON has string keys only, but schemas made in Python may have others. No server sends lone
+    # surrogates on purpose.
+    usable = [
+        key
+        for key in keys
+        if isinstance(key, str) and len(key) <= key_chars and without_surrogates(key) == key
+    ]
+    if max(len(usable), len(properties)) > limit:
+        usable.sort(key=lambda key: key not in required)
+    return usable[:limit]
 
 
 def is_short(schema: Schema) -> bool:
@@ -171,23 +165,3 @@ def is_plain_object(schema: Schema) -> bool:
     """True if a schema describes an object, with no alternatives."""
     others = (*COMBINATORS, "enum", "const", "nullable")
     return schema.get("type", "object") == "object" and not any(key in schema for key in others)
-
-
-def describe(schema: object, limit: int) -> str:
-    """Returns the description and the constraints that a type cannot express, on one line."""
-    if not isinstance(schema, Mapping):
-        return ""
-    text = clean_line(schema.get("description"), limit)
-    notes = [f"{key}: {note}" for key in _NOTED if key in schema and (note := _note(schema[key]))]
-    if schema.get("type") == "integer" and (text or notes):
-        notes.insert(0, "integer")
-    return f"{text} ({clean_line(', '.join(notes), limit)})".lstrip() if notes else text
-
-
-def _note(value: object) -> str:
-    if not isinstance(value, str | int | float):
-        return ""
-    if isinstance(value, str) and re.fullmatch(r"[\w-]{1,40}", value):
-        return value
-    literal = render_literal(value)
-    return literal if literal not in ("string", "number") else ""

@@ -1,11 +1,13 @@
-"""JSON Schema as TypeScript, written out: types and doc comments for a declaration file.
+"""JSON Schema as TypeScript: in full for a declaration file, or on one line of a prompt.
 
 The schemas are untrusted. Whatever a schema contains, the result is valid TypeScript, takes a
 bounded number of steps, and follows no reference out of the document; `unknown` stands for
-everything that cannot be expressed. `signatures` renders a schema on one line of a prompt.
+everything that cannot be expressed. The one line says what a caller must write, and no more: it has
+no comments and no aliases, marks what it leaves out by `...`, and writes `any` for `unknown`.
 
-A definition that is referred to becomes an alias, so recursive types work, and definitions that
-refer to each other take no more room than in the schema. Three rules of TypeScript shape the code:
+In full, a definition that is referred to becomes an alias, so recursive types work, and definitions
+that refer to each other take no more room than in the schema. Three rules of TypeScript shape the
+code:
 
 - An alias may not refer to itself without an object or array in between: such a reference becomes
   `unknown`. A tuple in between is not enough, because TypeScript resolves some tuples eagerly.
@@ -32,7 +34,6 @@ from clawmode.catalog.schema_reading import (
     Schema,
     choose_keys,
     collect_strings,
-    describe,
     find_back_edges,
     find_reference,
     is_plain_object,
@@ -43,35 +44,28 @@ from clawmode.catalog.schema_reading import (
     separate,
 )
 from clawmode.catalog.typescript_text import (
-    EMPTY_OBJECT,
+    FULL,
+    INDEX,
+    LINE,
     MAX_DOC_CHARS,
     NEVER,
     NULL,
-    OPEN_OBJECT,
-    UNKNOWN,
+    Form,
     Member,
     Type,
     clean_line,
-    intersect,
-    lay_out,
+    describe,
     quote_key,
-    render_kind_of,
-    render_literal,
-    unite,
 )
 
-MAX_LITERALS = 60  # longer enums are rendered as the kinds of their values
-MAX_ENUM = 10_000
 MAX_TUPLE = 20
 MAX_ALIASES = 100
 SHORT_DOC_CHARS = 80
 STEP_CHARS = 8  # the cost of the smallest schema, so that endless empty ones run out of room too
 
+# What encloses a reference in its alias: nothing, arrays, an intersection or a tuple, an object.
+# Inside an object every reference is allowed, and so it is outside of aliases.
 _Place: TypeAlias = Literal["bare", "list", "joined", "inside"]
-"""What encloses a reference in its alias: nothing, arrays, an intersection or a tuple, an object.
-
-Inside an object every reference is allowed, and so it is outside of aliases.
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +87,14 @@ class Limits:
 
 STAGES = (Limits(), Limits(objects=2, docs=False), Limits(nesting=4, objects=0, docs=False))
 """A type that does not fit is rendered again in less detail, which drops inner properties first."""
+
+MAX_LINE_CHARS = 400
+LINE_STAGES = (
+    (160, Limits(2_000, objects=1, docs=False)),
+    (MAX_LINE_CHARS, Limits(2_000, objects=0, docs=False)),
+    (MAX_LINE_CHARS, Limits(2_000, nesting=3, objects=0, docs=False)),
+)
+"""Most characters of a line, and the limits that apply: a longer line loses its inner objects."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +137,7 @@ def render_type(
     cost = 0
     made = RenderedType("unknown", {}, {}, False, 0)
     for limits in stages:
-        renderer = _Renderer(schema, limits, prefix, taken)
+        renderer = _Renderer(schema, limits, FULL, prefix, taken)
         text = renderer.render_input(schema) if is_input else renderer.render(schema).text
         aliases = renderer.render_aliases()
         cost += limits.chars - renderer.room
@@ -145,24 +147,36 @@ def render_type(
     return made
 
 
-class _Renderer:
-    """Renders one document within limits.
+def render_line(schema: Mapping[str, object]) -> str:
+    """Returns the type of a tool's input on one line, such as `{path: string, limit?: number}`."""
+    layers, unions = separate(schema, schema)
+    whole = merge(layers) if len(layers) > 1 else schema
+    for most, limits in LINE_STAGES:
+        members = _Renderer(schema, limits, LINE).make_members(whole)
+        line = LINE.lay_out(members)
+        if len(line) <= most and (members or not unions):
+            return line
+    return "{...}"
 
-    Attributes:
-        room: Characters that are left.
-        overfull: True if the room was not enough.
-        docs, optional: As in `RenderedType`.
-    """
+
+class _Renderer:
+    """Renders one document within limits. `docs` and `optional` are those of `RenderedType`."""
 
     def __init__(
-        self, root: object, limits: Limits, prefix: str = "", taken: Collection[str] = ()
+        self,
+        root: object,
+        limits: Limits,
+        form: Form = FULL,
+        prefix: str = "",
+        taken: Collection[str] = (),
     ) -> None:
-        self.room = limits.chars
+        self.room = limits.chars  # characters that are left
         self.overfull = False
         self.docs: dict[str, str] = {}
         self.optional = False
         self._root = root
         self._limits = limits
+        self._form = form
         self._nesting = 0
         self._objects = 0
         self._place: _Place = "inside"
@@ -181,24 +195,31 @@ class _Renderer:
             return NEVER
         too_much = self.overfull or self._nesting == self._limits.nesting
         if too_much or not isinstance(schema, Mapping):
-            return UNKNOWN
+            return self._form.unknown
         self._nesting += 1
-        made = self._render_schema(schema)
+        values = [schema["const"]] if "const" in schema else schema.get("enum")
+        if isinstance(values, list) and values:
+            made = self._form.unite_values(values)
+            self._spend(len(made.text))
+        else:
+            made = self._render_demands(schema)
         self._nesting -= 1
-        return made
+        return self._form.unite([made, NULL]) if schema.get("nullable") is True else made
 
     def render_input(self, schema: object) -> str:
         """Returns the type of an argument, and sets `docs` and `optional`."""
         layers, unions = separate(self._root, schema)
         merged = merge(layers)
-        members = self._make_members(merged, is_input=True)
+        members = self.make_members(merged, is_input=True)
         self.optional = not unions and not any(member.demanded for member in members)
         if not members and not unions:
-            return "{}" if _render_empty(merged) == OPEN_OBJECT else EMPTY_OBJECT.text
-        parts = [Type((lay_out(members, may_be_one_line=False),))] if members else []
+            is_closed = merged.get("additionalProperties") is False
+            return self._form.no_object.text if is_closed else "{}"
+        text = self._form.lay_out(members, may_be_one_line=False)
+        parts = [Type((text,))] if members else []
         with self._at("joined"):
             parts += [self._render_union(union) for union in unions]
-        return intersect([OPEN_OBJECT, *parts]).text
+        return self._form.intersect([self._form.any_object, *parts]).text
 
     def render_aliases(self) -> dict[str, str]:
         """Returns the declarations of all definitions that were referred to."""
@@ -235,18 +256,6 @@ class _Renderer:
 
     # Schemas
 
-    def _render_schema(self, schema: Schema) -> Type:
-        values = [schema["const"]] if "const" in schema else schema.get("enum")
-        if isinstance(values, list) and values:
-            render = render_literal if len(values) <= MAX_LITERALS else render_kind_of
-            options = tuple(dict.fromkeys(map(render, values[:MAX_ENUM])))
-            many = len(values) > MAX_ENUM
-            made = UNKNOWN if many else Type(options, width=len(options))
-            self._spend(len(made.text))
-        else:
-            made = self._render_demands(schema)
-        return unite([made, NULL]) if schema.get("nullable") is True else made
-
     def _render_demands(self, schema: Schema) -> Type:
         base = self._render_kinds(schema)
         if not any(key in schema for key in COMBINATORS):
@@ -254,17 +263,17 @@ class _Renderer:
         unions = [made for key in ("anyOf", "oneOf") if (made := list_of(schema.get(key)))]
         demands = list_of(schema.get("allOf"))[:MAX_MEMBERS]
         count = ("$ref" in schema) + len(unions) + len(demands)
-        several = count + (base not in (UNKNOWN, OPEN_OBJECT)) > 1
+        several = count + (base not in (self._form.unknown, self._form.any_object)) > 1
         with self._at("joined" if several else self._place):
             parts = [self._render_reference(schema["$ref"])] if "$ref" in schema else []
             parts += [self.render(demand) for demand in demands]
             parts += [self._render_union(union) for union in unions]
-        return intersect([base, *parts])
+        return self._form.intersect([base, *parts])
 
     def _render_union(self, members: list[object]) -> Type:
-        if len(members) > MAX_MEMBERS:
-            return UNKNOWN
-        return unite([self.render(member) for member in members])
+        if len(members) > self._form.max_members:
+            return self._form.unknown
+        return self._form.unite([self.render(member) for member in members])
 
     def _render_kinds(self, schema: Schema) -> Type:
         kinds = schema.get("type")
@@ -273,50 +282,45 @@ class _Renderer:
                 kinds = "object"
             elif any(key in schema for key in ARRAY_KEYS):
                 kinds = "array"
-        if not isinstance(kinds, list) or not kinds:
-            return self._render_kind(schema, kinds)
-        return unite([self._render_kind(schema, kind) for kind in kinds[: len(PRIMITIVES) + 2]])
-
-    def _render_kind(self, schema: Schema, kind: object) -> Type:
-        if kind == "object":
-            return self._render_object(schema)
-        if kind == "array":
-            return self._render_array(schema)
-        name = PRIMITIVES.get(kind) if isinstance(kind, str) else None
-        return Type((name,)) if name else UNKNOWN
-
-    # References
+        made: list[Type] = []
+        several = kinds if isinstance(kinds, list) and kinds else [kinds]
+        for kind in several[: len(PRIMITIVES) + 2]:
+            if kind == "object":
+                made.append(self._render_object(schema))
+            elif kind == "array":
+                made.append(self._render_array(schema))
+            else:
+                name = PRIMITIVES.get(kind) if isinstance(kind, str) else None
+                made.append(Type((name,)) if name else self._form.unknown)
+        return self._form.unite(made)
 
     def _render_reference(self, reference: object) -> Type:
         target = find_reference(self._root, reference)
-        if not isinstance(target, Mapping) or is_short(target):
+        if not isinstance(target, Mapping) or is_short(target) or self._form is LINE:
             return self.render(target)
         if self._place == "joined" and not is_plain_object(target):
             if any(target is other for other in self._spelled):
-                return UNKNOWN
+                return self._form.unknown
             self._spelled.append(target)
             made = self.render(target)
             self._spelled.pop()
             return made
-        name = self._names.get(id(target)) or self._make_name(str(reference), target)
-        if not name or (self._place == "bare" and (self._alias, name) in self._cuts):
-            return UNKNOWN
+        if not (name := self._names.get(id(target))):
+            if len(self._definitions) == MAX_ALIASES:
+                return self._form.unknown
+            base = name = self._prefix + name_of(str(reference))
+            number = 2
+            while name in self._taken:
+                name, number = f"{base}{number}", number + 1
+            self._taken.add(name)
+            self._names[id(target)] = name
+            self._definitions.append((name, target))
         if self._place == "bare":
+            if (self._alias, name) in self._cuts:
+                return self._form.unknown
             self._bare_uses[self._alias].append(name)
         self._spend(len(name))
         return Type((name,))
-
-    def _make_name(self, reference: str, target: Schema) -> str:
-        if len(self._definitions) == MAX_ALIASES:
-            return ""
-        base = self._prefix + name_of(reference)
-        name, number = base, 2
-        while name in self._taken:
-            name, number = f"{base}{number}", number + 1
-        self._taken.add(name)
-        self._names[id(target)] = name
-        self._definitions.append((name, target))
-        return name
 
     # Arrays and objects
 
@@ -330,7 +334,7 @@ class _Renderer:
             with self._at(self._place if self._place in ("joined", "inside") else "list"):
                 return Type((f"{self.render(items).element}[]",))
         if len(first) > MAX_TUPLE:
-            return Type(("unknown[]",))
+            return Type((f"{self._form.unknown.text}[]",))
         least = given if type(given := schema.get("minItems")) is int else len(first)
         with self._at("inside" if self._place == "inside" else "joined"):
             parts = [
@@ -342,48 +346,51 @@ class _Renderer:
         return Type((f"[{', '.join(parts)}]",))
 
     def _render_object(self, schema: Schema) -> Type:
-        if self._objects == self._limits.objects:
-            return OPEN_OBJECT
+        # On one line, maps are short enough to be written out at any depth.
+        is_short = self._form is LINE and not schema.get("properties")
+        if self._objects == self._limits.objects and not is_short:
+            return self._form.any_object
         self._objects += 1
-        members = self._make_members(schema)
+        members = self.make_members(schema)
         self._objects -= 1
-        return Type((lay_out(members),)) if members else _render_empty(schema)
+        if members:
+            return Type((self._form.lay_out(members),))
+        is_closed = schema.get("additionalProperties") is False
+        return self._form.no_object if is_closed else self._form.any_object
 
-    def _make_members(self, schema: Schema, *, is_input: bool = False) -> list[Member]:
+    def make_members(self, schema: Schema, *, is_input: bool = False) -> list[Member]:
+        """Returns the members of an object's type."""
         found = schema.get("properties")
         properties: Mapping[str, object] = found if isinstance(found, Mapping) else {}
         required = collect_strings(schema.get("required"), MAX_PROPERTIES)
+        most = MAX_DOC_CHARS if self._limits.docs else SHORT_DOC_CHARS * is_input
+        form = self._form
         members: list[Member] = []
         with self._at("inside"):
-            for key in choose_keys(properties, required):
+            for key in choose_keys(properties, required, form.max_properties, form.max_key_chars):
                 if self.overfull:
                     break
                 value = properties.get(key)
                 has_default = isinstance(value, Mapping) and "default" in value
                 demanded = key in required and not (is_input and has_default)
-                members.append(self._make_member(key, value, demanded, is_input))
-            # With an index signature, callers can still pass the properties that were left out.
-            is_cut = len(members) < len(properties) + sum(key not in properties for key in required)
-            if index := "unknown" if is_cut else self._render_index(schema, alone=not members):
-                members.append(Member("[key: string]", index))
+                head = quote_key(key) + ("" if demanded else "?")
+                doc = describe(value, most) if most else ""
+                self._spend(len(head) + len(doc))
+                if is_input and doc:
+                    self.docs[key] = doc
+                type_ = self.render(value).text
+                members.append(Member(head, type_, "" if is_input else doc, demanded))
+            if len(members) < len(properties) + sum(key not in properties for key in required):
+                members.append(form.rest)
+            elif not members or form is FULL:
+                index = self._render_index(schema)
+                if index != NEVER and (form is FULL or index != form.unknown):
+                    members.append(Member(INDEX, form.unknown.text if members else index.text))
         return members
 
-    def _make_member(self, key: str, value: object, demanded: bool, is_input: bool) -> Member:
-        head = quote_key(key) + ("" if demanded else "?")
-        most = MAX_DOC_CHARS if self._limits.docs else SHORT_DOC_CHARS * is_input
-        doc = describe(value, most) if most else ""
-        self._spend(len(head) + len(doc))
-        if is_input and doc:
-            self.docs[key] = doc
-        return Member(head, self.render(value).text, "" if is_input else doc, demanded)
-
-    def _render_index(self, schema: Schema, *, alone: bool) -> str:
+    def _render_index(self, schema: Schema) -> Type:
+        """Returns the type of the properties that the schema does not name."""
         values = [schema.get("additionalProperties", False)]
         if isinstance(patterns := schema.get("patternProperties"), Mapping):
             values += islice(patterns.values(), MAX_MEMBERS)
-        made = unite([self.render(value) for value in values if value is not False])
-        return "" if made == NEVER else made.text if alone else "unknown"
-
-
-def _render_empty(schema: Schema) -> Type:
-    return EMPTY_OBJECT if schema.get("additionalProperties") is False else OPEN_OBJECT
+        return self._form.unite([self.render(value) for value in values if value is not False])

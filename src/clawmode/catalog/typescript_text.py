@@ -1,23 +1,26 @@
 """Pieces of TypeScript source: unions, intersections, objects, and untrusted text as literals.
 
-Untrusted text keeps its visible characters, so that a reader can copy it. Invisible characters
-(control characters, direction marks, lone surrogates) are escaped or dropped. No text can end the
-string, key or comment that contains it.
+A type has two forms: `FULL` for a declaration file, `LINE` for one line of a prompt. Untrusted text
+keeps its visible characters, so that a reader can copy it. Invisible characters (control
+characters, direction marks, lone surrogates) are escaped or dropped. No text can end the string,
+key or comment that contains it.
 """
 
 import json
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from inspect import cleandoc
 
-from clawmode.text import plain_line
+from clawmode.text import plain_line, without_surrogates
 
 MAX_DOC_CHARS = 300
 MAX_LITERAL_CHARS = 100
+MAX_ENUM = 10_000
 MAX_WIDTH = 100  # combinations in an intersection; TypeScript gives up at 100,000
 ONE_LINE_CHARS = 72
+INDEX = "[key: string]"
 
 
 # ---- Types ----
@@ -53,11 +56,8 @@ class Type:
         return f"({self.text})" if len(self.options) > 1 or self.joined else self.text
 
 
-UNKNOWN = Type(("unknown",))
 NEVER = Type(("never",))
 NULL = Type(("null",))
-OPEN_OBJECT = Type(("{ [key: string]: unknown }",))
-EMPTY_OBJECT = Type(("Record<string, never>",))
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,77 +71,140 @@ class Member:
 
     @property
     def text(self) -> str:
-        return f"{self.head}: {self.type}"
+        return f"{self.head}: {self.type}" if self.type else self.head
 
 
-def unite(types: Iterable[Type]) -> Type:
-    """Returns the union of the types."""
-    kept = [made for made in types if made != NEVER]
-    if UNKNOWN in kept:
-        return UNKNOWN
-    options = tuple(dict.fromkeys(option for made in kept for option in made.options))
-    joined = len(options) == 1 and any(made.joined for made in kept)
-    return Type(options, joined, sum(made.width for made in kept)) if options else NEVER
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How types are written.
+
+    Attributes:
+        unknown: The type of everything that cannot be expressed.
+        any_object: The type of an object about which nothing else is known.
+        no_object: The type of an object without members.
+        rest: Stands for the members that were left out.
+        max_literals: Longer enums are written as the kinds of their values.
+        max_literals_chars: So are enums with more characters.
+        max_members: Most alternatives of a union; with more it is `unknown`.
+        max_properties: Most properties of an object that are shown.
+        max_key_chars: Properties with longer names are left out.
+    """
+
+    unknown: Type
+    any_object: Type
+    no_object: Type
+    rest: Member
+    max_literals: int
+    max_literals_chars: float
+    max_members: int
+    max_properties: int
+    max_key_chars: int
+
+    def unite(self, types: Iterable[Type]) -> Type:
+        """Returns the union of the types."""
+        kept = [made for made in types if made != NEVER]
+        if self.unknown in kept:
+            return self.unknown
+        options = tuple(dict.fromkeys(option for made in kept for option in made.options))
+        joined = len(options) == 1 and any(made.joined for made in kept)
+        return Type(options, joined, sum(made.width for made in kept)) if options else NEVER
+
+    def intersect(self, types: Iterable[Type]) -> Type:
+        """Returns the intersection of the types, without the widest if it had too many options."""
+        kept = [made for made in dict.fromkeys(types) if made != self.unknown]
+        if NEVER in kept:
+            return NEVER
+        if len(kept) > 1 and self.any_object in kept:
+            kept.remove(self.any_object)
+        while len(kept) > 1 and math.prod(made.width for made in kept) > MAX_WIDTH:
+            kept.remove(max(kept, key=lambda made: made.width))
+        if len(kept) < 2:
+            return kept[0] if kept else self.unknown
+        text = " & ".join(made.operand for made in kept)
+        return Type((text,), joined=True, width=math.prod(made.width for made in kept))
+
+    def unite_values(self, values: list[object]) -> Type:
+        """Returns the union of the literal types of an enum's values, or of their kinds."""
+        if len(values) > MAX_ENUM:
+            return self.unknown
+        if len(values) <= self.max_literals:
+            options = tuple(dict.fromkeys(map(self.render_literal, values)))
+            if sum(map(len, options)) <= self.max_literals_chars:
+                return Type(options, width=len(options))
+        kinds = tuple(dict.fromkeys(map(self._render_kind_of, values)))
+        return Type(kinds, width=len(kinds))
+
+    def render_literal(self, value: object) -> str:
+        """Renders a JSON value as a literal type, or as its kind if the literal would be long."""
+        match value:
+            case bool() | None:
+                return json.dumps(value)
+            case int() if abs(value) < 2**53:
+                return str(value)
+            case float() if math.isfinite(value):
+                return repr(value)
+            case str() if len(value) <= MAX_LITERAL_CHARS and without_surrogates(value) == value:
+                return quote(value)
+        return self._render_kind_of(value)
+
+    def _render_kind_of(self, value: object) -> str:
+        """Returns the general type of a JSON value, such as `string`."""
+        match value:
+            case str():
+                return "string"
+            case bool():
+                return "boolean"
+            case int() | float():
+                return "number"
+            case None:
+                return "null"
+            case list():
+                return f"{self.unknown.text}[]"
+        return self.any_object.text
+
+    def lay_out(self, members: list[Member], *, may_be_one_line: bool = True) -> str:
+        """Renders an object type with these members."""
+        if self is LINE:
+            if [member.head for member in members] == [INDEX]:
+                return f"Record<string, {members[0].type}>"
+            return "{" + ", ".join(member.text for member in members) + "}"
+        inner = "; ".join(member.text for member in members)
+        is_short = len(inner) <= ONE_LINE_CHARS and "\n" not in inner
+        if may_be_one_line and is_short and not any(member.doc for member in members):
+            return f"{{ {inner} }}"
+        lines: list[str] = []
+        for member in members:
+            lines += [f"/** {member.doc} */"] * bool(member.doc) + [f"{member.text};"]
+        return indent("{\n" + "\n".join(lines)) + "\n}"
 
 
-def intersect(types: Iterable[Type]) -> Type:
-    """Returns the intersection of the types, without the widest if it had too many alternatives."""
-    kept = [made for made in dict.fromkeys(types) if made != UNKNOWN]
-    if NEVER in kept:
-        return NEVER
-    if len(kept) > 1 and OPEN_OBJECT in kept:
-        kept.remove(OPEN_OBJECT)
-    while len(kept) > 1 and math.prod(made.width for made in kept) > MAX_WIDTH:
-        kept.remove(max(kept, key=lambda made: made.width))
-    if len(kept) < 2:
-        return kept[0] if kept else UNKNOWN
-    text = " & ".join(made.operand for made in kept)
-    return Type((text,), joined=True, width=math.prod(made.width for made in kept))
+FULL = Form(
+    unknown=Type(("unknown",)),
+    any_object=Type(("{ [key: string]: unknown }",)),
+    no_object=Type(("Record<string, never>",)),
+    # With an index signature, callers can still pass the properties that were left out.
+    rest=Member(INDEX, "unknown"),
+    max_literals=60,
+    max_literals_chars=math.inf,
+    max_members=60,
+    max_properties=200,
+    max_key_chars=200,
+)
 
-
-def lay_out(members: list[Member], *, may_be_one_line: bool = True) -> str:
-    """Renders an object type with these members."""
-    inner = "; ".join(member.text for member in members)
-    is_short = len(inner) <= ONE_LINE_CHARS and "\n" not in inner
-    if may_be_one_line and is_short and not any(member.doc for member in members):
-        return f"{{ {inner} }}"
-    lines: list[str] = []
-    for member in members:
-        lines += [f"/** {member.doc} */"] * bool(member.doc) + [f"{member.text};"]
-    return indent("{\n" + "\n".join(lines)) + "\n}"
+LINE = Form(
+    unknown=Type(("any",)),
+    any_object=Type(("object",)),
+    no_object=Type(("object",)),
+    rest=Member("...", ""),
+    max_literals=6,
+    max_literals_chars=60,
+    max_members=4,
+    max_properties=12,
+    max_key_chars=60,
+)
 
 
 # ---- Words ----
-
-
-def render_literal(value: object) -> str:
-    """Renders a JSON value as a literal type, or as its kind if the literal would be long."""
-    match value:
-        case bool() | None:
-            return json.dumps(value)
-        case int() if abs(value) < 2**53:
-            return str(value)
-        case float() if math.isfinite(value):
-            return repr(value)
-        case str() if len(value) <= MAX_LITERAL_CHARS and is_text(value):
-            return quote(value)
-    return render_kind_of(value)
-
-
-def render_kind_of(value: object) -> str:
-    """Returns the general type of a JSON value, such as `string`."""
-    match value:
-        case str():
-            return "string"
-        case bool():
-            return "boolean"
-        case int() | float():
-            return "number"
-        case None:
-            return "null"
-        case list():
-            return "unknown[]"
-    return OPEN_OBJECT.text
 
 
 def quote(text: str) -> str:
@@ -158,7 +221,7 @@ def quote_key(key: str) -> str:
 
 
 def clean_line(text: object, most: int = MAX_DOC_CHARS) -> str:
-    """A stranger's text as a part of a comment that it cannot end: on one line, cut if long."""
+    """Returns untrusted text as a part of a comment that it cannot end: one line, cut if long."""
     if not isinstance(text, str):
         return ""
     return plain_line(text, most).replace("*/", "*\\/")
@@ -189,11 +252,42 @@ def render_comment(lines: list[str]) -> str:
     return "\n".join(["/**", *(f" * {line}".rstrip() for line in lines), " */", ""])
 
 
-def is_text(value: str) -> bool:
-    """True if the text has no lone surrogates, which no server sends on purpose."""
-    return value.isascii() or not any("\ud800" <= char <= "\udfff" for char in value)
-
-
 def indent(text: str) -> str:
     """Indents all lines but the first and empty ones."""
     return re.sub(r"\n(?=[^\n])", "\n  ", text)
+
+
+# ---- Notes ----
+
+_NOTED = (
+    "format",
+    "pattern",
+    "minimum",
+    "maximum",
+    "exclusiveMinimum",
+    "exclusiveMaximum",
+    "multipleOf",
+    "minLength",
+    "maxLength",
+    "minItems",
+    "maxItems",
+    "default",
+)
+
+
+def describe(schema: object, limit: int) -> str:
+    """Returns the description and the constraints that a type cannot express, on one line."""
+    if not isinstance(schema, Mapping):
+        return ""
+    text = clean_line(schema.get("description"), limit)
+    notes: list[str] = []
+    for key in _NOTED:
+        value = schema.get(key)
+        if isinstance(value, str) and re.fullmatch(r"[\w-]{1,40}", value):
+            notes.append(f"{key}: {value}")
+        elif isinstance(value, str | int | float):
+            literal = FULL.render_literal(value)
+            notes += [f"{key}: {literal}"] * (literal not in ("string", "number"))
+    if schema.get("type") == "integer" and (text or notes):
+        notes.insert(0, "integer")
+    return f"{text} ({clean_line(', '.join(notes), limit)})".lstrip() if notes else text

@@ -6,7 +6,7 @@ from collections.abc import Sized
 from clawmode.app.console import ProgramOutput, pretty, print_note
 from clawmode.catalog.catalog import Catalog
 from clawmode.catalog.mcp_namespace import McpNamespace
-from clawmode.catalog.signatures import render_input
+from clawmode.catalog.schema_types import render_line
 from clawmode.config.file import Problem, Report
 from clawmode.exceptions import ToolLookupError, UnknownTool
 from clawmode.text import IN_TEXT, escape
@@ -36,7 +36,7 @@ def page_of(catalog: Catalog, reference: str) -> JsonObject:
     called = names.get(tool.id, f"tools.call({json.dumps(tool.id)}, ")
     if tool.source == "mcp":
         called = f"{McpNamespace(catalog.entries).call_of(tool)}("
-    signature: JsonObject = {"signature": f"{called}{render_input(tool.parameters)})"}
+    signature: JsonObject = {"signature": f"{called}{render_line(tool.parameters)})"}
     return entry_of(catalog, tool) | signature | catalog.describe(tool.id, include_mcp=True)
 
 
