@@ -11,7 +11,7 @@ export PIP_NO_INPUT := 1
 # The tests start thousands of interpreters: each would compile all that it imports.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: bench-surfaces help setup demo test test-long test-quick test-model check fix bench bench-search soak clean
+.PHONY: bench-surfaces help setup demo test test-long test-quick test-model check fix bench bench-search eval soak clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -75,6 +75,10 @@ bench-search: setup ## measure what search finds, beside FastMCP and what was re
 
 bench-surfaces: setup ## compare what models are sent, and draw docs/images/surfaces.svg
 	@$(BIN)/python -m bench.surfaces
+
+# MODEL names a model of your configuration; without it, the ideal solutions are played.
+eval: setup ## let a model solve tasks on three surfaces, and compare what it reads and writes
+	@$(BIN)/python -m bench.model_tasks $(if $(MODEL),--model $(MODEL))
 
 soak: setup ## run for long, looking for leaks
 	@$(BIN)/python -m bench.soak

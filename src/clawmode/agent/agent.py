@@ -114,6 +114,8 @@ class Agent:
             `{"mine": {"baseUrl": "https://…", "api": "openai-completions"}}`.
         code_mode: Whether the model writes programs that call the tools; `{"timeoutMs": 500}` also
             sets limits, as `tools.codeMode` in the configuration. False: the model sees all tools.
+        tool_search: Whether the model finds its tools by search, if `code_mode` is false;
+            `{"mode": "directory"}` also sets options, as `tools.toolSearch` in the configuration.
         policy: Which tools are allowed: a `Policy`, or `{"allow": [...], "deny": [...]}`.
         hooks: Functions that watch or decide about calls, prompts and runs.
         approvals: Which calls need approval, and who is asked. Without it no call does, unless a
@@ -136,6 +138,7 @@ class Agent:
         settings: Mapping[str, Any] | None = None,
         providers: Mapping[str, Any] | None = None,
         code_mode: bool | Mapping[str, Any] = True,
+        tool_search: bool | Mapping[str, Any] = False,
         policy: Policy | Mapping[str, Any] | None = None,
         hooks: Hooks | None = None,
         approvals: Approvals | None = None,
@@ -149,7 +152,7 @@ class Agent:
         check_argument("pool", pool, Pool, "async with Pool() as pool: ...")
         given = {} if isinstance(model, str) else {_name_of(model): model}
         name = model if isinstance(model, str) else _name_of(model)
-        self._configuration = _configure(name, settings, providers, code_mode)
+        self._configuration = _configure(name, settings, providers, code_mode, tool_search)
         self._models = ModelPool(self._configuration, given)
         self._provider = self._models.settings(name)  # raises for a name that leads nowhere
         self._tools = read_tools(tools)
@@ -373,13 +376,17 @@ def _configure(
     settings: Mapping[str, Any] | None,
     providers: Mapping[str, Any] | None,
     code_mode: bool | Mapping[str, Any],
+    tool_search: bool | Mapping[str, Any],
 ) -> Configuration:
     """Puts the arguments where a configuration file has them, so that they mean the same."""
     check_argument("settings", settings, Mapping, '{"thinking": "high"}')
     check_argument("providers", providers, Mapping, '{"mine": {"baseUrl": "https://…"}}')
     check_argument("code_mode", code_mode, (bool, Mapping), '{"timeoutMs": 500}')
+    check_argument("tool_search", tool_search, (bool, Mapping), '{"mode": "directory"}')
     if isinstance(code_mode, Mapping):
         code_mode = {"enabled": True, **code_mode}
+    if isinstance(tool_search, Mapping):
+        tool_search = {"enabled": True, **tool_search}
     defaults = dict(settings or {})
     chosen = defaults.get("model", {})
     if not isinstance(chosen, dict) or "primary" in chosen:
@@ -392,7 +399,7 @@ def _configure(
         {
             "agents": {"defaults": {**defaults, "model": {**chosen, "primary": model}}},
             "models": {"providers": dict(providers or {})},
-            "tools": {"codeMode": code_mode},
+            "tools": {"codeMode": code_mode, "toolSearch": tool_search},
         }
     )
     for warning in found.warnings:

@@ -1,0 +1,1 @@
+"""Tasks for models in a simulated company, on three surfaces: `make eval`."""
