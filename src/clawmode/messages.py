@@ -5,21 +5,30 @@ encrypted thoughts. Only that provider's adapter writes and reads it.
 """
 
 import time
-from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from dataclasses import dataclass, field, fields
+from functools import cache
+from typing import Annotated, Any, Literal, TypeAlias, get_args
 
+from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
+from pydantic.alias_generators import to_camel
+
+from clawmode.records import CAMEL, AnyJson, AnyObject, Flag, Number
 from clawmode.types import JsonObject, JsonValue
 
 StopReason: TypeAlias = Literal["stop", "tool_calls", "length", "refused", "error", "aborted"]
-STOP_REASONS: tuple[StopReason, ...] = (
-    "stop",
-    "tool_calls",
-    "length",
-    "refused",
-    "error",
-    "aborted",
-)
-_STOPS: dict[str, StopReason] = {reason: reason for reason in STOP_REASONS}
+STOP_REASONS: tuple[StopReason, ...] = get_args(StopReason)
+
+_BY_TYPE = Field(discriminator="type")
+
+
+def _known_stop(value: object) -> object:
+    return value if value in STOP_REASONS else "stop"  # a later release may know more
+
+
+def _only_counts(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: count for name, count in value.items() if isinstance(count, int)}
+    return value
 
 
 class BadMessage(ValueError):
@@ -33,22 +42,31 @@ class BadMessage(ValueError):
 class Text:
     """Text of a user, a model or a tool."""
 
+    __pydantic_config__ = CAMEL
+
+    type: Literal["text"] = field(default="text", kw_only=True, repr=False)
     text: str
-    meta: JsonObject | None = None
+    meta: AnyObject | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Thinking:
     """A model's reasoning. An empty text with a `meta` is reasoning that the provider hides."""
 
+    __pydantic_config__ = CAMEL
+
+    type: Literal["thinking"] = field(default="thinking", kw_only=True, repr=False)
     text: str
-    meta: JsonObject | None = None
+    meta: AnyObject | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Image:
     """An image, as base64 with its media type."""
 
+    __pydantic_config__ = CAMEL
+
+    type: Literal["image"] = field(default="image", kw_only=True, repr=False)
     data: str = field(repr=False)
     media_type: str
 
@@ -69,10 +87,13 @@ class ToolCall:
         arguments: An object, or the model's text if that is not valid JSON.
     """
 
+    __pydantic_config__ = CAMEL
+
+    type: Literal["toolCall"] = field(default="toolCall", kw_only=True, repr=False)
     id: str
     name: str
-    arguments: JsonObject | str
-    meta: JsonObject | None = None
+    arguments: AnyObject | str
+    meta: AnyObject | None = None
 
 
 # ---- Messages ----
@@ -81,6 +102,8 @@ class ToolCall:
 @dataclass(frozen=True, slots=True)
 class Usage:
     """Token counts of one response, as reported by the provider."""
+
+    __pydantic_config__ = CAMEL
 
     input: int = 0
     output: int = 0
@@ -96,32 +119,23 @@ class Usage:
         )
 
     def to_json(self) -> JsonObject:
-        return {
-            "input": self.input,
-            "output": self.output,
-            "cacheRead": self.cache_read,
-            "cacheWrite": self.cache_write,
-        }
+        return _members(self)
 
     @classmethod
     def from_json(cls, value: JsonObject) -> "Usage":
         """Reads `to_json`'s object. A member that is not a number counts as 0."""
-        input, output = value.get("input"), value.get("output")
-        read, write = value.get("cacheRead"), value.get("cacheWrite")
-        return cls(
-            input if isinstance(input, int) else 0,
-            output if isinstance(output, int) else 0,
-            read if isinstance(read, int) else 0,
-            write if isinstance(write, int) else 0,
-        )
+        return _usages().validate_python(value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UserMessage:
     """A message from a person, or from a program in a person's place."""
 
-    content: tuple[Text | Image, ...]
-    at: float = field(default_factory=time.time)
+    __pydantic_config__ = CAMEL
+
+    role: Literal["user"] = field(default="user", kw_only=True, repr=False)
+    content: tuple[Annotated[Text | Image, _BY_TYPE], ...]
+    at: Number = field(default_factory=time.time)
 
     @classmethod
     def of(cls, text: str) -> "UserMessage":
@@ -139,14 +153,17 @@ class AssistantMessage:
         error: The reason, if the response ended early.
     """
 
-    content: tuple[Text | Thinking | ToolCall, ...]
+    __pydantic_config__ = CAMEL
+
+    role: Literal["assistant"] = field(default="assistant", kw_only=True, repr=False)
+    content: tuple[Annotated[Text | Thinking | ToolCall, _BY_TYPE], ...]
     provider: str = ""
     model: str = ""
-    usage: Usage = Usage()
-    stop: StopReason = "stop"
+    usage: Annotated[Usage, BeforeValidator(_only_counts)] = Usage()
+    stop: Annotated[StopReason, BeforeValidator(_known_stop)] = "stop"
     error: str | None = None
-    meta: JsonObject | None = None
-    at: float = field(default_factory=time.time)
+    meta: AnyObject | None = None
+    at: Number = field(default_factory=time.time)
 
     @property
     def text(self) -> str:
@@ -166,12 +183,15 @@ class ToolMessage:
         details: Data for people and programs, never sent to the model.
     """
 
+    __pydantic_config__ = CAMEL
+
+    role: Literal["tool"] = field(default="tool", kw_only=True, repr=False)
     call_id: str
     name: str
-    content: tuple[Text | Image, ...]
-    is_error: bool = False
-    details: JsonValue = None
-    at: float = field(default_factory=time.time)
+    content: tuple[Annotated[Text | Image, _BY_TYPE], ...]
+    is_error: Flag = False
+    details: AnyJson = None
+    at: Number = field(default_factory=time.time)
 
     @property
     def text(self) -> str:
@@ -179,51 +199,44 @@ class ToolMessage:
 
 
 Message: TypeAlias = UserMessage | AssistantMessage | ToolMessage
+TaggedMessage: TypeAlias = Annotated[Message, Field(discriminator="role")]
 Part: TypeAlias = Text | Thinking | Image | ToolCall
 
 
 # ---- JSON ----
 
 
+# Built at the first use: this module is imported by programs that read no messages.
+@cache
+def _usages() -> TypeAdapter[Usage]:
+    return TypeAdapter(Annotated[Usage, BeforeValidator(_only_counts)])
+
+
+@cache
+def _adapter() -> TypeAdapter[Message]:
+    return TypeAdapter(TaggedMessage)
+
+
+@cache
+def _names(record: type[Any]) -> tuple[tuple[str, str], ...]:
+    return tuple((each.name, to_camel(each.name)) for each in fields(record))
+
+
+def _members(record: Any) -> dict[str, Any]:
+    # `TypeAdapter.dump_python` takes twice as long, because it copies the JSON in a record.
+    made = {key: getattr(record, name) for name, key in _names(type(record))}
+    return {key: value for key, value in made.items() if value is not None}
+
+
 def to_json(message: Message) -> JsonObject:
     """Returns the JSON object that transcripts store. Members that are None are left out."""
-    content: list[JsonValue] = [_part_to_json(part) for part in message.content]
-    if isinstance(message, UserMessage):
-        return {"role": "user", "content": content, "at": message.at}
-    made: dict[str, JsonValue]
+    made = _members(message)
+    made["content"] = [_members(part) for part in message.content]
     if isinstance(message, AssistantMessage):
-        made = {
-            "role": "assistant",
-            "content": content,
-            "provider": message.provider,
-            "model": message.model,
-            "usage": message.usage.to_json(),
-            "stop": message.stop,
-            "error": message.error,
-            "meta": message.meta,
-        }
-    else:
-        made = {
-            "role": "tool",
-            "callId": message.call_id,
-            "name": message.name,
-            "content": content,
-            "isError": message.is_error or None,
-            "details": message.details,
-        }
-    kept = {key: value for key, value in made.items() if value is not None}
-    return {**kept, "at": message.at}
-
-
-def _part_to_json(part: Part) -> JsonObject:
-    if isinstance(part, Image):
-        return {"type": "image", "data": part.data, "mediaType": part.media_type}
-    made: JsonObject
-    if isinstance(part, ToolCall):
-        made = {"type": "toolCall", "id": part.id, "name": part.name, "arguments": part.arguments}
-    else:
-        made = {"type": "text" if isinstance(part, Text) else "thinking", "text": part.text}
-    return made if part.meta is None else {**made, "meta": part.meta}
+        made["usage"] = message.usage.to_json()
+    elif made.get("isError") is False:
+        del made["isError"]
+    return made
 
 
 def from_json(value: JsonValue) -> Message:
@@ -232,81 +245,16 @@ def from_json(value: JsonValue) -> Message:
     Raises:
         BadMessage: The value is not a message.
     """
-    # Called for every line of a transcript, so this path is hot: plain functions, no model class.
-    kept = _object(value)
-    role = _text(kept, "role")
-    at = kept.get("at", 0.0)
-    if isinstance(at, bool) or not isinstance(at, (int, float)):
-        raise BadMessage("'at' is not a number")
-    at = float(at)
-    items = kept.get("content", [])
-    if not isinstance(items, list):
-        raise BadMessage("'content' is not a list")
-    parts = [_part_from_json(part) for part in items]
-    if role == "user":
-        return UserMessage(content=_only(parts, (Text, Image)), at=at)
-    if role == "assistant":
-        return AssistantMessage(
-            content=_only(parts, (Text, Thinking, ToolCall)),
-            provider=_text(kept, "provider", ""),
-            model=_text(kept, "model", ""),
-            usage=Usage.from_json(_mapping(kept, "usage") or {}),
-            stop=_STOPS.get(_text(kept, "stop", "stop"), "stop"),
-            error=_text(kept, "error", "") or None,
-            meta=_mapping(kept, "meta"),
-            at=at,
-        )
-    if role == "tool":
-        return ToolMessage(
-            call_id=_text(kept, "callId"),
-            name=_text(kept, "name"),
-            content=_only(parts, (Text, Image)),
-            is_error=kept.get("isError") is True,
-            details=kept.get("details"),
-            at=at,
-        )
-    raise BadMessage(f"unknown role {role[:40]!r}; expected user, assistant or tool")
+    try:
+        return _adapter().validate_python(value)
+    except ValidationError as error:
+        raise BadMessage(_explain(error)) from None
 
 
-def _part_from_json(value: JsonValue) -> Part:
-    kept = _object(value)
-    kind = _text(kept, "type")
-    if kind == "text":
-        return Text(_text(kept, "text"), _mapping(kept, "meta"))
-    if kind == "thinking":
-        return Thinking(_text(kept, "text"), _mapping(kept, "meta"))
-    if kind == "image":
-        return Image(_text(kept, "data"), _text(kept, "mediaType"))
-    if kind == "toolCall":
-        arguments = kept.get("arguments")
-        if not isinstance(arguments, (dict, str)):
-            raise BadMessage("'arguments' of a tool call is neither an object nor a text")
-        return ToolCall(_text(kept, "id"), _text(kept, "name"), arguments, _mapping(kept, "meta"))
-    raise BadMessage(f"unknown type of content {kind[:40]!r}")
-
-
-def _only(parts: list[Part], kinds: tuple[type[Any], ...]) -> tuple[Any, ...]:
-    for part in parts:
-        if not isinstance(part, kinds):
-            raise BadMessage(f"{type(part).__name__} is not allowed in a message of this role")
-    return tuple(parts)
-
-
-def _object(value: JsonValue) -> JsonObject:
-    if not isinstance(value, dict):
-        raise BadMessage(f"expected an object, found {type(value).__name__}")
-    return value
-
-
-def _text(value: JsonObject, key: str, default: str | None = None) -> str:
-    found = value.get(key, default)
-    if not isinstance(found, str):
-        raise BadMessage(f"{key!r} is not a text")
-    return found
-
-
-def _mapping(value: JsonObject, key: str) -> JsonObject | None:
-    found = value.get(key)
-    if found is not None and not isinstance(found, dict):
-        raise BadMessage(f"{key!r} is not an object")
-    return found
+def _explain(error: ValidationError) -> str:
+    first = error.errors(include_input=False, include_url=False)[0]
+    where = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "union_tag_invalid":
+        expected = first["ctx"]["expected_tags"]
+        return f"{where}: unknown {first['ctx']['discriminator']}; expected one of {expected}"
+    return f"{where}: {first['msg']}"

@@ -21,12 +21,14 @@ from pydantic import (
     ConfigDict,
     Field,
     GetCoreSchemaHandler,
+    GetPydanticSchema,
     TypeAdapter,
     ValidationError,
     model_validator,
 )
 from pydantic.alias_generators import to_camel
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
+from pydantic_core import core_schema
 
 from clawmode.exceptions import ConfigurationError, ConfigWarning
 from clawmode.text import kind_of, nearest, shorten, show
@@ -110,6 +112,21 @@ Items: TypeAlias = Annotated[tuple[T, ...], Field(strict=False)]
 """A list, read into a tuple. (A strict tuple would reject a list.)"""
 
 Text: TypeAlias = Annotated[str, Field(min_length=1)]
+
+
+Number: TypeAlias = Annotated[float, Field(strict=True)]
+Whole: TypeAlias = Annotated[int, Field(strict=True)]
+Flag: TypeAlias = Annotated[bool, Field(strict=True)]
+"""For dataclasses: a dataclass that is strict as a whole would reject objects."""
+
+CAMEL = ConfigDict(alias_generator=to_camel, validate_by_alias=True, validate_by_name=True)
+"""The `__pydantic_config__` of a dataclass with keys in camel case."""
+
+AnyJson: TypeAlias = Annotated[JsonValue, GetPydanticSchema(lambda *_: core_schema.any_schema())]
+AnyObject: TypeAlias = Annotated[
+    JsonObject, GetPydanticSchema(lambda *_: core_schema.dict_schema(strict=True))
+]
+"""JSON of any depth. It is not looked into, so its depth cannot exceed a limit."""
 
 
 def secret(default: Any = None, **more: Any) -> Any:

@@ -9,6 +9,7 @@ from typing import ClassVar, NoReturn
 
 from clawmode.exceptions import ClawmodeError
 from clawmode.messages import Message, from_json, to_json
+from clawmode.records import CAMEL, Number, adapter
 from clawmode.types import JsonObject, JsonValue
 
 VERSION = 1
@@ -34,21 +35,19 @@ class Header:
         workspace: The workspace of the session's runs; empty if there is none.
     """
 
+    __pydantic_config__ = CAMEL
+
     id: str
     key: str
     agent_id: str
-    created_at: float
+    created_at: Number
     workspace: str = ""
 
     def to_json(self) -> JsonObject:
         return {
             "type": "session",
             "version": VERSION,
-            "id": self.id,
-            "key": self.key,
-            "agentId": self.agent_id,
-            "createdAt": self.created_at,
-            "workspace": self.workspace,
+            **adapter(Header).dump_python(self, by_alias=True),
         }
 
     @classmethod
@@ -65,13 +64,7 @@ class Header:
                 f"The transcript {name} has version {str(version)[:40]}, and this clawmode knows "
                 f"{VERSION}. Nothing was changed; a newer clawmode may read it."
             )
-        return cls(
-            id=_text(value, "id"),
-            key=_text(value, "key"),
-            agent_id=_text(value, "agentId"),
-            created_at=_number(value, "createdAt"),
-            workspace=_text(value, "workspace", ""),
-        )
+        return adapter(Header).validate_python(value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,14 +97,25 @@ class Entry:
         Raises:
             ValueError, OverflowError, RecursionError: A member is missing or invalid.
         """
-        kind, entry_id, run_id = _text(value, "type"), _text(value, "id"), _text(value, "runId", "")
-        at = _number(value, "at")
-        if kind == "message":
+        head = adapter(_Head).validate_python(value)
+        if head.type == "message":
             message = from_json(value.get("message"))
-            return cls(type=kind, id=entry_id, run_id=run_id, at=at, message=message)
+            return cls(type="message", id=head.id, run_id=head.run_id, at=head.at, message=message)
         for key in _HEAD:
             value.pop(key, None)
-        return cls(type=kind, id=entry_id, run_id=run_id, at=at, data=value)
+        return cls(type=head.type, id=head.id, run_id=head.run_id, at=head.at, data=value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Head:
+    """The members that every line after the first has."""
+
+    __pydantic_config__ = CAMEL
+
+    type: str
+    id: str
+    run_id: str = ""
+    at: Number
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,20 +164,6 @@ class NestedCall:
 
 
 # ---- Parsing ----
-
-
-def _text(value: JsonObject, key: str, default: str | None = None) -> str:
-    found = value.get(key, default)
-    if not isinstance(found, str):
-        raise ValueError(f"{key!r} is not a string")
-    return found
-
-
-def _number(value: JsonObject, key: str) -> float:
-    found = value.get(key)
-    if isinstance(found, bool) or not isinstance(found, int | float):
-        raise ValueError(f"{key!r} is not a number")
-    return float(found)
 
 
 def _refuse_constant(name: str) -> NoReturn:
