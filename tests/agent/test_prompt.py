@@ -1,6 +1,7 @@
 """What goes into the system prompt: base, skills, bootstrap files, what runs and hooks add."""
 
 import os
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,61 @@ def test_skills_are_found_told_and_give_their_variables(tmp_path: Path) -> None:
     assert [note.rpartition(": ")[2] for note in found.notes] == [
         "another folder has a skill 'mail', which is used"
     ]
+
+
+@pytest.mark.parametrize(
+    ("front", "description"),
+    [
+        ('description: "Write: mails" # a comment', "Write: mails"),
+        ("description: 'It''s for mails'", "It's for mails"),
+        ("description: |\n  Write\n  mails.", "Write mails."),
+        ("description: Write\n  mails.", "Write mails."),
+        ("tools: [read, write]\nmore:\n  - a\n  - b\ndescription: Write.", "Write."),
+        ("description: yes", "yes"),
+        ("description: 2027-01-31", "2027-01-31"),
+        # These are not YAML, and were always accepted.
+        ("description: Use when: the user asks", "Use when: the user asks"),
+        ("description: Use when: the user\n  asks: politely", "Use when: the user asks: politely"),
+        ("description: *bold* text", "*bold* text"),
+        ("description: `code` first", "`code` first"),
+        ("description: @me", "@me"),
+        ('description: "Quoted" and more', 'Quoted" and more'),
+        ("description: |\n\ttab: a", "tab: a"),
+    ],
+)
+def test_the_description_of_a_skill_is_yaml_or_plain_text(
+    tmp_path: Path, front: str, description: str
+) -> None:
+    add_skill(tmp_path, "mail", f"---\nname: mail\n{front}\n---\n")
+    found = SkillLoader((tmp_path,)).load()
+    assert [(it.name, it.description) for it in found.skills] == [("mail", description)]
+
+
+LAUGHS = "a: &a [x, x]\n" + "".join(
+    f"{new}: &{new} [*{old}, *{old}]\n" for old, new in pairwise("abcdefghij")
+)
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize(
+    ("front", "why"),
+    [
+        (LAUGHS, "line 2: anchors (&), aliases (*) and tags (!) of YAML are not supported"),
+        ("a: *b", "line 2: anchors"),
+        ("a: 1\nb: !!python/object/apply:os.system [id]", "line 3: anchors"),
+        ("a: " + "[" * 20_000, "the YAML between the two lines of `---` is nested too deeply"),
+        ("? " * 10_000, "the YAML between the two lines of `---` is nested too deeply"),
+        ("a: b\n" * 10_000, "between the two lines of `---` may be at most 32768 characters"),
+        ("[1, 2]", "`description` is missing"),
+        ("description: [a, b]", "`description` is missing"),
+    ],
+    ids=["laughs", "alias", "tag", "flow depth", "block depth", "long", "list", "no text"],
+)
+def test_hostile_yaml_is_rejected_with_a_reason(tmp_path: Path, front: str, why: str) -> None:
+    add_skill(tmp_path, "bad", f"---\n{front}\n---\n")
+    found = SkillLoader((tmp_path,)).load()
+    assert found.skills == ()
+    assert found.notes[0].partition("SKILL.md: ")[2].startswith(why)
 
 
 def test_skills_are_read_again_only_if_something_changed(tmp_path: Path) -> None:

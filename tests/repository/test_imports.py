@@ -73,6 +73,7 @@ HOMES = {
     "wasmtime": {"sandbox.wasm", "sandbox.machine", "sandbox.image", "sandbox.vm", "sandbox.guard"}
     | {"sandbox.worker", "sandbox.typescript", "sandbox.swc"},
     "websockets": {"rpc.link", "gateway.server"},
+    "yaml": {"agent.skills"},
 }
 """The modules that may import a foreign library. Everything else reaches it through these."""
 

@@ -12,15 +12,19 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import yaml
+
 FILE = "SKILL.md"
 MAX_SKILLS = 200
 MAX_FILE = 256 << 10
+MAX_FRONT_MATTER = 32 << 10
+MAX_BRACKETS = 200
 MAX_NAME = 64
 MAX_DESCRIPTION = 1_024
 MAX_NOTES = 20
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*", re.ASCII)
-_FIELD = re.compile(r"([A-Za-z][\w-]*):[ \t]*(.*)")
+_FIELD = re.compile(r"^([A-Za-z][\w-]*):[ \t]*(.*(?:\n[ \t]+.*)*)", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,18 +172,43 @@ def _skill(file: Path) -> Skill:
 
 
 def _front_matter(text: str) -> dict[str, str]:
-    """Parses the fields at the top: `key: value`, quoted or over several indented lines."""
+    """Parses the YAML at the top, and returns its fields that are texts.
+
+    Raises:
+        ValueError: The YAML is too long, nested too deeply, or has anchors, aliases or tags.
+    """
     head, *rest = text.split("\n---", 1)
     if not head.startswith("---") or not rest:
         return {}
-    fields: dict[str, str] = {}
-    key = ""
-    for line in head.splitlines()[1:]:
-        found = _FIELD.fullmatch(line)
-        if found:
-            key = found[1]
-            value = found[2].strip()
-            fields[key] = "" if value in ("|", ">", "|-", ">-") else value.strip("\"'")
-        elif key and line[:1] in (" ", "\t"):
-            fields[key] = f"{fields[key]} {line.strip()}".strip()
-    return fields
+    head = head.removeprefix("---")
+    if len(head) > MAX_FRONT_MATTER:
+        raise ValueError(
+            f"between the two lines of `---` may be at most {MAX_FRONT_MATTER} characters"
+        )
+    try:
+        if head.count("[") + head.count("{") > MAX_BRACKETS:
+            raise RecursionError  # the scanner takes seconds before it runs into its own limit
+        found = yaml.load(head, _Loader)  # noqa: S506 - a BaseLoader makes texts, lists and dicts
+    except RecursionError:
+        raise ValueError("the YAML between the two lines of `---` is nested too deeply") from None
+    except yaml.YAMLError:
+        # Many skills have descriptions that are not YAML, such as `Use when: the user asks`.
+        return {
+            key: " ".join(re.sub(r"^[|>]-?[ \t]*\n", "", value).split()).strip("\"'")
+            for key, value in _FIELD.findall(head)
+        }
+    fields = found if isinstance(found, dict) else {}
+    return {key: value for key, value in fields.items() if isinstance(value, str)}
+
+
+class _Loader(yaml.BaseLoader):
+    """Makes texts of all scalars, and rejects YAML that could grow or make other objects."""
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        event = self.peek_event()
+        if any(getattr(event, name, None) for name in ("anchor", "tag")):
+            raise ValueError(
+                f"line {event.start_mark.line + 1}: anchors (&), aliases (*) and tags (!) of YAML "
+                "are not supported; write a text that begins with one of these in quotes"
+            )
+        return super().compose_node(parent, index)
