@@ -27,7 +27,7 @@ CLIENT = [tool("select_file", "client", "app")]
 
 @pytest.mark.covers("SF-1", "SF-2", "CM-V3")
 def test_an_active_run_shows_exec_and_wait_and_catalogs_the_rest() -> None:
-    surface = activate(ON, Policy(), core=CORE, plugin=PLUGIN, mcp=MCP, client=CLIENT)
+    surface = activate(ON, Policy(), (*CORE, *PLUGIN, *MCP, *CLIENT))
     assert surface.visible == (EXEC, WAIT)
     assert surface.tools == (*CORE, *PLUGIN, *MCP, *CLIENT)
 
@@ -37,14 +37,14 @@ def test_an_active_run_shows_exec_and_wait_and_catalogs_the_rest() -> None:
 def test_a_run_without_it_shows_what_it_always_did(setting: JsonValue) -> None:
     data: dict[str, JsonValue] = {} if setting is None else {"tools": {"codeMode": setting}}
     config = settings.code_mode(settings.read(data).unwrap())
-    surface = activate(config, Policy(), core=CORE, plugin=PLUGIN)
+    surface = activate(config, Policy(), (*CORE, *PLUGIN))
     assert (surface.code_mode, surface.visible) == (False, (*CORE, *PLUGIN))
 
 
 @pytest.mark.covers("SF-1")
 def test_policy_comes_before_activation() -> None:
     policy = Policy.from_config({"deny": ["exec", "browser"]})
-    surface = activate(ON, policy, core=CORE, plugin=PLUGIN)
+    surface = activate(ON, policy, (*CORE, *PLUGIN))
     assert [each.name for each in surface.tools] == ["read"]
     assert surface.visible == (EXEC, WAIT), "a denied shell is not code mode's own `exec`"
 
@@ -54,18 +54,17 @@ def test_a_run_without_tools_does_not_activate() -> None:
     nothing = Policy.from_config({"deny": ["*"]})
     empty = Policy.from_config({"allow": []})
     surfaces = [
-        activate(ON, Policy(), core=CORE, disable_tools=True),
-        activate(ON, Policy(), core=CORE, raw_model_call=True),
-        activate(ON, nothing, core=CORE),
-        activate(ON, empty, core=CORE),
-        activate(ON, Policy(), core=[]),
+        activate(ON, Policy(), CORE, without_tools=True),
+        activate(ON, nothing, CORE),
+        activate(ON, empty, CORE),
+        activate(ON, Policy(), []),
     ]
-    assert [(surface.code_mode, surface.visible) for surface in surfaces] == [(False, ())] * 5
+    assert [(surface.code_mode, surface.visible) for surface in surfaces] == [(False, ())] * 4
 
 
 @pytest.mark.covers("SF-3", "CA-6")
 def test_code_modes_own_tools_are_known_by_identity() -> None:
-    surface = activate(ON, Policy(), core=[*CORE, EXEC, WAIT, tool("tool_search")])
+    surface = activate(ON, Policy(), [*CORE, EXEC, WAIT, tool("tool_search")])
     assert [each.id for each in Catalog(surface.tools).entries] == [
         "openclaw:core:exec",
         "openclaw:core:read",

@@ -35,6 +35,7 @@ from clawmode import (
     read_servers,
     tool,
 )
+from clawmode.agent import events as events_module
 from clawmode.testing import ScriptedModel, ScriptRequest, ScriptServer, Turn, call, pause
 
 pytestmark = pytest.mark.anyio
@@ -276,6 +277,40 @@ async def test_a_stream_yields_the_events_of_its_run_and_ends_with_the_result(po
     assert text == "Let me add.It is 3."
     nested = [event.data["name"] for event in events if "parentId" in event.data]
     assert set(nested) == {"openclaw:core:add"}
+
+
+async def test_a_slow_reader_gets_many_deltas_as_one_and_the_whole_reply(pool: Pool) -> None:
+    words = "".join(f"word {number} " for number in range(5_000))
+    async with Agent(ScriptedModel([Turn(words)]), pool=pool) as agent:
+        with anyio.fail_after(SECONDS):
+            events = agent.stream("Go")
+            found = [await anext(events)]
+            (run,) = agent.runtime.runs()
+            await run.ended.wait()  # nobody reads meanwhile
+            found += [event async for event in events]
+    assert len(found) < 500
+    deltas = [str(event.data["delta"]) for event in found if "delta" in event.data]
+    assert "".join(deltas) == words
+    assert isinstance(found[-1], ResultEvent)
+
+
+async def test_a_run_is_aborted_when_nobody_reads_its_events(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(events_module, "MAX_WAITING", 20)
+    script = [Turn(call("add", {"a": 1, "b": number})) for number in range(100)]
+    async with Agent(ScriptedModel(script), tools=[add], code_mode=False, pool=pool) as agent:
+        with anyio.fail_after(SECONDS):
+            events = agent.stream("Go")
+            found = [await anext(events)]
+            (run,) = agent.runtime.runs()
+            await run.ended.wait()
+            while found[-1].data.get("phase") != "error":
+                found.append(await anext(events))
+            with pytest.raises(RunFailed, match="nobody has read its events"):
+                await anext(events)
+    assert [event.seq for event in found] == list(range(1, len(found) + 1))
+    assert run.state == "aborted"
 
 
 async def test_streams_of_two_conversations_do_not_mix(pool: Pool) -> None:

@@ -21,9 +21,8 @@ from tests.support.waiting import until
 import clawmode.models.direct  # noqa: F401
 from clawmode import tool
 from clawmode.agent.answers import MAX_ANSWER_CHARS
-from clawmode.agent.loop import Problem
 from clawmode.agent.models import ModelPool
-from clawmode.agent.requests import AgentRequest, RunResult, RunSettings
+from clawmode.agent.requests import AgentRequest, Problem, RunResult, RunSettings
 from clawmode.agent.resolver import ConfigResolver
 from clawmode.agent.runtime import AgentRuntime
 from clawmode.messages import ToolMessage

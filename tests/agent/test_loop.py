@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -9,9 +10,12 @@ import pytest
 from tests.support.waiting import idle
 
 from clawmode.agent.intake import IncomingMessage, Intake
-from clawmode.agent.loop import Outcome, Turn, run_loop
-from clawmode.agent.requests import LoopLimits
+from clawmode.agent.loop import Loop
+from clawmode.agent.prompt import Ingredients
+from clawmode.agent.requests import AgentRequest, LoopLimits, RunSettings
+from clawmode.agent.run import AgentRun, Resources
 from clawmode.agent.toolbox import ABORTED, MAX_RESULT_CHARS, DirectTools
+from clawmode.code_mode.config import CodeModeConfig
 from clawmode.context import RunContext
 from clawmode.messages import (
     AssistantMessage,
@@ -22,6 +26,8 @@ from clawmode.messages import (
     UserMessage,
 )
 from clawmode.models.base import ModelError
+from clawmode.sandbox.pool import Pool
+from clawmode.sessions.store import Session
 from clawmode.testing import ScriptedModel, call, pause, think
 from clawmode.testing import Turn as Says
 from clawmode.tools.executor import Executor
@@ -67,6 +73,9 @@ class Seen:
     def results(self) -> list[ToolMessage]:
         return [it for it in self.recorded if isinstance(it, ToolMessage)]
 
+    def answer(self) -> AssistantMessage:
+        return [it for it in self.recorded if isinstance(it, AssistantMessage)][-1]
+
     def text(self) -> str:
         said = ""
         for stream, data in self.events:
@@ -86,34 +95,52 @@ DOUBLE = Tool("double", "Double a number.", NUMBER, double)
 
 def turn_of(
     *models: ScriptedModel, tools: tuple[Tool, ...] = (DOUBLE,), **limits: Any
-) -> tuple[Turn, Seen]:
+) -> tuple[Loop, Seen]:
     seen = Seen()
     limits.setdefault("retry_seconds", 0.001)
-    turn = Turn(
+    session = Session(
+        key="agent:main:main",
+        id="s1",
+        agent_id="main",
+        transcript=Path("none"),
+        created_at=0.0,
+        updated_at=0.0,
+    )
+    store: Any = None  # no loop parks a cell
+    run = AgentRun("r1", AgentRequest(), session, Resources(store=store, pool=Pool()))
+    run.settings = RunSettings(
+        agent_id="main",
         models=models,
+        policy=Policy(),
+        code_mode=CodeModeConfig(),
+        workspace=Path(),
+        ingredients=Ingredients(workspace=Path()),
+        limits=LoopLimits(**limits),
+    )
+    turn = Loop(
+        run=run,
         toolbox=DirectTools(tools, Executor(Policy()), RunContext()),
         system="You help.",
         messages=[UserMessage.of("go")],
         sink=seen,
-        limits=LoopLimits(**limits),
     )
     return turn, seen
 
 
-async def run(turn: Turn) -> Outcome:
+async def run(turn: Loop) -> AgentRun:
     with anyio.fail_after(15):
-        return await run_loop(turn)
+        await turn.converse()
+    return turn.run
 
 
 async def test_a_reply_without_calls_ends_it() -> None:
     turn, seen = turn_of(ScriptedModel([Says(think("hm"), "Hello ", "there.")]))
     outcome = await run(turn)
     assert outcome.status == "ok"
-    assert outcome.reply is not None
-    assert outcome.reply.text == seen.text() == "Hello there."
+    assert seen.answer().text == seen.text() == "Hello there."
     assert ("thinking", {"delta": "hm"}) in seen.events
-    assert turn.turns == 1
-    assert turn.usage.output > 0
+    assert turn.run.turns == 1
+    assert turn.run.usage.output > 0
 
 
 async def test_calls_are_made_side_by_side_and_answered_in_their_order() -> None:
@@ -233,7 +260,7 @@ async def test_an_error_that_stays_is_an_outcome(kind: Any, tries: int) -> None:
     model = ScriptedModel(lambda request: Says(error=kind))
     turn, seen = turn_of(model)
     outcome = await run(turn)
-    assert (outcome.status, outcome.problem, outcome.reply) == ("error", kind, None)
+    assert (outcome.status, outcome.problem, seen.recorded) == ("error", kind, [])
     assert kind in (outcome.error or "")
     assert len(model.requests) == tries
     assert seen.recorded == []
@@ -244,8 +271,8 @@ async def test_the_next_model_takes_over() -> None:
     works = ScriptedModel([Says(call("double", {"n": 2})), "4"], name="works")
     turn, seen = turn_of(broken, works)
     outcome = await run(turn)
-    assert outcome.reply is not None
-    assert (outcome.reply.text, outcome.reply.model) == ("4", "works")
+    assert outcome.status == "ok"
+    assert (seen.answer().text, seen.answer().model) == ("4", "works")
     steps = [data for kind, data in seen.traced if kind == "model.fallback_step"]
     assert steps[0] == {"from": "scripted/broken", "to": "scripted/works", "error": "auth"}
 
@@ -272,7 +299,7 @@ async def test_every_try_that_was_sent_counts_as_a_request(sent: bool, requests:
     down = Says(error=ModelError("server", "no key", sent=sent))
     turn, _ = turn_of(ScriptedModel([Says(call("double", {"n": 2})), down, down, down]))
     assert (await run(turn)).status == "error"
-    assert (turn.turns, turn.requests) == (2, requests)
+    assert (turn.run.turns, turn.run.requests) == (2, requests)
 
 
 async def test_a_model_that_falls_silent_is_given_up() -> None:
@@ -331,7 +358,7 @@ async def test_a_run_has_so_many_turns() -> None:
 async def test_what_was_said_before_an_abort_is_kept() -> None:
     turn, seen = turn_of(ScriptedModel([Says("as far as", pause(30), "never")]))
     with anyio.move_on_after(0.2):
-        await run_loop(turn)
+        await turn.converse()
     (cut,) = seen.recorded
     assert isinstance(cut, AssistantMessage)
     assert (cut.text, cut.stop) == ("as far as", "aborted")
@@ -349,7 +376,7 @@ async def test_calls_that_an_abort_cuts_off_are_answered() -> None:
     script = [Says(call("hang", id="a"), call("double", {"n": 1}, id="b"))]
     turn, seen = turn_of(ScriptedModel(script), tools=(DOUBLE, Tool("hang", "Hang.", ANY, hang)))
     with anyio.move_on_after(0.3):
-        await run_loop(turn)
+        await turn.converse()
     assert stopped == ["a"]
     results = {it.call_id: it for it in seen.results()}
     assert (results["a"].text, results["b"].text) == (ABORTED, "2")
@@ -368,20 +395,20 @@ class Interjecting:
         return "done"
 
 
-def steered(model: ScriptedModel, *, sequential: bool = False) -> tuple[Turn, Seen]:
+def steered(model: ScriptedModel, *, sequential: bool = False) -> tuple[Loop, Seen]:
     intake = Intake()
     intake.open()
     slow = Interjecting(intake, sequential=sequential).tool
     turn, seen = turn_of(model, tools=(DOUBLE, slow))
-    turn.intake = intake
+    turn.run.intake = intake
     return turn, seen
 
 
-def interject(turn: Turn, seen: Seen, *words: str) -> None:
+def interject(turn: Loop, seen: Seen, *words: str) -> None:
     """Says something at the end of the first answer."""
     left = [IncomingMessage(text, UserMessage.of(text)) for text in words]
-    turn.intake.open()
-    seen.at_answer = lambda: [turn.intake.add(left.pop()) for _ in left[:1]]
+    turn.run.intake.open()
+    seen.at_answer = lambda: [turn.run.intake.add(left.pop()) for _ in left[:1]]
 
 
 @pytest.mark.covers("AL-16")
@@ -423,10 +450,9 @@ async def test_who_speaks_while_the_model_ends_is_answered_in_the_same_run() -> 
     turn, seen = turn_of(model)
     interject(turn, seen, "wait")
     outcome = await run(turn)
-    assert outcome.reply is not None
-    assert outcome.reply.text == "second"
-    assert not turn.intake.is_open
-    assert not turn.intake.add(IncomingMessage("s2", UserMessage.of("too late")))
+    assert (outcome.status, seen.answer().text) == ("ok", "second")
+    assert not turn.run.intake.is_open
+    assert not turn.run.intake.add(IncomingMessage("s2", UserMessage.of("too late")))
 
 
 def test_what_nobody_has_read_can_be_taken_back() -> None:

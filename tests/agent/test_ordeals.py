@@ -21,8 +21,8 @@ from tests.support.session_writer import started
 from tests.support.waiting import idle, until
 
 from clawmode.agent.requests import AgentRequest
-from clawmode.agent.run import CONTINUED
-from clawmode.agent.runtime import Run
+from clawmode.agent.run import AgentRun
+from clawmode.agent.turn import CONTINUED
 from clawmode.messages import (
     AssistantMessage,
     Message,
@@ -309,7 +309,7 @@ async def test_a_run_goes_on_after_another_has_had_its_turn(tmp_path: Path) -> N
 async def test_a_run_that_is_asked_for_twice_at_once_starts_once(tmp_path: Path) -> None:
     model = ScriptedModel(["once", "twice"])
     async with opened(tmp_path, model) as agent:
-        runs: list[Run] = []
+        runs: list[AgentRun] = []
 
         async def start(key: str) -> None:
             request = AgentRequest(message="go", run_id="r1", session_key=key)

@@ -13,8 +13,9 @@ from clawmode import tool
 from clawmode.agent import lanes
 from clawmode.agent.intake import IncomingMessage
 from clawmode.agent.requests import AgentRequest
+from clawmode.agent.runtime import AgentRuntime
 from clawmode.agent.toolbox import ABORTED
-from clawmode.exceptions import ConfigurationError
+from clawmode.exceptions import ConfigurationError, NotOpen
 from clawmode.messages import AssistantMessage, Text, ToolMessage, UserMessage
 from clawmode.models.base import ModelError
 from clawmode.sessions.history import NEVER_ANSWERED
@@ -612,3 +613,24 @@ async def test_only_so_many_runs_that_wait_for_people_step_aside(
     with anyio.fail_after(5):
         async with made.enter("a"), made.enter("b"):
             pass
+
+
+async def test_waiting_for_a_result_raises_when_the_runtime_is_closed(tmp_path: Path) -> None:
+    failures: list[Exception] = []
+
+    async def wait(runtime: AgentRuntime, run_id: str) -> None:
+        try:
+            await runtime.result(run_id)
+        except NotOpen as error:
+            failures.append(error)
+
+    with anyio.fail_after(15):
+        async with anyio.create_task_group() as tasks:
+            async with opened(tmp_path, [Turn(pause(60), "Late.")]) as agent:
+                run = await agent.runtime.start(AgentRequest(message="go"))
+                tasks.start_soon(wait, agent.runtime, run.id)
+                await until(lambda: run.intake.is_open)
+    assert [str(error) for error in failures] == [
+        f"The runtime was closed before the run {run.id!r} ended."
+    ]
+    assert run.result is None

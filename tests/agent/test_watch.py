@@ -54,7 +54,7 @@ async def test_a_model_that_is_silent_is_slow_and_then_stalled_and_then_aborted(
     async with opened(tmp_path, [Turn(pause(60), "Late.")]) as agent:
         watching = Watching(agent.runtime)
         run = await agent.runtime.start(AgentRequest(message="go"))
-        await until(lambda: run.inside)
+        await until(lambda: run.intake.is_open)
         assert watching.after(60) == []
         assert watching.after(70) == ["session.long_running"]
         assert watching.told[0]["work"] == "model"

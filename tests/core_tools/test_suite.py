@@ -56,7 +56,7 @@ async def test_the_shell_is_hidden_from_the_model_and_called_by_its_id(
     tmp_path: Path, pool: Pool
 ) -> None:
     async with make_core_tools(tmp_path) as suite:
-        surface = activate(CodeModeConfig(enabled=True), Policy(), core=suite.tools)
+        surface = activate(CodeModeConfig(enabled=True), Policy(), suite.tools)
         assert [tool.id for tool in surface.visible] == [
             "openclaw:code_mode:exec",
             "openclaw:code_mode:wait",

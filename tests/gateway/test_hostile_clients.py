@@ -23,7 +23,7 @@ from tests.support.waiting import Gate, idle, until
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
-from clawmode.agent.runtime import Run
+from clawmode.agent.run import AgentRun
 from clawmode.gateway import gateway as service
 from clawmode.gateway import logs
 from clawmode.gateway.ledger import Ledger, LedgerUnavailable
@@ -133,7 +133,7 @@ async def test_the_ledger_learns_of_the_end_of_every_run(
         assert run is not None
         for _ in range(10_001):
             assert it.gateway._notes is not None
-            it.gateway._notes.send_nowait(Run("other", run.request, run.session))
+            it.gateway._notes.send_nowait(AgentRun("other", run.request, run.session, run.shared))
         await run.ended.wait()
         monkeypatch.setattr(ledger, "start", start_nothing)
         opened.set()

@@ -22,7 +22,7 @@ from tests.support.waiting import until
 from clawmode import tool
 from clawmode.agent.events import AgentEvent
 from clawmode.agent.requests import AgentRequest, RunResult
-from clawmode.agent.runtime import Run
+from clawmode.agent.run import AgentRun
 from clawmode.testing import ScriptedModel, ScriptRequest, Turn, call, pause, think
 from clawmode.tools.approvals import Approvals
 from clawmode.tools.tool import ToolContext
@@ -248,13 +248,13 @@ class Ordeal:
     state: Path
     tasks: set[asyncio.Task[Any]]
 
-    async def start(self, name: str) -> Run:
+    async def start(self, name: str) -> AgentRun:
         return await self.agent.runtime.start(AgentRequest(message=name, session_key=name))
 
-    def events(self, run: Run) -> list[AgentEvent]:
+    def events(self, run: AgentRun) -> list[AgentEvent]:
         return [event for event in self.agent.events if event.run_id == run.id]
 
-    async def check(self, run: Run) -> None:
+    async def check(self, run: AgentRun) -> None:
         """It has ended, once and for good, and left nothing behind."""
         runtime = self.agent.runtime
         with anyio.fail_after(5):
@@ -278,7 +278,7 @@ class Ordeal:
         assert all(phases == ["start", "end"] for phases in calls.values()), calls
         await self._check_transcript(run, result)
 
-    async def _check_transcript(self, run: Run, result: RunResult) -> None:
+    async def _check_transcript(self, run: AgentRun, result: RunResult) -> None:
         key = run.session.key
         again = await self.agent.ask(f"{run.request.message} again", session_key=key)
         assert (again.status, reply(again)) == ("ok", "fine")

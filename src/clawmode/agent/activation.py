@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import chain
 
 from clawmode.catalog.catalog import EXEC, SEARCH_CODE, SEARCH_TOOLS, WAIT, is_control
 from clawmode.code_mode.config import CodeModeConfig
@@ -44,13 +43,9 @@ class ToolSurface:
 def activate(
     config: CodeModeConfig,
     policy: Policy,
+    tools: Iterable[Tool],
     *,
-    core: Iterable[Tool],
-    plugin: Iterable[Tool] = (),
-    mcp: Iterable[Tool] = (),
-    client: Iterable[Tool] = (),
-    disable_tools: bool = False,
-    raw_model_call: bool = False,
+    without_tools: bool = False,
     tool_search: ToolSearchConfig = TOOL_SEARCH_DEFAULTS,
 ) -> ToolSurface:
     """Applies the policy, and decides which tools the model sees.
@@ -58,19 +53,15 @@ def activate(
     Args:
         config: `tools.codeMode`, resolved for the agent.
         policy: The rules for agent, model, provider, sandbox, channel and sender.
-        core: The tools of clawmode itself.
-        plugin: The tools of plugins.
-        mcp: The tools of MCP servers.
-        client: The tools that the client provides for this run.
-        disable_tools: The run has no tools.
-        raw_model_call: The model gets only the message, so the run has no tools.
+        tools: All tools of the run.
+        without_tools: The run has no tools.
         tool_search: `tools.toolSearch`, resolved for the agent. Code mode takes precedence.
     """
-    if disable_tools or raw_model_call:
+    if without_tools:
         return ToolSurface(False, ())
-    found = chain(core, plugin, mcp, client)
-    tools = tuple(tool for tool in policy.effective(found) if not is_control(tool))
+    allowed = tuple(tool for tool in policy.effective(tools) if not is_control(tool))
     # Without tools, a program would have nothing to call.
-    if config.enabled and tools:
-        return ToolSurface(True, tools)
-    return ToolSurface(False, tools, tool_search.mode if tool_search.enabled and tools else None)
+    if config.enabled and allowed:
+        return ToolSurface(True, allowed)
+    mode = tool_search.mode if tool_search.enabled and allowed else None
+    return ToolSurface(False, allowed, mode)

@@ -8,7 +8,6 @@ runs that are continued after a crash.
 """
 
 import functools
-import math
 import os
 import uuid
 import warnings
@@ -23,7 +22,7 @@ from weakref import WeakValueDictionary
 import anyio
 import anyio.to_thread
 
-from clawmode.agent.events import AgentEvent
+from clawmode.agent.events import AgentEvent, EventQueue
 from clawmode.agent.models import ModelPool
 from clawmode.agent.requests import AgentRequest, RunFailed, RunResult
 from clawmode.agent.resolver import ConfigResolver
@@ -49,6 +48,7 @@ if TYPE_CHECKING:
     from clawmode.mcp.settings import ServerSettings
 
 CLOSED = "The agent was closed."
+UNREAD = "The run was aborted: nobody has read its events for too long."
 NOT_OPEN = (
     "The agent is not open: use it inside of `async with Agent(...) as agent:`, "
     "or call `await agent.start()` first."
@@ -280,9 +280,9 @@ class Agent:
     def stream(self, message: str | AgentRequest, *, session_key: str = "") -> EventStream:
         """Runs the agent, and iterates over the events of the run; see `AgentEvent`.
 
-        The last event is a `ResultEvent`. Leaving the loop early aborts the run. Events wait for
-        the caller, who need not be fast. Arguments and exceptions are those of `run`; a run that
-        fails raises after its last event.
+        The last event is a `ResultEvent`. Leaving the loop early aborts the run. A caller who is
+        100 events behind gets several deltas as one; the run is aborted when 10,000 events wait.
+        Arguments and exceptions are those of `run`; a run that fails raises after its last event.
         """
         if self._closed:
             raise NotOpen(CLOSED)
@@ -318,31 +318,29 @@ class Agent:
         )
 
     async def _events(self, turn: _Turn) -> AsyncGenerator[AgentEvent, None]:
-        send, receive = anyio.create_memory_object_stream[AgentEvent](math.inf)
+        runtime, run = self.runtime, None
+        waiting = EventQueue(lambda: runtime.abort(turn.request.run_id, UNREAD))
 
         def listen(event: AgentEvent) -> None:
             if event.run_id == turn.request.run_id:
-                send.send_nowait(event)
+                waiting.put(event)
 
-        runtime, run = self.runtime, None
         unsubscribe = runtime.subscribe(listen)
         try:
-            with send, receive:
-                async with self._changing:
-                    if self._closed:
-                        raise NotOpen(CLOSED)
-                    run = await runtime.start(turn.request)
-                async for event in receive:
-                    if event.stream == "lifecycle" and event.data["phase"] in ("end", "error"):
-                        break
-                    yield event
-            await run.ended.wait()
-            assert run.result is not None
-            if run.result.status != "ok":
+            async with self._changing:
+                if self._closed:
+                    raise NotOpen(CLOSED)
+                run = await runtime.start(turn.request)
+            event = await waiting.get()
+            while event.stream != "lifecycle" or event.data["phase"] == "start":
                 yield event
-                raise RunFailed(run.result)
+                event = await waiting.get()
+            result = await runtime.result(run.id)
+            if result.status != "ok":
+                yield event
+                raise RunFailed(result)
             same: Any = {each.name: getattr(event, each.name) for each in fields(event)}
-            yield ResultEvent(**same, result=run.result)
+            yield ResultEvent(**same, result=result)
         finally:
             unsubscribe()
             if run is not None and runtime.abort(run.id):

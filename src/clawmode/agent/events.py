@@ -1,10 +1,12 @@
-"""`AgentEvent`: what a run emits while it is in progress."""
+"""`AgentEvent`, what a run emits while it is in progress, and the queue to one reader."""
 
 import time
+from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
+from clawmode.tasks import Notifier
 from clawmode.types import JsonObject
 
 Stream: TypeAlias = Literal["lifecycle", "assistant", "thinking", "tool", "compaction"]
@@ -45,3 +47,59 @@ class AgentEvent:
 
 Listener: TypeAlias = Callable[[AgentEvent], None]
 """Receives every event. Must not block; an exception is logged."""
+
+
+JOIN_FROM, MAX_WAITING = 100, 10_000
+"""How many waiting events make a reader a slow one, and how many are too many."""
+MAX_JOINED_CHARS = 8_192
+"""Of a delta that joins several: a limit, because each join copies the text."""
+
+
+class EventQueue:
+    """The events of one run that wait for their reader.
+
+    The run does not wait for a slow reader. Instead, consecutive deltas become one event, and an
+    update of a call replaces the update before it; such an event has the number of the last one.
+    If there are still too many events, `on_overflow` is called once. The end is never lost.
+
+    Args:
+        on_overflow: Called when `MAX_WAITING` events wait. It should end the run.
+    """
+
+    def __init__(self, on_overflow: Callable[[], object]) -> None:
+        self._on_overflow = on_overflow
+        self._waiting: deque[AgentEvent] = deque()
+        self._arrived = Notifier()
+
+    def put(self, event: AgentEvent) -> None:
+        """Adds an event."""
+        is_slow = len(self._waiting) >= JOIN_FROM
+        joined = _join(self._waiting[-1], event) if is_slow else None
+        if joined is not None:
+            self._waiting[-1] = joined
+            return
+        self._waiting.append(event)
+        self._arrived.notify()
+        if len(self._waiting) == MAX_WAITING:
+            self._on_overflow()
+
+    async def get(self) -> AgentEvent:
+        """Waits for an event, and removes it."""
+        while not self._waiting:
+            await self._arrived.wait()
+        return self._waiting.popleft()
+
+
+def _join(earlier: AgentEvent, later: AgentEvent) -> AgentEvent | None:
+    """Returns one event that says the same as two events in a row; None if there is none."""
+    if earlier.stream != later.stream:
+        return None
+    before, after = earlier.data, later.data
+    if later.stream == "tool":
+        same = before.get("callId") == after.get("callId")
+        updates = before.get("phase") == after.get("phase") == "update"
+        return later if same and updates else None
+    if before.keys() == after.keys() == {"delta"}:
+        delta = f"{before['delta']}{after['delta']}"
+        return replace(later, data={"delta": delta}) if len(delta) <= MAX_JOINED_CHARS else None
+    return None

@@ -1,22 +1,20 @@
 """The loop: asks a model, makes the calls that it asks for, and repeats until there are none.
 
-`run_loop` is a function over messages, tools and models that emits events. A failing model is an
-outcome, not an exception; a cancelled loop has recorded how far it came.
+A failing model is a way for the run to end, not an exception; a cancelled loop has recorded how far
+it came.
 """
 
 import json
 import logging
-from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, Protocol, TypeAlias
+from typing import Protocol
 
 import anyio
 
 from clawmode.agent.answers import AnswerReader
 from clawmode.agent.events import Stream
-from clawmode.agent.intake import Intake
-from clawmode.agent.requests import LoopLimits, Status
+from clawmode.agent.run import AgentRun
 from clawmode.agent.toolbox import ABORTED, Toolbox, fail
 from clawmode.messages import (
     AssistantMessage,
@@ -24,16 +22,13 @@ from clawmode.messages import (
     Text,
     ToolCall,
     ToolMessage,
-    Usage,
 )
 from clawmode.models.base import (
     FINAL,
     RETRYABLE,
-    ErrorKind,
     Model,
     ModelError,
     ModelRequest,
-    ThinkingLevel,
 )
 from clawmode.redaction import KnownSecrets
 from clawmode.sessions.sanitize import bounded, bounded_parts
@@ -41,8 +36,6 @@ from clawmode.tasks import backoff, must_propagate
 from clawmode.types import JsonObject
 
 logger = logging.getLogger("clawmode.agent")
-
-Problem: TypeAlias = ErrorKind | Literal["too_many_turns", "repeats"]
 
 MAX_BACKOFF = 30.0
 MAX_RETRY_AFTER = 60.0
@@ -91,270 +84,223 @@ class Shortener(Protocol):
 
 
 @dataclass(slots=True, kw_only=True)
-class Turn:
-    """The input of the loop, and its state.
+class Loop:
+    """The loop of one run.
 
-    Attributes:
-        models: The model to ask, followed by its fallbacks.
+    Args:
+        run: The run, with its settings. The loop counts in it, and sets how the run ends.
         messages: The conversation, to which the loop adds messages.
-        intake: Messages from people, read before each request.
+        sink: Receives everything that the run does.
         shorten: Makes a conversation shorter that is too long for a model.
-        until_decided: Waits while all pending calls wait for the decision of a person.
-        take_place: Waits for a place among the concurrent runs, after the run has given its place
-            away to wait for a person.
-        heard: Whether a part of the last answer, which failed, was emitted.
-        turns: How many times the model was asked.
-        requests: How many requests were sent for that, including failed ones.
-        errors: The number of failed requests by the kind of error.
         known: Secrets that are not emitted in pieces; see `AnswerReader`.
     """
 
-    models: Sequence[Model]
+    run: AgentRun
     toolbox: Toolbox
     system: str
     messages: list[Message]
     sink: Sink
-    limits: LoopLimits = field(default_factory=LoopLimits)
-    thinking: ThinkingLevel = "off"
-    run_id: str = ""
-    cache_key: str = ""
-    intake: Intake = field(default_factory=Intake)
     shorten: Shortener | None = None
-    until_decided: Callable[[], Awaitable[None]] | None = None
-    take_place: Callable[[], Awaitable[None]] | None = None
-    usage: Usage = field(default_factory=Usage)
-    turns: int = 0
-    requests: int = 0
-    tool_calls: int = 0
-    model: Model | None = None
-    heard: bool = False
-    errors: Counter[str] = field(default_factory=Counter[str])
     known: KnownSecrets = field(default_factory=KnownSecrets)
+    _repeats: "_Repeats" = field(default_factory=lambda: _Repeats())
+    _heard: bool = False
+    """Whether a part of the last answer, which failed, was emitted."""
 
+    async def converse(self) -> None:
+        """Runs until the model asks for no more calls, or an error ends the run.
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """How the loop ended.
+        If the loop is cancelled, the partial answer and the cancelled calls are recorded.
+        """
+        run, most = self.run, self.run.settings.limits.max_turns
+        while run.turns < most:
+            for said in run.intake.read():
+                self._add(said)
+            try:
+                reply = await self._ask()
+            except ModelError as error:
+                return run.finish("error", str(error), error.kind)
+            self._add(reply)
+            run.usage += reply.usage
+            self.sink.emit("assistant", {"message": reply.text})
+            # A message that arrived during the answer keeps the run going, even without calls.
+            if not reply.calls and run.intake.finish():
+                return run.finish("ok")
+            # Calls have effects: after a crash the transcript must show that they may have
+            # happened.
+            await self.sink.secure()
+            await self._call_all(reply.calls)
+            if (times := self._repeats.end_message()) is not None:
+                names = ", ".join(sorted({call.name for call in reply.calls}))
+                text = f"The model made the same call of {names} {times} times"
+                return run.finish("error", f"{text}, with the same result.", "repeats")
+            await self._until_decided()
+            # The run may have given its place away to wait for a person.
+            await run.place.take()
+        text = f"The model was asked {most} times and had still not finished."
+        run.finish("error", text, "too_many_turns")
 
-    Attributes:
-        reply: The model's last message.
-        problem: The kind of error.
-    """
+    async def _until_decided(self) -> None:
+        """Waits while a person decides: a model that is asked now could only call `wait`.
 
-    status: Status
-    reply: AssistantMessage | None = None
-    error: str | None = None
-    problem: Problem | None = None
+        Returns early when a message for the run arrives.
+        """
+        if self.run.programs is None:
+            return
 
+        async def listen(scope: anyio.CancelScope) -> None:
+            await self.run.intake.arrival()
+            scope.cancel()
 
-async def run_loop(turn: Turn) -> Outcome:
-    """Runs until the model asks for no more calls, or an error ends the turn.
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(listen, tasks.cancel_scope)
+            await self.run.programs.until_decided()
+            tasks.cancel_scope.cancel()
 
-    If the loop is cancelled, the partial answer and the cancelled calls are recorded.
-    """
-    repeats = _Repeats()
-    while turn.turns < turn.limits.max_turns:
-        for said in turn.intake.read():
-            _add(turn, said)
+    def _add(self, message: Message) -> None:
+        self.messages.append(message)
+        self.sink.record(message)
+
+    # ---- Asking ----
+
+    async def _ask(self) -> AssistantMessage:
+        """Returns the answer of the first model that does not fail.
+
+        Raises:
+            ModelError: All models failed, or the error concerns all of them.
+        """
+        self.run.turns += 1
+        failed: ModelError | None = None
+        tried = ""
+        for model in self.run.settings.models:
+            name = f"{model.provider}/{model.name}"
+            if failed is not None:
+                step: JsonObject = {"from": tried, "to": name, "error": failed.kind}
+                self.sink.trace("model.fallback_step", step)
+            self.run.model, tried = model, name
+            try:
+                return await self._ask_model(model)
+            except ModelError as error:
+                if error.kind in FINAL:
+                    raise
+                failed = error
+        assert failed is not None, "a run has at least one model"
+        raise failed
+
+    async def _ask_model(self, model: Model) -> AssistantMessage:
+        """Asks one model. If the conversation is too long for it, shortens it and asks again."""
+        await self._shorten(model, overflow=False)
         try:
-            reply = await _ask(turn)
+            return await self._ask_with_retries(model)
         except ModelError as error:
-            return Outcome("error", None, str(error), error.kind)
-        _add(turn, reply)
-        turn.usage += reply.usage
-        turn.sink.emit("assistant", {"message": reply.text})
-        # A message that arrived during the answer keeps the run going, even without calls.
-        if not reply.calls and turn.intake.finish():
-            return Outcome("ok", reply)
-        # Calls have effects: after a crash the transcript must show that they may have happened.
-        await turn.sink.secure()
-        await _call_all(turn, reply.calls, repeats)
-        if (times := repeats.end_message()) is not None:
-            names = ", ".join(sorted({call.name for call in reply.calls}))
-            text = f"The model made the same call of {names} {times} times, with the same result."
-            return Outcome("error", reply, text, "repeats")
-        await _until_decided(turn)
-        if turn.take_place is not None:
-            await turn.take_place()
-    text = f"The model was asked {turn.limits.max_turns} times and had still not finished."
-    return Outcome("error", None, text, "too_many_turns")
-
-
-async def _until_decided(turn: Turn) -> None:
-    """Waits while a person decides: a model that is asked now could only call `wait`.
-
-    Returns early when a message for the run arrives.
-    """
-    if turn.until_decided is None:
-        return
-
-    async def listen(scope: anyio.CancelScope) -> None:
-        await turn.intake.arrival()
-        scope.cancel()
-
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(listen, tasks.cancel_scope)
-        await turn.until_decided()
-        tasks.cancel_scope.cancel()
-
-
-def _add(turn: Turn, message: Message) -> None:
-    turn.messages.append(message)
-    turn.sink.record(message)
-
-
-# ---- Asking ----
-
-
-async def _ask(turn: Turn) -> AssistantMessage:
-    """Returns the answer of the first model that does not fail.
-
-    Raises:
-        ModelError: All models failed, or the error concerns all of them.
-    """
-    turn.turns += 1
-    failed: ModelError | None = None
-    for number, model in enumerate(turn.models):
-        if failed is not None:
-            tried = turn.models[number - 1]
-            step: JsonObject = {
-                "from": f"{tried.provider}/{tried.name}",
-                "to": f"{model.provider}/{model.name}",
-                "error": failed.kind,
-            }
-            turn.sink.trace("model.fallback_step", step)
-        turn.model = model
-        try:
-            return await _ask_model(turn, model)
-        except ModelError as error:
-            if error.kind in FINAL:
+            if error.kind != "context_overflow" or not await self._shorten(model, overflow=True):
                 raise
-            failed = error
-    assert failed is not None, "a run has at least one model"
-    raise failed
+        return await self._ask_with_retries(model)
 
+    async def _shorten(self, model: Model, *, overflow: bool) -> bool:
+        if self.shorten is None:
+            return False
+        shorter = await self.shorten(self.messages, self.system, model, overflow=overflow)
+        if shorter is None:
+            return False
+        self.messages = list(shorter)
+        return True
 
-async def _ask_model(turn: Turn, model: Model) -> AssistantMessage:
-    """Asks one model. If the conversation is too long for it, shortens it and asks again."""
-    await _shorten(turn, model, overflow=False)
-    try:
-        return await _ask_with_retries(turn, model)
-    except ModelError as error:
-        if error.kind != "context_overflow" or not await _shorten(turn, model, overflow=True):
-            raise
-    return await _ask_with_retries(turn, model)
-
-
-async def _shorten(turn: Turn, model: Model, *, overflow: bool) -> bool:
-    if turn.shorten is None:
-        return False
-    shorter = await turn.shorten(turn.messages, turn.system, model, overflow=overflow)
-    if shorter is None:
-        return False
-    turn.messages = list(shorter)
-    return True
-
-
-async def _ask_with_retries(turn: Turn, model: Model) -> AssistantMessage:
-    request = ModelRequest(
-        system=turn.system,
-        messages=tuple(turn.messages),
-        tools=turn.toolbox.definitions(),
-        thinking=turn.thinking,
-        max_tokens=model.limits.max_tokens,
-        exact_tools=turn.toolbox.exact,
-        cache_key=turn.cache_key,
-        run_id=turn.run_id,
-    )
-    attempt = 0
-    while True:
-        if turn.heard:  # the failed answer may be another model's
-            turn.sink.emit("assistant", {"reset": True})
-        turn.heard = False
-        reader = AnswerReader(turn.sink.emit, turn.known)
-        try:
-            answer = await reader.read(model, request, turn.limits.idle_seconds(model))
-            turn.requests += 1
-            return answer
-        except ModelError as error:
-            attempt += 1
-            turn.heard = reader.heard
-            turn.errors[error.kind] += 1
-            turn.requests += error.sent
-            note: JsonObject = {"error": error.kind, "text": str(error)[:500], "attempt": attempt}
-            turn.sink.trace("model.failed", note)
-            wanted = error.retry_after or 0.0
-            # Instead of a long wait, a fallback is asked.
-            if (
-                error.kind not in RETRYABLE
-                or attempt > turn.limits.retries
-                or wanted > MAX_RETRY_AFTER
-            ):
+    async def _ask_with_retries(self, model: Model) -> AssistantMessage:
+        run = self.run
+        limits = run.settings.limits
+        request = ModelRequest(
+            system=self.system,
+            messages=tuple(self.messages),
+            tools=self.toolbox.definitions(),
+            thinking=run.settings.thinking,
+            max_tokens=model.limits.max_tokens,
+            exact_tools=self.toolbox.exact,
+            cache_key=run.session.id,
+            run_id=run.id,
+        )
+        attempt = 0
+        while True:
+            if self._heard:  # the failed answer may be another model's
+                self.sink.emit("assistant", {"reset": True})
+            self._heard = False
+            reader = AnswerReader(self.sink.emit, self.known)
+            try:
+                answer = await reader.read(model, request, limits.idle_seconds(model))
+                run.requests += 1
+                return answer
+            except ModelError as error:
+                attempt += 1
+                self._heard = reader.heard
+                run.errors[error.kind] += 1
+                run.requests += error.sent
+                note: JsonObject = {"error": error.kind, "text": str(error)[:500]}
+                self.sink.trace("model.failed", {**note, "attempt": attempt})
+                wanted = error.retry_after or 0.0
+                # Instead of a long wait, a fallback is asked.
+                too_long = attempt > limits.retries or wanted > MAX_RETRY_AFTER
+                if error.kind not in RETRYABLE or too_long:
+                    raise
+                await anyio.sleep(max(wanted, backoff(attempt, limits.retry_seconds, MAX_BACKOFF)))
+            except BaseException:
+                if (cut := reader.partial(model)) is not None:
+                    self._add(cut)
                 raise
-            pause = backoff(attempt, turn.limits.retry_seconds, MAX_BACKOFF)
-            await anyio.sleep(max(wanted, pause))
-        except BaseException:
-            if (cut := reader.partial(model)) is not None:
-                _add(turn, cut)
-            raise
 
+    # ---- Calling ----
 
-# ---- Calling ----
+    async def _call_all(self, calls: Sequence[ToolCall]) -> None:
+        """Makes the calls of one message: concurrently, unless one of them must run alone."""
+        toolbox, intake = self.toolbox, self.run.intake
+        results: dict[str, ToolMessage] = {}
+        self.run.tool_calls += len(calls)
 
+        def add(result: ToolMessage) -> None:
+            results[result.call_id] = result
+            self.sink.record(result)
 
-async def _call_all(turn: Turn, calls: Sequence[ToolCall], repeats: "_Repeats") -> None:
-    """Makes the calls of one message: concurrently, unless one of them must run alone."""
-    results: dict[str, ToolMessage] = {}
-    turn.tool_calls += len(calls)
+        async def make(call: ToolCall) -> None:
+            result = await self._call(call)
+            watched = result.is_error or not toolbox.may_repeat(call)
+            if watched and self._repeats.note(call, toolbox.gist(result)) >= REPEATS_NOTED:
+                result = replace(result, content=(*result.content, Text(REPEATED)))
+            add(result)
 
-    async def make(call: ToolCall) -> None:
-        result = await _call(turn, call)
-        watched = result.is_error or not turn.toolbox.may_repeat(call)
-        if watched and repeats.note(call, turn.toolbox.gist(result)) >= REPEATS_NOTED:
-            result = replace(result, content=(*result.content, Text(REPEATED)))
-        results[call.id] = result
-        turn.sink.record(result)
-
-    # Providers reject a conversation in which a call has no result, so every call gets one.
-    try:
-        if any(turn.toolbox.runs_alone(call) for call in calls):
-            for call in calls:
-                if not turn.intake.waits():
-                    await make(call)
-        elif not turn.intake.waits():  # concurrent calls are made or skipped together
-            async with anyio.create_task_group() as tasks:
+        # Providers reject a conversation in which a call has no result, so every call gets one.
+        missing = ABORTED
+        try:
+            if any(toolbox.runs_alone(call) for call in calls):
                 for call in calls:
-                    tasks.start_soon(make, call)
-        for call in calls:
-            if call.id not in results:
-                results[call.id] = fail(call, SKIPPED)
-                turn.sink.record(results[call.id])
-    finally:
-        for call in calls:
-            if call.id not in results:  # the run was cancelled
-                results[call.id] = fail(call, ABORTED)
-                turn.sink.record(results[call.id])
-        turn.messages += [results[call.id] for call in calls]
+                    if not intake.waits():
+                        await make(call)
+            elif not intake.waits():  # concurrent calls are made or skipped together
+                async with anyio.create_task_group() as tasks:
+                    for call in calls:
+                        tasks.start_soon(make, call)
+            missing = SKIPPED
+        finally:
+            for call in calls:
+                if call.id not in results:
+                    add(fail(call, missing))
+            self.messages += [results[call.id] for call in calls]
 
-
-async def _call(turn: Turn, call: ToolCall) -> ToolMessage:
-    began = anyio.current_time()
-    about: JsonObject = {"callId": call.id, "name": call.name}
-    turn.sink.emit("tool", {"phase": "start", **about, "args": bounded(call.arguments)})
-    end: JsonObject = {"isError": True}
-    try:
-        result = await turn.toolbox.call(call)
-        end = {"isError": result.is_error, "result": bounded_parts(result.content)}
-        return result
-    except BaseException as error:
-        if must_propagate(error):
-            end["state"] = "cancelled"
-            raise
-        logger.exception("the toolbox raised an exception for a call of %s", call.name)
-        return fail(call, f"The host failed: {type(error).__name__}")
-    finally:
-        ms = round((anyio.current_time() - began) * 1000)
-        turn.sink.emit("tool", {"phase": "end", **about, **end, "ms": ms})
+    async def _call(self, call: ToolCall) -> ToolMessage:
+        began = anyio.current_time()
+        about: JsonObject = {"callId": call.id, "name": call.name}
+        self.sink.emit("tool", {"phase": "start", **about, "args": bounded(call.arguments)})
+        end: JsonObject = {"isError": True}
+        try:
+            result = await self.toolbox.call(call)
+            end = {"isError": result.is_error, "result": bounded_parts(result.content)}
+            return result
+        except BaseException as error:
+            if must_propagate(error):
+                end["state"] = "cancelled"
+                raise
+            logger.exception("the toolbox raised an exception for a call of %s", call.name)
+            return fail(call, f"The host failed: {type(error).__name__}")
+        finally:
+            ms = round((anyio.current_time() - began) * 1000)
+            self.sink.emit("tool", {"phase": "end", **about, **end, "ms": ms})
 
 
 class _Repeats:

@@ -8,24 +8,21 @@ import shutil
 import tempfile
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
 
 import anyio
 
 from clawmode.agent.prompt import CHARS_PER_TOKEN, Prompt
-from clawmode.agent.requests import AgentRequest, Resolver, RunSettings
-from clawmode.context import RunContext
+from clawmode.agent.requests import AgentRequest, Resolver
+from clawmode.agent.run import AgentRun, Resources
 from clawmode.models.base import ToolDefinition
 from clawmode.sessions.keys import UnknownSession, session_key
 from clawmode.sessions.store import Session, SessionStore
-from clawmode.sessions.transcript import Transcript, open_session
+from clawmode.sessions.transcript import open_session
 from clawmode.types import JsonObject, JsonValue
-
-RunT = TypeVar("RunT")
 
 NOWHERE = Path("nowhere")
 """The transcript of a session that does not exist."""
@@ -87,20 +84,20 @@ def _tokens(tool: ToolDefinition) -> int:
 
 @asynccontextmanager
 async def open_preview_run(
-    make_run: Callable[[Session, RunContext, RunSettings, Transcript], RunT],
+    request: AgentRequest,
+    shared: Resources,
     resolver: Resolver,
     sessions: SessionStore,
-    request: AgentRequest,
     *,
     create: bool = False,
-) -> AsyncIterator[RunT]:
+) -> AsyncIterator[AgentRun]:
     """Makes a run that is not carried out, on a copy of its session.
 
     Args:
-        make_run: Makes the run from the copy.
+        request: The turn.
+        shared: What all runs share.
         resolver: Resolves the request.
         sessions: The sessions.
-        request: The turn.
         create: Whether a session that does not exist is created. If not, the run has one that
             exists only inside of the block.
 
@@ -108,15 +105,15 @@ async def open_preview_run(
         ClawmodeError: The session, a model or a folder is not available.
     """
     session = await _find_session(resolver, sessions, request, create)
-    settings = await resolver.settings(request, session)
-    context = replace(
-        session.context(uuid.uuid4().hex), sender=request.sender, channel=request.channel
-    )
+    run = AgentRun(uuid.uuid4().hex, request, session, shared)
+    run.settings = await resolver.settings(request, session)
     try:
         with tempfile.TemporaryDirectory() as folder:
-            copy = await anyio.to_thread.run_sync(_copy, session, Path(folder))
-            async with open_session(copy, workspace=settings.workspace) as transcript:
-                yield make_run(copy, context, settings, transcript)
+            run.session = await anyio.to_thread.run_sync(_copy, session, Path(folder))
+            async with open_session(
+                run.session, workspace=run.settings.workspace
+            ) as run.transcript:
+                yield run
     finally:
         if session.transcript == NOWHERE:
             # The resolver may have created a sandbox folder for it.

@@ -7,13 +7,15 @@ from collections.abc import Callable, Iterator
 import anyio
 
 from clawmode.agent.events import Stream
+from clawmode.agent.hooks import AgentHooks
+from clawmode.agent.run import AgentRun
 from clawmode.agent.toolbox import fail
 from clawmode.messages import AssistantMessage, Message, Text, ToolMessage
 from clawmode.sessions.entries import TranscriptError
 from clawmode.sessions.history import UNANSWERED
 from clawmode.sessions.sanitize import bounded
 from clawmode.sessions.trajectory import Trajectory
-from clawmode.sessions.transcript import EntryTooLarge, NestedState, Transcript
+from clawmode.sessions.transcript import EntryTooLarge, NestedState
 from clawmode.tools.executor import CallEvent
 from clawmode.types import JsonObject
 
@@ -30,40 +32,26 @@ class Recorder:
     """The sink of one run's loop, and the watcher of its calls.
 
     Args:
-        run_id: The run.
-        transcript: An open transcript in which the run has been started.
+        run: A run whose transcript is open, and has the start of the run.
         trajectory: An open trajectory.
-        emit: Emits events to listeners.
         stop: Ends the run: it must not continue if its messages cannot be recorded.
-        persist: Returns a tool's result as it is recorded.
 
     Attributes:
         failure: Why `stop` was called; None if it was not.
     """
 
-    def __init__(
-        self,
-        run_id: str,
-        transcript: Transcript,
-        trajectory: Trajectory,
-        *,
-        emit: Callable[[Stream, JsonObject], None],
-        stop: Callable[[], None],
-        persist: Callable[[ToolMessage], ToolMessage] = lambda message: message,
-    ) -> None:
-        self._run_id = run_id
-        self._transcript = transcript
+    def __init__(self, run: AgentRun, trajectory: Trajectory, stop: Callable[[], None]) -> None:
+        self._run = run
         self._trajectory = trajectory
-        self._emit = emit
         self._stop = stop
-        self._persist = persist
+        self._persist = AgentHooks(run.shared.hooks).persist
         self._thread = threading.get_ident()
         self.failure: str | None = None
 
     # ---- The sink of the loop ----
 
     def emit(self, stream: Stream, data: JsonObject) -> None:
-        self._emit(stream, data)
+        self._run.emit(stream, data)
         if stream == "tool" and data["phase"] != "update":
             self.trace("tool.call", data)
 
@@ -85,7 +73,7 @@ class Recorder:
             message = self._persist(message)
         with self._stop_on_failure():
             try:
-                self._transcript.message(self._run_id, message)
+                self._run.transcript.message(self._run.id, message)
             except EntryTooLarge:
                 if not isinstance(message, ToolMessage):
                     raise
@@ -94,15 +82,15 @@ class Recorder:
                 small = ToolMessage(
                     call_id=message.call_id, name=message.name, content=note, is_error=True
                 )
-                self._transcript.message(self._run_id, small)
+                self._run.transcript.message(self._run.id, small)
 
     async def secure(self) -> None:
         with self._stop_on_failure():
-            await self._transcript.sync()
+            await self._run.transcript.sync()
 
     def settle_lost_calls(self) -> None:
         """Records an error for each call whose result was lost when its process ended."""
-        found = self._transcript.open_runs().get(self._run_id)
+        found = self._run.transcript.open_runs().get(self._run.id)
         for call in () if found is None else found.unanswered:
             self.record(fail(call, UNANSWERED))
 
@@ -141,8 +129,8 @@ class Recorder:
         if event.parent_id is None or event.phase == "update":
             return
         with self._stop_on_failure():
-            self._transcript.nested(
-                self._run_id,
+            self._run.transcript.nested(
+                self._run.id,
                 parent_id=event.parent_id,
                 call_id=event.call_id,
                 tool_id=event.tool_id,

@@ -10,7 +10,7 @@ from clawmode.config.agents import Break, Reasoning, Verbosity
 from clawmode.config.tools import ToolSearchConfig
 from clawmode.exceptions import ClawmodeError
 from clawmode.messages import Image
-from clawmode.models.base import Model, ThinkingLevel
+from clawmode.models.base import ErrorKind, Model, ThinkingLevel
 from clawmode.tools.policy import Policy
 from clawmode.tools.tool import Tool
 from clawmode.types import JsonObject, JsonValue
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from clawmode.sessions.store import Session
 
 Status: TypeAlias = Literal["ok", "error", "aborted", "timeout"]
+Problem: TypeAlias = ErrorKind | Literal["too_many_turns", "repeats"]
 
 MAX_MESSAGE_CHARS = 1 << 20
 

@@ -9,7 +9,7 @@ import time
 import uuid
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, TypeAlias
@@ -19,32 +19,29 @@ from anyio.abc import TaskGroup
 
 from clawmode.agent.care import CleanUp, SessionCare
 from clawmode.agent.compaction import estimate
-from clawmode.agent.events import AgentEvent, Listener, Stream
+from clawmode.agent.events import Listener
 from clawmode.agent.hooks import AgentEnd, AgentHooks, ModelResolve
 from clawmode.agent.intake import IncomingMessage
-from clawmode.agent.lanes import Lanes, Place
-from clawmode.agent.loop import Outcome
+from clawmode.agent.lanes import Lanes
 from clawmode.agent.preview import Preview, open_preview_run
-from clawmode.agent.replies import SentMessages, shape
 from clawmode.agent.requests import (
     MAX_MESSAGE_CHARS,
     AgentRequest,
     Resolver,
     RunResult,
     RunSettings,
-    Status,
-    Streaming,
 )
-from clawmode.agent.run import STOPPED, Resources, RunEnd, SessionRun
+from clawmode.agent.run import AgentRun, Resources
+from clawmode.agent.turn import carry_out, preview
 from clawmode.catalog.namespaces import NamespaceRegistry
 from clawmode.code_mode.code_mode import CodeMode
 from clawmode.code_mode.sqlite_store import SqliteStore
 from clawmode.context import RunContext
-from clawmode.exceptions import ClawmodeError, ConfigurationError, message_of
+from clawmode.exceptions import ClawmodeError, ConfigurationError, NotOpen, message_of
 from clawmode.redaction import KnownSecrets, Redactor
 from clawmode.sandbox.pool import Pool
 from clawmode.sessions.store import Session, SessionStore
-from clawmode.sessions.transcript import Transcript, open_session
+from clawmode.sessions.transcript import open_session
 from clawmode.tasks import Lifetime
 from clawmode.tools.approvals import Approvals
 from clawmode.tools.hooks import Hooks
@@ -58,7 +55,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("clawmode.agent")
 
-RunState: TypeAlias = Literal["queued", "running"] | Status
 WaitStatus: TypeAlias = Literal["ok", "error", "timeout"]
 
 WAIT_SECONDS = 30.0
@@ -68,33 +64,6 @@ MAX_REMEMBERED = 1_000
 
 async def _nothing_to_clean_up(run: RunContext) -> None:
     pass
-
-
-@dataclass(eq=False, slots=True)
-class Run:
-    """A run that was accepted.
-
-    Attributes:
-        stopped: Why the run was aborted, for its error; empty if the person asked for that.
-        sent: The messages that messaging tools have sent.
-        streaming: How the reply is sent.
-        inside: The run in its session, while it is in progress.
-    """
-
-    id: str
-    request: AgentRequest
-    session: Session
-    accepted_at: float = field(default_factory=time.time)
-    started_at: float = 0.0
-    state: RunState = "queued"
-    result: RunResult | None = None
-    scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
-    ended: anyio.Event = field(default_factory=anyio.Event)
-    seq: int = 0
-    stopped: str = ""
-    sent: SentMessages = field(default_factory=SentMessages)
-    streaming: Streaming = field(default_factory=Streaming)
-    inside: SessionRun | None = field(default=None, repr=False)
 
 
 class AgentRuntime:
@@ -130,7 +99,7 @@ class AgentRuntime:
         sessions: SessionStore,
         state: Path,
         tools: Iterable[Tool] = (),
-        own: Callable[[SessionRun], tuple[Tool, ...]] = lambda run: (),
+        own: Callable[[AgentRun], tuple[Tool, ...]] = lambda run: (),
         clean_up: CleanUp = _nothing_to_clean_up,
         plugin_tools: Iterable[Tool] = (),
         servers: "McpServers | None" = None,
@@ -145,7 +114,7 @@ class AgentRuntime:
         self.sessions = sessions
         self.approvals = approvals or Approvals()
         self.hooks = hooks or Hooks()
-        self.on_accept: Callable[[Run], Awaitable[None]] | None = None
+        self.on_accept: Callable[[AgentRun], Awaitable[None]] | None = None
         self._agent_hooks = AgentHooks(self.hooks)
         self._resolver = resolver
         self._owns_pool = pool is None
@@ -175,10 +144,8 @@ class AgentRuntime:
             stop=self.stop,
             clean_up=clean_up,
         )
-        self._runs: OrderedDict[str, Run] = OrderedDict()
-        self._listeners: list[Listener] = []
+        self._runs: OrderedDict[str, AgentRun] = OrderedDict()
         self._life = Lifetime("clawmode-runs", self._end)
-        self._closing = False
 
     async def __aenter__(self) -> "AgentRuntime":
         async with contextlib.AsyncExitStack() as opened:
@@ -197,23 +164,25 @@ class AgentRuntime:
         try:
             await self._life.close()
         finally:
+            for run in self._runs.values():
+                run.ended.set()  # for those who wait for a run that was left unfinished
             if self._owns_pool:
                 await self._shared.pool.aclose()
             self.store.close()
 
     async def _end(self, tasks: TaskGroup) -> None:
         # Runs are not aborted but left unfinished, so that another process can resume them.
-        self._closing = True
+        self._shared.closing = True
         tasks.cancel_scope.cancel()
 
     # ---- For callers ----
 
     def subscribe(self, listener: Listener) -> Callable[[], None]:
         """Calls `listener` with every event of every run; returns a function to unsubscribe."""
-        self._listeners.append(listener)
-        return lambda: self._listeners.remove(listener)
+        self._shared.listeners.append(listener)
+        return lambda: self._shared.listeners.remove(listener)
 
-    async def start(self, request: AgentRequest) -> Run:
+    async def start(self, request: AgentRequest) -> AgentRun:
         """Accepts a run, and returns before it begins.
 
         If a run with the id of the request is known, that run is returned.
@@ -241,7 +210,7 @@ class AgentRuntime:
         )
         if (known := self._runs.get(request.run_id)) is not None:
             return known  # a second request with the same id was faster
-        run = Run(request.run_id or uuid.uuid4().hex, request, session)
+        run = AgentRun(request.run_id or uuid.uuid4().hex, request, session, self._shared)
         self._runs[run.id] = run
         if (over := len(self._runs) - MAX_REMEMBERED) > 0:
             for key in [key for key, it in self._runs.items() if it.ended.is_set()][:over]:
@@ -281,10 +250,12 @@ class AgentRuntime:
 
         Raises:
             ConfigurationError: The run id is unknown.
+            NotOpen: The runtime was closed during the run.
         """
         run = self._find(run_id)
         await run.ended.wait()
-        assert run.result is not None
+        if run.result is None:
+            raise NotOpen(f"The runtime was closed before the run {run_id[:80]!r} ended.")
         return run.result
 
     def abort(self, run_id: str, reason: str = "") -> bool:
@@ -318,18 +289,17 @@ class AgentRuntime:
     def steer(self, run_id: str, message: IncomingMessage) -> bool:
         """Adds a message to a run in progress; returns False if the run accepts none."""
         run = self._runs.get(run_id)
-        return run is not None and run.inside is not None and run.inside.intake.add(message)
+        return run is not None and run.intake.add(message)
 
     def withdraw(self, message_id: str) -> bool:
         """Removes a message to a run; returns False if a model has read it, or it is unknown."""
-        inside = (run.inside for run in self._runs.values() if not run.ended.is_set())
-        return any(it is not None and it.intake.withdraw(message_id) for it in inside)
+        return any(run.intake.withdraw(message_id) for run in self._runs.values())
 
-    def runs(self) -> list[Run]:
+    def runs(self) -> list[AgentRun]:
         """Returns all known runs, the oldest first."""
         return list(self._runs.values())
 
-    def under_way(self, session_key: str) -> list[Run]:
+    def under_way(self, session_key: str) -> list[AgentRun]:
         """Returns the running and queued runs of a session."""
         return [
             run
@@ -352,47 +322,32 @@ class AgentRuntime:
             ClawmodeError: The session, a model or a folder is not available.
         """
         async with self.preview_run(request) as run:
-            prompt, tools = await run.preview()
+            prompt, tools = await preview(run)
             conversation = estimate(run.transcript.messages())
-        model = run.settings.models[0]
-        return Preview(
-            session_key=run.session.key,
-            model=f"{model.provider}/{model.name}",
-            prompt=prompt,
-            tools=tools,
-            conversation=conversation,
-            window=model.limits.context_window,
-            room=run.settings.compaction.room(model),
-        )
+            model = run.settings.models[0]
+            return Preview(
+                session_key=run.session.key,
+                model=f"{model.provider}/{model.name}",
+                prompt=prompt,
+                tools=tools,
+                conversation=conversation,
+                window=model.limits.context_window,
+                room=run.settings.compaction.room(model),
+            )
 
     def preview_run(
         self, request: AgentRequest, *, create: bool = False
-    ) -> contextlib.AbstractAsyncContextManager[SessionRun]:
+    ) -> contextlib.AbstractAsyncContextManager[AgentRun]:
         """Makes a run that is not carried out, to see its settings and tools.
 
         See `open_preview_run`.
         """
-
-        def make_run(
-            session: Session, context: RunContext, settings: RunSettings, transcript: Transcript
-        ) -> SessionRun:
-            return SessionRun(
-                shared=self._shared,
-                request=request,
-                session=session,
-                context=context,
-                settings=settings,
-                transcript=transcript,
-                emit=lambda stream, data: None,
-                closing=lambda: True,
-            )
-
-        return open_preview_run(make_run, self._resolver, self.sessions, request, create=create)
+        return open_preview_run(request, self._shared, self._resolver, self.sessions, create=create)
 
     def programs(self) -> list[CodeMode]:
         """Returns the code modes of runs in progress."""
-        inside = (run.inside for run in self._runs.values())
-        return [it.programs for it in inside if it is not None and it.programs is not None]
+        found = (run.programs for run in self._runs.values())
+        return [programs for programs in found if programs is not None]
 
     def servers(self) -> "tuple[ServerView, ...]":
         """Returns the state of the MCP servers that all runs share."""
@@ -401,43 +356,42 @@ class AgentRuntime:
     def learn(self, secrets: Iterable[str]) -> None:
         """Adds secrets that are redacted in the trajectories of later runs."""
         known = dict.fromkeys((*self._shared.secrets, *secrets))
-        self._shared = replace(self._shared, secrets=tuple(known))
+        self._shared.secrets = tuple(known)
         self._redactor, self.known = Redactor(known), KnownSecrets(known)
 
-    def find(self, run_id: str) -> Run | None:
+    def find(self, run_id: str) -> AgentRun | None:
         """Returns a run, or None if the id is unknown."""
         return self._runs.get(run_id)
 
-    def _find(self, run_id: str) -> Run:
+    def _find(self, run_id: str) -> AgentRun:
         if run_id not in self._runs:
             raise ConfigurationError(f"there is no run {run_id[:80]!r}")
         return self._runs[run_id]
 
     # ---- One run ----
 
-    async def _live(self, run: Run) -> None:
-        outcome: RunEnd | None = None
+    async def _live(self, run: AgentRun) -> None:
+        interrupted = True
         try:
             with run.scope:
-                async with self._lanes.enter(run.session.key) as place:
-                    outcome = await self._carry_out(run, place)
+                async with self._lanes.enter(run.session.key) as run.place:
+                    await self._carry_out(run)
+                    interrupted = False
         except Exception as error:
             logger.exception("run %s", run.id)
-            outcome = RunEnd.with_error(f"{type(error).__name__}: {message_of(error)}")
+            run.finish("error", f"{type(error).__name__}: {message_of(error)}")
+            interrupted = False
         # Interrupted by the end of the runtime: without a result, so that it can be resumed.
-        if self._closing and outcome is None:
+        if self._shared.closing and interrupted:
             return
-        # A cancelled run could not return its end, but has kept it.
-        kept = None if run.inside is None else run.inside.ended
-        outcome = outcome or kept or RunEnd(Outcome("aborted", None, STOPPED))
-        if run.stopped and outcome.outcome.status == "aborted":
-            outcome.outcome = replace(outcome.outcome, error=run.stopped)
+        if run.stopped and run.status == "aborted":
+            run.error = run.stopped
         with anyio.CancelScope(shield=True):
-            await self._conclude(run, outcome)
+            await self._conclude(run)
 
-    async def _carry_out(self, run: Run, place: Place) -> RunEnd:
-        run.started_at, run.state = time.time(), "running"
-        self._emit(run, "lifecycle", {"phase": "start", "startedAt": int(run.started_at * 1000)})
+    async def _carry_out(self, run: AgentRun) -> None:
+        run.started_at = time.time()
+        run.emit("lifecycle", {"phase": "start", "startedAt": int(run.started_at * 1000)})
         try:
             await self._let_hooks_choose_model(run)
             # The session may have been reset since the run was accepted.
@@ -445,97 +399,45 @@ class AgentRuntime:
                 run.session = await self.sessions.get(run.session.id)
             else:
                 run.session = await self.sessions.resolve(run.session.key)
-            settings = await self._resolver.settings(run.request, run.session)
-            run.streaming = settings.streaming
+            run.settings = await self._resolver.settings(run.request, run.session)
+            run.streaming = run.settings.streaming
             async with open_session(
-                run.session, settings.lock_seconds, workspace=settings.workspace
-            ) as transcript:
-                if not transcript.entries:
+                run.session, run.settings.lock_seconds, workspace=run.settings.workspace
+            ) as run.transcript:
+                if not run.transcript.entries:
                     await self.care.begin(run.session)
-                run.inside = SessionRun(
-                    shared=self._shared,
-                    request=run.request,
-                    session=run.session,
-                    context=_context_of(run),
-                    settings=settings,
-                    transcript=transcript,
-                    emit=lambda stream, data: self._emit(run, stream, data),
-                    closing=lambda: self._closing,
-                    sent=run.sent,
-                    place=place,
-                )
-                return await run.inside.carry_out()
+                await carry_out(run)
         except ClawmodeError as error:
-            return RunEnd.with_error(str(error))
+            run.finish("error", str(error))
 
-    async def _let_hooks_choose_model(self, run: Run) -> None:
+    async def _let_hooks_choose_model(self, run: AgentRun) -> None:
         if not self.hooks.has("before_model_resolve", "before_agent_start"):
             return
-        event = ModelResolve(prompt=run.request.message, run=_context_of(run))
+        event = ModelResolve(prompt=run.request.message, run=run.context)
         chosen = await self._agent_hooks.choose_model(event)
         if chosen.model:
             name = f"{chosen.provider}/{chosen.model}" if chosen.provider else chosen.model
             run.request = replace(run.request, model=name)
 
-    async def _conclude(self, run: Run, ended: RunEnd) -> None:
-        outcome = ended.outcome
-        # Errors of tools and providers may quote a key, and this one goes to channels.
-        if outcome.error is not None:
-            outcome = replace(outcome, error=self._redactor.text(outcome.error))
-        now = time.time()
-        run.result = RunResult(
-            run_id=run.id,
-            session_key=run.session.key,
-            session_id=run.session.id,
-            status=outcome.status,
-            payloads=shape(ended.said, error=outcome.error, sent=ended.sent, how=ended.shape),
-            unread=ended.unread,
-            usage=ended.usage.to_json(),
-            metadata=ended.metadata,
-            error=outcome.error,
-            problem=outcome.problem,
-            started_at=run.started_at,
-            ended_at=now,
-        )
-        run.state = outcome.status
-        at: JsonObject = {"endedAt": int(now * 1000), "status": outcome.status}
-        if outcome.status == "ok":
-            self._emit(run, "lifecycle", {"phase": "end", **at})
+    async def _conclude(self, run: AgentRun) -> None:
+        result = run.result = run.make_result(self._redactor)
+        at: JsonObject = {"endedAt": int(result.ended_at * 1000), "status": result.status}
+        if result.status == "ok":
+            run.emit("lifecycle", {"phase": "end", **at})
         else:
-            self._emit(run, "lifecycle", {"phase": "error", **at, "error": outcome.error})
+            run.emit("lifecycle", {"phase": "error", **at, "error": result.error})
         try:
-            await self.sessions.touch(run.session.id, status=outcome.status, usage=ended.usage)
+            await self.sessions.touch(run.session.id, status=result.status, usage=run.usage)
         except ClawmodeError as error:
             logger.error("session %s: %s", run.session.key, error)
-        run.inside = None  # it holds a copy of the conversation
+        said = run.release()
         run.ended.set()  # before the hooks: a slow hook must not delay the reply
         if self.hooks.has("agent_end"):
             end = AgentEnd(
-                run=_context_of(run),
-                status=outcome.status,
-                messages=ended.said,
-                metadata=ended.metadata,
-                error=outcome.error,
+                run=run.context,
+                status=result.status,
+                messages=said,
+                metadata=result.metadata,
+                error=result.error,
             )
             await self._agent_hooks.end_run(end)
-
-    def _emit(self, run: Run, stream: Stream, data: JsonObject) -> None:
-        run.seq += 1
-        event = AgentEvent(
-            run_id=run.id, seq=run.seq, stream=stream, data=data, session_key=run.session.key
-        )
-        for listener in tuple(self._listeners):  # a copy: a listener may unsubscribe itself
-            try:
-                listener(event)
-            except Exception as error:
-                logger.error(
-                    "listener %r: %s: %s", listener, type(error).__name__, message_of(error)
-                )
-
-
-def _context_of(run: Run) -> RunContext:
-    return replace(
-        run.session.context(run.id),
-        sender=run.request.sender,
-        channel=run.request.origin or run.request.channel,
-    )

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 from weakref import WeakValueDictionary
 
-from clawmode.agent.run import SessionRun
+from clawmode.agent.run import AgentRun
 from clawmode.config import resolve as settings
 from clawmode.config.resolve import Configuration, ToolOptions
 from clawmode.config.tools import ExecSettings, FetchSettings, MessageSection
@@ -69,7 +69,7 @@ class OwnTools:
         self._guard.install(hooks)
         # Deriving a tool from its function takes milliseconds, so tools are made once for all runs
         # with equal settings. A tool finds its run by the context of the call.
-        self._runs: WeakValueDictionary[str, SessionRun] = WeakValueDictionary()
+        self._runs: WeakValueDictionary[str, AgentRun] = WeakValueDictionary()
         self._session_tools = self._make_session_tools()
         self._made: OrderedDict[_CoreSettings, tuple[Tool, ...]] = OrderedDict()
 
@@ -88,7 +88,7 @@ class OwnTools:
     async def __aexit__(self, *about: Any) -> None:
         await self._commands.__aexit__(*about)
 
-    def for_run(self, run: SessionRun) -> tuple[Tool, ...]:
+    def for_run(self, run: AgentRun) -> tuple[Tool, ...]:
         """Returns the tools of a run, before any policy is applied."""
         self._runs[run.context.run_id] = run
         options = self._options(run.context)
@@ -119,7 +119,7 @@ class OwnTools:
         @tool(effect="read", idempotent=True)
         def session_status(context: ToolContext) -> JsonObject:
             """Look up this conversation: its key, model, tokens and active runs."""
-            return self._run_of(context).status()
+            return self._run_of(context).report()
 
         @tool(effect="write")
         async def message(
@@ -149,14 +149,14 @@ class OwnTools:
 
         return (session_status, message) if self._outbox is not None else (session_status,)
 
-    def _run_of(self, context: ToolContext) -> SessionRun:
+    def _run_of(self, context: ToolContext) -> AgentRun:
         run = self._runs.get(context.run.run_id)
-        if run is None:
+        if run is None or run.ended.is_set():
             raise ToolProblem("not_found", "this call belongs to no conversation")
         return run
 
     async def _send(
-        self, run: SessionRun, to: tuple[str, str], text: str, edited: str | None
+        self, run: AgentRun, to: tuple[str, str], text: str, edited: str | None
     ) -> JsonObject:
         assert self._outbox is not None
         if not text.strip():
@@ -221,7 +221,7 @@ class _CoreSettings(NamedTuple):
 
 
 def _destination(
-    run: SessionRun, channel: str, target: str, options: MessageSection
+    run: AgentRun, channel: str, target: str, options: MessageSection
 ) -> tuple[str, str]:
     """Returns the channel and the target of a message.
 

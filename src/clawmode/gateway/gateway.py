@@ -17,7 +17,7 @@ from clawmode.addresses import Attempts
 from clawmode.agent.diagnostics import SessionMonitor
 from clawmode.agent.events import AgentEvent
 from clawmode.agent.hooks import GatewayEvent
-from clawmode.agent.runtime import Run
+from clawmode.agent.run import AgentRun
 from clawmode.cron.jobs import Jobs
 from clawmode.cron.scheduler import Scheduler
 from clawmode.exceptions import message_of
@@ -87,7 +87,7 @@ class Gateway:
     effects: dict[tuple[str, str, str], anyio.Event] = field(
         default_factory=dict[tuple[str, str, str], anyio.Event]
     )
-    _notes: "MemoryObjectSendStream[Run] | None" = None
+    _notes: "MemoryObjectSendStream[AgentRun] | None" = None
     _tasks: TaskGroup | None = None
 
     def __post_init__(self) -> None:
@@ -122,7 +122,7 @@ class Gateway:
         # Recorded before the client gets its response: a run that was accepted is never lost.
         runtime.on_accept = self._accept
         # Without a limit: a run whose end is not recorded would be continued at the next start.
-        send, receive = anyio.create_memory_object_stream[Run](math.inf)
+        send, receive = anyio.create_memory_object_stream[AgentRun](math.inf)
         self._notes = send
         try:
             async with anyio.create_task_group() as tasks:
@@ -291,7 +291,7 @@ class Gateway:
 
     # ---- Runs ----
 
-    async def _accept(self, run: Run) -> None:
+    async def _accept(self, run: AgentRun) -> None:
         await self.ledger.accept(restart.row_of(run))
 
     def _on_agent_event(self, event: AgentEvent) -> None:
@@ -317,7 +317,7 @@ class Gateway:
             about: JsonObject = {"sessionKey": key, "runId": run_id, "phase": event.data["phase"]}
             self.broadcast("sessions.changed", about)
 
-    async def _write_notes(self, notes: AsyncIterator[Run]) -> None:
+    async def _write_notes(self, notes: AsyncIterator[AgentRun]) -> None:
         """Writes the start or the end of each run to the ledger."""
         async for run in notes:
             # Retried without end: a run whose end is missing would be continued at the next start.

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Iterable
 
 from clawmode.agent.requests import RunResult
-from clawmode.agent.runtime import Run
+from clawmode.agent.run import AgentRun
 from clawmode.redaction import Redactor
 from clawmode.text import one_line
 from clawmode.types import JsonObject
@@ -94,7 +94,7 @@ def learn(secrets: Iterable[str]) -> None:
 # ---- Runs ----
 
 
-def run_started(run: Run) -> None:
+def run_started(run: AgentRun) -> None:
     """Logs the start of a run."""
     request = run.request
     trigger = request.trigger or request.origin or request.channel or "client"
@@ -103,7 +103,7 @@ def run_started(run: Run) -> None:
     logger.info(text, run.id, run.session.key, trigger, extra={ABOUT: about})
 
 
-def run_ended(run: Run, result: RunResult) -> None:
+def run_ended(run: AgentRun, result: RunResult) -> None:
     """Logs the end of a run, with its status, model, tokens and error."""
     seconds = max(result.ended_at - result.started_at, 0.0) if result.started_at else 0.0
     model = "/".join(str(result.metadata[key]) for key in MODEL if result.metadata.get(key))
@@ -124,5 +124,5 @@ def run_ended(run: Run, result: RunResult) -> None:
     logger.log(level, text, run.id, *values, extra={ABOUT: about})
 
 
-def _identify(run: Run) -> JsonObject:
+def _identify(run: AgentRun) -> JsonObject:
     return {"runId": run.id, "sessionKey": run.session.key, "agentId": run.session.agent_id}

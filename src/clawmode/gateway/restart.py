@@ -19,7 +19,8 @@ from clawmode.sessions.store import Session
 from clawmode.types import JsonObject, JsonValue
 
 if TYPE_CHECKING:
-    from clawmode.agent.runtime import AgentRuntime, Run
+    from clawmode.agent.run import AgentRun
+    from clawmode.agent.runtime import AgentRuntime
     from clawmode.cron.scheduler import Scheduler
     from clawmode.messaging.inbox import Inbox
 
@@ -41,7 +42,7 @@ async def restore_messages(inbox: "Inbox", ledger: Ledger) -> None:
             await ledger.release([message_id])
 
 
-def row_of(run: "Run") -> RunRow:
+def row_of(run: "AgentRun") -> RunRow:
     """Returns a run as it is recorded before it starts."""
     request = run.request
     kept: JsonObject = {

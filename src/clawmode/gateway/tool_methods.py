@@ -4,7 +4,7 @@ import uuid
 from collections.abc import Iterable
 
 from clawmode.agent.requests import AgentRequest
-from clawmode.agent.run import SessionRun
+from clawmode.agent.run import AgentRun
 from clawmode.catalog.catalog import CONTROL_NAMES, EXEC, WAIT, Catalog, exposed_name
 from clawmode.exceptions import AmbiguousTool, UnknownTool
 from clawmode.gateway.methods import (
@@ -63,7 +63,7 @@ async def _catalog(call: MethodCall) -> JsonObject:
     async with call.runtime.preview_run(_request(call)) as run:
         run.activate()
         tools = run.offered()
-    return {"agentId": run.settings.agent_id, "tools": _listed(tools, call)}
+    return {"agentId": run.session.agent_id, "tools": _listed(tools, call)}
 
 
 async def _effective(call: MethodCall) -> JsonObject:
@@ -78,7 +78,7 @@ async def _effective(call: MethodCall) -> JsonObject:
     ]
     return {
         "sessionKey": run.session.key,
-        "agentId": run.settings.agent_id,
+        "agentId": run.session.agent_id,
         "model": f"{model.provider}/{model.name}",
         "codeMode": surface.code_mode,
         "visible": visible,
@@ -125,7 +125,7 @@ async def _reject_approval(state: CallState) -> None:
         raise ToolFailure("requires_approval", text)
 
 
-def _find(run: SessionRun, name: str) -> Tool:
+def _find(run: AgentRun, name: str) -> Tool:
     """Returns the tool with this id or name: an allowed one, else a denied one.
 
     A denied tool is returned so that the executor rejects the call with the reason.
@@ -147,7 +147,7 @@ def _find(run: SessionRun, name: str) -> Tool:
     raise RpcError("NOT_FOUND", text, field="name", details={"near": near})
 
 
-def _broadcast(call: MethodCall, run: SessionRun, event: CallEvent) -> None:
+def _broadcast(call: MethodCall, run: AgentRun, event: CallEvent) -> None:
     """Sends an event of the call to clients that follow the session."""
     # Updates may come from a thread of the tool, where nothing can be sent.
     if event.phase == "update":

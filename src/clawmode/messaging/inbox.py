@@ -213,7 +213,7 @@ class Inbox:
         line = self._lines.get(session_key)
         count = 0 if line is None else line.clear()
         for run in self._runtime.under_way(session_key):
-            unread = list[IncomingMessage]() if run.inside is None else run.inside.intake.close()
+            unread = run.intake.close()
             self._release(said.id for said in unread)
             for said in unread:
                 self._steered.pop(said.id, None)
@@ -290,8 +290,7 @@ class Inbox:
             asked = (run.request.channel, run.request.target, run.request.sender)
             own = asked == (message.channel, message.target, message.sender)
             if own and self._runtime.steer(run.id, said):
-                assert run.inside is not None
-                run.inside.intake.on_read = self._release
+                run.intake.on_read = self._release
                 self._steered[queued.id] = (run.id, queued)
                 return True
         return False

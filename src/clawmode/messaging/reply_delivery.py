@@ -21,7 +21,8 @@ from clawmode.tasks import BackgroundTasks, Notifier
 from clawmode.types import JsonObject
 
 if TYPE_CHECKING:
-    from clawmode.agent.runtime import AgentRuntime, Run
+    from clawmode.agent.run import AgentRun
+    from clawmode.agent.runtime import AgentRuntime
 
 logger = logging.getLogger("clawmode.chat")
 
@@ -62,7 +63,7 @@ class _Reply:
         done: Set when this reply has been sent.
     """
 
-    run: "Run"
+    run: "AgentRun"
     channel: Channel | None
     before: anyio.Event | None = None
     text: str = ""

@@ -9,7 +9,8 @@ import anyio
 
 from clawmode.agent.models import ModelPool
 from clawmode.agent.requests import AgentRequest, RunResult
-from clawmode.agent.runtime import AgentRuntime, Run
+from clawmode.agent.run import AgentRun
+from clawmode.agent.runtime import AgentRuntime
 from clawmode.app.console import ProgramOutput, duration, print_note
 from clawmode.app.setup import Setup
 from clawmode.config import resolve as settings
@@ -127,7 +128,7 @@ class CronTurn(LocalTurn):
         assert result is not None, "a run of a job is never left waiting"
         return result
 
-    async def _drive(self, request: AgentRequest, models: ModelPool) -> RunResult | Run:
+    async def _drive(self, request: AgentRequest, models: ModelPool) -> RunResult | AgentRun:
         agent_id = request.agent_id or settings.default_agent(self.setup.configuration)
         mode = self.approve or settings.approve_mode(self.setup.configuration, agent_id)
         desk = None

@@ -14,7 +14,8 @@ from clawmode.agent.models import ModelPool
 from clawmode.agent.preview import Preview
 from clawmode.agent.requests import AgentRequest, RunResult
 from clawmode.agent.resolver import ConfigResolver
-from clawmode.agent.runtime import AgentRuntime, Run
+from clawmode.agent.run import AgentRun
+from clawmode.agent.runtime import AgentRuntime
 from clawmode.app.console import ProgramOutput, print_note
 from clawmode.app.host import open_host
 from clawmode.app.setup import Setup
@@ -95,7 +96,7 @@ class LocalTurn(TerminalTurn):
         session = ended.session
         return WaitingRun(run_id=ended.id, session_key=session.key, session_id=session.id)
 
-    async def _drive(self, request: AgentRequest, models: ModelPool) -> RunResult | Run:
+    async def _drive(self, request: AgentRequest, models: ModelPool) -> RunResult | AgentRun:
         """Returns the result; or the run, if it was left waiting."""
         agent_id = request.agent_id or settings.default_agent(self.setup.configuration)
         mode = self.approve or settings.approve_mode(self.setup.configuration, agent_id)
@@ -107,7 +108,7 @@ class LocalTurn(TerminalTurn):
         async with interruptible(), opened as runtime:
             unsubscribe = runtime.subscribe(self.view.add)
             run = await runtime.start(request)
-            ended: RunResult | Run = run
+            ended: RunResult | AgentRun = run
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(_abort_on_signal, runtime, run.id)
                 if desk is not None:
