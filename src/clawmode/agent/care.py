@@ -43,7 +43,7 @@ class SessionCare:
     hooks: Hooks
     operator: "OperatorHooks | None"
     stop: Callable[[str], int]
-    clean_up: CleanUp
+    clean_up: CleanUp | None
     _compacting: dict[str, anyio.CancelScope] = field(
         default_factory=dict[str, anyio.CancelScope], repr=False
     )
@@ -132,7 +132,8 @@ class SessionCare:
         return run_id
 
     async def _end(self, session: Session, reason: str) -> None:
-        await self.clean_up(session.context(""))
+        if self.clean_up is not None:
+            await self.clean_up(session.context(""))
         event = SessionEvent(
             key=session.key, id=session.id, agent_id=session.agent_id, reason=reason
         )

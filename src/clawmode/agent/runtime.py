@@ -9,18 +9,15 @@ import time
 import uuid
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING
 
 import anyio
 from anyio.abc import TaskGroup
 
 from clawmode.agent.care import CleanUp, SessionCare
-from clawmode.agent.compaction import estimate
 from clawmode.agent.events import Listener
-from clawmode.agent.hooks import AgentEnd, AgentHooks, ModelResolve
+from clawmode.agent.hooks import AgentEnd, AgentHooks
 from clawmode.agent.intake import IncomingMessage
 from clawmode.agent.lanes import Lanes
 from clawmode.agent.preview import Preview, open_preview_run
@@ -32,11 +29,10 @@ from clawmode.agent.requests import (
     RunSettings,
 )
 from clawmode.agent.run import AgentRun, Resources
-from clawmode.agent.turn import carry_out, preview
+from clawmode.agent.turn import carry_out, choose_model, preview
 from clawmode.catalog.namespaces import NamespaceRegistry
 from clawmode.code_mode.code_mode import CodeMode
 from clawmode.code_mode.sqlite_store import SqliteStore
-from clawmode.context import RunContext
 from clawmode.exceptions import ClawmodeError, ConfigurationError, NotOpen, message_of
 from clawmode.redaction import KnownSecrets, Redactor
 from clawmode.sandbox.pool import Pool
@@ -55,15 +51,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("clawmode.agent")
 
-WaitStatus: TypeAlias = Literal["ok", "error", "timeout"]
-
 WAIT_SECONDS = 30.0
 MAX_REMEMBERED = 1_000
 """Runs that have ended and whose results are still available."""
-
-
-async def _nothing_to_clean_up(run: RunContext) -> None:
-    pass
 
 
 class AgentRuntime:
@@ -100,7 +90,7 @@ class AgentRuntime:
         state: Path,
         tools: Iterable[Tool] = (),
         own: Callable[[AgentRun], tuple[Tool, ...]] = lambda run: (),
-        clean_up: CleanUp = _nothing_to_clean_up,
+        clean_up: CleanUp | None = None,
         plugin_tools: Iterable[Tool] = (),
         servers: "McpServers | None" = None,
         hooks: Hooks | None = None,
@@ -115,7 +105,6 @@ class AgentRuntime:
         self.approvals = approvals or Approvals()
         self.hooks = hooks or Hooks()
         self.on_accept: Callable[[AgentRun], Awaitable[None]] | None = None
-        self._agent_hooks = AgentHooks(self.hooks)
         self._resolver = resolver
         self._owns_pool = pool is None
         self.store = SqliteStore(state)
@@ -155,12 +144,7 @@ class AgentRuntime:
             opened.pop_all()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         try:
             await self._life.close()
         finally:
@@ -196,17 +180,14 @@ class AgentRuntime:
             raise ConfigurationError("run_id is required to resume a run")
         if not request.resume and not request.message.strip() and not request.images:
             raise ConfigurationError("the message is empty")
-        if not request.resume and len(request.message) > MAX_MESSAGE_CHARS:
-            raise ConfigurationError(
-                f"the message has {len(request.message)} characters; at most {MAX_MESSAGE_CHARS} "
-                "are allowed"
-            )
+        if not request.resume and (size := len(request.message)) > MAX_MESSAGE_CHARS:
+            text = f"the message has {size} characters; at most {MAX_MESSAGE_CHARS} are allowed"
+            raise ConfigurationError(text)
         assert self._life.tasks is not None, "an AgentRuntime is used inside of `async with`"
-        agent_id = self._resolver.agent_of(request)
         session = await self.sessions.resolve(
-            key=request.session_key or None,
-            session_id=request.session_id or None,
-            agent_id=agent_id,
+            request.session_key or None,
+            request.session_id or None,
+            self._resolver.agent_of(request),
         )
         if (known := self._runs.get(request.run_id)) is not None:
             return known  # a second request with the same id was faster
@@ -237,9 +218,8 @@ class AgentRuntime:
         if run.result is None:
             return {"status": "timeout", "startedAt": int(run.started_at * 1000) or None}
         result = run.result
-        status: WaitStatus = "ok" if result.status == "ok" else "error"
         made: JsonObject = {
-            "status": status,
+            "status": "ok" if result.status == "ok" else "error",
             "startedAt": int(result.started_at * 1000),
             "endedAt": int(result.ended_at * 1000),
         }
@@ -322,18 +302,7 @@ class AgentRuntime:
             ClawmodeError: The session, a model or a folder is not available.
         """
         async with self.preview_run(request) as run:
-            prompt, tools = await preview(run)
-            conversation = estimate(run.transcript.messages())
-            model = run.settings.models[0]
-            return Preview(
-                session_key=run.session.key,
-                model=f"{model.provider}/{model.name}",
-                prompt=prompt,
-                tools=tools,
-                conversation=conversation,
-                window=model.limits.context_window,
-                room=run.settings.compaction.room(model),
-            )
+            return await preview(run)
 
     def preview_run(
         self, request: AgentRequest, *, create: bool = False
@@ -360,7 +329,6 @@ class AgentRuntime:
         self._redactor, self.known = Redactor(known), KnownSecrets(known)
 
     def find(self, run_id: str) -> AgentRun | None:
-        """Returns a run, or None if the id is unknown."""
         return self._runs.get(run_id)
 
     def _find(self, run_id: str) -> AgentRun:
@@ -393,7 +361,7 @@ class AgentRuntime:
         run.started_at = time.time()
         run.emit("lifecycle", {"phase": "start", "startedAt": int(run.started_at * 1000)})
         try:
-            await self._let_hooks_choose_model(run)
+            await choose_model(run)
             # The session may have been reset since the run was accepted.
             if run.request.session_id or run.request.resume:
                 run.session = await self.sessions.get(run.session.id)
@@ -410,22 +378,11 @@ class AgentRuntime:
         except ClawmodeError as error:
             run.finish("error", str(error))
 
-    async def _let_hooks_choose_model(self, run: AgentRun) -> None:
-        if not self.hooks.has("before_model_resolve", "before_agent_start"):
-            return
-        event = ModelResolve(prompt=run.request.message, run=run.context)
-        chosen = await self._agent_hooks.choose_model(event)
-        if chosen.model:
-            name = f"{chosen.provider}/{chosen.model}" if chosen.provider else chosen.model
-            run.request = replace(run.request, model=name)
-
     async def _conclude(self, run: AgentRun) -> None:
         result = run.result = run.make_result(self._redactor)
         at: JsonObject = {"endedAt": int(result.ended_at * 1000), "status": result.status}
-        if result.status == "ok":
-            run.emit("lifecycle", {"phase": "end", **at})
-        else:
-            run.emit("lifecycle", {"phase": "error", **at, "error": result.error})
+        failure: JsonObject = {"phase": "error", **at, "error": result.error}
+        run.emit("lifecycle", {"phase": "end", **at} if result.status == "ok" else failure)
         try:
             await self.sessions.touch(run.session.id, status=result.status, usage=run.usage)
         except ClawmodeError as error:
@@ -440,4 +397,4 @@ class AgentRuntime:
                 metadata=result.metadata,
                 error=result.error,
             )
-            await self._agent_hooks.end_run(end)
+            await AgentHooks(self.hooks).end_run(end)

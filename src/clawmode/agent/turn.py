@@ -6,16 +6,17 @@ ended, whatever ended it.
 
 import logging
 from collections.abc import Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import anyio
 
 from clawmode import __version__
-from clawmode.agent.compaction import Compactor
-from clawmode.agent.hooks import AgentHooks, PromptBuild
+from clawmode.agent.compaction import Compactor, estimate
+from clawmode.agent.hooks import AgentHooks, ModelResolve, PromptBuild
 from clawmode.agent.loop import Loop
+from clawmode.agent.preview import Preview
 from clawmode.agent.prompt import Ingredients, Prompt, build
 from clawmode.agent.recorder import Recorder
 from clawmode.agent.replies import SILENT
@@ -26,7 +27,7 @@ from clawmode.catalog.catalog import is_control
 from clawmode.code_mode.code_mode import CodeMode
 from clawmode.exceptions import ClawmodeError
 from clawmode.messages import AssistantMessage, Message, Text, UserMessage
-from clawmode.models.base import Model, ToolDefinition
+from clawmode.models.base import Model
 from clawmode.models.debug import debug_flags, log
 from clawmode.redaction import KnownSecrets, Redactor
 from clawmode.sessions.trajectory import Trajectory, sidecar_path
@@ -38,6 +39,17 @@ logger = logging.getLogger("clawmode.agent")
 
 NOTHING_SAID = "The process ended before the message was recorded: send it again."
 CONTINUED = "[The process ended in the middle of this, and has been started again. Go on.]"
+
+
+async def choose_model(run: AgentRun) -> None:
+    """Lets hooks choose another model for a run that has no settings yet."""
+    hooks = run.shared.hooks
+    if hooks.has("before_model_resolve", "before_agent_start"):
+        event = ModelResolve(prompt=run.request.message, run=run.context)
+        chosen = await AgentHooks(hooks).choose_model(event)
+        if chosen.model:
+            name = f"{chosen.provider}/{chosen.model}" if chosen.provider else chosen.model
+            run.request = replace(run.request, model=name)
 
 
 async def carry_out(run: AgentRun) -> None:
@@ -295,20 +307,28 @@ class _Shortener:
 # ---- Previews ----
 
 
-async def preview(run: AgentRun) -> tuple[Prompt, tuple[ToolDefinition, ...]]:
-    """Returns the system prompt and the tools that the model would get."""
-    surface, request = run.activate(), run.request
+async def preview(run: AgentRun) -> Preview:
+    """Returns what the model would get at the beginning of a run."""
+    surface, request, model = run.activate(), run.request, run.settings.models[0]
     messages = tuple(run.transcript.messages())
     shown = PromptBuild(prompt=request.message, run=run.context, messages=messages)
     added = await AgentHooks(run.shared.hooks).build_prompt(shown)
     given = await _ingredients(run)
-    if surface.code_mode:
-        async with _code_mode(run) as code_mode:
-            return build(given, added), CodeModeTools(code_mode).definitions()
-    executor = Executor(run.settings.policy, run.shared.hooks, run.shared.approvals)
-    if surface.search is not None:
-        async with _search(run, executor) as search:
-            prompt = build(replace(given, directory=search.directory), added)
-            return prompt, search.toolbox.definitions()
-    direct = DirectTools(surface.tools, executor, run.context)
-    return build(given, added), direct.definitions()
+    async with AsyncExitStack() as opened:
+        executor = Executor(run.settings.policy, run.shared.hooks, run.shared.approvals)
+        if surface.code_mode:
+            toolbox = CodeModeTools(await opened.enter_async_context(_code_mode(run)))
+        elif surface.search is not None:
+            search = await opened.enter_async_context(_search(run, executor))
+            toolbox, given = search.toolbox, replace(given, directory=search.directory)
+        else:
+            toolbox = DirectTools(surface.tools, executor, run.context)
+        return Preview(
+            session_key=run.session.key,
+            model=f"{model.provider}/{model.name}",
+            prompt=build(given, added),
+            tools=toolbox.definitions(),
+            conversation=estimate(messages),
+            window=model.limits.context_window,
+            room=run.settings.compaction.room(model),
+        )
