@@ -187,7 +187,8 @@ class SqliteStore(SqliteFile):
             running, holder, ttl, expires, record = row
             if holder and holder != owner and self._leases.alive(holder):
                 return "busy"
-            if running or expires <= self._clock():
+            # A claim of this owner keeps the cell alive, as in `_purge`.
+            if running or (holder != owner and expires <= self._clock()):
                 end: End = "lost" if running else "expired"
                 tables.bury(database, cell_id, end)
                 return end
