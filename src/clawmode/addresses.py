@@ -66,17 +66,11 @@ def is_public(address: Address) -> bool:
     # Mapped, compatible and local addresses are all outside of 2000::/3.
     if address not in _GLOBAL_6 or any(address in net for net in _REFUSED_6):
         return False
-    inner = _embedded(address)
+    # A tunnel would deliver to the IPv4 address that is embedded in the IPv6 address.
+    inner = address.sixtofour
+    if inner is None and (int(address) >> 32) & 0xFFFF_FFFF in _ISATAP:
+        inner = ipaddress.IPv4Address(int(address) & 0xFFFF_FFFF)
     return address.is_global and (inner is None or is_public(inner))
-
-
-def _embedded(address: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
-    """Returns the IPv4 address that a tunnel (6to4, ISATAP) would deliver to, if any."""
-    if address.sixtofour is not None:
-        return address.sixtofour
-    if (int(address) >> 32) & 0xFFFF_FFFF in _ISATAP:
-        return ipaddress.IPv4Address(int(address) & 0xFFFF_FFFF)
-    return None
 
 
 async def ask_system(host: str, port: int) -> list[str]:
@@ -103,7 +97,13 @@ async def find_target(
     shown = f"[{name}]" if ":" in name else name
     exempt = f"{shown}:{port}" in {each.lower() for each in allowed}
     literal = _literal(name)
-    found = await _look_up(name, port, resolve) if literal is None else [literal]
+    found: list[Address] = [] if literal is None else [literal]
+    if literal is None:
+        # An invalid answer of the resolver (ValueError) counts as no answer.
+        with contextlib.suppress(OSError, ValueError):
+            found = [ipaddress.ip_address(it) for it in (await resolve(name, port))[:MAX_ADDRESSES]]
+    if not found:
+        raise ToolProblem("not_found", f"the host {name[:200]!r} was not found")
     if not exempt and not all(is_public(address) for address in found):
         raise ToolProblem(
             "private_address", f"{shown[:200]!r} is not a public address, so it is not fetched"
@@ -127,16 +127,6 @@ def _literal(host: str) -> Address | None:
     if ":" in host or _NUMBER.fullmatch(host.rpartition(".")[2]):
         raise ToolProblem("bad_url", f"{host[:200]!r} is not an address in its canonical form")
     return None
-
-
-async def _look_up(host: str, port: int, resolve: Resolve) -> list[Address]:
-    found: list[Address] = []
-    # An invalid answer of the resolver (ValueError) counts as no answer.
-    with contextlib.suppress(OSError, ValueError):
-        found = [ipaddress.ip_address(each) for each in (await resolve(host, port))[:MAX_ADDRESSES]]
-    if not found:
-        raise ToolProblem("not_found", f"the host {host[:200]!r} was not found")
-    return found
 
 
 def is_loopback(host: str) -> bool:

@@ -9,6 +9,7 @@ Texts are hostile, so every pattern must take time linear in the text. Repetitio
 """
 
 import base64
+import contextlib
 import functools
 import json
 import math
@@ -200,9 +201,7 @@ class Redactor:
         workspace: Path | None = None,
         home: Path | None = None,
     ) -> None:
-        forms = {form for secret in secrets for form in _forms(secret)}
-        # Longest first: one secret may be part of another.
-        self._secrets = sorted(forms, key=lambda form: (-len(form), form))
+        self._secrets = _forms(secrets)
         self._paths = _path_patterns({WORKSPACE: workspace, HOME: home})
         self._remembered: dict[tuple[str, int], str] = {}
 
@@ -229,9 +228,11 @@ class Redactor:
     def _redact(self, text: str, embedded: int) -> str:
         if embedded < MAX_EMBEDDED and text.lstrip()[:1] in ("{", "["):
             # In parsed JSON, names and values are easier to tell apart.
-            made = self._embedded(text, embedded + 1)
-            if made is not None:
-                return made
+            with contextlib.suppress(ValueError, RecursionError):
+                value = json.loads(text)
+                made = self._value(value, "", 0, embedded + 1)
+                if made != value:
+                    return json.dumps(made, ensure_ascii=False, separators=(",", ":"))
         for secret in self._secrets:
             text = text.replace(secret, HIDDEN)
         text = _PRIVATE_KEY.sub(HIDDEN, text)
@@ -244,17 +245,6 @@ class Redactor:
         for pattern, name in self._paths:
             text = pattern.sub(lambda found, name=name: name, text)
         return text
-
-    def _embedded(self, text: str, embedded: int) -> str | None:
-        """Redacts a text that is JSON. None if it is not JSON, or if this found no secret."""
-        try:
-            value = json.loads(text)
-            made = self._value(value, "", 0, embedded)
-            if made == value:
-                return None
-            return json.dumps(made, ensure_ascii=False, separators=(",", ":"))
-        except (ValueError, RecursionError):
-            return None
 
     # ---- Values ----
 
@@ -279,8 +269,15 @@ class Redactor:
     def _object(
         self, value: Mapping[str, JsonValue], secrecy: Secrecy, depth: int, embedded: int
     ) -> JsonValue:
-        schema = bool(secrecy) and _is_schema(value)
-        pair = _named_pair(value)
+        # The schema of a `password` parameter describes a secret, and does not hold one.
+        kind = value.get("type")
+        typed = isinstance(kind, list) or (isinstance(kind, str) and kind in _SCHEMA_TYPES)
+        schema = bool(secrecy) and (typed or "$ref" in value or "anyOf" in value)
+        schema = schema and _SCHEMA_WORDS.issuperset(value)
+        # `{"name": "Cookie", "value": …}` names its secret beside it.
+        names = [value.get(key) for key in ("name", "key", "header") if "value" in value]
+        pairs = (secrecy_of(name) for name in names if isinstance(name, str))
+        pair: Secrecy = next(filter(None, pairs), "")
         made: dict[str, JsonValue] = {}
         for key, item in value.items():
             below = secrecy or secrecy_of(str(key))
@@ -317,8 +314,7 @@ class KnownSecrets:
     """
 
     def __init__(self, secrets: Iterable[str] = ()) -> None:
-        forms = {form for secret in secrets for form in _forms(secret)}
-        self._forms = sorted(forms, key=lambda form: (-len(form), form))
+        self._forms = _forms(secrets)
         self._by_first: dict[str, list[str]] = {}
         for form in self._forms:
             self._by_first.setdefault(form[0], []).append(form)
@@ -345,7 +341,12 @@ class KnownSecrets:
 
         A stream holds these characters back until the next chunk shows whether they do.
         """
-        start = self._safe_start(text)
+        # Reading starts at a position near the end that is not inside of a secret.
+        longest = len(self._forms[0]) if self._forms else 0
+        start = len(text) - 2 * longest
+        while start > 0 and self.are_in(text[max(start - longest + 1, 0) : start + longest - 1]):
+            start -= longest
+        start = max(start, 0)
         while start < len(text):
             forms = self._by_first.get(text[start], ())
             left = len(text) - start
@@ -353,16 +354,6 @@ class KnownSecrets:
                 return left
             # A secret that begins inside of a whole secret is redacted with it.
             start += next((len(form) for form in forms if text.startswith(form, start)), 1)
-        return 0
-
-    def _safe_start(self, text: str) -> int:
-        """Returns a position near the end that is not inside of a secret, to start reading at."""
-        longest = len(self._forms[0]) if self._forms else 0
-        start = len(text) - 2 * longest
-        while start > 0:
-            if not self.are_in(text[max(start - longest + 1, 0) : start + longest - 1]):
-                return start
-            start -= longest
         return 0
 
 
@@ -375,43 +366,30 @@ _SCHEMA_WORDS = frozenset(
 _SCHEMA_VALUES = frozenset({"default", "const", "enum", "examples"})
 
 
-def _is_schema(value: Mapping[str, JsonValue]) -> bool:
-    """True if the object describes a secret, as the schema of a `password` parameter does."""
-    kind = value.get("type")
-    typed = isinstance(kind, list) or (isinstance(kind, str) and kind in _SCHEMA_TYPES)
-    return (typed or "$ref" in value or "anyOf" in value) and _SCHEMA_WORDS.issuperset(value)
-
-
-def _named_pair(value: Mapping[str, JsonValue]) -> Secrecy:
-    """Returns the secrecy of `value` in an object such as `{"name": "Cookie", "value": …}`."""
-    if "value" not in value:
-        return ""
-    names = [name for key in ("name", "key", "header") if isinstance(name := value.get(key), str)]
-    return next((secrecy for name in names if (secrecy := secrecy_of(name))), "")
-
-
-def _forms(secret: str) -> set[str]:
-    """Returns the forms of a secret in texts: plain, in JSON, in a URL, in base64, by line."""
-    secret = secret.strip()
-    if len(secret) < MIN_SECRET or not secret.strip("*"):
-        return set()
-    encoded = secret.encode("utf-8", "replace")
-    lines = secret.splitlines()
-    made = {secret, quote(encoded, safe=""), base64.b64encode(encoded).decode().rstrip("=")}
-    for ascii_only in (True, False):
-        inner = secret
-        for _ in range(MAX_EMBEDDED):
-            inner = json.dumps(inner, ensure_ascii=ascii_only)[1:-1]
-            made.add(inner)
-    return made | {line for line in lines if len(line) >= MIN_SECRET_LINE and len(lines) > 1}
+def _forms(secrets: Iterable[str]) -> list[str]:
+    """Returns the forms of secrets in texts: plain, in JSON, in a URL, in base64, by line."""
+    made: set[str] = set()
+    for secret in (each.strip() for each in secrets):
+        if len(secret) < MIN_SECRET or not secret.strip("*"):
+            continue
+        encoded = secret.encode("utf-8", "replace")
+        made |= {secret, quote(encoded, safe=""), base64.b64encode(encoded).decode().rstrip("=")}
+        for ascii_only in (True, False):
+            inner = secret
+            for _ in range(MAX_EMBEDDED):
+                inner = json.dumps(inner, ensure_ascii=ascii_only)[1:-1]
+                made.add(inner)
+        lines = secret.splitlines()
+        if len(lines) > 1:
+            made.update(line for line in lines if len(line) >= MIN_SECRET_LINE)
+    # Longest first: one secret may be part of another.
+    return sorted(made, key=lambda form: (-len(form), form))
 
 
 def _path_patterns(paths: Mapping[str, Path | None]) -> list[tuple[re.Pattern[str], str]]:
     names: dict[str, str] = {}
     for name, path in paths.items():
-        if path is None:
-            continue
-        for form in (path.absolute(), path.resolve()):
+        for form in (path.absolute(), path.resolve()) if path else ():
             if len(form.parts) > 1:  # not the root, which begins every path
                 names.setdefault(str(form), name)
                 names.setdefault(quote(str(form)), name)

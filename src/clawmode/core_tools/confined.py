@@ -180,7 +180,12 @@ class _Walk:
         while self._ahead:
             name = self._ahead.popleft()
             if name == "..":
-                self._up()
+                if self._missing:
+                    text = f"{shown(self._path)} has .. after a folder that does not exist"
+                    raise ToolProblem("not_found", text)
+                if len(self._stack) == 1:
+                    raise _outside(self._path)
+                os.close(self._stack.pop())
             elif self._missing:
                 self._missing.append(name)
             else:
@@ -195,15 +200,6 @@ class _Walk:
         above = frozenset((status.st_dev, status.st_ino) for status in map(os.fstat, self._stack))
         limits = self._workspace.limits
         return Place(limits, self._path, self._stack[-1], tuple(folders), final, above)
-
-    def _up(self) -> None:
-        if self._missing:
-            raise ToolProblem(
-                "not_found", f"{shown(self._path)} has .. after a folder that does not exist"
-            )
-        if len(self._stack) == 1:
-            raise _outside(self._path)
-        os.close(self._stack.pop())
 
     def _step(self, name: str, follow: bool) -> str | None:
         """Enters a folder or follows a link; returns the name if the walk ends there."""

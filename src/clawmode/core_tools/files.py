@@ -8,7 +8,7 @@ import contextlib
 from dataclasses import dataclass, field
 
 from clawmode.core_tools.confined import Workspace
-from clawmode.core_tools.patches import Add, Change, Delete, Effort, Update, parse, patched
+from clawmode.core_tools.patches import Add, Change, Delete, Effort, parse, patched
 from clawmode.core_tools.places import FileLimits, Place, Signature, shown
 from clawmode.exceptions import ToolProblem
 from clawmode.tools.function import tool
@@ -200,13 +200,8 @@ def _listing(place: Place) -> ToolResult:
     listed: list[JsonValue] = [
         {"name": entry.name, "kind": entry.kind, "size": entry.size} for entry in entries
     ]
-    details: JsonObject = {
-        "path": place.path,
-        "kind": "folder",
-        "entries": listed,
-        "truncated": more,
-    }
-    return ToolResult("\n".join(lines) or "[empty folder]", details)
+    details: JsonObject = {"path": place.path, "kind": "folder", "entries": listed}
+    return ToolResult("\n".join(lines) or "[empty folder]", {**details, "truncated": more})
 
 
 def _part(path: str, text: str, offset: int, limit: int, max_chars: int) -> ToolResult:
@@ -367,22 +362,19 @@ class _Batch:
             self._steps.append(_Step(place, data, signature, None))
             self.summary.append(f"D {change.path}")
         else:
-            self._update(workspace, change)
-
-    def _update(self, workspace: Workspace, change: Update) -> None:
-        place, _ = self._open(workspace, change.path, follow=change.move_to is None)
-        data, signature = self._content(place)
-        after = encode(patched(decode(data, change.path), change, self._effort))
-        if change.move_to is None:
-            self._steps.append(_Step(place, data, signature, after))
-            self.summary.append(f"M {change.path}")
-            return
-        target, there = self._open(workspace, change.move_to)
-        if there is not None:
-            raise ToolProblem("exists", f"{shown(change.move_to)} already exists")
-        self._steps.append(_Step(target, None, None, after))
-        self._steps.append(_Step(place, data, signature, None))
-        self.summary.append(f"R {change.path} -> {change.move_to}")
+            place, _ = self._open(workspace, change.path, follow=change.move_to is None)
+            data, signature = self._content(place)
+            after = encode(patched(decode(data, change.path), change, self._effort))
+            if change.move_to is None:
+                self._steps.append(_Step(place, data, signature, after))
+                self.summary.append(f"M {change.path}")
+                return
+            target, there = self._open(workspace, change.move_to)
+            if there is not None:
+                raise ToolProblem("exists", f"{shown(change.move_to)} already exists")
+            self._steps.append(_Step(target, None, None, after))
+            self._steps.append(_Step(place, data, signature, None))
+            self.summary.append(f"R {change.path} -> {change.move_to}")
 
     def _open(
         self, workspace: Workspace, path: str, *, follow: bool = True

@@ -70,9 +70,8 @@ class _Reader:
 
     def run(self) -> Page:
         self._lower = self.source.lower()
-        if len(self._lower) != len(
-            self.source
-        ):  # the lower case of some letters has another length
+        # The lower case of some letters has another length.
+        if len(self._lower) != len(self.source):
             self._lower = self.source
         at = 0
         while at < len(self.source):
@@ -114,7 +113,12 @@ class _Reader:
                 self._close(name)
             return end + 1
         if name == "title" and not self.title:
-            return self._title(end + 1)
+            start, close = end + 1, self._find("</title", end + 1)
+            if close < 0:
+                return start
+            text = html.unescape(self.source[start : min(close, start + 4 * MAX_TITLE)])
+            self.title = _SPACES.sub(" ", text).strip()[:MAX_TITLE]
+            return close
         if name in RAW and name != "noscript":
             return self._raw(name, end + 1)
         if name == "body":
@@ -126,14 +130,6 @@ class _Reader:
         else:
             self._open(name, at, end)
         return end + 1
-
-    def _title(self, at: int) -> int:
-        end = self._find("</title", at)
-        if end < 0:
-            return at
-        text = html.unescape(self.source[at : min(end, at + 4 * MAX_TITLE)])
-        self.title = _SPACES.sub(" ", text).strip()[:MAX_TITLE]
-        return end
 
     def _raw(self, name: str, at: int) -> int:
         end = self._find(f"</{name}", at)
@@ -191,7 +187,14 @@ class _Reader:
             if self.markdown:
                 self.parts.append("\n```")
         elif name == "a" and self.link is not None:
-            self._end_link(*self.link)
+            start, target = self.link
+            self.link = None
+            words = "".join(self.parts[start:]).strip()
+            if words and target and "\n" not in words:
+                # A bracket would let a page end the link early.
+                words = words.replace("[", "(").replace("]", ")")
+                target = target.replace(")", "%29").replace(" ", "%20")
+                self.parts[start:] = [f"[{words}]({target})"]
         if name in BLOCKS:
             self._break(name)
 
@@ -206,11 +209,3 @@ class _Reader:
         except ValueError:
             return ""
         return target if target.startswith(("http://", "https://")) else ""
-
-    def _end_link(self, start: int, target: str) -> None:
-        self.link = None
-        words = "".join(self.parts[start:]).strip()
-        if words and target and "\n" not in words:
-            # A bracket would let a page end the link early.
-            words = words.replace("[", "(").replace("]", ")")
-            self.parts[start:] = [f"[{words}]({target.replace(')', '%29').replace(' ', '%20')})"]

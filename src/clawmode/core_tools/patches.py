@@ -234,9 +234,8 @@ def patched(text: str, update: Update, effort: Effort) -> str:
                 made.append(added)
                 continue
             if mark == " ":
-                made.append(
-                    lines[at]
-                )  # the file's line, because the patch may differ in white space
+                # The file's own line, because the patch may differ in white space.
+                made.append(lines[at])
             at += 1
     made += lines[at:]
     return "\n".join(made) + ("\n" if ended and made else "")

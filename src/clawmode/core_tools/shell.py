@@ -190,7 +190,18 @@ class _Shell:
             limit: The number of lines of the log.
         """
         if action == "list":
-            return _list(self.sessions.listed(context.run))
+            commands = self.sessions.listed(context.run)
+            sessions: list[JsonValue] = [
+                {
+                    "sessionId": command.id,
+                    "status": command.state,
+                    "command": command.text[:500],
+                    "durationMs": round(command.duration * 1000),
+                }
+                for command in commands
+            ]
+            lines = [f"{command.id} {command.state}: {command.text[:200]}" for command in commands]
+            return ToolResult("\n".join(lines) or "[no commands]", {"sessions": sessions})
         if not sessionId:
             raise ToolProblem("bad_input", f"{action} needs a sessionId; use `list` to find it")
         command = self.sessions.find(sessionId, context.run)
@@ -200,7 +211,12 @@ class _Shell:
                     await command.news.wait()
             return _new_output(command)
         if action == "log":
-            return _log(command, offset, min(max(limit, 1), MAX_LOG_LINES))
+            log, first = command.output.text().splitlines(), max(offset, 1) - 1
+            part = log[first : first + min(max(limit, 1), MAX_LOG_LINES)]
+            result = _result(command, "\n".join(part))
+            assert isinstance(result.details, dict)
+            result.details["totalLines"] = len(log)
+            return result
         if action == "write":
             params: JsonObject = {"sessionId": sessionId, "data": data}
             self.guard.redeem(PROCESS_ID, params, context.run, context.call_id)
@@ -326,54 +342,18 @@ def _result(command: Command, text: str) -> ToolResult:
         return ToolResult("\n".join(filter(None, (text, note))), details)
     code = command.exit_code
     details["exitCode"] = code if code is not None and code >= 0 else None
+    note = "[the command cannot be ended]" if code is None else f"[exit code {code}]"
     if code is not None and code < 0:
-        details["signal"] = _signal_name(-code)
+        known = {it.value: it.name for it in signal.Signals}
+        details["signal"] = name = known.get(-code, f"signal {-code}")
+        note = f"[ended by {name}]"
     if command.timed_out:
         details["timedOut"] = True
-    return ToolResult("\n".join(filter(None, (text.rstrip("\n"), _note(command)))), details)
-
-
-def _note(command: Command) -> str:
-    code = command.exit_code
-    if command.timed_out:
-        return f"[timed out after {command.seconds:.0f} s]"
-    if code is None:
-        return "[the command cannot be ended]"
-    return f"[ended by {_signal_name(-code)}]" if code < 0 else f"[exit code {code}]"
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
+        note = f"[timed out after {command.seconds:.0f} s]"
+    return ToolResult("\n".join(filter(None, (text.rstrip("\n"), note))), details)
 
 
 # ---- Background commands ----
-
-
-def _list(commands: list[Command]) -> ToolResult:
-    listed: list[JsonValue] = [
-        {
-            "sessionId": command.id,
-            "status": command.state,
-            "command": command.text[:500],
-            "durationMs": round(command.duration * 1000),
-        }
-        for command in commands
-    ]
-    lines = [f"{command.id} {command.state}: {command.text[:200]}" for command in commands]
-    return ToolResult("\n".join(lines) or "[no commands]", {"sessions": listed})
-
-
-def _log(command: Command, offset: int, limit: int) -> ToolResult:
-    lines = command.output.text().splitlines()
-    first = max(offset, 1) - 1
-    part = lines[first : first + limit]
-    result = _result(command, "\n".join(part))
-    assert isinstance(result.details, dict)
-    result.details["totalLines"] = len(lines)
-    return result
 
 
 async def _write(command: Command, data: str, eof: bool) -> ToolResult:

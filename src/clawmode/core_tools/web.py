@@ -166,7 +166,13 @@ async def _opened(
     url: httpx2.URL, target: Target, settings: WebSettings
 ) -> AsyncIterator[httpx2.Response]:
     """Opens a response whose body has not been read."""
-    async with _client(settings) as client:
+    async with httpx2.AsyncClient(
+        verify=settings.verify or _tls(),
+        trust_env=False,  # a proxy would resolve names itself
+        follow_redirects=False,
+        timeout=httpx2.Timeout(settings.timeout_seconds, connect=CONNECT_SECONDS),
+        limits=httpx2.Limits(max_connections=1, max_keepalive_connections=0),
+    ) as client:
         response = await _ask(client, url, target)
         try:
             yield response
@@ -179,8 +185,13 @@ async def _ask(client: httpx2.AsyncClient, url: httpx2.URL, target: Target) -> h
     """Returns the response of the first address that accepts a connection."""
     failure: httpx2.HTTPError | None = None
     for address in target.addresses[:CONNECT_TRIES]:
+        request = client.build_request("GET", url.copy_with(host=address, fragment=None))
+        # The assignment removes the headers that the client adds.
+        request.headers = httpx2.Headers({"host": url.netloc.decode("ascii")} | HEADERS)
+        # The certificate must also have this name.
+        request.extensions["sni_hostname"] = target.host
         try:
-            return await client.send(_request(client, url, target, address), stream=True)
+            return await client.send(request, stream=True)
         except httpx2.HTTPError as error:
             failure = error
             if not isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout):
@@ -193,32 +204,10 @@ async def _ask(client: httpx2.AsyncClient, url: httpx2.URL, target: Target) -> h
     raise ToolProblem("failed", f"cannot fetch from {host}: {reason}")
 
 
-def _client(settings: WebSettings) -> httpx2.AsyncClient:
-    return httpx2.AsyncClient(
-        verify=settings.verify or _tls(),
-        trust_env=False,  # a proxy would resolve names itself
-        follow_redirects=False,
-        timeout=httpx2.Timeout(settings.timeout_seconds, connect=CONNECT_SECONDS),
-        limits=httpx2.Limits(max_connections=1, max_keepalive_connections=0),
-    )
-
-
 @functools.cache
 def _tls() -> ssl.SSLContext:
     """Returns a shared context, because reading the certificates takes 30 ms."""
     return httpx2.create_ssl_context()
-
-
-def _request(
-    client: httpx2.AsyncClient, url: httpx2.URL, target: Target, address: str
-) -> httpx2.Request:
-    """Makes a request to an IP address with the host name of the URL."""
-    request = client.build_request("GET", url.copy_with(host=address, fragment=None))
-    # The assignment removes the headers that the client adds.
-    request.headers = httpx2.Headers({"host": url.netloc.decode("ascii")} | HEADERS)
-    # The certificate must also have this name.
-    request.extensions["sni_hostname"] = target.host
-    return request
 
 
 # ---- Reading ----
@@ -290,7 +279,13 @@ def _present(fetched: FetchResult, format: Format, limit: int) -> ToolResult:
         raise ToolProblem(
             "binary", f"the response is not text: {kind!r}, {len(fetched.body)} bytes"
         )
-    text, title = _decoded(fetched), ""
+    charset = fetched.charset
+    if not charset and "html" in fetched.content_type:
+        meta = rb"""<meta[^>]{0,200}charset=["']?([\w.:-]{1,40})"""
+        found = re.search(meta, fetched.body[:2_048])
+        charset = found[1].decode("ascii", "replace") if found else ""
+    known = charset.lower().replace("_", "-") in CHARSETS
+    text, title = fetched.body.decode(charset if known else "utf-8-sig", "replace"), ""
     is_html = "html" in fetched.content_type or (
         not fetched.content_type and text.lstrip()[:200].lower().startswith(("<!doctype", "<html"))
     )
@@ -328,18 +323,6 @@ def mark_untrusted(text: str, source: str) -> str:
         f"{text}\n"
         f"END_EXTERNAL_UNTRUSTED_CONTENT {mark}>>>"
     )
-
-
-def _decoded(fetched: FetchResult) -> str:
-    charset = fetched.charset
-    if not charset and "html" in fetched.content_type:
-        found = re.search(
-            rb"""<meta[^>]{0,200}charset=["']?([\w.:-]{1,40})""", fetched.body[:2_048]
-        )
-        charset = found[1].decode("ascii", "replace") if found else ""
-    if charset.lower().replace("_", "-") in CHARSETS:
-        return fetched.body.decode(charset, "replace")
-    return fetched.body.decode("utf-8-sig", "replace")
 
 
 CHARSETS = frozenset(

@@ -234,26 +234,17 @@ def _locked(lock: int | None, name: str) -> Iterator[None]:
     if lock is None:
         yield
         return
+    reminder = began = time.monotonic()
     try:
-        _wait_for(lock, name)
+        with contextlib.suppress(OSError):  # a file system without locks
+            while (now := time.monotonic()) - began < COMPILE_SECONDS and not try_lock(lock):
+                if now >= reminder:
+                    logger.warning("waiting for another process that prepares %s", name)
+                    reminder = now + REMINDER_SECONDS
+                time.sleep(0.05)
         yield
     finally:
         os.close(lock)
-
-
-def _wait_for(lock: int, name: str) -> None:
-    began = time.monotonic()
-    reminder = began
-    while (now := time.monotonic()) - began < COMPILE_SECONDS:
-        try:
-            if try_lock(lock):
-                return
-        except OSError:  # a file system without locks
-            return
-        if now >= reminder:
-            logger.warning("waiting for another process that prepares %s", name)
-            reminder = now + REMINDER_SECONDS
-        time.sleep(0.05)
 
 
 def _key(wasm: bytes) -> str:

@@ -84,23 +84,20 @@ class Guard:
         """Returns the machine with its memory as it was after loading."""
         machine = self._machine
         if machine is None:
-            self._machine = machine = self._load()
+            machine = Machine(self._engine, self._module, fixed=True)
+            self._arm(machine.instance.store)
+            machine.export("_initialize")()
+            machine.export("qjs_init")()
+            machine.export("qjs_set_max_stack_size")(GUEST_STACK)
+            machine.handles = Handles.bare(machine)
+            machine.free_value(machine.evaluate(self._acorn, "acorn.js"))
+            self._check = machine.evaluate(guest_file("guard.js"), "guard.js")
+            machine.set_memory_limit(HEAP)
+            self._machine = machine
             self._image = machine.instance.read(0, machine.instance.memory_size())
         else:
             grown = machine.instance.memory_size() - len(self._image)
             machine.instance.fill(len(self._image), grown)
             machine.instance.write(0, self._image)
         self._arm(machine.instance.store)
-        return machine
-
-    def _load(self) -> Machine:
-        machine = Machine(self._engine, self._module, fixed=True)
-        self._arm(machine.instance.store)
-        machine.export("_initialize")()
-        machine.export("qjs_init")()
-        machine.export("qjs_set_max_stack_size")(GUEST_STACK)
-        machine.handles = Handles.bare(machine)
-        machine.free_value(machine.evaluate(self._acorn, "acorn.js"))
-        self._check = machine.evaluate(guest_file("guard.js"), "guard.js")
-        machine.set_memory_limit(HEAP)
         return machine

@@ -329,21 +329,17 @@ def _link(engine: wasmtime.Engine, module: wasmtime.Module, glue: _Glue) -> wasm
     weak = weakref.proxy(glue)
     for wanted in module.imports:
         kind, name = wanted.type, wanted.name or ""
-        operation = _operation(name, weak)
+        found = _IMPORT.fullmatch(name)
+        # Names end in a hash, which matters if stems are equal.
+        keys = found.group("full", "stem") if found else ()
+        key = next((key for key in keys if key in _OPERATIONS or key in _UNUSED), None)
+        if key is None:
+            raise TransformerMismatch(f"the transformer imports {name!r}, which is not known here")
+        used = key in _OPERATIONS
+        operation = partial(_OPERATIONS[key], weak) if used else partial(_refuse, name)
         assert isinstance(kind, wasmtime.FuncType)
         linker.define_func(wanted.module, name, kind, operation)
     return linker
-
-
-def _operation(name: str, glue: _Glue) -> Callable[..., int | None]:
-    """Returns the function for an import. Names end in a hash, which matters if stems are equal."""
-    found = _IMPORT.fullmatch(name)
-    for key in found.group("full", "stem") if found else ():
-        if key in _OPERATIONS:
-            return partial(_OPERATIONS[key], glue)
-        if key in _UNUSED:
-            return partial(_refuse, name)
-    raise TransformerMismatch(f"the transformer imports {name!r}, which is not known here")
 
 
 def _refuse(name: str, *_: object) -> NoReturn:

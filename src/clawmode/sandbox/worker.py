@@ -41,7 +41,7 @@ from clawmode.sandbox.protocol import (
     Start,
     Suspension,
 )
-from clawmode.sandbox.source import SHELL, PreparedSource, describe_failure, looks_like_shell, wrap
+from clawmode.sandbox.source import SHELL, describe_failure, looks_like_shell, wrap
 from clawmode.sandbox.typescript import TransformError, TypeScript
 from clawmode.sandbox.vm import FULFILLED, PENDING, REJECTED, IdleState, Vm
 from clawmode.sandbox.wasm import THREAD_STACK, is_interrupt, new_engine
@@ -117,7 +117,14 @@ class Worker:
             case Boot():
                 return self._boot(question)
             case Provide():
-                return self._provide(question)
+                engine, arm = self.timer.engine, self.timer.arm
+                if question.part == "swc":
+                    module = wasmtime.Module.deserialize(engine, question.data)
+                    self._typescript = TypeScript(engine, module, arm)
+                else:
+                    assert self._module is not None
+                    self._guard = Guard(engine, self._module, question.data, arm)
+                return Acknowledgement()
             case Install():
                 self._running().install(question.key, question.data)
                 return Acknowledgement()
@@ -145,16 +152,6 @@ class Worker:
         gc.freeze()
         return Acknowledgement(self._vm.image.digest, self.notes)
 
-    def _provide(self, part: Provide) -> Acknowledgement:
-        engine, arm = self.timer.engine, self.timer.arm
-        if part.part == "swc":
-            module = wasmtime.Module.deserialize(engine, part.data)
-            self._typescript = TypeScript(engine, module, arm)
-        else:
-            assert self._module is not None
-            self._guard = Guard(engine, self._module, part.data, arm)
-        return Acknowledgement()
-
     def _running(self) -> Vm:
         assert self._vm is not None
         return self._vm
@@ -180,7 +177,15 @@ class Worker:
 
     def _start(self, start: Start, outbox: Outbox) -> IdleState:
         self._started = start
-        prepared = self._prepare(start)
+        source, line_map = start.source, None
+        if start.language == "typescript":
+            assert self._typescript is not None
+            transformed = self._typescript.transform(source)
+            source, line_map = transformed.code, transformed.line_map
+        prepared = wrap(source, line_map)
+        if "acorn" in start.needs():
+            assert self._guard is not None
+            self._guard.check(prepared)
         vm = self._running()
         if not vm.start(prepared, start, outbox):
             raise UnbalancedSource
@@ -193,18 +198,6 @@ class Worker:
             vm.restore(resume.frozen, resume.limits)
         vm.resume(resume.settled, resume.limits, outbox)
         return vm.run(resume.now)
-
-    def _prepare(self, start: Start) -> PreparedSource:
-        source, line_map = start.source, None
-        if start.language == "typescript":
-            assert self._typescript is not None
-            transformed = self._typescript.transform(source)
-            source, line_map = transformed.code, transformed.line_map
-        prepared = wrap(source, line_map)
-        if "acorn" in start.needs():
-            assert self._guard is not None
-            self._guard.check(prepared)
-        return prepared
 
     def _judge(self, idle: IdleState, outbox: Outbox, limits: Limits) -> Outcome:
         """Returns the outcome of a step that ended without an exception."""

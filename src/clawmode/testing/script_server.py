@@ -113,7 +113,14 @@ class ScriptServer(TaskOwner):
     async def _serve(self, stream: anyio.abc.SocketStream) -> None:
         async with stream:
             with suppress(anyio.BrokenResourceError, anyio.EndOfStream, anyio.IncompleteRead):
-                await self._answer(stream, *await _read_request(stream))
+                buffered = BufferedByteReceiveStream(stream)
+                head = (await buffered.receive_until(b"\r\n\r\n", MAX_HEAD)).decode("latin-1")
+                first, *lines = head.split("\r\n")
+                pairs = [line.partition(":") for line in lines]
+                headers = {name.strip().lower(): value.strip() for name, _, value in pairs}
+                body = await buffered.receive_exactly(int(headers.get("content-length", "0")))
+                path = first.split(" ")[1].partition("?")[0]
+                await self._answer(stream, path, headers, body)
 
     # ---- Answering ----
 
@@ -128,7 +135,7 @@ class ScriptServer(TaskOwner):
             return await _send_error(stream, wire, ModelError("auth", "the key is wrong"))
         try:
             body = json.loads(raw)
-            asked = wire.view(body, self._player.count())
+            asked = wire.read(body, self._player.count())
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             problem = f"invalid request: {type(error).__name__}: {error}"
             return await _send_error(stream, wire, ModelError("invalid_request", problem))
@@ -171,16 +178,6 @@ class ScriptServer(TaskOwner):
             if error is not None:
                 return await _fail(stream, wire, error)
             await _send_json(stream, 200, wire.whole(played, request.body))
-
-
-async def _read_request(stream: anyio.abc.SocketStream) -> tuple[str, dict[str, str], bytes]:
-    """Returns the path, the headers and the body of a request."""
-    buffered = BufferedByteReceiveStream(stream)
-    head = (await buffered.receive_until(b"\r\n\r\n", MAX_HEAD)).decode("latin-1").split("\r\n")
-    pairs = [line.partition(":") for line in head[1:]]
-    headers = {name.strip().lower(): value.strip() for name, _, value in pairs}
-    body = await buffered.receive_exactly(int(headers.get("content-length", "0")))
-    return head[0].split(" ")[1].partition("?")[0], headers, body
 
 
 async def _watch_for_hang_up(
@@ -251,7 +248,9 @@ async def _send_events(
         if error.kind == "garbage":
             await _send_chunk(stream, b"event: message\n" + INVALID_EVENT)
         else:
-            await _send_event(stream, wire, wire.broken(error, played, request.body))
+            broken = wire.broken
+            event = broken(error, played, request.body) if broken else wire.error(error)
+            await _send_event(stream, wire, event)
     elif not wire.named:
         await _send_chunk(stream, b"data: [DONE]\n\n")
     await stream.send(b"0\r\n\r\n")

@@ -33,23 +33,33 @@ class Wire:
     """The functions that read and write one API.
 
     Attributes:
-        view: Reads a request.
+        view: Reads a request: the system prompt, the last message of the user, and the results of
+            tool calls by their id, None where a result is missing.
         whole: Writes a turn as one document.
         events: Writes a turn as events; a turn with an error has no closing events.
         error: Writes an error as the body of a response.
-        broken: Writes an error as an event of a stream that has started.
+        broken: Writes an error as an event of a stream that has started; None writes `error`.
         named: True if each event has an `event:` line with its type; otherwise the stream ends
             with `[DONE]`.
     """
 
     api: Api
     path: str
-    view: Callable[[Body, int], ScriptRequest]
+    view: Callable[[Body], tuple[str, str, dict[str, str | None]]]
     whole: Callable[[PlayedTurn, Body], Body]
     events: Callable[[PlayedTurn, Body], Events]
     error: Callable[[ModelError], Body]
-    broken: Callable[[ModelError, PlayedTurn, Body], Body]
+    broken: Callable[[ModelError, PlayedTurn, Body], Body] | None = None
     named: bool = True
+
+    def read(self, body: Body, number: int) -> ScriptRequest:
+        """Reads a request."""
+        system, said, results = self.view(body)
+        tools = [tool.get("function", tool) for tool in body.get("tools") or []]
+        names = tuple(tool.get("name", "?") for tool in tools)
+        return ScriptRequest(
+            number=number, system=system, said=said, tool_names=names, results=results
+        )
 
 
 def output_parts(played: PlayedTurn) -> list[OutputPart]:
@@ -63,10 +73,6 @@ def text_of(content: Any) -> str:
         return content
     blocks = content if isinstance(content, list) else []
     return "".join(block.get("text", "") for block in blocks)
-
-
-def _names(tools: Any) -> tuple[str, ...]:
-    return tuple(tool.get("function", tool).get("name", "?") for tool in tools or [])
 
 
 # ---- Errors ----
@@ -137,7 +143,7 @@ _ANTHROPIC_STOPS: Mapping[StopReason, str] = {
 }
 
 
-def _messages_view(body: Body, number: int) -> ScriptRequest:
+def _messages_view(body: Body) -> tuple[str, str, dict[str, str | None]]:
     said = ""
     results: dict[str, str | None] = {}
     for message in body["messages"]:
@@ -149,13 +155,7 @@ def _messages_view(body: Body, number: int) -> ScriptRequest:
                 results[block["tool_use_id"]] = text_of(block.get("content"))
         if message["role"] == "user":
             said = text_of(content) or said
-    return ScriptRequest(
-        number=number,
-        system=text_of(body.get("system")),
-        said=said,
-        tool_names=_names(body.get("tools")),
-        results=results,
-    )
+    return text_of(body.get("system")), said, results
 
 
 def _block(part: OutputPart) -> Body:
@@ -249,7 +249,7 @@ _CHAT_STOPS: Mapping[StopReason, str] = {
 }
 
 
-def _chat_view(body: Body, number: int) -> ScriptRequest:
+def _chat_view(body: Body) -> tuple[str, str, dict[str, str | None]]:
     system = said = ""
     results: dict[str, str | None] = {}
     for message in body["messages"]:
@@ -260,13 +260,7 @@ def _chat_view(body: Body, number: int) -> ScriptRequest:
             system += text_of(message["content"])
         elif message["role"] == "user":
             said = text_of(message["content"]) or said
-    return ScriptRequest(
-        number=number,
-        system=system,
-        said=said,
-        tool_names=_names(body.get("tools")),
-        results=results,
-    )
+    return system, said, results
 
 
 def _chat_whole(played: PlayedTurn, body: Body) -> Body:
@@ -324,7 +318,12 @@ def _chat_events(played: PlayedTurn, body: Body) -> Events:
         if isinstance(part, Pause):
             yield part
         elif isinstance(part, ToolCall):
-            yield from (chunk({"tool_calls": [delta]}) for delta in _call_deltas(part, index))
+            begun = {"name": part.name, "arguments": ""}
+            start = {"index": index, "id": part.id, "type": "function", "function": begun}
+            yield chunk({"tool_calls": [start]})
+            for piece in pieces(arguments_text(part)):
+                delta = {"index": index, "function": {"arguments": piece}}
+                yield chunk({"tool_calls": [delta]})
             index += 1
         else:
             name = "content" if isinstance(part, Say) else "reasoning_content"
@@ -336,17 +335,10 @@ def _chat_events(played: PlayedTurn, body: Body) -> Events:
         yield head | {"choices": [], "usage": whole["usage"]}
 
 
-def _call_deltas(part: ToolCall, index: int) -> Iterator[Body]:
-    begun = {"name": part.name, "arguments": ""}
-    yield {"index": index, "id": part.id, "type": "function", "function": begun}
-    for piece in pieces(arguments_text(part)):
-        yield {"index": index, "function": {"arguments": piece}}
-
-
 # ---- OpenAI: /v1/responses ----
 
 
-def _responses_view(body: Body, number: int) -> ScriptRequest:
+def _responses_view(body: Body) -> tuple[str, str, dict[str, str | None]]:
     system = body.get("instructions") or ""
     said = body["input"] if isinstance(body["input"], str) else ""
     results: dict[str, str | None] = {}
@@ -359,13 +351,7 @@ def _responses_view(body: Body, number: int) -> ScriptRequest:
             said = text_of(item["content"]) or said
         elif item.get("role") in ("system", "developer"):
             system += text_of(item["content"])
-    return ScriptRequest(
-        number=number,
-        system=system,
-        said=said,
-        tool_names=_names(body.get("tools")),
-        results=results,
-    )
+    return system, said, results
 
 
 def _responses_whole(played: PlayedTurn, body: Body) -> Body:
@@ -501,19 +487,11 @@ _ITEM_EVENTS: Mapping[str, Callable[[Body, Body], Iterator[Body]]] = {
 # ---- The three APIs ----
 
 
-def _chat_broken(error: ModelError, played: PlayedTurn, body: Body) -> Body:
-    return _openai_error(error)
-
-
 def _responses_broken(error: ModelError, played: PlayedTurn, body: Body) -> Body:
     problem = {"code": _openai_problem(error)["code"], "message": str(error)}
     whole = _responses_whole(played, body)
     whole |= {"status": "failed", "error": problem, "output": list[Body]()}
     return {"type": "response.failed", "response": whole, "sequence_number": 999}
-
-
-def _messages_broken(error: ModelError, played: PlayedTurn, body: Body) -> Body:
-    return _anthropic_error(error)
 
 
 WIRES: tuple[Wire, ...] = (
@@ -524,7 +502,6 @@ WIRES: tuple[Wire, ...] = (
         _chat_whole,
         _chat_events,
         _openai_error,
-        _chat_broken,
         named=False,
     ),
     Wire(
@@ -543,6 +520,5 @@ WIRES: tuple[Wire, ...] = (
         _messages_whole,
         _messages_events,
         _anthropic_error,
-        _messages_broken,
     ),
 )

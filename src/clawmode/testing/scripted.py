@@ -256,13 +256,15 @@ class Player:
             ModelError: The script has no more turns.
         """
         turn = await self._next_turn(request)
-        parts = tuple(
-            _tool_call(part, request, index) if isinstance(part, Call) else part
-            for index, part in enumerate(turn.parts)
-        )
+        parts: list[Say | Think | Pause | ToolCall] = []
+        for index, part in enumerate(turn.parts):
+            if isinstance(part, Call):
+                given = part.arguments(request) if callable(part.arguments) else part.arguments
+                part = ToolCall(part.id or f"call_{request.number}_{index}", part.name, given)
+            parts.append(part)
         written = sum(len(_text_of(part)) for part in parts)
         estimate = Usage(size // CHARACTERS_PER_TOKEN, written // CHARACTERS_PER_TOKEN + 1)
-        return PlayedTurn(request.number, turn, parts, turn.usage or estimate)
+        return PlayedTurn(request.number, turn, tuple(parts), turn.usage or estimate)
 
     async def _next_turn(self, request: ScriptRequest) -> Turn:
         if callable(self._script):
@@ -278,11 +280,6 @@ class Player:
             made = found(request)
             found = await made if inspect.isawaitable(made) else made
         return Turn(found) if isinstance(found, str) else found
-
-
-def _tool_call(part: Call, request: ScriptRequest, index: int) -> ToolCall:
-    given = part.arguments(request) if callable(part.arguments) else part.arguments
-    return ToolCall(part.id or f"call_{request.number}_{index}", part.name, given)
 
 
 def _text_of(part: Say | Think | Pause | ToolCall) -> str:
