@@ -101,6 +101,21 @@ async def test_tools_resources_and_prompts_work(address: str) -> None:
         ).kind == "refused"
 
 
+@pytest.mark.hostile
+async def test_an_input_that_cannot_be_sent_is_rejected_and_the_connection_survives(
+    address: str,
+) -> None:
+    deep: Any = []
+    for _ in range(2_000):
+        deep = [deep]
+    async with connected({"sdk": {"url": address}}) as servers:
+        for given in ("\ud800", "x" * (1 << 20), deep):
+            error = await failure(servers, "sdk:add", {"a": given})
+            assert error.kind == ("protocol" if given is deep else "invalid_input")
+        added = await call(servers, "sdk:add", {"a": 40})
+        assert added["structuredContent"] == {"result": 42}
+
+
 async def test_calls_side_by_side_do_not_hold_each_other_up(address: str) -> None:
     sums: list[int] = []
     async with connected({"sdk": {"url": address}}) as servers:

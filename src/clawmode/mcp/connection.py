@@ -50,6 +50,7 @@ from clawmode.mcp.wire import (
     SESSION_LOST,
     TOO_LARGE,
     UNREADABLE,
+    CannotSend,
     IncomingStream,
     Link,
     OutgoingStream,
@@ -390,6 +391,8 @@ class Connection:
         """
         if isinstance(error, McpError):
             return error
+        if isinstance(error, CannotSend):
+            return self._error("invalid_input", f"was not called: {error}")
         if isinstance(error, MCPError):
             if is_end(error):
                 self._on_end()

@@ -14,6 +14,7 @@ from typing import Any
 import httpx2
 from mcp.client.sse import sse_client
 from mcp.client.streamable_http import MCP_SESSION_ID, streamable_http_client
+from mcp.shared.message import SessionMessage
 
 from clawmode.exceptions import message_of
 from clawmode.mcp.settings import Bearer, ServerSettings
@@ -25,7 +26,9 @@ from clawmode.mcp.wire import (
     UNREADABLE,
     IncomingStream,
     Link,
+    MessageSink,
     OutgoingStream,
+    encode,
     why_refused,
 )
 
@@ -56,7 +59,7 @@ async def open_http(
 
     if settings.transport == "sse":
         async with sse_client(settings.url, httpx_client_factory=make) as streams:
-            yield link.incoming(streams[0]), link.outgoing(streams[1])
+            yield link.incoming(streams[0]), link.outgoing(_CheckedSink(streams[1]))
         return
     async with (
         make() as client,
@@ -64,7 +67,24 @@ async def open_http(
             settings.url, http_client=client, max_sse_event_size=MAX_MESSAGE
         ) as streams,
     ):
-        yield link.incoming(streams[0]), link.outgoing(streams[1])
+        yield link.incoming(streams[0]), link.outgoing(_CheckedSink(streams[1]))
+
+
+class _CheckedSink:
+    """Rejects messages that cannot be encoded.
+
+    The SDK encodes them itself, in a task of the transport, where a failure would end every call.
+    """
+
+    def __init__(self, inner: MessageSink) -> None:
+        self._inner = inner
+
+    async def send(self, item: SessionMessage, /) -> None:
+        if encode(item.message):
+            await self._inner.send(item)
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
 
 
 @functools.cache

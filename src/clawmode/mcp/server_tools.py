@@ -1,8 +1,7 @@
 """`ServerTools`: the tools of an MCP server, whose calls become requests to the server."""
 
 import contextlib
-import json
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Protocol
 
 import mcp_types as types
@@ -12,8 +11,6 @@ from clawmode.mcp.requests import McpError
 from clawmode.mcp.settings import ServerSettings
 from clawmode.tools.tool import Execute, Tool, ToolContext, ToolResult
 from clawmode.types import JsonObject, JsonValue
-
-MAX_ARGUMENTS = 1 << 20
 
 
 class Requester(Protocol):
@@ -91,7 +88,6 @@ class ServerTools:
         if name not in self._offers:
             text = f"does not offer the tool {name!r} any more"
             raise McpError(self._settings.name, "gone", text)
-        self._check(given)
         params = types.CallToolRequestParams(name=name, arguments=given)
         result = await self._server.request(types.CallToolRequest(params=params), context)
         details: JsonObject = {"content": result.get("content", [])}
@@ -101,21 +97,9 @@ class ServerTools:
             details["isError"] = True
         return ToolResult(details=details)
 
-    def _check(self, given: Mapping[str, JsonValue]) -> None:
-        """Rejects input that cannot be sent: it would end the connection for all callers."""
-        try:
-            size = len(json.dumps(given, ensure_ascii=False).encode())
-        except (ValueError, RecursionError):  # a lone surrogate, or too deep
-            text = "was not called: the input cannot be encoded as JSON"
-            raise McpError(self._settings.name, "invalid_input", text) from None
-        if size > MAX_ARGUMENTS:
-            text = f"was not called: the input is over {MAX_ARGUMENTS} bytes"
-            raise McpError(self._settings.name, "invalid_input", text)
-
     # ---- Resources and prompts ----
 
     async def _list_resources(self, given: JsonObject, context: ToolContext) -> ToolResult:
-        self._check(given)
         connection = await self._connect()
         cursor = _cursor(given)
         found = await _list_all(
@@ -134,13 +118,11 @@ class ServerTools:
         return ToolResult(details=found)
 
     async def _read_resource(self, given: JsonObject, context: ToolContext) -> ToolResult:
-        self._check(given)
         params = types.ReadResourceRequestParams(uri=str(given["uri"]))
         request = types.ReadResourceRequest(params=params)
         return ToolResult(details=await self._server.request(request, context))
 
     async def _list_prompts(self, given: JsonObject, context: ToolContext) -> ToolResult:
-        self._check(given)
         connection = await self._connect()
         found = await _list_all(
             connection,
@@ -151,7 +133,6 @@ class ServerTools:
         return ToolResult(details=found)
 
     async def _get_prompt(self, given: JsonObject, context: ToolContext) -> ToolResult:
-        self._check(given)
         arguments = given.get("arguments")
         texts = arguments.items() if isinstance(arguments, dict) else ()
         params = types.GetPromptRequestParams(

@@ -17,7 +17,7 @@ from anyio.abc import Process
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 from mcp.client.stdio import get_default_environment
 from mcp.shared.message import SessionMessage
-from mcp_types import JSONRPCMessage, JSONRPCRequest, jsonrpc_message_adapter
+from mcp_types import JSONRPCMessage, jsonrpc_message_adapter
 
 from clawmode.exceptions import ClawmodeError
 from clawmode.mcp.settings import SECRETIVE, ServerSettings
@@ -29,6 +29,7 @@ from clawmode.mcp.wire import (
     IncomingStream,
     Link,
     OutgoingStream,
+    encode,
     error_for,
     find_id,
     why_refused,
@@ -73,13 +74,13 @@ async def open_stdio(
     pipes = _Pipes(settings.name, link, process)
     link.end = pipes.last_words
     incoming, reads = anyio.create_memory_object_stream[SessionMessage | Exception](0)
-    writes, outgoing = anyio.create_memory_object_stream[SessionMessage](0)
+    writes, outgoing = anyio.create_memory_object_stream[bytes](0)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(pipes.read_output, incoming)
         tasks.start_soon(pipes.write_input, outgoing, incoming)
         tasks.start_soon(pipes.read_errors)
         try:
-            yield link.incoming(reads), link.outgoing(writes)
+            yield link.incoming(reads), link.outgoing(_LineSink(writes))
         finally:
             # Shielded: cancellation must not leave the process behind; all waits are bounded.
             with anyio.CancelScope(shield=True):
@@ -174,18 +175,14 @@ class _Pipes:
 
     async def write_input(
         self,
-        messages: MemoryObjectReceiveStream[SessionMessage],
+        lines: MemoryObjectReceiveStream[bytes],
         answers: MemoryObjectSendStream[SessionMessage | Exception],
     ) -> None:
         stdin = self._process.stdin
         assert stdin is not None
-        with messages, contextlib.suppress(*GONE):
-            async for message in messages:
-                line = _encode(message)
-                if isinstance(line, SessionMessage):
-                    await answers.send(line)
-                elif line:
-                    await stdin.send(line)
+        with lines, contextlib.suppress(*GONE):
+            async for line in lines:
+                await stdin.send(line)
         # The process may still run and write, but it does not read requests any more.
         answers.close()
 
@@ -211,15 +208,18 @@ class _Pipes:
         return f"was ended by signal {-code}{note}"
 
 
-def _encode(message: SessionMessage) -> bytes | SessionMessage:
-    """Returns a line for the server, or an error response if the request cannot be encoded."""
-    try:
-        text = message.message.model_dump_json(by_alias=True, exclude_unset=True)
-        return text.encode() + b"\n"
-    except ValueError:  # a lone surrogate
-        if isinstance(message.message, JSONRPCRequest):
-            return error_for(message.message.id, UNREADABLE, "the input cannot be encoded as JSON")
-        return b""
+class _LineSink:
+    """Encodes messages in the task of the sender, who gets the error if that fails."""
+
+    def __init__(self, lines: MemoryObjectSendStream[bytes]) -> None:
+        self._lines = lines
+
+    async def send(self, item: SessionMessage, /) -> None:
+        if encoded := encode(item.message):
+            await self._lines.send(encoded + b"\n")
+
+    async def aclose(self) -> None:
+        self._lines.close()
 
 
 # ---- Lines ----

@@ -14,11 +14,18 @@ from typing import Literal, Protocol, Self, TypeAlias
 import anyio
 from anyio.abc import AsyncResource
 from mcp.shared.message import SessionMessage
-from mcp_types import JSONRPCError, JSONRPCNotification, JSONRPCRequest, JSONRPCResponse
+from mcp_types import (
+    JSONRPCError,
+    JSONRPCMessage,
+    JSONRPCNotification,
+    JSONRPCRequest,
+    JSONRPCResponse,
+)
 
 from clawmode.text import one_line
 
 MAX_MESSAGE = 8 << 20
+MAX_REQUEST = 1 << 20
 MAX_CONTAINERS = 1_000_000
 """Objects and lists in one message: parsing a million of them takes half a second."""
 MAX_UNANSWERED = 256
@@ -190,7 +197,7 @@ class OutgoingStream(AsyncResource):
         self._inner = inner
 
     async def send(self, item: SessionMessage, /) -> None:
-        """Sends a message, or raises `ClosedResourceError`."""
+        """Sends a message, or raises `ClosedResourceError` or `CannotSend`."""
         link = self._link
         with anyio.CancelScope() as scope:
             if link._severed:
@@ -207,6 +214,28 @@ class OutgoingStream(AsyncResource):
 
     async def aclose(self) -> None:
         await self._inner.aclose()
+
+
+class CannotSend(ValueError):
+    """A request cannot be sent, for the reason in the message. The connection is unharmed."""
+
+
+def encode(message: JSONRPCMessage) -> bytes:
+    """Encodes a message. The result is empty for a response that cannot be encoded.
+
+    Raises:
+        CannotSend: A request cannot be encoded, or is too large.
+    """
+    is_request = isinstance(message, JSONRPCRequest)
+    try:
+        encoded = message.model_dump_json(by_alias=True, exclude_unset=True).encode()
+    except (ValueError, RecursionError):  # a lone surrogate, or too deep
+        if is_request:
+            raise CannotSend("the input cannot be encoded as JSON") from None
+        return b""
+    if is_request and len(encoded) > MAX_REQUEST:
+        raise CannotSend(f"the input is over {MAX_REQUEST} bytes")
+    return encoded
 
 
 # ---- Text ----

@@ -251,8 +251,10 @@ class Executor:
         context = ToolContext(
             run=call.run, call_id=call.id, parent_id=call.parent_id, update=update, ask=ask
         )
-        # A copy: the tool may change its input, and `after_tool_call` must see the original.
-        execute, params = call.tool.execute, copy_json(params)
+        execute = call.tool.execute
+        if call.tool.source != "mcp":  # the MCP client encodes the input, and changes nothing
+            # A copy: the tool may change its input, and `after_tool_call` must see the original.
+            params = copy_json(params)
         try:
             if inspect.iscoroutinefunction(execute):
                 return await execute(params, context)
