@@ -31,6 +31,14 @@ ErrorCode: TypeAlias = Literal[
 
 ERROR_CODES: tuple[ErrorCode, ...] = get_args(ErrorCode)
 
+CallState: TypeAlias = Literal[
+    "queued", "running", "approval", "completed", "failed", "cancelled", "unknown", "not_started"
+]
+"""The state of a nested call. A call in one of the first three states has no reply yet."""
+
+CALL_STATES: tuple[CallState, ...] = get_args(CallState)
+OPEN_STATES: tuple[CallState, ...] = ("queued", "running", "approval")
+
 
 def copy_json(value: Any) -> Any:
     """Returns a deep copy of a JSON value, several times as fast as `copy.deepcopy`."""

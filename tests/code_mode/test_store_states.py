@@ -18,7 +18,6 @@ from clawmode.code_mode.memory_store import MemoryStore
 from clawmode.code_mode.sqlite_store import SqliteStore
 from clawmode.code_mode.stores import (
     AbortProgress,
-    CallState,
     End,
     SnapshotStore,
     StoredCall,
@@ -27,6 +26,7 @@ from clawmode.code_mode.stores import (
 )
 from clawmode.context import Scope
 from clawmode.exceptions import Aborted, SnapshotTooLarge
+from clawmode.types import CallState
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -17,7 +17,7 @@ from clawmode.tools import approvals as approvals_module
 from clawmode.tools import function as tool_function
 from clawmode.tools import hooks as hooks_module
 from clawmode.tools.approvals import Approvals, Question
-from clawmode.tools.executor import Call, CallEvent, CallState, Executor, ToolFailure
+from clawmode.tools.executor import Call, CallEvent, Executor, ToolFailure
 from clawmode.tools.hooks import (
     AfterToolCall,
     BeforeToolCall,
@@ -27,7 +27,7 @@ from clawmode.tools.hooks import (
 )
 from clawmode.tools.policy import Policy
 from clawmode.tools.tool import Tool, ToolContext, ToolResult
-from clawmode.types import JsonObject
+from clawmode.types import CallState, JsonObject
 
 pytestmark = pytest.mark.anyio
 

@@ -17,7 +17,7 @@ from anyio.abc import TaskGroup
 
 from clawmode.catalog.catalog import EXEC
 from clawmode.code_mode.bridge import BadRequest, Bridge, fail, refuse, settle
-from clawmode.code_mode.cell import GATE, CallGroup, CallState, Cell, Entry, OpenCall, Reply
+from clawmode.code_mode.cell import GATE, CallGroup, Cell, Entry, OpenCall, Reply
 from clawmode.code_mode.gate import Gate, gate_input
 from clawmode.code_mode.stores import StoredCall
 from clawmode.code_mode.telemetry import Telemetry
@@ -26,8 +26,8 @@ from clawmode.exceptions import StoreUnavailable
 from clawmode.sandbox.protocol import Request, Settlement
 from clawmode.tools.approvals import Question
 from clawmode.tools.executor import Call, Executor, ToolFailure
-from clawmode.tools.executor import CallState as Stage
 from clawmode.tools.tool import Tool
+from clawmode.types import CallState
 
 if TYPE_CHECKING:
     from clawmode.code_mode.config import CodeModeConfig
@@ -205,8 +205,8 @@ class Calls:
         return None
 
     def _made(self, group: CallGroup, call: OpenCall, tool: Tool) -> Call:
-        async def on_state(stage: Stage) -> None:
-            await self._change(group, call, stage)
+        async def on_state(state: CallState) -> None:
+            await self._change(group, call, state)
 
         def on_asking(asking: bool) -> None:
             call.asking += 1 if asking else -1
@@ -235,18 +235,18 @@ class Calls:
             await self.executor.ask(replace(question, call_id=_call_id(group, call)))
         return Settlement(call.id, True, b"null")
 
-    async def _change(self, group: CallGroup, call: OpenCall, stage: Stage) -> None:
+    async def _change(self, group: CallGroup, call: OpenCall, state: CallState) -> None:
         """Changes the state of a call; for a parked cell, the store records it first.
 
         Raises:
             ToolFailure: The call must not run: its cell has ended, or the store is unavailable.
         """
         async with group.lock:
-            call.entry.state = stage
+            call.entry.state = state
             if group.cell is None:
                 owner = await self.parking.owner()
                 try:
-                    known = await self.parking.store.mark(group.run_id, call.id, owner, stage)
+                    known = await self.parking.store.mark(group.run_id, call.id, owner, state)
                 except StoreUnavailable:
                     raise ToolFailure("store_unavailable", NO_STORE) from None
                 if not known:
@@ -350,7 +350,6 @@ class Calls:
 
     async def _take_over(self, cell: Cell, call: OpenCall, own: str) -> None:
         state = call.entry.state
-        assert state in ("queued", "running", "approval")
         stored = StoredCall(call.id, call.owner, state, b"")
         if not await self.parking.store.adopt(cell.id, stored, own):
             return

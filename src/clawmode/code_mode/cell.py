@@ -9,7 +9,7 @@ import time
 from collections import Counter, deque
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING
 
 import anyio
 
@@ -17,15 +17,10 @@ from clawmode.sandbox.protocol import Completion, Failure, Output, Request, Sett
 from clawmode.tasks import Notifier
 from clawmode.tools.approvals import Question
 from clawmode.tools.tool import Effect, Tool
-from clawmode.types import JsonObject, JsonText, JsonValue
+from clawmode.types import OPEN_STATES, CallState, JsonObject, JsonText, JsonValue
 
 if TYPE_CHECKING:
     from clawmode.sandbox.pool import Tenancy
-
-CallState: TypeAlias = Literal[
-    "queued", "running", "approval", "completed", "failed", "cancelled", "unknown", "not_started"
-]
-OPEN: tuple[CallState, ...] = ("queued", "running", "approval")
 
 MAX_LEDGER = 100
 MAX_SHOWN = 10
@@ -72,7 +67,7 @@ class Ledger:
         self.entries.append(entry)
         if len(self.entries) > MAX_LEDGER:
             for position, old in enumerate(self.entries):
-                if old.state not in OPEN:
+                if old.state not in OPEN_STATES:
                     self.omitted[old.state] += 1
                     del self.entries[position]
                     break

@@ -12,7 +12,6 @@ from clawmode.code_mode.snapshots import KeyRing
 from clawmode.code_mode.stores import (
     FULL,
     AbortProgress,
-    CallState,
     CellInfo,
     End,
     Progress,
@@ -23,6 +22,7 @@ from clawmode.code_mode.stores import (
 )
 from clawmode.context import Scope
 from clawmode.exceptions import Aborted, SnapshotTooLarge
+from clawmode.types import CallState
 
 MAX_TOMBSTONES = 1024
 

@@ -8,12 +8,12 @@ import contextlib
 import json
 import struct
 from collections import Counter
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 import anyio
 
 from clawmode import __version__
-from clawmode.code_mode.cell import CallState, Cell, Entry, OpenCall, Reply
+from clawmode.code_mode.cell import Cell, Entry, OpenCall, Reply
 from clawmode.code_mode.snapshots import bind, other_build, seal, seal_bytes, unseal, unseal_bytes
 from clawmode.code_mode.stores import (
     FULL,
@@ -25,7 +25,6 @@ from clawmode.code_mode.stores import (
     abort_cell,
     confirm,
 )
-from clawmode.code_mode.stores import CallState as StoredState
 from clawmode.context import RunContext
 from clawmode.exceptions import (
     Aborted,
@@ -44,7 +43,7 @@ from clawmode.sandbox.protocol import (
     Settlement,
     Start,
 )
-from clawmode.types import ERROR_CODES, JsonValue
+from clawmode.types import CALL_STATES, ERROR_CODES, OPEN_STATES, JsonObject, JsonValue
 
 if TYPE_CHECKING:
     from clawmode.code_mode.config import CodeModeConfig
@@ -157,9 +156,12 @@ class Parking:
 
     def _stored(self, run_id: str, call: OpenCall, owner: str) -> StoredCall:
         request, state = call.request, call.entry.state
-        assert state in get_args(StoredState)
-        body = {"method": request.method, "args": request.args.decode("utf-8", "replace")}
-        return StoredCall(call.id, owner, state, self._seal(body, run_id, f"call {call.id}"))  # pyrefly: ignore[bad-argument-type] - asserted above
+        assert state in OPEN_STATES, f"call {call.id}: expected an open call, it is {state}"
+        body: JsonObject = {
+            "method": request.method,
+            "args": request.args.decode("utf-8", "replace"),
+        }
+        return StoredCall(call.id, owner, state, self._seal(body, run_id, f"call {call.id}"))
 
     def sealed_reply(self, run_id: str, reply: Reply) -> bytes:
         """Returns a reply as the inbox in the store keeps it."""
@@ -206,7 +208,7 @@ class Parking:
     def _call(self, cell: Cell, stored: StoredCall) -> OpenCall:
         body: Any = self._unseal(stored.body, cell.id, f"call {stored.id}")
         # State and owner are not sealed, because they change while the cell is parked.
-        known = stored.state in get_args(StoredState) and isinstance(stored.owner, str)
+        known = stored.state in OPEN_STATES and isinstance(stored.owner, str)
         if body["method"] not in METHODS or not known or not stored.owner:
             raise ValueError(stored.id)
         request = Request(stored.id, body["method"], body["args"].encode())
@@ -370,9 +372,8 @@ def _read_cell(run_id: str, record: Any) -> Cell:
     cell.output, cell.outcome = record["output"], _read_outcome(record["outcome"])
     if record["start"] is not None:
         cell.start = Start(record["start"]["source"], record["start"]["language"], Limits())
-    states = get_args(CallState)
     for number, tool_id, effect, state in record["ledger"]:
-        if state not in states:
+        if state not in CALL_STATES:
             raise ValueError(state)
         cell.ledger.entries.append(Entry(number, tool_id, effect, state))
     cell.ledger.omitted = Counter(record["omitted"])

@@ -21,7 +21,6 @@ from clawmode.code_mode.snapshots import KeyRing
 from clawmode.code_mode.stores import (
     FULL,
     AbortProgress,
-    CallState,
     CellInfo,
     End,
     Progress,
@@ -33,6 +32,7 @@ from clawmode.code_mode.stores import (
 from clawmode.context import Scope
 from clawmode.exceptions import Aborted, SnapshotTooLarge, StoreUnavailable
 from clawmode.files import Layout, SqliteFile
+from clawmode.types import CallState
 
 logger = logging.getLogger("clawmode.store")
 

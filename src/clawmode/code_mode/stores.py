@@ -13,11 +13,11 @@ import anyio
 
 from clawmode.context import Scope
 from clawmode.exceptions import AbortUnconfirmed
+from clawmode.types import CallState
 
 if TYPE_CHECKING:
     from clawmode.code_mode.snapshots import KeyRing
 
-CallState: TypeAlias = Literal["queued", "running", "approval"]
 End: TypeAlias = Literal["finished", "expired", "aborted", "lost"]
 CellState: TypeAlias = Literal["parked", "waiting", "running", "lost"]
 Refusal: TypeAlias = Literal["unknown", "busy", "finished", "expired", "aborted", "lost"]

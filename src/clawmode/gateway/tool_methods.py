@@ -18,9 +18,9 @@ from clawmode.gateway.methods import (
     params,
 )
 from clawmode.rpc.protocol import RpcError
-from clawmode.tools.executor import Call, CallEvent, CallState, Executor, ToolFailure
+from clawmode.tools.executor import Call, CallEvent, Executor, ToolFailure
 from clawmode.tools.tool import Tool
-from clawmode.types import JsonObject, JsonValue
+from clawmode.types import CallState, JsonObject, JsonValue
 
 MAX_OUTPUT = 4 << 20
 """The largest output of a call, in bytes: the ledger stores it as well."""

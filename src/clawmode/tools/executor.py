@@ -24,7 +24,7 @@ from clawmode.tools.hooks import AfterToolCall, BeforeToolCall, Hooks, Verdict
 from clawmode.tools.policy import Policy
 from clawmode.tools.tool import Execute, InputRequest, Tool, ToolContext, ToolResult
 from clawmode.tools.validation import InvalidSchema, validate, with_defaults
-from clawmode.types import JsonObject, JsonValue, copy_json
+from clawmode.types import CallState, JsonObject, JsonValue, copy_json
 
 logger = logging.getLogger("clawmode.executor")
 
@@ -33,7 +33,6 @@ MAX_THREADS = 512
 the calls that each may have pending (`maxPendingToolCalls`, 16 by default), so that no run blocks
 another."""
 
-CallState: TypeAlias = Literal["running", "approval"]
 EndState: TypeAlias = Literal["completed", "failed", "cancelled"]
 
 
