@@ -13,7 +13,7 @@ from typing import Any
 import anyio
 import pytest
 from tests.support.gateway_inside import inside
-from tests.support.webhooks import NOTE, SECRET, Door, door, ignore, sign
+from tests.support.webhooks import NOTE, SECRET, Door, door, ignore, sign, sign_standard
 
 from clawmode.config.operations import ChannelEntry
 from clawmode.exceptions import ConfigurationError
@@ -214,6 +214,84 @@ async def test_what_is_not_signed_at_all_or_twice_is_refused() -> None:
         head = "\r\n".join([f"POST {here.path} HTTP/1.1", *lines, "", ""]).encode()
         assert b'"unsigned"' in await here.raw(head + body)
     assert here.taken == []
+
+
+# ---- Standard Webhooks ----
+
+KEY = b"a key of Standard Webhooks"
+WHSEC = "whsec_" + base64.b64encode(KEY).decode()
+
+
+@pytest.mark.parametrize("secret", [SECRET, WHSEC])
+async def test_a_message_signed_by_standard_webhooks_is_accepted(secret: str) -> None:
+    body = json.dumps(note(text="hällo")).encode()
+    key = KEY if secret == WHSEC else secret.encode()
+    async with door(secret=secret) as here:
+        posted = sign_standard(body, secret=key)
+        assert (await here.post(body, headers=posted, signed=False)).status_code == 202
+        own = sign(note_body := json.dumps(note(id="m2")).encode(), secret=secret)
+        assert (await here.post(note_body, headers=own)).status_code == 202
+    assert [message.id for message in here.taken] == ["m1", "m2"]
+
+
+async def test_a_wrong_signature_of_standard_webhooks_is_rejected() -> None:
+    body = json.dumps(NOTE).encode()
+    good = sign_standard(body)
+    wrong = [
+        sign_standard(body, secret=b"another"),
+        sign_standard(body, secret=b""),
+        sign_standard(body + b" "),
+        good | {"webhook-id": "w2"},
+        good | {"webhook-id": ""},
+        *(
+            good | {"webhook-signature": text}
+            for text in ("", "v1", "v1,", "v1,x", "v1,é", "v1a," + good["webhook-signature"][3:])
+        ),
+    ]
+    async with door() as here:
+        for headers in wrong:
+            # A valid signature of the other kind does not help.
+            assert code(await here.post(body, headers=headers)) == (401, "bad_signature"), headers
+        broken = b"\xff\xfe"
+        refused = await here.post(broken, headers=sign_standard(broken), signed=False)
+        assert code(refused) == (401, "bad_signature")
+        for said in (*NO_TIMES, int(time.time()) - 301, f"{time.time():.3f}"):
+            refused = await here.post(body, headers=sign_standard(body, said), signed=False)
+            assert code(refused) == (401, "bad_timestamp"), said
+        only = {"webhook-signature": good["webhook-signature"]}
+        assert code(await here.post(body, headers=only)) == (401, "unsigned")
+    assert here.taken == []
+
+
+async def test_a_replay_is_recognized_though_its_header_was_changed() -> None:
+    seen = ReplayGuard(limit=1)
+    async with door(seen=seen) as here:
+        body = json.dumps(NOTE).encode()
+        signed = sign_standard(body)
+        assert (await here.post(body, headers=signed, signed=False)).status_code == 202
+        seen.end("m2", "", taken=True)  # so that the id is forgotten
+        changed = signed | {"webhook-signature": "v2,abc v1,AAAA " + signed["webhook-signature"]}
+        assert code(await here.post(body, headers=changed, signed=False)) == (409, "replayed")
+    assert len(here.taken) == 1
+
+
+async def test_the_previous_secret_is_accepted_while_it_is_configured() -> None:
+    async with door(previous_secret=WHSEC) as here:
+        for number, secret in enumerate((SECRET, WHSEC)):
+            body = json.dumps(note(id=f"own {number}")).encode()
+            assert (await here.post(body, headers=sign(body, secret=secret))).status_code == 202
+        for number, key in enumerate((SECRET.encode(), KEY)):
+            body = json.dumps(note(id=f"standard {number}")).encode()
+            signed = sign_standard(body, secret=key)
+            assert (await here.post(body, headers=signed, signed=False)).status_code == 202
+    assert len(here.taken) == 4
+
+
+@pytest.mark.parametrize("secret", ["whsec_", "whsec_a"])
+def test_a_secret_that_is_not_base64_is_an_error(secret: str) -> None:
+    (error,) = webhook.check_channel("hook", ChannelEntry(secret=secret))
+    assert "channels.hook: a secret that begins with `whsec_`" in str(error)
+    assert secret not in str(error).replace("`whsec_`", "")
 
 
 # ---- Repeats ----

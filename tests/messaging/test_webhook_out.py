@@ -9,6 +9,7 @@ from typing import Any
 import anyio
 import pytest
 from anyio.abc import ByteStream
+from standardwebhooks import Webhook, WebhookVerificationError
 from tests.support.web_server import drip
 from tests.support.webhooks import SECRET, Answer, answer, receiver, sender
 
@@ -55,7 +56,22 @@ async def test_a_message_is_posted_and_signed() -> None:
     signed = got.header("x-clawmode-timestamp").encode() + b"." + got.body
     digest = hmac.new(SECRET.encode(), signed, hashlib.sha256).hexdigest()
     assert got.header("x-clawmode-signature") == f"sha256={digest}"
+    assert got.header("webhook-id") == key
+    names = ("webhook-id", "webhook-timestamp", "webhook-signature")
+    Webhook(SECRET.encode()).verify(got.body, {name: got.header(name) for name in names})
     assert "cookie" not in got.head.lower()
+
+
+async def test_a_message_is_signed_with_both_secrets_while_the_secret_is_changed() -> None:
+    new, old = "whsec_bmV3IGtleQ==", "whsec_b2xkIGtleQ"
+    async with receiver() as there:
+        await send(sender(there.url, secret=new, previous_secret=old))
+    (got,) = there.received
+    names = ("webhook-id", "webhook-timestamp", "webhook-signature")
+    for secret in (new, old):
+        Webhook(secret).verify(got.body, {name: got.header(name) for name in names})
+    with pytest.raises(WebhookVerificationError):
+        Webhook("whsec_b3RoZXI").verify(got.body, {name: got.header(name) for name in names})
 
 
 async def test_a_message_is_changed_by_its_id() -> None:

@@ -65,6 +65,7 @@ HOMES = {
     "pydantic_core": {"records", "tools.function"},
     "pyjson5": {"config.json5"},
     "rich": {"app.console", "terminal.call_tree"},
+    "standardwebhooks": {"messaging.signing"},
     "starlette": {"gateway.server", "messaging.webhook", "messaging.webhook_request", "mcp.server"},
     "tokenizers": {"catalog.vectors"},
     "typer": {f"commands.{path.stem}" for path in (ROOT / "commands").glob("[a-z]*.py")},

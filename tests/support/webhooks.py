@@ -1,5 +1,6 @@
 """A webhook channel behind a real server, and a receiver on this machine that answers as told."""
 
+import base64
 import hashlib
 import hmac
 import json
@@ -31,6 +32,16 @@ def sign(body: bytes, timestamp: int | str | None = None, secret: str = SECRET) 
     when = str(int(time.time()) if timestamp is None else timestamp)
     digest = hmac.new(secret.encode(), when.encode() + b"." + body, hashlib.sha256).hexdigest()
     return {"X-Clawmode-Timestamp": when, "X-Clawmode-Signature": f"sha256={digest}"}
+
+
+def sign_standard(
+    body: bytes, timestamp: int | str | None = None, secret: bytes = SECRET.encode(), id: str = "w1"
+) -> dict[str, str]:
+    """The headers of Standard Webhooks, made as its specification says."""
+    when = str(int(time.time()) if timestamp is None else timestamp)
+    digest = hmac.new(secret, f"{id}.{when}.".encode() + body, hashlib.sha256).digest()
+    signature = f"v1,{base64.b64encode(digest).decode()}"
+    return {"webhook-id": id, "webhook-timestamp": when, "webhook-signature": signature}
 
 
 # ---- In ----

@@ -296,6 +296,9 @@ class ChannelEntry(Section):
         secret=True,
         required=True,
     )
+    previous_secret: str | None = option(
+        "A second key, which is still accepted while the key is changed.", secret=True
+    )
     url: str | None = option(
         "The address that messages are sent to.", secret=True, expected=ADDRESS
     )

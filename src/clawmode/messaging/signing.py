@@ -1,19 +1,28 @@
 """Signatures of webhook requests, in both directions, and protection against replays.
 
-The signature is HMAC-SHA256 over `<timestamp>.<body>`: it cannot be made without the secret, and it
-expires after some minutes.
+There are two kinds of signatures: those of Standard Webhooks, over id, timestamp and body, and the
+older ones of clawmode, over timestamp and body. Requests are sent with both, and accepted with
+either. A signature cannot be made without the secret, and it expires after some minutes.
 """
 
 import hashlib
 import hmac
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
 from typing import Literal, TypeAlias
 
-SIGNATURE = "x-clawmode-signature"
-TIMESTAMP = "x-clawmode-timestamp"
+from standardwebhooks import Webhook
+from standardwebhooks.webhooks import EmptyWebhookSecretError, WebhookVerificationError
+
+STANDARD = ("webhook-signature", "webhook-timestamp", "webhook-id")
+OWN = ("x-clawmode-signature", "x-clawmode-timestamp")
+"""The names of the headers: signature, timestamp, and the id if there is one."""
+
 SKEW_SECONDS = 300
+"""Also the limit of `standardwebhooks`."""
+
 REMEMBERED = 10_000
 """The number of messages of one channel that are remembered."""
 
@@ -21,16 +30,34 @@ State: TypeAlias = Literal["new", "under_way", "taken", "replayed", "full"]
 
 
 class Signer:
-    """Makes and checks signatures with one secret."""
+    """Makes and checks signatures.
 
-    def __init__(self, secret: str, clock: Callable[[], float] = time.time) -> None:
-        self._secret = secret.encode()
+    Args:
+        secrets: The secret, and further ones that are still accepted. In Standard Webhooks, a
+            secret of the form `whsec_<base64>` is decoded.
+
+    Raises:
+        ValueError: A secret begins with `whsec_`, and continues with something other than base64.
+    """
+
+    def __init__(self, *secrets: str, clock: Callable[[], float] = time.time) -> None:
+        self._keys = [secret.encode() for secret in secrets]
+        try:
+            self._webhooks = [
+                Webhook(secret if secret.startswith("whsec_") else secret.encode())
+                for secret in secrets
+            ]
+        except EmptyWebhookSecretError as error:
+            raise ValueError(str(error)) from None
         self._clock = clock
 
-    def headers(self, body: bytes) -> dict[str, str]:
+    def headers(self, body: bytes, message_id: str) -> dict[str, str]:
         """Returns the headers for a body that is sent now."""
-        timestamp = str(int(self._clock()))
-        return {TIMESTAMP: timestamp, SIGNATURE: self._sign(timestamp, body)}
+        now = int(self._clock())
+        signatures = [_standard(each, message_id, now, body) for each in self._webhooks]
+        values = " ".join(signatures), str(now), message_id
+        own = _own(self._keys[0], str(now), body), str(now)
+        return dict(zip((*STANDARD, *OWN), (*values, *own), strict=True))
 
     def is_fresh(self, timestamp: str) -> bool:
         """True if the text is a timestamp close to the current time."""
@@ -38,18 +65,40 @@ class Signer:
             return False
         return abs(self._clock() - int(timestamp)) <= SKEW_SECONDS
 
-    def is_mine(self, signature: str, timestamp: str, body: bytes) -> bool:
-        """True if the signature was made with this secret."""
-        given = signature.encode("utf-8", "replace")
-        return hmac.compare_digest(given, self._sign(timestamp, body).encode())
+    def verify(self, headers: Mapping[str, str], body: bytes) -> str:
+        """Returns the signature that one of the secrets made, or an empty text.
 
-    def has_key_of(self, other: "Signer") -> bool:
+        `headers` are those of `STANDARD` or of `OWN`, with a fresh timestamp. Their signature may
+        be a list to which anybody can add, so only the returned one identifies the request.
+        """
+        if OWN[0] in headers:
+            given = headers[OWN[0]].encode("utf-8", "replace")
+            made = (_own(key, headers[OWN[1]], body) for key in self._keys)
+            return next((each for each in made if hmac.compare_digest(given, each.encode())), "")
+        for webhook in self._webhooks:
+            try:
+                webhook.verify(body, dict(headers), json_parse=False)
+            except (WebhookVerificationError, ValueError):  # the latter for malformed texts
+                continue
+            return _standard(webhook, headers[STANDARD[2]], int(headers[STANDARD[1]]), body)
+        return ""
+
+    def shares_a_key_with(self, other: "Signer") -> bool:
         """True if both accept the same signatures; different secrets can be the same HMAC key."""
-        return hmac.compare_digest(self._sign("", b""), other._sign("", b""))
+        return not self._fingerprints().isdisjoint(other._fingerprints())
 
-    def _sign(self, timestamp: str, body: bytes) -> str:
-        signed = timestamp.encode() + b"." + body
-        return "sha256=" + hmac.new(self._secret, signed, hashlib.sha256).hexdigest()
+    def _fingerprints(self) -> set[str]:
+        made = {_own(key, "", b"") for key in self._keys}
+        return made | {_standard(webhook, "", 0, b"") for webhook in self._webhooks}
+
+
+def _own(key: bytes, timestamp: str, body: bytes) -> str:
+    signed = timestamp.encode() + b"." + body
+    return "sha256=" + hmac.new(key, signed, hashlib.sha256).hexdigest()
+
+
+def _standard(webhook: Webhook, message_id: str, timestamp: int, body: bytes) -> str:
+    return webhook.sign(message_id, datetime.fromtimestamp(timestamp, UTC), body.decode())
 
 
 class ReplayGuard:

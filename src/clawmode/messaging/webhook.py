@@ -54,7 +54,7 @@ def check_channel(
         yield ConfigurationError(text, path="channels", expected=expected)
         return
     try:
-        read_secret(join("channels", name) + ".secret", entry.secret, environment)
+        read_signer(name, entry, environment)
     except ConfigurationError as error:
         yield error
     if entry.url:
@@ -62,6 +62,26 @@ def check_channel(
             parse_address(name, entry.url)
         except ConfigurationError as error:
             yield error
+
+
+def read_signer(
+    name: str, entry: ChannelEntry, environment: Mapping[str, str] | None = None
+) -> Signer:
+    """Returns the signer of a channel.
+
+    Raises:
+        ConfigurationError: A secret is missing or invalid.
+    """
+    path = join("channels", name)
+    secrets = [read_secret(f"{path}.secret", entry.secret, environment)]
+    if entry.previous_secret:
+        secrets.append(read_secret(f"{path}.previousSecret", entry.previous_secret, environment))
+    try:
+        return Signer(*secrets)
+    except ValueError:
+        raise ConfigurationError(
+            f"{path}: a secret that begins with `whsec_` must continue with base64", path=path
+        ) from None
 
 
 def check_secrets(
@@ -75,11 +95,11 @@ def check_secrets(
     for name, entry in channels.items():
         path = join("channels", name) + ".secret"
         try:
-            signer = Signer(read_secret(path, entry.secret, environment))
+            signer = read_signer(name, entry, environment)
         except ConfigurationError:  # reported by `check_channel`
             continue
         for other, its in known:
-            if entry.enabled and signer.has_key_of(its):
+            if entry.enabled and signer.shares_a_key_with(its):
                 text = (
                     f"{path}: the channel {other!r} has the same secret, and a request signed for "
                     "one would be accepted by the other. Give each channel a secret of its own"
@@ -118,9 +138,7 @@ class WebhookChannel(AsyncResource):
         self._name = name
         self._entry = entry
         self._receive = receive
-        self._signer = Signer(
-            read_secret(join("channels", name) + ".secret", entry.secret, environment)
-        )
+        self._signer = read_signer(name, entry, environment)
         self._seen = seen or ReplayGuard()
         self._reading = 0
         self._waiting = 0

@@ -157,7 +157,7 @@ class Delivery:
             "POST",
             self._url,
             content=data,
-            headers=headers | self._signer.headers(data),
+            headers=headers | self._signer.headers(data, key),
             extensions={"timeout": httpx2.Timeout(self._seconds).as_dict()},
         )
         try:

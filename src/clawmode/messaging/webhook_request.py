@@ -11,7 +11,7 @@ import anyio
 from starlette.requests import ClientDisconnect, Request
 
 from clawmode.messages import Image
-from clawmode.messaging.signing import SIGNATURE, TIMESTAMP, Signer
+from clawmode.messaging.signing import OWN, STANDARD, Signer
 from clawmode.types import JsonObject, JsonValue
 
 MAX_BODY = 1 << 20
@@ -53,20 +53,18 @@ async def read_signed(request: Request, signer: Signer) -> SignedBody:
             "unsupported_media_type",
             "the body must be application/json without a content-encoding",
         )
-    signature, timestamp = _only(request, SIGNATURE), _only(request, TIMESTAMP)
-    if not signer.is_fresh(timestamp):
-        raise Refused(401, "bad_timestamp", f"{TIMESTAMP} must be the current time, in seconds")
+    names = STANDARD if STANDARD[0] in request.headers else OWN
+    for name in names:
+        if len(request.headers.getlist(name)) != 1:
+            raise Refused(401, "unsigned", f"the request must have exactly one header {name}")
+    headers = {name: request.headers[name] for name in names}
+    if not signer.is_fresh(headers[names[1]]):
+        raise Refused(401, "bad_timestamp", f"{names[1]} must be the current time, in seconds")
     body = await _read_body(request)
-    if not signer.is_mine(signature, timestamp, body):
-        raise Refused(401, "bad_signature", f"{SIGNATURE} does not match the body")
+    signature = signer.verify(headers, body)
+    if not signature:
+        raise Refused(401, "bad_signature", f"{names[0]} does not match the body")
     return SignedBody(body, signature)
-
-
-def _only(request: Request, name: str) -> str:
-    values = request.headers.getlist(name)
-    if len(values) != 1:
-        raise Refused(401, "unsigned", f"the request must have exactly one header {name}")
-    return values[0]
 
 
 async def _read_body(request: Request) -> bytes:
