@@ -1,7 +1,5 @@
 """The commands `agent`, `sessions` and `trajectory`: turns of an agent, and their records."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -29,9 +27,9 @@ from clawmode.commands.options import (
 
 if TYPE_CHECKING:
     from clawmode.agent.requests import AgentRequest
-    from clawmode.app.console import ProgramOutput
+    from clawmode.app.setup import Options
     from clawmode.rpc.presence import RunningGateway
-    from clawmode.terminal.turn import TerminalTurn
+    from clawmode.terminal.turn import Turn
 
 EXIT = {"ok": 0, "error": FAILED, "timeout": FAILED, "aborted": STOPPED}
 WAITING = 3
@@ -92,7 +90,7 @@ def agent(
 
     Exit status: 0 done, 1 failed, 2 wrong usage, 3 waiting, 130 stopped.
     """
-    with session_command() as out:
+    with command() as out:
         if bool(message) is bool(resume) and not show_prompt:
             fail("give either --message (- reads it from stdin) or --continue RUNID", USAGE)
         if timeout is not None and not timeout > 0:
@@ -108,17 +106,26 @@ def agent(
             timeout_seconds=timeout,
         )
         options = gather(tools, config, mcp_config, policy, approve, state)
-        given: dict[str, Any] = {"options": options, "out": out, "approve": approve}
-        given |= {"as_json": as_json, "stdin_is_taken": message == "-"}
-        running = None if local or show_prompt else find_gateway(options)
-        if running is None:
-            turn = _local_turn(given, quiet=quiet)
-        else:
-            turn = _remote_turn(running, given, quiet=quiet)
         if show_prompt:
-            turn.show_prompt(request)
+            from clawmode.terminal import local_turn
+
+            setup = load_setup(options, "agent")
+            local_turn.show_prompt(out, setup, request, as_json=as_json)
             raise typer.Exit
-        result = turn.run(request)
+        turn = _turn(options, None if local else find_gateway(options))
+        from clawmode.terminal.agent_view import turn_view
+        from clawmode.terminal.turn import TerminalTurn
+
+        result = TerminalTurn(
+            turn=turn,
+            options=options,
+            out=out,
+            # The view measures the time of the turn, so it is made after the setup.
+            view=turn_view(out, as_json=as_json, quiet=quiet),
+            approve=approve,
+            as_json=as_json,
+            stdin_is_taken=message == "-",
+        ).run(request)
     raise typer.Exit(WAITING if result is None else EXIT[result.status])
 
 
@@ -140,27 +147,18 @@ def _request(session: str, thinking: str, **given: Any) -> "AgentRequest":
     )
 
 
-def _local_turn(given: dict[str, Any], *, quiet: bool) -> "TerminalTurn":
-    from clawmode.terminal.agent_view import turn_view
-    from clawmode.terminal.local_turn import LocalTurn
+def _turn(options: "Options", running: "RunningGateway | None") -> "Turn":
+    """Makes the turn: in the gateway that runs, or in this process."""
+    # One of the two: the modules of the other would only cost time.
+    if running is None:
+        from clawmode.terminal.local_turn import LocalTurn
 
-    setup = load_setup(given["options"], "agent")
-    # The view measures the time of the turn, so it is made after the setup.
-    view = turn_view(given["out"], as_json=given["as_json"], quiet=quiet)
-    return LocalTurn(setup=setup, view=view, **given)
-
-
-def _remote_turn(
-    running: "RunningGateway", given: dict[str, Any], *, quiet: bool
-) -> "TerminalTurn":
+        return LocalTurn(load_setup(options, "agent"))
     from clawmode.app.setup import state_folder
-    from clawmode.terminal.agent_view import turn_view
     from clawmode.terminal.remote_turn import RemoteTurn, check_options
 
-    options = given["options"]
     check_options(options, running)
-    view = turn_view(given["out"], as_json=given["as_json"], quiet=quiet)
-    return RemoteTurn(state=state_folder(options.state), view=view, **given)
+    return RemoteTurn(state_folder(options.state))
 
 
 # ---- Sessions ----
@@ -177,7 +175,7 @@ def list_sessions(
     as_json: JsonOption = False,
 ) -> None:
     """List conversations, the most recently used first."""
-    with session_command() as out:
+    with command() as out:
         from clawmode.terminal.agent_listings import list_all, print_sessions
 
         found = list_all(load_basic_setup(config, state), agent_id, limit)
@@ -196,7 +194,7 @@ def show_session(
     as_json: JsonOption = False,
 ) -> None:
     """Show the messages and the calls of a conversation."""
-    with session_command() as out:
+    with command() as out:
         from clawmode.terminal.agent_listings import read_session, show
 
         setup = load_basic_setup(config, state)
@@ -217,7 +215,7 @@ def show_trajectory(
     state: StateOption = None,
 ) -> None:
     """Draw the steps of a session's runs as a tree."""
-    with session_command() as out:
+    with command() as out:
         from clawmode.terminal.agent_listings import show
 
         show(out, load_basic_setup(config, state), session, run)
@@ -235,7 +233,7 @@ def export_trajectory(
 
     The files go to a new folder in the agent's workspace.
     """
-    with session_command() as out:
+    with command() as out:
         from clawmode.terminal.agent_listings import export
 
         made = export(load_basic_setup(config, state), session, name)
@@ -243,16 +241,3 @@ def export_trajectory(
             out.json(made)
         else:
             out.say(str(made["folder"]))
-
-
-@contextmanager
-def session_command() -> "Iterator[ProgramOutput]":
-    """Like `command`, and an invalid name of a session is wrong usage."""
-    with command() as out:
-        from clawmode.exceptions import ConfigurationError
-        from clawmode.sessions.keys import InvalidSession
-
-        try:
-            yield out
-        except InvalidSession as error:
-            raise ConfigurationError(str(error)) from None

@@ -1,6 +1,6 @@
 """The command `chat`: a conversation at the terminal."""
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -16,12 +16,6 @@ from clawmode.commands.options import (
     gather,
     load_setup,
 )
-
-if TYPE_CHECKING:
-    from clawmode.app.setup import Options
-    from clawmode.rpc.presence import RunningGateway
-    from clawmode.terminal.chat_local import LocalChat
-    from clawmode.terminal.chat_remote_command import RemoteChat
 
 
 def chat(
@@ -51,31 +45,27 @@ def chat(
     Exit status: 0 when you leave, 1 failed, 2 wrong usage.
     """
     with exit_on_error():
-        from clawmode.exceptions import ConfigurationError
-        from clawmode.sessions.keys import InvalidSession
         from clawmode.terminal.chat_screen import check_terminal
 
         check_terminal()
         options = gather(tools, config, mcp_config, policy, approve, state)
-        given = {"session": session, "agent_id": agent_id, "model": model, "approve": approve}
         running = None if local else find_gateway(options)
-        command = _local(options, given) if running is None else _remote(running, options, given)
-        try:
-            command.run()
-        except InvalidSession as error:
-            raise ConfigurationError(str(error)) from None
+        given: dict[str, Any] = {
+            "session": session,
+            "agent_id": agent_id,
+            "model": model,
+            "approve": approve,
+        }
+        # Each imports one of the two: the modules of the other would only cost time.
+        if running is None:
+            from clawmode.terminal.chat_local import LocalChat
 
+            setup = load_setup(options, "agent")
+            LocalChat(setup=setup, state=setup.state, **given).run()
+        else:
+            from clawmode.app.setup import state_folder
+            from clawmode.terminal.chat_remote_command import RemoteChat
+            from clawmode.terminal.remote_turn import check_options
 
-def _local(options: "Options", given: dict[str, Any]) -> "LocalChat":
-    from clawmode.terminal.chat_local import LocalChat
-
-    return LocalChat(setup=load_setup(options, "agent"), **given)
-
-
-def _remote(running: "RunningGateway", options: "Options", given: dict[str, Any]) -> "RemoteChat":
-    from clawmode.app.setup import state_folder
-    from clawmode.terminal.chat_remote_command import RemoteChat
-    from clawmode.terminal.remote_turn import check_options
-
-    check_options(options, running)
-    return RemoteChat(state=state_folder(options.state), **given)
+            check_options(options, running)
+            RemoteChat(state=state_folder(state), **given).run()

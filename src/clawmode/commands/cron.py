@@ -199,16 +199,18 @@ def run_job(
     """
     with command() as out:
         from clawmode.terminal.agent_view import turn_view
-        from clawmode.terminal.cron_turn import CronTurn
+        from clawmode.terminal.cron_turn import JobTurn
+        from clawmode.terminal.turn import TerminalTurn
 
         options = gather(tools, config, mcp_config, policy, approve, state)
-        turn = CronTurn(
+        turn = JobTurn(load_setup(options, "agent"), job_id)
+        result = TerminalTurn(
+            turn=turn,
             options=options,
-            setup=load_setup(options, "agent"),
             out=out,
             view=turn_view(out, as_json=as_json, quiet=quiet),
             approve=approve,
             as_json=as_json,
-        )
-        result = turn.run_job(job_id)
+        ).run(turn.request())
+        assert result is not None, "a run of a job is never left waiting"
     raise typer.Exit(EXIT[result.status])

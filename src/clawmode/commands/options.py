@@ -268,10 +268,11 @@ def exit_on_error() -> "Iterator[None]":
 
     try:
         yield
-    except ConfigurationError as error:
-        fail(str(error), USAGE)
     except ClawmodeError as error:
-        fail(str(error), FAILED)
+        from clawmode.sessions.keys import InvalidSession
+
+        is_usage = isinstance(error, ConfigurationError | InvalidSession)
+        fail(str(error), USAGE if is_usage else FAILED)
     except KeyboardInterrupt:
         say("stopped")
         if any(not thread.daemon for thread in threading.enumerate()[1:]):

@@ -21,7 +21,10 @@ from clawmode.rpc.protocol import IDEMPOTENCY, RpcError
 from clawmode.tasks import TaskOwner, backoff
 from clawmode.types import JsonObject, JsonValue
 
-logger = logging.getLogger("clawmode.gateway")
+LOGGER = "clawmode.gateway.connection"
+"""The logger of lost connections, for programs that show these in another way."""
+
+logger = logging.getLogger(LOGGER)
 
 CALL_SECONDS = 30.0
 FIRST_DELAY = 1.0

@@ -91,21 +91,16 @@ class CallTree:
                 parent = event.parent_id if event.parent_id in self._rows else None
                 name = one_line(event.tool_id, MAX_ID_CHARS)
                 self._rows[event.call_id] = _CallRow(name, time.monotonic(), parent)
-                if len(self._rows) > MAX_CALLS_KEPT:
-                    self._drop_oldest()
+                ended = (key for key, row in self._rows.items() if row.state != "open")
+                if len(self._rows) > MAX_CALLS_KEPT and (oldest := next(ended, None)):
+                    del self._rows[oldest]
+                    self._dropped += 1
             elif row is not None and event.phase == "update":
                 row.update = _show_update(event.update)
             elif row is not None and row.state == "open":
                 row.state, row.seconds = event.state or "completed", event.seconds
                 self._ended += 1
                 self._failed += row.state == "failed"
-
-    def _drop_oldest(self) -> None:
-        """Drops the oldest call that has ended; open calls stay."""
-        oldest = next((key for key, row in self._rows.items() if row.state != "open"), None)
-        if oldest is not None:
-            del self._rows[oldest]
-            self._dropped += 1
 
     def __bool__(self) -> bool:
         return bool(self._rows)

@@ -6,8 +6,8 @@ terminal or to stderr.
 
 import os
 import sys
-from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, nullcontext
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -91,11 +91,7 @@ class TerminalCell:
             desk = Desk.at_terminal(view.paused, stdin_is_taken=self.stdin_is_taken)
         approvals = make_approvals(self.approve, desk, later=not self.wait)
         with loaded_plugins(self.setup.configuration, self.setup.state) as plugins:
-            async with (
-                interruptible(),
-                self._open_servers(approvals) as servers,
-                self._open_code_mode(approvals, servers, plugins) as code_mode,
-            ):
+            async with interruptible(), self._open(approvals, plugins) as code_mode:
                 unwatch = code_mode.watch(view.add)
                 async with questions_served(desk):
                     result = await self._follow(code_mode, start, run_id, desk, view)
@@ -103,35 +99,34 @@ class TerminalCell:
                 unwatch()
         return result
 
-    def _open_servers(
-        self, approvals: Approvals
-    ) -> "AbstractAsyncContextManager[McpServers | tuple[()]]":
-        if not self.setup.servers:
-            return nullcontext(())
-        from clawmode.app.servers import open_servers  # the MCP SDK takes a second to import
-
-        return open_servers(self.setup, asks=approvals.takes_input)
-
-    def _open_code_mode(
-        self, approvals: Approvals, servers: "McpServers | tuple[()]", plugins: Plugins
-    ) -> CodeMode:
+    @asynccontextmanager
+    async def _open(self, approvals: Approvals, plugins: Plugins) -> AsyncIterator[CodeMode]:
         store: SnapshotStore
-        try:
-            store = SqliteStore(self.setup.state)
-        except StoreUnavailable as error:  # not fatal: most programs never wait
-            print_note(str(error))
-            store = MemoryStore()
-        return CodeMode(
-            tools=[*self.setup.tools, *plugins.tools],
-            hooks=plugins.hooks,
-            namespaces=plugins.namespaces,
-            mcp_servers=servers,
-            config=self.setup.config,
-            policy=self.setup.policy,
-            approvals=approvals,
-            store=store,
-            context=RunContext(agent_id=AGENT, session_id="cli", session_key="cli", run_id="cli"),
-        )
+        servers: McpServers | tuple[()] = ()
+        async with AsyncExitStack() as opened:
+            if self.setup.servers:
+                from clawmode.app.servers import open_servers  # the MCP SDK takes a second
+
+                connecting = open_servers(self.setup, asks=approvals.takes_input)
+                servers = await opened.enter_async_context(connecting)
+            try:
+                store = SqliteStore(self.setup.state)
+            except StoreUnavailable as error:  # not fatal: most programs never wait
+                print_note(str(error))
+                store = MemoryStore()
+            context = RunContext(agent_id=AGENT, session_id="cli", session_key="cli", run_id="cli")
+            code_mode = CodeMode(
+                tools=[*self.setup.tools, *plugins.tools],
+                hooks=plugins.hooks,
+                namespaces=plugins.namespaces,
+                mcp_servers=servers,
+                config=self.setup.config,
+                policy=self.setup.policy,
+                approvals=approvals,
+                store=store,
+                context=context,
+            )
+            yield await opened.enter_async_context(code_mode)
 
     async def _follow(
         self,
@@ -148,9 +143,12 @@ class TerminalCell:
             self._show_output(result, view)
             while result.status == "waiting" and self.wait:
                 run_id = result.run_id
-                if desk is not None and _waits_for_user(result):
-                    if not await desk.wait_until_clear():
-                        break
+                calls = (call for call in result.pending_tool_calls if isinstance(call, dict))
+                states = {call.get("state") for call in calls}
+                # True if only the user's decisions can continue the program.
+                is_blocked = "approval" in states and states <= {"approval", "queued"}
+                if desk is not None and is_blocked and not await desk.wait_until_clear():
+                    break
                 result = await code_mode.wait(run_id)
                 output += result.output
                 self._show_output(result, view)
@@ -170,9 +168,3 @@ class TerminalCell:
                 assert isinstance(item, dict)
                 text = item.get("text")
                 self.out.say(text if isinstance(text, str) else pretty(item.get("value")))
-
-
-def _waits_for_user(result: CodeModeResult) -> bool:
-    """True if only the user's decisions can continue the program."""
-    states = {call.get("state") for call in result.pending_tool_calls if isinstance(call, dict)}
-    return "approval" in states and states <= {"approval", "queued"}

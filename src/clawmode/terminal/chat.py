@@ -1,4 +1,7 @@
-"""A conversation at the terminal: handles lines and keys, shows the status, and ends the chat."""
+"""A conversation at the terminal: handles lines and keys, shows the status, and ends the chat.
+
+The agent is a `Partner`: it runs in this process, or in a gateway.
+"""
 
 import difflib
 import math
@@ -6,24 +9,29 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol, TypeAlias
 
 import anyio
 from anyio.abc import TaskGroup
 from anyio.streams.memory import MemoryObjectReceiveStream
 
-from clawmode.agent.events import AgentEvent
+from clawmode.agent.events import AgentEvent, Listener
 from clawmode.app.console import RED, wrap
-from clawmode.exceptions import ClawmodeError
+from clawmode.exceptions import ClawmodeError, ConfigurationError
 from clawmode.messaging.inbox import How
 from clawmode.messaging.slash import COMMANDS, tell_stopped
 from clawmode.tasks import Notifier
-from clawmode.terminal.chat_partner import Partner
+from clawmode.terminal.agent_view import AgentView
 from clawmode.terminal.chat_prompt import Prompt, PromptTerminal, TerminalChannel
 from clawmode.terminal.chat_screen import Screen
 from clawmode.terminal.chat_view import ChatView, LineWriter, MakeRunCalls
-from clawmode.terminal.desk import Desk
+from clawmode.terminal.desk import Desk, make_approvals
 from clawmode.text import one_line
+from clawmode.tools.approvals import Approvals, Mode
 
 HISTORY = "chat_history"
 """The file in the state folder that keeps earlier input."""
@@ -46,6 +54,68 @@ NOTES: dict[How, str] = {
     "queued": "(queued until the active run ends)",
     "dropped": "(dropped: too many messages wait)",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """What happened to a line that was sent.
+
+    Attributes:
+        how: Whether it started a run, waits, or was a command, for example.
+        text: The answer, if the partner does not send it by itself.
+    """
+
+    how: How
+    text: str = ""
+
+
+class Partner(Protocol):
+    """The agent that a chat talks with.
+
+    The methods may raise `ClawmodeError`: the chat shows the error, or ends if `serve` raised it.
+    """
+
+    @property
+    def trouble(self) -> str:
+        """Why the agent cannot be reached now; empty if it can."""
+        ...
+
+    @property
+    def waiting(self) -> int:
+        """The number of messages that wait."""
+        ...
+
+    def subscribe(
+        self, watch: Listener, tell: Callable[[str], None], changed: Callable[[], None]
+    ) -> Callable[[], None]:
+        """Starts to report what happens; returns a function that stops the reports.
+
+        Args:
+            watch: Receives the events of runs.
+            tell: Receives messages that are not part of a run's reply.
+            changed: Called when `trouble` or `waiting` has changed.
+        """
+        ...
+
+    async def serve(self) -> None:
+        """Runs as long as the chat, and is cancelled at its end."""
+        ...
+
+    async def model(self) -> str:
+        """Returns the model that answers, as `provider/name`."""
+        ...
+
+    async def send(self, text: str) -> Receipt:
+        """Sends a message or a command."""
+        ...
+
+    async def stop(self) -> int:
+        """Stops the runs, and drops waiting messages; returns the number of runs."""
+        ...
+
+    async def leave(self, say: Callable[[str], None]) -> None:
+        """Ends the conversation, and tells the user what happens to active runs."""
+        ...
 
 
 class Chat:
@@ -275,3 +345,55 @@ def hint(text: str) -> str:
     near = difflib.get_close_matches(word, NAMES, 1)
     meant = f"did you mean {near[0]}?" if near else "/help lists them."
     return f"There is no command {word[:MAX_NAME]}: {meant}"
+
+
+# ---- The command ----
+
+
+OpenPartner: TypeAlias = Callable[[Chat, Approvals], AbstractAsyncContextManager[Partner]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TerminalChat:
+    """The command `chat`.
+
+    Attributes:
+        state: The state folder.
+        session: The conversation: a key or an id; empty for the main session.
+        agent_id: The agent; empty for the default agent.
+        model: The model from now on; empty for the present one.
+        approve: Who decides about calls; None for the mode of the configuration.
+    """
+
+    state: Path
+    session: str = ""
+    agent_id: str = ""
+    model: str = ""
+    approve: Mode | None = None
+
+    async def talk(
+        self, screen: Screen, key: str, mode: Mode, until: str, open_partner: OpenPartner
+    ) -> None:
+        """Runs the conversation to its end.
+
+        Args:
+            screen: The terminal.
+            key: The key of the session.
+            mode: Who decides about calls.
+            until: How long the answer `always` is remembered.
+            open_partner: Opens the agent.
+        """
+
+        def make_calls() -> AgentView:
+            return AgentView(None, live=False, summary=True)
+
+        chat, desk = Chat(screen, self.state / HISTORY, key, make_calls), None
+        if mode == "ask":
+            desk = Desk(chat.terminal, screen.paused, until=until, in_chat=True)
+        async with open_partner(chat, make_approvals(mode, desk, tell=screen.say)) as partner:
+            await chat.run(partner, desk)
+
+
+def reset_error(session_id: str, key: str) -> ConfigurationError:
+    """Returns the error for an id of a conversation that is no longer the session's."""
+    return ConfigurationError(f"the conversation {session_id} was reset: {key} has a new one")

@@ -2,7 +2,8 @@
 
 import gc
 import getpass
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import anyio
@@ -13,23 +14,20 @@ from clawmode.agent.requests import AgentRequest
 from clawmode.agent.resolver import ConfigResolver
 from clawmode.app.host import Host, open_host
 from clawmode.app.setup import Setup
-from clawmode.config import resolve as settings
-from clawmode.exceptions import ConfigurationError
 from clawmode.messaging.channel import InboundMessage
 from clawmode.messaging.slash import COMMANDS
 from clawmode.sessions.keys import is_session_id
-from clawmode.sessions.store import Session, SessionStore
+from clawmode.sessions.store import SessionStore
 from clawmode.sessions.workspaces import current_folder
 from clawmode.terminal.agent_view import AgentView
-from clawmode.terminal.chat import HISTORY, Chat
-from clawmode.terminal.chat_partner import Receipt
+from clawmode.terminal.chat import Chat, Partner, Receipt, TerminalChat, reset_error
 from clawmode.terminal.chat_prompt import CHANNEL
-from clawmode.terminal.chat_screen import Screen, check_terminal
-from clawmode.terminal.desk import Desk, make_approvals
+from clawmode.terminal.chat_screen import Screen
+from clawmode.terminal.desk import COMMAND_ENDS
 from clawmode.terminal.interrupts import interruptible, join_tool_threads
-from clawmode.terminal.local_turn import STARTING, load_models
+from clawmode.terminal.local_turn import STARTING, approve_mode, load_models
 from clawmode.terminal.turn import printed_logs
-from clawmode.tools.approvals import Mode
+from clawmode.tools.approvals import Approvals
 
 TARGET = "you"
 BEGIN = ("/new", "/reset")
@@ -107,84 +105,60 @@ class LocalPartner:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LocalChat:
+class LocalChat(TerminalChat):
     """The command `chat` without a gateway.
 
     Attributes:
         setup: The settings, tools and servers.
-        session: The conversation: a key or an id; empty for the main session.
-        agent_id: The agent; empty for the default agent.
-        model: The model from now on; empty for the present one.
-        approve: Who decides about calls; None for the mode of the configuration.
     """
 
     setup: Setup
-    session: str = ""
-    agent_id: str = ""
-    model: str = ""
-    approve: Mode | None = None
 
     def run(self) -> None:
-        """Runs the chat to its end.
+        """Runs the chat to its end; the agent stops with it.
 
         Raises:
-            ConfigurationError: There is no terminal, or the session, agent or model is invalid.
+            ConfigurationError: The session, agent or model is invalid.
             KeyboardInterrupt: The user stopped it before the chat began.
         """
-        check_terminal()
-        view = AgentView(None, live=True, summary=False)
-        with printed_logs(view):
-            try:
-                models = load_models(self.setup, self._request(), view)
-            finally:
-                view.close(None)
-            anyio.run(self._drive, models)
-        join_tool_threads()
-        gc.freeze()  # otherwise the interpreter collects garbage in all libraries before it exits
-
-    async def _drive(self, models: ModelPool) -> None:
-        async with interruptible():
-            with Screen() as screen:
-                screen.note(STARTING)
-                session = await self._find_session(models)
-                chat = Chat(
-                    screen,
-                    self.setup.state / HISTORY,
-                    session.key,
-                    lambda: AgentView(None, live=False, summary=True),
-                )
-                configuration = self.setup.configuration
-                agent_id = self.agent_id or settings.default_agent(configuration)
-                mode = self.approve or settings.approve_mode(configuration, agent_id)
-                desk = None
-                if mode == "ask":
-                    desk = Desk(chat.terminal, screen.paused, in_chat=True)
-                approvals = make_approvals(mode, desk, tell=screen.say)
-                channels = [chat.channel]
-                workspace = current_folder(self.setup.state)
-                async with open_host(
-                    self.setup, approvals, models, channels=channels, workspace=workspace
-                ) as host:
-                    partner = LocalPartner(host, session.key, chat.channel.answers)
-                    await chat.run(partner, desk)
-
-    def _request(self) -> AgentRequest:
         by_id = is_session_id(self.session)
-        return AgentRequest(
+        request = AgentRequest(
             session_key="" if by_id else self.session,
             session_id=self.session if by_id else "",
             agent_id=self.agent_id,
             model=self.model,
         )
+        view = AgentView(None, live=True, summary=False)
+        with printed_logs(view):
+            try:
+                models = load_models(self.setup, request, view)
+            finally:
+                view.close(None)
+            anyio.run(self._drive, request, models)
+        join_tool_threads()
+        gc.freeze()  # otherwise the interpreter collects garbage in all libraries before it exits
 
-    async def _find_session(self, models: ModelPool) -> Session:
-        """Returns the session of the options, and changes its model if the options name one."""
-        request, store = self._request(), SessionStore(self.setup.sessions_folder)
-        owner = ConfigResolver(self.setup.configuration, models, self.setup.state).agent_of(request)
-        key, session_id = request.session_key or None, request.session_id or None
-        session = await store.resolve(key, session_id, owner)
-        if (await store.get(session.key)).id != session.id:
-            raise ConfigurationError(
-                f"the conversation {session.id} was reset: {session.key} has a new one"
-            )
-        return await store.touch(session.id, model=self.model) if self.model else session
+    async def _drive(self, request: AgentRequest, models: ModelPool) -> None:
+        setup = self.setup
+
+        @asynccontextmanager
+        async def open_partner(chat: Chat, approvals: Approvals) -> AsyncIterator[Partner]:
+            workspace, channels = current_folder(setup.state), [chat.channel]
+            async with open_host(
+                setup, approvals, models, channels=channels, workspace=workspace
+            ) as host:
+                yield LocalPartner(host, session.key, chat.channel.answers)
+
+        mode = self.approve or approve_mode(setup, self.agent_id)
+        async with interruptible():
+            with Screen() as screen:
+                screen.note(STARTING)
+                store = SessionStore(setup.sessions_folder)
+                owner = ConfigResolver(setup.configuration, models, setup.state).agent_of(request)
+                key, session_id = request.session_key or None, request.session_id or None
+                session = await store.resolve(key, session_id, owner)
+                if (await store.get(session.key)).id != session.id:
+                    raise reset_error(session.id, session.key)
+                if self.model:
+                    session = await store.touch(session.id, model=self.model)
+                await self.talk(screen, session.key, mode, COMMAND_ENDS, open_partner)

@@ -17,9 +17,8 @@ from clawmode.agent.events import AgentEvent, Listener, Stream
 from clawmode.exceptions import ClawmodeError
 from clawmode.messaging.inbox import How
 from clawmode.rpc.client import GAP, Event, EventsLost, GatewayClient, RpcError
-from clawmode.terminal.chat_partner import Receipt
+from clawmode.terminal.chat import Receipt
 from clawmode.terminal.remote_questions import RemoteQuestions, read_event
-from clawmode.tools.approvals import Approvals
 from clawmode.types import JsonObject
 
 POLL_SECONDS = 0.3
@@ -41,41 +40,6 @@ MISSED = "(the connection was lost; the missed messages follow)"
 BEGUN = "Started a new conversation."
 
 HOWS: tuple[How, ...] = ("started", "steered", "queued", "dropped", "command", "repeated")
-
-
-class SessionQuestions(RemoteQuestions):
-    """Gets answers to the questions of all runs of a session.
-
-    Args:
-        client: The connection to the gateway.
-        approvals: Decides about the questions.
-        key: The key of the session.
-    """
-
-    def __init__(self, client: GatewayClient, approvals: Approvals, key: str) -> None:
-        super().__init__(client, approvals, "")
-        self._key = key
-        self._asked_ids: set[str] = set()
-
-    def is_new(self, event: Event) -> bool:
-        question_id = str(event.payload.get("id"))
-        if not event.name.endswith(".requested"):
-            return super().is_new(event)
-        if event.payload.get("sessionKey") != self._key or question_id in self._asked_ids:
-            return False
-        self._asked_ids.add(question_id)
-        return True
-
-    async def refresh(self) -> list[Event]:
-        """Withdraws questions that are no longer open; returns the questions to ask."""
-        waiting = await self.pending()
-        ids = {str(event.payload.get("id")) for event in waiting}
-        for question_id, scope in self._open.items():
-            if question_id not in ids:
-                scope.cancel()
-        # A question that is not shown here, but still open, is asked again: its answer was lost.
-        self._asked_ids &= set(self._open)
-        return [event for event in waiting if self.is_new(event)]
 
 
 @dataclass(slots=True)
@@ -105,7 +69,7 @@ class RemotePartner:
         waiting: The last known number of messages that wait.
     """
 
-    def __init__(self, client: GatewayClient, key: str, questions: SessionQuestions) -> None:
+    def __init__(self, client: GatewayClient, key: str, questions: RemoteQuestions) -> None:
         self._client = client
         self._key = key
         self._questions = questions

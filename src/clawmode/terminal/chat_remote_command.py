@@ -1,25 +1,25 @@
 """`clawmode chat` with a gateway: a conversation that the gateway owns, shown like a local one."""
 
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import anyio
 
 from clawmode.exceptions import ConfigurationError
 from clawmode.rpc.client import GatewayClient, RpcError
+from clawmode.rpc.connection import LOGGER
 from clawmode.sessions.keys import is_session_id, session_key
 from clawmode.terminal.agent_view import AgentView
-from clawmode.terminal.chat import HISTORY, Chat
-from clawmode.terminal.chat_remote import RemotePartner, SessionQuestions
+from clawmode.terminal.chat import Chat, Partner, TerminalChat, reset_error
+from clawmode.terminal.chat_remote import RemotePartner
 from clawmode.terminal.chat_screen import Screen
-from clawmode.terminal.desk import GATEWAY_STOPS, Desk, make_approvals
+from clawmode.terminal.desk import GATEWAY_STOPS
 from clawmode.terminal.interrupts import interruptible
+from clawmode.terminal.remote_questions import RemoteQuestions
 from clawmode.terminal.turn import printed_logs
-from clawmode.tools.approvals import Mode
+from clawmode.tools.approvals import Approvals
 from clawmode.types import JsonObject
 
 CLIENT = "clawmode-chat"
@@ -27,52 +27,43 @@ CONNECTING = "… connecting to the gateway"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RemoteChat:
-    """The command `chat` with a gateway.
-
-    Attributes:
-        state: The state folder of the gateway.
-        session: The conversation: a key or an id; empty for the main session.
-        agent_id: The agent; empty for the default agent.
-        model: The model from now on; empty for the present one.
-        approve: Who decides about calls; None for the mode of the configuration.
-    """
-
-    state: Path
-    session: str = ""
-    agent_id: str = ""
-    model: str = ""
-    approve: Mode | None = None
+class RemoteChat(TerminalChat):
+    """The command `chat` with a gateway."""
 
     def run(self) -> None:
-        """Runs the chat to its end.
+        """Runs the chat to its end; the agent continues in the gateway.
 
         Raises:
             ConfigurationError: The session, agent or model is invalid.
             ClawmodeError: The gateway cannot be reached, or rejects the connection.
             KeyboardInterrupt: The user stopped it before the chat began.
         """
-        with printed_logs(AgentView(None, live=False, summary=False)), _quiet_connection():
-            anyio.run(self._drive)
+
+        def hide(record: logging.LogRecord) -> bool:
+            return False
+
+        # The line below the prompt shows whether the client is connected; the log would repeat it.
+        connection = logging.getLogger(LOGGER)
+        connection.addFilter(hide)
+        try:
+            with printed_logs(AgentView(None, live=False, summary=False)):
+                anyio.run(self._drive)
+        finally:
+            connection.removeFilter(hide)
 
     async def _drive(self) -> None:
+        def open_partner(chat: Chat, approvals: Approvals) -> AbstractAsyncContextManager[Partner]:
+            questions = RemoteQuestions(client, approvals, sessionKey=key)
+            return nullcontext(RemotePartner(client, key, questions))
+
         client = GatewayClient.local(self.state, client_id=CLIENT, mode="cli")
         async with interruptible():
             with Screen() as screen:
                 screen.note(CONNECTING)
                 async with client:
                     key = await self._find_session(client)
-                    chat = Chat(
-                        screen,
-                        self.state / HISTORY,
-                        key,
-                        lambda: AgentView(None, live=False, summary=True),
-                    )
-                    mode, desk = self.approve or "ask", None
-                    if mode == "ask":
-                        desk = Desk(chat.terminal, screen.paused, until=GATEWAY_STOPS, in_chat=True)
-                    questions = SessionQuestions(client, make_approvals(mode, desk), key)
-                    await chat.run(RemotePartner(client, key, questions), desk)
+                    mode = self.approve or "ask"
+                    await self.talk(screen, key, mode, GATEWAY_STOPS, open_partner)
 
     async def _find_session(self, client: GatewayClient) -> str:
         """Returns the key of the session, and changes its model if the options name one.
@@ -119,22 +110,5 @@ class RemoteChat:
         answer: dict[str, Any] = await client.call("sessions.get", given)
         found = answer["session"]
         if not found["current"]:
-            raise ConfigurationError(
-                f"the conversation {found['sessionId']} was reset: {found['key']} has a new one"
-            )
+            raise reset_error(found["sessionId"], found["key"])
         return str(found["key"])
-
-
-@contextmanager
-def _quiet_connection() -> Iterator[None]:
-    """Hides log records about reconnecting: the line below the prompt shows that state."""
-
-    def is_other(record: logging.LogRecord) -> bool:
-        return record.module != "connection"
-
-    logger = logging.getLogger("clawmode.gateway")
-    logger.addFilter(is_other)
-    try:
-        yield
-    finally:
-        logger.removeFilter(is_other)

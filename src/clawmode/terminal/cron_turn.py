@@ -1,28 +1,21 @@
 """`clawmode cron` at a terminal: lists, adds, removes and runs jobs."""
 
-import signal
 import time
 import uuid
-from dataclasses import dataclass
 
 import anyio
 
-from clawmode.agent.models import ModelPool
 from clawmode.agent.requests import AgentRequest, RunResult
-from clawmode.agent.run import AgentRun
-from clawmode.agent.runtime import AgentRuntime
 from clawmode.app.console import ProgramOutput, duration, print_note
 from clawmode.app.setup import Setup
-from clawmode.config import resolve as settings
 from clawmode.cron.job import Job, check_named, configured_jobs
-from clawmode.cron.jobs import Jobs, JobStatus
+from clawmode.cron.jobs import Claim, Jobs, JobStatus
 from clawmode.cron.schedule import clock, in_words, read_zone
 from clawmode.cron.scheduler import Scheduler
 from clawmode.cron.turns import request_for
-from clawmode.terminal.desk import Desk, make_approvals
-from clawmode.terminal.interrupts import interruptible
-from clawmode.terminal.local_turn import LocalTurn, open_runtime
-from clawmode.types import JsonObject, JsonValue
+from clawmode.terminal.local_turn import LocalTurn
+from clawmode.terminal.turn import WaitingRun
+from clawmode.types import JsonValue
 
 MAX_ERROR_CHARS = 80
 
@@ -50,21 +43,19 @@ def print_jobs(out: ProgramOutput, setup: Setup) -> None:
     if not found:
         print_note("there are no jobs: see `clawmode cron add --help`")
         return
-    out.table(["id", "schedule", "next", "last run", "status"], [_row(status) for status in found])
+    rows: list[list[str]] = []
+    for status in found:
+        job, last, ago, outcome = status.job, status.last, "-", "-"
+        if last is not None:
+            ago = f"{duration(max(time.time() - last.started_at, 0))} ago"
+            error = f": {last.error[:MAX_ERROR_CHARS]}" if last.error else ""
+            # The ledger still says `running` if the process of a run died: it recorded no end.
+            lost = last.status == "running" and not status.running
+            outcome = "lost" if lost else f"{last.status}{error}"
+        rows.append([job.id, in_words(job.schedule()), next_time(status), ago, outcome])
+    out.table(["id", "schedule", "next", "last run", "status"], rows)
     if not setup.configuration.cron.enabled:
         print_note("cron.enabled is false, so no job runs at its times")
-
-
-def _row(status: JobStatus) -> list[str]:
-    job, last = status.job, status.last
-    ago, outcome = "-", "-"
-    if last is not None:
-        ago = f"{duration(max(time.time() - last.started_at, 0))} ago"
-        error = f": {last.error[:MAX_ERROR_CHARS]}" if last.error else ""
-        outcome = f"{last.status}{error}"
-    # The ledger still says `running` if the process of a run died: nothing recorded its end.
-    lost = last is not None and last.status == "running" and not status.running
-    return [job.id, in_words(job.schedule()), next_time(status), ago, "lost" if lost else outcome]
 
 
 def next_time(status: JobStatus) -> str:
@@ -111,80 +102,43 @@ def remove(setup: Setup, job_id: str) -> None:
 # ---- Running ----
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CronTurn(LocalTurn):
-    """A run of a job in this process, shown like a turn of `clawmode agent`."""
+class JobTurn(LocalTurn):
+    """A run of a job in this process. Nobody could resume it, so it never waits.
 
-    def run_job(self, job_id: str) -> RunResult:
-        """Runs a job now.
+    Args:
+        setup: The settings, tools and servers.
+        job_id: The id of the job.
 
-        Raises:
-            JobError: There is no such job, or it is running already.
-            ConfigurationError: The job cannot run; nothing ran.
-            KeyboardInterrupt: The run was stopped.
-        """
-        job = anyio.run(open_jobs(self.setup).get, job_id).job
-        result = self.run(request_for(job, uuid.uuid4().hex))
-        assert result is not None, "a run of a job is never left waiting"
-        return result
+    Raises:
+        JobError: There is no such job.
+    """
 
-    async def _drive(self, request: AgentRequest, models: ModelPool) -> RunResult | AgentRun:
-        agent_id = request.agent_id or settings.default_agent(self.setup.configuration)
-        mode = self.approve or settings.approve_mode(self.setup.configuration, agent_id)
-        desk = None
-        if mode == "ask":
-            desk = Desk.at_terminal(self.view.paused, stdin_is_taken=False)
-        approvals = make_approvals(mode, desk)
-        async with interruptible(), open_runtime(self.setup, approvals, models) as runtime:
-            unsubscribe = runtime.subscribe(self.view.add)
-            job_id = request.session_key.split(":")[1]  # cron:<job id>:run:<run id>
-            job_run = _JobRun(self.setup, runtime, job_id)
-            result = await job_run.run(desk)
-            unsubscribe()
-        return result
+    _scheduler: Scheduler
+    _claim: Claim
 
+    def __init__(self, setup: Setup, job_id: str) -> None:
+        super().__init__(setup)
+        self._job = anyio.run(open_jobs(setup).get, job_id).job
 
-class _JobRun:
-    """A run of a job, whose questions the user answers and which Ctrl-C stops."""
+    def request(self) -> AgentRequest:
+        """Returns the request of the job, for `TerminalTurn.run`."""
+        return request_for(self._job, uuid.uuid4().hex)
 
-    def __init__(self, setup: Setup, runtime: AgentRuntime, job_id: str) -> None:
-        self._runtime = runtime
-        self._job_id = job_id
-        self._run_id = ""
-        self._scheduler = Scheduler(
-            open_jobs(setup),
-            runtime,
-            cleanup_seconds=setup.configuration.cron.cleanup_seconds,
-            on_event=self._remember_run,
-        )
+    def _find_workspace(self) -> None:
+        """As in a gateway: the workspace is not the current folder."""
 
-    async def run(self, desk: Desk | None) -> RunResult:
-        failure: Exception | None = None
-        result: RunResult | None = None
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._abort_on_signal)
-            if desk is not None:
-                tasks.start_soon(self._put_questions, desk)
-            try:
-                result = await self._scheduler.run_now(self._job_id)
-            except Exception as error:  # the task group would wrap it in an ExceptionGroup
-                failure = error
-            tasks.cancel_scope.cancel()
-        if failure is not None:
-            raise failure
-        assert result is not None
-        return result
+    async def start(self, request: AgentRequest) -> WaitingRun:
+        # The claim makes a request with a run id and a session of its own.
+        cleanup_seconds = self._setup.configuration.cron.cleanup_seconds
+        jobs = open_jobs(self._setup)
+        self._scheduler = Scheduler(jobs, self._runtime, cleanup_seconds=cleanup_seconds)
+        self._claim = await self._scheduler.claim_now(self._job.id)
+        self._run_id = self._claim.run_id
+        return WaitingRun(run_id=self._run_id, session_key=request.session_key, session_id="")
 
-    def _remember_run(self, event: JsonObject) -> None:
-        self._run_id = str(event.get("runId", self._run_id))
+    async def result(self) -> RunResult:
+        return await self._scheduler.carry_out(self._claim)
 
-    async def _abort_on_signal(self) -> None:
-        with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-            async for _ in signals:
-                self._runtime.abort(self._run_id)
-                return
-
-    async def _put_questions(self, desk: Desk) -> None:
-        """Puts questions to the user. To decide later aborts the run: nobody could resume it."""
-        await desk.serve()
-        self._runtime.abort(self._run_id)
+    async def leave(self) -> bool:
+        await self.stop()
+        return False

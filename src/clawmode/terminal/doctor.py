@@ -77,15 +77,26 @@ async def examine(options: Options, tell: Tell = lambda text: None) -> AsyncIter
         return
     for finding in (*_configuration(options, setup), *_models(setup), *_workspaces(setup)):
         yield finding
-    yield _approval(setup)
+    warning = settings.approval_warning(setup.configuration)
+    asks = "agents ask before calls that may change something"
+    yield Finding("approval", "note" if warning else "ok", warning or asks)
     yield await _store(setup)
     if setup.servers:
         seconds = round(max(server.connect_timeout for server in setup.servers))
         tell(f"connecting {count(setup.servers, 'MCP server')}, which may take {seconds} s")
     async for finding in _servers(setup):
         yield finding
-    for finding in (*_plugins(setup), _gateway(setup)):
-        yield finding
+    plugins = describe_plugins(setup.configuration, setup.state)  # runs none of their code
+    for found in plugins.find():
+        about = f"{found.manifest.version}, at {found.folder}"
+        yield Finding(f"plugin {found.manifest.id}", "ok", about)
+    for view in plugins.views:
+        if view.problem:
+            yield Finding(f"plugin {view.id}", "problem", view.problem)
+    known, where = presence.find(setup.state), "no gateway runs on this state folder"
+    if known is not None and presence.is_held(setup.state):
+        where = f"at {known.url}, process {known.pid}, version {known.version}"
+    yield Finding("gateway", "ok", where)
 
 
 async def _runtime() -> AsyncIterator[Finding]:
@@ -203,12 +214,6 @@ def _workspaces(setup: Setup) -> Iterator[Finding]:
         yield Finding("commands", "problem", f"none may run: {problem}")
 
 
-def _approval(setup: Setup) -> Finding:
-    if warning := settings.approval_warning(setup.configuration):
-        return Finding("approval", "note", warning)
-    return Finding("approval", "ok", "agents ask before calls that may change something")
-
-
 async def _store(setup: Setup) -> Finding:
     try:
         store = SqliteStore(setup.state)
@@ -217,24 +222,6 @@ async def _store(setup: Setup) -> Finding:
     except ClawmodeError as error:
         return Finding("store", "problem", f"{setup.state}: {error}")
     return Finding("store", "ok", str(setup.state))
-
-
-def _plugins(setup: Setup) -> Iterator[Finding]:
-    """Lists the plugins, without running their code."""
-    plugins = describe_plugins(setup.configuration, setup.state)
-    for found in plugins.find():
-        about = f"{found.manifest.version}, at {found.folder}"
-        yield Finding(f"plugin {found.manifest.id}", "ok", about)
-    for view in plugins.views:
-        if view.problem:
-            yield Finding(f"plugin {view.id}", "problem", view.problem)
-
-
-def _gateway(setup: Setup) -> Finding:
-    known = presence.find(setup.state)
-    if known is None or not presence.is_held(setup.state):
-        return Finding("gateway", "ok", "no gateway runs on this state folder")
-    return Finding("gateway", "ok", f"at {known.url}, process {known.pid}, version {known.version}")
 
 
 async def _servers(setup: Setup) -> AsyncIterator[Finding]:

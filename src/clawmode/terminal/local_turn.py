@@ -5,7 +5,6 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import anyio
@@ -14,7 +13,6 @@ from clawmode.agent.models import ModelPool
 from clawmode.agent.preview import Preview
 from clawmode.agent.requests import AgentRequest, RunResult
 from clawmode.agent.resolver import ConfigResolver
-from clawmode.agent.run import AgentRun
 from clawmode.agent.runtime import AgentRuntime
 from clawmode.app.console import ProgramOutput, print_note
 from clawmode.app.host import open_host
@@ -25,28 +23,16 @@ from clawmode.sessions.keys import UnknownSession
 from clawmode.sessions.store import Session, SessionStore
 from clawmode.sessions.workspaces import current_folder
 from clawmode.terminal.agent_view import AgentView
-from clawmode.terminal.desk import Desk, make_approvals
+from clawmode.terminal.desk import COMMAND_ENDS
 from clawmode.terminal.interrupts import interruptible
-from clawmode.terminal.turn import TerminalTurn, WaitingRun
-from clawmode.tools.approvals import Approvals
+from clawmode.terminal.turn import WaitingRun
+from clawmode.tools.approvals import Approvals, Mode
 
 STOPPED = 130
 MAX_TOOLS_NAMED = 10
 
 LOADING = "… loading the model's library"
 STARTING = "… starting"
-
-
-@asynccontextmanager
-async def open_runtime(
-    setup: Setup,
-    approvals: Approvals,
-    models: ModelPool | None = None,
-    workspace: Path | None = None,
-) -> AsyncIterator[AgentRuntime]:
-    """Opens everything that a setup names; yields only the runtime of the host."""
-    async with open_host(setup, approvals, models, workspace=workspace) as host:
-        yield host.runtime
 
 
 def find_workspace(setup: Setup) -> Path | None:
@@ -63,75 +49,76 @@ def find_workspace(setup: Setup) -> Path | None:
     return here
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LocalTurn(TerminalTurn):
+class LocalTurn:
     """A turn that runs in this process.
 
-    Attributes:
+    Args:
         setup: The settings, tools and servers.
     """
 
-    setup: Setup
+    until = COMMAND_ENDS
+    _view: AgentView
+    _models: ModelPool
+    _runtime: AgentRuntime
 
-    def show_prompt(self, request: AgentRequest) -> None:
-        async def fetch() -> Preview:
-            workspace = find_workspace(self.setup)
-            opened = open_runtime(self.setup, Approvals(), workspace=workspace)
-            async with interruptible(), opened as runtime:
-                return await runtime.preview(request)
+    def __init__(self, setup: Setup) -> None:
+        self._setup = setup
+        self._run_id = ""
 
-        preview = anyio.run(fetch)
-        if self.as_json:
-            self.out.json(preview.to_json())
-        else:
-            print_preview(self.out, preview)
+    def prepare(self, request: AgentRequest, view: AgentView) -> Mode:
+        self._view = view
+        self._models = load_models(self._setup, request, view)
+        return approve_mode(self._setup, request.agent_id)
 
-    # ---- The turn ----
-
-    def _run(self, request: AgentRequest) -> RunResult | WaitingRun:
-        models = load_models(self.setup, request, self.view)
-        ended = anyio.run(self._drive, request, models)
-        if isinstance(ended, RunResult):
-            return ended
-        session = ended.session
-        return WaitingRun(run_id=ended.id, session_key=session.key, session_id=session.id)
-
-    async def _drive(self, request: AgentRequest, models: ModelPool) -> RunResult | AgentRun:
-        """Returns the result; or the run, if it was left waiting."""
-        agent_id = request.agent_id or settings.default_agent(self.setup.configuration)
-        mode = self.approve or settings.approve_mode(self.setup.configuration, agent_id)
-        desk = None
-        if mode == "ask":
-            desk = Desk.at_terminal(self.view.paused, stdin_is_taken=self.stdin_is_taken)
-        approvals = make_approvals(mode, desk)
-        opened = open_runtime(self.setup, approvals, models, find_workspace(self.setup))
-        async with interruptible(), opened as runtime:
-            unsubscribe = runtime.subscribe(self.view.add)
-            run = await runtime.start(request)
-            ended: RunResult | AgentRun = run
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(_abort_on_signal, runtime, run.id)
-                if desk is not None:
-                    tasks.start_soon(_put_questions, desk, tasks.cancel_scope)
-                ended = await runtime.result(run.id)
-                tasks.cancel_scope.cancel()
+    @asynccontextmanager
+    async def open(self, approvals: Approvals) -> AsyncIterator[None]:
+        workspace = self._find_workspace()
+        async with open_host(self._setup, approvals, self._models, workspace=workspace) as host:
+            self._runtime = host.runtime
+            unsubscribe = host.runtime.subscribe(self._view.add)
+            yield
             # Closing cancels open calls. The view is to show them as open, not as cancelled.
             unsubscribe()
-        return ended
+
+    def _find_workspace(self) -> Path | None:
+        return find_workspace(self._setup)
+
+    async def start(self, request: AgentRequest) -> WaitingRun:
+        run = await self._runtime.start(request)
+        self._run_id = run.id
+        return WaitingRun(run_id=run.id, session_key=run.session.key, session_id=run.session.id)
+
+    async def result(self) -> RunResult:
+        return await self._runtime.result(self._run_id)
+
+    async def stop(self) -> None:
+        self._runtime.abort(self._run_id)
+
+    async def leave(self) -> bool:
+        """The run continues from its transcript: nothing has to be done."""
+        return True
 
 
-async def _abort_on_signal(runtime: AgentRuntime, run_id: str) -> None:
-    """Aborts the run at the first Ctrl-C, and records that; a second one ends the command."""
-    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-        async for _ in signals:
-            runtime.abort(run_id)
-            return
+# ---- The prompt ----
 
 
-async def _put_questions(desk: Desk, scope: anyio.CancelScope) -> None:
-    """Puts questions to the user; cancels the scope when the user wants to decide later."""
-    await desk.serve()
-    scope.cancel()
+def show_prompt(out: ProgramOutput, setup: Setup, request: AgentRequest, *, as_json: bool) -> None:
+    """Prints the prompt and the tools that the model would get; runs nothing.
+
+    Raises:
+        ConfigurationError: The request or the configuration is invalid.
+    """
+
+    async def fetch() -> Preview:
+        opened = open_host(setup, Approvals(), workspace=find_workspace(setup))
+        async with interruptible(), opened as host:
+            return await host.runtime.preview(request)
+
+    preview = anyio.run(fetch)
+    if as_json:
+        out.json(preview.to_json())
+    else:
+        print_preview(out, preview)
 
 
 def print_preview(out: ProgramOutput, preview: Preview) -> None:
@@ -154,6 +141,12 @@ def print_preview(out: ProgramOutput, preview: Preview) -> None:
 
 
 # ---- Before the turn ----
+
+
+def approve_mode(setup: Setup, agent_id: str) -> Mode:
+    """Returns who decides about the calls of an agent; an empty id means the default agent."""
+    configuration = setup.configuration
+    return settings.approve_mode(configuration, agent_id or settings.default_agent(configuration))
 
 
 def load_models(setup: Setup, request: AgentRequest, view: AgentView) -> ModelPool:

@@ -41,8 +41,14 @@ def serve(setup: Setup, approve: Mode, http: str | None) -> None:
     Raises:
         ConfigurationError: The address is invalid, or the token is too short.
     """
-    address = None if http is None else _parse_address(http)
-    token = os.environ.get(TOKEN_VARIABLE, "") if http else ""
+    address, token = None, os.environ.get(TOKEN_VARIABLE, "") if http else ""
+    if http is not None:
+        host, _, port = http.rpartition(":")
+        if not host or not port.isdecimal() or int(port) > 65535:
+            raise ConfigurationError(
+                f"--http must be HOST:PORT, such as 127.0.0.1:8765, got {http!r}"
+            )
+        address = host.strip("[]"), int(port)
     if 0 < len(token) < MIN_TOKEN:
         raise ConfigurationError(
             f"{TOKEN_VARIABLE} has {len(token)} characters and needs {MIN_TOKEN} or more; unset "
@@ -151,10 +157,3 @@ async def _serve_http(
             )
 
     await serve_http(opener, servers, host, port, token, ready)
-
-
-def _parse_address(text: str) -> tuple[str, int]:
-    host, _, port = text.rpartition(":")
-    if not host or not port.isdecimal() or int(port) > 65535:
-        raise ConfigurationError(f"--http must be HOST:PORT, such as 127.0.0.1:8765, got {text!r}")
-    return host.strip("[]"), int(port)

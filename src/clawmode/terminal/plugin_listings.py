@@ -1,7 +1,7 @@
 """The output of `clawmode plugins`: the table, the reports and the log."""
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from clawmode.app.console import ProgramOutput, print_stderr
@@ -18,17 +18,12 @@ def print_views(out: ProgramOutput, views: Sequence[PluginView]) -> None:
     rows: list[list[str]] = []
     for view in views:
         flags = ["yes" if flag else "no" for flag in (view.enabled, view.loaded)]
-        added = ", ".join(_count_additions(view)) or "-"
-        rows.append([view.id, view.version or "-", *flags, added, view.problem or "-"])
+        counts = {kind: len(getattr(view, kind)) for kind in ADDITIONS}
+        added = [f"{n} {kind if n > 1 else kind[:-1]}" for kind, n in counts.items() if n]
+        added += ["skills"] if view.skills else []
+        names = ", ".join(added) or "-"
+        rows.append([view.id, view.version or "-", *flags, names, view.problem or "-"])
     out.table(COLUMNS, rows)
-
-
-def _count_additions(view: PluginView) -> Iterable[str]:
-    for kind in ADDITIONS:
-        if count := len(getattr(view, kind)):
-            yield f"{count} {kind.removesuffix('s') if count == 1 else kind}"
-    if view.skills:
-        yield "skills"
 
 
 def print_report(out: ProgramOutput, report: Report) -> None:

@@ -20,18 +20,19 @@ STREAMS: tuple[Stream, ...] = get_args(Stream)
 
 
 class RemoteQuestions:
-    """Gets answers to the questions of one run of a gateway.
+    """Gets answers to questions of a gateway's runs.
 
     Args:
         client: The connection to the gateway.
         approvals: Decides about the questions.
-        run_id: The run; questions of other runs are ignored.
+        only: Fields that a question must have, such as `runId`; other questions are ignored.
     """
 
-    def __init__(self, client: GatewayClient, approvals: Approvals, run_id: str) -> None:
+    def __init__(self, client: GatewayClient, approvals: Approvals, **only: str) -> None:
         self._client = client
         self._approvals = approvals
-        self._run_id = run_id
+        self._only = only
+        self._asked_ids: set[str] = set()
         self._open: dict[str, anyio.CancelScope] = {}
 
     def is_new(self, event: Event) -> bool:
@@ -41,8 +42,32 @@ class RemoteQuestions:
             if (scope := self._open.get(question_id)) is not None:
                 scope.cancel()
             return False
-        asks = event.name.endswith(".requested") and event.payload.get("runId") == self._run_id
-        return asks and question_id not in self._open
+        is_ours = all(event.payload.get(name) == value for name, value in self._only.items())
+        asks = event.name.endswith(".requested") and is_ours
+        if not asks or question_id in self._asked_ids:
+            return False
+        self._asked_ids.add(question_id)
+        return True
+
+    async def refresh(self) -> list[Event]:
+        """Withdraws questions that are no longer open; returns the questions to ask.
+
+        No event may be handled while this waits: a question that is newer than the gateway's
+        answer would be withdrawn.
+        """
+        waiting: list[Event] = []
+        for family in ("exec.approval", "plugin.approval"):
+            answer: dict[str, Any] = await self._client.call(f"{family}.list")
+            waiting += [Event(f"{family}.requested", item) for item in answer["approvals"]]
+        inputs: dict[str, Any] = await self._client.call("input.list")
+        waiting += [Event("input.requested", item) for item in inputs["inputs"]]
+        ids = {str(event.payload.get("id")) for event in waiting}
+        for question_id, scope in self._open.items():
+            if question_id not in ids:
+                scope.cancel()
+        # A question that is not shown here, but still open, is asked again: its answer was lost.
+        self._asked_ids &= set(self._open)
+        return [event for event in waiting if self.is_new(event)]
 
     async def answer(self, event: Event) -> None:
         """Asks the question of an event, and sends the answer to the gateway."""
@@ -69,16 +94,6 @@ class RemoteQuestions:
                 logger.warning("a question of the gateway cannot be read: %s", question_id)
             finally:
                 self._open.pop(question_id, None)
-
-    async def pending(self) -> list[Event]:
-        """Fetches the open questions, which may be older than this connection."""
-        found: list[Event] = []
-        for family in ("exec.approval", "plugin.approval"):
-            answer: dict[str, Any] = await self._client.call(f"{family}.list")
-            found += [Event(f"{family}.requested", item) for item in answer["approvals"]]
-        inputs: dict[str, Any] = await self._client.call("input.list")
-        found += [Event("input.requested", item) for item in inputs["inputs"]]
-        return found
 
 
 # ---- From the wire ----

@@ -13,7 +13,7 @@ from clawmode.messages import AssistantMessage, Text, UserMessage
 from clawmode.redaction import Redactor
 from clawmode.sessions.history import History
 from clawmode.sessions.trajectory import Sidecar
-from clawmode.sessions.tree import NestedStep, RunSteps, Step, runs_of, steps_of
+from clawmode.sessions.tree import RunSteps, Step, runs_of, steps_of
 from clawmode.terminal.call_tree import MAX_ID_CHARS, SYMBOLS, Line, State
 from clawmode.text import one_line
 from clawmode.types import JsonValue
@@ -114,7 +114,13 @@ class _Painter:
         self._durations = durations
 
     def run(self, run: RunSteps) -> _Node:
-        steps = [step for step in run.steps if _is_shown(step)]
+        steps: list[Step] = []
+        for step in run.steps:  # without results, which are shown with their calls
+            message, shown = step.entry.message, step.kind != "result"
+            if step.kind == "assistant" and isinstance(message, AssistantMessage):
+                shown = bool(message.text) or message.stop not in ("stop", "tool_calls")
+            if shown:
+                steps.append(step)
         below = _earlier(len(steps) - MAX_STEPS)
         below += [self._step(step) for step in steps[-MAX_STEPS:]]
         if not run.id:
@@ -161,32 +167,25 @@ class _Painter:
             words.append(duration(seconds))
         if step.state == "started":
             words.append("not answered")
-        if shown := self._text(_argument(call.arguments), MAX_ARGUMENT_CHARS):
-            words.append(shown)
+        given = call.arguments
+        if isinstance(given, dict) and isinstance(code := given.get("code"), str):
+            given = code  # the program of an `exec`
+        if given not in ({}, ""):
+            words.append(self._text(_plain(given), MAX_ARGUMENT_CHARS))
         return _Node(_symbol(step.state), "  ".join(words), self._nested(step))
 
     def _nested(self, step: Step) -> list[_Node]:
         nodes = _earlier(len(step.nested) - MAX_NESTED)
-        return nodes + [self._nested_call(it) for it in step.nested[-MAX_NESTED:]]
-
-    def _nested_call(self, nested: NestedStep) -> _Node:
-        call = nested.call
-        words = [self._text(call.tool_id, MAX_ID_CHARS)]
-        words.append("not ended" if call.state == "started" else duration(call.ms / 1000))
-        if call.code is not None:
-            words.append(self._text(call.code, MAX_ID_CHARS))
-        return _Node(_symbol(call.state), "  ".join(words), [])
+        for call in (nested.call for nested in step.nested[-MAX_NESTED:]):
+            words = [self._text(call.tool_id, MAX_ID_CHARS)]
+            words.append("not ended" if call.state == "started" else duration(call.ms / 1000))
+            if call.code is not None:
+                words.append(self._text(call.code, MAX_ID_CHARS))
+            nodes.append(_Node(_symbol(call.state), "  ".join(words), []))
+        return nodes
 
     def _text(self, text: str, limit: int = MAX_TEXT_CHARS) -> str:
         return one_line(self._redactor.text(text[:MAX_SCANNED_CHARS]), limit)
-
-
-def _is_shown(step: Step) -> bool:
-    """False for results, which are shown with their calls, and for messages without text."""
-    message = step.entry.message
-    if step.kind == "assistant" and isinstance(message, AssistantMessage):
-        return bool(message.text) or message.stop not in ("stop", "tool_calls")
-    return step.kind != "result"
 
 
 def _earlier(count: int) -> list[_Node]:
@@ -195,13 +194,6 @@ def _earlier(count: int) -> list[_Node]:
 
 def _symbol(state: str) -> tuple[str, str]:
     return SYMBOLS[_STATES.get(state, "open")]
-
-
-def _argument(arguments: JsonValue) -> str:
-    """Returns the arguments of a call as text; for `exec`, the program."""
-    if isinstance(arguments, dict) and isinstance(code := arguments.get("code"), str):
-        return code
-    return "" if arguments in ({}, "") else _plain(arguments)
 
 
 def _plain(value: JsonValue) -> str:

@@ -1,28 +1,33 @@
-"""The part of `clawmode agent` that local and remote turns share: output, logs, and the end."""
+"""One turn of an agent at a terminal: its output, its logs, its questions, and its end.
+
+A `Turn` runs in this process or in a gateway; `TerminalTurn` shows either in the same way.
+"""
 
 import gc
 import logging
 import os
 import shlex
+import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
+
+import anyio
 
 from clawmode.agent.requests import AgentRequest, RunResult
 from clawmode.app.console import RED, YELLOW, ProgramOutput, print_stderr, wrap
 from clawmode.app.setup import Options
-from clawmode.terminal.interrupts import join_tool_threads
-from clawmode.tools.approvals import Mode
+from clawmode.terminal.agent_view import AgentView
+from clawmode.terminal.desk import Desk, make_approvals
+from clawmode.terminal.interrupts import interruptible, join_tool_threads
+from clawmode.tools.approvals import Approvals, Mode
 from clawmode.types import JsonObject
-
-if TYPE_CHECKING:
-    from clawmode.terminal.agent_view import AgentView
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitingRun:
-    """A run that was left waiting for a decision of the user."""
+    """A run that has begun, and that may be left waiting for a decision of the user."""
 
     run_id: str
     session_key: str
@@ -37,11 +42,53 @@ class WaitingRun:
         }
 
 
+class Turn(Protocol):
+    """One turn of an agent. The methods are called in this order, each of them once.
+
+    Any of them may raise `ClawmodeError`, for example if the request is invalid.
+    """
+
+    @property
+    def until(self) -> str:
+        """How long the answer `always` to a question is remembered, as text."""
+        ...
+
+    def prepare(self, request: AgentRequest, view: AgentView) -> Mode:
+        """Prepares the turn before the event loop runs; returns who decides about calls.
+
+        Args:
+            request: The request.
+            view: Shows the run, from now on.
+        """
+        ...
+
+    def open(self, approvals: Approvals) -> AbstractAsyncContextManager[object]:
+        """Opens the agent, or the connection to it, inside of the block."""
+        ...
+
+    async def start(self, request: AgentRequest) -> WaitingRun | None:
+        """Starts the turn; None if the user stopped it first."""
+        ...
+
+    async def result(self) -> RunResult:
+        """Waits for the end of the turn; its events go to the view, its questions to approvals."""
+        ...
+
+    async def stop(self) -> None:
+        """Aborts the turn; `result` then returns."""
+        ...
+
+    async def leave(self) -> bool:
+        """Called when the user wants to decide later; False if the turn cannot wait for that."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TerminalTurn:
-    """One turn of an agent, shown at a terminal.
+    """Runs a turn, and shows it at a terminal.
 
     Attributes:
+        turn: The turn.
         options: The user's options, for the command that resumes the run.
         out: Where the reply goes.
         view: Shows the run.
@@ -50,9 +97,10 @@ class TerminalTurn:
         stdin_is_taken: True if the message was read from stdin, so answers cannot be.
     """
 
+    turn: Turn
     options: Options
     out: ProgramOutput
-    view: "AgentView"
+    view: AgentView
     approve: Mode | None = None
     as_json: bool = False
     stdin_is_taken: bool = False
@@ -67,7 +115,8 @@ class TerminalTurn:
         result: RunResult | None = None
         with printed_logs(self.view):
             try:
-                ended = self._run(request)
+                mode = self.turn.prepare(request, self.view)
+                ended = anyio.run(self._drive, request, self.approve or mode)
                 result = ended if isinstance(ended, RunResult) else None
             finally:
                 self.view.close(result)
@@ -90,16 +139,49 @@ class TerminalTurn:
         gc.freeze()  # otherwise the interpreter collects garbage in all libraries before it exits
         return ended
 
-    def show_prompt(self, request: AgentRequest) -> None:
-        """Prints the prompt and the tools that the model would get; runs nothing.
+    async def _drive(self, request: AgentRequest, mode: Mode) -> RunResult | WaitingRun:
+        desk = None
+        if mode == "ask":
+            taken = self.stdin_is_taken
+            desk = Desk.at_terminal(self.view.paused, stdin_is_taken=taken, until=self.turn.until)
+        ended: RunResult | WaitingRun | None = None
+        async with interruptible(), self.turn.open(make_approvals(mode, desk)):
+            run = await self.turn.start(request)
+            if run is not None:
+                ended = await self._follow(desk) or run
+        if ended is None:  # raised here: inside of `interruptible` it would be wrapped
+            raise KeyboardInterrupt
+        return ended
 
-        Raises:
-            ConfigurationError: The request or the configuration is invalid.
-        """
-        raise NotImplementedError
+    async def _follow(self, desk: Desk | None) -> RunResult | None:
+        """Waits for the end of the turn; returns None if the user wants to decide later."""
+        result: RunResult | None = None
+        failure: Exception | None = None
 
-    def _run(self, request: AgentRequest) -> RunResult | WaitingRun:
-        raise NotImplementedError
+        async def put_questions(desk: Desk) -> None:
+            await desk.serve()
+            if await self.turn.leave():
+                tasks.cancel_scope.cancel()
+
+        async def stop_on_signal() -> None:
+            # The first Ctrl-C aborts the run, and records that; a second one ends the command.
+            with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+                async for _ in signals:
+                    break
+            await self.turn.stop()
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(stop_on_signal)
+            if desk is not None:
+                tasks.start_soon(put_questions, desk)
+            try:
+                result = await self.turn.result()
+            except Exception as error:  # the task group would wrap it in an ExceptionGroup
+                failure = error
+            tasks.cancel_scope.cancel()
+        if failure is not None:
+            raise failure
+        return result
 
     def _resume_command(self, run: WaitingRun, request: AgentRequest) -> str:
         """Returns the shell command that resumes a run, for use in the same folder."""
@@ -117,7 +199,7 @@ class TerminalTurn:
 class _LogPrinter(logging.Handler):
     """Prints log records on stderr: one escaped line each, without tracebacks."""
 
-    def __init__(self, view: "AgentView") -> None:
+    def __init__(self, view: AgentView) -> None:
         super().__init__()
         self._view = view
 
@@ -132,7 +214,7 @@ class _LogPrinter(logging.Handler):
 
 
 @contextmanager
-def printed_logs(view: "AgentView") -> Iterator[None]:
+def printed_logs(view: AgentView) -> Iterator[None]:
     """Prints the log of the block on stderr, between the output of the view."""
     logger = logging.getLogger("clawmode")
     handler = _LogPrinter(view)
