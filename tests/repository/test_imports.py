@@ -52,15 +52,16 @@ HOMES = {
     "httpx2": {"core_tools.web", "mcp.auth", "mcp.http", "mcp.supervisor"}
     | {"messaging.webhook_delivery", "models.wire"},
     "jsonschema_rs": {"tools.validation", "tools.input_problems"},
-    "mcp": {"mcp.auth", "mcp.connection", "mcp.http", "mcp.requests", "mcp.server", "mcp.stdio"}
-    | {"mcp.supervisor", "mcp.tool_call", "mcp.wire"},
+    "mcp": {"mcp.auth", "mcp.connection", "mcp.http", "mcp.requests", "mcp.sdk", "mcp.server"}
+    | {"mcp.stdio", "mcp.supervisor", "mcp.tool_call", "mcp.wire"},
     "msgpack": {"sandbox.frames"},
     "numpy": {"catalog.vectors"},
     "openai": {"models.direct", "code_mode.code_mode"},
     "opentelemetry": {"code_mode.spans"},
     "platformdirs": {"app.setup", "config.file", "sandbox.artifacts"},
     "prompt_toolkit": {"terminal.chat_screen", "terminal.chat_prompt"},
-    "pydantic": {"records", "messages", "tools.function", "tools.signature", "mcp.connection"},
+    "pydantic": {"records", "messages", "tools.function", "tools.signature", "mcp.connection"}
+    | {"mcp.sdk"},
     "pydantic_ai": {"models.direct", "models.conversion", "models.failures"},
     "pydantic_core": {"records", "tools.function"},
     "pyjson5": {"config.json5"},

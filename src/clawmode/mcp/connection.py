@@ -10,32 +10,20 @@ import contextlib
 import itertools
 import logging
 import re
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextvars import ContextVar
-from typing import Any
+from collections.abc import AsyncIterator
 
 import anyio
 import mcp_types as types
 from anyio.abc import TaskGroup
 from mcp.client.session import ClientSession, IncomingMessage
 from mcp.client.subscriptions import SubscriptionLost, listen
-from mcp.shared.dispatcher import CallOptions
 from mcp.shared.exceptions import MCPError
-from mcp.shared.jsonrpc_dispatcher import JSONRPCDispatcher
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
-from pydantic import RootModel, ValidationError
+from pydantic import ValidationError
 
 from clawmode import __version__
 from clawmode.exceptions import message_of
-from clawmode.mcp.listing import (
-    MAX_ENTRIES,
-    MAX_LISTED,
-    MAX_PAGES,
-    Listing,
-    Offer,
-    Problems,
-    sift,
-)
+from clawmode.mcp.listing import MAX_PAGES, Listing, Offer, Problems
 from clawmode.mcp.requests import (
     FailureKind,
     McpError,
@@ -43,6 +31,7 @@ from clawmode.mcp.requests import (
     OpenRequests,
     Undelivered,
 )
+from clawmode.mcp.sdk import CURRENT, Dispatcher, RawResult, is_end
 from clawmode.mcp.settings import ServerSettings
 from clawmode.mcp.wire import (
     NOT_AUTHORIZED,
@@ -76,85 +65,6 @@ ENVELOPE = ("resultType", "ttlMs", "cacheScope", "_meta")
 """Members of a result that belong to the protocol, not to the tool."""
 
 
-class _RawResult(RootModel[dict[str, Any]]):
-    """A result as the server sent it: the SDK's models would drop unknown members."""
-
-
-# ---- Logs of the SDK ----
-
-CURRENT: ContextVar[ServerSettings | None] = ContextVar("clawmode_mcp_server", default=None)
-
-
-class _SdkLogFilter(logging.Filter):
-    """Replaces the SDK's log records about our connections by redacted debug records.
-
-    The SDK logs tracebacks for faults of a server, and addresses with secrets in them.
-    """
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        settings = CURRENT.get()
-        if settings is None:
-            return True
-        # Records below INFO contain whole messages, which may be confidential.
-        if record.levelno >= logging.INFO and logger.isEnabledFor(logging.DEBUG):
-            text = settings.redact(record.getMessage())[:500]
-            logger.debug("%s: %s: %s", settings.name, record.name, text)
-        return False
-
-
-_sdk_log_filter = _SdkLogFilter()
-for _name in (
-    "client",
-    "httpx2",
-    "mcp.client.auth.oauth2",
-    "mcp.client.sse",
-    "mcp.client.streamable_http",
-    "mcp.shared.jsonrpc_dispatcher",
-):
-    logging.getLogger(_name).addFilter(_sdk_log_filter)
-
-
-# ---- Below the session ----
-
-
-class _Dispatcher(JSONRPCDispatcher):
-    """Reports its end, and filters answers before the SDK validates them."""
-
-    def __init__(
-        self, reads: IncomingStream, writes: OutgoingStream, on_end: Callable[[], None]
-    ) -> None:
-        super().__init__(reads, writes)
-        self._on_end = on_end
-        self.problems = Problems()
-
-    async def send_raw_request(
-        self,
-        method: str,
-        params: Mapping[str, Any] | None,
-        opts: CallOptions | None = None,
-        **internal: Any,
-    ) -> dict[str, Any]:
-        """Sends a request; an answer that would take long to check is refused."""
-        answer = await super().send_raw_request(method, params, opts, **internal)
-        if method == "tools/list":
-            tools = answer.get("tools")
-            if isinstance(tools, list) and len(tools) > MAX_LISTED:
-                self.problems.add(f"a page lists {len(tools)} tools; {MAX_LISTED} are read")
-                tools = tools[:MAX_LISTED]
-            return {**answer, "tools": sift(tools, self.problems)}
-        for key, value in answer.items():
-            if isinstance(value, list) and len(value) > MAX_ENTRIES:
-                raise MCPError(TOO_LARGE, f"its answer has over {MAX_ENTRIES} entries in {key!r}")
-        return answer
-
-    async def run(self, *args: Any, **options: Any) -> None:
-        """Runs until the connection ends."""
-        try:
-            await super().run(*args, **options)
-        finally:
-            self._on_end()
-
-
 class Connection:
     """A session with a server, used inside of `opened` by the task that owns the server.
 
@@ -164,8 +74,6 @@ class Connection:
         reads: The messages of the server.
         writes: The messages to the server.
         asks: True if the server may ask users questions.
-        on_end: Called when the connection has ended.
-        on_change: Called when the list of tools may have changed.
     """
 
     def __init__(
@@ -176,17 +84,13 @@ class Connection:
         writes: OutgoingStream,
         *,
         asks: bool,
-        on_end: Callable[[], None],
-        on_change: Callable[[], None],
     ) -> None:
         self.link = link
         self._settings = settings
-        self._on_end = on_end
-        self._on_change = on_change
         self._open = OpenRequests(settings.name)
         self._tasks: TaskGroup | None = None
         self._over: McpError | None = None
-        self._dispatcher = _Dispatcher(reads, writes, on_end)
+        self._dispatcher = Dispatcher(link, reads, writes)
         self._session = ClientSession(
             dispatcher=self._dispatcher,
             # Without this callback, the SDK tells the server that elicitation is not supported.
@@ -278,7 +182,19 @@ class Connection:
 
         async def probe() -> None:
             CURRENT.set(self._settings)
-            answers.append(await self._probe())
+            version = self._session.protocol_version
+            try:
+                if version is not None and version in MODERN_PROTOCOL_VERSIONS:
+                    await self._session.send_discover(version)
+                else:
+                    await self._session.send_ping()
+                answers.append(True)
+            except MCPError as error:
+                # An error response is an answer too, unless we made it.
+                ours = error.code in (NOT_DELIVERED, SESSION_LOST) or is_end(error)
+                answers.append(not ours)
+            except ValidationError:
+                answers.append(True)
             answered.set()
 
         # In a separate task: the SDK needs five seconds to cancel a request that cannot be sent.
@@ -286,20 +202,6 @@ class Connection:
         with anyio.move_on_after(PROBE_SECONDS):
             await answered.wait()
         return answers == [True]
-
-    async def _probe(self) -> bool:
-        version = self._session.protocol_version
-        try:
-            if version is not None and version in MODERN_PROTOCOL_VERSIONS:
-                await self._session.send_discover(version)
-            else:
-                await self._session.send_ping()
-        except MCPError as error:
-            # An error response is an answer too, unless we made it.
-            return error.code not in (NOT_DELIVERED, SESSION_LOST) and not is_end(error)
-        except ValidationError:
-            pass
-        return True
 
     def watch(self) -> None:
         """Subscribes to changes of the list of tools, where the protocol requires this."""
@@ -315,14 +217,14 @@ class Connection:
             try:
                 async with listen(self._session, tools_list_changed=True) as events:
                     async for _ in events:
-                        self._on_change()
+                        self.link.events.ring(stale=True)
             except MCPError as error:
                 if error.code == types.METHOD_NOT_FOUND:
                     return
             except (SubscriptionLost, ValidationError):
                 pass
             await anyio.sleep(backoff(attempt, 1.0, MAX_PAUSE))
-            self._on_change()  # changes may have been missed during the pause
+            self.link.events.ring(stale=True)  # changes may have been missed during the pause
 
     # ---- Requests ----
 
@@ -350,7 +252,7 @@ class Connection:
         if call.error is not None:
             raise call.error
         if call.value is None:
-            self.link.notify("suspect")
+            self.link.events.ring(suspect=True)
             waited = f"{anyio.current_time() - began:.1f} s{self.link.hint()}"
             raise self._error("timeout", f"did not answer within {waited}")
         return call.value
@@ -370,7 +272,7 @@ class Connection:
         """Sends the request, and repeats it with answers while the server asks for input."""
         for number in range(1, MAX_ROUNDS + 1):
             result = await self._session.send_request(
-                request, _RawResult, progress_callback=call.progress
+                request, RawResult, progress_callback=call.progress
             )
             if result.root.get("resultType") != "input_required":
                 return {key: value for key, value in result.root.items() if key not in ENVELOPE}
@@ -395,7 +297,7 @@ class Connection:
             return self._error("invalid_input", f"was not called: {error}")
         if isinstance(error, MCPError):
             if is_end(error):
-                self._on_end()
+                self.link.events.ring(over=True)
                 return None
             return self._translate_error(error.code, error.message)
         if isinstance(error, ValidationError):
@@ -421,7 +323,7 @@ class Connection:
         if code in (UNREADABLE, types.PARSE_ERROR):
             return self._error("protocol", f"sent an answer that cannot be parsed: {text}")
         if code in (types.METHOD_NOT_FOUND, types.INVALID_PARAMS):
-            self._on_change()  # our list of tools may be outdated
+            self.link.events.ring(stale=True)  # our list of tools may be outdated
         return self._error("refused", f"answered with error {code}: {text}")
 
     def _error(self, kind: FailureKind, text: str) -> McpError:
@@ -431,7 +333,7 @@ class Connection:
 
     async def _handle_message(self, message: IncomingMessage) -> None:
         if isinstance(message, types.ToolListChangedNotification):
-            self._on_change()
+            self.link.events.ring(stale=True)
         elif isinstance(message, Exception):
             self.link.add_garbage(message_of(message).encode("utf-8", "replace"))
 
@@ -456,28 +358,21 @@ class Connection:
             params = types.PaginatedRequestParams(cursor=cursor)
             page = await self._session.list_tools(params=params)
             for tool in page.tools:
-                listing.add(_to_offer(tool))
+                annotations = tool.annotations or types.ToolAnnotations()
+                offer = Offer(
+                    tool.name,
+                    tool.description or "",
+                    tool.input_schema,
+                    label=tool.title or annotations.title,
+                    output_schema=tool.output_schema,
+                    hints=annotations.model_dump(
+                        by_alias=True, exclude_none=True, exclude={"title"}
+                    ),
+                )
+                listing.add(offer)
             cursor = page.next_cursor or None
             if cursor is None:
                 return listing.finish(), listing.problems
         if cursor in seen:
             listing.problems.add("its list of tools repeats a page")
         return listing.finish(cut_short=True), listing.problems
-
-
-def is_end(error: MCPError) -> bool:
-    """True if the connection has ended. Servers use the same code, hence the check of the text."""
-    return error.code == types.CONNECTION_CLOSED and error.message == "Connection closed"
-
-
-def _to_offer(tool: types.Tool) -> Offer:
-    annotations = tool.annotations or types.ToolAnnotations()
-    hints = annotations.model_dump(by_alias=True, exclude_none=True, exclude={"title"})
-    return Offer(
-        tool.name,
-        tool.description or "",
-        tool.input_schema,
-        label=tool.title or annotations.title,
-        output_schema=tool.output_schema,
-        hints=hints,
-    )

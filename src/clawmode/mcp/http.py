@@ -131,7 +131,7 @@ class _HttpClient(httpx2.AsyncClient):
             else:
                 problem = f"lost the connection: {text}"
             self._link.trouble = problem
-            self._link.notify("suspect")
+            self._link.events.ring(suspect=True)
             return _answer(request, 502, NOT_DELIVERED if undelivered else UNREADABLE, problem)
         except Exception as error:  # raised by the OAuth flow
             if request.method != "POST":
@@ -147,12 +147,12 @@ class _HttpClient(httpx2.AsyncClient):
         if request.headers.get(MCP_SESSION_ID) and await _ends_session(response):
             # The caller gets the error at once, and repeats the request on a new connection.
             self._link.trouble = "has forgotten the session"
-            self._link.notify("suspect")
+            self._link.events.ring(suspect=True)
             await response.aclose()
             return _answer(request, 404, SESSION_LOST, "has forgotten the session")
         if self._settings.transport == "sse":
             self._link.fault = f"refused a message: {status}"
-            self._link.notify("lost")
+            self._link.events.ring(over=True)
             return response
         kind = response.headers.get("content-type", "").lower()
         unauthorized = response.status_code == 401

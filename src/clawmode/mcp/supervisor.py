@@ -8,8 +8,8 @@ own calls.
 import contextlib
 import logging
 import math
-from collections.abc import AsyncIterator, Callable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 import anyio
@@ -18,22 +18,15 @@ import mcp_types as types
 from mcp.shared.exceptions import MCPError
 
 from clawmode.exceptions import message_of
-from clawmode.mcp.connection import CURRENT, UNKNOWN, Connection, is_end
+from clawmode.mcp.connection import UNKNOWN, Connection
 from clawmode.mcp.http import explain, open_http
 from clawmode.mcp.listing import PROMPTS, RESOURCES, Problems
 from clawmode.mcp.requests import McpError, Undelivered
+from clawmode.mcp.sdk import CURRENT, is_end, leaf_of
 from clawmode.mcp.server_tools import ServerTools
 from clawmode.mcp.settings import ServerSettings
 from clawmode.mcp.stdio import CannotStart, open_stdio
-from clawmode.mcp.wire import (
-    GRACE,
-    NOT_AUTHORIZED,
-    SHORT_GRACE,
-    IncomingStream,
-    Link,
-    Notice,
-    OutgoingStream,
-)
+from clawmode.mcp.wire import GRACE, NOT_AUTHORIZED, SHORT_GRACE, ConnectionEvents, Link
 from clawmode.tasks import Notifier, backoff, must_propagate
 from clawmode.tools.tool import Tool, ToolContext
 from clawmode.types import JsonObject
@@ -88,35 +81,6 @@ OnView: TypeAlias = Callable[[ServerView], None]
 """Called with the new state of a server. Must not block; exceptions are logged."""
 
 
-@dataclass(slots=True)
-class _ConnectionEvents:
-    """The events of one connection that its owner has not handled yet.
-
-    Attributes:
-        suspect: The connection should be probed.
-        stale: The list of tools may have changed.
-        over: The connection has ended.
-    """
-
-    suspect: bool = False
-    stale: bool = False
-    over: bool = False
-    changes: Notifier = field(default_factory=Notifier)
-    seen: int = 0
-
-    def ring(self, *, suspect: bool = False, stale: bool = False, over: bool = False) -> None:
-        self.suspect |= suspect
-        self.stale |= stale
-        self.over |= over
-        self.changes.notify()
-
-    def notice(self, notice: Notice) -> None:
-        self.ring(suspect=notice == "suspect", over=notice == "lost")
-
-    async def wait(self) -> None:
-        self.seen = await self.changes.wait(self.seen)
-
-
 class ServerSupervisor:
     """One server: its state, and the task that owns its connection (`run`).
 
@@ -151,7 +115,7 @@ class ServerSupervisor:
         self._tools = ServerTools(settings, self, self.usable)
         self._listed = self.view
         self._connection: Connection | None = None
-        self._watch = _ConnectionEvents()
+        self._events = ConnectionEvents()
         self._life = anyio.CancelScope()
         self._closing = False
         self._wake = Notifier()
@@ -216,14 +180,14 @@ class ServerSupervisor:
         except Undelivered as error:
             if self._connection is not None:
                 self._connection.conclude(error)
-            self._watch.ring(over=True)
+            self._events.ring(over=True)
             return await (await self.usable()).request(request, context)
 
     def close(self) -> None:
         """Ends the connection; gives the server a few seconds to close it cleanly."""
         self._closing = True
         self._wake.notify()
-        self._watch.ring()
+        self._events.ring()
         self._turn.notify()
         if self.view.state == "connecting":
             self._life.cancel()
@@ -246,31 +210,23 @@ class ServerSupervisor:
     async def run(self) -> None:
         """Connects the server when it is wanted, and again when the connection is lost."""
         CURRENT.set(self.settings)
-        while True:
-            await self._wait_until_due()
-            if self._closing:
-                return
+        while not self._closing:
+            wait = self._not_before - anyio.current_time() if self._wanted else math.inf
+            if wait > 0:
+                with anyio.move_on_after(wait):
+                    await self._wake.wait()
+                continue
             try:
                 await self._run_connection()
             except Exception as error:  # a bug of ours must not end the other servers
                 logger.exception("%s: %s", self.settings.name, type(error).__name__)
                 self._set_down("had an internal error, see the log", lived=None, hopeless=True)
 
-    async def _wait_until_due(self) -> None:
-        """Waits until the server is wanted and the backoff is over."""
-        while not self._closing:
-            wait = self._not_before - anyio.current_time()
-            if self._wanted and wait <= 0:
-                return
-            patient = wait if self._wanted else math.inf
-            with anyio.move_on_after(patient):
-                await self._wake.wait()
-
     async def _run_connection(self) -> None:
         """Runs one connection from its start to its end."""
         self._show(replace(self.view, state="connecting"))
-        watch = self._watch = _ConnectionEvents()
-        link = Link(self.settings.redact, watch.notice)
+        link = Link(self.settings.redact)
+        self._events = link.events
         ended, problem, hopeless = False, "was closed", False
         began: float | None = None
         limit = self.settings.connect_timeout
@@ -279,22 +235,31 @@ class ServerSupervisor:
             with anyio.CancelScope(deadline=anyio.current_time() + limit) as self._life:
                 if self._closing:
                     return
-                async with self._opened(link, watch) as connection:
-                    await self._prepare(connection, link)
-                    began = anyio.current_time()
-                    self._life.deadline = math.inf
-                    self._slots.release_on_behalf_of(self)
-                    self._set_ready(connection)
-                    problem = await self._tend(connection, watch)
-                    ended = True
-                    # Before the transport is closed, so that callers do not wait for the end of the
-                    # process.
-                    connection.conclude(self._lost(problem))
+                if self.settings.transport == "stdio":
+                    transport = open_stdio(self.settings, link)
+                else:
+                    transport = open_http(self.settings, link, self._auth)
+                async with transport as (reads, writes):
+                    connection = Connection(self.settings, link, reads, writes, asks=self._asks)
+                    async with connection.opened():
+                        await self._prepare(connection)
+                        began = anyio.current_time()
+                        self._life.deadline = math.inf
+                        self._slots.release_on_behalf_of(self)
+                        self._set_ready(connection)
+                        problem = await self._tend(connection)
+                        ended = True
+                        # Before the transport is closed, so that callers do not wait for the end of
+                        # the process.
+                        connection.conclude(self._lost(problem))
         except BaseException as error:
             if must_propagate(error):
                 raise
             problem = problem if ended else self._explain(error, link)
-            hopeless = _is_hopeless(_leaf(error))
+            # Another attempt would fail in the same way, or ask the user to log in again.
+            leaf = leaf_of(error)
+            refused = isinstance(leaf, MCPError) and leaf.code == NOT_AUTHORIZED
+            hopeless = refused or isinstance(leaf, CannotStart)
         finally:
             if began is None:
                 self._slots.release_on_behalf_of(self)
@@ -303,29 +268,7 @@ class ServerSupervisor:
             lived = None if began is None else anyio.current_time() - began
             self._set_down(problem, lived=lived, hopeless=hopeless)
 
-    @contextlib.asynccontextmanager
-    async def _opened(self, link: Link, watch: _ConnectionEvents) -> AsyncIterator[Connection]:
-        async with self._wire(link) as (reads, writes):
-            connection = Connection(
-                self.settings,
-                link,
-                reads,
-                writes,
-                asks=self._asks,
-                on_end=lambda: watch.ring(over=True),
-                on_change=lambda: watch.ring(stale=True),
-            )
-            async with connection.opened():
-                yield connection
-
-    def _wire(
-        self, link: Link
-    ) -> "contextlib.AbstractAsyncContextManager[tuple[IncomingStream, OutgoingStream]]":
-        if self.settings.transport == "stdio":
-            return open_stdio(self.settings, link)
-        return open_http(self.settings, link, self._auth)
-
-    async def _prepare(self, connection: Connection, link: Link) -> None:
+    async def _prepare(self, connection: Connection) -> None:
         # A login takes longer than this limit, and has its own one.
         probe = None if self._auth else self.settings.connect_timeout * PROBE_SHARE
         try:
@@ -334,42 +277,44 @@ class ServerSupervisor:
         except MCPError as error:
             if is_end(error):
                 # Ask now: later we end the process ourselves, and its exit status says nothing.
-                link.fault = await link.cause()
+                connection.link.fault = await connection.link.cause()
             raise
 
-    async def _tend(self, connection: Connection, watch: _ConnectionEvents) -> str:
+    async def _tend(self, connection: Connection) -> str:
         """Handles the events of a connection until it ends. Returns the reason of the end."""
+        link = connection.link
+        events = link.events
         connection.watch()
-        connection.link.patience = GRACE
+        link.patience = GRACE
         listed, pause = anyio.current_time(), MIN_PAUSE
         while not self._closing:
-            due = listed + pause if watch.stale else math.inf
+            due = listed + pause if events.stale else math.inf
             with anyio.CancelScope(deadline=due):
-                await watch.wait()
-            if watch.over:
-                connection.link.patience = SHORT_GRACE
-                return await connection.link.cause()
-            if watch.suspect:
-                watch.suspect = False
+                await events.wait()
+            if events.over:
+                link.patience = SHORT_GRACE
+                return await link.cause()
+            if events.suspect:
+                events.suspect = False
                 if not await connection.is_well():
-                    connection.link.patience = 0.0
-                    why = connection.link.trouble or "stopped answering"
-                    return f"{why}{connection.link.hint()}"
+                    link.patience = 0.0
+                    why = link.trouble or "stopped answering"
+                    return f"{why}{link.hint()}"
             now = anyio.current_time()
-            if watch.stale and now >= listed + pause:
+            if events.stale and now >= listed + pause:
                 # A server that changes its list all the time is asked less and less often.
                 pause = min(2 * pause, MAX_PAUSE) if now < listed + 2 * pause else MIN_PAUSE
-                watch.stale = False
-                await self._refresh(connection, watch)
+                events.stale = False
+                await self._refresh(connection)
                 listed = anyio.current_time()
         return "was closed"
 
-    async def _refresh(self, connection: Connection, watch: _ConnectionEvents) -> None:
+    async def _refresh(self, connection: Connection) -> None:
         try:
             with anyio.fail_after(self.settings.connect_timeout):
                 await self._relist(connection)
         except (MCPError, TimeoutError, ValueError) as error:  # ValueError: the list is invalid
-            watch.ring(suspect=True)
+            connection.link.events.ring(suspect=True)
             text = connection.link.clean(message_of(error)) or type(error).__name__
             note = f"its list of tools could not be refreshed: {text}"
             self._show(replace(self.view, notes=(*self.view.notes[:20], note)))
@@ -435,7 +380,7 @@ class ServerSupervisor:
 
     def _explain(self, error: BaseException, link: Link) -> str:
         """Returns why there is no connection, as text that completes "the server ..."."""
-        leaf = _leaf(error)
+        leaf = leaf_of(error)
         if isinstance(leaf, CannotStart):
             return f"cannot be started: {leaf}"
         if link.fault:
@@ -447,17 +392,3 @@ class ServerSupervisor:
             or f"cannot be used: {type(leaf).__name__}: {message_of(leaf)}"
         )
         return f"{link.clean(reason)}{link.hint()}"
-
-
-def _is_hopeless(error: BaseException) -> bool:
-    """True if another attempt would fail in the same way, or ask the user to log in again."""
-    refused = isinstance(error, MCPError) and error.code == NOT_AUTHORIZED
-    return refused or isinstance(error, CannotStart)
-
-
-def _leaf(error: BaseException) -> BaseException:
-    """Returns the first exception of nested groups; `EndOfStream` only if there is no other."""
-    while isinstance(error, BaseExceptionGroup):
-        real = [each for each in error.exceptions if not isinstance(each, anyio.EndOfStream)]
-        error = (real or error.exceptions)[0]
-    return error

@@ -9,7 +9,7 @@ import re
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, Self, TypeAlias
+from typing import Protocol, Self
 
 import anyio
 from anyio.abc import AsyncResource
@@ -22,6 +22,7 @@ from mcp_types import (
     JSONRPCResponse,
 )
 
+from clawmode.tasks import Notifier
 from clawmode.text import one_line
 
 MAX_MESSAGE = 8 << 20
@@ -47,8 +48,33 @@ TOO_LARGE = -32092
 UNREADABLE = -32093
 NOT_AUTHORIZED = -32094
 
-Notice: TypeAlias = Literal["suspect", "lost"]
-"""`suspect`: a request failed, and the connection should be probed."""
+
+@dataclass(slots=True)
+class ConnectionEvents:
+    """The events of one connection that its owner has not handled yet.
+
+    Attributes:
+        suspect: The connection should be probed, because a request failed.
+        stale: The list of tools may have changed.
+        over: The connection has ended.
+    """
+
+    suspect: bool = False
+    stale: bool = False
+    over: bool = False
+    _changes: Notifier = field(default_factory=Notifier)
+    _seen: int = 0
+
+    def ring(self, *, suspect: bool = False, stale: bool = False, over: bool = False) -> None:
+        """Adds events, and wakes the owner."""
+        self.suspect |= suspect
+        self.stale |= stale
+        self.over |= over
+        self._changes.notify()
+
+    async def wait(self) -> None:
+        """Waits for events since the last call."""
+        self._seen = await self._changes.wait(self._seen)
 
 
 class MessageSource(Protocol):
@@ -75,7 +101,7 @@ class Link:
 
     Attributes:
         redact: Removes secrets from a text.
-        notify: Called when the connection should be probed, or is lost.
+        events: Tells the owner of the connection what happened.
         fault: Why the connection ended, if our side noticed the reason.
         trouble: The last failure of a single request.
         garbage: The number of inputs that were no messages.
@@ -88,7 +114,7 @@ class Link:
     """
 
     redact: Callable[[str], str]
-    notify: Callable[[Notice], None]
+    events: ConnectionEvents = field(default_factory=ConnectionEvents)
     fault: str = ""
     trouble: str = ""
     garbage: int = 0
