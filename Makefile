@@ -41,7 +41,7 @@ QUICK := tests/contract tests/repository/test_imports.py tests/repository/test_p
          tests/tools/test_executor.py tests/tools/test_policy.py tests/catalog/test_catalog.py \
          tests/code_mode/test_code_mode.py tests/code_mode/test_tools_in_cells.py \
          tests/code_mode/test_guest_surface.py tests/code_mode/test_stores.py \
-         tests/code_mode/test_config.py tests/config/test_file.py tests/config/test_reader.py \
+         tests/code_mode/test_config.py tests/config/test_file.py tests/test_sections.py \
          tests/config/test_mcp.py tests/mcp/test_listing.py tests/agent/test_loop.py \
          tests/agent/test_runtime.py tests/messaging/test_inbox.py tests/cron/test_jobs.py \
          tests/plugins/test_host.py tests/rpc/test_protocol.py tests/gateway/test_ledger.py

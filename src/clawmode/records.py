@@ -10,14 +10,16 @@ object or a list.
 """
 
 import json
+import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any, ClassVar, Generic, Self, TypeAlias, TypeVar
 
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     GetCoreSchemaHandler,
@@ -28,7 +30,7 @@ from pydantic import (
 )
 from pydantic.alias_generators import to_camel
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
-from pydantic_core import core_schema
+from pydantic_core import PydanticCustomError, core_schema
 
 from clawmode.exceptions import ConfigurationError, ConfigWarning
 from clawmode.text import kind_of, nearest, shorten, show
@@ -112,6 +114,26 @@ Items: TypeAlias = Annotated[tuple[T, ...], Field(strict=False)]
 """A list, read into a tuple. (A strict tuple would reject a list.)"""
 
 Text: TypeAlias = Annotated[str, Field(min_length=1)]
+Name: TypeAlias = Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
+
+
+def _bounded(value: Any) -> Any:
+    # Pydantic would first report every mistake inside, each with the whole key.
+    if type(value) in (list, dict) and len(value) > MAX_ITEMS:
+        raise PydanticCustomError("too_long", "too long", {"max_length": MAX_ITEMS})
+    for key in value if type(value) is dict else ():
+        if not 0 < len(key) <= MAX_NAME:
+            raise PydanticCustomError("key_length", "invalid key", {"key": key})
+    return value
+
+
+Entries: TypeAlias = Annotated[
+    tuple[T, ...], Field(strict=False, max_length=MAX_ITEMS), BeforeValidator(_bounded)
+]
+"""A list in a configuration, of bounded length."""
+
+Named: TypeAlias = Annotated[dict[Name, T], Field(max_length=MAX_ITEMS), BeforeValidator(_bounded)]
+"""An object in a configuration with keys that operators choose."""
 
 
 Number: TypeAlias = Annotated[float, Field(strict=True)]
@@ -132,6 +154,46 @@ AnyObject: TypeAlias = Annotated[
 def secret(default: Any = None, **more: Any) -> Any:
     """Declares a field whose value must not be quoted in messages or in `repr`."""
     return Field(default, repr=False, json_schema_extra={"writeOnly": True}, **more)
+
+
+def option(
+    help: str,
+    default: Any = None,
+    *,
+    low: int | None = None,
+    high: int | None = None,
+    key: str | None = None,
+    expected: str | None = None,
+    required: bool = False,
+    secret: bool = False,
+    schema: JsonObject | None = None,
+) -> Any:
+    """Declares a field of a section.
+
+    Args:
+        help: The description in the JSON Schema, one line.
+        default: The value of an absent field; a class is called to make the value.
+        low: The minimum of a number.
+        high: The maximum of a number.
+        key: The key in the file, if it is not the field's name in camel case.
+        expected: The description of a valid value in error messages.
+        required: True if an absent key is an error.
+        secret: True if the value must not be quoted in messages or in `repr`.
+        schema: More keywords for the JSON Schema.
+    """
+    more: dict[str, Any] = {"default": default}
+    if required or isinstance(default, type):
+        more = {} if required else {"default_factory": default}
+    return Field(
+        **more,
+        description=help,
+        ge=low,
+        le=high,
+        alias=key,
+        title=expected,
+        repr=not secret,
+        json_schema_extra=(schema or {}) | ({"writeOnly": True} if secret else {}),
+    )
 
 
 # ---- Records ----
@@ -195,7 +257,10 @@ def errors_of(error: ValidationError, kind: Any, path: str = "") -> list[Configu
 
 def _mistakes(error: ValidationError, kind: Any, path: str) -> Iterator["_Mistake"]:
     schema = _internal_schema(kind)
-    return (_Mistake(detail, schema, path) for detail in error.errors(include_url=False))
+    for detail in error.errors(include_url=False):
+        # Pydantic does not count invalid items, so a list of them is also reported as too short.
+        if detail["type"] != "too_short" or len(detail["input"]) < detail["ctx"]["min_length"]:
+            yield _Mistake(detail, schema, path)
 
 
 class _Mistake:
@@ -217,8 +282,8 @@ class _Mistake:
         self.node: Mapping[str, Any] = _resolved(schema, schema)
         self.holder = self.node
         self.is_secret = False
-        self.of_key = "[key]" in detail["loc"][-1:]
-        for part in detail["loc"][: -1 if self.of_key else None]:
+        of_key = (self.context["key"],) if self.type == "key_length" else ()
+        for part in detail["loc"] + of_key:
             if "discriminator" in self.node:  # pydantic names the tag of the chosen type
                 mapping = self.node["discriminator"]["mapping"]
                 self.node = _resolved(schema, {"$ref": mapping.get(part, "")})
@@ -226,7 +291,7 @@ class _Mistake:
             self.place += (part,)
             self.path = join(self.path, _cut(part) if isinstance(part, str) else part)
             self.holder = self.node
-            self.node = _resolved(schema, _child(self.node, part))
+            self.node = member_schema(schema, self.node, part)
             self.is_secret = self.is_secret or self.node.get("writeOnly") is True
 
     def error(self) -> ConfigurationError:
@@ -234,9 +299,9 @@ class _Mistake:
             text = str(self.context["error"])
             return ConfigurationError(f"{self.path}: {text}".removeprefix(": "), path=self.path)
         expected, found = _expected(self.node), ""
-        if self.of_key:
+        if self.type == "key_length":
             expected = f"a name of 1 to {MAX_NAME} characters"
-            found = f"a name of {len(self.value)} characters"
+            found = f"a name of {len(self.context['key'])} characters"
         elif self.type == "missing":
             found = "nothing"
         elif self.type == "extra_forbidden":
@@ -260,19 +325,21 @@ class _Mistake:
         return ConfigWarning(self.path, text)
 
     def clamped(self) -> tuple[ConfigWarning | None, Any]:
-        """Returns the warning about a number, and the number to use; `ABSENT` for the default."""
-        low, high = self.node.get("minimum", 0), self.node.get("maximum", 0)
-        is_integer = self.node["type"] == "integer"
-        if is_integer and isinstance(self.value, float) and self.value.is_integer():
-            return None, int(self.value)  # JSON allows 1e4; the range is checked in the next pass
-        if self.type == "less_than_equal":
-            used, why = high, f"is over {high}: {high} is used"
-        elif self.type == "greater_than_equal" and not (is_integer and self.value < min(low, 1)):
-            used, why = low, f"is under {low}: {low} is used"
+        """Returns the warning about a number, and the number to use instead, or `ABSENT`."""
+        number, is_integer = self.value, self.node["type"] == "integer"
+        if is_integer and isinstance(number, float) and number.is_integer():
+            number = int(number)  # JSON allows 1e4
+        low = self.context.get("ge", self.node.get("minimum", -math.inf))
+        high = self.context.get("le", self.node.get("maximum", math.inf))
+        is_usable = isinstance(number, int) if is_integer else abs(number) < 1e308
+        if not is_usable or number < (min(low, 1) if is_integer else -math.inf):
+            # Not "the default is used": an agent then inherits the value that applies to all.
+            used, why = ABSENT, f"is not {_expected(self.node)}: it is ignored"
+        elif low <= number <= high:
+            return None, number
         else:
-            default = self.node.get("default")
-            instead = "it is ignored" if default is None else f"{default} is used"
-            used, why = ABSENT, f"is not {_expected(self.node)}: {instead}"
+            used, word = (low, "under") if number < low else (high, "over")
+            why = f"is {word} {used}: {used} is used"
         shown = "a number" if self.is_secret else show(self.value)
         return ConfigWarning(self.path, f"{shown} {why}"), used
 
@@ -300,10 +367,22 @@ def _resolved(schema: Mapping[str, Any], node: Any) -> Mapping[str, Any]:
     return {}
 
 
-def _child(node: Mapping[str, Any], part: str | int) -> Any:
+def member_schema(
+    schema: JsonObject, node: Mapping[str, Any], part: str | int
+) -> Mapping[str, Any]:
+    """Returns the schema of a member of an object or a list; empty if the schema has none.
+
+    Args:
+        schema: The whole schema.
+        node: The part of the schema that describes the object or the list.
+        part: The key or the index of the member.
+    """
     if isinstance(part, int):
-        return node.get("items")
-    return node.get("properties", {}).get(part, node.get("additionalProperties"))
+        return _resolved(schema, node.get("items"))
+    members = node.get("properties", {})
+    # In Python, a field can also be given by its name.
+    found = members.get(part) or members.get(to_camel(part)) or node.get("additionalProperties")
+    return _resolved(schema, found)
 
 
 def _expected(node: Mapping[str, Any]) -> str:
@@ -347,8 +426,11 @@ class _SchemaGenerator(GenerateJsonSchema):
 
     def default_schema(self, schema: Any) -> JsonSchemaValue:
         made = super().default_schema(schema)
-        if not isinstance(made.get("default"), str | int | float) or made["default"] == "":
+        default = made.get("default")
+        if not isinstance(default, str | int | float) or default == "":
             made.pop("default", None)
+        elif isinstance(default, int) and default < made.get("minimum", default):
+            del made["default"]  # means that the default depends on something else
         return made
 
 
@@ -374,7 +456,8 @@ def _internal_schema(kind: Any) -> JsonObject:
 
 ABSENT: Any = object()
 
-Name: TypeAlias = Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
+READING = "reading"
+"""The context of pydantic's validators while `read` collects errors and warnings."""
 
 
 class Section(Record):
@@ -415,6 +498,17 @@ class Section(Record):
         return value
 
 
+def keys_of(kind: type[Section]) -> dict[str, str]:
+    """Returns the names of the fields of a section by their keys in the file."""
+    return {about.alias or name: name for name, about in kind.model_fields.items()}
+
+
+def is_secret(kind: type[Section], name: str) -> bool:
+    """True if a field was declared as a secret."""
+    extra = kind.model_fields[name].json_schema_extra
+    return isinstance(extra, dict) and "writeOnly" in extra
+
+
 def unused(*keys: str) -> dict[str, str]:
     """Returns entries of `IGNORED` for OpenClaw's keys that clawmode does not implement."""
     return dict.fromkeys(keys, "is not used by clawmode")
@@ -437,8 +531,12 @@ class ReadResult(Generic[S]):
 
 def read(kind: type[S], value: JsonValue, path: str = "") -> ReadResult[S]:
     """Reads a section from any JSON value. An invalid value counts as absent."""
-    issues = Issues()
-    section = _validated(kind, value, path, issues)
+
+    def validate(value: Any) -> S:
+        # Keys in a file are never the names of the fields in Python.
+        return kind.model_validate(value, context=READING, by_name=False)
+
+    section, issues = repair(kind, value, path, validate)
     bad = [error.path for error in issues.errors]
     # A problem that follows from an invalid value is not reported: it will vanish with its cause.
     issues.add(
@@ -449,17 +547,22 @@ def read(kind: type[S], value: JsonValue, path: str = "") -> ReadResult[S]:
     return ReadResult(section, issues.errors, issues.warnings)
 
 
-def _validated(kind: type[S], value: Any, path: str, issues: Issues) -> S:
-    """Validates a value again and again, without the parts that were invalid so far."""
+def repair(kind: type[S], value: Any, path: str, validate: Callable[[Any], S]) -> tuple[S, Issues]:
+    """Validates a value again and again, each time without the parts that were invalid so far.
+
+    Pydantic reports all mistakes of one kind at once, with their places, but no warnings. So
+    everything that deserves a warning is a mistake at first, and is accepted after its repair.
+    """
+    issues = Issues()
     for attempt in range(MAX_PASSES):
         try:
-            return kind.model_validate(value)
+            return validate(value), issues
         except ValidationError as error:
             value = value if attempt else copy_json(value)
             known = {issue.path for issue in issues.errors}
             for mistake in _mistakes(error, kind, path):
                 value = _repaired(value, mistake, issues, known)
-    return kind()
+    return kind(), issues
 
 
 def _repaired(value: Any, mistake: _Mistake, issues: Issues, known: set[str]) -> Any:
@@ -471,10 +574,10 @@ def _repaired(value: Any, mistake: _Mistake, issues: Issues, known: set[str]) ->
     elif mistake.type in _NUMBERS and type(mistake.value) in (int, float):
         warning, used = mistake.clamped()
         issues.add([warning] if warning else [])
+    elif mistake.type == "string_unicode" and mistake.node.get("type") not in _SCALARS:
+        return _with_unicode_keys(value)
     elif mistake.path not in known:
         issues.add([mistake.error()])
-    if mistake.type == "string_unicode":
-        return json.loads(json.dumps(value).encode("utf-8", "replace"))
     if mistake.type == "missing":
         # A placeholder keeps the rest of the object, so that its mistakes are found as well.
         used = {"string": "?", "array": ["?"]}.get(mistake.node.get("type", ""), ABSENT)
@@ -482,17 +585,30 @@ def _repaired(value: Any, mistake: _Mistake, issues: Issues, known: set[str]) ->
     return _replaced(value, place, used)
 
 
+def _with_unicode_keys(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {
+            key.encode("utf-8", "replace").decode(): _with_unicode_keys(item)
+            for key, item in value.items()
+        }
+    return [_with_unicode_keys(item) for item in value] if isinstance(value, list) else value
+
+
 def _replaced(value: Any, place: tuple[str | int, ...], used: Any) -> Any:
     """Sets or removes the value at a place. A list is removed as a whole, to keep its indexes."""
     holders: list[Any] = [value]
     for part in place[:-1]:
-        if part not in holders[-1] and isinstance(part, str):
-            break  # an earlier repair has removed it, or a short form stands there
-        holders.append(holders[-1][part])
-    for holder, part in reversed(list(zip(holders, place, strict=False))):
-        if used is not ABSENT:
-            holder[part] = used
+        holder = holders[-1]
+        if type(holder) is dict and part not in holder:
+            return value  # an earlier repair has removed it
+        if type(holder) not in (dict, list):
+            break  # a short form stands for an object
+        holders.append(holder[part])
+    else:
+        if used is not ABSENT and type(holders[-1]) in (dict, list):
+            holders[-1][place[-1]] = used
             return value
+    for holder, part in reversed(list(zip(holders, place, strict=False))):
         if type(holder) is dict:
             holder.pop(part, None)
             return value

@@ -1,7 +1,6 @@
 """`tools.codeMode`: what switches it on, which numbers are used, and what cannot be meant."""
 
 import re
-from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,23 +9,26 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.support.fuzzing import examples
 
-from clawmode.code_mode.config import (
-    KEYS,
-    RANGES,
-    SUSPENDED_DURABLE,
-    SUSPENDED_IN_MEMORY,
-    SUSPENDED_RUNS,
-    CodeModeConfig,
-    Setting,
-    merge,
-    resolve,
-)
+from clawmode.code_mode.config import SUSPENDED_DURABLE, SUSPENDED_IN_MEMORY, CodeModeConfig
+from clawmode.config.agents import Configuration
+from clawmode.config.resolve import code_mode
+from clawmode.config.resolve import read as read_configuration
 from clawmode.exceptions import ClawmodeError, ClawmodeWarning, ConfigurationError
-from clawmode.types import JsonValue
+from clawmode.records import ReadResult, keys_of, schema_of
+from clawmode.records import read as read_section
+from clawmode.types import JsonObject, JsonValue
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "config.md").read_text("utf-8")
+KEYS = keys_of(CodeModeConfig)
 CAMEL = {name: key for key, name in KEYS.items()}
-ALL_RANGES = RANGES | {"max_suspended_runs": SUSPENDED_RUNS}
+PROPERTIES: Any = schema_of(CodeModeConfig)["properties"]
+ALL_RANGES: dict[str, tuple[int, int]] = {
+    KEYS[key]: (about["minimum"], about["maximum"])
+    for key, about in PROPERTIES.items()
+    if "minimum" in about
+}
+SUSPENDED_RUNS = ALL_RANGES["max_suspended_runs"]
+RANGES = {name: limits for name, limits in ALL_RANGES.items() if name != "max_suspended_runs"}
 
 
 def read(value: JsonValue) -> CodeModeConfig:
@@ -172,7 +174,7 @@ def test_a_number_that_is_no_positive_integer_is_the_default_and_said(
     value: JsonValue = {"timeoutMs": number}
     assert read(value).timeout_ms == 10_000
     assert warnings(value) == [
-        f"tools.codeMode.timeoutMs: {shown} is not a positive integer: 10000 is used"
+        f"tools.codeMode.timeoutMs: {shown} is not a positive integer: it is ignored"
     ]
 
 
@@ -210,7 +212,7 @@ def test_how_many_programs_may_be_parked_depends_on_where() -> None:
     assert unset.clamped().max_suspended_runs == SUSPENDED_IN_MEMORY == 64
     assert unset.clamped(durable=True).max_suspended_runs == SUSPENDED_DURABLE == 10_000
     assert warnings({"maxSuspendedRuns": 0}) == [
-        "tools.codeMode.maxSuspendedRuns: 0 is not a positive integer: the default is used"
+        "tools.codeMode.maxSuspendedRuns: 0 is not a positive integer: it is ignored"
     ]
     given_ = read({"maxSuspendedRuns": 7})
     assert given_.clamped().max_suspended_runs == 7
@@ -222,15 +224,15 @@ def test_a_config_made_in_python_follows_the_same_rules_with_the_same_warnings()
     with pytest.warns(ClawmodeWarning) as warned:
         made = CodeModeConfig(timeout_ms=-1, max_pending_tool_calls=10**6, max_suspended_runs=-1)
     assert [str(each.message) for each in warned] == [
-        "CodeModeConfig.timeout_ms: -1 is not a positive integer: 10000 is used",
+        "CodeModeConfig.timeout_ms: -1 is not a positive integer: it is ignored",
         "CodeModeConfig.max_pending_tool_calls: 1000000 is over 128: 128 is used",
-        "CodeModeConfig.max_suspended_runs: -1 is not a positive integer: the default is used",
+        "CodeModeConfig.max_suspended_runs: -1 is not a positive integer: it is ignored",
     ]
     assert {each.filename for each in warned} == {__file__}, "the caller's line is not named"
     assert (made.timeout_ms, made.max_pending_tool_calls) == (10_000, 128)
     assert made.clamped().max_suspended_runs == 64
     with pytest.warns(ClawmodeWarning, match="300000 is over 60000"):
-        assert replace(made, timeout_ms=300_000).timeout_ms == 60_000
+        assert made.replace(timeout_ms=300_000).timeout_ms == 60_000
 
 
 @pytest.mark.covers("N-27", "CF-3")
@@ -329,8 +331,8 @@ def test_no_key_is_dropped_in_silence(key: str) -> None:
 @pytest.mark.parametrize(
     ("value", "path", "found", "expected"),
     [
-        ("on", "tools.codeMode", '"on"', "true, false or an object"),
-        (1, "tools.codeMode", "1", "true, false or an object"),
+        ("on", "tools.codeMode", "a string", "true, false or an object"),
+        (1, "tools.codeMode", "a number", "true, false or an object"),
         (None, "tools.codeMode", "null", "true, false or an object"),
         ([], "tools.codeMode", "an empty list", "true, false or an object"),
         ({"enabled": "yes"}, "tools.codeMode.enabled", '"yes"', "true or false"),
@@ -355,7 +357,7 @@ def test_no_key_is_dropped_in_silence(key: str) -> None:
         (
             {"languages": "javascript"},
             "tools.codeMode.languages",
-            '"javascript"',
+            "a string",
             'a list with at least one of "javascript" or "typescript"',
         ),
         (
@@ -386,11 +388,13 @@ def test_a_long_value_is_shown_cut() -> None:
     assert "..." in message
 
 
-def test_all_errors_are_found_and_leave_code_mode_off() -> None:
-    found = resolve(Setting("here", {"enabled": True, "mode": 1, "runtime": 2, "timeoutMs": 5}))
-    assert [error.path for error in found.errors] == ["here.mode", "here.runtime"]
+def test_all_errors_are_found_at_once() -> None:
+    value: JsonValue = {"enabled": True, "mode": 1, "runtime": 2, "timeoutMs": 5}
+    found = read_section(CodeModeConfig, value, "here")
+    assert [error.path for error in found.errors] == ["here.runtime", "here.mode"]
     assert [warning.path for warning in found.warnings] == ["here.timeoutMs"]
-    assert found.config == CodeModeConfig()
+    with pytest.raises(ConfigurationError):
+        found.unwrap()
 
 
 def test_an_error_can_be_made_of_a_message_alone() -> None:
@@ -420,28 +424,41 @@ def test_an_error_can_be_made_of_a_message_alone() -> None:
 def test_an_agents_value_is_laid_over_the_global_one_field_by_field(
     base: JsonValue, own: JsonValue, enabled: bool, timeout_ms: int
 ) -> None:
-    config, said = merge(base, own)
+    config = read(own).over(read(base))
     assert (config.enabled, config.timeout_ms) == (enabled, timeout_ms)
-    assert said == []
+
+
+def in_a_file(base: JsonValue, own: JsonValue) -> ReadResult[Configuration]:
+    agent: JsonObject = {"id": "a", "tools": {"codeMode": own}}
+    return read_configuration({"tools": {"codeMode": base}, "agents": {"list": [agent]}})
 
 
 @pytest.mark.covers("CF-4", "CF-5")
 def test_a_warning_names_the_place_where_the_value_was_set() -> None:
-    config, said = merge(
-        {"timeoutMs": 5, "maxOutputBytes": 1}, {"timeoutMs": 0}, agent_path="agents.list[2]"
-    )
-    assert (config.timeout_ms, config.max_output_bytes) == (10_000, 1024)
-    assert [str(warning) for warning in said] == [
-        "agents.list[2].timeoutMs: 0 is not a positive integer: 10000 is used",
+    found = in_a_file({"timeoutMs": 5, "maxOutputBytes": 1}, {"timeoutMs": 0})
+    config = code_mode(found.section, "a")
+    assert (config.timeout_ms, config.max_output_bytes) == (100, 1024)
+    assert sorted(map(str, found.warnings)) == [
+        "agents.list[0].tools.codeMode.timeoutMs: 0 is not a positive integer: it is ignored",
         "tools.codeMode.maxOutputBytes: 1 is under 1024: 1024 is used",
+        "tools.codeMode.timeoutMs: 5 is under 100: 100 is used",
     ]
 
 
 @pytest.mark.covers("CF-3", "CF-4")
-def test_search_limits_are_compared_after_merging() -> None:
-    config, said = merge({"searchDefaultLimit": 20}, {"maxSearchLimit": 5})
-    assert config.search_default_limit == 5
-    assert [warning.path for warning in said] == ["tools.codeMode.searchDefaultLimit"]
+@pytest.mark.parametrize(
+    ("base", "own", "path"),
+    [
+        ({"searchDefaultLimit": 20}, {"maxSearchLimit": 5}, "tools.codeMode"),
+        ({"maxSearchLimit": 5}, {"searchDefaultLimit": 20}, "agents.list[0].tools.codeMode"),
+    ],
+)
+def test_search_limits_are_compared_after_merging(
+    base: JsonValue, own: JsonValue, path: str
+) -> None:
+    found = in_a_file(base, own)
+    assert code_mode(found.section, "a").search_default_limit == 5
+    assert list(map(str, found.warnings)) == [f"{path}.searchDefaultLimit: 20 is over 5: 5 is used"]
 
 
 @pytest.mark.covers("CF-4", "CF-6")
@@ -449,15 +466,13 @@ def test_search_limits_are_compared_after_merging() -> None:
     ("base", "own", "path"),
     [
         ({"timeoutMs": "10s"}, {"timeoutMs": 700}, "tools.codeMode.timeoutMs"),
-        (True, {"timeoutMs": "10s"}, "agents.list[].tools.codeMode.timeoutMs"),
-        (True, "off", "agents.list[].tools.codeMode"),
+        (True, {"timeoutMs": "10s"}, "agents.list[0].tools.codeMode.timeoutMs"),
+        (True, "off", "agents.list[0].tools.codeMode"),
         (None, False, "tools.codeMode"),
     ],
 )
 def test_an_error_in_either_value_is_an_error(base: JsonValue, own: JsonValue, path: str) -> None:
-    with pytest.raises(ConfigurationError) as caught:
-        merge(base, own)
-    assert caught.value.path == path
+    assert [error.path for error in in_a_file(base, own).errors] == [path]
 
 
 # ---- Anything at all ----
@@ -501,17 +516,12 @@ def within_ranges(config: CodeModeConfig) -> bool:
 @example(value={"timeoutMs": 1 << 20_000}, own={})
 @example(value={"\ud800": "\ud800", "mode": "\ud800"}, own={})
 @given(value=values, own=values)
-def test_any_json_is_a_config_within_its_ranges_or_a_configuration_error(
-    value: JsonValue, own: JsonValue
-) -> None:
-    found = resolve(Setting("base", value), Setting("own", own))
-    assert all(error.path and error.expected for error in found.errors)
-    assert all(warning.path and warning.message for warning in found.warnings)
-    if found.errors:
-        with pytest.raises(ConfigurationError):
-            merge(value, own)
-        return
-    config, _ = merge(value, own)
+def test_any_json_is_a_config_within_its_ranges(value: JsonValue, own: JsonValue) -> None:
+    both = read_section(CodeModeConfig, value, "base"), read_section(CodeModeConfig, own, "own")
+    for found in both:
+        assert all(error.path and error.expected for error in found.errors)
+        assert all(warning.path and warning.message for warning in found.warnings)
+    config = both[1].section.over(both[0].section)
     assert within_ranges(config)
     assert set(config.languages) <= {"javascript", "typescript"}
     assert config.languages
@@ -520,7 +530,7 @@ def test_any_json_is_a_config_within_its_ranges_or_a_configuration_error(
 # ---- The page ----
 
 
-@pytest.mark.parametrize("field", [field.name for field in fields(CodeModeConfig)])
+@pytest.mark.parametrize("field", list(CodeModeConfig.model_fields))
 def test_every_field_is_documented_with_its_default_and_range(field: str) -> None:
     (row,) = re.findall(rf"^\| `{CAMEL[field]}` \|.*$", PAGE, re.MULTILINE)
     default = getattr(CodeModeConfig(), field)

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.fuzzing import examples
 
-from clawmode.code_mode.config import MAX_UNKNOWN
-from clawmode.config.mcp import McpConfig, load, read, read_servers
+from clawmode.config.mcp import MAX_UNKNOWN, McpConfig, load, read, read_servers
 from clawmode.exceptions import ConfigurationError
 from clawmode.mcp.settings import Bearer, OAuth, ServerSettings
 

@@ -2,9 +2,9 @@
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from tests.support.fuzzing import examples
 
 from clawmode import Policy, Tool
-from clawmode.code_mode.config import KEYS, CodeModeConfig, Setting
+from clawmode.code_mode.config import CodeModeConfig
 from clawmode.config.agents import AgentOptions, Configuration
-from clawmode.config.reader import Member, is_section, members
 from clawmode.config.resolve import (
     agent,
     code_mode,
@@ -25,6 +24,7 @@ from clawmode.config.resolve import (
     schema,
 )
 from clawmode.exceptions import ConfigurationError
+from clawmode.records import keys_of, member_schema
 from clawmode.tools.tool import ToolSource
 from clawmode.tools.validation import Validator
 from clawmode.types import JsonObject, JsonValue
@@ -450,26 +450,29 @@ ODD: st.SearchStrategy[JsonValue] = st.sampled_from(
 )
 
 
-def shaped(kind: Any) -> st.SearchStrategy[JsonValue]:
-    """Values that are like what a field takes, or nothing like it."""
-    if kind == Setting:
-        some = st.fixed_dictionaries({}, optional=dict.fromkeys(KEYS, ODD))
-        return some.map(dict[str, JsonValue]) | ODD
-    if is_section(kind):
-        known = {key: shaped(member.kind) for key, member in members(kind).items()}
+SCHEMA_DATA = schema()
+SCHEMA = Validator(SCHEMA_DATA)
+
+
+def shaped(node: Mapping[str, Any]) -> st.SearchStrategy[JsonValue]:
+    """Values that are similar to the values that a schema accepts, and others."""
+    if members := node.get("properties"):
+        known = {key: shaped(member_schema(SCHEMA_DATA, node, key)) for key in members}
         some = st.fixed_dictionaries({}, optional={**known, "tool": ODD})
         return some.map(dict[str, JsonValue]) | ODD
-    if get_origin(kind) is tuple:
-        return st.lists(shaped(get_args(kind)[0]), max_size=2).map(list[JsonValue]) | ODD
-    if get_origin(kind) is dict and kind != JsonObject:
-        inner = st.dictionaries(st.sampled_from(["", "a", "b"]), shaped(get_args(kind)[1]))
+    if node.get("type") == "array":
+        items = shaped(member_schema(SCHEMA_DATA, node, 0))
+        return st.lists(items, max_size=2).map(list[JsonValue]) | ODD
+    if node.get("additionalProperties") not in (None, True):
+        entry = shaped(member_schema(SCHEMA_DATA, node, "a"))
+        inner = st.dictionaries(st.sampled_from(["", "a", "b"]), entry)
         return inner.map(dict[str, JsonValue]) | ODD
-    choices: list[JsonValue] = [it for it in get_args(kind) if isinstance(it, str)]
+    choices: list[JsonValue] = node.get("enum", [])
     return st.sampled_from(choices) | ODD if choices else ODD
 
 
 @examples(200, derandomize=True)
-@given(data=shaped(Configuration))
+@given(data=shaped(SCHEMA_DATA))
 def test_any_file_is_a_configuration_or_errors_with_places(data: JsonValue) -> None:
     found = read(data)
     assert all(warning.message for warning in found.warnings)
@@ -482,7 +485,7 @@ def test_any_file_is_a_configuration_or_errors_with_places(data: JsonValue) -> N
 
 
 @examples(100, derandomize=True)
-@given(data=shaped(Configuration))
+@given(data=shaped(SCHEMA_DATA))
 def test_what_the_schema_takes_has_no_errors_but_those_about_the_whole(data: JsonValue) -> None:
     whole = ("one of", "already", "tool group", "profile", "exclude", "address", "variable")
     if SCHEMA.validate(data) == []:
@@ -490,31 +493,28 @@ def test_what_the_schema_takes_has_no_errors_but_those_about_the_whole(data: Jso
         assert [text for text in told if not any(word in text for word in whole)] == []
 
 
-SCHEMA = Validator(schema())
-
-
 # ---- The page ----
 
 SHARED = {
-    **{f"agents.list[].{key}": f"agents.defaults.{key}" for key in members(AgentOptions)},
+    **{f"agents.list[].{key}": f"agents.defaults.{key}" for key in keys_of(AgentOptions)},
     "agents.list[].tools.": "tools.",
 }
 """What is documented where it stands first."""
 
 
-def fields_of(kind: Any, path: str = "") -> Iterator[tuple[str, Member]]:
-    """Every field below a section that has a value of its own, by its path."""
-    for key, member in members(kind).items():
+def settings_of(node: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Every setting below a section that has a value of its own, by its path."""
+    for key in node["properties"]:
         here = f"{path}.{key}" if path else key
-        inner = member.kind
-        if get_origin(inner) is tuple and is_section(get_args(inner)[0]):
-            inner, here = get_args(inner)[0], f"{here}[]"
-        elif get_origin(inner) is dict and is_section(get_args(inner)[1]):
-            inner, here = get_args(inner)[1], f"{here}.<id>"
-        if is_section(inner):
-            yield from fields_of(inner, here)
+        inner = member_schema(SCHEMA_DATA, node, key)
+        if "properties" in (entry := member_schema(SCHEMA_DATA, inner, 0)):
+            inner, here = entry, f"{here}[]"
+        elif "properties" in (entry := member_schema(SCHEMA_DATA, inner, "<id>")):
+            inner, here = entry, f"{here}.<id>"
+        if "properties" in inner:
+            yield from settings_of(inner, here)
         else:
-            yield here, member
+            yield here, inner
 
 
 def documented_at(path: str) -> str:
@@ -525,16 +525,19 @@ def documented_at(path: str) -> str:
     return path if rules == path else f"tools.{rules}"
 
 
-FIELDS = {documented_at(path): member for path, member in fields_of(Configuration)}
+# Two sections have a table of their own, which other tests compare.
+SETTINGS = {
+    documented_at(path): node for path, node in settings_of(SCHEMA_DATA) if "codeMode" not in path
+}
 
 
-@pytest.mark.parametrize("path", sorted(FIELDS))
+@pytest.mark.parametrize("path", sorted(SETTINGS))
 def test_every_setting_is_documented_with_its_default_and_range(path: str) -> None:
     rows = re.findall(rf"^\| (?:[^|]*, )?`{re.escape(path)}`[^|]*\|.*$", PAGE, re.MULTILINE)
     assert len(rows) == 1, path
-    about, default = FIELDS[path].option, FIELDS[path].default
-    if about.low is not None:
-        assert f"| {about.low} to {about.high} |" in rows[0]
-    unset = about.unset if default is None else default
-    if isinstance(unset, int) and not isinstance(unset, bool):
-        assert f"| {unset} |" in rows[0]
+    about = SETTINGS[path]
+    if "minimum" in about:
+        assert f"| {about['minimum']} to {about['maximum']} |" in rows[0]
+    default = about.get("default")
+    if isinstance(default, int) and not isinstance(default, bool):
+        assert f"| {default} |" in rows[0]

@@ -516,8 +516,8 @@ async def test_only_post_is_answered() -> None:
         assert (await here.client.get(url)).status_code == 405
 
 
-@pytest.mark.parametrize("secret", [None, "", "  ", "${UNSET_VARIABLE}", "${env:UNSET_VARIABLE}"])
-def test_without_a_secret_there_is_no_channel(secret: str | None) -> None:
+@pytest.mark.parametrize("secret", ["  ", "${UNSET_VARIABLE}", "${env:UNSET_VARIABLE}"])
+def test_without_a_secret_there_is_no_channel(secret: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         WebhookChannel("hook", ChannelEntry(secret=secret), ignore)
     assert caught.value.path == "channels.hook.secret"

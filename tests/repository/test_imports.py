@@ -60,10 +60,10 @@ HOMES = {
     "opentelemetry": {"code_mode.spans"},
     "platformdirs": {"app.setup", "config.file", "sandbox.artifacts"},
     "prompt_toolkit": {"terminal.chat_screen", "terminal.chat_prompt"},
-    "pydantic": {"records", "messages", "tools.function", "tools.signature", "mcp.connection"}
-    | {"mcp.sdk"},
+    "pydantic": {"records", "messages", "code_mode.config", "config.operations", "mcp.connection"}
+    | {"mcp.sdk", "tools.function", "tools.signature"},
     "pydantic_ai": {"models.direct", "models.conversion", "models.failures"},
-    "pydantic_core": {"records", "tools.function"},
+    "pydantic_core": {"records", "code_mode.config", "tools.function"},
     "pyjson5": {"config.json5"},
     "rich": {"app.console", "terminal.call_tree"},
     "standardwebhooks": {"messaging.signing"},

@@ -19,12 +19,11 @@ from clawmode.agent.models import ModelPool
 from clawmode.agent.operator_hooks import hook_faults
 from clawmode.config import resolve as settings
 from clawmode.config.agents import AgentOptions, Configuration
-from clawmode.config.reader import Issue
 from clawmode.config.tools import ToolRules, ToolSettings
 from clawmode.exceptions import ConfigurationError, ConfigWarning
 from clawmode.models.providers import ProviderSettings
 from clawmode.plugins.setup import plugin_faults
-from clawmode.records import join
+from clawmode.records import Issue, join
 from clawmode.sessions.keys import InvalidSession, check_agent_id
 from clawmode.sessions.workspaces import check_workspace
 from clawmode.text import nearest, show
@@ -93,12 +92,11 @@ def named_models(configuration: Configuration) -> Iterator[tuple[str, str]]:
     listed: Iterable[AgentOptions] = configuration.agents.list
     entries += [(f"agents.list[{index}]", entry) for index, entry in enumerate(listed)]
     for path, options in entries:
-        if options.model is not None:
-            if options.model.primary:
-                yield f"{path}.model.primary", options.model.primary
-            for index, name in enumerate(options.model.fallbacks or ()):
-                yield f"{path}.model.fallbacks[{index}]", name
-        if options.compaction is not None and options.compaction.model:
+        if options.model.primary:
+            yield f"{path}.model.primary", options.model.primary
+        for index, name in enumerate(options.model.fallbacks):
+            yield f"{path}.model.fallbacks[{index}]", name
+        if options.compaction.model:
             yield f"{path}.compaction.model", options.compaction.model
 
 
@@ -174,7 +172,7 @@ def _agents(configuration: Configuration, state: Path) -> Iterator[Issue]:
         if options.workspace:
             at = f"{path}.workspace"
             yield from _caught(lambda it=options.workspace: check_workspace(state, it), at)
-        if options.sandbox is not None and options.sandbox.workspace_root:
+        if options.sandbox.workspace_root:
             at = f"{path}.sandbox.workspaceRoot"
             root = options.sandbox.workspace_root
             yield from _caught(lambda it=root: check_workspace(state, it, sandbox=True), at)

@@ -21,10 +21,10 @@ from clawmode.config import json5
 from clawmode.config import mcp as server_config
 from clawmode.config import resolve as settings
 from clawmode.config.mcp import McpConfig
-from clawmode.config.reader import Issue, Reader
 from clawmode.config.resolve import Configuration
 from clawmode.config.trust import UntrustedConfiguration, is_trusted, trust, was_trusted
 from clawmode.exceptions import ClawmodeWarning, ConfigurationError, ConfigWarning
+from clawmode.records import Issue, Issues
 from clawmode.text import one_line
 from clawmode.tools.loading import load_tools
 from clawmode.tools.policy import Policy
@@ -68,7 +68,7 @@ def set_up(options: Options, purpose: Purpose = "look") -> Setup:
     agent = settings.agent(configured.configuration, AGENT)
     limits: dict[str, Any] = dict(options.limits)
     with catch_warnings(action="ignore", category=ClawmodeWarning):  # `notes` has the same text
-        config = replace(agent.code_mode, **limits)
+        config = agent.code_mode.replace(**limits)
     for name, used in ((name, getattr(config, name)) for name in limits):
         if used != limits[name]:
             notes.append(f"{option_of(name)} {limits[name]} is out of range: {used} is used")
@@ -229,8 +229,8 @@ def _examined(
     """Adds the problems of everything that the configuration names."""
     from clawmode.app.check import examine  # imports plugins and models, which few commands need
 
-    reader = Reader()  # removes repetitions, and bounds their number
-    reader.add(loaded.problems)
+    issues = Issues()  # removes repetitions, and bounds their number
+    issues.add(loaded.problems)
     wrong = [it.path for it in loaded.problems if isinstance(it, ConfigurationError)]
     # A value of the wrong type was left out. Problems that follow from its absence are not
     # reported: the user would look for them in vain.
@@ -241,8 +241,8 @@ def _examined(
         )
         if not any(problem.path.startswith(p) or p.startswith(problem.path) for p in wrong)
     ]
-    reader.add(more)
-    problems = [*reader.errors, *reader.warnings]
+    issues.add(more)
+    problems = [*issues.errors, *issues.warnings]
     fatal = [*loaded.fatal, *(it for it in more if isinstance(it, ConfigurationError))]
     report = config_file.report(file, problems)
     return replace(loaded, problems=problems, report=report, fatal=fatal)

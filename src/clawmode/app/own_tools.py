@@ -6,7 +6,6 @@ They are made for each run from the configuration and the run's workspace.
 import fnmatch
 import os
 from collections import OrderedDict
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 from weakref import WeakValueDictionary
@@ -95,9 +94,9 @@ class OwnTools:
         env = run.settings.ingredients.skills.env() | (options.exec.env or {})
         wanted = _CoreSettings(
             run.settings.workspace,
-            replace(options.exec, env=None),
+            options.exec.model_copy(update={"env": None}),
             options.fetch,
-            options.files.hard_links is True,
+            options.files.hard_links,
             tuple(sorted(env.items())),
             self._withheld,
             self._protected,
@@ -179,9 +178,9 @@ class OwnTools:
     def _rules(self, run: RunContext) -> ExecRules:
         wanted = self._options(run).exec
         return ExecRules(
-            security=wanted.security or "full",
-            ask=wanted.ask or "off",
-            ask_fallback=wanted.ask_fallback or "full",
+            security=wanted.security,
+            ask=wanted.ask,
+            ask_fallback=wanted.ask_fallback,
         )
 
 
@@ -204,15 +203,15 @@ class _CoreSettings(NamedTuple):
                 limits=FileLimits(hard_links=self.hard_links, protected=self.protected)
             ),
             shell=ShellSettings(
-                timeout_seconds=shell.timeout_sec or 1_800,
-                yield_ms=10_000 if shell.background_ms is None else shell.background_ms,
+                timeout_seconds=shell.timeout_sec,
+                yield_ms=shell.background_ms,
                 env=dict(self.env),
                 withheld=self.withheld,
             ),
             web=WebSettings(
-                allow_private=fetch.allow_private or (),
-                max_chars=fetch.max_chars or 50_000,
-                timeout_seconds=fetch.timeout_seconds or 30,
+                allow_private=fetch.allow_private,
+                max_chars=fetch.max_chars,
+                timeout_seconds=fetch.timeout_seconds,
             ),
             sessions=commands,
             guard=guard,
@@ -235,8 +234,7 @@ def _destination(
     if not all(to):
         text = "`channel` and `target` are required: this run was not started by a channel"
         raise ToolProblem("invalid", text)
-    allowed = options.targets or ()
-    if not any(fnmatch.fnmatchcase(":".join(to), pattern) for pattern in allowed):
+    if not any(fnmatch.fnmatchcase(":".join(to), pattern) for pattern in options.targets):
         text = f"messages to {to[0]}:{to[1]} are not allowed (tools.message.targets)"
         raise ToolProblem("not_allowed", text)
     return to

@@ -9,9 +9,9 @@ from clawmode.config.agents import KeySource, ProviderEntry
 from clawmode.config.file import variable_names
 from clawmode.config.mcp_entry import secret_arguments
 from clawmode.config.operations import InstallPolicy, InternalHook
-from clawmode.config.reader import Section, members
 from clawmode.core_tools.shell import WithheldSecrets
 from clawmode.models.providers import KNOWN
+from clawmode.records import Section, is_secret
 from clawmode.types import JsonValue
 
 MIN_SECRET = 6
@@ -43,17 +43,16 @@ def withheld(setup: Setup) -> WithheldSecrets:
 
 def _secrets(section: Section) -> Iterator[str]:
     """Yields every value of a setting that the schema marks as secret."""
-    for member in members(type(section)).values():
-        value = getattr(section, member.name)
-        if member.name in ELSEWHERE or (isinstance(section, KeySource) and member.name != "key"):
+    for name, value in section:
+        if name in ELSEWHERE or (isinstance(section, KeySource) and name != "key"):
             continue
-        if isinstance(section, (InternalHook, InstallPolicy)) and member.name == "command":
+        if isinstance(section, (InternalHook, InstallPolicy)) and name == "command":
             # Not every word: `python3` and names of files would be redacted in the log.
             yield from secret_arguments(value or ())
             continue
-        if isinstance(section, ProviderEntry) and member.name == "base_url":
+        if isinstance(section, ProviderEntry) and name == "base_url":
             value = value if value and ("@" in value or "?" in value) else None
-        if member.option.secret:
+        if is_secret(type(section), name):
             yield from _texts(value)
         else:
             for inner in _sections(value):
@@ -74,8 +73,8 @@ def _sources(section: Section) -> Iterator[KeySource]:
     """Yields the sources of keys that are not written in the file itself."""
     if isinstance(section, KeySource):
         yield section
-    for member in members(type(section)).values():
-        for inner in _sections(getattr(section, member.name)):
+    for _, value in section:
+        for inner in _sections(value):
             yield from _sources(inner)
 
 

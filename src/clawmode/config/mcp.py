@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from clawmode.code_mode.config import UnknownKeys
 from clawmode.config import file as config_file
 from clawmode.config.mcp_entry import (
     MAX_COMPARED,
@@ -38,6 +37,9 @@ KEYS = (
 AUTH_KEYS = (
     *("type", "token", "clientId", "clientSecret", "scopes", "grant", "issuer", "redirectPort"),
 )
+
+MAX_UNKNOWN = 100
+"""The maximum of unknown keys that get a warning each."""
 
 FOREIGN = frozenset({"oauth", "timeout"})
 """Keys of other clients that resemble our keys, and are not misspelled."""
@@ -247,6 +249,41 @@ def _policy_name(name: str) -> str:
 
 
 # ---- Warnings ----
+
+
+def unknown_key(key: str, known: Mapping[str, object]) -> str:
+    """Returns the warning about an unknown key, with the nearest known one."""
+    by_lower = {name.lower(): name for name in known}
+    (nearest,) = difflib.get_close_matches(key.lower()[:100], by_lower, n=1, cutoff=0.0)
+    return f"unknown key, it has no effect; the nearest known one is {by_lower[nearest]}"
+
+
+class UnknownKeys:
+    """Warns of the first hundred unknown keys, and counts the others.
+
+    The limit bounds the time that is spent on similar names.
+
+    Args:
+        warnings: The list to which warnings are added.
+    """
+
+    def __init__(self, warnings: list[ConfigWarning]) -> None:
+        self._warnings = warnings
+        self._count = 0
+        self._last = 0
+
+    def tell(self, path: str, key: str, known: Mapping[str, object]) -> None:
+        """Adds a warning about a key, or counts the key."""
+        self._count += 1
+        more = self._count - MAX_UNKNOWN
+        if more <= 0:
+            self._warnings.append(ConfigWarning(path, unknown_key(key, known)))
+        elif more == 1:
+            self._last = len(self._warnings)
+            self._warnings.append(ConfigWarning(path, "unknown key, it has no effect"))
+        else:
+            message = f"unknown key, it has no effect, like {more - 1} more"
+            self._warnings[self._last] = replace(self._warnings[self._last], message=message)
 
 
 def _warnings(members: Mapping[str, Part], settings: ServerSettings) -> Iterator[ConfigWarning]:

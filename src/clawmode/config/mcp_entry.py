@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
-from clawmode.config.reader import kind_of
 from clawmode.exceptions import ConfigurationError
 from clawmode.mcp.settings import (
     DEFAULT_CONNECT_TIMEOUT_MS,
@@ -24,6 +23,7 @@ from clawmode.mcp.settings import (
     Transport,
 )
 from clawmode.records import join
+from clawmode.text import kind_of
 from clawmode.types import JsonValue
 
 TRANSPORTS: dict[str, Transport] = {

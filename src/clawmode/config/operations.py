@@ -1,16 +1,23 @@
 """The sections of everything around runs: sessions, messages, plugins, cron, channels, gateway."""
 
-# ruff: noqa: RUF009 (`option` makes a field, not a value)
+from collections.abc import Iterator
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import ClassVar, Literal, TypeAlias
+from pydantic import Field
 
-from clawmode.code_mode.config import Setting, wrong
-from clawmode.config.reader import Issue, Section, option, unused
 from clawmode.models.base import ThinkingLevel
-from clawmode.records import join
-from clawmode.types import JsonObject
+from clawmode.records import (
+    Entries,
+    Issue,
+    Maybe,
+    Named,
+    Section,
+    Text,
+    join,
+    option,
+    unused,
+    wrong,
+)
 
 DAY_MS = 86_400_000
 DAY_SECONDS = 86_400
@@ -18,17 +25,18 @@ DAY_SECONDS = 86_400
 QueueMode: TypeAlias = Literal["steer", "followup", "collect", "interrupt"]
 Drop: TypeAlias = Literal["summarize", "old", "new"]
 
+Milliseconds: TypeAlias = Annotated[int, Field(ge=0, le=60_000)]
+
 ADDRESS = "an address that begins with http:// or https://"
 
 
 # ---- Sessions, messages, diagnostics ----
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class WriteLock(Section):
     """The section `writeLock`: the lock of a session's transcript."""
 
-    IGNORED: ClassVar[Mapping[str, str]] = unused("staleMs", "maxHoldMs")
+    IGNORED: ClassVar = unused("staleMs", "maxHoldMs")
 
     acquire_timeout_ms: int = option(
         "How long a writer waits for the lock before it reports that the session is busy.",
@@ -38,11 +46,10 @@ class WriteLock(Section):
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Session(Section):
     """The section `session` of the configuration."""
 
-    IGNORED: ClassVar[Mapping[str, str]] = unused(
+    IGNORED: ClassVar = unused(
         *("scope", "dmScope", "identityLinks", "reset", "resetByType", "resetByChannel"),
         *("resetTriggers", "idleMinutes", "store", "mainKey", "typingMode", "agentToAgent"),
         *("sendPolicy", "maintenance", "threadBindings", "parentForkMaxTokens"),
@@ -51,7 +58,6 @@ class Session(Section):
     write_lock: WriteLock = option("The lock of a transcript.", WriteLock)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Queue(Section):
     """The section `queue`: messages that arrive during a run."""
 
@@ -59,17 +65,16 @@ class Queue(Section):
     cap: int = option("The maximum number of waiting messages per session.", 20, low=1, high=1000)
     drop: Drop = option("How messages over the cap are handled.", "summarize")
     debounce_ms: int = option("How long to wait for further messages.", 500, low=0, high=60_000)
-    by_channel: dict[str, QueueMode] = option("The mode of single channels.", dict)
-    debounce_ms_by_channel: dict[str, int] = option(
-        "The waiting time of single channels.", dict, low=0, high=60_000
+    by_channel: Named[QueueMode] = option("The mode of single channels.", dict)
+    debounce_ms_by_channel: Named[Milliseconds] = option(
+        "The waiting time of single channels.", dict
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Messages(Section):
     """The section `messages` of the configuration."""
 
-    IGNORED: ClassVar[Mapping[str, str]] = unused(
+    IGNORED: ClassVar = unused(
         *("messagePrefix", "responsePrefix", "groupChat", "inbound", "ackReaction"),
         *("ackReactionScope", "removeAckAfterReply", "statusReactions", "tts", "visibleReplies"),
     )
@@ -77,11 +82,10 @@ class Messages(Section):
     queue: Queue = option("Messages that arrive during a run.", Queue)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnostics(Section):
     """The section `diagnostics`: detection of sessions without progress."""
 
-    IGNORED: ClassVar[Mapping[str, str]] = unused(
+    IGNORED: ClassVar = unused(
         "flags", "otel", "cacheTrace", "stuckSessionWarnMaxAgeMs", "memoryPressure"
     )
 
@@ -89,7 +93,7 @@ class Diagnostics(Section):
     stuck_session_warn_ms: int = option(
         "Time without progress after which a warning is logged.", 120_000, low=1000, high=DAY_MS
     )
-    stuck_session_abort_ms: int | None = option(
+    stuck_session_abort_ms: Maybe[int] = option(
         "Time without progress after which the run is aborted; by default three times "
         "`stuckSessionWarnMs`, at least 5 minutes.",
         low=1000,
@@ -104,109 +108,99 @@ class Diagnostics(Section):
 # ---- Skills and plugins ----
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SkillEntry(Section):
     """The settings of one skill."""
 
-    IGNORED: ClassVar[Mapping[str, str]] = unused("apiKey", "config")
+    IGNORED: ClassVar = unused("apiKey", "config")
 
     enabled: bool = option("Whether models see the skill.", True)
-    env: dict[str, str] = option("Environment variables for commands of runs.", dict, secret=True)
+    env: Named[Text] = option("Environment variables for commands of runs.", dict, secret=True)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SkillFolders(Section):
     """The section `skills.load`: folders with skills."""
 
-    IGNORED: ClassVar[Mapping[str, str]] = unused("watch", "watchDebounceMs")
+    IGNORED: ClassVar = unused("watch", "watchDebounceMs")
 
-    extra_dirs: tuple[str, ...] = option("Folders in addition to those of workspace and state.", ())
+    extra_dirs: Entries[Text] = option("Folders in addition to those of workspace and state.", ())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Skills(Section):
     """The section `skills` of the configuration."""
 
-    IGNORED: ClassVar[Mapping[str, str]] = unused("allowBundled", "install", "limits")
+    IGNORED: ClassVar = unused("allowBundled", "install", "limits")
 
-    entries: dict[str, SkillEntry] = option("Skills by name.", dict)
+    entries: Named[SkillEntry] = option("Skills by name.", dict)
     load: SkillFolders = option("Folders with skills.", SkillFolders)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class PluginEntry(Section):
     """The settings of one plugin."""
 
-    IGNORED: ClassVar[Mapping[str, str]] = unused("hooks", "env", "apiKey")
+    IGNORED: ClassVar = unused("hooks", "env", "apiKey")
 
     enabled: bool = option("Whether the plugin is loaded.", True)
-    config: JsonObject = option(
+    config: dict[str, Any] = option(
         "Settings of the plugin, as its manifest describes them.", dict, secret=True
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class PluginFolders(Section):
     """The section `plugins.load`: folders with plugins."""
 
-    paths: tuple[str, ...] = option("Folders of plugins, or folders that contain such folders.", ())
+    paths: Entries[Text] = option("Folders of plugins, or folders that contain such folders.", ())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class PluginSection(Section):
     """The section `plugins` of the configuration."""
 
-    IGNORED: ClassVar[Mapping[str, str]] = unused("allow", "deny", "slots", "installs")
+    IGNORED: ClassVar = unused("allow", "deny", "slots", "installs")
 
     enabled: bool = option("Whether any plugins are loaded.", True)
-    entries: dict[str, PluginEntry] = option("Plugins by id.", dict)
+    entries: Named[PluginEntry] = option("Plugins by id.", dict)
     load: PluginFolders = option("Folders with plugins, besides installed packages.", PluginFolders)
 
 
 # ---- Operator hooks ----
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class InternalHook(Section):
     """One script of the operator, and the events that start it."""
 
     enabled: bool = option("Whether the script runs.", True)
-    events: tuple[str, ...] = option(
+    events: Entries[Text] = option(
         "Events: `agent:bootstrap`, `command:new`, `session:start`, … or all of a kind: `command`.",
-        (),
         required=True,
         expected="a list of events",
     )
-    command: tuple[str, ...] | None = option(
+    command: Maybe[Entries[Text]] = option(
         "A program that reads and writes JSON, and its arguments.", secret=True
     )
-    file: str | None = option("Instead: a Python file with a function `handle(event)`.")
-    env: dict[str, str] = option("Environment variables for the program.", dict, secret=True)
+    file: Maybe[Text] = option("Instead: a Python file with a function `handle(event)`.")
+    env: Named[Text] = option("Environment variables for the program.", dict, secret=True)
     timeout_ms: int = option("The time limit of one call.", 30_000, low=1, high=600_000)
 
     def check(self, path: str) -> Iterator[Issue]:
         if bool(self.command) is bool(self.file):
             found = "both" if self.command else "none"
-            yield wrong(Setting(path, None), "one of command, file", found=found)
+            yield wrong(path, "one of command, file", found)
         if not self.events:
-            yield wrong(Setting(join(path, "events"), None), "at least one event", found="none")
+            yield wrong(join(path, "events"), "at least one event", "none")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class InternalHooks(Section):
     """The section `hooks.internal` of the configuration."""
 
-    IGNORED: ClassVar[Mapping[str, str]] = unused("handlers", "load", "installs")
+    IGNORED: ClassVar = unused("handlers", "load", "installs")
 
     enabled: bool = option("Whether any of the scripts run.", True)
-    entries: dict[str, InternalHook] = option("Scripts by a name that you choose.", dict)
+    entries: Named[InternalHook] = option("Scripts by a name that you choose.", dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class HookSection(Section):
     """The section `hooks` of the configuration."""
 
-    IGNORED: ClassVar[Mapping[str, str]] = unused(
+    IGNORED: ClassVar = unused(
         *("enabled", "path", "token", "presets", "mappings", "transformsDir", "gmail"),
         *("maxBodyBytes", "defaultSessionKey", "allowRequestSessionKey", "allowedAgentIds"),
     )
@@ -219,27 +213,25 @@ class HookSection(Section):
 # ---- Installation policy ----
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class InstallPolicy(Section):
     """The section `installPolicy`. It also applies if hooks allow an installation."""
 
     default: Literal["allow", "deny"] = option("The decision if no rule matches.", "allow")
-    allow: tuple[str, ...] = option(
+    allow: Entries[Text] = option(
         "What may be installed: `plugin:<id>`, `skill:<name>`, `from:<source>`, with `*`.", ()
     )
-    deny: tuple[str, ...] = option("What may not be installed. A deny rule always wins.", ())
-    command: tuple[str, ...] | None = option(
+    deny: Entries[Text] = option("What may not be installed. A deny rule always wins.", ())
+    command: Maybe[Entries[Text]] = option(
         "A program that decides: it reads JSON about the package, and writes `{allow, reason}`.",
         secret=True,
     )
     timeout_ms: int = option("The time limit of the program.", 30_000, low=1, high=600_000)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SecuritySection(Section):
     """The section `security` of the configuration."""
 
-    IGNORED: ClassVar[Mapping[str, str]] = unused("audit")
+    IGNORED: ClassVar = unused("audit")
 
     install_policy: InstallPolicy = option("What may be installed.", InstallPolicy)
 
@@ -247,111 +239,105 @@ class SecuritySection(Section):
 # ---- Scheduled runs ----
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class CronJob(Section):
     """A scheduled run, in `cron.jobs`."""
 
-    id: str = option("The id of the job.", "", required=True, expected="the name of a job")
+    id: Text = option("The id of the job.", required=True, expected="the name of a job")
     enabled: bool = option("Whether the job runs.", True)
-    cron: str | None = option("Five fields: minute, hour, day, month, weekday.")
-    every: str | None = option("Instead: an interval such as `30s`, `15m`, `2h`, `1d`.")
-    at: str | None = option("Instead: a single time such as `2027-01-31T08:00`.")
-    tz: str | None = option(
+    cron: Maybe[Text] = option("Five fields: minute, hour, day, month, weekday.")
+    every: Maybe[Text] = option("Instead: an interval such as `30s`, `15m`, `2h`, `1d`.")
+    at: Maybe[Text] = option("Instead: a single time such as `2027-01-31T08:00`.")
+    tz: Maybe[Text] = option(
         "The time zone of `cron` and `at`, such as `Europe/Berlin`; by default UTC."
     )
-    message: str = option("The message to the agent.", "", required=True, expected="a message")
-    agent: str | None = option("The id of the agent.")
-    model: str | None = option("`provider/model`, instead of the agent's.")
-    thinking: ThinkingLevel | None = option("The thinking level, instead of the agent's.")
-    timeout_seconds: int | None = option("The time limit of a run.", low=1, high=DAY_SECONDS)
-    channel: str | None = option("The channel that receives the reply.")
-    target: str | None = option("The recipient on that channel.")
+    message: Text = option("The message to the agent.", required=True, expected="a message")
+    agent: Maybe[Text] = option("The id of the agent.")
+    model: Maybe[Text] = option("`provider/model`, instead of the agent's.")
+    thinking: Maybe[ThinkingLevel] = option("The thinking level, instead of the agent's.")
+    timeout_seconds: Maybe[int] = option("The time limit of a run.", low=1, high=DAY_SECONDS)
+    channel: Maybe[Text] = option("The channel that receives the reply.")
+    target: Maybe[Text] = option("The recipient on that channel.")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class CronSection(Section):
     """The section `cron` of the configuration."""
 
-    IGNORED: ClassVar[Mapping[str, str]] = unused("store", "webhook", "sessionRetention", "runLog")
+    IGNORED: ClassVar = unused("store", "webhook", "sessionRetention", "runLog")
 
     enabled: bool = option("Whether the gateway runs jobs.", True)
     max_concurrent_runs: int = option("The number of concurrent jobs.", 1, low=1, high=100)
     cleanup_seconds: int = option(
         "The time that a run gets to stop after its time limit.", 10, low=1, high=600
     )
-    jobs: tuple[CronJob, ...] = option("Jobs, in addition to those added by command.", ())
+    jobs: Entries[CronJob] = option("Jobs, in addition to those added by command.", ())
 
 
 # ---- Channels ----
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ChannelEntry(Section):
     """A channel: messages are exchanged with a chat service over signed HTTP requests."""
 
     type: Literal["webhook"] = option("The type of the channel.", "webhook")
     enabled: bool = option("Whether the channel is used.", True)
-    secret: str | None = option(
+    secret: Text = option(
         "The key that signs requests in both directions; better `${VARIABLE}`.",
         secret=True,
         required=True,
     )
-    previous_secret: str | None = option(
+    previous_secret: Maybe[Text] = option(
         "A second key, which is still accepted while the key is changed.", secret=True
     )
-    url: str | None = option(
+    url: Maybe[Text] = option(
         "The address that messages are sent to.", secret=True, expected=ADDRESS
     )
-    agent: str | None = option("The agent that replies.")
-    allow_from: tuple[str, ...] = option(
+    agent: Maybe[Text] = option("The agent that replies.")
+    allow_from: Entries[Text] = option(
         "Senders whose messages are accepted; `*` means all.", ("*",)
     )
-    operators: tuple[str, ...] = option("Senders that may answer approval requests.", ())
+    operators: Entries[Text] = option("Senders that may answer approval requests.", ())
     block_streaming: bool = option("Whether replies are sent in parts.", False)
     edits: bool = option("Whether the chat service can edit a sent message.", False)
     timeout_ms: int = option("The time limit of one request.", 10_000, low=100, high=120_000)
 
     def check(self, path: str) -> Iterator[Issue]:
         if self.url and not self.url.lower().startswith(("http://", "https://")):
-            yield wrong(Setting(join(path, "url"), None), ADDRESS, found="another string")
+            yield wrong(join(path, "url"), ADDRESS, "another string")
 
 
 # ---- The gateway ----
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayAuth(Section):
     """The section `gateway.auth` of the configuration."""
 
-    IGNORED: ClassVar[Mapping[str, str]] = unused("mode", "password", "allowTailscale")
+    IGNORED: ClassVar = unused("mode", "password", "allowTailscale")
 
-    token: str | None = option(
+    token: Maybe[Text] = option(
         "A token in addition to those created by command; better `${VARIABLE}`.", secret=True
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayTls(Section):
     """The section `gateway.tls` of the configuration."""
 
-    cert: str | None = option("The file with the certificate.", required=True)
-    key: str | None = option("The file with the private key.", required=True)
+    cert: Text = option("The file with the certificate.", required=True)
+    key: Text = option("The file with the private key.", required=True)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class GatewaySection(Section):
     """The section `gateway` of the configuration."""
 
-    IGNORED: ClassVar[Mapping[str, str]] = unused(
+    IGNORED: ClassVar = unused(
         *("mode", "customBindHost", "controlUi", "tailscale", "remote", "trustedProxies"),
         *("channelHealthCheckMinutes", "http", "nodes", "push"),
     )
 
     port: int = option("The port of the gateway.", 18_790, low=0, high=65_535)
-    bind: str = option("The address that the gateway listens on.", "127.0.0.1")
+    bind: Text = option("The address that the gateway listens on.", "127.0.0.1")
     auth: GatewayAuth = option("Authentication of clients.", GatewayAuth)
-    tls: GatewayTls | None = option("The certificate of the gateway.")
-    allowed_origins: tuple[str, ...] = option("Origins of web pages that may connect.", ())
+    tls: Maybe[GatewayTls] = option("The certificate of the gateway.")
+    allowed_origins: Entries[Text] = option("Origins of web pages that may connect.", ())
     max_clients: int = option(
         "The maximum number of connected clients.", 1_000, low=1, high=100_000
     )

@@ -3,43 +3,30 @@
 import getpass
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
-from clawmode.code_mode.config import PATH, CodeModeConfig, Setting, resolve
+from clawmode import records
+from clawmode.code_mode.config import CodeModeConfig
 from clawmode.config.agents import (
-    BOOTSTRAP_CHARS,
-    KEEP_RECENT_TOKENS,
-    MAX_TURNS,
-    RESERVE_TOKENS,
-    TIMEOUT_SECONDS,
     AgentEntry,
     AgentOptions,
-    Bootstrap,
     Break,
-    Compaction,
     Configuration,
-    ModelChoice,
     Reasoning,
-    Sandbox,
     SandboxMode,
     Verbosity,
 )
 from clawmode.config.agents import AuthProfile as AuthProfile
 from clawmode.config.agents import KeySource as KeySource
 from clawmode.config.agents import ProviderEntry as ProviderEntry
-from clawmode.config.reader import Reader, ReadResult, schema_of
 from clawmode.config.tools import (
-    TOOL_SEARCH_DEFAULTS,
     ExecSettings,
     FetchSettings,
     FileSection,
     MessageSection,
     ToolRules,
     ToolSearchConfig,
-    ToolSearchSection,
     ToolSettings,
-    WebSection,
 )
 from clawmode.exceptions import ConfigurationError
 from clawmode.models.base import ThinkingLevel
@@ -52,17 +39,9 @@ MAIN = "main"
 """The agent that exists even if it is not listed."""
 
 
-def read(data: JsonValue) -> ReadResult[Configuration]:
+def read(data: JsonValue) -> records.ReadResult[Configuration]:
     """Reads a whole configuration, except for MCP servers, which `config.mcp` reads."""
-    reader = Reader()
-    made = reader.section(Configuration, Setting("", data))
-    base = made.tools.code_mode or Setting(PATH, {})
-    own = [entry.tools.code_mode for entry in made.agents.list]
-    for layers in ((base,), *((base, setting) for setting in own if setting is not None)):
-        found = resolve(*layers)
-        reader.add(found.errors)
-        reader.add(found.warnings)
-    return ReadResult(made, reader.errors, reader.warnings)
+    return records.read(Configuration, data)
 
 
 def schema() -> JsonObject:
@@ -71,7 +50,7 @@ def schema() -> JsonObject:
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "clawmode.json5",
     }
-    return head | schema_of(Configuration)
+    return head | records.schema_of(Configuration)
 
 
 # ---- Settings of one agent ----
@@ -136,40 +115,33 @@ def agent(configuration: Configuration, agent_id: str | None = None) -> AgentSet
     agent_id = default_agent(configuration) if agent_id is None else agent_id
     check_agent(configuration, agent_id)
     entry = _entry(configuration, agent_id)
-    defaults: AgentOptions = configuration.agents.defaults
-    used = defaults
+    used: AgentOptions = configuration.agents.defaults
     if entry:
-        names = [item.name for item in fields(AgentOptions)]
-        merged: dict[str, Any] = {
-            name: _merged(getattr(entry, name), getattr(defaults, name)) for name in names
-        }
-        used = replace(entry, **merged)
-    compaction, sandbox = used.compaction or Compaction(), used.sandbox or Sandbox()
-    model, files = used.model or ModelChoice(), used.bootstrap or Bootstrap()
+        used = entry.over(used)
     return AgentSettings(
         id=agent_id,
         name=(entry.name if entry else None) or agent_id,
-        model=model.primary or "",
-        fallbacks=model.fallbacks or (),
-        thinking=used.thinking or "off",
-        verbose=used.verbose or "off",
+        model=used.model.primary or "",
+        fallbacks=used.model.fallbacks,
+        thinking=used.thinking,
+        verbose=used.verbose,
         trace=used.trace != "off",
-        reasoning=used.reasoning or "off",
-        block_streaming=used.block_streaming is True,
-        block_streaming_break=used.block_streaming_break or "text_end",
+        reasoning=used.reasoning,
+        block_streaming=used.block_streaming,
+        block_streaming_break=used.block_streaming_break,
         workspace=os.path.expanduser(used.workspace or ""),
-        timeout_seconds=used.timeout_seconds or TIMEOUT_SECONDS,
-        timeout_is_set=used.timeout_seconds is not None,
-        max_turns=used.max_turns or MAX_TURNS,
+        timeout_seconds=used.timeout_seconds,
+        timeout_is_set="timeout_seconds" in used.model_fields_set,
+        max_turns=used.max_turns,
         context_tokens=used.context_tokens,
-        compaction=compaction.enabled is not False,
-        reserve_tokens=_or_default(compaction.reserve_tokens, RESERVE_TOKENS),
-        keep_recent_tokens=_or_default(compaction.keep_recent_tokens, KEEP_RECENT_TOKENS),
-        compaction_model=compaction.model,
-        bootstrap_files=files.files,
-        bootstrap_chars=_or_default(files.max_chars, BOOTSTRAP_CHARS),
-        sandbox_mode=sandbox.mode or "off",
-        sandbox_workspace_root=os.path.expanduser(sandbox.workspace_root or ""),
+        compaction=used.compaction.enabled,
+        reserve_tokens=used.compaction.reserve_tokens,
+        keep_recent_tokens=used.compaction.keep_recent_tokens,
+        compaction_model=used.compaction.model,
+        bootstrap_files=used.bootstrap.files,
+        bootstrap_chars=used.bootstrap.max_chars,
+        sandbox_mode=used.sandbox.mode,
+        sandbox_workspace_root=os.path.expanduser(used.sandbox.workspace_root or ""),
         code_mode=code_mode(configuration, agent_id),
         tool_search=tool_search(configuration, agent_id),
     )
@@ -188,20 +160,6 @@ def check_agent(configuration: Configuration, agent_id: str) -> None:
     raise ConfigurationError(
         f"there is no agent {show(agent_id)}, expected {listed}", expected=listed
     )
-
-
-def _merged(own: Any, inherited: Any) -> Any:
-    """Returns a value, or the inherited value if it is None. Sections are merged field by field."""
-    if own is None or inherited is None or not is_dataclass(own):
-        return inherited if own is None else own
-    names = [item.name for item in fields(own)]
-    missing = {name: getattr(inherited, name) for name in names if getattr(own, name) is None}
-    return replace(own, **missing)
-
-
-def _or_default(number: int | None, default: int) -> int:
-    # `number or default` would replace 0, which is a valid setting.
-    return default if number is None else number
 
 
 def _entry(configuration: Configuration, agent_id: str | None) -> AgentEntry | None:
@@ -223,19 +181,18 @@ def tool_options(configuration: Configuration, agent_id: str | None = None) -> T
     entry = _entry(configuration, agent_id)
     everyone, own = configuration.tools, entry.tools if entry else ToolSettings()
     return ToolOptions(
-        _merged(own.exec, everyone.exec) or ExecSettings(),
-        _merged((own.web or WebSection()).fetch, (everyone.web or WebSection()).fetch)
-        or FetchSettings(),
-        _merged(own.fs, everyone.fs) or FileSection(),
-        _merged(own.message, everyone.message) or MessageSection(),
+        own.exec.over(everyone.exec),
+        own.web.fetch.over(everyone.web.fetch),
+        own.fs.over(everyone.fs),
+        own.message.over(everyone.message),
     )
 
 
 def approve_mode(configuration: Configuration, agent_id: str | None = None) -> Mode:
     """Returns how an agent's calls of tools that do not only read are decided."""
     entry = _entry(configuration, agent_id)
-    own = entry.tools.approve if entry else None
-    return own or configuration.tools.approve or "ask"
+    is_own = entry is not None and "approve" in entry.tools.model_fields_set
+    return entry.tools.approve if entry and is_own else configuration.tools.approve
 
 
 def approval_warning(configuration: Configuration) -> str:
@@ -261,15 +218,10 @@ def max_concurrent(configuration: Configuration) -> int:
 
 
 def code_mode(configuration: Configuration, agent_id: str | None = None) -> CodeModeConfig:
-    """Returns the code mode of an agent: its own settings merged over the global ones.
-
-    Raises:
-        ConfigurationError: The configuration was read with errors.
-    """
+    """Returns the code mode of an agent: its own settings merged over the global ones."""
     entry = _entry(configuration, agent_id)
-    own = entry.tools.code_mode if entry else None
-    base = configuration.tools.code_mode or Setting(PATH, {})
-    return resolve(base, *([own] if own else [])).unwrap()[0]
+    everyone = configuration.tools.code_mode
+    return entry.tools.code_mode.over(everyone) if entry else everyone
 
 
 def tool_search(configuration: Configuration, agent_id: str | None = None) -> ToolSearchConfig:
@@ -278,19 +230,11 @@ def tool_search(configuration: Configuration, agent_id: str | None = None) -> To
     If `enabled` is not set, Tool Search is enabled by any of its other settings.
     """
     entry = _entry(configuration, agent_id)
-    own = entry.tools.tool_search if entry else None
-    used: ToolSearchSection = _merged(own, configuration.tools.tool_search) or ToolSearchSection()
-    is_set = any(getattr(used, item.name) is not None for item in fields(used))
-    most = _or_default(used.max_search_limit, TOOL_SEARCH_DEFAULTS.max_search_limit)
-    return ToolSearchConfig(
-        enabled=is_set if used.enabled is None else used.enabled,
-        mode=used.mode or TOOL_SEARCH_DEFAULTS.mode,
-        code_timeout_ms=_or_default(used.code_timeout_ms, TOOL_SEARCH_DEFAULTS.code_timeout_ms),
-        search_default_limit=min(
-            _or_default(used.search_default_limit, TOOL_SEARCH_DEFAULTS.search_default_limit), most
-        ),
-        max_search_limit=most,
-    )
+    used = configuration.tools.tool_search
+    if entry:
+        used = entry.tools.tool_search.over(used)
+    is_set = used.model_fields_set
+    return used if "enabled" in is_set else used.model_copy(update={"enabled": bool(is_set)})
 
 
 def policy(

@@ -204,8 +204,7 @@ def read_jobs(section: CronSection) -> tuple[tuple[Job, ...], list[Configuration
     seen: set[str] = set()
     for index, each in enumerate(section.jobs):
         place = f"cron.jobs[{index}]"
-        values = {field.name: getattr(each, field.name) for field in fields(each)}
-        given = {name: value for name, value in values.items() if value is not None}
+        given = {name: value for name, value in each if value is not None}
         job = Job(**given, configured=True)
         found = list(faults(job))
         for error in found:

@@ -4,9 +4,10 @@ import hashlib
 import os
 import shutil
 import threading
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args, get_origin
+from typing import TYPE_CHECKING, Any
 
 import anyio
 
@@ -16,12 +17,12 @@ from clawmode.config import file as config_file
 from clawmode.config import resolve as settings
 from clawmode.config import trust as config_trust
 from clawmode.config.file import variable_name
-from clawmode.config.reader import Option, Section, is_section, members
 from clawmode.config.resolve import Configuration
 from clawmode.exceptions import ConfigurationError
 from clawmode.files import staged
 from clawmode.gateway.methods import NAME, TEXT, MethodCall, method, params
 from clawmode.gateway.reload import CheckedConfiguration, check, reload
+from clawmode.records import Section, member_schema, schema_of
 from clawmode.redaction import HIDDEN, Redactor
 from clawmode.rpc.protocol import RpcError
 from clawmode.types import JsonObject, JsonValue
@@ -69,29 +70,18 @@ def _digest(path: Path) -> str:
 
 def without_secrets(kind: type[Section], value: JsonValue) -> JsonValue:
     """Returns a section with secrets redacted: options marked as secret, and unknown options."""
-    if not isinstance(value, dict):
-        return _hidden(value)
-    known = members(kind)
-    return {
-        key: _member(known[key].kind, known[key].option, item) if key in known else _hidden(item)
-        for key, item in value.items()
-    }
+    schema = schema_of(kind)
 
+    def show(node: Mapping[str, Any], value: JsonValue) -> JsonValue:
+        if isinstance(value, dict) and "writeOnly" not in node:
+            return {key: show(member_schema(schema, node, key), it) for key, it in value.items()}
+        if isinstance(value, list) and "writeOnly" not in node:
+            return [show(member_schema(schema, node, n), it) for n, it in enumerate(value)]
+        # A text that was written instead of an object may be a secret too.
+        is_known = node.get("type") not in (None, "object", "array")
+        return value if is_known and "writeOnly" not in node else _hidden(value)
 
-def _member(kind: Any, about: Option, value: JsonValue) -> JsonValue:
-    if about.secret:
-        return _hidden(value)
-    if is_section(kind):
-        if about.shorthand and not isinstance(value, dict):
-            member = members(kind)[about.shorthand]
-            return _member(member.kind, member.option, value)
-        return without_secrets(kind, value)
-    inner = get_args(kind)
-    if get_origin(kind) is tuple and isinstance(value, list):
-        return [_member(inner[0], about, item) for item in value]
-    if get_origin(kind) is dict and isinstance(value, dict) and is_section(inner[1]):
-        return {key: without_secrets(inner[1], item) for key, item in value.items()}
-    return value
+    return show(schema, value)
 
 
 def _hidden(value: JsonValue) -> JsonValue:

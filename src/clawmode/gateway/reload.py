@@ -18,9 +18,9 @@ from clawmode.app.protected_paths import protected_paths
 from clawmode.app.secrets import known_secrets, withheld
 from clawmode.config import resolve as settings
 from clawmode.config.file import Problem, Report
-from clawmode.config.reader import members
 from clawmode.config.resolve import Configuration
 from clawmode.cron.job import Job, configured_jobs
+from clawmode.records import keys_of
 from clawmode.rpc.protocol import RpcError
 from clawmode.types import JsonObject, JsonValue
 
@@ -100,7 +100,7 @@ async def reload(gateway: "Gateway") -> JsonObject:
         raise checked.error()
     before, wanted = host.setup.configuration, checked.configuration
     used = _without_restart(before, wanted)
-    keys = [key for key in members(Configuration) if key != "$schema"]
+    keys = [key for key in keys_of(Configuration) if key != "$schema"]
     applied = [key for key in keys if _value(before, key) != _value(used, key)]
     waiting = [key for key in (*NEEDS_RESTART, *FIXED) if _value(used, key) != _value(wanted, key)]
     _apply(gateway, used, checked.jobs)
@@ -123,17 +123,15 @@ def summary(applied: list[str], waiting: list[str]) -> str:
 
 def _without_restart(before: Configuration, wanted: Configuration) -> Configuration:
     """Returns `wanted` with the old values of everything that needs a restart."""
-    names = [members(Configuration)[key].name for key in NEEDS_RESTART]
+    names = [keys_of(Configuration)[key] for key in NEEDS_RESTART]
     kept: dict[str, Any] = {name: getattr(before, name) for name in names}
     runs = before.agents.defaults.max_concurrent
-    defaults = replace(wanted.agents.defaults, max_concurrent=runs)
-    return replace(
-        wanted,
-        **kept,
-        agents=replace(wanted.agents, defaults=defaults),
-        cron=replace(wanted.cron, enabled=before.cron.enabled),
-        diagnostics=replace(wanted.diagnostics, enabled=before.diagnostics.enabled),
-    )
+    defaults = wanted.agents.defaults.model_copy(update={"max_concurrent": runs})
+    kept["agents"] = wanted.agents.model_copy(update={"defaults": defaults})
+    for name in ("cron", "diagnostics"):
+        enabled = getattr(before, name).enabled
+        kept[name] = getattr(wanted, name).model_copy(update={"enabled": enabled})
+    return wanted.model_copy(update=kept)
 
 
 def _apply(gateway: "Gateway", used: Configuration, jobs: tuple[Job, ...]) -> None:
@@ -162,7 +160,7 @@ def _value(configuration: Configuration, path: str) -> Any:
     """Returns the value at a path of the configuration file, such as `cron.enabled`."""
     value: Any = configuration
     for key in path.split("."):
-        value = getattr(value, members(type(value))[key].name)
+        value = getattr(value, keys_of(type(value))[key])
     return value
 
 
