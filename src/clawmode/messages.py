@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, TypeAlias, get_args
 from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 from pydantic.alias_generators import to_camel
 
-from clawmode.records import CAMEL, AnyJson, AnyObject, Flag, Number
+from clawmode.records import CAMEL, AnyJson, AnyObject, Flag, Number, errors_of
 from clawmode.types import JsonObject, JsonValue
 
 StopReason: TypeAlias = Literal["stop", "tool_calls", "length", "refused", "error", "aborted"]
@@ -248,13 +248,5 @@ def from_json(value: JsonValue) -> Message:
     try:
         return _adapter().validate_python(value)
     except ValidationError as error:
-        raise BadMessage(_explain(error)) from None
-
-
-def _explain(error: ValidationError) -> str:
-    first = error.errors(include_input=False, include_url=False)[0]
-    where = ".".join(str(part) for part in first["loc"])
-    if first["type"] == "union_tag_invalid":
-        expected = first["ctx"]["expected_tags"]
-        return f"{where}: unknown {first['ctx']['discriminator']}; expected one of {expected}"
-    return f"{where}: {first['msg']}"
+        problems = map(str, errors_of(error, TaggedMessage))
+        raise BadMessage("; ".join(problems)) from None

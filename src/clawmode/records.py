@@ -298,14 +298,19 @@ class _Mistake:
         if self.type in ("value_error", "assertion_error"):  # raised by a validator of ours
             text = str(self.context["error"])
             return ConfigurationError(f"{self.path}: {text}".removeprefix(": "), path=self.path)
+        if self.type == "extra_forbidden":
+            near = nearest(str(self.place[-1]), self.holder.get("properties", {}), cutoff=0.0)
+            text = f"{self.path}: unknown key; the nearest known one is {near}"
+            return ConfigurationError(text, path=self.path)
         expected, found = _expected(self.node), ""
         if self.type == "key_length":
             expected = f"a name of 1 to {MAX_NAME} characters"
             found = f"a name of {len(self.context['key'])} characters"
         elif self.type == "missing":
             found = "nothing"
-        elif self.type == "extra_forbidden":
-            expected, found = "no such key", kind_of(self.value)
+        elif self.type == "union_tag_invalid":
+            tag, known = self.context["discriminator"], self.context["expected_tags"]
+            expected, found = f"an object whose {tag} is one of {known}", kind_of(self.value)
         elif self.type == "too_long":
             expected, found = f"at most {self.context['max_length']} entries", str(len(self.value))
         elif self.type == "string_unicode":

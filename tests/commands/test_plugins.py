@@ -152,7 +152,7 @@ def test_a_check_says_what_is_wrong_with_status_1(tmp_path: Path) -> None:
     assert "wrong: the manifest lists the tool 'dig'" in done.stdout
     (tmp_path / "garden" / MANIFEST).write_text('{"id": 1, "tols": 2}')
     (report,) = answer(plugins(tmp_path, "check", "garden", "--json"))["plugins"]
-    assert "'tols'" in report["faults"][0]
+    assert "tols: unknown key" in report["faults"][0]
     assert plugins(tmp_path, "check", "nowhere").returncode == 1
     assert plugins(tmp_path, "check").returncode == 0
 

@@ -224,7 +224,10 @@ def test_patterns_are_globs_of_whole_paths(pattern: str, program: str, matches: 
 def test_every_program_of_a_chain_has_to_be_listed(
     programs: Path, command: str, missed: list[str]
 ) -> None:
-    listed = [AllowlistEntry("1", f"{programs}/good"), AllowlistEntry("2", f"{programs}/f*")]
+    listed = [
+        AllowlistEntry(id="1", pattern=f"{programs}/good"),
+        AllowlistEntry(id="2", pattern=f"{programs}/f*"),
+    ]
     params: JsonObject = {"command": command.format(bin=programs)}
     found = analyse(params, listed, str(programs))
     assert found.missed == tuple(f"{programs}/{name}" for name in missed)
@@ -247,7 +250,7 @@ def test_every_program_of_a_chain_has_to_be_listed(
     ],
 )
 def test_what_is_not_clear_is_not_on_the_list(programs: Path, params: JsonObject) -> None:
-    found = analyse(params, [AllowlistEntry("1", f"{programs}/**")], str(programs))
+    found = analyse(params, [AllowlistEntry(id="1", pattern=f"{programs}/**")], str(programs))
     assert (found.pinned, found.missed, bool(found.reason)) == (None, (), True)
 
 
@@ -255,7 +258,7 @@ def test_programs_are_not_looked_for_in_folders_that_depend_on_where_one_is(
     programs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(programs)
-    listed = [AllowlistEntry("1", "/**")]
+    listed = [AllowlistEntry(id="1", pattern="/**")]
     for path in ("", ".", f":{programs.name}", "::"):
         assert analyse({"command": "good"}, listed, path).pinned is None
 
@@ -415,7 +418,7 @@ def test_a_file_that_cannot_be_used_denies_everything(tmp_path: Path, text: str)
 def test_an_unknown_key_of_the_file_is_named_with_the_nearest_one(tmp_path: Path) -> None:
     host = host_file(tmp_path, agents={"other": {"securty": "deny"}})
     assert host.for_agent("main").problem.endswith(
-        "agents.other has the unknown key 'securty'; did you mean 'security'?"
+        "agents.other.securty: unknown key; the nearest known one is security"
     )
 
 

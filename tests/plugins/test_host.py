@@ -192,15 +192,18 @@ def test_nothing_can_be_brought_later(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("manifest", "why"),
     [
-        ([], "expected a JSON object"),
-        ({}, "id: expected a text"),
-        ({"id": "../x", "entry": "a:b"}, "id: expected"),
-        ({"id": "x", "entry": "a b"}, "entry: expected module:function"),
+        ([], "expected an object"),
+        ({}, "id: found nothing, expected lower-case letters"),
+        ({"id": "../x", "entry": "a:b"}, "id: found .*, expected lower-case letters"),
+        ({"id": "x", "entry": "a b"}, 'entry: found "a b", expected module:function'),
         ({"id": "x"}, "nothing to load"),
         ({"id": "x", "skills": ["../up"]}, "inside the folder of the plugin"),
         ({"id": "x", "skills": ["/etc"]}, "inside the folder of the plugin"),
-        ({"id": "x", "entry": "a:b", "tols": []}, "'tols' is not a known key"),
-        ({"id": "x", "entry": "a:b", "tools": [1]}, "a list of texts"),
+        (
+            {"id": "x", "entry": "a:b", "tols": []},
+            "tols: unknown key; the nearest known one is tools",
+        ),
+        ({"id": "x", "entry": "a:b", "tools": [1]}, "tools.0.: found 1, expected a string"),
     ],
 )
 def test_a_manifest_that_cannot_be_meant_is_refused(manifest: Any, why: str) -> None:
@@ -211,7 +214,7 @@ def test_a_manifest_that_cannot_be_meant_is_refused(manifest: Any, why: str) -> 
 def test_all_that_is_wrong_with_a_manifest_is_told_at_once() -> None:
     with pytest.raises(PluginError) as caught:
         read({"id": 1, "entry": "x", "skills": "y", "configSchema": [], "tols": []})
-    for part in ("id:", "entry:", "skills:", "configSchema:", "'tols'"):
+    for part in ("id:", "entry:", "skills:", "configSchema:", "tols:"):
         assert part in str(caught.value)
 
 

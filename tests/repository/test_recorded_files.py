@@ -393,8 +393,8 @@ def test_the_approvals_of_commands_are_read_and_changed(tmp_path: Path) -> None:
     assert file.for_agent("main") == HostRules(
         ExecRules(security="allowlist", ask="always", ask_fallback="deny"),
         (
-            AllowlistEntry("00000000-0000-4000-8000-000000000019", "/usr/bin/git"),
-            AllowlistEntry("00000000-0000-4000-8000-00000000001A", "/opt/tool"),
+            AllowlistEntry(id="00000000-0000-4000-8000-000000000019", pattern="/usr/bin/git"),
+            AllowlistEntry(id="00000000-0000-4000-8000-00000000001A", pattern="/opt/tool"),
         ),
     )
     assert file.for_agent("ops") == HostRules(
@@ -459,13 +459,13 @@ def test_the_tokens_of_a_gateway_are_read() -> None:
         name="laptop",
         digest="f22e39ab36c6e65e926de8a354082e8fb3ded6f64c31ecf097570cdc719342d1",
         scopes=SCOPES,
-        created_at=T0 + 12,
+        created_at=1_790_000_012,
     )
     assert other == Token(
         name="läptop 2",
         digest="9b724f3a29d8afe51feca1089febd79a4a9e59e9dbe0742afb5b0781fd8a1be8",
         scopes=("operator.read",),
-        created_at=T0 + 12,
+        created_at=1_790_000_012,
     )
     assert tokens.find("cm_recorded-token-27") == laptop
     assert tokens.find("cm_recorded-token-28") == other

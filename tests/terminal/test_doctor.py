@@ -165,7 +165,7 @@ def test_rules_and_code_in_a_workspace_are_told(tmp_path: Path) -> None:
     state.mkdir()
     (state / "exec-approvals.json").write_text('{"version": 1, "default": {}}')
     *_, problem = doctor._workspaces(setup)
-    assert (problem.health, "unknown key 'default'" in problem.detail) == ("problem", True)
+    assert (problem.health, "default: unknown key" in problem.detail) == ("problem", True)
 
 
 def test_plugins_and_the_gateway_are_told_of(tmp_path: Path) -> None:

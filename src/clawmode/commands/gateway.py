@@ -209,7 +209,8 @@ def add_token(
         if not name.isprintable() or not 0 < len(name) <= 100:
             fail(f"NAME must have 1 to 100 printable characters, got {name[:120]!r}", USAGE)
         setup = load_basic_setup(config, state)
-        out.say(Tokens(setup.state).add(name, wanted or SCOPES))
+        scopes = tuple(it for it in SCOPES if it in wanted) or SCOPES
+        out.say(Tokens(setup.state).add(name, scopes))
 
 
 @token_app.command("list")
@@ -223,8 +224,8 @@ def list_tokens(
         setup = load_basic_setup(config, state)
         found = Tokens(setup.state).list()
         if as_json:
-            known = [it.to_json() for it in found]
-            out.json({"tokens": [{k: v for k, v in it.items() if k != "sha256"} for it in known]})
+            known = [it.model_dump(mode="json", exclude={"digest"}) for it in found]
+            out.json({"tokens": known})
         else:
             out.table(["name", "scopes"], [[it.name, ", ".join(it.scopes)] for it in found])
 

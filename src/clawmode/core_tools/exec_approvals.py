@@ -6,23 +6,27 @@
 
 The file can only make the configuration stricter. If it cannot be read, every command is denied,
 because ignoring it would fail open. The same applies to unknown keys and invalid agent ids: a
-misspelled rule would otherwise have no effect. `IGNORED` keys of other programs are kept.
+misspelled rule would otherwise have no effect. Other programs write `socket` and `autoAllowSkills`
+into the file; both are kept, and have no effect here.
 """
 
-import difflib
 import hashlib
 import json
 import os
 import re
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, TypeVar, get_args
+from typing import Annotated, Any, Literal, TypeAlias, get_args
 
+from pydantic import AfterValidator, ConfigDict, Field
+
+from clawmode.exceptions import ConfigurationError
 from clawmode.files import file_lock, write_atomic
+from clawmode.records import AnyJson, Items, Maybe, Record, parse
 from clawmode.types import JsonObject, JsonValue
 
 Security: TypeAlias = Literal["deny", "allowlist", "full"]
@@ -42,11 +46,11 @@ MAX_COMMAND = 500
 
 _AGENT_ID = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}", re.ASCII)
 
-RULE_KEYS = ("security", "ask", "askFallback")
-IGNORED = ("socket", "autoAllowSkills")
-"""Keys that other programs write into the file. They have no effect here."""
 
-T = TypeVar("T", bound=str)
+def _check_agent_id(agent_id: str) -> str:
+    if not _AGENT_ID.fullmatch(agent_id):
+        raise ValueError("not an agent id: use lower-case letters, digits, `_` and `-`")
+    return agent_id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,16 +84,47 @@ class ExecRules:
 DENIED = ExecRules(security="deny", ask="always", ask_fallback="deny")
 
 
-@dataclass(frozen=True, slots=True)
-class AllowlistEntry:
+class AllowlistEntry(Record):
     """An entry of an allowlist: a pattern of program paths."""
 
-    id: str
+    id: str = ""
     pattern: str
 
     def matches(self, program: str) -> bool:
         """True if the pattern matches the full path of a program."""
         return glob(self.pattern).fullmatch(program) is not None
+
+
+class FileRules(Record):
+    """The rules of the file for all agents."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    security: Maybe[Security] = None
+    ask: Maybe[Ask] = None
+    ask_fallback: Maybe[Security] = None
+    socket: AnyJson = None
+    auto_allow_skills: AnyJson = None
+
+
+class FileAgent(FileRules):
+    """The rules of the file for one agent."""
+
+    allowlist: Annotated[Items[AllowlistEntry], Field(max_length=MAX_ENTRIES)] = ()
+
+
+class FileContent(Record):
+    """The whole file. A misspelled key or agent id is an error: its rule would have no effect."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    version: Literal[1]
+    defaults: FileRules = FileRules()
+    agents: dict[Annotated[str, AfterValidator(_check_agent_id)], FileAgent] = Field(
+        default_factory=dict[str, FileAgent]
+    )
+    socket: AnyJson = None
+    auto_allow_skills: AnyJson = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,10 +149,14 @@ class HostFile:
     def for_agent(self, agent_id: str) -> HostRules:
         """Returns the rules for an agent. Blocks while the file is read."""
         try:
-            data = self._load()
-            _check_keys(data)
-            agent = _object(_object(data, "agents"), agent_id)
-            return HostRules(_rules(data, agent_id), tuple(_entries(agent)))
+            file = _check(self._load())
+            agent, default = file.agents.get(agent_id, FileAgent()), file.defaults
+            rules = ExecRules(
+                security=agent.security or default.security or "full",
+                ask=agent.ask or default.ask or "off",
+                ask_fallback=agent.ask_fallback or default.ask_fallback or "full",
+            )
+            return HostRules(rules, agent.allowlist)
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or str(error)
             return HostRules(DENIED, (), f"{self.path.name} cannot be used: {reason}")
@@ -178,13 +217,7 @@ class HostFile:
         """
         if len(json.dumps(data, indent=2)) > MAX_BYTES:
             raise ValueError(f"the file is larger than {MAX_BYTES} bytes")
-        if data.get("version") != VERSION:
-            raise ValueError(f"the version is not {VERSION}")
-        _check_keys(data)
-        agents = _object(data, "agents")
-        for agent_id in ("", *agents):
-            _rules(data, agent_id)
-            list(_entries(_object(agents, agent_id)))
+        _check(data)
         with self._locked():
             if base and base != digest(self._load()):
                 raise Changed("the file was changed in the meantime; read it again")
@@ -192,7 +225,7 @@ class HostFile:
 
     # ---- The file ----
 
-    def _load(self) -> JsonObject:
+    def _load(self) -> dict[str, Any]:
         try:
             with self.path.open("rb") as file:
                 raw = file.read(MAX_BYTES + 1)
@@ -204,18 +237,14 @@ class HostFile:
             data: Any = json.loads(raw)
         except (ValueError, RecursionError):
             raise ValueError("the file is not valid JSON") from None
-        if not isinstance(data, dict) or data.get("version") != VERSION:
-            raise ValueError(f"the version is not {VERSION}")
         return data
 
     def _change(self, agent_id: str, change: Callable[[list[JsonValue]], None]) -> None:
         with self._locked():
             data = self._load()
-            agents = data.setdefault("agents", {})
-            agent = agents.setdefault(agent_id, {}) if isinstance(agents, dict) else None
-            entries = agent.setdefault("allowlist", []) if isinstance(agent, dict) else None
-            if not isinstance(entries, list):
-                raise ValueError("agents or an allowlist has the wrong type")
+            _check(data)
+            agent = data.setdefault("agents", {}).setdefault(agent_id, {})
+            entries = agent.setdefault("allowlist", [])
             before = json.dumps(data)
             change(entries)
             if json.dumps(data) != before:
@@ -237,23 +266,12 @@ def digest(data: JsonObject) -> str:
     return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
 
 
-def _check_keys(data: JsonObject) -> None:
-    """Raises ValueError for a key or an agent id that would have no effect."""
-    _refuse_unknown(data, ("version", "defaults", "agents"), "the file")
-    _refuse_unknown(_object(data, "defaults"), RULE_KEYS, "defaults")
-    agents = _object(data, "agents")
-    for agent_id in agents:
-        if not _AGENT_ID.fullmatch(agent_id):
-            text = "is not an agent id: use lower-case letters, digits, `_` and `-`"
-            raise ValueError(f"agents: {agent_id[:80]!r} {text}")
-        _refuse_unknown(_object(agents, agent_id), (*RULE_KEYS, "allowlist"), f"agents.{agent_id}")
-
-
-def _refuse_unknown(found: JsonObject, known: tuple[str, ...], where: str) -> None:
-    for key in found:
-        if key not in known and key not in IGNORED:
-            (near,) = difflib.get_close_matches(key.lower()[:80], known, n=1, cutoff=0.0)
-            raise ValueError(f"{where} has the unknown key {key[:80]!r}; did you mean {near!r}?")
+def _check(data: object) -> FileContent:
+    """Returns the checked content; raises ValueError if it is not valid."""
+    try:
+        return parse(FileContent, data)
+    except ConfigurationError as error:
+        raise ValueError(str(error)) from None
 
 
 def _usage(command: str, program: str) -> JsonObject:
@@ -262,44 +280,6 @@ def _usage(command: str, program: str) -> JsonObject:
         "lastUsedCommand": command[:MAX_COMMAND],
         "lastResolvedPath": program,
     }
-
-
-def _rules(data: JsonObject, agent_id: str) -> ExecRules:
-    defaults, agent = _object(data, "defaults"), _object(_object(data, "agents"), agent_id)
-    return ExecRules(
-        security=_choice(agent, defaults, "security", SECURITIES, "full"),
-        ask=_choice(agent, defaults, "ask", ASKS, "off"),
-        ask_fallback=_choice(agent, defaults, "askFallback", SECURITIES, "full"),
-    )
-
-
-def _object(data: JsonObject, key: str) -> JsonObject:
-    value = data.get(key, {})
-    if isinstance(value, dict):
-        return value
-    raise ValueError(f"{key[:80]!r} is not an object")
-
-
-def _choice(
-    agent: JsonObject, defaults: JsonObject, key: str, known: tuple[T, ...], default: T
-) -> T:
-    value = agent.get(key, defaults.get(key, default))
-    found = next((choice for choice in known if choice == value), None)
-    if found is None:
-        raise ValueError(f"{key} must be one of {', '.join(known)}")
-    return found
-
-
-def _entries(agent: JsonObject) -> Iterator[AllowlistEntry]:
-    listed = agent.get("allowlist", [])
-    if not isinstance(listed, list) or len(listed) > MAX_ENTRIES:
-        raise ValueError(f"an allowlist must be a list of at most {MAX_ENTRIES} entries")
-    for entry in listed:
-        pattern = entry.get("pattern") if isinstance(entry, dict) else None
-        identity = entry.get("id", "") if isinstance(entry, dict) else None
-        if not isinstance(pattern, str) or not isinstance(identity, str):
-            raise ValueError("an entry of an allowlist has no pattern")
-        yield AllowlistEntry(identity, pattern)
 
 
 def glob(pattern: str) -> re.Pattern[str]:

@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
+from pydantic import ConfigDict
+
 from clawmode.agent.requests import MAX_MESSAGE_CHARS
 from clawmode.config import resolve as settings
 from clawmode.config.agents import Configuration
@@ -12,6 +14,7 @@ from clawmode.config.operations import DAY_SECONDS, CronSection
 from clawmode.cron.schedule import BadSchedule, Schedule, read_at, read_cron, read_every, read_zone
 from clawmode.exceptions import ConfigurationError
 from clawmode.models.base import THINKING_LEVELS, ThinkingLevel
+from clawmode.records import Flag, Number, parse
 from clawmode.sessions.keys import InvalidSession, check_agent_id
 from clawmode.types import JsonObject
 
@@ -34,17 +37,19 @@ class Job:
         configured: The job comes from the configuration, so commands cannot change it.
     """
 
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
     id: str
     message: str
     cron: str = ""
     every: str = ""
     at: str = ""
     tz: str = ""
-    enabled: bool = True
+    enabled: Flag = True
     agent: str = ""
     model: str = ""
     thinking: ThinkingLevel | None = None
-    timeout_seconds: float | None = None
+    timeout_seconds: Number | None = None
     channel: str = ""
     target: str = ""
     configured: bool = False
@@ -222,25 +227,12 @@ def read_jobs(section: CronSection) -> tuple[tuple[Job, ...], list[Configuration
     return tuple(made.values()), errors
 
 
-_KINDS: dict[str, type | tuple[type, ...]] = {
-    **{each.name: str for each in fields(Job) if each.name != "configured"},
-    "enabled": bool,
-    "timeout_seconds": (int, float),
-}
-
-
 def stored_job(job_id: str, data: Any) -> Job:
     """Reads a job from the jobs file.
 
     Raises:
         ConfigurationError: The data is not a job: another version wrote it, or a person edited it.
     """
-    if not isinstance(data, dict) or data.get("id") != job_id:
+    if not isinstance(data, dict) or data.get("id") != job_id or "configured" in data:
         raise ConfigurationError("the stored data is not a job")
-    given: dict[str, Any] = {"message": "", **data}
-    for name, value in given.items():
-        if not isinstance(value, _KINDS.get(name, ())):
-            raise ConfigurationError(
-                f"{name[:80]!r} is not a field of a job, or its value has the wrong type"
-            )
-    return check(Job(**given))
+    return check(parse(Job, {"message": "", **data}))

@@ -1,33 +1,37 @@
 """The manifest of a plugin: `clawmode.plugin.json`, beside its code."""
 
 import json
-import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated, TypeAlias
 
-from clawmode.exceptions import ClawmodeError
-from clawmode.types import JsonObject, JsonValue
+from pydantic import AfterValidator, ConfigDict, Field, model_validator
+
+from clawmode.exceptions import ClawmodeError, ConfigurationError
+from clawmode.records import AnyObject, Items, Record, Text, parse
+from clawmode.types import JsonValue
 
 FILE = "clawmode.plugin.json"
 MAX_MANIFEST = 256 << 10
 MAX_TEXT = 1_000
-MAX_UNKNOWN = 5
 
-_ID = re.compile(r"[a-z][a-z0-9]*(?:[-_][a-z0-9]+)*")
-_ENTRY = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
-KEYS = (
-    *("id", "name", "version", "description", "entry", "skills", "configSchema"),
-    *("tools", "hooks", "namespaces"),
-)
+_ID = "^[a-z][a-z0-9]*(?:[-_][a-z0-9]+)*$"
+_ENTRY = r"^(?:[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]*)*:[A-Za-z_][A-Za-z0-9_]*)?$"
+
+
+def _inside(folder: str) -> str:
+    if Path(folder).is_absolute() or ".." in Path(folder).parts:
+        raise ValueError("expected a folder inside the folder of the plugin")
+    return folder
+
+
+ShortText: TypeAlias = Annotated[str, Field(max_length=MAX_TEXT)]
 
 
 class PluginError(ClawmodeError):
     """A plugin cannot be used; the message says why."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Manifest:
+class Manifest(Record):
     """A parsed and validated manifest.
 
     Attributes:
@@ -40,16 +44,28 @@ class Manifest:
         namespaces: If not None, the plugin may register only namespaces with these ids.
     """
 
-    id: str
-    name: str = ""
-    version: str = "0"
-    description: str = ""
-    entry: str = ""
-    skills: tuple[str, ...] = ()
-    config_schema: JsonObject | None = field(default=None, repr=False)
-    tools: tuple[str, ...] | None = None
-    hooks: tuple[str, ...] | None = None
-    namespaces: tuple[str, ...] | None = None
+    model_config = ConfigDict(extra="forbid")
+
+    id: str = Field(
+        pattern=_ID, max_length=64, title="lower-case letters, digits and single - or _"
+    )
+    name: ShortText = ""
+    version: ShortText = "0"
+    description: ShortText = ""
+    entry: str = Field("", pattern=_ENTRY, max_length=MAX_TEXT, title="module:function")
+    skills: Items[Annotated[Text, AfterValidator(_inside)]] = ()
+    config_schema: AnyObject | None = Field(None, repr=False)
+    tools: Items[Text] | None = None
+    hooks: Items[Text] | None = None
+    namespaces: Items[Text] | None = None
+
+    @model_validator(mode="after")
+    def _has_content(self) -> "Manifest":
+        if not self.entry and not self.skills:
+            raise ValueError(
+                "the manifest has neither `entry` nor `skills`: there is nothing to load"
+            )
+        return self
 
 
 def load(folder: Path) -> Manifest:
@@ -78,73 +94,7 @@ def read(value: JsonValue, where: str = FILE) -> Manifest:
     Raises:
         PluginError: The manifest is not valid; the message lists all problems.
     """
-    reader = _Reader(value, where)
-    identity = reader.text("id")
-    if identity and (not _ID.fullmatch(identity) or len(identity) > 64):
-        reader.wrong("id", "lower-case letters, digits and single - or _")
-    entry = reader.text("entry", "")
-    if entry and not _ENTRY.fullmatch(entry):
-        reader.wrong("entry", "module:function")
-    skills = reader.texts("skills") or ()
-    if any(Path(each).is_absolute() or ".." in Path(each).parts for each in skills):
-        reader.wrong("skills", "folders inside the folder of the plugin")
-    made = Manifest(
-        id=identity,
-        name=reader.text("name", identity),
-        version=reader.text("version", "0"),
-        description=reader.text("description", ""),
-        entry=entry,
-        skills=skills,
-        config_schema=reader.mapping("configSchema"),
-        tools=reader.texts("tools"),
-        hooks=reader.texts("hooks"),
-        namespaces=reader.texts("namespaces"),
-    )
-    if not (entry or skills or reader.problems):
-        reader.problems.append(
-            "the manifest has neither `entry` nor `skills`: there is nothing to load"
-        )
-    if reader.problems:
-        raise PluginError(f"{where}: {'; '.join(reader.problems)}")
-    return made
-
-
-class _Reader:
-    """Reads the manifest key by key, and collects the problems instead of stopping at the first."""
-
-    def __init__(self, value: JsonValue, where: str) -> None:
-        if not isinstance(value, dict):
-            raise PluginError(f"{where}: expected a JSON object")
-        self._value: Mapping[str, JsonValue] = value
-        unknown = [key for key in value if key not in KEYS][:MAX_UNKNOWN]
-        self.problems = [
-            f"{key[:80]!r} is not a known key; the known keys are {', '.join(KEYS)}"
-            for key in unknown
-        ]
-
-    def wrong(self, key: str, expected: str) -> None:
-        self.problems.append(f"{key}: expected {expected}")
-
-    def text(self, key: str, default: str | None = None) -> str:
-        found = self._value.get(key, default)
-        if not isinstance(found, str) or len(found) > MAX_TEXT or (default is None and not found):
-            self.wrong(key, "a text")
-            return default or ""
-        return found
-
-    def texts(self, key: str) -> tuple[str, ...] | None:
-        found = self._value.get(key)
-        if found is None:
-            return None
-        listed = found if isinstance(found, list) else [None]
-        texts = [it for it in listed if isinstance(it, str) and it]
-        if len(texts) != len(listed):
-            self.wrong(key, "a list of texts")
-        return tuple(texts)
-
-    def mapping(self, key: str) -> JsonObject | None:
-        found = self._value.get(key)
-        if found is None or isinstance(found, dict):
-            return found
-        self.wrong(key, "an object")
-        return None
+    try:
+        return parse(Manifest, value)
+    except ConfigurationError as error:
+        raise PluginError(f"{where}: {error}") from None

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 from clawmode.exceptions import ClawmodeError, ConfigurationError
 from clawmode.files import file_lock, is_locked, write_atomic
+from clawmode.records import adapter
 
 LOCK = "gateway.lock"
 FILE = "gateway.json"
@@ -130,15 +131,6 @@ def find(state: Path) -> RunningGateway | None:
     """
     try:
         with (state / FILE).open("rb") as file:
-            data = json.loads(file.read(MAX_FILE))
-        return RunningGateway(
-            pid=int(data["pid"]),
-            url=str(data["url"]),
-            version=str(data["version"]),
-            started_at=float(data["started_at"]),
-            token=str(data["token"]),
-            cert=str(data.get("cert", "")),
-            config=str(data.get("config", "")),
-        )
-    except (OSError, ValueError, TypeError, KeyError):
+            return adapter(RunningGateway).validate_json(file.read(MAX_FILE))
+    except (OSError, ValueError):
         return None

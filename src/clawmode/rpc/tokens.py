@@ -2,20 +2,18 @@
 
 import hashlib
 import hmac
-import json
-import re
 import secrets
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from clawmode.exceptions import ClawmodeError
+from pydantic import Field
+
+from clawmode.exceptions import ClawmodeError, ConfigurationError
 from clawmode.files import file_lock, write_atomic
-from clawmode.rpc.scopes import SCOPES
-from clawmode.types import JsonObject, JsonValue
+from clawmode.records import Items, Record, parse
+from clawmode.rpc.scopes import SCOPES, Scope
 
 FILE = "gateway-tokens.json"
 MAX_FILE = 1 << 20
@@ -30,8 +28,7 @@ class TokenError(ClawmodeError):
     """The file of tokens cannot be read or written, or has no such token."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Token:
+class Token(Record):
     """The record of a token, without the token itself.
 
     Attributes:
@@ -40,17 +37,16 @@ class Token:
     """
 
     name: str
-    digest: str
-    scopes: tuple[str, ...] = SCOPES
-    created_at: float = 0.0
+    digest: str = Field(alias="sha256", pattern="^[0-9a-f]{64}$", title="64 hexadecimal digits")
+    scopes: Items[Scope] = SCOPES
+    created_at: int = 0
 
-    def to_json(self) -> JsonObject:
-        return {
-            "name": self.name,
-            "sha256": self.digest,
-            "scopes": list[JsonValue](self.scopes),
-            "createdAt": int(self.created_at),
-        }
+
+class TokenFile(Record):
+    """The content of the file of tokens."""
+
+    version: int = 1
+    tokens: Items[Token]
 
 
 def digest(token: str) -> str:
@@ -116,18 +112,22 @@ class Tokens:
         try:
             if len(raw) > MAX_FILE:
                 raise ValueError(f"the file is larger than {MAX_FILE} bytes")
-            return [_parse(record) for record in json.loads(raw)["tokens"]]
-        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            found = list(parse(TokenFile, raw).tokens)
+            for record in found:
+                if not record.name.isprintable():
+                    raise ValueError(f"the name {record.name[:80]!r} has unprintable characters")
+            return found
+        except (ValueError, ConfigurationError) as error:
             raise TokenError(f"{self._path} is not a list of tokens: {error}") from None
 
-    def add(self, name: str, scopes: tuple[str, ...] = SCOPES) -> str:
+    def add(self, name: str, scopes: tuple[Scope, ...] = SCOPES) -> str:
         """Creates a token and returns it: it cannot be shown again, as only its hash is stored.
 
         Raises:
             TokenError: The name is taken, or the file cannot be used.
         """
         token = new_token()
-        record = Token(name=name, digest=digest(token), scopes=scopes, created_at=time.time())
+        record = Token(name=name, digest=digest(token), scopes=scopes, created_at=int(time.time()))
         with self._locked():
             known = self.list()
             if name in RESERVED or any(other.name == name for other in known):
@@ -162,20 +162,4 @@ class Tokens:
             raise TokenError(f"{self._path}: {error.strerror or error}") from None
 
     def _write(self, tokens: Iterable[Token]) -> None:
-        data = json.dumps(
-            {"version": 1, "tokens": [record.to_json() for record in tokens]}, indent=1
-        )
-        write_atomic(self._path, data)
-
-
-def _parse(value: Any) -> Token:
-    name, found, scopes = value["name"], value["sha256"], value["scopes"]
-    if not isinstance(name, str) or not re.fullmatch("[0-9a-f]{64}", str(found)):
-        raise ValueError("a token needs `name`, and `sha256` of 64 hexadecimal digits")
-    if not name.isprintable():
-        raise ValueError(f"the name {name[:80]!r} has unprintable characters")
-    if not isinstance(scopes, list) or not all(scope in SCOPES for scope in scopes):
-        raise ValueError(f"`scopes` of {name[:80]!r} has an unknown scope")
-    return Token(
-        name=name, digest=found, scopes=tuple(scopes), created_at=float(value.get("createdAt", 0))
-    )
+        write_atomic(self._path, TokenFile(tokens=tuple(tokens)).model_dump_json(indent=1))
