@@ -10,9 +10,11 @@ import logging
 import sqlite3
 import time
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import wraps
 from pathlib import Path
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from clawmode.cron import ledger
 from clawmode.cron.job import Job, check, check_id, stored_job
@@ -24,6 +26,9 @@ from clawmode.tools.near_names import NearNames
 from clawmode.types import JsonObject
 
 logger = logging.getLogger("clawmode.cron")
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 LOCK_SECONDS = 5.0
 MAX_JOBS = 1_000
@@ -103,6 +108,18 @@ class SkippedTime:
     job: Job
 
 
+def _in_thread(
+    method: Callable[Concatenate["Jobs", P], T],
+) -> Callable[Concatenate["Jobs", P], Coroutine[Any, Any, T]]:
+    """Makes a coroutine of a method that uses the database, and runs the method in a thread."""
+
+    @wraps(method)
+    async def run(self: "Jobs", *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self._run(method, self, *args, **kwargs)
+
+    return run
+
+
 class Jobs(SqliteFile):
     """The jobs of a state folder. Every method may raise `JobsUnavailable`.
 
@@ -129,9 +146,19 @@ class Jobs(SqliteFile):
 
     # ---- Commands ----
 
-    async def list(self) -> Sequence[JobStatus]:
-        """Returns all jobs with their last runs, sorted by id."""
-        return await self._run(self._list)
+    @_in_thread
+    def list(self) -> Sequence[JobStatus]:
+        """Returns all jobs with their last runs, sorted by id, without writing anything."""
+        with self._transaction("deferred") as database:
+            now = self._clock()
+            found: list[JobStatus] = []
+            for job in self._read_jobs(database).values():
+                state = ledger.read_state(database, job.id)
+                if state is None or state.signature != job.signature:
+                    state = ledger.new_state(job, now)
+                runs = ledger.read_runs(database, job.id)
+                found.append(_make_status(job, state, "", now, runs))
+            return found
 
     async def get(self, job_id: str) -> JobStatus:
         """Returns one job with its last runs.
@@ -140,45 +167,72 @@ class Jobs(SqliteFile):
             UnknownJob: No job has the id.
         """
         wanted = check_id(job_id)
-        found = {each.job.id: each for each in await self._run(self._list)}
+        found = {each.job.id: each for each in await self.list()}
         if wanted not in found:
             raise _unknown(wanted, found)
         return found[wanted]
 
-    async def add(self, job: Job) -> JobStatus:
+    @_in_thread
+    def add(self, job: Job) -> JobStatus:
         """Stores a new job.
 
         Raises:
             ConfigurationError: The job is not valid.
             JobError: Another job has the id, or there are too many jobs.
         """
-        return await self._run(self._add, check(job))
+        job = check(job)
+        with self._transaction() as database:
+            now, count = self._clock(), len(known := self._read_jobs(database))
+            if job.id in known:
+                raise JobError(f"a job {job.id!r} already exists: remove it first")
+            if count >= MAX_JOBS:
+                raise JobError(f"there are {count} jobs already, which is the most")
+            state = ledger.new_state(job, now)
+            if state.due is None and job.enabled:
+                raise BadSchedule(f"{job.at!r} is in the past", path="at")
+            row = (job.id, now, json.dumps(job.to_json()))
+            # "or replace": a row that could not be read may have the id.
+            database.execute("insert or replace into jobs values (?, ?, ?)", row)
+            ledger.write_state(database, job.id, state)
+            return _make_status(job, state, "", now)
 
-    async def remove(self, job_id: str) -> None:
+    @_in_thread
+    def remove(self, job_id: str) -> None:
         """Deletes a job that was added by command, with its runs; a current run is aborted soon.
 
         Raises:
             UnknownJob: No job has the id.
             JobError: The job comes from the configuration.
         """
-        await self._run(self._remove, self._added(job_id))
+        wanted = self._check_changeable(job_id)
+        with self._transaction() as database:
+            known = self._read_jobs(database)
+            if not database.execute("delete from jobs where id = ?", (wanted,)).rowcount:
+                raise _unknown(wanted, known)
+            database.execute("delete from states where job = ?", (wanted,))
+            database.execute("delete from runs where job = ?", (wanted,))
 
-    async def enable(self, job_id: str, enabled: bool) -> JobStatus:
+    @_in_thread
+    def enable(self, job_id: str, enabled: bool) -> JobStatus:
         """Enables or disables a job that was added by command.
 
         Raises:
             UnknownJob: No job has the id.
             JobError: The job comes from the configuration.
         """
-        wanted = self._added(job_id)
-        return await self._run(self._enable, wanted, enabled)
+        wanted = self._check_changeable(job_id)
+        with self._transaction() as database:
+            known, now = self._read_jobs(database), self._clock()
+            if wanted not in known:
+                raise _unknown(wanted, known)
+            job = replace(known[wanted], enabled=enabled)
+            row = (json.dumps(job.to_json()), wanted)
+            database.execute("update jobs set data = ? where id = ?", row)
+            state = ledger.settle(database, job, "", now)
+            return _make_status(job, state, "", now)
 
-    def _added(self, job_id: str) -> str:
-        """Returns the id of a job that commands may change.
-
-        Raises:
-            JobError: The job comes from the configuration.
-        """
+    def _check_changeable(self, job_id: str) -> str:
+        """Returns the id; raises `JobError` if the job comes from the configuration."""
         wanted = check_id(job_id)
         if wanted in self.configured:
             raise JobError(
@@ -187,13 +241,41 @@ class Jobs(SqliteFile):
             )
         return wanted
 
+    def _read_jobs(self, database: sqlite3.Connection) -> dict[str, Job]:
+        # A job of the configuration hides an added job with the same id.
+        found = dict(self.configured)
+        for job_id, text in database.execute("select id, data from jobs").fetchall():
+            try:
+                found.setdefault(job_id, stored_job(job_id, json.loads(text)))
+            except (ConfigurationError, ValueError, RecursionError) as error:
+                if job_id not in self._unreadable:
+                    text = "the job %.80r in cron.sqlite3 is not valid and is ignored: %s"
+                    logger.error(text, job_id, error)
+                self._unreadable.add(job_id)
+        return dict(sorted(found.items()))
+
     # ---- Schedulers ----
 
-    async def statuses(self, owner: str) -> Sequence[JobStatus]:
+    @_in_thread
+    def statuses(self, owner: str) -> Sequence[JobStatus]:
         """Returns all jobs, sorted by id, and starts the schedule of new ones."""
-        return await self._run(self._statuses, owner)
+        # Reading first: schedulers look often, and a write would lock out other processes.
+        with self._transaction("deferred") as database:
+            now, jobs = self._clock(), self._read_jobs(database)
+            states = {job_id: ledger.read_state(database, job_id) for job_id in jobs}
+        for job in jobs.values():
+            state = states[job.id]
+            if state is None or not ledger.is_settled(state, job, owner, now):
+                with self._transaction() as database:
+                    states[job.id] = ledger.settle(database, job, owner, now)
+        return [
+            _make_status(jobs[job_id], state, owner, now)
+            for job_id, state in states.items()
+            if state is not None
+        ]
 
-    async def claim(
+    @_in_thread
+    def claim(
         self, job: Job, owner: str, *, forced: bool = False, room: bool = True
     ) -> Claim | SkippedTime | None:
         """Claims a job that is due. Returns None if it is not due, or no longer.
@@ -208,114 +290,9 @@ class Jobs(SqliteFile):
         Raises:
             JobBusy: The job is `forced`, and has a run that has not ended.
         """
-        return await self._run(self._claim, job, owner, forced, room)
-
-    async def adopt(self, run_id: str, owner: str) -> Claim | None:
-        """Claims a run whose process died, to continue it.
-
-        Returns None if the job was deleted, if another process runs it, or if the run was continued
-        too often.
-        """
-        return await self._run(self._adopt, run_id, owner)
-
-    async def renew(self, claim: Claim) -> bool:
-        """Renews a claim. Returns False if another process has it, or the job was deleted."""
-        return await self._run(self._renew, claim)
-
-    async def finish(
-        self, claim: Claim, status: RunStatus, *, error: str = "", session_key: str = ""
-    ) -> bool:
-        """Records how a run ended, and releases the claim. Returns False if the claim was lost."""
-        return await self._run(self._finish, claim, status, error[:MAX_ERROR_CHARS], session_key)
-
-    async def leave(self, claim: Claim) -> None:
-        """Releases the claim of a run that has not ended, for another process to continue."""
-        await self._run(self._leave, claim)
-
-    async def annotate(self, claim: Claim, error: str) -> None:
-        """Adds an error that occurred after the end of a run, such as a failed delivery."""
-        await self._run(self._annotate, claim, error[:MAX_ERROR_CHARS])
-
-    # ---- Transactions ----
-
-    def _jobs(self, database: sqlite3.Connection) -> dict[str, Job]:
-        # A job of the configuration hides an added job with the same id.
-        found = dict(self.configured)
-        for job_id, text in database.execute("select id, data from jobs").fetchall():
-            try:
-                found.setdefault(job_id, stored_job(job_id, json.loads(text)))
-            except (ConfigurationError, ValueError, RecursionError) as error:
-                if job_id not in self._unreadable:
-                    logger.error(
-                        "the job %.80r in cron.sqlite3 is not valid and is ignored: %s",
-                        job_id,
-                        error,
-                    )
-                self._unreadable.add(job_id)
-        return dict(sorted(found.items()))
-
-    def _list(self) -> Sequence[JobStatus]:
-        with self._transaction("deferred") as database:
-            now = self._clock()
-            return [self._status(database, job, now) for job in self._jobs(database).values()]
-
-    def _status(self, database: sqlite3.Connection, job: Job, now: float) -> JobStatus:
-        """Returns the status of a job without writing anything."""
-        state = ledger.read_state(database, job.id)
-        if state is None or state.signature != job.signature:
-            state = ledger.new_state(job, now)
-        return _make_status(job, state, "", now, ledger.read_runs(database, job.id))
-
-    def _add(self, job: Job) -> JobStatus:
         with self._transaction() as database:
-            now, count = self._clock(), len(known := self._jobs(database))
-            if job.id in known:
-                raise JobError(f"a job {job.id!r} already exists: remove it first")
-            if count >= MAX_JOBS:
-                raise JobError(f"there are {count} jobs already, which is the most")
-            state = ledger.new_state(job, now)
-            if state.due is None and job.enabled:
-                raise BadSchedule(f"{job.at!r} is in the past", path="at")
-            row = (job.id, now, json.dumps(job.to_json()))
-            # "or replace": a row that could not be read may have the id.
-            database.execute("insert or replace into jobs values (?, ?, ?)", row)
-            ledger.write_state(database, job.id, state)
-            return _make_status(job, state, "", now)
-
-    def _enable(self, job_id: str, enabled: bool) -> JobStatus:
-        with self._transaction() as database:
-            known, now = self._jobs(database), self._clock()
-            if job_id not in known:
-                raise _unknown(job_id, known)
-            job = replace(known[job_id], enabled=enabled)
-            row = (json.dumps(job.to_json()), job_id)
-            database.execute("update jobs set data = ? where id = ?", row)
-            state = ledger.settle(database, job, "", now)
-            return _make_status(job, state, "", now)
-
-    def _remove(self, job_id: str) -> None:
-        with self._transaction() as database:
-            known = self._jobs(database)
-            if not database.execute("delete from jobs where id = ?", (job_id,)).rowcount:
-                raise _unknown(job_id, known)
-            database.execute("delete from states where job = ?", (job_id,))
-            database.execute("delete from runs where job = ?", (job_id,))
-
-    def _statuses(self, owner: str) -> Sequence[JobStatus]:
-        with self._transaction("deferred") as database:
-            now, jobs = self._clock(), self._jobs(database)
-            states = {job_id: ledger.read_state(database, job_id) for job_id in jobs}
-        return [self._settled(job, states[job.id], owner, now) for job in jobs.values()]
-
-    def _settled(self, job: Job, state: State | None, owner: str, now: float) -> JobStatus:
-        if state is None or not ledger.is_settled(state, job, owner, now):
-            with self._transaction() as database:
-                state = ledger.settle(database, job, owner, now)
-        return _make_status(job, state, owner, now)
-
-    def _claim(self, job: Job, owner: str, forced: bool, room: bool) -> Claim | SkippedTime | None:
-        with self._transaction() as database:
-            if self._is_gone(database, job):
+            row = database.execute("select 1 from jobs where id = ?", (job.id,)).fetchone()
+            if row is None and not job.configured:
                 return None
             now = self._clock()
             state = ledger.settle(database, job, owner, now)
@@ -339,10 +316,16 @@ class Jobs(SqliteFile):
             ledger.begin_run(database, job.id, claim.run_id, now)
             return claim
 
-    def _adopt(self, run_id: str, owner: str) -> Claim | None:
+    @_in_thread
+    def adopt(self, run_id: str, owner: str) -> Claim | None:
+        """Claims a run whose process died, to continue it.
+
+        Returns None if the job was deleted, if another process runs it, or if the run was continued
+        too often.
+        """
         with self._transaction() as database:
             row = database.execute("select job from states where run = ?", (run_id,)).fetchone()
-            job = None if row is None else self._jobs(database).get(row[0])
+            job = None if row is None else self._read_jobs(database).get(row[0])
             state = None if job is None else ledger.read_state(database, job.id)
             if job is None or state is None or state.attempt >= ledger.MAX_CONTINUED:
                 return None
@@ -351,11 +334,9 @@ class Jobs(SqliteFile):
             ledger.write_state(database, job.id, state)
             return Claim(job=job, run_id=run_id, owner=owner, forced=bool(state.forced))
 
-    def _is_gone(self, database: sqlite3.Connection, job: Job) -> bool:
-        row = database.execute("select 1 from jobs where id = ?", (job.id,)).fetchone()
-        return row is None and not job.configured
-
-    def _renew(self, claim: Claim) -> bool:
+    @_in_thread
+    def renew(self, claim: Claim) -> bool:
+        """Renews a claim. Returns False if another process has it, or the job was deleted."""
         with self._transaction() as database:
             done = database.execute(
                 "update states set lease = ? where job = ? and run = ? and owner = ?",
@@ -363,14 +344,18 @@ class Jobs(SqliteFile):
             )
             return done.rowcount == 1
 
-    def _finish(self, claim: Claim, status: RunStatus, error: str, session_key: str) -> bool:
+    @_in_thread
+    def finish(
+        self, claim: Claim, status: RunStatus, *, error: str = "", session_key: str = ""
+    ) -> bool:
+        """Records how a run ended, and releases the claim. Returns False if the claim was lost."""
         job = claim.job
         with self._transaction() as database:
             state = ledger.read_state(database, job.id)
             if state is None or state.run != claim.run_id:
                 return False
             now = self._clock()
-            ledger.end_run(database, state.run, status, now, error, session_key)
+            ledger.end_run(database, state.run, status, now, error[:MAX_ERROR_CHARS], session_key)
             state.free()
             state.attempt = 0
             if status != "aborted":
@@ -381,19 +366,23 @@ class Jobs(SqliteFile):
             ledger.prune(database, job.id)
             return True
 
-    def _leave(self, claim: Claim) -> None:
+    @_in_thread
+    def leave(self, claim: Claim) -> None:
+        """Releases the claim of a run that has not ended, for another process to continue."""
         with self._transaction() as database:
             database.execute(
                 "update states set lease = 0, owner = '' where job = ? and run = ?",
                 (claim.job.id, claim.run_id),
             )
 
-    def _annotate(self, claim: Claim, error: str) -> None:
+    @_in_thread
+    def annotate(self, claim: Claim, error: str) -> None:
+        """Adds an error that occurred after the end of a run, such as a failed delivery."""
         with self._transaction() as database:
             database.execute(
                 "update runs set error = case error when '' then '' else error || '; ' end || ?"
                 " where id = ?",
-                (error, claim.run_id),
+                (error[:MAX_ERROR_CHARS], claim.run_id),
             )
 
 
