@@ -119,7 +119,18 @@ class Catalog:
     def __init__(
         self, tools: Iterable[Tool], *, ranker: RankerMaker = go_by_words, mcp: bool = False
     ) -> None:
-        by_id = _sort_by_id(tools)
+        found: dict[str, Tool] = {}
+        for tool in tools:
+            if is_control(tool):
+                continue
+            if tool.id in found:
+                raise DuplicateTool(
+                    f"two tools of this run have the id {quote(tool.id)}: "
+                    f"{_identify(found[tool.id])} and {_identify(tool)}. "
+                    "Rename or leave out one of them."
+                )
+            found[tool.id] = tool
+        by_id = dict(sorted(found.items()))
         self.entries = tuple(by_id.values())
         visible = {id_: tool for id_, tool in by_id.items() if mcp or tool.source != "mcp"}
         self._visible = _View(visible, ranker, hidden=len(by_id) - len(visible))
@@ -248,7 +259,13 @@ class _View:
 
     @property
     def _documents(self) -> list[Document]:
-        return [_to_document(tool) for tool in self.tools.values()]
+        documents: list[Document] = []
+        for tool in self.tools.values():
+            # The names of parameters only if the tool is trusted.
+            properties = tool.parameters.get("properties") if tool.trusted else None
+            keys = " ".join(map(str, properties)) if isinstance(properties, dict) else ""
+            documents.append(Document(tool.name, tool.label or "", tool.description, keys))
+        return documents
 
     @cached_property
     def _exact(self) -> dict[str, list[int]]:
@@ -284,7 +301,16 @@ class _View:
         # like another tool's id would get its calls once the policy removes the other tool.
         named = () if _LOOKS_LIKE_ID.match(reference) else self._named.get(reference, ())
         if not named:
-            raise self._unknown(reference)
+            ids = list(self.tools)
+            name = _LOOKS_LIKE_ID.sub("", reference, count=1)
+            near = tuple(ids[position] for position in self.near.find(name, MAX_NEAR))
+            raise UnknownTool(
+                f"no tool has the id or name {quote(reference)}."
+                + (f" The nearest: {_list(near)}." if near else "")
+                + " Find one with tools.search(query) and call it by its id."
+                + (" MCP tools are called as MCP.<server>.<tool>(input)." if self._hidden else ""),
+                near,
+            )
         if len(named) > 1:
             raise AmbiguousTool(
                 f"{len(named)} tools are named {quote(reference)}: {_list(named)}."
@@ -292,18 +318,6 @@ class _View:
                 tuple(named),
             )
         return self.tools[named[0]]
-
-    def _unknown(self, reference: str) -> UnknownTool:
-        ids = list(self.tools)
-        name = _LOOKS_LIKE_ID.sub("", reference, count=1)
-        near = tuple(ids[position] for position in self.near.find(name, MAX_NEAR))
-        return UnknownTool(
-            f"no tool has the id or name {quote(reference)}."
-            + (f" The nearest: {_list(near)}." if near else "")
-            + " Find one with tools.search(query) and call it by its id."
-            + (" MCP tools are called as MCP.<server>.<tool>(input)." if self._hidden else ""),
-            near,
-        )
 
 
 class _Lines:
@@ -344,21 +358,6 @@ def safe_name(name: str) -> str:
     return "".join(char if char == "$" or f"_{char}".isidentifier() else "_" for char in name)
 
 
-def _sort_by_id(tools: Iterable[Tool]) -> dict[str, Tool]:
-    by_id: dict[str, Tool] = {}
-    for tool in tools:
-        if is_control(tool):
-            continue
-        id_ = tool.id
-        if id_ in by_id:
-            raise DuplicateTool(
-                f"two tools of this run have the id {quote(id_)}: {_identify(by_id[id_])} and "
-                f"{_identify(tool)}. Rename or leave out one of them."
-            )
-        by_id[id_] = tool
-    return dict(sorted(by_id.items()))
-
-
 def _identify(tool: Tool) -> str:
     return f"{quote(tool.name)} of {quote(_owner(tool))} ({quote(tool.description)})"
 
@@ -375,13 +374,6 @@ def _to_entry(id_: str, tool: Tool) -> JsonObject:
     if tool.source != "openclaw" and (owner := _owner(tool)):
         entry["sourceName"] = owner
     return entry
-
-
-def _to_document(tool: Tool) -> Document:
-    """Returns the searchable texts of a tool; parameter names only if the tool is trusted."""
-    properties = tool.parameters.get("properties") if tool.trusted else None
-    keys = " ".join(map(str, properties)) if isinstance(properties, dict) else ""
-    return Document(tool.name, tool.label or "", tool.description, keys)
 
 
 def _to_json(value: object) -> JsonText:

@@ -10,6 +10,7 @@ import unicodedata
 from collections import ChainMap
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
+from itertools import accumulate
 from textwrap import wrap
 
 from clawmode.catalog.namespaces import RESERVED_WORDS
@@ -151,7 +152,15 @@ def identifiers(
 
 def _to_camel_case(name: str) -> str:
     start = unicodedata.normalize("NFC", name[:MAX_NAME_CHARS])
-    words = "".join(char if _is_usable(char) else " " for char in start).split()
+    # An identifier may have letters, digits and `$`; `_` only separates words. Python knows letters
+    # that are too new for the guest's engine.
+    usable = [
+        char.isalnum() or char == "$"
+        if char.isascii()
+        else f"_{char}".isidentifier() and unicodedata.ucd_3_2_0.category(char) != "Cn"
+        for char in start
+    ]
+    words = "".join(c if good else " " for c, good in zip(start, usable, strict=True)).split()
     if not words:
         return ""
     if not any(char.islower() for char in start):
@@ -161,14 +170,6 @@ def _to_camel_case(name: str) -> str:
     made = head + "".join(word[0].upper() + word[1:] for word in words[1:])
     is_identifier = made.replace("$", "_").isidentifier()
     return (made if is_identifier else f"_{made}")[:MAX_IDENTIFIER_CHARS]
-
-
-def _is_usable(char: str) -> bool:
-    """True if an identifier may have the character; `_` only separates words."""
-    if char.isascii():
-        return char.isalnum() or char == "$"
-    # Python knows letters that are too new for the guest's engine.
-    return f"_{char}".isidentifier() and unicodedata.ucd_3_2_0.category(char) != "Cn"
 
 
 # ---- Files ----
@@ -207,28 +208,22 @@ def render_index(servers: Mapping[str, Collection[str]]) -> str:
         servers: The identifiers of the servers, and those of the tools of each.
     """
     share = max(MAX_INDEX_CHARS // max(len(servers), 1), 100)
-    notes = [_render_entry(server, list(tools), share) for server, tools in servers.items()]
+    notes: list[str] = []
+    for server, tools in servers.items():
+        count = "1 tool" if len(tools) == 1 else f"{len(tools)} tools"
+        head = f"MCP.{server} has {count}, declared in mcp/{server}.d.ts"
+        ends = accumulate(len(tool) + 2 for tool in tools)
+        listed = [tool for tool, end in zip(tools, ends, strict=True) if end <= share]
+        if len(listed) < len(tools):
+            listed.append(f"{len(tools) - len(listed)} more")
+        lines = wrap(f"{head}: {', '.join(listed)}" if listed else head, 96, subsequent_indent="  ")
+        notes.append("".join(f"// {line}\n" for line in lines))
     return "\n".join([_render_namespace("MCP", [_API]), *notes])
 
 
 def _render_namespace(name: str, blocks: list[str]) -> str:
     body = indent("\n" + "\n\n".join(blocks))
     return f"{SHARED_TYPES}\ndeclare namespace {name} {{{body}\n}}\n"
-
-
-def _render_entry(server: str, tools: list[str], most: int) -> str:
-    count = "1 tool" if len(tools) == 1 else f"{len(tools)} tools"
-    head = f"MCP.{server} has {count}, declared in mcp/{server}.d.ts"
-    listed: list[str] = []
-    for tool in tools:
-        most -= len(tool) + 2
-        if most < 0:
-            break
-        listed.append(tool)
-    if len(listed) < len(tools):
-        listed.append(f"{len(tools) - len(listed)} more")
-    lines = wrap(f"{head}: {', '.join(listed)}" if listed else head, 96, subsequent_indent="  ")
-    return "".join(f"// {line}\n" for line in lines)
 
 
 class _Namespace:

@@ -126,31 +126,24 @@ class McpNamespace:
             }
             for name, server in self._servers.items()
         }
-        files: list[JsonValue] = [
-            {
-                "path": path,
-                "description": self._describe_file(path),
-                "bytes": len(text.encode("utf-8", "replace")),
-                "text": text,
-            }
-            for path, text in self.files.items()
-        ]
+        files: list[JsonValue] = []
+        for path, text in self.files.items():
+            name = path.removeprefix("mcp/").removesuffix(".d.ts")
+            if path == "mcp/index.d.ts":
+                about = f"The MCP servers ({len(self._servers)}) and the names of their tools."
+            elif name in self._servers:
+                count = len(self._servers[name].functions)
+                about = f"Declarations of the tools of MCP.{name}, {count} in all."
+            else:
+                about = f"MCP.{name} is still connecting."
+            size = len(text.encode("utf-8", "replace"))
+            files.append({"path": path, "description": about, "bytes": size, "text": text})
         own_names: JsonObject = {
             name: identifier
             for name, identifier in self._identifiers.items()
             if name not in self._servers and identifier in self._servers
         }
         return {"servers": servers, "names": own_names, "files": files}
-
-    def _describe_file(self, path: str) -> str:
-        if path == "mcp/index.d.ts":
-            return f"The MCP servers ({len(self._servers)}) and the names of their tools."
-        name = path.removeprefix("mcp/").removesuffix(".d.ts")
-        if name not in self._servers:
-            return f"MCP.{name} is still connecting."
-        return (
-            f"Declarations of the tools of MCP.{name}, {len(self._servers[name].functions)} in all."
-        )
 
     # ---- Requests of a program ----
 

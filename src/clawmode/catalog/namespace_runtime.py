@@ -191,30 +191,29 @@ class _Serializer:
                 self.functions[path] = value
                 return {"t": "f"}
             case dict():
-                return self._object(value, path, self._below(value, path, parents))
+                inside = self._below(value, path, parents)
+                nodes: dict[str, JsonObject] = {}
+                for key, member in value.items():
+                    self._check_key(key, path)
+                    nodes[key] = self._node(member, (*path, key), inside)
+                if all(node["t"] == "v" for node in nodes.values()):
+                    return {"t": "v", "v": {key: node["v"] for key, node in nodes.items()}}
+                return {"t": "o", "v": {**nodes}}
             case list() | tuple():
-                return self._array(value, path, self._below(value, path, parents))
+                inside = self._below(value, path, parents)
+                items = [
+                    self._node(item, (*path, str(index)), inside)
+                    for index, item in enumerate(value)
+                ]
+                if all(node["t"] == "v" for node in items):
+                    return {"t": "v", "v": [node["v"] for node in items]}
+                return {"t": "a", "v": [*items]}
         if callable(value):
             raise self._error(path, "is a raw function: mark a tool with namespace_tool")
         leaf = _json_safe(value)
         if isinstance(leaf, str):
             self._spend(len(leaf) + 1, path)
         return {"t": "v", "v": leaf}
-
-    def _object(self, members: dict[Any, Any], path: Path, parents: tuple[int, ...]) -> JsonObject:
-        nodes: dict[str, JsonObject] = {}
-        for key, value in members.items():
-            self._check_key(key, path)
-            nodes[key] = self._node(value, (*path, key), parents)
-        if all(node["t"] == "v" for node in nodes.values()):
-            return {"t": "v", "v": {key: node["v"] for key, node in nodes.items()}}
-        return {"t": "o", "v": {**nodes}}
-
-    def _array(self, items: Sequence[object], path: Path, parents: tuple[int, ...]) -> JsonObject:
-        nodes = [self._node(item, (*path, str(index)), parents) for index, item in enumerate(items)]
-        if all(node["t"] == "v" for node in nodes):
-            return {"t": "v", "v": [node["v"] for node in nodes]}
-        return {"t": "a", "v": [*nodes]}
 
     def _spend(self, count: int, path: Path) -> None:
         """Rejects a scope that is too large, before it is expanded.

@@ -146,14 +146,21 @@ class NamespaceRegistration:
     prompt: str = ""
 
     def __post_init__(self) -> None:
-        for name in ("id", "description", "prompt"):
-            _check_text(name, getattr(self, name))
+        for key in ("id", "description", "prompt"):
+            _check_text(key, getattr(self, key))
         if not self.id.strip():
             raise NamespaceError("id is empty: give the namespace one")
-        _check_global_name(self.global_name)
+        name: object = self.global_name
+        # Python's identifiers are JavaScript's except for the dollar sign.
+        if not isinstance(name, str) or not name.replace("$", "_").isidentifier():
+            raise NamespaceError(f"global_name {name!r} is not a JavaScript identifier")
+        if name in RESERVED_WORDS:
+            raise NamespaceError(f"global_name {name!r} is a reserved word: choose another")
+        if name in BUILT_IN_GLOBALS or name.startswith(RESERVED_PREFIX):
+            raise NamespaceError(f"global_name {name!r} is a built-in global: choose another")
         names: object = self.required_tool_names
         is_list = isinstance(names, Sequence) and not isinstance(names, str | bytes)
-        if not is_list or not names or not all(isinstance(name, str) and name for name in names):
+        if not is_list or not names or not all(isinstance(each, str) and each for each in names):
             raise NamespaceError(
                 f"required_tool_names of {self.global_name!r} must be a list of tool names"
             )
@@ -185,16 +192,6 @@ def _check_text(name: str, value: object) -> None:
         raise NamespaceError(f"{name} must be a string, found {type(value).__name__}")
     if without_surrogates(value) != value:
         raise NamespaceError(f"{name} is not well-formed Unicode: {value[:80]!r}")
-
-
-def _check_global_name(name: object) -> None:
-    # Python's identifiers are JavaScript's except for the dollar sign.
-    if not isinstance(name, str) or not name.replace("$", "_").isidentifier():
-        raise NamespaceError(f"global_name {name!r} is not a JavaScript identifier")
-    if name in RESERVED_WORDS:
-        raise NamespaceError(f"global_name {name!r} is a reserved word: choose another")
-    if name in BUILT_IN_GLOBALS or name.startswith(RESERVED_PREFIX):
-        raise NamespaceError(f"global_name {name!r} is a built-in global: choose another")
 
 
 class NamespaceRegistry:

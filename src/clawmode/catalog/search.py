@@ -131,9 +131,17 @@ class SearchIndex:
         return any(term in field.places for field in self._fields)
 
     def _posting(self, term: str) -> _Posting:
-        if term not in self._postings:
-            self._postings[term] = _weigh(term, self._fields, self._base)
-        return self._postings[term]
+        if term in self._postings:
+            return self._postings[term]
+        frequencies: dict[int, float] = {}
+        for places, worth in self._fields:
+            for position in places.get(term, ()):
+                frequencies[position] = frequencies.get(position, 0.0) + worth[position]
+        share = FORM if term.startswith(_FORM_MARK) else 1 - FORM
+        most = share * _rarity(self._base, len(frequencies)) * (K1 + 1)
+        scores = {at: most * frequency / (frequency + K1) for at, frequency in frequencies.items()}
+        made = self._postings[term] = _Posting(scores, max(scores.values()))
+        return made
 
 
 def query_terms(query: str) -> list[str]:
@@ -167,22 +175,17 @@ def _add_up(postings: list[_Posting], least: float) -> tuple[dict[int, float], f
     scores: dict[int, float] = {}
     for posting in postings:
         if left >= least:
-            scores = _merge(scores, posting.scores)
+            others = posting.scores
+            if len(scores) < len(others):  # walk the smaller one, and never change a posting
+                scores, others = others.copy(), scores
+            for position, score in others.items():
+                scores[position] = scores.get(position, 0.0) + score
         else:
             for position in scores.keys() & posting.scores.keys():
                 scores[position] += posting.scores[position]
         least = max(least, CUTOFF * max(scores.values(), default=0.0))
         left -= posting.bound
     return scores, least
-
-
-def _merge(scores: dict[int, float], others: dict[int, float]) -> dict[int, float]:
-    """Adds scores by position. Walks the smaller dict; changes `scores` but never `others`."""
-    if len(scores) < len(others):
-        scores, others = others.copy(), scores
-    for position, score in others.items():
-        scores[position] = scores.get(position, 0.0) + score
-    return scores
 
 
 # ---- Building the index ----
@@ -214,17 +217,6 @@ def _read_field(texts: Sequence[str], weight: float, b: float) -> _Field:
     average = sum(lengths) / len(lengths) or 1.0
     # An occurrence in a long text counts less.
     return _Field(places, [weight / (1 - b + b * length / average) for length in lengths])
-
-
-def _weigh(term: str, fields: list[_Field], base: int) -> _Posting:
-    frequencies: dict[int, float] = {}
-    for places, worth in fields:
-        for position in places.get(term, ()):
-            frequencies[position] = frequencies.get(position, 0.0) + worth[position]
-    share = FORM if term.startswith(_FORM_MARK) else 1 - FORM
-    most = share * _rarity(base, len(frequencies)) * (K1 + 1)
-    scores = {at: most * frequency / (frequency + K1) for at, frequency in frequencies.items()}
-    return _Posting(scores, max(scores.values()))
 
 
 # ---- Words and terms ----
@@ -304,13 +296,14 @@ def stem(word: str) -> str:
         return word
     if word in _IRREGULAR:
         return _IRREGULAR[word]
-    return _tidy_end(_cut_derivation(_cut_tense(_cut_plural(word))))
-
-
-def _cut_plural(word: str) -> str:
-    if not word.endswith("s") or word.endswith(("ss", "us", "is")):
+    if word.endswith("s") and not word.endswith(("ss", "us", "is")):
+        word = word[:-2] if word.endswith(("sses", "ies")) else word[:-1]
+    word = _cut_derivation(_cut_tense(word))
+    if len(word) < 4:
         return word
-    return word[:-2] if word.endswith(("sses", "ies")) else word[:-1]
+    if word.endswith("e") and not _SHORT.fullmatch(word[:-1]):
+        return word[:-1]
+    return f"{word[:-1]}i" if word.endswith("y") and word[-2] not in "aeiou" else word
 
 
 def _cut_tense(word: str) -> str:
@@ -329,11 +322,3 @@ def _cut_derivation(word: str) -> str:
             root = word.removesuffix(ending) + replacement
             return root if len(root) > 4 else word
     return word
-
-
-def _tidy_end(word: str) -> str:
-    if len(word) < 4:
-        return word
-    if word.endswith("e") and not _SHORT.fullmatch(word[:-1]):
-        return word[:-1]
-    return f"{word[:-1]}i" if word.endswith("y") and word[-2] not in "aeiou" else word

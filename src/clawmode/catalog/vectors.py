@@ -115,7 +115,10 @@ class VectorRanker:
         cosines = self._cosines(query)
         if limit < 1 or cosines is None:
             return list(worded.items())[: max(limit, 0)]
-        near = _nearest(cosines, wanted)
+        least = max(MIN_COSINE, MIN_SHARE * float(cosines.max()))
+        positions = (cosines >= least).nonzero()[0]
+        order = (-cosines[positions]).argsort(kind="stable")[:wanted]
+        near = {int(position): float(cosines[position]) for position in positions[order]}
         most = max(worded.values(), default=1.0)
         nearest = max([MIN_COSINE, *near.values()])
         scores: list[tuple[float, int]] = []
@@ -168,14 +171,6 @@ def _larger(one: "Doubles", other: "Doubles") -> "Doubles":
 class _Space(NamedTuple):
     model: "_Model"
     matrix: "Floats"  # a row for each document
-
-
-def _nearest(cosines: "Doubles", limit: int) -> dict[int, float]:
-    """Returns the cosines of the nearest documents by position, without those too far away."""
-    least = max(MIN_COSINE, MIN_SHARE * float(cosines.max()))
-    positions = (cosines >= least).nonzero()[0]
-    order = (-cosines[positions]).argsort(kind="stable")[:limit]
-    return {int(position): float(cosines[position]) for position in positions[order]}
 
 
 # ---- Texts and vectors ----
