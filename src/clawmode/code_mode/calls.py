@@ -44,6 +44,7 @@ SEAL_BYTES = 64
 MAX_ERRORS = 48 << 10
 """Bytes of an inbox that are reserved for errors, because every call of a batch may need one."""
 
+ENDED = "The program that made this call has ended."
 NO_STORE = "The call was not made: the store of waiting programs cannot be written."
 FULL = "The answers that wait for the program are too large: ask for less, page by page."
 UNKNOWN = (
@@ -138,7 +139,7 @@ class Calls:
         call = group.queue.popleft()
         call.entry.state = "running"
         group.running += 1
-        if call.id != GATE:
+        if not call.is_gate:
             self.telemetry.call(call.entry.tool_id)
         return call
 
@@ -162,10 +163,11 @@ class Calls:
             reply = await self._call(group, call)
         if reply is None or group.ended:
             return
-        if group.cell is not None and not group.lock.locked():
+        cell = group.driven
+        if cell is not None and not group.lock.locked():
             # The usual case: this process drives the cell, and no task is about to move it.
             group.calls.pop(call.id, None)
-            group.cell.receive(reply)
+            cell.receive(reply)
             group.changes.notify()
         else:
             with anyio.CancelScope(shield=True):
@@ -176,9 +178,9 @@ class Calls:
             return answer
         assert call.tool is not None
         try:
-            if group.cell is None:
+            if group.driven is None:
                 await self._change(group, call, "running")
-            if call.id == GATE:
+            if call.is_gate:
                 return await self._ask_gate(group, call)
             result = await self.executor.call(self._made(group, call, call.tool))
             return settle(call.request, result, call.tool.id)
@@ -242,15 +244,17 @@ class Calls:
             ToolFailure: The call must not run: its cell has ended, or the store is unavailable.
         """
         async with group.lock:
+            if group.ended:
+                raise ToolFailure("aborted", ENDED)
             call.entry.state = state
-            if group.cell is None:
+            if group.driven is None:
                 owner = await self.parking.owner()
                 try:
                     known = await self.parking.store.mark(group.run_id, call.id, owner, state)
                 except StoreUnavailable:
                     raise ToolFailure("store_unavailable", NO_STORE) from None
                 if not known:
-                    raise ToolFailure("aborted", "The program that made this call has ended.")
+                    raise ToolFailure("aborted", ENDED)
         group.changes.notify()
 
     # ---- Answering ----
@@ -259,8 +263,8 @@ class Calls:
         """Gives a reply to the cell, or to the store if the cell is not driven here."""
         async with group.lock:
             group.calls.pop(call.id, None)
-            if group.cell is not None:
-                group.cell.receive(reply.settled, unknown=reply.unknown)
+            if (cell := group.driven) is not None:
+                cell.receive(reply.settled, unknown=reply.unknown)
             elif not group.ended:
                 state: CallState = "completed" if reply.settled.ok else "failed"
                 call.entry.state = "unknown" if reply.unknown else state
@@ -305,7 +309,7 @@ class Calls:
         while group.unsaved and not group.ended:
             await anyio.sleep(SAVE_AGAIN)
             async with group.lock:
-                if group.cell is None:
+                if group.driven is None:
                     await self._save_again(group)
             group.changes.notify()
             self.forget(group)
@@ -320,8 +324,14 @@ class Calls:
 
     def forget(self, group: CallGroup) -> None:
         """Drops a group that has no calls, no unsaved replies and no task."""
-        if not (group.claimed or group.calls or group.unsaved):
+        if group.cell is None and not (group.ended or group.calls or group.unsaved):
             self.groups.pop(group.run_id, None)
+
+    def hand_over(self, group: CallGroup, cell: Cell) -> None:
+        """Gives replies that could not be stored to their cell, which is driven here now."""
+        for settled, unknown in group.unsaved.values():
+            cell.receive(settled, unknown=unknown)
+        group.unsaved.clear()
 
     # ---- Calls of other processes ----
 
@@ -355,7 +365,7 @@ class Calls:
             return
         call.owner = ""
         try:
-            if call.id == GATE and cell.start is not None:
+            if call.is_gate and cell.start is not None:
                 call.tool, call.input = EXEC, gate_input(cell.start)
             else:
                 call.tool, call.input = self.bridge.call_of(call.request)
@@ -364,7 +374,7 @@ class Calls:
             if state != "running":
                 await self.deliver(self.group(cell), call, Reply(answer))
                 return
-        repeatable = call.tool is not None and (call.tool.idempotent or call.id == GATE)
+        repeatable = call.tool is not None and (call.tool.idempotent or call.is_gate)
         if state == "running" and not repeatable:
             answer = refuse(call.request, "outcome_unknown", UNKNOWN, call.entry.tool_id)
             await self.deliver(self.group(cell), call, Reply(answer, unknown=True))

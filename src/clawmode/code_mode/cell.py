@@ -1,7 +1,7 @@
-"""The state of a cell: its calls, their ledger, replies, output, timers and outcome.
+"""The state of a cell: its stage, calls, their ledger, replies, output, timers and outcome.
 
-Data only. `driver` moves a cell from step to step, `calls` makes its calls, and `parking` writes it
-to a store and reads it back.
+`driver` alone moves a cell from stage to stage. `calls` makes its calls and reports their replies
+to `Cell.receive`, and `parking` writes the cell to a store and reads it back.
 """
 
 import secrets
@@ -9,7 +9,7 @@ import time
 from collections import Counter, deque
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import anyio
 
@@ -27,7 +27,19 @@ MAX_SHOWN = 10
 """The maximum of pending lookups in a result; a cell may have a thousand."""
 
 GATE = 0
-"""The id of the pseudo call that asks a person whether the cell may start."""
+"""The id, in stores and results, of the question whether the cell may start. No call has it."""
+
+Stage: TypeAlias = Literal["new", "claimed", "driven", "parked", "ended"]
+"""Where a cell is. `claimed`: a `wait` of this process has reserved the cell, and the store still
+has its state. `driven`: its state is here. `parked`: its state is in the store, for everybody."""
+
+NEXT_STAGES: dict[Stage, tuple[Stage, ...]] = {
+    "new": ("driven", "ended"),
+    "claimed": ("driven", "parked", "ended"),
+    "driven": ("parked", "ended"),
+    "parked": (),  # a `wait` reads the cell from the store as a new object
+    "ended": ("ended",),  # the task that drives an aborted cell ends the cell too
+}
 
 
 # ---- The ledger ----
@@ -96,7 +108,7 @@ class OpenCall:
     Attributes:
         tool: The tool; None if another process makes the call, or the call waits for `server`.
         owner: The owner in the other process that makes the call; empty for our own calls.
-        question: For the call `GATE`: the question whether the cell may start.
+        question: The question whether the cell may start, if that is not a call.
         asking: The number of answers by people that the running tool waits for.
         server: The MCP server whose tools are not known yet.
     """
@@ -116,16 +128,19 @@ class OpenCall:
         return self.request.id
 
     @property
+    def is_gate(self) -> bool:
+        return self.request.id == GATE
+
+    @property
     def waits_for_a_person(self) -> bool:
         """True if a person must approve the call, or answer a question of its tool."""
         return self.entry.state == "approval" or self.asking > 0
 
     def to_json(self) -> JsonObject:
         """Returns the row of `pendingToolCalls` in a waiting result."""
-        method = "exec" if self.id == GATE else self.request.method
         return {
             "id": str(self.id),
-            "method": method,
+            "method": "exec" if self.is_gate else self.request.method,
             "toolId": self.entry.tool_id,
             "state": self.entry.state,
         }
@@ -135,10 +150,10 @@ class OpenCall:
 class CallGroup:
     """The calls of one cell that this process makes, wherever the cell is meanwhile.
 
+    `Calls` writes it, except `cell`, which is the driver's.
+
     Attributes:
-        cell: The cell while this process drives it. None while it is parked or runs elsewhere:
-            then replies go to the store.
-        claimed: True while a task of this process drives the cell or waits for it.
+        cell: The cell while a task of this process drives it or waits for it; else None.
         unsaved: Replies that could not be stored, with True if the outcome of the call is unknown.
         foreign: The number of calls of the cell that other processes make.
         running: The number of calls that have been started.
@@ -149,7 +164,6 @@ class CallGroup:
     run_id: str
     parent_id: str
     cell: "Cell | None" = None
-    claimed: bool = False
     calls: dict[int, OpenCall] = field(default_factory=dict[int, OpenCall])
     queue: deque[OpenCall] = field(default_factory=deque[OpenCall])
     unsaved: dict[int, tuple[Settlement, bool]] = field(
@@ -160,6 +174,12 @@ class CallGroup:
     lock: anyio.Lock = field(default_factory=lambda: anyio.Lock(fast_acquire=True))
     changes: Notifier = field(default_factory=Notifier)
     ended: bool = False
+
+    @property
+    def driven(self) -> "Cell | None":
+        """The cell if its state is in this process; None if replies have to go to the store."""
+        cell = self.cell
+        return cell if cell is not None and cell.stage == "driven" else None
 
     def waits_for_people(self) -> bool:
         """True if all running calls wait for people. Queued calls wait for a running one."""
@@ -191,8 +211,10 @@ class Cell:
     Attributes:
         parent_id: The model's id of the `exec` call.
         output_left: Bytes that the cell may still emit.
+        stage: Where the cell is; `move` changes it.
         start: The message that starts the cell; None once it has started.
         gate: Cancels the hooks and approvers that decide whether the cell may start.
+        admission: The decision of the person who was asked whether the cell may start.
         tenancy: The place of the cell in the pool while it is driven.
         lookups: Requests to the catalog that have no reply yet.
         inbox: Replies that the guest has not received yet.
@@ -212,7 +234,9 @@ class Cell:
     parent_id: str
     output_left: int
     start: Start | None = None
+    stage: Stage = "new"
     gate: anyio.CancelScope | None = None
+    admission: Settlement | None = None
     tenancy: "Tenancy | None" = None
     id: str = field(default_factory=lambda: "cm_" + secrets.token_hex(16))
     output: list[JsonValue] = field(default_factory=list[JsonValue])
@@ -232,8 +256,20 @@ class Cell:
     image: bytes = b""
     build: str = ""
     taken: bool = False
-    ended: bool = False
     since: float = field(default_factory=time.time)
+
+    def move(self, stage: Stage) -> None:
+        """Moves the cell to another stage; only the driver calls it."""
+        allowed = NEXT_STAGES[self.stage]
+        assert stage in allowed, (
+            f"illegal transition of the cell {self.id}: from {self.stage!r} to {stage!r}, "
+            f"expected one of {allowed}"
+        )
+        self.stage = stage
+
+    @property
+    def ended(self) -> bool:
+        return self.stage == "ended"
 
     def set_timers(self, timers: int, due: float) -> None:
         """Sets the number of pending timers, and the time of the next one (0 if there is none)."""
@@ -250,12 +286,22 @@ class Cell:
             self.output.append({"type": item.type, key: item.parsed})
 
     def receive(self, reply: Settlement, *, unknown: bool = False) -> None:
-        """Puts the reply to a call into the inbox, and closes the call."""
+        """Puts the reply to a call into the inbox, and closes the call.
+
+        The answer to the question whether the cell may start is not for the guest.
+        """
         call = self.calls.pop(reply.id, None)
         entry = call.entry if call else self.ledger.find(reply.id)
         if entry is not None:
             entry.state = "unknown" if unknown else "completed" if reply.ok else "failed"
-        self.inbox.append(reply)
+        if reply.id == GATE:
+            self.admission = reply
+        else:
+            self.inbox.append(reply)
+
+    @property
+    def has_replies(self) -> bool:
+        return bool(self.inbox) or self.admission is not None
 
     def take_replies(self) -> tuple[Settlement, ...]:
         """Empties the inbox, and returns its replies in order."""

@@ -143,7 +143,8 @@ class Driver:
             SandboxError: The cell failed to run, and has ended.
         """
         group = self.calls.group(cell)
-        group.claimed, group.cell, cell.tenancy = True, cell, self.pool.cell()
+        cell.move("driven")
+        group.cell, cell.tenancy = cell, self.pool.cell()
         return await self._drive(cell, group, deadline)
 
     async def resume(self, cell: Cell, deadline: float) -> Completion | Failure | None:
@@ -154,7 +155,7 @@ class Driver:
             SandboxError: The cell failed to run, and has ended.
         """
         group = self.calls.group(cell)
-        group.claimed, taken = True, False
+        group.cell, taken = cell, False
         due, due_at = self.parked.get(cell.id, (cell.due, cell.due_at))
         if due == cell.due:
             cell.due_at = due_at
@@ -167,10 +168,11 @@ class Driver:
                 return None
             async with group.lock:
                 frozen = await self.parking.take(cell)
-                taken, cell.taken, group.cell = True, True, cell
-                for settled, unknown in group.unsaved.values():
-                    cell.receive(settled, unknown=unknown)
-                group.unsaved.clear()
+                taken = cell.taken = True
+                if group.ended:
+                    raise Aborted  # by a task that knew only the parked cell
+                cell.move("driven")
+                self.calls.hand_over(group, cell)
         except StoreUnavailable as error:
             raise SnapshotError(str(error)) from None
         except (Aborted, SnapshotRefused) as error:
@@ -181,7 +183,8 @@ class Driver:
             if not taken:
                 with anyio.CancelScope(shield=True):
                     await self._release(cell)
-                group.claimed = False
+                cell.move("parked")
+                group.cell = None
                 self.calls.forget(group)
         self.telemetry.snapshots["restored"] += 1
         self.telemetry.snapshots["deleted"] += 1
@@ -225,7 +228,7 @@ class Driver:
             await self._abort_active(cell)
 
     async def _abort_active(self, cell: Cell) -> None:
-        cell.ended = True
+        cell.move("ended")
         if cell.gate is not None:
             cell.gate.cancel()
             return
@@ -283,7 +286,7 @@ class Driver:
         finally:
             del self.active[cell.id]
             self.pool.drop(cell.tenancy)
-            if group.cell is cell:
+            if cell.stage != "parked":
                 with anyio.CancelScope(shield=True):
                     await self._end(cell, end)
 
@@ -303,9 +306,9 @@ class Driver:
                 # The step did not run, and the cell is unchanged.
                 cell.inbox[:0] = replies
                 return None
-        denied = next((reply for reply in replies if reply.id == GATE and not reply.ok), None)
-        if denied is not None:
-            return Failure("invalid_input", refusal_text(denied))
+        if cell.admission is not None and not cell.admission.ok:
+            return Failure("invalid_input", refusal_text(cell.admission))
+        cell.admission = None
         setup = await self.install()
         start = replace(
             cell.start,
@@ -340,7 +343,7 @@ class Driver:
 
     async def _end(self, cell: Cell, end: End) -> None:
         """Ends a cell: its calls are cancelled, and the store records the end."""
-        cell.ended = True
+        cell.move("ended")
         self.ledgers.pop(cell.id, None)
         self._end_calls(cell)
         if cell.stored:
@@ -424,7 +427,8 @@ class Driver:
                 await self.parking.park(cell, frozen)
             if cell.ended:
                 raise Aborted
-            group.claimed, group.cell = False, None
+            cell.move("parked")
+            group.cell = None
         if cell.unheard:
             cell.output = []  # the store has it
         self.telemetry.snapshots["created"] += 1
@@ -461,14 +465,14 @@ class Driver:
 
     def _watched(self) -> list[str]:
         """Returns cells that other processes can end: resumed ones, and parked ones with calls."""
-        parked = [run_id for run_id, group in self.calls.groups.items() if not group.claimed]
+        parked = [run_id for run_id, group in self.calls.groups.items() if group.cell is None]
         return [*parked, *(cell.id for cell in self.active.values() if cell.taken)]
 
     async def _end_here(self, run_id: str) -> None:
         cell, group = self.active.get(run_id), self.calls.groups.get(run_id)
         if cell is not None and cell.taken:
             await self._abort_active(cell)
-        elif group is not None and not group.claimed:
+        elif group is not None and group.cell is None:
             self.forget(run_id)
             # The other process returns from its abort as soon as this one gives up the cell, so
             # the cancelled calls have to end before. A tool may ignore its cancellation.

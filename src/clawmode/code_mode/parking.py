@@ -137,6 +137,8 @@ class Parking:
             self.check_size(frozen)
             bound = self._bound(cell.id, f"snapshot {cell.park}")
             snapshot = seal(frozen, wasm_hash(), bound, self.store.keys)
+        # Stores keep the answer to the question of the gate among the replies.
+        replies = cell.inbox if cell.admission is None else [cell.admission, *cell.inbox]
         mine = [call for call in cell.calls.values() if not call.owner]
         stored = StoredCell(
             id=cell.id,
@@ -145,7 +147,7 @@ class Parking:
             record=self._seal(_record(cell, frozen), cell.id, "record"),
             snapshot=snapshot,
             calls=tuple(self._stored(cell.id, call, owner) for call in mine),
-            replies=tuple(self.sealed_reply(cell.id, _reply(cell, item)) for item in cell.inbox),
+            replies=tuple(self.sealed_reply(cell.id, _reply(cell, item)) for item in replies),
             mark=self._mark(cell.id, cell.park),
         )
         limit = self._config.max_suspended_runs
@@ -361,7 +363,7 @@ def _read_outcome(kept: Any) -> Completion | Failure | None:
 
 
 def _read_cell(run_id: str, record: Any) -> Cell:
-    cell = Cell(record["parent"], record["outputLeft"], id=run_id, stored=True)
+    cell = Cell(record["parent"], record["outputLeft"], id=run_id, stage="claimed", stored=True)
     cell.park, cell.build = record["park"], record["build"]
     cell.image = bytes.fromhex(record["image"])
     cell.yields = record["yields"]

@@ -104,7 +104,7 @@ class Replies:
             if cell.ended:
                 raise Aborted
             foreign = await self._fetch(cell)
-            if now < last and (cell.inbox or cell.due_at <= now) and not cell.unheard:
+            if now < last and (cell.has_replies or cell.due_at <= now) and not cell.unheard:
                 return True
             # No `exec` stays open for a person, or for a timer that is due after its deadline.
             hopeless = self.parks and cell.waits_for_people() and cell.due_at >= last
