@@ -8,12 +8,14 @@ import contextlib
 import logging
 import math
 import random
-from collections.abc import Awaitable, Callable
-from typing import Self
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
+from typing import Self, TypeVar
 
 import anyio
 from anyio.abc import TaskGroup
 from anyio.lowlevel import checkpoint
+
+K = TypeVar("K", bound=Hashable)
 
 
 def must_propagate(error: BaseException) -> bool:
@@ -178,6 +180,21 @@ class Lifetime:
                 await asyncio.wait([self._keeper])
         with contextlib.suppress(asyncio.CancelledError):  # the event loop had ended before
             self._keeper.result()
+
+
+# ---- Locks ----
+
+
+@contextlib.asynccontextmanager
+async def hold(locks: dict[K, anyio.Lock], key: K) -> AsyncIterator[None]:
+    """Holds the lock of a key, and deletes the lock afterwards unless another task waits for it."""
+    lock = locks.setdefault(key, anyio.Lock())
+    try:
+        async with lock:
+            yield
+    finally:
+        if not lock.locked():  # a release hands the lock to the next waiting task at once
+            locks.pop(key, None)
 
 
 # ---- Waking up ----

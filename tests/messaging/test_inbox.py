@@ -11,7 +11,7 @@ from tests.support.waiting import Gate, until
 from clawmode.agent.hooks import MessageEvent
 from clawmode.agent.requests import AgentRequest
 from clawmode.exceptions import ClawmodeError
-from clawmode.messaging.inbox import conversation_key
+from clawmode.messaging.channel import conversation_key
 from clawmode.testing import Turn, call
 
 pytestmark = pytest.mark.anyio

@@ -15,8 +15,7 @@ from tests.support.waiting import Gate, idle, until
 from tests.support.webhooks import NOTE, door
 
 from clawmode.agent.requests import AgentRequest
-from clawmode.messaging.channel import ChannelError, InboundMessage
-from clawmode.messaging.inbox import conversation_key
+from clawmode.messaging.channel import ChannelError, InboundMessage, conversation_key
 from clawmode.models.base import ModelRequest
 from clawmode.sessions.keys import session_key
 from clawmode.testing import Turn, call, pause, think

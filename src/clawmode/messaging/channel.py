@@ -1,13 +1,16 @@
 """`Channel`: a place that messages come from and go to; and `InboundMessage`."""
 
 import hashlib
+import re
 import uuid
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from typing import Any, Protocol, TypeAlias
 
 from clawmode.exceptions import ClawmodeError
 from clawmode.messages import Image
+from clawmode.sessions.keys import InvalidSession, check_agent_id, session_key
 from clawmode.types import JsonObject, JsonValue
 
 
@@ -62,6 +65,22 @@ def message_id(message: InboundMessage) -> str:
     if not message.id:
         return uuid.uuid4().hex
     return hashlib.sha256(f"{message.channel}\0{message.id}".encode()).hexdigest()[:32]
+
+
+def conversation_key(agent_id: str, channel: str, target: str) -> str:
+    """Returns the session key of a target; a digest replaces names that no key may contain.
+
+    Raises:
+        InvalidSession: The agent id is not valid.
+    """
+    owner = check_agent_id(agent_id)
+    plain = channel == channel.lower() and target == target.lower() and ":" not in channel
+    if plain and not target.startswith("~"):
+        with suppress(InvalidSession):
+            return session_key(f"agent:{owner}:{channel}:{target}")
+    name = re.sub(r"[^a-z0-9]+", "-", channel.lower()).strip("-") or "channel"
+    digest = hashlib.sha256(f"{channel}\0{target}".encode()).hexdigest()[:24]
+    return session_key(f"agent:{owner}:{name[:40]}:~{digest}")
 
 
 Receive: TypeAlias = Callable[[InboundMessage], Awaitable[object]]

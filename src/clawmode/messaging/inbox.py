@@ -4,12 +4,9 @@ A message has the rights of its sender. So it never steers a run of another send
 turn only with messages of the same sender.
 """
 
-import hashlib
 import logging
-import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
@@ -23,13 +20,12 @@ from clawmode.agent.requests import AgentRequest
 from clawmode.config.operations import Queue
 from clawmode.exceptions import ClawmodeError
 from clawmode.messages import Text, UserMessage
-from clawmode.messaging.channel import InboundMessage, message_id
+from clawmode.messaging.channel import InboundMessage, conversation_key, message_id
 from clawmode.messaging.outbox import Outbox
 from clawmode.messaging.queue import Batch, Line, QueuedMessage, settings_for
 from clawmode.messaging.slash import DECISIONS, SlashCommand, SlashCommands, describe
-from clawmode.sessions.keys import InvalidSession, check_agent_id, session_key
 from clawmode.sessions.store import Session
-from clawmode.tasks import BackgroundTasks
+from clawmode.tasks import BackgroundTasks, hold
 from clawmode.tools.approvals import Question
 
 if TYPE_CHECKING:
@@ -115,7 +111,7 @@ class Inbox:
         self._steered: dict[str, tuple[str, QueuedMessage]] = {}
         self._known: OrderedDict[tuple[str, str], None] = OrderedDict()
         self._arriving: dict[str, list[object]] = {}
-        self._locks: dict[str, _Lock] = {}
+        self._locks: dict[str, anyio.Lock] = {}
         self.keeper: Keeper | None = None
         self._background = BackgroundTasks("the inbox", logger)
         self._unsubscribe: Callable[[], None] = lambda: None
@@ -142,10 +138,17 @@ class Inbox:
         Raises:
             ClawmodeError: There is no such agent, or the state folder cannot be used.
         """
-        if self._is_known(message):
-            return Acceptance("repeated", message_id(message))
+        if message.id:
+            if (message.channel, message.id) in self._known:
+                return Acceptance("repeated", message_id(message))
+            self._known[message.channel, message.id] = None
+            if len(self._known) > MAX_KNOWN:
+                self._known.popitem(last=False)
         try:
-            session = await self._session(message)
+            agent = message.agent_id or self._default_agent
+            key = message.session_key or conversation_key(agent, message.channel, message.target)
+            owner = None if key.startswith("agent:") else agent
+            session = await self._runtime.sessions.resolve(key, agent_id=owner)
             found = self._slash.parse(message.text)
             if found is not None and found.at_once:
                 # A slow hook that delays other messages must not delay /stop.
@@ -164,7 +167,7 @@ class Inbox:
         arrival = object()
         self._arriving.setdefault(session.key, []).append(arrival)
         try:
-            async with self._in_order(session.key):
+            async with hold(self._locks, session.key):
                 await self._announce(message, session)
                 if found is not None:
                     return await self._obey(found, message, session)
@@ -226,26 +229,6 @@ class Inbox:
 
     # ---- Accepting ----
 
-    def _is_known(self, message: InboundMessage) -> bool:
-        if not message.id:
-            return False
-        key = (message.channel, message.id)
-        known = key in self._known
-        self._known[key] = None
-        while len(self._known) > MAX_KNOWN:
-            self._known.popitem(last=False)
-        return known
-
-    async def _session(self, message: InboundMessage) -> Session:
-        agent = message.agent_id or self._default_agent
-        key = message.session_key or conversation_key(agent, message.channel, message.target)
-        owner = None if key.startswith("agent:") else agent
-        return await self._runtime.sessions.resolve(key, agent_id=owner)
-
-    def _in_order(self, key: str) -> "_Lock":
-        """Returns the lock that keeps the messages of a session in order."""
-        return self._locks.setdefault(key, _Lock(lambda: self._locks.pop(key, None)))
-
     async def _announce(self, message: InboundMessage, session: Session) -> None:
         event = MessageEvent(
             text=message.text,
@@ -306,8 +289,14 @@ class Inbox:
         """Starts turns until no message of the session waits."""
         try:
             while line.waiting:
-                await self._until_free(key)
-                await self._until_quiet(line)
+                while runs := self._runtime.under_way(key):
+                    await runs[-1].ended.wait()
+                while line.waiting and line.last:  # debounce
+                    wait = line.waiting[0].settings.debounce_seconds
+                    until = min(line.last + wait, line.first + wait * MAX_DEBOUNCES)
+                    if (rest := until - anyio.current_time()) <= 0:
+                        break
+                    await anyio.sleep(rest)
                 line.starting = line.next()
                 if line.starting is not None:
                     await self._turn(key, line, line.starting)
@@ -315,18 +304,6 @@ class Inbox:
             line.served = False
             if not line.waiting and self._lines.get(key) is line:
                 del self._lines[key]
-
-    async def _until_free(self, key: str) -> None:
-        while runs := self._runtime.under_way(key):
-            await runs[-1].ended.wait()
-
-    async def _until_quiet(self, line: Line) -> None:
-        while line.waiting and line.last:
-            wait = line.waiting[0].settings.debounce_seconds
-            until = min(line.last + wait, line.first + wait * MAX_DEBOUNCES)
-            if (rest := until - anyio.current_time()) <= 0:
-                return
-            await anyio.sleep(rest)
 
     async def _turn(self, key: str, line: Line, batch: Batch) -> None:
         message = batch.message
@@ -410,45 +387,3 @@ class Inbox:
             text = f"{describe(question)}\n/approve {question.id} {'|'.join(DECISIONS)}"
             to = (run.request.channel, run.request.target)
             self._background.start(self._send, *to, text, run.session.key)
-
-
-class _Lock:
-    """A lock that is deleted when it has no more users."""
-
-    def __init__(self, forget: Callable[[], object]) -> None:
-        self._lock = anyio.Lock()
-        self._users = 0
-        self._forget = forget
-
-    async def __aenter__(self) -> None:
-        self._users += 1
-        try:
-            await self._lock.acquire()
-        except BaseException:
-            self._leave()
-            raise
-
-    async def __aexit__(self, *about: object) -> None:
-        self._lock.release()
-        self._leave()
-
-    def _leave(self) -> None:
-        self._users -= 1
-        if not self._users:
-            self._forget()
-
-
-def conversation_key(agent_id: str, channel: str, target: str) -> str:
-    """Returns the session key of a target; a digest replaces names that no key may contain.
-
-    Raises:
-        InvalidSession: The agent id is not valid.
-    """
-    owner = check_agent_id(agent_id)
-    plain = channel == channel.lower() and target == target.lower() and ":" not in channel
-    if plain and not target.startswith("~"):
-        with suppress(InvalidSession):
-            return session_key(f"agent:{owner}:{channel}:{target}")
-    name = re.sub(r"[^a-z0-9]+", "-", channel.lower()).strip("-") or "channel"
-    digest = hashlib.sha256(f"{channel}\0{target}".encode()).hexdigest()[:24]
-    return session_key(f"agent:{owner}:{name[:40]}:~{digest}")

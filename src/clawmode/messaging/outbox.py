@@ -1,8 +1,7 @@
 """The outbox: sends every outgoing message, after the hooks, in order for each target."""
 
 import logging
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -10,6 +9,7 @@ import anyio
 
 from clawmode.agent.hooks import AgentHooks, MessageEvent
 from clawmode.messaging.channel import Channel, ChannelError
+from clawmode.tasks import hold
 
 logger = logging.getLogger("clawmode.channels")
 
@@ -47,7 +47,7 @@ class Outbox:
     def __init__(self, channels: Mapping[str, Channel], hooks: AgentHooks) -> None:
         self._channels = channels
         self._hooks = hooks
-        self._turns: dict[tuple[str, str], _Turn] = {}
+        self._turns: dict[tuple[str, str], anyio.Lock] = {}
 
     def find(self, name: str) -> Channel | None:
         return self._channels.get(name)
@@ -108,7 +108,7 @@ class Outbox:
 
     async def _pass(self, job: "_Job") -> Receipt:
         # Hooks run under the lock too: a slow hook must not let a later message overtake.
-        async with self._turn(job.event.channel, job.event.target):
+        async with hold(self._turns, (job.event.channel, job.event.target)):
             event = await self._hooks.send(job.event)
             if event is None or not event.text.strip():
                 return Receipt(status="cancelled")
@@ -117,27 +117,6 @@ class Outbox:
         sent = replace(event, error=receipt.error or None)
         await self._hooks.hooks.notify("message_sent", sent)
         return receipt
-
-    @asynccontextmanager
-    async def _turn(self, channel: str, target: str) -> AsyncIterator[None]:
-        """Serializes the messages to one target."""
-        turn = self._turns.setdefault((channel, target), _Turn(anyio.Lock()))
-        turn.users += 1
-        try:
-            async with turn.lock:
-                yield
-        finally:
-            turn.users -= 1
-            if not turn.users:
-                del self._turns[channel, target]
-
-
-@dataclass(slots=True)
-class _Turn:
-    """The lock of a target, and the number of its users."""
-
-    lock: anyio.Lock
-    users: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +139,15 @@ class _Job:
         error = ""
         try:
             for part in parts:
-                ids.append(await self._send(part, first=not ids))
+                # Without a limit, a channel that hangs would block its target for ever.
+                with anyio.move_on_after(SEND_SECONDS) as limit:
+                    if self.edited and not ids:
+                        await self.channel.edit(self.event.target, self.edited, part)
+                        ids.append(self.edited)
+                    else:
+                        ids.append(await self.channel.send(self.event.target, part))
+                if limit.cancelled_caught:
+                    raise ChannelError(f"the channel did not answer within {SEND_SECONDS:g} s")
         except ChannelError as failed:
             error = str(failed)
         except Exception as failed:
@@ -170,15 +157,6 @@ class _Job:
             error += f" ({len(ids)} of {len(parts)} parts were sent)"
         status = "failed" if error else "sent"
         return Receipt(status=status, message_ids=tuple(ids), text=self.event.text, error=error)
-
-    async def _send(self, text: str, *, first: bool) -> str:
-        # Without a limit, a channel that hangs would block its target for ever.
-        with anyio.move_on_after(SEND_SECONDS):
-            if first and self.edited:
-                await self.channel.edit(self.event.target, self.edited, text)
-                return self.edited
-            return await self.channel.send(self.event.target, text)
-        raise ChannelError(f"the channel did not answer within {SEND_SECONDS:g} s")
 
 
 # ---- Long texts ----
