@@ -79,7 +79,7 @@ async def test_a_host_with_any_private_address_is_refused(answers: tuple[str, ..
 
 
 @pytest.mark.parametrize("answers", [(), ("nonsense",), ("93.184.216.34", "0x7f000001")])
-async def test_a_host_that_is_not_found_is_said_to_be(answers: tuple[str, ...]) -> None:
+async def test_an_unknown_host_is_reported_as_not_found(answers: tuple[str, ...]) -> None:
     assert await code_of("none.example", *answers) == "not_found"
 
 

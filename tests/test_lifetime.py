@@ -164,7 +164,7 @@ async def test_a_cancelled_closer_closes_all_the_same() -> None:
 
 
 @pytest.mark.anyio
-async def test_a_task_that_fails_is_told_to_who_closes() -> None:
+async def test_a_failed_task_raises_where_the_lifetime_is_closed() -> None:
     async def end(tasks: anyio.abc.TaskGroup) -> None:
         tasks.cancel_scope.cancel()
 

@@ -66,7 +66,7 @@ def test_what_looks_like_a_key_is_struck_out(secret: str) -> None:
         ("A=1\\nSECRET=abc\\nB=2", "A=1\\nSECRET=***\\nB=2"),
     ],
 )
-def test_what_follows_a_telling_name_is_struck_out(text: str, told: str) -> None:
+def test_the_value_after_a_secret_name_is_redacted(text: str, told: str) -> None:
     assert Redactor().text(text) == told
 
 
@@ -84,7 +84,7 @@ def test_what_follows_a_telling_name_is_struck_out(text: str, told: str) -> None
         '{"usage":{"input":1,"output":2}}',
     ],
 )
-def test_what_is_no_secret_stays_as_it_is(text: str) -> None:
+def test_text_that_is_not_a_secret_stays_unchanged(text: str) -> None:
     assert Redactor().text(text) == text
 
 

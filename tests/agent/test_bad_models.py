@@ -350,7 +350,9 @@ GOES: dict[str, Goes] = {
 
 
 @pytest.mark.parametrize("api", WIRES)
-async def test_a_model_that_talks_nonsense_is_told_so_and_goes_on(tmp_path: Path, api: str) -> None:
+async def test_a_model_that_sends_an_invalid_call_gets_an_error_and_continues(
+    tmp_path: Path, api: str
+) -> None:
     async with place(tmp_path, api, {name: it.bad for name, it in GOES.items()}) as found:
         for name, case in GOES.items():
             result = await found.ask(name)

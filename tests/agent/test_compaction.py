@@ -86,7 +86,7 @@ def test_a_summary_alone_is_left_alone() -> None:
     assert plan(history(), 10) is None
 
 
-def test_after_it_a_model_is_told_the_summary_and_the_rest() -> None:
+def test_after_a_compaction_a_model_gets_the_summary_and_the_rest() -> None:
     past = history(said("old"), spoke("a"), result("a"), said("new"), spoke())
     found = plan(past, 220)
     assert found is not None

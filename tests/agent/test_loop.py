@@ -320,7 +320,7 @@ async def test_slow_is_not_silent() -> None:
 # ---- Models that do not stop ----
 
 
-async def test_a_model_that_repeats_itself_is_told_and_then_stopped() -> None:
+async def test_a_model_that_repeats_itself_is_warned_and_then_stopped() -> None:
     model = ScriptedModel(lambda request: Says(call("double", {"n": 1})))
     turn, seen = turn_of(model)
     outcome = await run(turn)

@@ -216,7 +216,7 @@ async def test_a_function_is_awaited_or_runs_in_a_thread(tmp_path: Path) -> None
     assert called.value == {"event": "command:new"}
 
 
-async def test_a_file_cannot_change_what_others_are_told(tmp_path: Path) -> None:
+async def test_a_file_cannot_change_what_other_runs_are_sent(tmp_path: Path) -> None:
     change = "def handle(event): event['list'].append(2); event['event'] = 'x'"
     made = hooks(tmp_path, a=python(tmp_path, "a.py", change), b=program(ECHO))
     given = [1]

@@ -51,7 +51,7 @@ def test_what_a_messaging_tool_sent_is_not_said_again() -> None:
 
 
 @pytest.mark.covers("AL-57")
-def test_a_tools_error_is_told_only_if_nothing_else_is() -> None:
+def test_a_tools_error_is_sent_only_if_nothing_else_was() -> None:
     failed = result("no such file", failed=True)
     told = ({"text": "read failed: no such file", "isError": True},)
     assert shape([ASKED, failed, spoke("")]) == told

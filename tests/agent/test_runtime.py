@@ -50,7 +50,7 @@ def wait_for_it(request: Any) -> Turn:
 
 
 @pytest.mark.covers("AL-5", "AL-9", "AL-10", "AL-11", "AL-12", "AL-51")
-async def test_a_turn_is_accepted_at_once_and_told_as_it_goes(tmp_path: Path) -> None:
+async def test_a_turn_is_accepted_at_once_and_reports_its_steps(tmp_path: Path) -> None:
     script = [program("return tools.add({ a: 1, b: 2 })"), Turn("It is 3.")]
     async with opened(tmp_path, script, tools=[add]) as agent:
         run = await agent.runtime.start(AgentRequest(message="1 + 2?"))
@@ -357,7 +357,7 @@ async def test_runs_of_a_session_come_one_after_the_other(tmp_path: Path) -> Non
 
 
 @pytest.mark.covers("AL-15")
-async def test_so_many_runs_go_on_side_by_side(tmp_path: Path) -> None:
+async def test_a_limited_number_of_runs_is_concurrent(tmp_path: Path) -> None:
     busy = 0
     most = 0
 
@@ -412,7 +412,7 @@ async def test_a_request_that_cannot_be_meant_is_refused_before_a_run_exists(
 
 
 @pytest.mark.parametrize("model", ["", "nowhere/x", "noslash"])
-async def test_a_model_that_is_not_there_is_said(tmp_path: Path, model: str) -> None:
+async def test_a_missing_model_is_reported(tmp_path: Path, model: str) -> None:
     config = configured(agents={"defaults": {"model": model or "scripted/a"}})
     async with opened(tmp_path, ["never"], configuration=config) as agent:
         result = await agent.ask(model=model or "missing/model")
@@ -508,7 +508,7 @@ async def interrupted(state: Path, script: list[Any], events: int, **options: An
     return run.id
 
 
-async def test_an_interrupted_run_goes_on_under_its_own_id(tmp_path: Path) -> None:
+async def test_an_interrupted_run_resumes_under_its_own_id(tmp_path: Path) -> None:
     tools = [slow]
     await interrupted(tmp_path, [program("return tools.slow()")], 2, tools=tools)
     model = ScriptedModel(["I looked again."])
@@ -526,7 +526,9 @@ async def test_an_interrupted_run_goes_on_under_its_own_id(tmp_path: Path) -> No
     assert len(answers) == 1
 
 
-async def test_its_parked_programs_go_on_with_it_and_with_nobody_else(tmp_path: Path) -> None:
+async def test_parked_programs_of_a_run_resume_with_it_and_with_no_other_run(
+    tmp_path: Path,
+) -> None:
     config = configured(tools={"codeMode": {"enabled": True, "timeoutMs": 1000}})
     parked = [program("await yield_control(); return 'after the restart'"), Turn(pause(60))]
     model = ScriptedModel(parked)

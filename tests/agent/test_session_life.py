@@ -204,7 +204,7 @@ async def test_hooks_change_what_a_tool_is_given_and_see_what_it_gave(tmp_path: 
 
 
 @pytest.mark.covers("AL-52")
-async def test_large_results_and_pictures_are_not_told_to_whoever_watches(tmp_path: Path) -> None:
+async def test_large_results_and_pictures_are_not_sent_to_watchers(tmp_path: Path) -> None:
     model = ScriptedModel([Turn(call("echo", {"text": "x" * 100_000})), "done"])
     async with opened(tmp_path, model, tools=[echo], configuration=configured(tools={})) as agent:
         await agent.ask()

@@ -89,7 +89,7 @@ async def test_calls_are_nested_in_the_bodys_own_call() -> None:
 
 
 @pytest.mark.covers("TS-40")
-async def test_a_block_a_refusal_and_a_failure_are_told_to_the_body() -> None:
+async def test_a_block_a_refusal_and_a_failure_are_errors_in_the_body() -> None:
     hooks = Hooks()
 
     def block(event: Any) -> ToolCallDecision | None:
@@ -376,7 +376,7 @@ async def test_a_person_who_does_not_answer_in_time_ends_the_body_and_the_call()
         assert approvals.pending() == []
 
 
-async def test_a_person_who_answers_in_time_lets_the_body_go_on() -> None:
+async def test_a_person_who_answers_in_time_lets_the_body_continue() -> None:
     approvals = Approvals(ask_for=["ring"])
 
     def allow(question: Question) -> None:

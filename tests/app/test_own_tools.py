@@ -157,7 +157,7 @@ async def send(tmp_path: Path, args: dict[str, Any], room: Room | None = None, *
         return getattr(part, "text", "")
 
 
-async def test_a_message_goes_to_whoever_asked(tmp_path: Path) -> None:
+async def test_a_message_without_a_target_goes_to_the_person_who_asked(tmp_path: Path) -> None:
     room = Room()
     told = await send(tmp_path, {"text": "Wait a moment."}, room)
     assert json.loads(told) == {"status": "sent", "messageId": "m1", "channel": "room"}

@@ -243,7 +243,7 @@ return [files.map((file) => file.path), (await API.list("mcp/")).length, (await 
 @pytest.mark.parametrize(
     "path", ["", "..", "mcp/../x", "mcp//github.d.ts", "./mcp", "/mcp", "mcp/none.d.ts", 5]
 )
-async def test_a_path_that_is_none_is_refused(pool: Pool, path: object) -> None:
+async def test_an_invalid_path_is_rejected(pool: Pool, path: object) -> None:
     source = f"return API.read({path!r}).then(() => 'read', (error) => error.message)"
     message = await value_of(pool, source)
     assert isinstance(message, str)
@@ -309,7 +309,7 @@ async def test_hooks_see_the_defaults_that_are_filled_in(pool: Pool) -> None:
     assert seen[1] == {"n": 5}
 
 
-async def test_a_forged_call_is_refused_and_the_program_goes_on(pool: Pool) -> None:
+async def test_a_forged_call_is_rejected_and_the_program_continues(pool: Pool) -> None:
     names = ["constructor", "__proto__", "toString", "$api", "resources", "then", "toJSON"]
     source = f"""const out = [];
 for (const name of {names!r}) {{

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import json
 import os
 import signal
 import sqlite3
@@ -16,9 +15,9 @@ from typing import Any
 
 import anyio
 import pytest
-from anyio.abc import ByteReceiveStream, Process
-from anyio.streams.text import TextReceiveStream
-from tests.support.waiting import until
+from anyio.abc import Process
+from tests.support.session_writer import Lines
+from tests.support.waiting import SlowTools, until
 
 from clawmode import Approvals, CodeMode, CodeModeConfig, CodeModeResult, Pool, RunContext, tool
 from clawmode.code_mode.memory_store import MemoryStore
@@ -38,20 +37,6 @@ WHO = RunContext(agent_id="a", session_id="s", session_key="k", run_id="r")
 
 
 # ---- Real processes ----
-
-
-class Lines:
-    """What a process says, line by line."""
-
-    def __init__(self, stream: ByteReceiveStream) -> None:
-        self._stream, self._rest = TextReceiveStream(stream), ""
-
-    async def next(self) -> dict[str, Any]:
-        with anyio.fail_after(15):
-            while "\n" not in self._rest:
-                self._rest += await self._stream.receive()
-        line, _, self._rest = self._rest.partition("\n")
-        return json.loads(line)
 
 
 @asynccontextmanager
@@ -232,28 +217,6 @@ async def finish(one: CodeMode, result: CodeModeResult) -> CodeModeResult:
     return result
 
 
-class Slow:
-    """Tools that answer when a test says so."""
-
-    def __init__(self) -> None:
-        self.calls = 0
-        self.answer = anyio.Event()
-
-        @tool
-        async def slow() -> int:
-            """Take long."""
-            self.calls += 1
-            await self.answer.wait()
-            return self.calls
-
-        @tool
-        async def quick() -> str:
-            """Take no time."""
-            return "quick"
-
-        self.tools: list[Tool] = [slow, quick]
-
-
 @pytest.mark.covers("WA-11")
 async def test_a_call_made_by_one_object_answers_a_program_that_another_runs(
     pool: Pool, store: SnapshotStore
@@ -262,7 +225,7 @@ async def test_a_call_made_by_one_object_answers_a_program_that_another_runs(
 const first = await Promise.race([slow, yield_control("let go")]);
 text(await tools.quick());
 return [first, await slow]"""
-    here, there = Slow(), Slow()
+    here, there = SlowTools(), SlowTools()
     async with (
         code_mode(pool, store, here.tools) as one,
         code_mode(pool, store, there.tools) as two,
@@ -321,7 +284,7 @@ async def test_the_end_of_a_run_or_session_deletes_what_any_object_parked(
 
 @pytest.mark.covers("WA-10")
 async def test_every_terminal_state_deletes_everything(pool: Pool, store: SnapshotStore) -> None:
-    async with code_mode(pool, store, Slow().tools) as one:
+    async with code_mode(pool, store, SlowTools().tools) as one:
         ends = ["return 1", "throw 1", "while (true) {}", "await new Promise(() => {})"]
         for end in ends:
             result = await one.exec(f"await yield_control(); {end}")
@@ -333,7 +296,7 @@ async def test_every_terminal_state_deletes_everything(pool: Pool, store: Snapsh
         assert await store.progress(result.run_id) is None
 
 
-async def test_a_process_that_ran_a_program_and_died_is_told(
+async def test_a_process_that_died_with_its_program_is_reported(
     pool: Pool, store: SnapshotStore
 ) -> None:
     async with code_mode(pool, store) as one:
@@ -349,7 +312,7 @@ async def test_a_process_that_ran_a_program_and_died_is_told(
 
 @pytest.mark.covers("WA-2")
 async def test_a_second_wait_at_once_is_refused(pool: Pool, store: SnapshotStore) -> None:
-    slow = Slow()
+    slow = SlowTools()
     async with code_mode(pool, store, slow.tools, config=CodeModeConfig()) as one:
         result = await one.exec("const late = tools.slow(); await yield_control(); return late")
         async with anyio.create_task_group() as tasks:
@@ -363,7 +326,7 @@ async def test_a_wait_that_is_cancelled_at_any_moment_leaves_no_claim(
     pool: Pool, store: SnapshotStore
 ) -> None:
     """By `task.cancel`, as `asyncio.timeout` does it: no shield of anyio's keeps that out."""
-    slow = Slow()
+    slow = SlowTools()
     async with code_mode(pool, store, slow.tools) as one:
         source = "const late = tools.slow(); await yield_control(); return await late"
         result = await one.exec(source)
@@ -402,7 +365,7 @@ async def given_up(one: CodeMode, run_id: str, begun: anyio.Event | None = None)
 async def test_a_cancelled_wait_leaves_a_resumed_program_waiting(
     pool: Pool, store: SnapshotStore
 ) -> None:
-    slow, begun = Slow(), anyio.Event()
+    slow, begun = SlowTools(), anyio.Event()
 
     @tool
     async def mark() -> None:
@@ -424,10 +387,10 @@ return [await late, await tools.quick()]"""
 
 @pytest.mark.covers("B-5")
 @pytest.mark.parametrize("ending", ["return 5", "throw new Error('oh')"])
-async def test_the_end_of_a_program_that_nobody_heard_is_told_by_the_next_wait(
+async def test_the_next_wait_returns_the_end_of_a_program_that_nobody_received(
     pool: Pool, store: SnapshotStore, ending: str
 ) -> None:
-    slow = Slow()
+    slow = SlowTools()
     busy = "const end = Date.now() + 60; while (Date.now() < end);"
     source = f"""await yield_control(); text("b"); {busy} {ending}"""
     async with code_mode(pool, store, slow.tools, config=CodeModeConfig()) as one:
@@ -580,7 +543,7 @@ async def test_a_program_of_another_process_is_aborted_there(pool: Pool, tmp_pat
         return name
 
     store = SqliteStore(tmp_path / "state")
-    tools = [read, *Slow().tools]
+    tools = [read, *SlowTools().tools]
     async with code_mode(pool, store, tools, config=CodeModeConfig()) as one:
         source = 'await yield_control(); await tools.read({ name: "x" }); await tools.quick()'
         run_id = (await one.exec(source)).run_id
@@ -596,7 +559,7 @@ async def test_a_program_of_another_process_is_aborted_there(pool: Pool, tmp_pat
 # ---- What a store cannot give back ----
 
 
-async def test_a_lost_key_is_told_and_the_program_kept(pool: Pool, tmp_path: Path) -> None:
+async def test_a_lost_key_is_reported_and_the_program_is_kept(pool: Pool, tmp_path: Path) -> None:
     keys = KeyRing.ephemeral()
     async with code_mode(pool, SqliteStore(tmp_path, keys=keys)) as one:
         run_id = (await one.exec("await yield_control(); return 1")).run_id
@@ -623,7 +586,7 @@ async def test_a_program_over_the_limits_in_force_is_not_restored(
 @pytest.mark.covers("WA-8", "EX-3")
 async def test_a_program_too_large_to_park_makes_no_call(pool: Pool, store: SnapshotStore) -> None:
     config = CodeModeConfig(max_snapshot_bytes=100_000)
-    slow = Slow()
+    slow = SlowTools()
     source = """const noise = [];
 for (let i = 0; i < 200000; i++) noise.push(Math.random());
 await Promise.all([tools.slow(), tools.quick()]); return noise.length"""
@@ -655,7 +618,7 @@ async def test_a_program_that_holds_much_is_not_frozen_for_every_call(
     source = """const held = new Uint8Array(12e6).fill(7);
 for (let i = 0; i < 20; i++) await tools.quick();
 return held.length"""
-    async with code_mode(pool, MemoryStore(), Slow().tools, config=CodeModeConfig()) as one:
+    async with code_mode(pool, MemoryStore(), SlowTools().tools, config=CodeModeConfig()) as one:
         assert (await one.exec(source)).value == 12_000_000
     assert len(sizes) == 1
 
@@ -683,7 +646,7 @@ async def test_a_program_that_becomes_too_large_makes_no_further_call(
     pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its memory has the same length as before: what is in it does not compress any more."""
-    sizes, slow = count_freezes(monkeypatch), Slow()
+    sizes, slow = count_freezes(monkeypatch), SlowTools()
     config = CodeModeConfig(max_snapshot_bytes=500_000)
     source = """const held = new Float64Array(2e5).fill(1.5);
 for (let i = 0; i < 3; i++) await tools.quick();
@@ -701,7 +664,7 @@ await Promise.all([tools.slow(), tools.quick()]);"""
 @pytest.mark.covers("WA-9")
 async def test_with_no_room_to_park_a_yield_makes_no_call(pool: Pool, store: SnapshotStore) -> None:
     config = CodeModeConfig(max_suspended_runs=1, timeout_ms=400)
-    slow = Slow()
+    slow = SlowTools()
     async with code_mode(pool, store, slow.tools, config=config) as one:
         assert (await one.exec("await yield_control()")).status == "waiting"
         result = await one.exec("await Promise.all([tools.slow(), yield_control()])")
@@ -835,7 +798,7 @@ class Failing(MemoryStore):
 async def test_a_store_that_cannot_be_written_fails_the_program_with_all_that_it_did(
     pool: Pool,
 ) -> None:
-    store, slow = Failing(), Slow()
+    store, slow = Failing(), SlowTools()
     store.break_down()
     async with code_mode(pool, store, slow.tools) as one:
         result = await one.exec('text("kept"); await tools.quick(); await tools.slow()')
@@ -845,7 +808,7 @@ async def test_a_store_that_cannot_be_written_fails_the_program_with_all_that_it
 
 
 async def test_an_answer_that_cannot_be_stored_is_not_lost(pool: Pool) -> None:
-    store, slow = Failing(), Slow()
+    store, slow = Failing(), SlowTools()
     async with code_mode(pool, store, slow.tools) as one:
         result = await one.exec("return await tools.slow()")
         store.break_down()
@@ -857,7 +820,7 @@ async def test_an_answer_that_cannot_be_stored_is_not_lost(pool: Pool) -> None:
 
 
 async def test_a_queued_call_that_cannot_be_noted_is_not_made(pool: Pool) -> None:
-    store, slow = Failing(), Slow()
+    store, slow = Failing(), SlowTools()
     config = CodeModeConfig(timeout_ms=400, max_pending_tool_calls=1)
     source = """const settled = await Promise.allSettled([tools.slow(), tools.slow()]);
 return settled.map((one) => one.value ?? one.reason.code)"""
@@ -881,7 +844,7 @@ async def test_a_question_lives_no_longer_than_the_program(
 ) -> None:
     config = CodeModeConfig(snapshot_ttl_seconds=60)
     approvals = Approvals(ask_for=["quick"])
-    async with code_mode(pool, store, Slow().tools, config=config, approvals=approvals) as one:
+    async with code_mode(pool, store, SlowTools().tools, config=config, approvals=approvals) as one:
         assert (await one.exec("return await tools.quick()")).status == "waiting"
         (question,) = approvals.pending()
         assert question.expires <= time.time() + 60

@@ -104,7 +104,7 @@ async def test_what_a_tool_raises_is_its_name_and_its_message_and_no_more(
     assert (tool_id, text) == ("openclaw:core:faulty", message)
 
 
-async def test_an_error_that_cannot_be_told_fails_its_call_alone(pool: Pool) -> None:
+async def test_an_error_without_a_readable_message_fails_its_call_alone(pool: Pool) -> None:
     def faulty(params: JsonObject, context: ToolContext) -> None:
         raise Unprintable
 
@@ -394,7 +394,7 @@ async def test_a_tool_in_a_thread_keeps_nobody_and_its_answer_is_dropped(pool: P
         stubborn.release.set()
 
 
-async def test_a_call_that_goes_on_in_its_thread_is_not_told_as_cancelled(pool: Pool) -> None:
+async def test_a_call_that_continues_in_its_thread_is_not_reported_as_cancelled(pool: Pool) -> None:
     stubborn = Stubborn()
     try:
         async with CodeMode(tools=[add, stubborn.tool], pool=pool) as code_mode:
@@ -629,7 +629,7 @@ async def test_a_watcher_that_raises_disturbs_nobody(pool: Pool) -> None:
     assert seen == ["start", "end"]
 
 
-async def test_nothing_is_told_of_a_call_after_its_end(pool: Pool) -> None:
+async def test_nothing_is_reported_of_a_call_after_its_end(pool: Pool) -> None:
     phases: list[str] = []
     begun, ended = anyio.Event(), anyio.Event()
     release, reported = threading.Event(), threading.Event()

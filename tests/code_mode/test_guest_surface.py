@@ -495,7 +495,7 @@ async def test_a_namespace_adds_words_and_no_tool_to_what_the_model_sees(pool: P
 
 
 @pytest.mark.covers("CM-N9")
-async def test_a_namespace_call_that_was_parked_goes_on_through_wait(pool: Pool) -> None:
+async def test_a_parked_namespace_call_continues_through_wait(pool: Pool) -> None:
     release = anyio.Event()
 
     async def slow(params: JsonObject, context: ToolContext) -> JsonObject:
@@ -601,7 +601,7 @@ FORGED = [
 
 
 @pytest.mark.covers("NS-3")
-async def test_a_forged_bridge_message_is_refused_and_the_cell_goes_on(pool: Pool) -> None:
+async def test_a_forged_bridge_message_is_rejected_and_the_cell_continues(pool: Pool) -> None:
     # The only way to write one: every array passes through its `toJSON` on its way out.
     source = """const forged = [FORGED], seen = [];
 for (const message of forged) {
@@ -627,7 +627,7 @@ return [seen, await Issues.data.list(), await tools.secret().catch((e) => e.code
 
 @pytest.mark.covers("NS-3")
 @pytest.mark.parametrize("forged", FORGED)
-async def test_a_forged_catalog_message_is_refused_and_the_cell_goes_on(
+async def test_a_forged_catalog_message_is_rejected_and_the_cell_continues(
     pool: Pool, forged: str
 ) -> None:
     source = f"""Object.defineProperty(Array.prototype, "toJSON", {{ configurable: true, value() {{

@@ -386,7 +386,7 @@ async def test_the_snapshot_cap_holds_whenever_a_program_is_parked(pool: Pool) -
 
 
 @pytest.mark.covers("CM-V17")
-async def test_an_endless_loop_times_out_and_holds_nobody_up(pool: Pool) -> None:
+async def test_an_endless_loop_times_out_and_blocks_nobody(pool: Pool) -> None:
     ended, others, stall = list[CodeModeResult](), list[Any](), LoopStall()
     async with opened(pool, timeout_ms=700) as looping, opened(pool) as other:
 
@@ -438,7 +438,7 @@ async def test_a_batch_is_looked_at_whole_before_any_of_it_is_made(
 
 
 @pytest.mark.covers("TR-5")
-async def test_calls_of_a_refused_batch_are_told_as_not_started(pool: Pool) -> None:
+async def test_calls_of_a_refused_batch_are_reported_as_not_started(pool: Pool) -> None:
     async with opened(pool) as code_mode:
         result = await code_mode.exec('await tools.add({ a: 1, b: 1 }); tools.broken(); throw "no"')
     assert result.to_json()["calls"] == [

@@ -222,7 +222,7 @@ def test_keys_that_become_readable_while_a_process_runs_are_not_read_again(tmp_p
 
 
 @pytest.mark.covers("S-22")
-def test_a_folder_that_others_can_write_is_told_once_with_what_to_do(
+def test_a_folder_that_others_can_write_is_logged_once_with_advice(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     tmp_path.chmod(0o777)

@@ -12,7 +12,7 @@ from typing import Any
 
 import anyio
 import pytest
-from tests.support.waiting import idle, until
+from tests.support.waiting import SlowTools, idle, until
 
 from clawmode import Approvals, CodeMode, CodeModeConfig, Pool, RunContext, tool
 from clawmode.code_mode import parking
@@ -50,28 +50,6 @@ def code_mode(
     return CodeMode(
         tools=tools or [], pool=pool, store=store, config=config, context=WHO, **options
     )
-
-
-class Slow:
-    """Tools that answer when a test says so."""
-
-    def __init__(self) -> None:
-        self.calls = 0
-        self.answer = anyio.Event()
-
-        @tool
-        async def slow() -> int:
-            """Take long."""
-            self.calls += 1
-            await self.answer.wait()
-            return self.calls
-
-        @tool
-        async def quick() -> str:
-            """Take no time."""
-            return "quick"
-
-        self.tools: list[Tool] = [slow, quick]
 
 
 def refusing(store: SnapshotStore, *methods: str) -> None:
@@ -187,7 +165,7 @@ async def test_an_exec_that_asyncio_cancels_leaves_no_program(
 
 
 async def test_a_closed_object_owns_nothing_again(pool: Pool, folder: Path) -> None:
-    slow = Slow()
+    slow = SlowTools()
     async with anyio.create_task_group() as tasks:
         async with code_mode(pool, SqliteStore(folder), slow.tools) as one:
             run_id = (await one.exec("return await tools.slow()")).run_id
@@ -300,7 +278,7 @@ async def test_a_program_that_is_aborted_while_it_is_written_is_not_parked(pool:
 async def test_a_call_does_not_begin_after_its_program_was_aborted(
     pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    held, slow, results = Held(pool, monkeypatch), Slow(), list[Any]()
+    held, slow, results = Held(pool, monkeypatch), SlowTools(), list[Any]()
     config = CodeModeConfig(max_snapshot_bytes=500_000)
     source = "globalThis.big = 'x'.repeat(3e6); return await tools.slow()"
 
@@ -322,7 +300,7 @@ async def test_a_call_does_not_begin_after_its_program_was_aborted(
 async def test_a_second_wait_does_not_disturb_a_program_that_was_ended_elsewhere(
     pool: Pool, store: SnapshotStore
 ) -> None:
-    slow, results = Slow(), list[Any]()
+    slow, results = SlowTools(), list[Any]()
 
     async def run() -> None:
         results.append(await one.wait(run_id))
@@ -343,8 +321,8 @@ async def test_no_question_is_left_of_a_program_that_ended_elsewhere(
     approvals = Approvals(ask_for=["quick"])
     source = "void tools.quick(); await yield_control(); throw 1"
     async with (
-        code_mode(pool, store, Slow().tools, approvals=approvals) as one,
-        code_mode(pool, store, Slow().tools) as two,
+        code_mode(pool, store, SlowTools().tools, approvals=approvals) as one,
+        code_mode(pool, store, SlowTools().tools) as two,
     ):
         run_id = (await one.exec(source)).run_id
         assert (await two.wait(run_id)).code == "internal_error"
@@ -379,12 +357,12 @@ ROWS = [
 async def test_a_row_that_was_tampered_with_is_refused_or_harmless(
     pool: Pool, folder: Path, row: str
 ) -> None:
-    async with code_mode(pool, SqliteStore(folder), Slow().tools) as one:
+    async with code_mode(pool, SqliteStore(folder), SlowTools().tools) as one:
         run_id = (await one.exec("return await tools.slow()")).run_id
     with sqlite3.connect(folder / "cells.sqlite") as database:
         database.executescript(row)
     database.close()
-    async with code_mode(pool, SqliteStore(folder), Slow().tools) as two:
+    async with code_mode(pool, SqliteStore(folder), SlowTools().tools) as two:
         for _ in range(2):
             assert (await two.wait(run_id)).status == "failed"
         await two.end_run()
@@ -414,10 +392,10 @@ def test_a_request_with_an_id_that_no_program_has_is_refused(number: int) -> Non
 async def test_an_answer_that_could_not_be_stored_reaches_another_object(
     pool: Pool, store: SnapshotStore
 ) -> None:
-    slow = Slow()
+    slow = SlowTools()
     async with (
         code_mode(pool, store, slow.tools) as one,
-        code_mode(pool, store, Slow().tools) as two,
+        code_mode(pool, store, SlowTools().tools) as two,
     ):
         result = await one.exec("return await tools.slow()")
         refusing(store, "settle")
@@ -432,17 +410,17 @@ async def test_an_answer_that_could_not_be_stored_reaches_another_object(
 async def test_an_unknown_outcome_stays_unknown_when_it_could_not_be_stored(
     pool: Pool, folder: Path
 ) -> None:
-    async with code_mode(pool, SqliteStore(folder), Slow().tools) as one:
+    async with code_mode(pool, SqliteStore(folder), SlowTools().tools) as one:
         run_id = (await one.exec("return await tools.slow()")).run_id
     store = SqliteStore(folder)
-    async with code_mode(pool, store, Slow().tools) as two:
+    async with code_mode(pool, store, SlowTools().tools) as two:
         refusing(store, "settle")
         assert calls_of(await two.wait(run_id)) == ["unknown"]
 
 
 @pytest.mark.covers("TR-5", "WA-11")
 async def test_a_call_that_ran_is_unknown_where_its_tool_is_not(pool: Pool, folder: Path) -> None:
-    async with code_mode(pool, SqliteStore(folder), Slow().tools) as one:
+    async with code_mode(pool, SqliteStore(folder), SlowTools().tools) as one:
         run_id = (await one.exec("return await tools.slow()")).run_id
     async with code_mode(pool, SqliteStore(folder)) as two:
         assert calls_of(await two.wait(run_id)) == ["unknown"]
@@ -450,7 +428,7 @@ async def test_a_call_that_ran_is_unknown_where_its_tool_is_not(pool: Pool, fold
 
 @pytest.mark.covers("WA-8")
 async def test_a_refused_program_s_calls_end_with_it(pool: Pool, folder: Path) -> None:
-    slow, approvals = Slow(), Approvals(ask_for=["quick"])
+    slow, approvals = SlowTools(), Approvals(ask_for=["quick"])
     source = "await Promise.all([tools.quick(), tools.slow()])"
     async with code_mode(pool, SqliteStore(folder), slow.tools, approvals=approvals) as one:
         run_id = (await one.exec(source)).run_id

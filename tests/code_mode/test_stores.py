@@ -158,7 +158,7 @@ async def test_replies_wait_in_order_up_to_a_limit(store: SnapshotStore) -> None
 
 
 @pytest.mark.covers("WA-11")
-async def test_calls_of_others_go_on_while_a_cell_runs_here(store: SnapshotStore) -> None:
+async def test_calls_of_others_continue_while_a_cell_runs_here(store: SnapshotStore) -> None:
     me, you = await store.join(), await store.join()
     calls = StoredCall(1, me, "running", b"1"), StoredCall(2, me, "running", b"2")
     await store.park(cell("cm_1", MINE, *calls), me, 9, again=False)
@@ -199,7 +199,7 @@ async def test_a_cell_that_ran_when_its_process_died_is_lost(store: SnapshotStor
     assert await store.claim("cm_1", MINE, you) == "lost"
 
 
-async def test_a_claim_of_the_dead_is_none(store: SnapshotStore) -> None:
+async def test_a_claim_of_a_dead_process_does_not_count(store: SnapshotStore) -> None:
     me, you = await store.join(), await store.join()
     await store.park(cell(), me, 9, again=False)
     await store.claim("cm_1", MINE, me)
@@ -343,7 +343,7 @@ async def test_a_torn_page_is_an_error(folder: Path) -> None:
         await SqliteStore(folder).join()
 
 
-async def test_a_lock_that_is_held_is_waited_for_and_then_told(
+async def test_a_held_lock_is_waited_for_and_then_reported(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("clawmode.code_mode.sqlite_store.LOCK_SECONDS", 0.1)
@@ -358,7 +358,7 @@ async def test_a_lock_that_is_held_is_waited_for_and_then_told(
     await store.park(cell(), me, 9, again=False)
 
 
-async def test_a_full_disk_is_told_and_changes_nothing(folder: Path) -> None:
+async def test_a_full_disk_is_reported_and_changes_nothing(folder: Path) -> None:
     store = SqliteStore(folder)
     me = await store.join()
     await store.park(cell(), me, 9, again=False)
@@ -372,7 +372,7 @@ async def test_a_full_disk_is_told_and_changes_nothing(folder: Path) -> None:
     assert isinstance(await store.claim("cm_1", MINE, me), StoredCell)
 
 
-async def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+async def test_a_folder_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreUnavailable):
         await SqliteStore(tmp_path / "file" / "state").join()
@@ -407,14 +407,14 @@ async def test_owners_that_died_leave_no_files(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "../../etc/passwd", "..", "0" * 31, "G" * 32])
-async def test_an_owners_name_that_is_none_is_dead(folder: Path, name: str) -> None:
+async def test_an_invalid_owner_name_counts_as_dead(folder: Path, name: str) -> None:
     store = SqliteStore(folder)
     await store.join()
     assert not await store.alive(name)
 
 
 @pytest.mark.covers("B-8")
-async def test_an_abort_that_nobody_confirms_is_told_and_stays_asked(
+async def test_an_unconfirmed_abort_is_reported_and_stays_requested(
     store: SnapshotStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stores, "ABORT_SECONDS", 0.05)

@@ -165,7 +165,7 @@ async def test_a_model_can_wait_by_either_spelling(pool: Pool) -> None:
         ('{"code": ' + "9" * 5000 + "}", "a number is too long"),
     ],
 )
-async def test_broken_json_of_a_model_is_told_with_its_place(
+async def test_broken_json_of_a_model_is_reported_with_its_place(
     pool: Pool, arguments: str, place: str
 ) -> None:
     for name in ("exec", "wait"):
@@ -190,7 +190,7 @@ def test_a_model_reads_a_result_without_a_space_too_many() -> None:
 @pytest.mark.covers("IN-4", "B-16")
 @pytest.mark.parametrize("language", ["javascript", "typescript"])
 @pytest.mark.parametrize(("names", "expected"), [(["read"], "no shell"), (["bash"], "core:bash")])
-async def test_a_shell_command_is_told_the_right_tool(
+async def test_a_shell_command_gets_a_hint_at_the_right_tool(
     names: list[str], expected: str, language: str, pool: Pool
 ) -> None:
     tools = [Tool(name, "", {"type": "object"}, lambda given, context: None) for name in names]

@@ -355,7 +355,7 @@ async def test_a_wait_that_runs_out_of_time_keeps_the_cell(pool: Pool) -> None:
 
 
 @pytest.mark.covers("WA-2")
-async def test_a_second_wait_at_once_is_refused_and_the_first_goes_on(pool: Pool) -> None:
+async def test_a_second_concurrent_wait_is_rejected_and_the_first_continues(pool: Pool) -> None:
     gate, config = Gate(), CodeModeConfig(timeout_ms=1000)
     async with making(pool, tools=[gate.tool], config=config) as code_mode:
         source = "await yield_control(); return await tools.slow({})"

@@ -49,7 +49,7 @@ def test_run_prints_the_pages_object_as_json() -> None:
     }
 
 
-def test_a_state_folder_that_cannot_be_used_is_told_and_the_program_runs(
+def test_an_unusable_state_folder_is_reported_and_the_program_runs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("CLAWMODE_STATE", "/proc/clawmode")
@@ -150,7 +150,7 @@ def test_help_answers_quickly_and_loads_nothing_heavy() -> None:
     assert done.stdout.split() == ["False", "False"]
 
 
-def test_the_version_is_told() -> None:
+def test_the_version_is_printed() -> None:
     assert clawmode("--version").stdout == "clawmode 0.1.0\n"
 
 

@@ -375,7 +375,7 @@ def test_a_bad_configuration_is_status_one_with_all_that_is_wrong(shop: Path) ->
     assert (report["path"], len(report["errors"]), len(report["warnings"])) == ("my.json5", 2, 1)
 
 
-def test_a_syntax_error_is_told_with_line_and_column(shop: Path) -> None:
+def test_a_syntax_error_is_reported_with_line_and_column(shop: Path) -> None:
     (shop / "clawmode.json5").write_text("{\n  tools: on\n}", "utf-8")
     done = clawmode("config", "check", cwd=shop)
     assert (done.returncode, "2:10   -        expected a value" in done.stdout) == (1, True)

@@ -116,7 +116,7 @@ def test_a_hook_of_a_plugin_that_is_installed_can_block(tmp_path: Path) -> None:
     assert plugins(tmp_path, "install", str(plugin(tmp_path / "garden"))).returncode == 0
 
 
-def test_a_guard_that_does_not_load_is_told(tmp_path: Path) -> None:
+def test_a_guard_that_does_not_load_is_reported(tmp_path: Path) -> None:
     plugin(tmp_path / "state" / "plugins" / "guard", "1 / 0", name="guard")
     done = plugins(tmp_path, "install", str(plugin(tmp_path / "garden")))
     assert done.returncode == 0

@@ -89,7 +89,7 @@ def test_a_file_that_cannot_be_looked_at_is_not_passed_over(home: Path) -> None:
         load()
 
 
-def test_a_folder_in_the_way_that_is_none_means_no_file(home: Path) -> None:
+def test_a_path_through_a_file_means_no_file(home: Path) -> None:
     write(home / ".config")
     assert find() is None
 

@@ -73,7 +73,7 @@ async def test_a_long_file_comes_in_parts_that_make_the_whole(tools: Bench) -> N
     assert (got, part["lines"]) == (content, 5)
 
 
-async def test_the_model_is_told_how_to_go_on(tools: Bench) -> None:
+async def test_the_model_gets_advice_how_to_continue(tools: Bench) -> None:
     put(tools, "a.txt", "1\n2\n3\n")
     result = await tools.bare("read", path="a.txt", limit=2)
     assert result.text == "1\n2\n[lines 1 to 2 of 3; continue with offset 3]"

@@ -94,7 +94,7 @@ def test_a_patch_says_what_becomes_of_which_file() -> None:
         patch(*(f"*** Delete File: {number}" for number in range(201))),
     ],
 )
-def test_what_is_no_patch_is_refused(text: str) -> None:
+def test_an_invalid_patch_is_rejected(text: str) -> None:
     with pytest.raises(ToolProblem) as caught:
         parse(text)
     assert caught.value.code == "bad_patch"

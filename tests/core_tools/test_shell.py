@@ -128,7 +128,7 @@ async def test_what_cannot_be_run_is_refused(tools: Bench, input: dict[str, Any]
     assert await tools.problem("exec", **input) == "bad_input"
 
 
-async def test_a_shell_that_is_not_there_is_said_to_be(tmp_path: Path) -> None:
+async def test_a_missing_shell_is_reported(tmp_path: Path) -> None:
     async with bench(tmp_path, shell=ShellSettings(shell=("/nonexistent",))) as tools:
         assert await tools.problem("exec", command="true") == "failed"
 
@@ -192,7 +192,7 @@ async def test_no_command_gets_more_time_than_there_is(tmp_path: Path) -> None:
         assert (await run(tools, "sleep 60"))["timedOut"]
 
 
-async def test_what_a_command_leaves_behind_ends_with_it(tools: Bench) -> None:
+async def test_processes_that_a_command_leaves_behind_end_with_it(tools: Bench) -> None:
     done = await run(tools, "sleep 60 & echo $!")
     assert done["status"] == "completed"
     await dead(int(done["output"]))
@@ -251,7 +251,7 @@ def test_output_keeps_beginning_and_end(chunks: list[bytes], limit: int, positio
 # ---- In the background ----
 
 
-async def test_a_command_that_takes_long_goes_on_in_the_background(tools: Bench) -> None:
+async def test_a_long_command_continues_in_the_background(tools: Bench) -> None:
     waiting = "echo one; while [ ! -e go ]; do sleep 0.02; done; echo two"
     running = await run(tools, waiting, yieldMs=50)
     assert running["status"] == "running"

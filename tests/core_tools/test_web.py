@@ -403,7 +403,7 @@ async def test_the_time_is_for_names_and_redirects_too(tmp_path: Path) -> None:
         b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n",
     ],
 )
-async def test_an_answer_that_is_none_is_a_failure(tmp_path: Path, answer: bytes) -> None:
+async def test_an_invalid_answer_is_a_failure(tmp_path: Path, answer: bytes) -> None:
     async with site() as served, open_to(served, tmp_path) as tools:
         served.pages["/"] = answer
         assert await problem(tools, served.url()) == "failed"

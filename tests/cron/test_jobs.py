@@ -71,7 +71,7 @@ async def claimed(jobs: Jobs, job: Job, owner: str = ME, **how: Any) -> Claim:
         ({"model": "m" * 501}, "model", "at most 500 characters"),
     ],
 )
-def test_a_job_of_the_configuration_that_cannot_be_meant_is_told_with_its_place(
+def test_an_invalid_job_of_the_configuration_is_reported_with_its_place(
     given: dict[str, Any], path: str, says: str
 ) -> None:
     good = {"id": "good", "every": "1h", "message": "Hi."}
@@ -137,7 +137,9 @@ async def test_a_job_that_is_added_is_there_in_every_process(
     assert list(await jobs.list()) == []
 
 
-async def test_what_cannot_be_added_or_removed_is_told(tmp_path: Path, clock: FakeClock) -> None:
+async def test_a_job_that_cannot_be_added_or_removed_is_an_error_with_its_reason(
+    tmp_path: Path, clock: FakeClock
+) -> None:
     entry = a_job("fixed", configured=True)
     with closing(NearJobs(tmp_path, [entry], clock=clock.now)) as jobs:
         await jobs.add(a_job("tea"))
@@ -155,7 +157,7 @@ async def test_what_cannot_be_added_or_removed_is_told(tmp_path: Path, clock: Fa
         assert [each.job.id for each in await jobs.list()] == ["fixed", "tea"]
 
 
-async def test_a_row_that_is_no_job_is_told_once_and_harms_no_other(
+async def test_a_row_that_is_not_a_job_is_logged_once_and_harms_no_other(
     jobs: NearJobs, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     await jobs.add(a_job("good"))
@@ -169,7 +171,7 @@ async def test_a_row_that_is_no_job_is_told_once_and_harms_no_other(
     await jobs.remove("worse")
 
 
-async def test_a_file_that_cannot_be_used_is_told_in_our_words(tmp_path: Path) -> None:
+async def test_a_file_that_cannot_be_used_is_reported_in_our_words(tmp_path: Path) -> None:
     (tmp_path / "cron.sqlite3").write_bytes(b"no database" * 1000)
     with closing(Jobs(tmp_path)) as jobs, pytest.raises(JobsUnavailable, match="is damaged"):
         await jobs.list()
@@ -393,7 +395,7 @@ async def test_of_several_processes_one_runs_a_job(tmp_path: Path) -> None:
     assert [[run.status for run in each.runs] for each in found] == [["ok"]] * len(names)
 
 
-async def test_what_a_killed_process_ran_is_run_by_another(
+async def test_the_job_of_a_killed_process_is_run_by_another(
     tmp_path: Path, clock: FakeClock
 ) -> None:
     with closing(Jobs(tmp_path)) as jobs:

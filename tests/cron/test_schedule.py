@@ -356,7 +356,7 @@ def test_an_interval_is_always_later_and_never_too_late(
 
 
 @pytest.mark.parametrize("text", ["", "5", "m", "-5m", "1.5h", "0s", "5 m", "400d", "٣s", "9" * 99])
-def test_what_is_no_interval_is_an_error(text: str) -> None:
+def test_an_invalid_interval_is_an_error(text: str) -> None:
     with pytest.raises(BadSchedule):
         read_every(text)
 
@@ -381,7 +381,7 @@ def test_a_moment_is_that_of_its_zone_and_comes_once(
 
 
 @pytest.mark.parametrize("text", ["", "tomorrow", "2027-02-30T08:00", "08:00", "9999-01-01"])
-def test_what_is_no_moment_is_an_error(text: str) -> None:
+def test_an_invalid_moment_is_an_error(text: str) -> None:
     with pytest.raises(BadSchedule):
         read_at(text)
 
@@ -389,7 +389,7 @@ def test_what_is_no_moment_is_an_error(text: str) -> None:
 @pytest.mark.parametrize(
     "zone", ["Nowhere/Land", "../../etc/passwd", "/etc/passwd", "a\0b", "x" * 999]
 )
-def test_what_is_no_zone_is_an_error(zone: str) -> None:
+def test_an_unknown_time_zone_is_an_error(zone: str) -> None:
     with pytest.raises(BadSchedule):
         read_cron("@daily", zone)
 

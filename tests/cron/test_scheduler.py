@@ -367,7 +367,7 @@ async def test_what_is_under_way_when_all_ends_is_run_by_the_next_process(tmp_pa
 
 @pytest.mark.covers("P-3")
 @pytest.mark.parametrize("serves", [True, False])
-async def test_a_run_that_was_left_is_continued_and_not_begun_anew(
+async def test_an_interrupted_run_is_resumed_and_not_restarted(
     tmp_path: Path, serves: bool
 ) -> None:
     """Whether its process was told to end or killed, and however long that was ago."""
@@ -395,7 +395,7 @@ async def test_a_run_that_was_left_is_continued_and_not_begun_anew(
 
 
 @pytest.mark.covers("P-3")
-async def test_a_run_that_ended_with_its_process_is_not_begun_anew(tmp_path: Path) -> None:
+async def test_a_run_that_ended_with_its_process_is_not_restarted(tmp_path: Path) -> None:
     """It had ended, and the process was killed before that was written down here."""
     clock, job = FakeClock(), a_job(every="1d", configured=True)
     async with staged(tmp_path, job, clock=clock, continues=True) as first:

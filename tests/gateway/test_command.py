@@ -106,7 +106,7 @@ async def test_stop_says_what_it_waits_for(tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.covers("N-41")
-async def test_a_lost_connection_is_told_in_plain_words(
+async def test_a_lost_connection_is_reported_in_plain_words(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with wired(tmp_path) as it, it.connect() as client:

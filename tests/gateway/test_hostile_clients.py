@@ -632,7 +632,7 @@ async def test_tools_of_a_client_do_not_hold_up_the_others(tmp_path: Path) -> No
     assert code == "INVALID_REQUEST clientTools"
 
 
-def test_a_damaged_digest_is_told_as_a_damaged_file(tmp_path: Path) -> None:
+def test_a_damaged_digest_is_reported_as_a_damaged_file(tmp_path: Path) -> None:
     kept = {"name": "a", "sha256": "\u00e9" * 64, "scopes": ["operator.read"]}
     (tmp_path / "gateway-tokens.json").write_text(json.dumps({"tokens": [kept]}))
     with pytest.raises(TokenError):

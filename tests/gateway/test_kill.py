@@ -44,7 +44,7 @@ def buyer(request: ScriptRequest) -> Turn:
 
 
 @pytest.mark.covers("P-3")
-async def test_a_cron_turn_whose_gateway_is_killed_is_continued_and_not_begun_anew(
+async def test_a_cron_turn_whose_gateway_is_killed_is_resumed_and_not_restarted(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "shop.py").write_text(WAREHOUSE)

@@ -78,7 +78,7 @@ async def test_a_run_is_known_from_its_acceptance_to_long_after_its_end(tmp_path
     assert await ledger.run("c") is None
 
 
-async def test_a_file_that_is_none_is_said(tmp_path: Path) -> None:
+async def test_a_file_that_is_not_a_database_makes_the_ledger_unavailable(tmp_path: Path) -> None:
     (tmp_path / "gateway.sqlite3").write_bytes(b"nonsense" * 1_000)
     with pytest.raises(LedgerUnavailable):
         await Ledger(tmp_path, "one").begin(*KEY, "digest")

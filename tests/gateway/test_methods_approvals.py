@@ -253,7 +253,7 @@ async def test_rules_that_cannot_be_meant_are_not_written(
         assert not (await it.call("exec.approvals.get"))["exists"]
 
 
-async def test_rules_that_cannot_be_read_are_told(tmp_path: Path) -> None:
+async def test_rules_that_cannot_be_read_are_reported(tmp_path: Path) -> None:
     async with inside(tmp_path) as it:
         (it.gateway.host.setup.state / "exec-approvals.json").write_text("{")
         with pytest.raises(Refused) as refused:

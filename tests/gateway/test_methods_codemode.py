@@ -41,7 +41,7 @@ async def cells(it: Inside, count: int, **given: Any) -> list[dict[str, Any]]:
     return found
 
 
-async def test_a_program_that_runs_is_seen_and_ended_and_the_run_goes_on(tmp_path: Path) -> None:
+async def test_a_running_program_is_listed_and_ended_and_the_run_continues(tmp_path: Path) -> None:
     async with running(tmp_path, ENDLESS) as it:
         run = await it.call("agent", message="go", sessionKey="tea")
         (cell,) = await cells(it, 1)

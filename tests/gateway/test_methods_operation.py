@@ -248,7 +248,7 @@ async def test_what_was_struck_out_cannot_be_sent_back(tmp_path: Path) -> None:
         assert await it.code("config.set", raw=json.dumps(shown)) == "INVALID_REQUEST raw"
 
 
-async def test_a_configuration_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+async def test_a_configuration_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
     def put(it: Inside, file: Path | None) -> None:
         host = it.gateway.host
         it.gateway.host = replace(host, setup=replace(host.setup, file=file))

@@ -112,7 +112,9 @@ async def test_the_same_key_calls_once(tmp_path: Path) -> None:
     assert other == "CONFLICT idempotencyKey"
 
 
-async def test_what_a_tool_says_against_it_is_an_answer(tmp_path: Path) -> None:
+async def test_a_failed_invalid_or_denied_call_is_an_answer_and_not_an_error(
+    tmp_path: Path,
+) -> None:
     async def fail(given: JsonObject, context: ToolContext) -> None:
         raise ValueError("it is broken")
 

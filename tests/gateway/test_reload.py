@@ -168,7 +168,7 @@ async def test_a_file_that_is_gone_changes_nothing(tmp_path: Path) -> None:
         assert await it.code("config.reload") == "INVALID_REQUEST"
 
 
-async def test_a_run_that_is_under_way_goes_on_as_it_began(tmp_path: Path) -> None:
+async def test_a_live_run_keeps_the_configuration_that_it_started_with(tmp_path: Path) -> None:
     gate = Gate()
     script = [Turn(call("slow", {})), Turn(call("slow", {})), Turn("done")]
     async with inside(tmp_path, script, tools=[gate.tool], rules={"codeMode": False}) as it:

@@ -272,7 +272,7 @@ async def test_health_and_metrics(tmp_path: Path) -> None:
 
 
 @pytest.mark.covers("N-41")
-async def test_a_browser_is_told_what_this_is_and_where_to_go(tmp_path: Path) -> None:
+async def test_a_browser_gets_a_page_that_names_the_gateway(tmp_path: Path) -> None:
     async with wired(tmp_path) as it, httpx2.AsyncClient() as http:
         page = await http.get(it.url.replace("ws://", "http://") + "/")
     assert page.status_code == 200

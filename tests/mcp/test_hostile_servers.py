@@ -65,7 +65,7 @@ def offer(name: Any, description: str = "", **properties: JsonValue) -> JsonObje
         ("rpcError", "answered with error -32050: quota \\u001b[31mexceeded"),
     ],
 )
-async def test_an_answer_that_is_none_is_an_error_that_says_so_and_the_server_goes_on(
+async def test_an_invalid_answer_is_an_error_and_the_server_stays_usable(
     pool: Pool, tool: str, said: str
 ) -> None:
     source = f"{TOLD} return [await MCP.raw.{tool}().catch(told), {WELL}]"

@@ -156,7 +156,7 @@ async def test_a_call_that_is_cancelled_is_cancelled_there_too(address: str) -> 
         await until(is_told)
 
 
-async def test_a_question_is_asked_and_the_call_goes_on(address: str) -> None:
+async def test_a_question_is_asked_and_the_call_continues(address: str) -> None:
     async def ask(request: InputRequest) -> JsonObject:
         assert (request.message, request.url) == ("Your name?", None)
         return {"name": "Ann"}
@@ -249,7 +249,7 @@ async def test_a_server_that_is_not_there_has_a_problem() -> None:
 
 
 @pytest.mark.covers("MC-9")
-async def test_a_session_that_the_server_has_forgotten_is_begun_anew() -> None:
+async def test_a_session_that_the_server_has_forgotten_is_restarted() -> None:
     async def go(request: Request) -> None:
         await request.answer({"content": []})
 
@@ -349,7 +349,7 @@ async def _accepted(request: Request) -> None:
     ],
 )
 @pytest.mark.covers("MC-9")
-async def test_an_answer_that_is_none_fails_that_call_and_no_other(answer: Any, kind: str) -> None:
+async def test_an_invalid_answer_fails_that_call_and_no_other(answer: Any, kind: str) -> None:
     fine = asyncio.Event()
 
     async def go(request: Request) -> None:
@@ -385,7 +385,7 @@ async def test_a_server_that_refuses_us_says_so(status: str, problem: str) -> No
 
 
 @pytest.mark.parametrize("path", ["mcp", "sse"])
-async def test_a_login_that_is_refused_is_told_and_not_tried_again(
+async def test_a_refused_login_is_reported_and_not_retried(
     path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(supervisor, "FIRST_DELAY", 0)  # another attempt would begin at once
@@ -405,7 +405,7 @@ async def test_a_login_that_is_refused_is_told_and_not_tried_again(
                 assert (view_of(servers, "web").state, len(web.seen)) == ("down", asked)
 
 
-async def test_a_session_that_is_unknown_by_other_words_is_begun_anew() -> None:
+async def test_a_session_that_the_server_does_not_know_by_other_words_is_restarted() -> None:
     known = ["one"]
 
     async def go(request: Request) -> None:

@@ -169,7 +169,7 @@ return {{
 
 @pytest.mark.covers("CM-V10")
 @pytest.mark.parametrize("transport", TRANSPORTS)
-async def test_a_long_call_goes_on_while_its_program_is_parked_and_reports_to_who_watches(
+async def test_a_long_call_continues_while_its_program_is_parked_and_reports_to_watchers(
     pool: Pool, node_servers: Path, transport: str
 ) -> None:
     source = """text("before");
@@ -495,7 +495,7 @@ const before = await pid(); await yield_control(); return [before, await pid()]"
 
 
 @pytest.mark.covers("MC-9")
-async def test_a_server_that_stays_dead_is_said_to_be_and_the_rest_goes_on(
+async def test_a_server_that_stays_dead_is_reported_and_the_others_work(
     pool: Pool, tmp_path: Path
 ) -> None:
     entry = raw("starts_once", str(tmp_path / "runs"))

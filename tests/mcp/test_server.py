@@ -363,7 +363,7 @@ async def test_a_client_that_asks_and_has_nobody_gets_a_text_that_helps(action: 
 
 
 @pytest.mark.covers("N-2")
-async def test_a_person_who_denies_is_not_told_of_options() -> None:
+async def test_a_person_who_denies_sees_no_options() -> None:
     async def answer(context: Any, params: Any) -> types.ElicitResult:
         return types.ElicitResult(action="accept", content={"decision": "deny"})
 
@@ -427,7 +427,7 @@ async def test_a_program_waits_for_the_server_that_it_calls(tmp_path: Path, mode
 
 @pytest.mark.covers("N-4")
 @pytest.mark.parametrize("mode", MODES)
-async def test_clients_are_told_when_a_server_has_connected(
+async def test_clients_are_notified_when_a_server_has_connected(
     tmp_path: Path, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("clawmode.mcp.server.LIST_SECONDS", 0.05)
@@ -460,7 +460,7 @@ async def test_clients_are_told_when_a_server_has_connected(
 
 
 @pytest.mark.covers("N-36")
-async def test_clients_are_told_what_the_server_is_for() -> None:
+async def test_clients_get_the_instructions_of_the_server() -> None:
     async with inside(mode="legacy") as client:
         assert "`exec`" in (client.instructions or "")
         assert client.server_info is not None
@@ -722,7 +722,7 @@ async def test_a_session_cannot_wait_for_anothers_program(folder: Path) -> None:
             assert read(await one.call_tool("wait", wait))["value"] == 1
 
 
-def test_an_address_that_is_none_is_told(folder: Path) -> None:
+def test_an_invalid_address_is_reported(folder: Path) -> None:
     done = subprocess.run(
         [*interpreter(), *command("--http", "nowhere")],
         cwd=folder,

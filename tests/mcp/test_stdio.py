@@ -280,7 +280,7 @@ async def test_a_guests_input_that_is_no_json_does_not_reach_the_wire() -> None:
 
 
 @pytest.mark.covers("MC-9")
-async def test_a_call_that_is_not_answered_ends_in_time_and_the_server_is_told() -> None:
+async def test_a_call_without_an_answer_times_out_and_notifies_the_server() -> None:
     async with connected({"raw": raw(timeoutMs=300)}) as servers:
         assert (await failure(servers, "raw:never")).kind == "timeout"
         error = await failure(servers, "raw:only_garbage")
@@ -291,7 +291,7 @@ async def test_a_call_that_is_not_answered_ends_in_time_and_the_server_is_told()
         assert "ping" in heard  # whether it is well
 
 
-async def test_a_call_that_is_cancelled_ends_at_once_and_the_server_is_told() -> None:
+async def test_a_cancelled_call_ends_at_once_and_notifies_the_server() -> None:
     async with connected({"raw": raw()}) as servers:
         with anyio.move_on_after(0.2) as scope:
             await call(servers, "raw:never")
@@ -445,7 +445,7 @@ async def test_a_command_with_its_arguments_in_it_says_where_to_put_them() -> No
     assert "the command 'npx -y foo' was not found: put the arguments into `args`" in problem
 
 
-async def test_a_server_is_told_how_this_machine_reaches_the_network(
+async def test_a_server_gets_the_network_settings_of_this_machine_and_no_secrets(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     given = {

@@ -158,7 +158,7 @@ async def test_messages_are_waited_for_until_it_is_quiet(tmp_path: Path) -> None
         assert talk.asked()[-1] == ["first", "second\n\nthird"]
 
 
-async def test_over_the_cap_messages_go_and_are_told_of(tmp_path: Path) -> None:
+async def test_messages_over_the_cap_are_dropped_and_reported(tmp_path: Path) -> None:
     gate = Gate()
     async with talking(
         tmp_path,

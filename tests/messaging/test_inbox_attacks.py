@@ -475,7 +475,7 @@ async def test_whoever_approves_sees_what_they_approve(tmp_path: Path) -> None:
         assert "rm -rf /important" in talk.room.texts()[0]
 
 
-async def test_an_error_is_told_without_secrets(
+async def test_an_error_is_reported_without_secrets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What a library raises goes to the room word for word, a key in an address included."""

@@ -126,7 +126,7 @@ async def test_where_nothing_is_left_to_be_said_nothing_is_sent(text: str) -> No
 
 
 @pytest.mark.covers("AL-43")
-async def test_a_failure_is_told_to_those_who_watch() -> None:
+async def test_a_failure_is_reported_to_watchers() -> None:
     bench = Bench()
     bench.channel.errors = [ChannelError("nobody there")]
     assert await bench.send() == Receipt(status="failed", text="hi", error="nobody there")
@@ -292,7 +292,7 @@ def test_nothing_is_lost_by_cutting(text: str, limit: int) -> None:
     assert "".join("".join(parts).split()) == "".join(text.split())
 
 
-async def test_a_long_message_is_sent_in_parts_and_told_of_once() -> None:
+async def test_a_long_message_is_sent_in_parts_and_announced_once() -> None:
     bench = Bench(None)
     text = "\n\n".join(["word " * 200] * 20)
     receipt = await bench.send(text)

@@ -23,7 +23,7 @@ BLOCKS = [Turn("I look.", call("slow", id="c1")), Turn("Found it.")]
 
 @pytest.mark.covers("AL-49")
 @pytest.mark.parametrize("at", ["text_end", "message_end"])
-async def test_blocks_go_out_while_the_run_goes_on(tmp_path: Path, at: str) -> None:
+async def test_blocks_are_sent_while_the_run_continues(tmp_path: Path, at: str) -> None:
     gate = Gate()
     async with talking(
         tmp_path,

@@ -196,7 +196,7 @@ async def test_a_signature_of_another_time_is_refused() -> None:
 NO_TIMES = ["", "now", "-1", "1e9", "9" * 400, "\uff11" * 10, "1 2"]
 
 
-async def test_what_is_no_time_is_refused() -> None:
+async def test_an_invalid_timestamp_is_rejected() -> None:
     body = json.dumps(NOTE).encode()
     async with door() as here:
         for said in NO_TIMES:

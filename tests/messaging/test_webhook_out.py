@@ -139,7 +139,7 @@ async def test_without_an_address_nothing_can_be_sent() -> None:
 @pytest.mark.parametrize(
     "url", ["ftp://x/", "http://", "http://user:pass@host/", "http://[x", "http://a:b/", "x"]
 )
-def test_what_is_no_address_is_refused_and_not_quoted(url: str) -> None:
+def test_an_invalid_address_is_rejected_and_not_quoted(url: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         sender(url)
     assert caught.value.path == "channels.hook.url"
@@ -271,7 +271,7 @@ async def test_no_redirect_is_followed() -> None:
         answer("", "204 No Content"),
     ],
 )
-async def test_an_answer_that_makes_no_sense_leaves_our_own_id(said: Answer) -> None:
+async def test_an_invalid_answer_leaves_our_own_id(said: Answer) -> None:
     """The message was taken, whatever else was said: it is not sent again."""
     async with receiver(said) as there:
         made = await send(sender(there.url, timeout_ms=500))

@@ -60,7 +60,7 @@ async def test_every_source_gives_the_key(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.anyio
-async def test_a_missing_key_is_told_by_its_source(
+async def test_a_missing_key_is_reported_with_its_source(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("ACME_KEY", raising=False)
@@ -106,7 +106,7 @@ async def test_a_command_is_no_shell(tmp_path: Path) -> None:
 
 @pytest.mark.anyio
 @pytest.mark.parametrize(("mode", "warned"), [(0o600, 0), (0o400, 0), (0o640, 1), (0o604, 1)])
-async def test_a_file_that_others_can_read_is_told_of(
+async def test_a_file_that_others_can_read_is_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, mode: int, warned: int
 ) -> None:
     assert await read(KeySource(file=key_file(tmp_path, mode=mode))) == KEY

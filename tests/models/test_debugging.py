@@ -99,7 +99,7 @@ def overloaded() -> ModelError:
 @pytest.mark.anyio
 @pytest.mark.covers("CM-debug-payload-tools")
 @every_api
-async def test_the_tools_that_were_sent_are_told(
+async def test_the_names_of_the_tools_that_were_sent_are_logged(
     api: Api, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OPENCLAW_DEBUG_MODEL_PAYLOAD", "tools")
@@ -171,7 +171,7 @@ async def test_a_peek_shows_five_events_and_no_more(
 
 
 @pytest.mark.anyio
-async def test_a_refused_request_is_not_told_as_if_it_had_been_sent(
+async def test_a_refused_request_is_not_reported_as_sent(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in (

@@ -320,7 +320,7 @@ async def test_what_came_before_an_error_was_told(api: Api) -> None:
 
 
 @every_api
-async def test_after_an_error_the_model_goes_on(api: Api) -> None:
+async def test_after_an_error_the_model_continues(api: Api) -> None:
     turns = [Turn(error="server"), Turn("Half", error="connection"), Turn("Whole.")]
     async with played(api, turns) as (_, model):
         for _ in range(2):

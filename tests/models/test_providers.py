@@ -71,7 +71,7 @@ def test_an_address_of_messages_is_understood_either_way(url: str) -> None:
 
 
 @pytest.mark.parametrize("url", ["", "ftp://x/v1", "localhost:8000", "http://", "/v1"])
-def test_an_address_that_is_none_is_told_where_it_stands(url: str) -> None:
+def test_an_invalid_address_is_reported_with_its_place(url: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         complete(ProviderSettings(id="mine", base_url=url))
     assert caught.value.path == "models.providers.mine.baseUrl"

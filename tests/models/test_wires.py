@@ -285,7 +285,7 @@ async def test_thoughts_of_another_provider_are_dropped_and_ids_with_them(api: A
 
 @pytest.mark.parametrize("other", APIS)
 @every_api
-async def test_a_conversation_goes_on_over_another_api_of_the_same_provider(
+async def test_a_conversation_continues_over_another_api_of_the_same_provider(
     api: Api, other: Api
 ) -> None:
     model_settings = ModelSettings(reasoning=True)
@@ -458,7 +458,7 @@ async def test_a_model_serves_many_at_once(api: Api) -> None:
 # ---- Settings on the wire ----
 
 
-async def test_anthropic_is_told_what_to_cache() -> None:
+async def test_requests_to_anthropic_mark_the_parts_to_cache() -> None:
     async with played("anthropic-messages", [Turn("a"), Turn("b")]) as (server, model):
         await answer_of(model, request(cache_key="session-1"))
         await answer_of(model, request())
@@ -471,7 +471,7 @@ async def test_anthropic_is_told_what_to_cache() -> None:
 
 
 @pytest.mark.parametrize("api", ["openai-completions", "openai-responses"])
-async def test_openai_is_told_which_requests_begin_alike(api: Api) -> None:
+async def test_requests_to_openai_have_the_cache_key_of_the_session(api: Api) -> None:
     turns = [Turn("a"), Turn("b"), Turn("c")]
     async with played(api, turns) as (server, model):
         await answer_of(model, request(cache_key="session-1"))

@@ -5,18 +5,13 @@ from pathlib import Path
 
 import pytest
 from tests.support.agent_program import kill_agents, opened_program
-from tests.support.ordeals import Crowd, abort_at_events, abort_at_moments, ordeal
+from tests.support.ordeals import abort_at_events, abort_at_moments, check_crowd, ordeal
 
 pytestmark = pytest.mark.anyio
 
 
 async def test_a_hundred_sessions_at_once_lose_double_and_mix_up_nothing(tmp_path: Path) -> None:
-    async with Crowd(tmp_path, 100) as crowd:
-        replies = await crowd.run(5)
-    assert len(replies) == 100
-    for session, texts in replies.items():
-        told = [text.partition(":")[0] for text in texts]
-        assert told == [f"{session} {turn}" for turn in range(5)]
+    await check_crowd(tmp_path, 100)
 
 
 @pytest.mark.covers("AL-84")

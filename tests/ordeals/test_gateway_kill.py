@@ -54,7 +54,7 @@ async def order(client: GatewayClient, number: int) -> str:
     return str(answer["runId"])
 
 
-async def test_a_gateway_that_is_killed_goes_on_where_it_was(tmp_path: Path) -> None:
+async def test_a_killed_gateway_resumes_its_runs_at_the_next_start(tmp_path: Path) -> None:
     (tmp_path / "shop.py").write_text(SHOP)
     bought, state = tmp_path / "bought.txt", tmp_path / "state"
     with serving(clerk) as server:

@@ -67,7 +67,7 @@ def test_it_brings_what_its_manifest_says(notes: Plugins) -> None:
     assert ([skill.name for skill in found.skills], found.notes) == (["meeting-notes"], ())
 
 
-def test_settings_that_its_schema_does_not_allow_are_told() -> None:
+def test_settings_that_the_schema_rejects_are_reported() -> None:
     (view,) = Plugins([FOLDER], {"notes": {"config": {"maxChars": 0}}}, installed=False).load()
     assert "plugins.entries.notes.config" in (view.problem or "")
 

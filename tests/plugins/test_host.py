@@ -102,7 +102,7 @@ def test_what_fails_takes_back_all_that_it_brought(tmp_path: Path, code: str) ->
     assert_nothing_is_left(plugins)
 
 
-def test_a_failure_is_told_with_its_place_in_the_plugin(tmp_path: Path) -> None:
+def test_a_failure_is_reported_with_its_place_in_the_plugin(tmp_path: Path) -> None:
     folder = plugin(tmp_path / "garden", "import json\ndef register(api):\n    json.loads('{')\n")
     problem = only(host(folder)).problem or ""
     assert problem.startswith("JSONDecodeError: ")
@@ -169,7 +169,7 @@ def test_a_module_that_is_not_there_is_named(tmp_path: Path) -> None:
     assert only(host(tmp_path)).problem == "the plugin has no module 'other'"
 
 
-def test_a_folder_that_is_not_there_is_told(tmp_path: Path) -> None:
+def test_a_missing_folder_is_reported(tmp_path: Path) -> None:
     view = only(host(tmp_path / "nowhere"))
     assert "No such file" in (view.problem or "")
     assert only(host(Path("a\0b"))).problem
@@ -211,14 +211,14 @@ def test_a_manifest_that_cannot_be_meant_is_refused(manifest: Any, why: str) -> 
         read(manifest)
 
 
-def test_all_that_is_wrong_with_a_manifest_is_told_at_once() -> None:
+def test_all_mistakes_of_a_manifest_are_reported_at_once() -> None:
     with pytest.raises(PluginError) as caught:
         read({"id": 1, "entry": "x", "skills": "y", "configSchema": [], "tols": []})
     for part in ("id:", "entry:", "skills:", "configSchema:", "tols:"):
         assert part in str(caught.value)
 
 
-def test_a_broken_manifest_is_told_and_hurts_no_other(tmp_path: Path) -> None:
+def test_a_broken_manifest_is_reported_and_other_plugins_load(tmp_path: Path) -> None:
     (tmp_path / "bad").mkdir()
     (tmp_path / "bad" / "clawmode.plugin.json").write_text("{")
     plugin(tmp_path / "garden")

@@ -372,7 +372,7 @@ async def test_one_that_is_put_there_by_hand_keeps_its_place(tmp_path: Path) -> 
     assert (code, "'someone'" in text) == ("not_ours", True)
 
 
-async def test_an_address_is_said_to_be_one(tmp_path: Path) -> None:
+async def test_a_url_is_rejected_with_the_advice_to_download_it(tmp_path: Path) -> None:
     with pytest.raises(InstallRefused) as caught:
         await installer(tmp_path).install("https://example.org/x.zip")
     assert caught.value.code == "unsupported"
@@ -395,7 +395,7 @@ async def test_two_do_not_install_at_once(tmp_path: Path) -> None:
         assert removal(tmp_path / "state", "garden")[0] == "busy"
 
 
-async def test_what_a_killed_install_left_is_cleared_away(tmp_path: Path) -> None:
+async def test_leftovers_of_a_killed_install_are_removed(tmp_path: Path) -> None:
     state = tmp_path / "state"
     plugin(state / "staging" / "install-dead" / "staged")
     await installer(state).install(str(skill(tmp_path / "pruning")))
@@ -414,7 +414,7 @@ async def test_cancelling_leaves_nothing(tmp_path: Path) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
-async def test_a_state_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+async def test_a_state_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
     (tmp_path / "state").write_text("no folder")
     assert (await refused(installer(tmp_path / "state"), plugin(tmp_path / "a")))[0] == "failed"
 
@@ -459,7 +459,7 @@ def test_a_link_is_removed_and_not_what_it_leads_to(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["nothing", "", ".", "..", "../outside", "skill:..", "x:y:z"])
-def test_what_is_not_installed_cannot_be_removed(tmp_path: Path, name: str) -> None:
+def test_a_plugin_that_is_not_installed_cannot_be_removed(tmp_path: Path, name: str) -> None:
     plugin(tmp_path / "outside")
     skill(tmp_path / "state" / "skills" / "pruning")
     assert removal(tmp_path / "state", name)[0] == "not_found"

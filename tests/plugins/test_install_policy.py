@@ -136,11 +136,11 @@ NO_ANSWERS = {
 
 @pytest.mark.covers("AL-47")
 @pytest.mark.parametrize("code", NO_ANSWERS.values(), ids=NO_ANSWERS.keys())
-async def test_a_program_has_said_no_that(code: str) -> None:
+async def test_a_policy_program_refuses_if_it(code: str) -> None:
     assert await decide(program(code), material()) is not None
 
 
-async def test_a_program_that_hangs_has_said_no_and_is_ended(tmp_path: Path) -> None:
+async def test_a_policy_program_that_hangs_refuses_and_is_killed(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "alive")
     child = f"import signal; kept = open({str(tmp_path / 'alive')!r}, 'w'); signal.pause()"
     code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
@@ -155,7 +155,7 @@ async def test_a_program_that_hangs_has_said_no_and_is_ended(tmp_path: Path) -> 
         assert pipe.read() == b""  # the child, which had it open, is dead
 
 
-async def test_whoever_a_program_leaves_behind_holds_nobody_up() -> None:
+async def test_a_process_that_a_policy_program_leaves_behind_blocks_nobody() -> None:
     child = "import signal; signal.pause()"
     code = (
         "import subprocess, sys; print('{\"allow\": true}', flush=True);"
@@ -166,7 +166,7 @@ async def test_whoever_a_program_leaves_behind_holds_nobody_up() -> None:
     assert time.monotonic() - began < 10
 
 
-async def test_a_program_that_is_not_there_has_said_no() -> None:
+async def test_a_missing_policy_program_refuses() -> None:
     for command in (("/nowhere/decide",), (), ("a\0b",)):
         assert await decide(InstallPolicy(command=command), material()) is not None
 

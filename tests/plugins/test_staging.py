@@ -189,7 +189,7 @@ DAMAGED = {
 
 
 @pytest.mark.parametrize("name", DAMAGED)
-async def test_what_is_no_archive_is_refused(tmp_path: Path, name: str) -> None:
+async def test_a_file_that_is_not_an_archive_is_rejected(tmp_path: Path, name: str) -> None:
     source = tmp_path / name
     source.write_bytes(DAMAGED[name])
     assert await refusal(source, tmp_path / "state") == "damaged"
@@ -227,7 +227,7 @@ async def test_other_files_are_not_read(tmp_path: Path, name: str) -> None:
     assert await refusal(tmp_path / name, tmp_path / "state") == "unsupported"
 
 
-async def test_a_pipe_of_the_right_name_holds_nobody_up(tmp_path: Path) -> None:
+async def test_a_pipe_of_the_right_name_blocks_nobody(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "garden.zip")
     assert await refusal(tmp_path / "garden.zip", tmp_path / "state") == "unsupported"
 
@@ -324,7 +324,7 @@ async def test_a_manifest_that_cannot_be_meant_is_refused(tmp_path: Path) -> Non
 # ---- What is staged ----
 
 
-def test_what_is_staged_is_files_of_ones_own_and_their_hashes(tmp_path: Path) -> None:
+def test_staging_returns_own_copies_of_files_and_their_hashes(tmp_path: Path) -> None:
     source = plugin(tmp_path / "garden")
     (source / "run.sh").write_text("#!/bin/sh\n")
     (source / "run.sh").chmod(0o4755)

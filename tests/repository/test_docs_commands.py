@@ -228,11 +228,6 @@ ANSWERS = {
 class Terminal(Person):
     """A command that a person types in a shell."""
 
-    # Makes the terminal the controlling one, so that there is a /dev/tty and Ctrl-C.
-    BOOT = """import fcntl, os, sys, termios
-fcntl.ioctl(2, termios.TIOCSCTTY, 0)
-os.execvp("sh", ["sh", "-c", sys.argv[1]])"""
-
     def __init__(self, command: str, cwd: Path, *, real: bool = False) -> None:
         # A dumb terminal overwrites nothing and is 80 columns wide.
         term = "xterm" if command.startswith(("clawmode chat", "clawmode config")) else "dumb"
@@ -241,27 +236,11 @@ os.execvp("sh", ["sh", "-c", sys.argv[1]])"""
         super().__init__(cwd=cwd, stdout_too=True, size=size, environment=environment)
         self._answered = dict.fromkeys(ANSWERS, 0)
 
-    def _start(
-        self,
-        slave: int,
-        arguments: tuple[str, ...],
-        cwd: Path,
-        stdin: str | None,
-        stdout_too: bool,
-        environment: dict[str, str],
-    ) -> "Started | subprocess.Popen[bytes]":
+    def _start(self, slave: int) -> "Started | subprocess.Popen[bytes]":
         if not self._real and re.fullmatch(r"clawmode [\w ./:,@=+\"'-]+", self.command):
-            arguments = tuple(shlex.split(self.command)[1:])
-            return super()._start(slave, arguments, cwd, stdin, stdout_too, environment)
-        return subprocess.Popen(
-            [sys.executable, "-c", self.BOOT, self.command],
-            stdin=slave,
-            stdout=slave,
-            stderr=slave,
-            cwd=cwd,
-            env={**os.environ, **environment},
-            start_new_session=True,
-        )
+            self._arguments = tuple(shlex.split(self.command)[1:])
+            return super()._start(slave)
+        return self._start_program(slave, "sh", "-c", self.command)
 
     def __enter__(self) -> "Terminal":
         return self

@@ -91,7 +91,7 @@ def says_value(request: Any) -> Turn:
 
 
 @pytest.mark.covers("AL-1")
-async def test_a_turn_is_accepted_waited_for_and_told_step_by_step(tmp_path: Path) -> None:
+async def test_a_turn_is_accepted_awaited_and_reported_step_by_step(tmp_path: Path) -> None:
     async with wired(tmp_path, [Turn("Hello.")]) as it, it.connect() as client:
         with client.events() as events:
             given: JsonObject = {"message": "Hi", "idempotencyKey": "one"}
@@ -354,7 +354,7 @@ async def test_it_follows_again_what_it_followed_and_tells_of_the_gap(tmp_path: 
             assert (await next_of(events, "agent"))["sessionKey"] == "agent:main:report"
 
 
-async def test_a_missing_number_is_told() -> None:
+async def test_a_missing_number_is_reported() -> None:
     async def skip(fake: Fake, socket: ServerConnection, request: dict[str, Any]) -> None:
         await socket.send(protocol.event("health", {"n": 1}, 1))
         await socket.send(protocol.event("health", {"n": 4}, 4))
@@ -545,7 +545,7 @@ async def test_what_a_run_left_running_here_is_cancelled_when_it_is_aborted(
 
 
 @pytest.mark.covers("AL-85")
-async def test_a_run_goes_on_without_its_client_and_a_wait_that_gives_up_leaves_it_alone(
+async def test_a_run_continues_without_its_client_and_after_a_wait_that_timed_out(
     tmp_path: Path,
 ) -> None:
     async with wired(tmp_path, [Turn(pause(1.0), "Done all the same.")]) as it:
@@ -590,7 +590,7 @@ async def test_a_run_whose_client_left_with_its_tools_ends_cleanly(
 
 @pytest.mark.timeout(90)
 @pytest.mark.covers("AL-85")
-async def test_a_gateway_that_is_killed_and_started_again_goes_on_with_the_run(
+async def test_a_gateway_that_is_killed_and_restarted_resumes_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")

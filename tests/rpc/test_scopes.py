@@ -184,7 +184,7 @@ async def _noted(it: Inside) -> int:
     return await it.gateway.ledger._run(count)
 
 
-async def test_a_method_that_is_none_is_told_so_to_everyone(tmp_path: Path) -> None:
+async def test_an_unknown_method_is_an_error_for_every_client(tmp_path: Path) -> None:
     async with inside(tmp_path) as it:
         for held in HELD:
             assert await it.code("nothing.such", it.client(*held)) == "NOT_FOUND"
@@ -194,7 +194,7 @@ async def test_a_method_that_is_none_is_told_so_to_everyone(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("held", HELD, ids="+".join)
-def test_a_client_without_the_scope_is_not_told(held: tuple[Scope, ...]) -> None:
+def test_a_client_without_the_scope_gets_no_event(held: tuple[Scope, ...]) -> None:
     for name, scope in EVENT_ROWS.items():
         client = Client(Hello(client_id="x"), "x", expand(held), following={"*"})
         client.notify(EncodedEvent.of(name, {}, "agent:main:main", "run"))
@@ -203,7 +203,7 @@ def test_a_client_without_the_scope_is_not_told(held: tuple[Scope, ...]) -> None
 
 
 @pytest.mark.parametrize("name", ["", "agents", "exec.approval", "exec.approval.other", "AGENT"])
-def test_an_event_that_is_in_no_row_is_told_to_nobody(name: str) -> None:
+def test_an_event_without_a_row_is_sent_to_nobody(name: str) -> None:
     assert not may_see(name, expand(SCOPES))
 
 

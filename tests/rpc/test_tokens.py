@@ -56,7 +56,7 @@ def test_tokens_of_the_process_count_too(tmp_path: Path) -> None:
         " " * (2 << 20),
     ],
 )
-def test_a_file_that_is_none_lets_nobody_in_and_says_so(tmp_path: Path, text: str) -> None:
+def test_an_invalid_token_file_lets_nobody_in_and_is_reported(tmp_path: Path, text: str) -> None:
     (tmp_path / FILE).write_text(text)
     tokens = Tokens(tmp_path, [Token(name="local", digest=digest("s3cret"))])
     with pytest.raises(TokenError, match="not a list of tokens"):

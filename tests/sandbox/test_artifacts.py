@@ -125,7 +125,7 @@ def no_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.covers("N-48")
-def test_a_cache_that_cannot_be_written_is_told_once_with_what_to_do(
+def test_a_cache_that_cannot_be_written_is_logged_once_with_advice(
     no_cache: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     for _ in range(2):

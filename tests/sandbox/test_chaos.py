@@ -127,7 +127,7 @@ async def test_an_abort_stops_a_cell_at_once(single: Pool, source: str) -> None:
     assert await value_of(single, "return 1") == 1
 
 
-async def test_a_warm_cell_is_evicted_and_goes_on_where_it_was(single: Pool) -> None:
+async def test_a_warm_cell_is_evicted_and_resumes_where_it_was(single: Pool) -> None:
     first = await suspend(single)
     second = await suspend(single)
     await expect_failure(single, LOOP, "timeout", seconds=0.2)

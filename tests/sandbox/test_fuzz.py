@@ -330,7 +330,7 @@ def test_any_text_can_be_sent_as_source(source: str) -> None:
 
 
 @pytest.mark.parametrize("due", [math.nan, math.inf, -math.inf])
-def test_a_time_that_is_none_is_refused(due: float) -> None:
+def test_an_invalid_due_time_is_rejected(due: float) -> None:
     """The parent sleeps until then."""
     with pytest.raises(ProtocolError):
         decode_answer(body_of(encode(Suspension(due=due), 1)), 1)
@@ -694,7 +694,7 @@ def test_what_is_read_of_a_worker_can_be_written_as_json(text: bytes) -> None:
 
 
 @pytest.mark.covers("S-7")
-def test_the_check_of_long_texts_of_a_worker_holds_nobody_up() -> None:
+def test_the_check_of_long_texts_of_a_worker_takes_little_time() -> None:
     """It runs on the event loop: 38 times as long as the parsing, with a regular expression."""
     text = json.dumps("some words, 17 of them. " * (1 << 15)).encode()
 
@@ -1089,7 +1089,7 @@ frames = st.one_of(
 @example("error", "E", "m", "    at f (cell:1:1000000000000)", "x", True)
 @example("error", "E", "m", "    at f (cell:0:0)", "", True)
 @example("error", "E", "m", "    at f (prelude.js:1:1)\n    at g (cell:1:1)", "", False)
-def test_any_report_of_a_failure_can_be_told(
+def test_any_report_of_a_failure_can_be_described(
     kind: str, name: str, message: str, stack: str, source: str, compiling: bool
 ) -> None:
     told = {"kind": kind, "name": name, "message": message, "stack": stack}

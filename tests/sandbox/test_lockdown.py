@@ -571,7 +571,7 @@ def test_limits_that_cannot_be_lowered_are_a_note(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.covers("N-48")
 @pytest.mark.usefixtures("limits")
-def test_a_kernel_without_landlock_is_told_which_one_has_it(kernel: Kernel) -> None:
+def test_the_note_about_missing_landlock_names_the_first_kernel_that_has_it(kernel: Kernel) -> None:
     kernel.answers["landlock_create_ruleset"] = OSError(38, "Function not implemented")
     (note,) = lockdown.lock_down("best-effort")
     assert "it needs Linux 5.13 or newer" in note

@@ -281,7 +281,7 @@ async def test_anything_can_be_thrown(pool: Pool, thrown: str, text: str) -> Non
 
 @pytest.mark.covers("EX-12", "ER-memory_limit_exceeded")
 @pytest.mark.parametrize("odd", range(0, 4000, 400))
-async def test_exhaustion_without_room_for_an_error_is_told_as_exhaustion(
+async def test_exhaustion_without_room_for_an_error_is_reported_as_exhaustion(
     pool: Pool, odd: int
 ) -> None:
     source = "const f = () => Promise.resolve().then(f); await f()"
@@ -422,7 +422,7 @@ async def frozen_in_the_middle(pool: Pool, source: str) -> tuple[FrozenCell, Sus
 
 
 @pytest.mark.covers("CM-V20")
-async def test_a_frozen_cell_goes_on_with_its_closures_timers_and_calls(pool: Pool) -> None:
+async def test_a_frozen_cell_resumes_with_its_closures_timers_and_calls(pool: Pool) -> None:
     source = """const url = new URL("https://example.com/a?b=1"); const seen = new Map();
 function* numbers() { yield 1; yield 2; yield 3 } const it = numbers(); it.next();
 const late = new Promise((r) => setTimeout(() => r("timer"), 30));

@@ -473,7 +473,7 @@ def test_a_bundle_is_its_owners_alone(workspace: Path) -> None:
     assert {stat.S_IMODE(it.stat().st_mode) for it in result.folder.iterdir()} == {0o600}
 
 
-def test_a_workspace_or_transcript_that_is_not_there_is_told(tmp_path: Path) -> None:
+def test_a_missing_workspace_or_transcript_is_reported(tmp_path: Path) -> None:
     transcript = two_programs().write(tmp_path / "t.jsonl")
     with pytest.raises(ExportError):
         export(transcript, None, workspace=tmp_path / "none")

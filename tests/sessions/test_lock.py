@@ -144,7 +144,7 @@ async def test_a_writer_waits_for_a_minute_if_nothing_is_configured() -> None:
 
 
 @pytest.mark.covers("AL-21")
-async def test_a_writer_waits_as_long_as_it_was_told(path: Path) -> None:
+async def test_a_writer_waits_for_its_time_limit(path: Path) -> None:
     async with SessionLock(path).hold():
         began = anyio.current_time()
         await blocked(path, 0.3)

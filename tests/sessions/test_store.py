@@ -180,7 +180,7 @@ async def test_folders_and_files_are_for_their_user_only(store: SessionStore) ->
             assert stat.S_IMODE(file.stat().st_mode) == (0o700 if file.is_dir() else 0o600), file
 
 
-async def test_an_unknown_session_is_told_with_what_is_near(store: SessionStore) -> None:
+async def test_an_unknown_session_is_reported_with_similar_names(store: SessionStore) -> None:
     session = await store.resolve("telegram:group")
     with pytest.raises(UnknownSession) as caught:
         await store.resolve("telegram:gruop", create=False)
@@ -381,7 +381,7 @@ anyio.run(main)
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-async def test_a_forked_child_opens_the_index_anew(store: SessionStore) -> None:
+async def test_a_forked_child_opens_its_own_index(store: SessionStore) -> None:
     session = await store.resolve()
     child = os.fork()
     if child == 0:
@@ -415,7 +415,7 @@ async def test_an_index_of_a_newer_version_is_left_alone(store: SessionStore) ->
         await store.resolve("b")
 
 
-async def test_a_damaged_index_is_told_of_without_its_path(store: SessionStore) -> None:
+async def test_a_damaged_index_is_reported_without_its_path(store: SessionStore) -> None:
     store.folder.mkdir(parents=True)
     store.path.write_bytes(b"no database" * 1000)
     with pytest.raises(SessionsUnavailable) as caught:

@@ -209,7 +209,7 @@ def test_a_full_sidecar_says_so_once_and_falls_silent(
 # ---- Nothing stops a run ----
 
 
-def test_a_folder_that_cannot_be_made_is_told_once(
+def test_a_folder_that_cannot_be_created_is_logged_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").write_text("x", "utf-8")
@@ -238,7 +238,7 @@ def test_what_is_no_file_is_not_written_to(
     assert len(caplog.records) == 1
 
 
-def test_a_full_disk_is_told_once_and_half_a_line_spoils_no_other(
+def test_a_full_disk_is_logged_once_and_half_a_line_spoils_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "s.jsonl"

@@ -406,7 +406,7 @@ async def test_a_first_line_cut_off_anywhere_is_written_again(path: Path) -> Non
     ],
     ids=lambda garbage: garbage[:24].decode("latin-1"),
 )
-async def test_a_line_in_the_middle_that_cannot_be_read_is_skipped_told_of_and_kept(
+async def test_an_unreadable_line_in_the_middle_is_skipped_reported_and_kept(
     path: Path, garbage: bytes
 ) -> None:
     async with opened(path) as transcript:
@@ -612,7 +612,7 @@ async def test_after_half_a_line_that_cannot_be_taken_back_nothing_is_glued_to_i
     assert told(read_transcript(path)) == ["U one", "U four"]
 
 
-async def test_a_disk_that_fails_is_told_of(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_failing_disk_is_reported(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*args: object) -> int:
         raise OSError(28, "No space left on device")
 
@@ -722,7 +722,7 @@ async def test_a_cancelled_run_leaves_its_transcript_closed_and_whole(path: Path
 # ---- Runs ----
 
 
-async def test_an_interrupted_run_goes_on_under_its_own_id(path: Path) -> None:
+async def test_an_interrupted_run_resumes_under_its_own_id(path: Path) -> None:
     async with opened(path, "r1") as transcript:
         transcript.message("r1", UserMessage.of("go"))
         transcript.message("r1", asks("c1", "c2"))
@@ -801,7 +801,7 @@ async def test_results_follow_their_calls_in_the_order_of_the_calls(path: Path) 
     assert (lost.is_error, lost.name) == (True, "exec")
 
 
-async def test_what_ended_in_an_error_is_not_told(path: Path) -> None:
+async def test_a_message_that_ended_in_an_error_is_not_replayed(path: Path) -> None:
     async with opened(path) as transcript:
         transcript.message(RUN, UserMessage.of("go"))
         transcript.message(RUN, asks("c1", stop="error", text="half"))
@@ -821,7 +821,7 @@ async def test_of_what_was_aborted_only_the_words_are_told(path: Path) -> None:
     assert message.content == (Text("so far"),)
 
 
-async def test_a_message_without_content_is_not_told(path: Path) -> None:
+async def test_a_message_without_content_is_not_sent_to_the_model(path: Path) -> None:
     async with opened(path) as transcript:
         transcript.message(RUN, AssistantMessage(content=()))
     assert read_transcript(path).messages() == []
@@ -889,7 +889,7 @@ async def test_the_control_calls_of_code_mode_are_told_again(path: Path) -> None
     assert told(read_transcript(path)) == ["A (exec)", "exec=execed", "A (wait)", "wait=waited"]
 
 
-async def test_after_a_compaction_the_summary_is_told_instead(path: Path) -> None:
+async def test_after_a_compaction_the_model_gets_the_summary_instead(path: Path) -> None:
     async with opened(path) as transcript:
         transcript.message(RUN, UserMessage.of("old"))
         transcript.message(RUN, asks("c1"))

@@ -133,30 +133,41 @@ class Person:
     ) -> None:
         self._master, slave = pty.openpty()
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("4H", *size, 0, 0))
-        given = {"TERM": "xterm", **(environment or {})}
-        self._process = self._start(slave, arguments, cwd, stdin, stdout_too, given)
+        self._arguments, self._cwd = arguments, cwd
+        self._stdin, self._stdout_too = stdin, stdout_too
+        self._environment = {"TERM": "xterm", **(environment or {})}
+        self._process = self._start(slave)
         os.close(slave)
         self._seen = b""
         self._read_to = 0
         self._limit = time.monotonic() + SECONDS
 
-    def _start(
-        self,
-        slave: int,
-        arguments: tuple[str, ...],
-        cwd: Path,
-        stdin: str | None,
-        stdout_too: bool,
-        environment: dict[str, str],
-    ) -> "Started | subprocess.Popen[bytes]":
+    def _start(self, slave: int) -> "Started | subprocess.Popen[bytes]":
         zygote, terminal = shared_zygote(), Path(os.ttyname(slave))
-        given, out = zygote.file("in"), zygote.file("out")
+        given, out = terminal, zygote.file("out")
         out.touch()
-        if stdin is not None:
-            given.write_text(stdin, "utf-8")
-        streams = [terminal if stdin is None else given, terminal if stdout_too else out, terminal]
-        shown = None if stdout_too else out
-        return zygote.start(arguments, cwd, streams, shown, environment)
+        if self._stdin is not None:
+            given = zygote.file("in")
+            given.write_text(self._stdin, "utf-8")
+        streams = [given, terminal if self._stdout_too else out, terminal]
+        shown = None if self._stdout_too else out
+        return zygote.start(self._arguments, self._cwd, streams, shown, self._environment)
+
+    def _start_program(self, slave: int, *program: str) -> "subprocess.Popen[bytes]":
+        """Starts a program in a new interpreter; its stdin is the terminal."""
+        # Makes the terminal the controlling one, so that there is a /dev/tty and Ctrl-C.
+        boot = """import fcntl, os, sys, termios
+fcntl.ioctl(2, termios.TIOCSCTTY, 0)
+os.execvp(sys.argv[1], sys.argv[1:])"""
+        return subprocess.Popen(
+            [sys.executable, "-c", boot, *program],
+            stdin=slave,
+            stdout=slave if self._stdout_too else subprocess.PIPE,
+            stderr=slave,
+            cwd=self._cwd,
+            env={**os.environ, **self._environment},
+            start_new_session=True,
+        )
 
     def __enter__(self) -> "Person":
         return self
@@ -220,30 +231,9 @@ class Person:
 class FreshPerson(Person):
     """A person whose command runs in a new interpreter, and has yet to import its libraries."""
 
-    # Makes the terminal the controlling one, so that there is a /dev/tty and Ctrl-C.
-    BOOT = """import fcntl, os, sys, termios
-fcntl.ioctl(2, termios.TIOCSCTTY, 0)
-os.execv(sys.executable, [sys.executable, "-m", "clawmode", *sys.argv[1:]])"""
-
-    def _start(
-        self,
-        slave: int,
-        arguments: tuple[str, ...],
-        cwd: Path,
-        stdin: str | None,
-        stdout_too: bool,
-        environment: dict[str, str],
-    ) -> "Started | subprocess.Popen[bytes]":
-        assert stdin is None
-        return subprocess.Popen(
-            [sys.executable, "-c", self.BOOT, *arguments],
-            stdin=slave,
-            stdout=slave if stdout_too else subprocess.PIPE,
-            stderr=slave,
-            cwd=cwd,
-            env={**os.environ, **environment},
-            start_new_session=True,
-        )
+    def _start(self, slave: int) -> "Started | subprocess.Popen[bytes]":
+        assert self._stdin is None
+        return self._start_program(slave, sys.executable, "-m", "clawmode", *self._arguments)
 
 
 def plain(text: str) -> str:

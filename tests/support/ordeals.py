@@ -240,6 +240,20 @@ def everything(request: ScriptRequest) -> Turn:
     raise AssertionError("waited too often")
 
 
+async def check_crowd(folder: Path, sessions: int) -> None:
+    """Runs five turns in each of many sessions at once, and checks that each got its replies.
+
+    Raises:
+        AssertionError: A reply was lost, came twice, or came to another session.
+    """
+    async with Crowd(folder, sessions) as crowd:
+        replies = await crowd.run(5)
+    assert len(replies) == sessions
+    for session, texts in replies.items():
+        told = [text.partition(":")[0] for text in texts]
+        assert told == [f"{session} {turn}" for turn in range(5)]
+
+
 @dataclass
 class Ordeal:
     """An agent whose runs are aborted, and what it was like before."""
@@ -327,6 +341,8 @@ async def _allow(approvals: Approvals) -> None:
     while True:
         for question in await until(approvals.pending, math.inf):
             approvals.resolve(question.id, "allow-once")
+        # The call has to run before its question is gone.
+        await until(lambda: not approvals.pending(), math.inf)
 
 
 async def how_long(found: Ordeal) -> tuple[float, int]:

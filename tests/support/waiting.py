@@ -6,6 +6,7 @@ from typing import Any
 
 import anyio
 
+from clawmode import tool
 from clawmode.tools.tool import Tool, ToolContext
 from clawmode.types import JsonObject
 
@@ -71,6 +72,28 @@ async def gate() -> str:
 '''
 """A gate in a module of tools for another process: the file `gate-is-open` in its folder opens it.
 """
+
+
+class SlowTools:
+    """A tool `slow` that returns when the test sets `answer`, and a tool `quick`."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.answer = anyio.Event()
+
+        @tool
+        async def slow() -> int:
+            """Take long."""
+            self.calls += 1
+            await self.answer.wait()
+            return self.calls
+
+        @tool
+        async def quick() -> str:
+            """Take no time."""
+            return "quick"
+
+        self.tools: list[Tool] = [slow, quick]
 
 
 class LoopStall:

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.cli_driver import SHOP, plain, trusted
-from tests.support.command_driver import serving
+from tests.support.cli_driver import SHOP, plain
+from tests.support.command_driver import configure, program, serving, use_own_folders
 from tests.support.forking import Zygote
 from tests.support.terminal_driver import Chatter, Tmux
 from tests.support.waiting import GATE_TOOL, until_sync
@@ -57,28 +57,9 @@ ORDER = 'return await tools.order({ item: "tea" }).catch((error) => error.messag
 @pytest.fixture
 def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with tools in it, and a state of its own."""
-    monkeypatch.setenv("CLAWMODE_STATE", str(tmp_path / "state"))
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    for name in ("CLAWMODE_CONFIG", "NO_COLOR", "COLUMNS", "LINES"):
-        monkeypatch.delenv(name, raising=False)
+    use_own_folders(tmp_path, monkeypatch)
     (tmp_path / "shop.py").write_text(SHOP + GATE_TOOL + GATE, "utf-8")
     return tmp_path
-
-
-def configure(folder: Path, server: ScriptServer, **sections: Any) -> None:
-    provider = {"baseUrl": server.url, "api": "anthropic-messages", "apiKey": "none"}
-    whole: dict[str, Any] = {
-        "agents": {"defaults": {"model": "mine/small"}},
-        "models": {"providers": {"mine": provider}},
-        "tools": {"codeMode": True},
-        **sections,
-    }
-    trusted(folder, json.dumps(whole))
-
-
-def program(source: str, *words: str) -> Turn:
-    return Turn(*words, call("exec", {"code": source}))
 
 
 def goes_on(request: Any) -> Turn:
@@ -250,7 +231,7 @@ def test_messages_steer_or_wait_while_a_tool_runs_and_ctrl_c_stops_it(
 
 
 @pytest.mark.parametrize("how", ["ctrl-d", "sigterm", "hangup"])
-def test_a_run_that_goes_on_is_stopped_and_written_down_when_one_leaves(
+def test_a_live_run_is_stopped_and_recorded_when_the_user_leaves(
     shop: Path, zygote: Zygote, how: str
 ) -> None:
     with serving([program("return await tools.forever()")]) as server:

@@ -132,7 +132,7 @@ def test_what_cannot_be_meant_is_said_in_a_line(
     assert listed(zygote, tmp_path) == []
 
 
-def test_a_bad_job_of_the_configuration_is_told_with_its_place(
+def test_a_bad_job_of_the_configuration_is_reported_with_its_place(
     tmp_path: Path, zygote: Zygote
 ) -> None:
     configure(tmp_path, cron={"jobs": [{"id": "a", "cron": "* * *", "message": "Hi."}]})

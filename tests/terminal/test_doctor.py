@@ -156,7 +156,7 @@ def test_our_own_tools_are_counted(tmp_path: Path) -> None:
 
 
 @pytest.mark.covers("S-2", "S-15")
-def test_rules_and_code_in_a_workspace_are_told(tmp_path: Path) -> None:
+def test_rules_and_code_in_a_workspace_are_reported(tmp_path: Path) -> None:
     text = json.dumps({"agents": {"defaults": {"workspace": str(tmp_path)}}})
     state = tmp_path.parent / f"{tmp_path.name}-state"
     setup = setup_of(tmp_path, text, state=str(state))
@@ -168,7 +168,7 @@ def test_rules_and_code_in_a_workspace_are_told(tmp_path: Path) -> None:
     assert (problem.health, "default: unknown key" in problem.detail) == ("problem", True)
 
 
-def test_plugins_and_the_gateway_are_told_of(tmp_path: Path) -> None:
+def test_plugins_and_the_gateway_are_reported(tmp_path: Path) -> None:
     good = '{"id": "good", "version": "2", "entry": "main:register"}'
     for name, manifest in (("good", good), ("bad", "nonsense")):
         folder = tmp_path / "state" / "plugins" / name

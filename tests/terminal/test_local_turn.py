@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,9 @@ from tests.support.cli_driver import (
     clawmode,
     command_line,
     plain,
-    trusted,
 )
-from tests.support.command_driver import Seat, serving
+from tests.support.command_driver import Seat, program, serving, use_own_folders
+from tests.support.command_driver import configure as configure_model
 from tests.support.forking import SECONDS, Zygote
 from tests.support.mcp_driver import HERE as MCP
 from tests.support.waiting import until_sync
@@ -32,7 +33,7 @@ from clawmode.agent.requests import RunResult
 from clawmode.app.console import ProgramOutput
 from clawmode.models.base import ModelError
 from clawmode.terminal.agent_view import AgentView
-from clawmode.testing import ScriptServer, Turn, call, pause, think
+from clawmode.testing import Turn, call, pause, think
 from clawmode.types import JsonObject
 
 # The first test of a process waits until the zygote has imported everything.
@@ -58,12 +59,8 @@ TOOLS.append(ask_name)
 
 @pytest.fixture(autouse=True)
 def _own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CLAWMODE_STATE", str(tmp_path / "state"))
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    use_own_folders(tmp_path, monkeypatch)
     monkeypatch.setenv("TEST_KEY", KEY)
-    for name in ("CLAWMODE_CONFIG", "NO_COLOR", "COLUMNS", "LINES"):
-        monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture
@@ -73,19 +70,7 @@ def shop(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def configure(folder: Path, server: ScriptServer, **sections: Any) -> None:
-    provider = {"baseUrl": server.url, "api": "anthropic-messages", "apiKey": "${TEST_KEY}"}
-    whole: dict[str, Any] = {
-        "agents": {"defaults": {"model": "mine/small"}},
-        "models": {"providers": {"mine": provider}},
-        "tools": {"codeMode": True},
-        **sections,
-    }
-    trusted(folder, json.dumps(whole))
-
-
-def program(source: str, *words: str) -> Turn:
-    return Turn(*words, call("exec", {"code": source}))
+configure = partial(configure_model, key="${TEST_KEY}")
 
 
 def goes_on(request: Any) -> Turn:
@@ -230,7 +215,7 @@ return made"""
     assert "100 earlier" in zygote.run("sessions", "show", cwd=shop).stdout
 
 
-def test_a_server_that_is_not_there_is_told_once_and_others_are_called(
+def test_an_unreachable_server_is_logged_once_and_others_are_called(
     shop: Path, zygote: Zygote
 ) -> None:
     raw = {"command": sys.executable, "args": ["-I", "-S", str(MCP / "raw_server.py"), "good"]}
@@ -402,7 +387,7 @@ def test_output_that_nobody_reads_or_that_cannot_be_written(shop: Path, zygote: 
     assert full.stderr == "clawmode: the output could not be written: No space left on device\n"
 
 
-def test_a_session_that_somebody_writes_to_is_busy_and_a_killed_run_goes_on(
+def test_a_session_with_a_writer_is_busy_and_a_killed_run_resumes(
     shop: Path, zygote: Zygote
 ) -> None:
     script = [program("await tools.forever()", "I begin."), Turn("I look what became of it.")]
@@ -565,7 +550,7 @@ def test_a_turn_that_is_left_waiting_is_continued_and_its_program_too(
             assert person.leaves()[0] == 0
 
 
-def test_a_tool_asks_whoever_sits_there(shop: Path, zygote: Zygote) -> None:
+def test_a_tool_asks_the_person_at_the_terminal(shop: Path, zygote: Zygote) -> None:
     with serving([program("return await tools.ask_name()"), goes_on, goes_on]) as server:
         configure(shop, server)
         with Seat(zygote, "agent", "-m", "Go.", *TOOLS, cwd=shop) as person:

@@ -186,7 +186,9 @@ async def test_local_runs_in_this_process(tmp_path: Path, zygote: Zygote) -> Non
     assert "scripted" in done.stderr
 
 
-async def test_a_gateway_that_has_stopped_is_none(tmp_path: Path, zygote: Zygote) -> None:
+async def test_after_a_gateway_has_stopped_the_command_runs_locally(
+    tmp_path: Path, zygote: Zygote
+) -> None:
     async with office(tmp_path, zygote, []) as at:
         pass
     assert (tmp_path / "state" / presence.LOCK).exists()

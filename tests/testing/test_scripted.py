@@ -203,7 +203,7 @@ async def test_what_is_no_request_is_refused(path: str, body: Any) -> None:
     assert answer.status_code == 400
 
 
-async def test_a_mistake_in_a_script_is_told() -> None:
+async def test_a_mistake_in_a_script_is_reported() -> None:
     def wrong(asked: ScriptRequest) -> Turn:
         raise KeyError("oops")
 

@@ -182,7 +182,7 @@ async def test_input_that_does_not_fit_never_reaches_the_tool() -> None:
     assert reached == []
 
 
-async def test_a_cancelled_call_is_told_as_cancelled() -> None:
+async def test_a_cancelled_call_is_reported_as_cancelled() -> None:
     events: list[CallEvent] = []
 
     async def slow(input: JsonObject, context: ToolContext) -> None:
@@ -279,7 +279,7 @@ async def test_a_guard_that_hangs_blocks(monkeypatch: pytest.MonkeyPatch) -> Non
     assert (await failure(executor(hooks=hooks), call(tool(double)))).code == "blocked"
 
 
-async def test_hooks_are_told_how_a_call_ended_and_cannot_break_it() -> None:
+async def test_hooks_get_the_result_of_a_call_and_cannot_break_it() -> None:
     hooks, ended = Hooks(), list[AfterToolCall]()
     hooks.after_tool_call(lambda event: 1 / 0, priority=1)  # pyrefly: ignore[bad-argument-type]
     hooks.after_tool_call(ended.append)

@@ -48,7 +48,7 @@ async def test_a_program_is_parked_until_somebody_tells() -> None:
         assert approvals.pending_inputs() == []
 
 
-async def test_other_calls_go_on_meanwhile() -> None:
+async def test_other_calls_continue_meanwhile() -> None:
     async def count(given: JsonObject, context: ToolContext) -> int:
         await idle()
         return 3
