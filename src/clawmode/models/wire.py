@@ -41,6 +41,8 @@ KeyHeaders: TypeAlias = Literal["bearer", "x-api-key", "both"]
 
 ELSEWHERE = ("functions", "mcp_servers", "web_search_options")
 """Members of a body that give a model tools which are not in `tools`."""
+MORE_TOOLS = "additional_tools"
+"""The type of an item of `input` that does so."""
 
 
 @dataclass(eq=False, slots=True)
@@ -103,8 +105,13 @@ def check_tools(body: bytes, expected: frozenset[str]) -> None:
     names = [_name_of(tool) for tool in tools]
     if Counter(names) != Counter(expected):
         raise _refusal(expected, ", ".join(name or "one without a name" for name in names))
-    if other := _other_tools(payload):
-        raise _refusal(expected, f"them, and more tools in {other!r}")
+    items = payload.get("input")
+    items = items if isinstance(items, list) else []
+    kinds = [item.get("type") for item in items if isinstance(item, dict)]
+    other = [key for key in ELSEWHERE if payload.get(key)]
+    other += [kind for kind in kinds if kind == MORE_TOOLS]
+    if other:
+        raise _refusal(expected, f"them, and more tools in {other[0]!r}")
 
 
 def _reject_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -126,17 +133,6 @@ def _name_of(tool: Any) -> str | None:
     if not found or found[0] != found[-1] or not isinstance(found[0], str):
         return None
     return found[0] or None
-
-
-def _other_tools(payload: dict[str, Any]) -> str:
-    """Returns the member that gives the model tools besides `tools`, or an empty string."""
-    if named := next((key for key in ELSEWHERE if payload.get(key)), ""):
-        return named
-    items = payload.get("input")
-    if isinstance(items, list):
-        kinds = {item.get("type") for item in items if isinstance(item, dict)}
-        return "additional_tools" if "additional_tools" in kinds else ""
-    return ""
 
 
 def _refusal(expected: frozenset[str], found: str) -> ModelError:
@@ -253,18 +249,17 @@ class _RequestGuard:
             text = "the request was not sent: it was made outside of a model request"
             raise ModelError("payload_guard", text, sent=False)
         # Not `content`, which is a copy: the transport reads the stream.
-        body = await _read_body(request.stream)
+        if not isinstance(request.stream, httpx2.AsyncByteStream):
+            text = "the request was not sent: its body cannot be checked"
+            raise ModelError("payload_guard", text, sent=False)
+        body = b"".join([chunk async for chunk in request.stream])
         with _keep_refusal():
             if exchange.exact_tools is not None:
                 check_tools(body, exchange.exact_tools)
         request.stream = httpx2.ByteStream(body)
         request.extensions["clawmode_began"] = time.monotonic()
         exchange.sent = True
-        self._log(debug_flags(), exchange, request, body)
-
-    def _log(
-        self, flags: DebugFlags, exchange: Exchange, request: httpx2.Request, body: bytes
-    ) -> None:
+        flags = debug_flags()
         if flags.transport:
             # Without user, password and query, which may be secret.
             url = request.url
@@ -276,13 +271,6 @@ class _RequestGuard:
         elif flags.payload == "full-redacted":
             text = for_log(body, self._credential.redactor, MAX_PAYLOAD)
             log("%s: payload: %s", exchange.label, text)
-
-
-async def _read_body(stream: object) -> bytes:
-    if isinstance(stream, httpx2.AsyncByteStream):
-        return b"".join([chunk async for chunk in stream])
-    text = "the request was not sent: its body cannot be checked"
-    raise ModelError("payload_guard", text, sent=False)
 
 
 class _ResponseWatcher:
@@ -335,22 +323,12 @@ class _ObservedBody(httpx2.AsyncByteStream):
             yield chunk
 
     async def aclose(self) -> None:
-        if not self._closed:
-            self._closed = True
-            if self._flags.transport:
-                self._log()
+        if not self._closed and self._flags.transport:
+            ms = (time.monotonic() - self._response.request.extensions["clawmode_began"]) * 1000
+            status, label = self._response.status_code, self._exchange.label
+            log("%s: status %d, %d ms, %d bytes", label, status, ms, self._bytes)
+        self._closed = True
         await self._inner.aclose()
-
-    def _log(self) -> None:
-        seconds = time.monotonic() - self._response.request.extensions["clawmode_began"]
-        status = self._response.status_code
-        log(
-            "%s: status %d, %d ms, %d bytes",
-            self._exchange.label,
-            status,
-            seconds * 1000,
-            self._bytes,
-        )
 
 
 class _EventLog:
