@@ -6,11 +6,12 @@ from clawmode import CodeModeConfig, Policy, Tool
 from clawmode.agent.activation import activate
 from clawmode.catalog.catalog import EXEC, WAIT, Catalog
 from clawmode.config import resolve as settings
+from clawmode.config.tools import ToolSettings
 from clawmode.exceptions import ConfigurationError
 from clawmode.tools.tool import ToolSource
 from clawmode.types import JsonValue
 
-ON = CodeModeConfig(enabled=True)
+ON = ToolSettings(code_mode=CodeModeConfig(enabled=True))
 
 
 def tool(name: str, source: ToolSource = "openclaw", owner: str = "") -> Tool:
@@ -36,7 +37,7 @@ def test_an_active_run_shows_exec_and_wait_and_catalogs_the_rest() -> None:
 @pytest.mark.parametrize("setting", [None, False, {}, {"timeoutMs": 5000}, {"enabled": False}])
 def test_a_run_without_it_shows_what_it_always_did(setting: JsonValue) -> None:
     data: dict[str, JsonValue] = {} if setting is None else {"tools": {"codeMode": setting}}
-    config = settings.code_mode(settings.read(data).unwrap())
+    config = settings.tools(settings.read(data).unwrap())
     surface = activate(config, Policy(), (*CORE, *PLUGIN))
     assert (surface.code_mode, surface.visible) == (False, (*CORE, *PLUGIN))
 

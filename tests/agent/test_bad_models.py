@@ -7,7 +7,7 @@ import socket
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -20,15 +20,16 @@ from tests.support.waiting import until
 # Takes seconds, and here no clock of a test runs.
 import clawmode.models.direct  # noqa: F401
 from clawmode import tool
+from clawmode.agent import loop
 from clawmode.agent.answers import MAX_ANSWER_CHARS
 from clawmode.agent.models import ModelPool
-from clawmode.agent.requests import AgentRequest, Problem, RunResult, RunSettings
+from clawmode.agent.requests import AgentRequest, Problem, RunResult
 from clawmode.agent.resolver import ConfigResolver
 from clawmode.agent.runtime import AgentRuntime
 from clawmode.messages import ToolMessage
 from clawmode.models.base import ModelError
 from clawmode.sessions.history import History
-from clawmode.sessions.store import Session, SessionStore
+from clawmode.sessions.store import SessionStore
 from clawmode.testing import Raw, ScriptRequest, ScriptServer, Turn, call, pause, scripted, think
 
 pytestmark = [pytest.mark.anyio, pytest.mark.hostile]
@@ -48,12 +49,9 @@ async def double(n: int) -> int:
     return 2 * n
 
 
-class Impatient(ConfigResolver):
-    """What the configuration says, without the pauses between tries."""
-
-    async def settings(self, request: AgentRequest, session: Session) -> RunSettings:
-        found = await super().settings(request, session)
-        return replace(found, limits=replace(found.limits, retry_seconds=0.01))
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "RETRY_SECONDS", 0.01)
 
 
 @dataclass
@@ -129,7 +127,7 @@ async def place(
         )
         async with ModelPool(configuration) as models:
             runtime = AgentRuntime(
-                resolver=Impatient(configuration, models, state),
+                resolver=ConfigResolver(configuration, models, state),
                 sessions=SessionStore(state / "sessions"),
                 state=state,
                 tools=[double],

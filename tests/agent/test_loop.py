@@ -9,13 +9,14 @@ import anyio
 import pytest
 from tests.support.waiting import idle
 
+from clawmode.agent import loop
 from clawmode.agent.intake import IncomingMessage, Intake
 from clawmode.agent.loop import Loop
 from clawmode.agent.prompt import Ingredients
-from clawmode.agent.requests import AgentRequest, LoopLimits, RunSettings
+from clawmode.agent.requests import AgentRequest, ResolvedRequest
 from clawmode.agent.run import AgentRun, Resources
 from clawmode.agent.toolbox import ABORTED, MAX_RESULT_CHARS, DirectTools
-from clawmode.code_mode.config import CodeModeConfig
+from clawmode.config.agents import AgentEntry, Configuration
 from clawmode.context import RunContext
 from clawmode.messages import (
     AssistantMessage,
@@ -25,7 +26,7 @@ from clawmode.messages import (
     ToolMessage,
     UserMessage,
 )
-from clawmode.models.base import ModelError
+from clawmode.models.base import ModelError, ModelLimits
 from clawmode.sandbox.pool import Pool
 from clawmode.sessions.store import Session
 from clawmode.testing import ScriptedModel, call, pause, think
@@ -93,11 +94,15 @@ async def double(given: JsonObject, context: ToolContext) -> int:
 DOUBLE = Tool("double", "Double a number.", NUMBER, double)
 
 
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "RETRY_SECONDS", 0.001)
+
+
 def turn_of(
-    *models: ScriptedModel, tools: tuple[Tool, ...] = (DOUBLE,), **limits: Any
+    *models: ScriptedModel, tools: tuple[Tool, ...] = (DOUBLE,), **options: Any
 ) -> tuple[Loop, Seen]:
     seen = Seen()
-    limits.setdefault("retry_seconds", 0.001)
     session = Session(
         key="agent:main:main",
         id="s1",
@@ -108,14 +113,15 @@ def turn_of(
     )
     store: Any = None  # no loop parks a cell
     run = AgentRun("r1", AgentRequest(), session, Resources(store=store, pool=Pool()))
-    run.settings = RunSettings(
-        agent_id="main",
-        models=models,
-        policy=Policy(),
-        code_mode=CodeModeConfig(),
-        workspace=Path(),
-        ingredients=Ingredients(workspace=Path()),
-        limits=LoopLimits(**limits),
+    run.begin(
+        ResolvedRequest(
+            agent=AgentEntry(id="main", **options),
+            configuration=Configuration(),
+            models=models,
+            policy=Policy(),
+            workspace=Path(),
+            ingredients=Ingredients(workspace=Path()),
+        )
     )
     turn = Loop(
         run=run,
@@ -303,17 +309,17 @@ async def test_every_try_that_was_sent_counts_as_a_request(sent: bool, requests:
 
 
 async def test_a_model_that_falls_silent_is_given_up() -> None:
-    model = ScriptedModel([Says("begun", pause(30)), Says("again")])
-    turn, seen = turn_of(model, idle_seconds=lambda model: 0.1)
+    limits = ModelLimits(timeout_seconds=0.1)
+    model = ScriptedModel([Says("begun", pause(30)), Says("again")], limits=limits)
+    turn, seen = turn_of(model)
     assert (await run(turn)).status == "ok"
     assert seen.text() == "again"
     assert seen.traced[0][1]["error"] == "timeout"
 
 
 async def test_slow_is_not_silent() -> None:
-    turn, _ = turn_of(
-        ScriptedModel([Says("word " * 40, delay=0.02)]), idle_seconds=lambda model: 0.2
-    )
+    limits = ModelLimits(timeout_seconds=0.2)
+    turn, _ = turn_of(ScriptedModel([Says("word " * 40, delay=0.02)], limits=limits))
     assert (await run(turn)).status == "ok"
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from clawmode.agent.replies import SentMessages, shape
-from clawmode.agent.requests import Shape
+from clawmode.config.agents import AgentOptions
 from clawmode.messages import AssistantMessage, Text, Thinking, ToolMessage, UserMessage
 
 
@@ -25,7 +25,7 @@ ASKED = UserMessage.of("go")
 def test_payloads_are_words_and_where_wanted_thoughts_and_calls() -> None:
     messages = [ASKED, spoke("Let me see.", "hm"), result("a\nb"), spoke("It is 3.")]
     assert shape(messages) == ({"text": "Let me see."}, {"text": "It is 3."})
-    assert shape(messages, how=Shape(verbose="on", reasoning=True)) == (
+    assert shape(messages, how=AgentOptions(verbose="on", reasoning="on")) == (
         {"kind": "reasoning", "text": "hm"},
         {"text": "Let me see."},
         {"kind": "tool", "text": "read: a b"},
@@ -60,4 +60,4 @@ def test_a_tools_error_is_sent_only_if_nothing_else_was() -> None:
     sent = SentMessages()
     sent.add("Sorry!")
     assert shape([ASKED, failed, spoke("")], sent=sent) == ()
-    assert shape([ASKED, failed], how=Shape(verbose="on"))[-1] == told[0]
+    assert shape([ASKED, failed], how=AgentOptions(verbose="on"))[-1] == told[0]

@@ -11,8 +11,8 @@ from tests.support.fuzzing import examples
 
 from clawmode.code_mode.config import SUSPENDED_DURABLE, SUSPENDED_IN_MEMORY, CodeModeConfig
 from clawmode.config.agents import Configuration
-from clawmode.config.resolve import code_mode
 from clawmode.config.resolve import read as read_configuration
+from clawmode.config.resolve import tools
 from clawmode.exceptions import ClawmodeError, ClawmodeWarning, ConfigurationError
 from clawmode.records import ReadResult, keys_of, schema_of
 from clawmode.records import read as read_section
@@ -436,7 +436,7 @@ def in_a_file(base: JsonValue, own: JsonValue) -> ReadResult[Configuration]:
 @pytest.mark.covers("CF-4", "CF-5")
 def test_a_warning_names_the_place_where_the_value_was_set() -> None:
     found = in_a_file({"timeoutMs": 5, "maxOutputBytes": 1}, {"timeoutMs": 0})
-    config = code_mode(found.section, "a")
+    config = tools(found.section, "a").code_mode
     assert (config.timeout_ms, config.max_output_bytes) == (100, 1024)
     assert sorted(map(str, found.warnings)) == [
         "agents.list[0].tools.codeMode.timeoutMs: 0 is not a positive integer: it is ignored",
@@ -457,7 +457,7 @@ def test_search_limits_are_compared_after_merging(
     base: JsonValue, own: JsonValue, path: str
 ) -> None:
     found = in_a_file(base, own)
-    assert code_mode(found.section, "a").search_default_limit == 5
+    assert tools(found.section, "a").code_mode.search_default_limit == 5
     assert list(map(str, found.warnings)) == [f"{path}.searchDefaultLimit: 20 is over 5: 5 is used"]
 
 

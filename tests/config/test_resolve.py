@@ -13,15 +13,15 @@ from tests.support.fuzzing import examples
 
 from clawmode import Policy, Tool
 from clawmode.code_mode.config import CodeModeConfig
-from clawmode.config.agents import AgentOptions, Configuration
+from clawmode.config.agents import AgentOptions, Configuration, ModelChoice
 from clawmode.config.resolve import (
     agent,
-    code_mode,
     default_agent,
     max_concurrent,
     policy,
     read,
     schema,
+    tools,
 )
 from clawmode.exceptions import ConfigurationError
 from clawmode.records import keys_of, member_schema
@@ -81,7 +81,7 @@ DATA: JsonObject = {
 def test_an_agent_has_its_own_code_mode_over_the_global_one(
     agent_id: str | None, enabled: bool, timeout_ms: int
 ) -> None:
-    config = code_mode(read(DATA).unwrap(), agent_id)
+    config = tools(read(DATA).unwrap(), agent_id).code_mode
     assert (config.enabled, config.timeout_ms) == (enabled, timeout_ms)
 
 
@@ -140,7 +140,7 @@ def test_a_wrong_type_is_an_error_with_its_place(data: JsonObject, path: str) ->
 )
 def test_a_key_that_nobody_reads_is_a_warning_anywhere(data: JsonObject, path: str) -> None:
     assert warned(data) == [path]
-    assert not code_mode(read(data).unwrap()).enabled
+    assert not tools(read(data).unwrap()).code_mode.enabled
 
 
 def test_sections_of_others_are_left_alone_or_named_as_unused() -> None:
@@ -162,16 +162,15 @@ def test_sections_of_others_are_left_alone_or_named_as_unused() -> None:
 
 def test_without_a_file_there_is_one_agent_with_the_pages_defaults() -> None:
     found = agent(Configuration())
-    assert (found.id, found.name, found.model, found.fallbacks) == ("main", "main", "", ())
-    assert (found.timeout_seconds, found.timeout_is_set) == (172_800, False)
+    assert (found.id, found.model.primary, found.model.fallbacks) == ("main", None, ())
+    assert found.timeout_seconds == 172_800
+    assert "timeout_seconds" not in found.model_fields_set
     assert (found.thinking, found.verbose, found.max_turns) == ("off", "off", 500)
-    assert (found.compaction, found.reserve_tokens, found.keep_recent_tokens) == (
-        True,
-        16_384,
-        20_000,
-    )
-    assert not found.is_sandboxed(main_session=False)
-    assert found.code_mode == CodeModeConfig()
+    compaction = found.compaction
+    assert compaction.enabled
+    assert (compaction.reserve_tokens, compaction.keep_recent_tokens) == (16_384, 20_000)
+    assert not found.sandbox.applies(main_session=False)
+    assert found.tools.code_mode == CodeModeConfig()
     assert max_concurrent(Configuration()) == max(8, 4 * (os.cpu_count() or 1))
 
 
@@ -198,15 +197,19 @@ def test_an_agent_has_its_own_settings_over_those_of_all_field_by_field() -> Non
         )
     )
     own = agent(configuration, "own")
-    assert (own.name, own.model, own.fallbacks) == ("Own", "p/own", ("p/n",))
-    assert (own.thinking, own.max_turns, own.workspace) == ("high", 7, os.path.expanduser("~/work"))
-    assert (own.timeout_seconds, own.timeout_is_set) == (60, True)
-    assert (own.reserve_tokens, own.keep_recent_tokens, own.compaction) == (0, 5, False)
-    assert own.sandbox_workspace_root == "/sandboxes"
-    assert (own.is_sandboxed(), own.is_sandboxed(main_session=False)) == (False, True)
+    assert (own.name, own.model) == ("Own", ModelChoice(primary="p/own", fallbacks=("p/n",)))
+    assert (own.thinking, own.max_turns, own.workspace) == ("high", 7, "~/work")
+    assert own.timeout_seconds == 60
+    assert {"timeout_seconds", "max_turns"} <= own.model_fields_set
+    assert "verbose" not in own.model_fields_set
+    compaction = own.compaction
+    assert (compaction.reserve_tokens, compaction.keep_recent_tokens) == (0, 5)
+    assert not compaction.enabled
+    assert own.sandbox.workspace_root == "/sandboxes"
+    assert (own.sandbox.applies(), own.sandbox.applies(main_session=False)) == (False, True)
     none = agent(configuration, "none")
-    assert (none.model, none.fallbacks, none.thinking) == ("p/m", (), "low")
-    assert agent(configuration, "main").model == "p/m"
+    assert (none.model.primary, none.model.fallbacks, none.thinking) == ("p/m", (), "low")
+    assert agent(configuration, "main").model.primary == "p/m"
     assert max_concurrent(configuration) == 3
 
 
@@ -261,7 +264,8 @@ def test_a_number_has_its_default_and_stays_in_its_range(
 def test_a_timeout_of_an_agent_is_from_a_second_to_a_year() -> None:
     assert agent(read(agents(timeoutSeconds=10**9)).unwrap()).timeout_seconds == 31_536_000
     found = agent(read(agents(timeoutSeconds=0)).unwrap())
-    assert (found.timeout_seconds, found.timeout_is_set) == (172_800, False)
+    assert found.timeout_seconds == 172_800
+    assert "timeout_seconds" not in found.model_fields_set
 
 
 def test_a_stuck_run_is_aborted_late_unless_it_is_said_when() -> None:
@@ -414,7 +418,7 @@ def test_a_sandboxed_agent_gets_mcp_tools_only_if_its_sandbox_policy_says_bundle
     )
 
     def gets(configuration: Configuration, agent_id: str) -> list[str]:
-        sandboxed = agent(configuration, agent_id).is_sandboxed()
+        sandboxed = agent(configuration, agent_id).sandbox.applies()
         return passing(policy(configuration, agent_id, sandboxed=sandboxed))
 
     assert gets(configuration, "free") == ["read", "exec", "create_issue"]
@@ -480,7 +484,7 @@ def test_any_file_is_a_configuration_or_errors_with_places(data: JsonValue) -> N
         assert isinstance(data, dict) <= all(error.path for error in found.errors)
         return
     for agent_id in (None, *(entry.id for entry in found.section.agents.list)):
-        assert 100 <= agent(found.section, agent_id).code_mode.timeout_ms <= 60_000
+        assert 100 <= agent(found.section, agent_id).tools.code_mode.timeout_ms <= 60_000
         policy(found.section, agent_id, provider="a", sandboxed=True)
 
 

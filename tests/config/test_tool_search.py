@@ -13,7 +13,7 @@ def load(value: Any, own: Any = None) -> ToolSearchConfig:
         {"id": "a"} if own is None else {"id": "a", "tools": {"toolSearch": own}}
     )
     found = settings.read({"tools": {"toolSearch": value}, "agents": {"list": [entry]}})
-    return settings.agent(found.unwrap(), "a").tool_search
+    return settings.agent(found.unwrap(), "a").tools.tool_search
 
 
 @pytest.mark.covers("TS-14", "TS-15", "TS-16", "TS-17")
@@ -31,7 +31,7 @@ def test_true_and_an_object_without_a_mode_mean_code(value: Any) -> None:
 )
 def test_it_is_off_unless_something_says_otherwise(value: Any) -> None:
     assert not load(value).enabled
-    assert not settings.agent(settings.read({}).unwrap()).tool_search.enabled
+    assert not settings.agent(settings.read({}).unwrap()).tools.tool_search.enabled
 
 
 @pytest.mark.covers("TS-15", "TS-16", "TS-17")

@@ -12,6 +12,7 @@ from tests.support.waiting import until
 from clawmode import CodeMode, Pool
 from clawmode.agent.activation import activate
 from clawmode.code_mode.config import CodeModeConfig
+from clawmode.config.tools import ToolSettings
 from clawmode.core_tools.exec_approvals import ExecRules
 from clawmode.core_tools.shell import ShellSettings
 from clawmode.core_tools.suite import make_core_tools
@@ -56,7 +57,9 @@ async def test_the_shell_is_hidden_from_the_model_and_called_by_its_id(
     tmp_path: Path, pool: Pool
 ) -> None:
     async with make_core_tools(tmp_path) as suite:
-        surface = activate(CodeModeConfig(enabled=True), Policy(), suite.tools)
+        surface = activate(
+            ToolSettings(code_mode=CodeModeConfig(enabled=True)), Policy(), suite.tools
+        )
         assert [tool.id for tool in surface.visible] == [
             "openclaw:code_mode:exec",
             "openclaw:code_mode:wait",

@@ -12,6 +12,7 @@ from tests.support.agent_driver import Agent, configured, opened
 from tests.support.cron_driver import a_job
 
 from clawmode import tool
+from clawmode.agent.requests import idle_limit
 from clawmode.cron.job import Job, configured_jobs
 from clawmode.cron.jobs import Jobs
 from clawmode.cron.scheduler import Scheduler
@@ -134,8 +135,8 @@ async def test_how_long_a_model_may_be_silent_depends_on_the_job(
     request = request_for(a_job(timeout_seconds=seconds), "0" * 32)
     async with opened(tmp_path, model) as agent:
         session = await agent.runtime.sessions.resolve(request.session_key)
-        found = await agent.runtime.settings(request, session)
-    assert found.limits.idle_seconds(model) == window
+        found = await agent.runtime.resolve(request, session)
+    assert idle_limit(model.limits, found.agent, request) == window
 
 
 async def test_an_agent_that_is_not_there_is_a_failed_run(tmp_path: Path) -> None:

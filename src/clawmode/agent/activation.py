@@ -4,8 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from clawmode.catalog.catalog import EXEC, SEARCH_CODE, SEARCH_TOOLS, WAIT, is_control
-from clawmode.code_mode.config import CodeModeConfig
-from clawmode.config.tools import TOOL_SEARCH_DEFAULTS, SearchMode, ToolSearchConfig
+from clawmode.config.tools import SearchMode, ToolSettings
 from clawmode.tools.policy import Policy
 from clawmode.tools.tool import Tool
 
@@ -41,27 +40,21 @@ class ToolSurface:
 
 
 def activate(
-    config: CodeModeConfig,
-    policy: Policy,
-    tools: Iterable[Tool],
-    *,
-    without_tools: bool = False,
-    tool_search: ToolSearchConfig = TOOL_SEARCH_DEFAULTS,
+    settings: ToolSettings, policy: Policy, tools: Iterable[Tool], *, without_tools: bool = False
 ) -> ToolSurface:
     """Applies the policy, and decides which tools the model sees.
 
     Args:
-        config: `tools.codeMode`, resolved for the agent.
+        settings: The section `tools` of the agent: code mode takes precedence over Tool Search.
         policy: The rules for agent, model, provider, sandbox, channel and sender.
         tools: All tools of the run.
         without_tools: The run has no tools.
-        tool_search: `tools.toolSearch`, resolved for the agent. Code mode takes precedence.
     """
     if without_tools:
         return ToolSurface(False, ())
     allowed = tuple(tool for tool in policy.effective(tools) if not is_control(tool))
     # Without tools, a program would have nothing to call.
-    if config.enabled and allowed:
+    if settings.code_mode.enabled and allowed:
         return ToolSurface(True, allowed)
-    mode = tool_search.mode if tool_search.enabled and allowed else None
-    return ToolSurface(False, allowed, mode)
+    search = settings.tool_search
+    return ToolSurface(False, allowed, search.mode if search.enabled and allowed else None)

@@ -94,18 +94,19 @@ class SessionCare:
             try:
                 async with self.lanes.enter(session.key):
                     request = AgentRequest(session_id=session.id)
-                    settings = await self.resolver.settings(request, session)
+                    found = await self.resolver.resolve(request, session)
                     async with open_session(
-                        session, settings.lock_seconds, workspace=settings.workspace
+                        session, found.lock_seconds, workspace=found.workspace
                     ) as transcript:
                         compactor = Compactor(
-                            settings.compaction,
+                            found.agent,
+                            found.summarizer,
                             transcript,
                             session.context(uuid.uuid4().hex),
                             self.hooks,
                             lambda stream, data: None,
                         )
-                        return await compactor.compact(settings.models[0], wishes)
+                        return await compactor.compact(found.models[0], wishes)
             finally:
                 # A later call for the same session may have replaced the scope.
                 if self._compacting.get(session.key) is scope:

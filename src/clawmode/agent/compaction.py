@@ -12,7 +12,7 @@ import anyio
 
 from clawmode.agent.events import Stream
 from clawmode.agent.hooks import CompactionEvent
-from clawmode.agent.requests import CompactionSettings
+from clawmode.config.agents import AgentOptions
 from clawmode.context import RunContext
 from clawmode.messages import (
     AssistantMessage,
@@ -66,6 +66,15 @@ def _tokens(message: Message) -> int:
         text = part.name + str(part.arguments) if isinstance(part, ToolCall) else part.text
         total += -(-len(text) // CHARS_PER_TOKEN)
     return total
+
+
+def room_for(agent: AgentOptions, model: Model) -> int:
+    """Returns how many tokens a conversation of an agent with a model may have."""
+    window = model.limits.context_window
+    if agent.context_tokens is not None:
+        window = min(window, agent.context_tokens)
+    # A window smaller than the reserve must not leave a conversation of nothing.
+    return max(window - agent.compaction.reserve_tokens, window // 4)
 
 
 # ---- Planning ----
@@ -212,7 +221,8 @@ class Compactor:
     """Compacts the conversation of one run, which holds the session's lock.
 
     Args:
-        settings: When and how.
+        agent: Says when and how.
+        summarizer: The model that writes the summary; None for the model of the run.
         transcript: Records the summary.
         run: The run, for hooks.
         hooks: Notified before and after.
@@ -221,13 +231,15 @@ class Compactor:
 
     def __init__(
         self,
-        settings: CompactionSettings,
+        agent: AgentOptions,
+        summarizer: Model | None,
         transcript: Transcript,
         run: RunContext,
         hooks: Hooks,
         emit: Callable[[Stream, JsonObject], None],
     ) -> None:
-        self._settings = settings
+        self._agent = agent
+        self._summarizer = summarizer
         self._transcript = transcript
         self._run = run
         self._hooks = hooks
@@ -237,13 +249,13 @@ class Compactor:
         self, messages: Sequence[Message], system: str, model: Model, *, overflow: bool
     ) -> Sequence[Message] | None:
         """Compacts the conversation if it is too long for a model; see `loop.Shortener`."""
-        room = self._settings.room(model)
+        room = room_for(self._agent, model)
         tokens = estimate(messages, system)
-        if not overflow and (tokens <= room or not self._settings.enabled):
+        if not overflow and (tokens <= room or not self._agent.compaction.enabled):
             return None
         # A model that reports an overflow knows better than the estimate: then half has to go.
         most = estimate(messages) // 2 if overflow else room // 2
-        keep = min(self._settings.keep_tokens, most)
+        keep = min(self._agent.compaction.keep_recent_tokens, most)
         done = await self._compact(model, keep, tokens, system)
         return None if done is None else self._transcript.messages()
 
@@ -255,7 +267,7 @@ class Compactor:
             TranscriptError: The summary could not be recorded.
         """
         tokens = estimate(self._transcript.messages())
-        keep = min(self._settings.keep_tokens, tokens // 2)
+        keep = min(self._agent.compaction.keep_recent_tokens, tokens // 2)
         return await self._compact(model, keep, tokens, wishes=wishes, raises=True)
 
     async def _compact(
@@ -276,7 +288,7 @@ class Compactor:
         event = CompactionEvent(run=self._run, messages=len(found.messages), tokens=tokens)
         await self._hooks.notify("before_compaction", event)
         try:
-            summary = await summarize(self._settings.model or model, found.messages, wishes)
+            summary = await summarize(self._summarizer or model, found.messages, wishes)
             self._transcript.compaction(self._run.run_id, summary, found.first_kept)
         except (ModelError, TranscriptError) as error:
             self._emit("compaction", {"phase": "error", **about, "error": str(error)})

@@ -14,6 +14,7 @@ import anyio
 
 from clawmode.agent.answers import AnswerReader
 from clawmode.agent.events import Stream
+from clawmode.agent.requests import idle_limit
 from clawmode.agent.run import AgentRun
 from clawmode.agent.toolbox import ABORTED, Toolbox, fail
 from clawmode.messages import (
@@ -37,6 +38,9 @@ from clawmode.types import JsonObject
 
 logger = logging.getLogger("clawmode.agent")
 
+RETRIES = 2
+RETRY_SECONDS = 1.0
+"""The longest pause before the first retry; it doubles with each retry."""
 MAX_BACKOFF = 30.0
 MAX_RETRY_AFTER = 60.0
 REPEATS_NOTED, REPEATS_ENDED = 3, 6
@@ -111,7 +115,7 @@ class Loop:
 
         If the loop is cancelled, the partial answer and the cancelled calls are recorded.
         """
-        run, most = self.run, self.run.settings.limits.max_turns
+        run, most = self.run, self.run.agent.max_turns
         while run.turns < most:
             for said in run.intake.read():
                 self._add(said)
@@ -171,7 +175,7 @@ class Loop:
         self.run.turns += 1
         failed: ModelError | None = None
         tried = ""
-        for model in self.run.settings.models:
+        for model in self.run.resolved.models:
             name = f"{model.provider}/{model.name}"
             if failed is not None:
                 step: JsonObject = {"from": tried, "to": name, "error": failed.kind}
@@ -207,12 +211,11 @@ class Loop:
 
     async def _ask_with_retries(self, model: Model) -> AssistantMessage:
         run = self.run
-        limits = run.settings.limits
         request = ModelRequest(
             system=self.system,
             messages=tuple(self.messages),
             tools=self.toolbox.definitions(),
-            thinking=run.settings.thinking,
+            thinking=run.agent.thinking,
             max_tokens=model.limits.max_tokens,
             exact_tools=self.toolbox.exact,
             cache_key=run.session.id,
@@ -225,7 +228,9 @@ class Loop:
             self._heard = False
             reader = AnswerReader(self.sink.emit, self.known)
             try:
-                answer = await reader.read(model, request, limits.idle_seconds(model))
+                answer = await reader.read(
+                    model, request, idle_limit(model.limits, run.agent, run.request)
+                )
                 run.requests += 1
                 return answer
             except ModelError as error:
@@ -237,10 +242,10 @@ class Loop:
                 self.sink.trace("model.failed", {**note, "attempt": attempt})
                 wanted = error.retry_after or 0.0
                 # Instead of a long wait, a fallback is asked.
-                too_long = attempt > limits.retries or wanted > MAX_RETRY_AFTER
+                too_long = attempt > RETRIES or wanted > MAX_RETRY_AFTER
                 if error.kind not in RETRYABLE or too_long:
                     raise
-                await anyio.sleep(max(wanted, backoff(attempt, limits.retry_seconds, MAX_BACKOFF)))
+                await anyio.sleep(max(wanted, backoff(attempt, RETRY_SECONDS, MAX_BACKOFF)))
             except BaseException:
                 if (cut := reader.partial(model)) is not None:
                     self._add(cut)

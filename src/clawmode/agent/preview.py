@@ -106,12 +106,12 @@ async def open_preview_run(
     """
     session = await _find_session(resolver, sessions, request, create)
     run = AgentRun(uuid.uuid4().hex, request, session, shared)
-    run.settings = await resolver.settings(request, session)
+    run.begin(await resolver.resolve(request, session))
     try:
         with tempfile.TemporaryDirectory() as folder:
             run.session = await anyio.to_thread.run_sync(_copy, session, Path(folder))
             async with open_session(
-                run.session, workspace=run.settings.workspace
+                run.session, workspace=run.resolved.workspace
             ) as run.transcript:
                 yield run
     finally:

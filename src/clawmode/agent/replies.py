@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from clawmode.agent.requests import Shape
+from clawmode.config.agents import AgentOptions
 from clawmode.messages import AssistantMessage, Message, Thinking, ToolMessage
 from clawmode.text import shorten
 from clawmode.types import JsonObject
@@ -59,7 +59,7 @@ def shape(
     *,
     error: str | None = None,
     sent: SentMessages | None = None,
-    how: Shape | None = None,
+    how: AgentOptions | None = None,
 ) -> tuple[JsonObject, ...]:
     """Returns the payloads of a run: the parts of its reply.
 
@@ -67,9 +67,9 @@ def shape(
         messages: The messages of the run.
         error: Why the run failed, if it did.
         sent: The messages that messaging tools have sent.
-        how: What the reply contains.
+        how: Says by `verbose` and `reasoning` what the reply contains.
     """
-    sent, how = sent or SentMessages(), how or Shape()
+    sent, how = sent or SentMessages(), how or AgentOptions()
     payloads = [payload for message in messages for payload in _payloads(message, sent, how)]
     if error is not None:
         payloads.append({"text": error, "isError": True})
@@ -84,7 +84,7 @@ def shape(
     return tuple(payloads)
 
 
-def _payloads(message: Message, sent: SentMessages, how: Shape) -> Iterable[JsonObject]:
+def _payloads(message: Message, sent: SentMessages, how: AgentOptions) -> Iterable[JsonObject]:
     if isinstance(message, ToolMessage) and how.verbose != "off":
         full = how.verbose == "full"
         text = message.text[:MAX_FULL_CHARS] if full else _summary(message)
@@ -92,7 +92,7 @@ def _payloads(message: Message, sent: SentMessages, how: Shape) -> Iterable[Json
         yield {"kind": "tool", "text": f"{message.name}: {failed}{text}"}
     if not isinstance(message, AssistantMessage):
         return
-    if how.reasoning:
+    if how.reasoning == "on":
         thoughts = "".join(part.text for part in message.content if isinstance(part, Thinking))
         if thoughts.strip():
             yield {"kind": "reasoning", "text": thoughts}

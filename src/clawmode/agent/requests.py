@@ -1,16 +1,14 @@
-"""`AgentRequest`, the `RunSettings` that a request resolves to, and the `RunResult`: plain data."""
+"""`AgentRequest`, the `ResolvedRequest` that it comes to, and the `RunResult`: plain data."""
 
-from collections.abc import Callable
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
-from clawmode.code_mode.config import CodeModeConfig
-from clawmode.config.agents import Break, Reasoning, Verbosity
-from clawmode.config.tools import ToolSearchConfig
+from clawmode.config.agents import AgentEntry, AgentOptions, Configuration, Verbosity
 from clawmode.exceptions import ClawmodeError
 from clawmode.messages import Image
-from clawmode.models.base import ErrorKind, Model, ThinkingLevel
+from clawmode.models.base import ErrorKind, Model, ModelLimits, ThinkingLevel
 from clawmode.tools.policy import Policy
 from clawmode.tools.tool import Tool
 from clawmode.types import JsonObject, JsonValue
@@ -25,6 +23,9 @@ Status: TypeAlias = Literal["ok", "error", "aborted", "timeout"]
 Problem: TypeAlias = ErrorKind | Literal["too_many_turns", "repeats"]
 
 MAX_MESSAGE_CHARS = 1 << 20
+
+IDLE_SECONDS = 120.0
+CRON_IDLE_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,112 +79,56 @@ class AgentRequest:
     cron_seconds: float | None = None
 
 
-# ---- Settings of a run ----
+# ---- What a request comes to ----
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoopLimits:
-    """Limits of the loop that asks a model.
+class ResolvedRequest:
+    """A request, and what the configuration says about it.
 
     Attributes:
-        max_turns: The number of model requests of one run.
-        retries: How many times a failed request is repeated, if the error may be temporary.
-        retry_seconds: The longest pause before the first retry; it doubles with each retry.
-        idle_seconds: For each model, how long its stream may be silent before the request is
-            aborted.
-    """
-
-    max_turns: int = 500
-    retries: int = 2
-    retry_seconds: float = 1.0
-    idle_seconds: Callable[[Model], float] = lambda model: 120.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CompactionSettings:
-    """When and how a long conversation is compacted.
-
-    Attributes:
-        enabled: Whether conversations are compacted without being asked to.
-        reserve_tokens: Tokens that are kept free for the reply.
-        keep_tokens: Tokens at the end of the conversation that stay verbatim.
-        context_tokens: A context window smaller than the model's own.
-        model: The model that writes the summary; None for the model of the run.
-    """
-
-    enabled: bool = True
-    reserve_tokens: int = 16_384
-    keep_tokens: int = 20_000
-    context_tokens: int | None = None
-    model: Model | None = None
-
-    def room(self, model: Model) -> int:
-        """Returns how many tokens a conversation with a model may have."""
-        window = model.limits.context_window
-        if self.context_tokens is not None:
-            window = min(window, self.context_tokens)
-        # A window smaller than the reserve must not leave a conversation of nothing.
-        return max(window - self.reserve_tokens, window // 4)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
-    """What a reply contains besides the model's text.
-
-    Attributes:
-        verbose: Whether tool calls are included: not at all, one line each, or in full.
-        reasoning: Whether the model's thoughts are included.
-    """
-
-    verbose: Verbosity = "off"
-    reasoning: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Streaming:
-    """How a reply is sent while the model writes it.
-
-    Attributes:
-        blocks: Whether the reply is sent in parts.
-        at: Where a part ends.
-        reasoning: Whether thoughts are sent: as parts of their own, or next to the text.
-    """
-
-    blocks: bool = False
-    at: Break = "text_end"
-    reasoning: Reasoning = "off"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunSettings:
-    """Everything that the configuration says about a request.
-
-    Attributes:
+        agent: The section of the agent with all that it inherits, and with `thinking`, `verbose`
+            and `trace` of the request.
+        configuration: The whole configuration.
         models: The model to ask, followed by its fallbacks.
+        summarizer: The model that writes summaries; None for the model of the run.
         policy: All layers of rules for this agent, model, channel and sender.
         ingredients: The parts of the system prompt.
-        tool_search: Whether the model finds its tools by search. Code mode takes precedence.
-        shape: What the reply contains.
-        streaming: How the reply is sent.
-        compaction: When and how a long conversation is compacted.
-        trace: Whether the run is recorded in the trajectory.
     """
 
-    agent_id: str
+    agent: AgentEntry
+    configuration: Configuration
     models: tuple[Model, ...]
     policy: Policy
-    code_mode: CodeModeConfig
     workspace: Path
     ingredients: "Ingredients"
-    tool_search: ToolSearchConfig = field(default_factory=ToolSearchConfig)
-    shape: Shape = field(default_factory=Shape)
-    streaming: Streaming = field(default_factory=Streaming)
-    compaction: CompactionSettings = field(default_factory=CompactionSettings)
-    thinking: ThinkingLevel = "off"
-    trace: bool = True
-    timeout_seconds: float = 172_800.0
-    lock_seconds: float = 60.0
-    limits: LoopLimits = field(default_factory=LoopLimits)
+    summarizer: Model | None = None
+
+    @property
+    def lock_seconds(self) -> float:
+        return self.configuration.session.write_lock.acquire_timeout_ms / 1000
+
+
+def time_limit(agent: AgentOptions, request: AgentRequest) -> float:
+    """Returns how many seconds a run may take."""
+    limit = float(agent.timeout_seconds)
+    return limit if request.timeout_seconds is None else min(request.timeout_seconds, limit)
+
+
+def idle_limit(limits: ModelLimits, agent: AgentOptions, request: AgentRequest) -> float:
+    """Returns how many seconds a model may be silent before its request is aborted."""
+    is_set = request.timeout_seconds is not None or "timeout_seconds" in agent.model_fields_set
+    if limits.timeout_seconds is not None:
+        window = limits.timeout_seconds
+    elif request.cron_seconds is not None:
+        # A remote model that is silent must leave time for its fallbacks.
+        remote = min(request.cron_seconds, CRON_IDLE_SECONDS)
+        window = request.cron_seconds if limits.local else remote
+    elif request.trigger == "cron" and limits.local and not is_set:
+        window = math.inf
+    else:
+        window = IDLE_SECONDS
+    return min(window, time_limit(agent, request))
 
 
 class Resolver(Protocol):
@@ -201,8 +146,8 @@ class Resolver(Protocol):
         """Deletes the files made for a deleted session. Blocks: call it in a thread."""
         ...
 
-    async def settings(self, request: AgentRequest, session: "Session") -> RunSettings:
-        """Returns the settings of a run.
+    async def resolve(self, request: AgentRequest, session: "Session") -> ResolvedRequest:
+        """Returns what a request comes to.
 
         Raises:
             ClawmodeError: A model, folder or file that the run needs is not available.

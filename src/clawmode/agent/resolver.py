@@ -1,27 +1,18 @@
 """What the configuration says about a request: the agent, its models, workspace and limits."""
 
-import math
 import os
-from dataclasses import dataclass
 from pathlib import Path
 
 import anyio
 
 from clawmode.agent.models import ModelPool
 from clawmode.agent.prompt import BOOTSTRAP_FILES, Ingredients, load_bootstrap_files
-from clawmode.agent.requests import (
-    AgentRequest,
-    CompactionSettings,
-    LoopLimits,
-    RunSettings,
-    Shape,
-    Streaming,
-)
+from clawmode.agent.requests import AgentRequest, ResolvedRequest
 from clawmode.agent.skills import SkillLoader, Skills
 from clawmode.config import resolve as settings
-from clawmode.config.resolve import AgentSettings, Configuration
+from clawmode.config.agents import AgentEntry, Configuration
 from clawmode.exceptions import ConfigurationError
-from clawmode.models.base import Model, ModelLimits
+from clawmode.models.base import Model
 from clawmode.sessions.keys import session_key
 from clawmode.sessions.store import Session
 from clawmode.sessions.workspaces import forget_sandbox, sandbox_root, workspace_of
@@ -29,41 +20,6 @@ from clawmode.tools.policy import Policy
 
 SKILLS = "skills"
 """The name of the folder with skills, in a workspace and in the state folder."""
-
-IDLE_SECONDS = 120.0
-CRON_IDLE_SECONDS = 60.0
-"""For a remote model in a cron run with its own time limit: it leaves time for fallbacks."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunClock:
-    """The time limits of a run.
-
-    Attributes:
-        seconds: The time limit of the whole run.
-        is_set: Whether the limit was set for the agent or the run; if not, it is the default.
-        cron: Whether a schedule started the run.
-        cron_seconds: The time limit of the schedule.
-    """
-
-    seconds: float
-    is_set: bool = False
-    cron: bool = False
-    cron_seconds: float | None = None
-
-
-def idle_window(limits: ModelLimits, clock: RunClock) -> float:
-    """Returns how many seconds a model may be silent before its request is aborted."""
-    if limits.timeout_seconds is not None:
-        window = limits.timeout_seconds
-    elif clock.cron_seconds is not None:
-        remote = min(clock.cron_seconds, CRON_IDLE_SECONDS)
-        window = clock.cron_seconds if limits.local else remote
-    elif clock.cron and limits.local and not clock.is_set:
-        window = math.inf
-    else:
-        window = IDLE_SECONDS
-    return min(window, clock.seconds)
 
 
 class ConfigResolver:
@@ -95,11 +51,13 @@ class ConfigResolver:
         self._skill_folders = skill_folders
         self._default_workspace = workspace
         self._loaders: dict[Path, SkillLoader] = {}
+        self._agents: dict[str, AgentEntry] = {}
 
     def change(self, configuration: Configuration) -> None:
         """Uses another configuration, without errors, for requests from now on."""
         self._configuration = configuration
         self._loaders.clear()
+        self._agents.clear()
 
     async def skills(self, agent_id: str) -> Skills:
         """Returns the skills of an agent in its own workspace.
@@ -107,89 +65,66 @@ class ConfigResolver:
         Raises:
             ConfigurationError: The configuration has no such agent.
         """
-        agent = settings.agent(self._configuration, agent_id)
+        agent = self._agent(agent_id)
         workspace = self._own_workspace(agent)
         return await anyio.to_thread.run_sync(self._loader(workspace).load)
 
     def agent_of(self, request: AgentRequest) -> str:
         # The agent that the request names, else the agent of the session's key.
         if request.agent_id:
-            return settings.agent(self._configuration, request.agent_id).id
+            return self._agent(request.agent_id).id
         head, _, rest = request.session_key.partition(":")
         if head == "agent" and ":" in rest:
-            return settings.agent(self._configuration, rest.partition(":")[0]).id
+            return self._agent(rest.partition(":")[0]).id
         return settings.default_agent(self._configuration)
 
-    async def settings(self, request: AgentRequest, session: Session) -> RunSettings:
-        agent = settings.agent(self._configuration, session.agent_id)
+    async def resolve(self, request: AgentRequest, session: Session) -> ResolvedRequest:
+        agent = self._agent(session.agent_id)
+        own = {"thinking": request.thinking, "verbose": request.verbose}
+        if request.trace is not None:
+            own["trace"] = "on" if request.trace else "off"
+        own = {name: value for name, value in own.items() if value is not None}
+        agent = agent.model_copy(update=own) if own else agent
         await self._models.prepare()
         models = self._find_models(request, session, agent)
         main = session.key == session_key(None, agent.id)
-        sandboxed = agent.is_sandboxed(main_session=main)
+        sandboxed = agent.sandbox.applies(main_session=main)
         if sandboxed:
-            root = agent.sandbox_workspace_root or None
+            root = agent.sandbox.workspace_root
             workspace = sandbox_root(self._state, agent.id, session.id, configured=root)
         else:
             workspace = self._own_workspace(agent)
-        seconds = float(agent.timeout_seconds)
-        if request.timeout_seconds is not None:
-            seconds = min(request.timeout_seconds, seconds)
-        clock = RunClock(
-            seconds=seconds,
-            is_set=agent.timeout_is_set or request.timeout_seconds is not None,
-            cron=request.trigger == "cron",
-            cron_seconds=request.cron_seconds,
-        )
-
-        def idle(model: Model) -> float:
-            return idle_window(model.limits, clock)
-
-        summarizer = agent.compaction_model
-        return RunSettings(
-            agent_id=agent.id,
+        summarizer = agent.compaction.model
+        return ResolvedRequest(
+            agent=agent,
+            configuration=self._configuration,
             models=models,
             policy=self._policy(request, agent, models[0], sandboxed),
-            code_mode=agent.code_mode,
-            tool_search=agent.tool_search,
             workspace=workspace,
             ingredients=await anyio.to_thread.run_sync(
                 self._ingredients, request, agent, workspace
             ),
-            shape=Shape(
-                verbose=request.verbose or agent.verbose, reasoning=agent.reasoning == "on"
-            ),
-            streaming=Streaming(
-                blocks=agent.block_streaming,
-                at=agent.block_streaming_break,
-                reasoning=agent.reasoning,
-            ),
-            compaction=CompactionSettings(
-                enabled=agent.compaction,
-                reserve_tokens=agent.reserve_tokens,
-                keep_tokens=agent.keep_recent_tokens,
-                context_tokens=agent.context_tokens,
-                model=self._models.find(summarizer) if summarizer is not None else None,
-            ),
-            thinking=request.thinking or agent.thinking,
-            trace=agent.trace if request.trace is None else request.trace,
-            timeout_seconds=seconds,
-            lock_seconds=self._configuration.session.write_lock.acquire_timeout_ms / 1000,
-            limits=LoopLimits(max_turns=agent.max_turns, idle_seconds=idle),
+            summarizer=None if summarizer is None else self._models.find(summarizer),
         )
 
     def forget(self, session: Session) -> None:
         try:
-            agent = settings.agent(self._configuration, session.agent_id)
+            agent = self._agent(session.agent_id)
         except ConfigurationError:
             return  # the agent was removed from the configuration
-        root = agent.sandbox_workspace_root or None
-        forget_sandbox(self._state, session.id, root)
+        forget_sandbox(self._state, session.id, agent.sandbox.workspace_root)
+
+    def _agent(self, agent_id: str) -> AgentEntry:
+        # Kept, because to merge the sections of an agent takes longer than the rest.
+        if agent_id not in self._agents:
+            self._agents[agent_id] = settings.agent(self._configuration, agent_id)
+        return self._agents[agent_id]
 
     def _find_models(
-        self, request: AgentRequest, session: Session, agent: AgentSettings
+        self, request: AgentRequest, session: Session, agent: AgentEntry
     ) -> tuple[Model, ...]:
         """Returns the model of the request, else the session's or the agent's, and fallbacks."""
-        first = request.model or session.model or agent.model
+        first = request.model or session.model or agent.model.primary
         if not first:
             raise ConfigurationError(
                 "no model is configured: set agents.defaults.model to `provider/model`, "
@@ -197,16 +132,16 @@ class ConfigResolver:
                 path="agents.defaults.model",
                 expected="provider/model",
             )
-        names = dict.fromkeys((first, *agent.fallbacks))
+        names = dict.fromkeys((first, *agent.model.fallbacks))
         return tuple(self._models.find(name) for name in names)
 
-    def _own_workspace(self, agent: AgentSettings) -> Path:
+    def _own_workspace(self, agent: AgentEntry) -> Path:
         if self._default_workspace is not None and not agent.workspace:
             return self._default_workspace
-        return workspace_of(self._state, agent.id, agent.workspace or None)
+        return workspace_of(self._state, agent.id, agent.workspace)
 
     def _ingredients(
-        self, request: AgentRequest, agent: AgentSettings, workspace: Path
+        self, request: AgentRequest, agent: AgentEntry, workspace: Path
     ) -> Ingredients:
         """Reads the parts of the prompt from files. Blocks: call it in a thread."""
         return Ingredients(
@@ -214,8 +149,8 @@ class ConfigResolver:
             skills=self._loader(workspace).load(),
             files=load_bootstrap_files(
                 workspace,
-                BOOTSTRAP_FILES if agent.bootstrap_files is None else agent.bootstrap_files,
-                max_chars=agent.bootstrap_chars,
+                BOOTSTRAP_FILES if agent.bootstrap.files is None else agent.bootstrap.files,
+                max_chars=agent.bootstrap.max_chars,
             ),
             extra=request.system,
         )
@@ -236,7 +171,7 @@ class ConfigResolver:
         return self._loaders[workspace]
 
     def _policy(
-        self, request: AgentRequest, agent: AgentSettings, model: Model, sandboxed: bool
+        self, request: AgentRequest, agent: AgentEntry, model: Model, sandboxed: bool
     ) -> Policy:
         configured = settings.policy(
             self._configuration,

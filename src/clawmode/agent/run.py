@@ -14,21 +14,15 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 import anyio
 
 from clawmode.agent.activation import ToolSurface, activate
-from clawmode.agent.compaction import estimate
+from clawmode.agent.compaction import estimate, room_for
 from clawmode.agent.events import AgentEvent, Listener, Stream
 from clawmode.agent.intake import Intake
 from clawmode.agent.lanes import Place
 from clawmode.agent.replies import SentMessages, shape
-from clawmode.agent.requests import (
-    AgentRequest,
-    Problem,
-    RunResult,
-    RunSettings,
-    Status,
-    Streaming,
-)
+from clawmode.agent.requests import AgentRequest, Problem, ResolvedRequest, RunResult, Status
 from clawmode.catalog.namespaces import NamespaceRegistry
 from clawmode.code_mode.stores import SnapshotStore
+from clawmode.config.agents import AgentOptions
 from clawmode.context import RunContext
 from clawmode.exceptions import message_of
 from clawmode.messages import Message, Usage
@@ -98,8 +92,8 @@ class AgentRun:
         intake: Messages from people to the run in progress.
         sent: The messages that messaging tools have sent.
         place: The run's place among the concurrent runs; given away while it waits for a person.
-        streaming: How the reply is sent.
-        settings: What the configuration says about the run. Only while the run is in progress, as
+        agent: The section of the agent; that of an agent without settings until the run begins.
+        resolved: What the configuration says about the run. Only while the run is in progress, as
             `transcript`.
         transcript: The session's transcript, open and locked.
         programs: The run's code mode while it is open.
@@ -126,8 +120,8 @@ class AgentRun:
     intake: Intake = field(default_factory=Intake)
     sent: SentMessages = field(default_factory=SentMessages)
     place: Place = field(default_factory=Place)
-    streaming: Streaming = field(default_factory=Streaming)
-    settings: RunSettings = field(init=False, repr=False)
+    agent: AgentOptions = field(default_factory=AgentOptions, repr=False)
+    resolved: ResolvedRequest = field(init=False, repr=False)
     transcript: Transcript = field(init=False, repr=False)
     programs: "CodeMode | None" = None
     own: tuple[Tool, ...] = ()
@@ -190,13 +184,12 @@ class AgentRun:
             redactor: Errors of tools and providers may quote a key, and go to channels.
         """
         error = self.error if self.error is None else redactor.text(self.error)
-        how = self.settings.shape if hasattr(self, "settings") else None
         return RunResult(
             run_id=self.id,
             session_key=self.session.key,
             session_id=self.session.id,
             status=self.status,
-            payloads=shape(self.said, error=error, sent=self.sent, how=how),
+            payloads=shape(self.said, error=error, sent=self.sent, how=self.agent),
             unread=tuple(self.intake.close()),
             usage=self.usage.to_json(),
             metadata=self.metadata,
@@ -209,10 +202,14 @@ class AgentRun:
     def release(self) -> tuple[Message, ...]:
         """Drops the conversation, because many ended runs are remembered; returns `said`."""
         said, self.said, self.own = self.said, (), ()
-        for name in ("settings", "transcript"):
+        for name in ("resolved", "transcript"):
             if hasattr(self, name):
                 delattr(self, name)
         return said
+
+    def begin(self, resolved: ResolvedRequest) -> None:
+        """Sets what the configuration says about the run."""
+        self.resolved, self.agent = resolved, resolved.agent
 
     # ---- Tools ----
 
@@ -220,11 +217,10 @@ class AgentRun:
         """Makes the run's own tools; returns which tools the model sees and can call."""
         self.own = self.shared.own(self)
         return activate(
-            self.settings.code_mode,
-            self.settings.policy,
+            self.resolved.agent.tools,
+            self.resolved.policy,
             self.offered(),
             without_tools=self.request.disable_tools or self.request.raw_model_call,
-            tool_search=self.settings.tool_search,
         )
 
     def offered(self) -> tuple[Tool, ...]:
@@ -236,8 +232,7 @@ class AgentRun:
 
     def report(self) -> JsonObject:
         """Returns the state of the session and of this run, for the model and for people."""
-        settings = self.settings
-        model = self.model or settings.models[0]
+        model = self.model or self.resolved.models[0]
         messages = self.transcript.messages()
         report: JsonObject = {
             "sessionKey": self.session.key,
@@ -245,11 +240,11 @@ class AgentRun:
             "agentId": self.session.agent_id,
             "runId": self.id,
             "model": f"{model.provider}/{model.name}",
-            "thinking": settings.thinking,
-            "workspace": str(settings.workspace),
+            "thinking": self.agent.thinking,
+            "workspace": str(self.resolved.workspace),
             "messages": len(messages),
             "contextTokens": estimate(messages),
-            "contextRoom": settings.compaction.room(model),
+            "contextRoom": room_for(self.agent, model),
             "usage": self.session.usage.to_json(),
             "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         }

@@ -24,9 +24,9 @@ from clawmode.agent.preview import Preview, open_preview_run
 from clawmode.agent.requests import (
     MAX_MESSAGE_CHARS,
     AgentRequest,
+    ResolvedRequest,
     Resolver,
     RunResult,
-    RunSettings,
 )
 from clawmode.agent.run import AgentRun, Resources
 from clawmode.agent.turn import carry_out, choose_model, preview
@@ -287,13 +287,13 @@ class AgentRuntime:
             if run.session.key == session_key and not run.ended.is_set()
         ]
 
-    async def settings(self, request: AgentRequest, session: Session) -> RunSettings:
-        """Returns the settings that a request resolves to.
+    async def resolve(self, request: AgentRequest, session: Session) -> ResolvedRequest:
+        """Returns what a request comes to.
 
         Raises:
             ClawmodeError: A model, folder or file that the run needs is not available.
         """
-        return await self._resolver.settings(request, session)
+        return await self._resolver.resolve(request, session)
 
     async def preview(self, request: AgentRequest) -> Preview:
         """Returns what a model would get at the beginning of a turn, without starting one.
@@ -367,10 +367,9 @@ class AgentRuntime:
                 run.session = await self.sessions.get(run.session.id)
             else:
                 run.session = await self.sessions.resolve(run.session.key)
-            run.settings = await self._resolver.settings(run.request, run.session)
-            run.streaming = run.settings.streaming
+            run.begin(await self._resolver.resolve(run.request, run.session))
             async with open_session(
-                run.session, run.settings.lock_seconds, workspace=run.settings.workspace
+                run.session, run.resolved.lock_seconds, workspace=run.resolved.workspace
             ) as run.transcript:
                 if not run.transcript.entries:
                     await self.care.begin(run.session)

@@ -13,13 +13,14 @@ from pathlib import Path
 import anyio
 
 from clawmode import __version__
-from clawmode.agent.compaction import Compactor, estimate
+from clawmode.agent.compaction import Compactor, estimate, room_for
 from clawmode.agent.hooks import AgentHooks, ModelResolve, PromptBuild
 from clawmode.agent.loop import Loop
 from clawmode.agent.preview import Preview
 from clawmode.agent.prompt import Ingredients, Prompt, build
 from clawmode.agent.recorder import Recorder
 from clawmode.agent.replies import SILENT
+from clawmode.agent.requests import time_limit
 from clawmode.agent.run import AgentRun
 from clawmode.agent.search_toolbox import SearchSurface, open_search
 from clawmode.agent.toolbox import CodeModeTools, DirectTools, Toolbox
@@ -42,7 +43,7 @@ CONTINUED = "[The process ended in the middle of this, and has been started agai
 
 
 async def choose_model(run: AgentRun) -> None:
-    """Lets hooks choose another model for a run that has no settings yet."""
+    """Lets hooks choose another model for a run that is not resolved yet."""
     hooks = run.shared.hooks
     if hooks.has("before_model_resolve", "before_agent_start"):
         event = ModelResolve(prompt=run.request.message, run=run.context)
@@ -56,13 +57,13 @@ async def carry_out(run: AgentRun) -> None:
     """Carries out a run until the model is done or the time limit is reached.
 
     Args:
-        run: A run with settings and an open transcript.
+        run: A run that is resolved, with an open transcript.
     """
     if run.request.resume and run.id not in run.transcript.open_runs():
         text = f"This session has no unfinished run {run.id[:80]!r} that could be resumed."
         return run.finish("error", text)
-    session, settings, shared = run.session, run.settings, run.shared
-    limit = settings.timeout_seconds
+    session, shared = run.session, run.shared
+    limit = time_limit(run.agent, run.request)
     clock = anyio.CancelScope(deadline=anyio.current_time() + limit)
     with Trajectory(
         sidecar_path(session.transcript, session.id),
@@ -70,8 +71,8 @@ async def carry_out(run: AgentRun) -> None:
         session_key=session.key,
         run_id=run.id,
         agent_id=session.agent_id,
-        redactor=Redactor(shared.secrets, workspace=settings.workspace, home=Path.home()),
-        enabled=settings.trace,
+        redactor=Redactor(shared.secrets, workspace=run.resolved.workspace, home=Path.home()),
+        enabled=run.agent.trace == "on",
     ) as trajectory:
         trajectory.write("session.started", {"trigger": run.trigger})
         recorder = Recorder(run, trajectory, clock.cancel)
@@ -117,17 +118,17 @@ def _record_end(run: AgentRun) -> None:
 
 
 async def _with_tools(run: AgentRun, recorder: Recorder) -> None:
-    settings, surface = run.settings, run.activate()
+    resolved, surface = run.resolved, run.activate()
     if debug_flags().code_mode:
         log(
             "run %s: code mode is %s and %s; the model sees %s; %d tools are in the catalog",
             run.id,
-            "enabled" if settings.code_mode.enabled else "not enabled",
+            "enabled" if resolved.agent.tools.code_mode.enabled else "not enabled",
             "engaged" if surface.code_mode else "not engaged",
             ", ".join(tool.name for tool in surface.visible[:50]) or "no tools",
             len(surface.tools) if surface.code_mode or surface.search else 0,
         )
-    model = settings.models[0]
+    model = resolved.models[0]
     run.transcript.start_run(
         run.id,
         model=f"{model.provider}/{model.name}",
@@ -136,7 +137,7 @@ async def _with_tools(run: AgentRun, recorder: Recorder) -> None:
     )
     if surface.code_mode:
         return await _with_programs(run, recorder)
-    executor = Executor(settings.policy, run.shared.hooks, run.shared.approvals)
+    executor = Executor(resolved.policy, run.shared.hooks, run.shared.approvals)
     executor.watchers.append(recorder.watch)
     executor.on_question = run.place.step_aside
     if surface.search is None:
@@ -151,11 +152,11 @@ async def _with_tools(run: AgentRun, recorder: Recorder) -> None:
 
 def _search(run: AgentRun, executor: Executor) -> AbstractAsyncContextManager[SearchSurface]:
     def tools() -> tuple[Tool, ...]:
-        found = run.settings.policy.effective(run.offered())
+        found = run.resolved.policy.effective(run.offered())
         return tuple(tool for tool in found if not is_control(tool))
 
     return open_search(
-        run.settings.tool_search,
+        run.resolved.agent.tools.tool_search,
         tools,
         executor=executor,
         context=run.context,
@@ -170,8 +171,8 @@ def _code_mode(run: AgentRun) -> CodeMode:
     return CodeMode(
         tools=(*shared.tools, *run.own, *shared.plugin_tools, *run.request.client_tools),
         mcp_servers=() if shared.servers is None else shared.servers,
-        config=run.settings.code_mode,
-        policy=run.settings.policy,
+        config=run.resolved.agent.tools.code_mode,
+        policy=run.resolved.policy,
         hooks=shared.hooks,
         approvals=shared.approvals,
         namespaces=shared.namespaces,
@@ -207,7 +208,7 @@ async def _with_programs(run: AgentRun, recorder: Recorder) -> None:
 async def _converse(
     run: AgentRun, recorder: Recorder, toolbox: Toolbox, directory: str = ""
 ) -> None:
-    request, settings, transcript = run.request, run.settings, run.transcript
+    request, transcript = run.request, run.transcript
     if not request.resume:
         recorder.record(UserMessage(content=(Text(request.message), *request.images)))
     elif _is_over(run, recorder):
@@ -235,9 +236,9 @@ async def _converse(
     run.metadata |= {key: compiled[key] for key in ("toolSchemaBytes", "promptBytes")}
     about: JsonObject = {
         "version": __version__,
-        "models": [f"{model.provider}/{model.name}" for model in settings.models],
-        "thinking": settings.thinking,
-        "timeoutSeconds": settings.timeout_seconds,
+        "models": [f"{model.provider}/{model.name}" for model in run.resolved.models],
+        "thinking": run.agent.thinking,
+        "timeoutSeconds": time_limit(run.agent, request),
         "sender": request.sender,
     }
     recorder.trace("trace.metadata", about)
@@ -273,7 +274,7 @@ def _is_over(run: AgentRun, recorder: Recorder) -> bool:
 
 async def _ingredients(run: AgentRun) -> Ingredients:
     """Returns the parts of the prompt, with the files as the operator's scripts want them."""
-    given, operator, context = run.settings.ingredients, run.shared.operator, run.context
+    given, operator, context = run.resolved.ingredients, run.shared.operator, run.context
     if operator is None or not operator.has("agent:bootstrap"):
         return given
     about: JsonObject = {
@@ -281,7 +282,7 @@ async def _ingredients(run: AgentRun) -> Ingredients:
         "sessionKey": context.session_key,
         "runId": context.run_id,
     }
-    files = await operator.bootstrap(given.files, about, run.settings.workspace)
+    files = await operator.bootstrap(given.files, about, run.resolved.workspace)
     return replace(given, files=files)
 
 
@@ -297,7 +298,12 @@ class _Shortener:
     ) -> Sequence[Message] | None:
         run = self.run
         compactor = Compactor(
-            run.settings.compaction, run.transcript, run.context, run.shared.hooks, run.emit
+            run.agent,
+            run.resolved.summarizer,
+            run.transcript,
+            run.context,
+            run.shared.hooks,
+            run.emit,
         )
         shorter = await compactor(messages, system, model, overflow=overflow)
         # The transcript does not have the context that hooks added to the last message.
@@ -309,13 +315,13 @@ class _Shortener:
 
 async def preview(run: AgentRun) -> Preview:
     """Returns what the model would get at the beginning of a run."""
-    surface, request, model = run.activate(), run.request, run.settings.models[0]
+    surface, request, model = run.activate(), run.request, run.resolved.models[0]
     messages = tuple(run.transcript.messages())
     shown = PromptBuild(prompt=request.message, run=run.context, messages=messages)
     added = await AgentHooks(run.shared.hooks).build_prompt(shown)
     given = await _ingredients(run)
     async with AsyncExitStack() as opened:
-        executor = Executor(run.settings.policy, run.shared.hooks, run.shared.approvals)
+        executor = Executor(run.resolved.policy, run.shared.hooks, run.shared.approvals)
         if surface.code_mode:
             toolbox = CodeModeTools(await opened.enter_async_context(_code_mode(run)))
         elif surface.search is not None:
@@ -330,5 +336,5 @@ async def preview(run: AgentRun) -> Preview:
             tools=toolbox.definitions(),
             conversation=estimate(messages),
             window=model.limits.context_window,
-            room=run.settings.compaction.room(model),
+            room=room_for(run.agent, model),
         )

@@ -68,7 +68,7 @@ def set_up(options: Options, purpose: Purpose = "look") -> Setup:
     agent = settings.agent(configured.configuration, AGENT)
     limits: dict[str, Any] = dict(options.limits)
     with catch_warnings(action="ignore", category=ClawmodeWarning):  # `notes` has the same text
-        config = agent.code_mode.replace(**limits)
+        config = agent.tools.code_mode.replace(**limits)
     for name, used in ((name, getattr(config, name)) for name in limits):
         if used != limits[name]:
             notes.append(f"{option_of(name)} {limits[name]} is out of range: {used} is used")
@@ -79,7 +79,9 @@ def set_up(options: Options, purpose: Purpose = "look") -> Setup:
         if others.fatal:
             raise others.fatal[0]
         servers = servers + others.with_broken_entries()
-    layers = settings.policy(configured.configuration, AGENT, sandboxed=agent.is_sandboxed()).layers
+    layers = settings.policy(
+        configured.configuration, AGENT, sandboxed=agent.sandbox.applies()
+    ).layers
     narrowed = Policy() if options.policy is None else read_policy(options.policy)
     return Setup(
         tools=load_tools(options.tools),

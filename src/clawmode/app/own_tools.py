@@ -12,8 +12,8 @@ from weakref import WeakValueDictionary
 
 from clawmode.agent.run import AgentRun
 from clawmode.config import resolve as settings
-from clawmode.config.resolve import Configuration, ToolOptions
-from clawmode.config.tools import ExecSettings, FetchSettings, MessageSection
+from clawmode.config.resolve import Configuration
+from clawmode.config.tools import ExecSettings, FetchSettings, MessageSection, ToolSettings
 from clawmode.context import RunContext
 from clawmode.core_tools.exec_approvals import HOST_FILE, ExecRules, HostFile
 from clawmode.core_tools.exec_policy import ExecGuard
@@ -91,12 +91,12 @@ class OwnTools:
         """Returns the tools of a run, before any policy is applied."""
         self._runs[run.context.run_id] = run
         options = self._options(run.context)
-        env = run.settings.ingredients.skills.env() | (options.exec.env or {})
+        env = run.resolved.ingredients.skills.env() | (options.exec.env or {})
         wanted = _CoreSettings(
-            run.settings.workspace,
+            run.resolved.workspace,
             options.exec.model_copy(update={"env": None}),
-            options.fetch,
-            options.files.hard_links,
+            options.web.fetch,
+            options.fs.hard_links,
             tuple(sorted(env.items())),
             self._withheld,
             self._protected,
@@ -172,8 +172,8 @@ class OwnTools:
             run.sent.add(sent.text, visible=to == (run.request.channel, run.request.target))
         return {"status": sent.status, "messageId": sent.message_id, "channel": to[0]}
 
-    def _options(self, run: RunContext) -> ToolOptions:
-        return settings.tool_options(self._configuration, run.agent_id)
+    def _options(self, run: RunContext) -> ToolSettings:
+        return settings.tools(self._configuration, run.agent_id)
 
     def _rules(self, run: RunContext) -> ExecRules:
         wanted = self._options(run).exec

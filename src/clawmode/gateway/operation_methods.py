@@ -98,7 +98,7 @@ async def _export(call: MethodCall) -> JsonObject:
 
 def _write_bundle(setup: Setup, session: Session, name: str) -> JsonObject:
     agent = settings.agent(setup.configuration, session.agent_id)
-    workspace = workspace_of(setup.state, agent.id, agent.workspace or None)
+    workspace = workspace_of(setup.state, agent.id, agent.workspace)
     bundle = export(
         read_transcript(session.transcript),
         sidecar_path(session.transcript, session.id),

@@ -163,7 +163,9 @@ async def _agents(call: MethodCall) -> JsonObject:
     agents: list[JsonValue] = []
     for agent_id in ids:
         agent = settings.agent(configuration, agent_id)
-        agents.append({"id": agent_id, "name": agent.name, "model": agent.model})
+        agents.append(
+            {"id": agent_id, "name": agent.name or agent_id, "model": agent.model.primary or ""}
+        )
     return {"defaultId": settings.default_agent(configuration), "agents": agents}
 
 
@@ -181,7 +183,7 @@ async def _models(call: MethodCall) -> JsonObject:
         for model in entry.models
     ]
     # The default model may be one that no provider of the configuration lists.
-    used = {settings.agent(configuration, None).model} - {""}
+    used = {settings.agent(configuration).model.primary or ""} - {""}
     listed = {model["id"] for model in models if isinstance(model, dict)}
     others: list[JsonValue] = [
         {"id": name, "name": name, "provider": name.partition("/")[0]} for name in used - listed

@@ -71,7 +71,7 @@ async def _effective(call: MethodCall) -> JsonObject:
     async with call.runtime.preview_run(_request(call)) as run:
         surface = run.activate()
         offered = run.offered()
-    policy, model = run.settings.policy, run.settings.models[0]
+    policy, model = run.resolved.policy, run.resolved.models[0]
     reasons = {tool.id: policy.why_denied(tool) for tool in offered}
     visible: list[JsonValue] = [
         tool.name if surface.code_mode else exposed_name(tool) for tool in surface.visible
@@ -95,7 +95,7 @@ async def _invoke(call: MethodCall) -> JsonObject:
     runtime = call.runtime
     async with runtime.preview_run(_request(call), create=True) as run:
         tool = _find(run, call.params.text("name"))
-        executor = Executor(run.settings.policy, runtime.hooks, runtime.approvals)
+        executor = Executor(run.resolved.policy, runtime.hooks, runtime.approvals)
         executor.watchers.append(lambda event: _broadcast(call, run, event))
         tool_call = Call(
             id=f"inv_{uuid.uuid4().hex}",

@@ -14,7 +14,7 @@ import anyio
 
 from clawmode.agent.events import AgentEvent
 from clawmode.agent.replies import SILENT, SentMessages, is_silent
-from clawmode.agent.requests import RunResult, Streaming
+from clawmode.agent.requests import RunResult
 from clawmode.messaging.channel import Channel
 from clawmode.messaging.outbox import MAX_CHARS, Outbox
 from clawmode.tasks import BackgroundTasks, Notifier
@@ -81,13 +81,11 @@ class _Reply:
     changes: Notifier = field(default_factory=Notifier)
 
     @property
-    def streaming(self) -> Streaming:
-        return self.run.streaming
-
-    @property
     def in_blocks(self) -> bool:
         """True if the reply is sent block by block."""
-        return self.streaming.blocks or (self.channel is not None and self.channel.block_streaming)
+        return self.run.agent.block_streaming or (
+            self.channel is not None and self.channel.block_streaming
+        )
 
     @property
     def to(self) -> tuple[str, str]:
@@ -169,7 +167,7 @@ class Delivery:
         seen = 0
         while not reply.ended:
             seen = await reply.changes.wait(seen)
-            thoughts = reply.thoughts if reply.streaming.reasoning == "stream" else ""
+            thoughts = reply.thoughts if reply.run.agent.reasoning == "stream" else ""
             text = "" if may_be_silent(reply.text) else reply.text
             if (text or thoughts) and (text, thoughts) != reply.told and not reply.ended:
                 reply.told = (text, thoughts)
@@ -278,7 +276,7 @@ def _hear(reply: _Reply, data: JsonObject) -> None:
         reply.text = reply.thoughts = ""
         reply.parts.clear()
     reply.text += str(data.get("delta", ""))
-    by_text = reply.in_blocks and reply.streaming.at == "text_end"
+    by_text = reply.in_blocks and reply.run.agent.block_streaming_break == "text_end"
     if by_text and (part := str(data.get("text") or "").strip()):
         reply.parts.append(part)
         if not may_be_silent("".join(reply.parts)):
@@ -298,7 +296,7 @@ def _hear(reply: _Reply, data: JsonObject) -> None:
 
 
 def _finish_parts(reply: _Reply) -> None:
-    if reply.parts and reply.streaming.reasoning == "on" and reply.thoughts.strip():
+    if reply.parts and reply.run.agent.reasoning == "on" and reply.thoughts.strip():
         reply.blocks.append(_Block(reply.thoughts, "reasoning"))
         reply.thoughts = ""
     reply.blocks += [_Block(part) for part in reply.parts]

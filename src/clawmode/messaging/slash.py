@@ -157,15 +157,15 @@ class SlashCommands:
 
     async def _status(self, arguments: str, message: InboundMessage, session: Session) -> str:
         runtime = self._runtime
-        settings = await runtime.settings(AgentRequest(session_key=session.key), session)
-        model = settings.models[0]
+        resolved = await runtime.resolve(AgentRequest(session_key=session.key), session)
+        model = resolved.models[0]
         runs = runtime.under_way(session.key)
         questions = [it for it in runtime.approvals.pending() if it.run.session_key == session.key]
         shown = questions if message.operator else []
         usage = session.usage
         lines = [
             f"session {session.key} ({session.id[:8]})",
-            f"model {model.provider}/{model.name}, thinking {settings.thinking}",
+            f"model {model.provider}/{model.name}, thinking {resolved.agent.thinking}",
             f"tokens {usage.input:,} in, {usage.output:,} out",
             f"runs {len(runs)}, waiting messages {self._waiting(session.key)}",
             f"queue {_words(self._settings(message, session))}",
@@ -190,8 +190,8 @@ class SlashCommands:
     async def _model(self, arguments: str, message: InboundMessage, session: Session) -> str:
         if not arguments:
             request = AgentRequest(session_key=session.key)
-            settings = await self._runtime.settings(request, session)
-            return ", then ".join(f"{it.provider}/{it.name}" for it in settings.models)
+            resolved = await self._runtime.resolve(request, session)
+            return ", then ".join(f"{it.provider}/{it.name}" for it in resolved.models)
         name = "" if arguments.lower() in ("default", "reset") else arguments
         if name:
             self._find_model(name)

@@ -114,7 +114,7 @@ def export(setup: Setup, reference: str, name: str) -> JsonObject:
     """Writes the bundle of a session to the agent's workspace; returns a description of it."""
     session, history = _open(setup, reference)
     agent = settings.agent(setup.configuration, session.agent_id)
-    workspace = workspace_of(setup.state, agent.id, agent.workspace or None)
+    workspace = workspace_of(setup.state, agent.id, agent.workspace)
     bundle = export_bundle(
         history,
         sidecar_path(session.transcript, session.id),

@@ -71,7 +71,7 @@ class LocalPartner:
         runtime = self._host.runtime
         session = await runtime.sessions.get(self._key)
         request = AgentRequest(session_key=self._key)
-        model = (await runtime.settings(request, session)).models[0]
+        model = (await runtime.resolve(request, session)).models[0]
         return f"{model.provider}/{model.name}"
 
     async def send(self, text: str) -> Receipt:

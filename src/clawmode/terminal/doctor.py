@@ -1,6 +1,7 @@
 """`clawmode doctor`: checks that everything that programs need is present, and says what to do."""
 
 import logging
+import os
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
@@ -170,7 +171,7 @@ def _configuration(options: Options, setup: Setup) -> Iterator[Finding]:
 def _models(setup: Setup) -> Iterator[Finding]:
     """Checks the models of the configuration and their keys; runs no command of a key."""
     models = ModelPool(setup.configuration)
-    main = settings.agent(setup.configuration).model
+    main = settings.agent(setup.configuration).model.primary or ""
     if not main:
         hint = 'set agents.defaults.model, such as "anthropic/claude-sonnet-5"'
         yield Finding("model", "note", f"none is configured, so agents cannot run: {hint}")
@@ -199,7 +200,7 @@ def _workspaces(setup: Setup) -> Iterator[Finding]:
     folders: dict[Path, None] = {}
     for agent_id in ids:
         configured = settings.agent(setup.configuration, agent_id).workspace
-        folder = Path(configured) if configured else current_folder(setup.state)
+        folder = Path(os.path.expanduser(configured)) if configured else current_folder(setup.state)
         if folder is not None:
             folders[folder.resolve()] = None
     for folder in folders:

@@ -161,7 +161,7 @@ def load_models(setup: Setup, request: AgentRequest, view: AgentView) -> ModelPo
     # The session may have a model of its own.
     session = anyio.run(_find_session, setup, request, agent_id)
     session_model = "" if session is None else session.model
-    name = request.model or session_model or settings.agent(configuration, agent_id).model
+    name = request.model or session_model or settings.agent(configuration, agent_id).model.primary
     if not name:
         raise ConfigurationError(
             "no model is configured: set agents.defaults.model in clawmode.json5 to "
