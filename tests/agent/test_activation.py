@@ -3,7 +3,7 @@
 import pytest
 
 from clawmode import CodeModeConfig, Policy, Tool
-from clawmode.agent.activation import activate
+from clawmode.agent.toolbox import activate
 from clawmode.catalog.catalog import EXEC, WAIT, Catalog
 from clawmode.config import resolve as settings
 from clawmode.config.tools import ToolSettings

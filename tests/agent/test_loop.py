@@ -10,11 +10,10 @@ import pytest
 from tests.support.waiting import idle
 
 from clawmode.agent import loop
-from clawmode.agent.intake import IncomingMessage, Intake
 from clawmode.agent.loop import Loop
 from clawmode.agent.prompt import Ingredients
 from clawmode.agent.requests import AgentRequest, ResolvedRequest
-from clawmode.agent.run import AgentRun, Resources
+from clawmode.agent.run import AgentRun, IncomingMessage, Intake, Resources
 from clawmode.agent.toolbox import ABORTED, MAX_RESULT_CHARS, DirectTools
 from clawmode.config.agents import AgentEntry, Configuration
 from clawmode.context import RunContext

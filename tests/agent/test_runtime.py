@@ -11,8 +11,8 @@ from tests.support.waiting import Gate, idle, until
 
 from clawmode import tool
 from clawmode.agent import lanes
-from clawmode.agent.intake import IncomingMessage
 from clawmode.agent.requests import AgentRequest
+from clawmode.agent.run import IncomingMessage
 from clawmode.agent.runtime import AgentRuntime
 from clawmode.agent.toolbox import ABORTED
 from clawmode.exceptions import ConfigurationError, NotOpen

@@ -2,7 +2,8 @@
 
 import pytest
 
-from clawmode.agent.requests import AgentRequest, idle_limit, time_limit
+from clawmode.agent.requests import AgentRequest
+from clawmode.agent.run import idle_limit, time_limit
 from clawmode.config.agents import AgentOptions
 from clawmode.models.base import ModelLimits
 

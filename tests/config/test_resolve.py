@@ -169,7 +169,7 @@ def test_without_a_file_there_is_one_agent_with_the_pages_defaults() -> None:
     compaction = found.compaction
     assert compaction.enabled
     assert (compaction.reserve_tokens, compaction.keep_recent_tokens) == (16_384, 20_000)
-    assert not found.sandbox.applies(main_session=False)
+    assert found.sandbox.mode == "off"
     assert found.tools.code_mode == CodeModeConfig()
     assert max_concurrent(Configuration()) == max(8, 4 * (os.cpu_count() or 1))
 
@@ -206,7 +206,7 @@ def test_an_agent_has_its_own_settings_over_those_of_all_field_by_field() -> Non
     assert (compaction.reserve_tokens, compaction.keep_recent_tokens) == (0, 5)
     assert not compaction.enabled
     assert own.sandbox.workspace_root == "/sandboxes"
-    assert (own.sandbox.applies(), own.sandbox.applies(main_session=False)) == (False, True)
+    assert own.sandbox.mode == "non-main"
     none = agent(configuration, "none")
     assert (none.model.primary, none.model.fallbacks, none.thinking) == ("p/m", (), "low")
     assert agent(configuration, "main").model.primary == "p/m"
@@ -418,7 +418,7 @@ def test_a_sandboxed_agent_gets_mcp_tools_only_if_its_sandbox_policy_says_bundle
     )
 
     def gets(configuration: Configuration, agent_id: str) -> list[str]:
-        sandboxed = agent(configuration, agent_id).sandbox.applies()
+        sandboxed = agent(configuration, agent_id).sandbox.mode == "all"
         return passing(policy(configuration, agent_id, sandboxed=sandboxed))
 
     assert gets(configuration, "free") == ["read", "exec", "create_issue"]

@@ -10,7 +10,7 @@ from tests.support.core_tools_driver import is_alive
 from tests.support.waiting import until
 
 from clawmode import CodeMode, Pool
-from clawmode.agent.activation import activate
+from clawmode.agent.toolbox import activate
 from clawmode.code_mode.config import CodeModeConfig
 from clawmode.config.tools import ToolSettings
 from clawmode.core_tools.exec_approvals import ExecRules

@@ -12,7 +12,7 @@ from tests.support.agent_driver import Agent, configured, opened
 from tests.support.cron_driver import a_job
 
 from clawmode import tool
-from clawmode.agent.requests import idle_limit
+from clawmode.agent.run import idle_limit
 from clawmode.cron.job import Job, configured_jobs
 from clawmode.cron.jobs import Jobs
 from clawmode.cron.scheduler import Scheduler

@@ -95,8 +95,9 @@ class SessionCare:
                 async with self.lanes.enter(session.key):
                     request = AgentRequest(session_id=session.id)
                     found = await self.resolver.resolve(request, session)
+                    limit = found.configuration.session.write_lock.acquire_timeout_ms / 1000
                     async with open_session(
-                        session, found.lock_seconds, workspace=found.workspace
+                        session, limit, workspace=found.workspace
                     ) as transcript:
                         compactor = Compactor(
                             found.agent,

@@ -14,8 +14,7 @@ import anyio
 
 from clawmode.agent.answers import AnswerReader
 from clawmode.agent.events import Stream
-from clawmode.agent.requests import idle_limit
-from clawmode.agent.run import AgentRun
+from clawmode.agent.run import AgentRun, idle_limit
 from clawmode.agent.toolbox import ABORTED, Toolbox, fail
 from clawmode.messages import (
     AssistantMessage,

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 
 LIBRARY = "clawmode.models.direct"
+MAX_FOUND = 100
 
 
 class ModelPool:
@@ -45,6 +46,7 @@ class ModelPool:
         self._configuration = configuration
         self._given = dict(given or {})
         self._providers: dict[str, Provider] = {}
+        self._found: dict[str, Model] = {}
         self._retired: list[Provider] = []
 
     async def __aenter__(self) -> "ModelPool":
@@ -74,6 +76,7 @@ class ModelPool:
         # Not closed yet: runs in progress may use them.
         self._retired += self._providers.values()
         self._providers.clear()
+        self._found.clear()
 
     async def prepare(self) -> None:
         """Imports the library that `find` needs in a thread, because that takes seconds."""
@@ -87,13 +90,15 @@ class ModelPool:
         Raises:
             ConfigurationError: The name is invalid, or its provider is unknown or unusable.
         """
-        name = _parse(text)
-        given = self._find_given(name)
-        if given is not None:
-            return given
-        if name.provider not in self._providers:
-            self._providers[name.provider] = open_provider(self._settings(name.provider))
-        return self._providers[name.provider].model(name.model)
+        if text not in self._found:
+            if len(self._found) >= MAX_FOUND:  # clients may name any model
+                self._found.clear()
+            name = _parse(text)
+            given = self._find_given(name)
+            if given is None and name.provider not in self._providers:
+                self._providers[name.provider] = open_provider(self._settings(name.provider))
+            self._found[text] = given or self._providers[name.provider].model(name.model)
+        return self._found[text]
 
     def settings(self, text: str) -> ProviderSettings | None:
         """Returns the settings of a model's provider; None if the model is an object.

@@ -1,31 +1,27 @@
 """`AgentRequest`, the `ResolvedRequest` that it comes to, and the `RunResult`: plain data."""
 
-import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
-from clawmode.config.agents import AgentEntry, AgentOptions, Configuration, Verbosity
+from clawmode.config.agents import AgentEntry, Configuration, Verbosity
 from clawmode.exceptions import ClawmodeError
 from clawmode.messages import Image
-from clawmode.models.base import ErrorKind, Model, ModelLimits, ThinkingLevel
+from clawmode.models.base import ErrorKind, Model, ThinkingLevel
 from clawmode.tools.policy import Policy
 from clawmode.tools.tool import Tool
 from clawmode.types import JsonObject, JsonValue
 
 # Nearly every module of the agent imports this one, so it imports none of them.
 if TYPE_CHECKING:
-    from clawmode.agent.intake import IncomingMessage
     from clawmode.agent.prompt import Ingredients
+    from clawmode.agent.run import IncomingMessage
     from clawmode.sessions.store import Session
 
 Status: TypeAlias = Literal["ok", "error", "aborted", "timeout"]
 Problem: TypeAlias = ErrorKind | Literal["too_many_turns", "repeats"]
 
 MAX_MESSAGE_CHARS = 1 << 20
-
-IDLE_SECONDS = 120.0
-CRON_IDLE_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,32 +99,6 @@ class ResolvedRequest:
     workspace: Path
     ingredients: "Ingredients"
     summarizer: Model | None = None
-
-    @property
-    def lock_seconds(self) -> float:
-        return self.configuration.session.write_lock.acquire_timeout_ms / 1000
-
-
-def time_limit(agent: AgentOptions, request: AgentRequest) -> float:
-    """Returns how many seconds a run may take."""
-    limit = float(agent.timeout_seconds)
-    return limit if request.timeout_seconds is None else min(request.timeout_seconds, limit)
-
-
-def idle_limit(limits: ModelLimits, agent: AgentOptions, request: AgentRequest) -> float:
-    """Returns how many seconds a model may be silent before its request is aborted."""
-    is_set = request.timeout_seconds is not None or "timeout_seconds" in agent.model_fields_set
-    if limits.timeout_seconds is not None:
-        window = limits.timeout_seconds
-    elif request.cron_seconds is not None:
-        # A remote model that is silent must leave time for its fallbacks.
-        remote = min(request.cron_seconds, CRON_IDLE_SECONDS)
-        window = request.cron_seconds if limits.local else remote
-    elif request.trigger == "cron" and limits.local and not is_set:
-        window = math.inf
-    else:
-        window = IDLE_SECONDS
-    return min(window, time_limit(agent, request))
 
 
 class Resolver(Protocol):

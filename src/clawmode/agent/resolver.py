@@ -20,6 +20,7 @@ from clawmode.tools.policy import Policy
 
 SKILLS = "skills"
 """The name of the folder with skills, in a workspace and in the state folder."""
+MAX_POLICIES = 1_000
 
 
 class ConfigResolver:
@@ -44,7 +45,6 @@ class ConfigResolver:
         skill_folders: tuple[Path, ...] = (),
         workspace: Path | None = None,
     ) -> None:
-        self._configuration = configuration
         self._models = models
         self._state = state
         self._narrowed = narrowed or Policy()
@@ -52,12 +52,15 @@ class ConfigResolver:
         self._default_workspace = workspace
         self._loaders: dict[Path, SkillLoader] = {}
         self._agents: dict[str, AgentEntry] = {}
+        self._policies: dict[tuple[object, ...], Policy] = {}
+        self.change(configuration)
 
     def change(self, configuration: Configuration) -> None:
         """Uses another configuration, without errors, for requests from now on."""
         self._configuration = configuration
-        self._loaders.clear()
-        self._agents.clear()
+        self._default_agent = settings.default_agent(configuration)
+        for kept in (self._loaders, self._agents, self._policies):
+            kept.clear()
 
     async def skills(self, agent_id: str) -> Skills:
         """Returns the skills of an agent in its own workspace.
@@ -76,7 +79,7 @@ class ConfigResolver:
         head, _, rest = request.session_key.partition(":")
         if head == "agent" and ":" in rest:
             return self._agent(rest.partition(":")[0]).id
-        return settings.default_agent(self._configuration)
+        return self._default_agent
 
     async def resolve(self, request: AgentRequest, session: Session) -> ResolvedRequest:
         agent = self._agent(session.agent_id)
@@ -88,7 +91,8 @@ class ConfigResolver:
         await self._models.prepare()
         models = self._find_models(request, session, agent)
         main = session.key == session_key(None, agent.id)
-        sandboxed = agent.sandbox.applies(main_session=main)
+        mode = agent.sandbox.mode
+        sandboxed = mode == "all" or (mode == "non-main" and not main)
         if sandboxed:
             root = agent.sandbox.workspace_root
             workspace = sandbox_root(self._state, agent.id, session.id, configured=root)
@@ -173,15 +177,21 @@ class ConfigResolver:
     def _policy(
         self, request: AgentRequest, agent: AgentEntry, model: Model, sandboxed: bool
     ) -> Policy:
-        configured = settings.policy(
-            self._configuration,
-            agent.id,
-            provider=model.provider,
-            model=model.name,
-            sender=_sender_keys(request),
-            sandboxed=sandboxed,
-        )
-        return Policy(configured.layers + self._narrowed.layers)
+        sender = _sender_keys(request)
+        key = (agent.id, model.provider, model.name, sender, sandboxed)
+        if key not in self._policies:
+            if len(self._policies) >= MAX_POLICIES:  # senders are many, and name themselves
+                self._policies.clear()
+            configured = settings.policy(
+                self._configuration,
+                agent.id,
+                provider=model.provider,
+                model=model.name,
+                sender=sender,
+                sandboxed=sandboxed,
+            )
+            self._policies[key] = Policy(configured.layers + self._narrowed.layers)
+        return self._policies[key]
 
 
 def _sender_keys(request: AgentRequest) -> tuple[str, ...]:

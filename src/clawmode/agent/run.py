@@ -5,6 +5,7 @@ the run. `runtime` queues runs, `turn` carries them out, and `loop` asks the mod
 """
 
 import logging
+import math
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -13,24 +14,24 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import anyio
 
-from clawmode.agent.activation import ToolSurface, activate
 from clawmode.agent.compaction import estimate, room_for
 from clawmode.agent.events import AgentEvent, Listener, Stream
-from clawmode.agent.intake import Intake
 from clawmode.agent.lanes import Place
 from clawmode.agent.replies import SentMessages, shape
 from clawmode.agent.requests import AgentRequest, Problem, ResolvedRequest, RunResult, Status
+from clawmode.agent.toolbox import ToolSurface, activate
 from clawmode.catalog.namespaces import NamespaceRegistry
 from clawmode.code_mode.stores import SnapshotStore
 from clawmode.config.agents import AgentOptions
 from clawmode.context import RunContext
 from clawmode.exceptions import message_of
-from clawmode.messages import Message, Usage
-from clawmode.models.base import Model
+from clawmode.messages import Message, Usage, UserMessage
+from clawmode.models.base import Model, ModelLimits
 from clawmode.redaction import Redactor
 from clawmode.sandbox.pool import Pool
 from clawmode.sessions.store import Session
 from clawmode.sessions.transcript import Transcript
+from clawmode.tasks import Notifier
 from clawmode.tools.approvals import Approvals
 from clawmode.tools.hooks import Hooks
 from clawmode.tools.tool import Tool
@@ -46,6 +47,94 @@ logger = logging.getLogger("clawmode.agent")
 RunState: TypeAlias = Literal["queued", "running"] | Status
 
 STOPPED = "The run was stopped."
+IDLE_SECONDS = 120.0
+CRON_IDLE_SECONDS = 60.0
+
+
+# ---- Messages to a run in progress ----
+
+
+@dataclass(frozen=True, slots=True)
+class IncomingMessage:
+    """A message to a run in progress.
+
+    Attributes:
+        id: The id by which the message can be withdrawn before it is read.
+    """
+
+    id: str
+    message: UserMessage
+
+
+@dataclass(slots=True)
+class Intake:
+    """The messages that wait for one run.
+
+    A closed intake accepts no message: the sender has to start another run.
+
+    Attributes:
+        on_read: Called with the ids of messages that were read.
+    """
+
+    on_read: Callable[[list[str]], None] = lambda ids: None
+    _waiting: list[IncomingMessage] = field(default_factory=list[IncomingMessage])
+    _closed: bool = True
+    _arrived: Notifier = field(default_factory=Notifier)
+
+    def open(self) -> None:
+        """Accepts messages from now on."""
+        self._closed = False
+
+    @property
+    def is_open(self) -> bool:
+        return not self._closed
+
+    def add(self, message: IncomingMessage) -> bool:
+        """Adds a message; returns False if the intake is closed."""
+        if not self._closed:
+            self._waiting.append(message)
+            self._arrived.notify()
+        return not self._closed
+
+    async def arrival(self) -> None:
+        """Waits until there is a message to read."""
+        while not self._waiting:
+            await self._arrived.wait()
+
+    def withdraw(self, message_id: str) -> bool:
+        """Removes a message; returns False if it was read already, or is unknown."""
+        before = len(self._waiting)
+        self._waiting = [message for message in self._waiting if message.id != message_id]
+        return len(self._waiting) < before
+
+    def waits(self) -> bool:
+        """True if there is a message to read."""
+        return bool(self._waiting)
+
+    def read(self) -> list[UserMessage]:
+        """Removes and returns the messages since the last call."""
+        messages = self._take_all()
+        if messages:
+            self.on_read([message.id for message in messages])
+        return [message.message for message in messages]
+
+    def finish(self) -> bool:
+        """Closes the intake unless there is a message to read; returns whether it is closed."""
+        self._closed = self._closed or not self._waiting
+        return not self._waiting
+
+    def close(self) -> list[IncomingMessage]:
+        """Closes the intake; returns the messages that were not read."""
+        self._closed = True
+        return self._take_all()
+
+    def _take_all(self) -> list[IncomingMessage]:
+        messages = self._waiting.copy()
+        self._waiting.clear()
+        return messages
+
+
+# ---- The run ----
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -251,3 +340,28 @@ class AgentRun:
         if self.turns:
             report |= {"runUsage": self.usage.to_json(), "requests": self.turns}
         return report
+
+
+# ---- Time limits ----
+
+
+def time_limit(agent: AgentOptions, request: AgentRequest) -> float:
+    """Returns how many seconds a run may take."""
+    limit = float(agent.timeout_seconds)
+    return limit if request.timeout_seconds is None else min(request.timeout_seconds, limit)
+
+
+def idle_limit(limits: ModelLimits, agent: AgentOptions, request: AgentRequest) -> float:
+    """Returns how many seconds a model may be silent before its request is aborted."""
+    is_set = request.timeout_seconds is not None or "timeout_seconds" in agent.model_fields_set
+    if limits.timeout_seconds is not None:
+        window = limits.timeout_seconds
+    elif request.cron_seconds is not None:
+        # A remote model that is silent must leave time for its fallbacks.
+        remote = min(request.cron_seconds, CRON_IDLE_SECONDS)
+        window = request.cron_seconds if limits.local else remote
+    elif request.trigger == "cron" and limits.local and not is_set:
+        window = math.inf
+    else:
+        window = IDLE_SECONDS
+    return min(window, time_limit(agent, request))

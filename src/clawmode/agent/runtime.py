@@ -18,7 +18,6 @@ from anyio.abc import TaskGroup
 from clawmode.agent.care import CleanUp, SessionCare
 from clawmode.agent.events import Listener
 from clawmode.agent.hooks import AgentEnd, AgentHooks
-from clawmode.agent.intake import IncomingMessage
 from clawmode.agent.lanes import Lanes
 from clawmode.agent.preview import Preview, open_preview_run
 from clawmode.agent.requests import (
@@ -28,7 +27,7 @@ from clawmode.agent.requests import (
     Resolver,
     RunResult,
 )
-from clawmode.agent.run import AgentRun, Resources
+from clawmode.agent.run import AgentRun, IncomingMessage, Resources
 from clawmode.agent.turn import carry_out, choose_model, preview
 from clawmode.catalog.namespaces import NamespaceRegistry
 from clawmode.code_mode.code_mode import CodeMode
@@ -367,9 +366,11 @@ class AgentRuntime:
                 run.session = await self.sessions.get(run.session.id)
             else:
                 run.session = await self.sessions.resolve(run.session.key)
-            run.begin(await self._resolver.resolve(run.request, run.session))
+            found = await self._resolver.resolve(run.request, run.session)
+            run.begin(found)
+            limit = found.configuration.session.write_lock.acquire_timeout_ms / 1000
             async with open_session(
-                run.session, run.resolved.lock_seconds, workspace=run.resolved.workspace
+                run.session, limit, workspace=found.workspace
             ) as run.transcript:
                 if not run.transcript.entries:
                     await self.care.begin(run.session)

@@ -1,4 +1,4 @@
-"""The tools of a run as its model calls them: the tools themselves, or `exec` and `wait`.
+"""The tools of a run as its model sees and calls them: themselves, or `exec` and `wait`.
 
 A call is prepared (the tool is found, its arguments are parsed), executed, and its result is
 turned into the message that the model reads. An error in any of these steps is a result with
@@ -8,15 +8,26 @@ turned into the message that the model reads. An error in any of these steps is 
 import difflib
 import json
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from clawmode.catalog.catalog import MAX_NAME, exposed_name
+from clawmode.catalog.catalog import (
+    EXEC,
+    MAX_NAME,
+    SEARCH_CODE,
+    SEARCH_TOOLS,
+    WAIT,
+    exposed_name,
+    is_control,
+)
 from clawmode.code_mode.results import compact
+from clawmode.config.tools import SearchMode, ToolSettings
 from clawmode.context import RunContext
 from clawmode.exceptions import DuplicateTool
 from clawmode.messages import Image, Text, ToolCall, ToolMessage
 from clawmode.models.base import ToolDefinition
 from clawmode.tools.executor import Call, Executor, ToolFailure
+from clawmode.tools.policy import Policy
 from clawmode.tools.tool import Tool, ToolResult
 from clawmode.types import JsonObject, JsonValue
 
@@ -30,6 +41,63 @@ MAX_IMAGES = 8
 MAX_IMAGE_CHARS = 8 << 20
 
 ABORTED = "The run was stopped before this call was answered: whether it took effect is unknown."
+
+
+# ---- Which tools the model sees ----
+
+
+@dataclass(frozen=True, slots=True)
+class ToolSurface:
+    """The tools that the model of one run sees, and those that it can reach.
+
+    Attributes:
+        code_mode: Whether the model sees `exec` and `wait` instead of the tools.
+        tools: The tools that the policy allows: visible themselves, or in the hidden catalog.
+        search: The mode of Tool Search, if the model sees its controls instead of the tools.
+    """
+
+    code_mode: bool
+    tools: tuple[Tool, ...]
+    search: SearchMode | None = None
+
+    @property
+    def visible(self) -> tuple[Tool, ...]:
+        """The tools that the model sees. With a directory it may see a few more."""
+        if self.code_mode:
+            return (EXEC, WAIT)
+        match self.search:
+            case None:
+                return self.tools
+            case "code":
+                return (SEARCH_CODE,)
+            case "tools":
+                return tuple(SEARCH_TOOLS)
+            case "directory":
+                return (*SEARCH_TOOLS, *(tool for tool in self.tools if tool.source == "client"))
+
+
+def activate(
+    settings: ToolSettings, policy: Policy, tools: Iterable[Tool], *, without_tools: bool = False
+) -> ToolSurface:
+    """Applies the policy, and decides which tools the model sees.
+
+    Args:
+        settings: The section `tools` of the agent: code mode takes precedence over Tool Search.
+        policy: The rules for agent, model, provider, sandbox, channel and sender.
+        tools: All tools of the run.
+        without_tools: The run has no tools.
+    """
+    if without_tools:
+        return ToolSurface(False, ())
+    allowed = tuple(tool for tool in policy.effective(tools) if not is_control(tool))
+    # Without tools, a program would have nothing to call.
+    if settings.code_mode.enabled and allowed:
+        return ToolSurface(True, allowed)
+    search = settings.tool_search
+    return ToolSurface(False, allowed, search.mode if search.enabled and allowed else None)
+
+
+# ---- Calls ----
 
 
 class Toolbox(Protocol):

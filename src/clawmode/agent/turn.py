@@ -20,8 +20,7 @@ from clawmode.agent.preview import Preview
 from clawmode.agent.prompt import Ingredients, Prompt, build
 from clawmode.agent.recorder import Recorder
 from clawmode.agent.replies import SILENT
-from clawmode.agent.requests import time_limit
-from clawmode.agent.run import AgentRun
+from clawmode.agent.run import AgentRun, time_limit
 from clawmode.agent.search_toolbox import SearchSurface, open_search
 from clawmode.agent.toolbox import CodeModeTools, DirectTools, Toolbox
 from clawmode.catalog.catalog import is_control
@@ -219,17 +218,22 @@ async def _converse(
     if request.raw_model_call:
         messages = messages[-1:]
     else:
-        hooks = AgentHooks(run.shared.hooks)
+        hooks = run.shared.hooks
         before = tuple(messages[:-1])
         shown = PromptBuild(prompt=request.message, run=run.context, messages=before)
-        claimed = await hooks.claim_reply(shown)
+        claimed = None
+        if hooks.has("before_agent_reply"):
+            claimed = await AgentHooks(hooks).claim_reply(shown)
         if claimed is not None:
             silent = claimed.silent or not claimed.text.strip()
             text = Text(SILENT[0] if silent else claimed.text)
             recorder.record(AssistantMessage(content=(text,), provider="hook", model="hook"))
             return run.finish("ok")
         given = replace(await _ingredients(run), directory=directory)
-        prompt = build(given, await hooks.build_prompt(shown))
+        added = None
+        if hooks.has("before_prompt_build", "before_agent_start"):
+            added = await AgentHooks(hooks).build_prompt(shown)
+        prompt = build(given, added)
         messages = prompt.add_context(messages)
         shorten = _Shortener(run, prompt)
     compiled = prompt.trace(toolbox.definitions(), len(messages))

@@ -80,7 +80,7 @@ def set_up(options: Options, purpose: Purpose = "look") -> Setup:
             raise others.fatal[0]
         servers = servers + others.with_broken_entries()
     layers = settings.policy(
-        configured.configuration, AGENT, sandboxed=agent.sandbox.applies()
+        configured.configuration, AGENT, sandboxed=agent.sandbox.mode == "all"
     ).layers
     narrowed = Policy() if options.policy is None else read_policy(options.policy)
     return Setup(

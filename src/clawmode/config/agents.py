@@ -98,10 +98,6 @@ class Sandbox(Section):
     mode: SandboxMode = option("Which sessions are sandboxed.", "off")
     workspace_root: Maybe[Text] = option("The folder for the workspaces of sandboxed runs.")
 
-    def applies(self, *, main_session: bool = True) -> bool:
-        """True if a run of the agent is sandboxed."""
-        return self.mode == "all" or (self.mode == "non-main" and not main_session)
-
 
 class Bootstrap(Section):
     """The section `bootstrap`: workspace files that become part of the system prompt."""

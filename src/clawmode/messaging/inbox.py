@@ -14,9 +14,9 @@ import anyio
 
 from clawmode.agent.events import AgentEvent
 from clawmode.agent.hooks import MessageEvent
-from clawmode.agent.intake import IncomingMessage
 from clawmode.agent.operator_hooks import OperatorHooks
 from clawmode.agent.requests import AgentRequest
+from clawmode.agent.run import IncomingMessage
 from clawmode.config.operations import Queue
 from clawmode.exceptions import ClawmodeError
 from clawmode.messages import Text, UserMessage
