@@ -91,18 +91,17 @@ class Client:
 
     def notify(self, event: EncodedEvent) -> None:
         """Queues an event if the client may see it and follows its session or run."""
-        if may_see(event.name, self.scopes) and self._follows(event):
+        follows = (
+            not (event.session_key or event.run_id)
+            or EVERYTHING in self.following
+            or event.session_key in self.following
+            or (event.run_id != "" and event.run_id in self.runs)
+        )
+        if follows and may_see(event.name, self.scopes):
             self.seq += 1
             # Built around the encoded payload, so that an event for many clients is encoded once.
             head = f'{{"type":"event","event":"{event.name}","payload":{event.payload}'
             self.send(f'{head},"seq":{self.seq}}}')
-
-    def _follows(self, event: EncodedEvent) -> bool:
-        if not event.session_key and not event.run_id:
-            return True
-        if EVERYTHING in self.following or event.session_key in self.following:
-            return True
-        return bool(event.run_id) and event.run_id in self.runs
 
     async def frames(self) -> AsyncIterator[str]:
         """Yields queued frames, and ends when the connection is to be closed."""

@@ -44,7 +44,13 @@ class Figures:
             self.durations[bisect_left(SECONDS, seconds)] += 1
             self.seconds += seconds
         metadata: Mapping[str, Any] = result.metadata
-        model = self._model(f"{metadata.get('provider', '')}/{metadata.get('model', '')}")
+        model = f"{metadata.get('provider', '')}/{metadata.get('model', '')}"
+        if model == "/":
+            model = "none"
+        elif model in self._models or len(self._models) < MAX_MODELS:
+            self._models.add(model)
+        else:
+            model = "other"
         for key, kind in TOKENS.items():
             self.tokens[model, kind] += int(str(result.usage.get(key, 0)))
         self.requests[model] += metadata.get("modelRequests", 0)
@@ -60,11 +66,3 @@ class Figures:
         """Counts a run of a job that has ended or was skipped."""
         if event.get("phase") == "finished":
             self.cron[str(event.get("status"))] += 1
-
-    def _model(self, name: str) -> str:
-        if name == "/":
-            return "none"
-        if name not in self._models and len(self._models) >= MAX_MODELS:
-            return "other"
-        self._models.add(name)
-        return name

@@ -8,7 +8,7 @@ import json
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -75,9 +75,9 @@ class RequestRecord:
     answer: JsonObject | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class RunRow:
-    """A run as the ledger records it; times that are 0 have not come yet."""
+    """A row of the table `runs`; times that are 0 have not come yet."""
 
     id: str
     session_key: str
@@ -116,11 +116,13 @@ class Ledger(SqliteFile):
 
     async def finish(self, principal: str, method: str, key: str, answer: JsonObject) -> None:
         """Records the response to a request."""
-        await self._run(self._finish, principal, method, key, json.dumps(answer))
+        statement = "update requests set answer = ? where principal = ? and method = ? and key = ?"
+        await self._run(self._change, statement, (json.dumps(answer), principal, method, key))
 
     async def forget(self, principal: str, method: str, key: str) -> None:
         """Removes a request that was rejected before it had an effect: it may be repeated."""
-        await self._run(self._forget, principal, method, key)
+        statement = "delete from requests where principal = ? and method = ? and key = ?"
+        await self._run(self._change, statement, (principal, method, key))
 
     def _begin(self, principal: str, method: str, key: str, digest: str) -> RequestRecord:
         with self._transaction() as database:
@@ -141,20 +143,6 @@ class Ledger(SqliteFile):
         if answer is not None:
             return RequestRecord("done", json.loads(answer))
         return RequestRecord("begun" if process == self._process else "lost")
-
-    def _finish(self, principal: str, method: str, key: str, answer: str) -> None:
-        with self._transaction() as database:
-            database.execute(
-                "update requests set answer = ? where principal = ? and method = ? and key = ?",
-                (answer, principal, method, key),
-            )
-
-    def _forget(self, principal: str, method: str, key: str) -> None:
-        with self._transaction() as database:
-            database.execute(
-                "delete from requests where principal = ? and method = ? and key = ?",
-                (principal, method, key),
-            )
 
     # ---- Messages ----
 
@@ -259,30 +247,16 @@ class Ledger(SqliteFile):
     def _rows(self, query: str, values: tuple[Any, ...]) -> list[RunRow]:
         with self._transaction("deferred") as database:
             rows = database.execute(query, values).fetchall()
-        runs: list[RunRow] = []
-        for row in rows:
-            run_id, key, session_id, agent, request, accepted, started, ended, status, result = row
-            runs.append(
-                RunRow(
-                    id=run_id,
-                    session_key=key,
-                    session_id=session_id,
-                    agent_id=agent,
-                    request=_load(request) or {},
-                    accepted_at=accepted,
-                    started_at=started,
-                    ended_at=ended,
-                    status=status,
-                    result=None if result is None else _load(result),
-                )
-            )
-        return runs
+        found = [RunRow(*row) for row in rows]
+        return [
+            replace(it, request=_load(it.request) or {}, result=_load(it.result)) for it in found
+        ]
 
 
-def _load(text: str) -> JsonObject | None:
+def _load(text: object) -> JsonObject | None:
     # A damaged row must not keep the gateway from starting.
     try:
-        found = json.loads(text)
+        found = json.loads(str(text))
     except (ValueError, TypeError):
         return None
     return found if isinstance(found, dict) else None

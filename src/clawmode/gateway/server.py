@@ -193,7 +193,14 @@ class GatewayApp:
         try:
             with anyio.fail_after(admission.CONNECT_SECONDS):
                 request = protocol.parse(await _receive(socket), connected=False)
-            return await self._admit(socket, request)
+            address = socket.client.host if socket.client else ""
+            client = await self._gateway.connect(request.params, address)
+            answer = self._gateway.join(client, self._dispatcher.allowed(client))
+            socket.scope["state"][TRUST]()
+            client.send(protocol.response(request.id, answer))
+            self._gateway.client_tools.repeat(client)
+            logger.info("client %s: %s of %s", client.id, client.hello.client_id, client.principal)
+            return client
         except TimeoutError:
             await _close(socket, protocol.CLOSE_POLICY, "connect took too long")
         except BadFrame as error:
@@ -207,16 +214,6 @@ class GatewayApp:
         except WebSocketDisconnect:
             pass
         return None
-
-    async def _admit(self, socket: WebSocket, request: Request) -> Client:
-        address = socket.client.host if socket.client else ""
-        client = await self._gateway.connect(request.params, address)
-        answer = self._gateway.join(client, self._dispatcher.allowed(client))
-        socket.scope["state"][TRUST]()
-        client.send(protocol.response(request.id, answer))
-        self._gateway.client_tools.repeat(client)
-        logger.info("client %s: %s of %s", client.id, client.hello.client_id, client.principal)
-        return client
 
     async def _converse(self, socket: WebSocket, client: Client) -> None:
         async with anyio.create_task_group() as tasks:
@@ -279,17 +276,13 @@ class GatewayApp:
     async def _metrics(self, request: HttpRequest) -> Response:
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
         address = request.client.host if request.client else ""
-        if scheme.lower() != "bearer" or not await self._may_read(token.strip(), address):
-            headers = {"www-authenticate": "Bearer"}
-            return PlainTextResponse("a bearer token is required", 401, headers)
-        return PlainTextResponse(metrics.render(self._gateway), media_type=metrics.MEDIA_TYPE)
-
-    async def _may_read(self, token: str, address: str) -> bool:
-        try:
-            await self._gateway.token_of(token, address, "/metrics")
-        except RpcError:
-            return False
-        return True
+        if scheme.lower() == "bearer":
+            with suppress(RpcError):
+                await self._gateway.token_of(token.strip(), address, "/metrics")
+                text = metrics.render(self._gateway)
+                return PlainTextResponse(text, media_type=metrics.MEDIA_TYPE)
+        headers = {"www-authenticate": "Bearer"}
+        return PlainTextResponse("a bearer token is required", 401, headers)
 
 
 # ---- The socket ----

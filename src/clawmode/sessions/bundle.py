@@ -97,7 +97,9 @@ class Bundle:
         system = _text(contexts[-1].data, "systemPrompt") if contexts else ""
         tools = contexts[-1].data.get("tools") if contexts else None
         self._file(inside, "events.jsonl", "application/jsonl", self._lines())
-        self._json(inside, "session-branch.json", self._branch())
+        header = {key: it for key, it in self.header.to_json().items() if key != "type"}
+        messages: list[JsonValue] = [_plain(it, calls=True) for it in self.history.messages()]
+        self._json(inside, "session-branch.json", {"header": header, "messages": messages})
         self._json(inside, "metadata.json", self._metadata())
         self._json(inside, "artifacts.json", self._artifacts())
         self._json(inside, "prompts.json", self._prompts(contexts))
@@ -256,11 +258,6 @@ class Bundle:
 
     # ---- The other files ----
 
-    def _branch(self) -> JsonObject:
-        header = {key: it for key, it in self.header.to_json().items() if key != "type"}
-        messages: list[JsonValue] = [_plain(it, calls=True) for it in self.history.messages()]
-        return {"header": header, "messages": messages}
-
     def _traced(self, kind: str) -> dict[str, JsonObject]:
         """Returns the merged data of all events of a kind, by the id of their run."""
         traced: dict[str, JsonObject] = {}
@@ -295,7 +292,14 @@ class Bundle:
                 {
                     "runId": run.id,
                     "status": _status(run),
-                    "finalText": next((it.text for it in reversed(_answers(run))), ""),
+                    "finalText": next(
+                        (
+                            it.entry.message.text
+                            for it in reversed(run.steps)
+                            if isinstance(it.entry.message, AssistantMessage)
+                        ),
+                        "",
+                    ),
                     "compactions": sum(it.entry.type == "compaction" for it in run.steps),
                     "toolCalls": [
                         {
@@ -370,11 +374,6 @@ def _run(run: "RunSteps") -> JsonObject:
 
 def _status(run: "RunSteps") -> JsonValue:
     return "unfinished" if run.end is None else run.end.data.get("status")
-
-
-def _answers(run: "RunSteps") -> list[AssistantMessage]:
-    steps = (it.entry.message for it in run.steps if it.kind == "assistant")
-    return [message for message in steps if isinstance(message, AssistantMessage)]
 
 
 def _plain(message: Message, *, calls: bool = False) -> JsonObject:

@@ -241,7 +241,11 @@ class SessionLock:
             if descriptor is None:
                 return None
             place.hold = Hold(self.path, time.time(), self._name, descriptor)
-            _sign(descriptor, place.hold.since)
+            # For the error messages of others. On a full disk it is missing.
+            with contextlib.suppress(OSError):
+                signature = {"pid": os.getpid(), "since": place.hold.since}
+                os.ftruncate(descriptor, 0)
+                os.pwrite(descriptor, json.dumps(signature).encode(), 0)
             return place.hold
 
     def _busy(self, place: _Place, seconds: float) -> SessionBusy:
@@ -311,13 +315,6 @@ def _is_at(descriptor: int, name: str) -> bool:
         return os.path.samestat(os.fstat(descriptor), os.lstat(name))
     except FileNotFoundError:
         return False
-
-
-def _sign(descriptor: int, since: float) -> None:
-    """Writes the process id to the file, for error messages; on a full disk it is missing."""
-    with contextlib.suppress(OSError):
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, json.dumps({"pid": os.getpid(), "since": since}).encode(), 0)
 
 
 def _signature(name: str) -> tuple[int, float]:

@@ -116,19 +116,15 @@ class _Reader:
             if call_step is not None and call_step.result is None:
                 call_step.result = entry
         elif entry.type == "nested":
-            self._read_nested(entry)
+            parent_id, call_id = (str(entry.data.get(key, "")) for key in ("parentId", "callId"))
+            # Popped by the entry of the start, so that the entry of the end adds no second step.
+            call = self._nested.pop((entry.run_id, parent_id, call_id), None)
+            if call is None:
+                return
+            step = self._calls.get((entry.run_id, parent_id))
+            if step is None:
+                step = self._calls[entry.run_id, parent_id] = Step("nested", entry)
+                self.steps.append(step)
+            step.nested.append(NestedStep(call, entry.at))
         else:
             self.steps.append(Step("other" if message is None else "user", entry))
-
-    def _read_nested(self, entry: Entry) -> None:
-        parent_id, call_id = (str(entry.data.get(key, "")) for key in ("parentId", "callId"))
-        # Popped by the entry of the start, so that the entry of the end adds no second step.
-        call = self._nested.pop((entry.run_id, parent_id, call_id), None)
-        if call is None:
-            return
-        step = self._calls.get((entry.run_id, parent_id))
-        if step is None:
-            step = Step("nested", entry)
-            self.steps.append(step)
-            self._calls[entry.run_id, parent_id] = step
-        step.nested.append(NestedStep(call, entry.at))
