@@ -137,10 +137,8 @@ def load(path: str | Path | None = None) -> ConfigFile:
     text, digest = _read(found)
     document = _parse(text, str(found))
     if not isinstance(document.value, dict):
-        raise ConfigurationError(
-            f"{found}: found {show(document.value)}, expected an object: {{ ... }}",
-            expected="an object",
-        )
+        text = f"{found}:1:1: found {show(document.value)}, expected an object: {{ ... }}"
+        raise ConfigurationError(text, expected="an object", line=1, column=1)
     return ConfigFile(document.value, found, document, digest, unnamed)
 
 

@@ -1,0 +1,58 @@
+"""Typical mistakes in a configuration, and everything that `config check` prints about each.
+
+`mistakes.txt` has the mistakes: a title after `##`, the file, a line `->`, and the output. To write
+the outputs again after a change of messages, run these tests with `REWRITE_MISTAKES=1`.
+"""
+
+import os
+import re
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clawmode.app.console import ProgramOutput
+from clawmode.app.loading import check
+from clawmode.terminal.listings import print_report
+
+FILE = Path(__file__).parent / "mistakes.txt"
+CASES = re.findall(r"^## ([^\n]*)\n(.*?)\n?->\n(.*?)\n\n", FILE.read_text("utf-8"), re.M | re.S)
+SECRET = "sk-4711-secret"
+
+
+class Page(ProgramOutput):
+    """The output of a command in this process, because a process for each mistake would be slow."""
+
+    def __init__(self) -> None:
+        self.text = StringIO()
+        self._file: Any = self.text
+        self.is_terminal = False
+        self.failure = ""
+
+
+@pytest.mark.parametrize("title", [title for title, _, _ in CASES])
+def test_a_mistake_is_reported_with_its_place_and_what_to_do(
+    title: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in [name for name in os.environ if name.endswith("_KEY")]:
+        monkeypatch.delenv(name)
+    ((text, expected),) = [case[1:] for case in CASES if case[0] == title]
+    Path("c.json5").write_text(text, "utf-8")
+    page = Page()
+    print_report(page, check("c.json5", tmp_path / "state"))
+    printed = page.text.getvalue().strip()
+    if os.environ.get("REWRITE_MISTAKES"):
+        whole = FILE.read_text("utf-8")
+        FILE.write_text(whole.replace(f"->\n{expected}\n\n", f"->\n{printed}\n\n", 1), "utf-8")
+        return
+    assert printed == expected
+    assert SECRET not in printed
+    problems = printed.splitlines()[2:]
+    assert problems, "nothing was found"
+    assert all(re.match(r"(error|warning) +\d+:\d+ ", problem) for problem in problems)
+
+
+def test_there_are_at_least_thirty_mistakes() -> None:
+    assert len(CASES) >= 30
