@@ -59,7 +59,8 @@ def _rewrite(annotation: Any, inside: tuple[Any, ...] = ()) -> Any:
     """
     if annotation == _JSON:
         return Any
-    if _is_old_dict(annotation) and annotation not in inside:
+    is_old_dict = is_typeddict(annotation) and type(annotation).__module__ == "typing"
+    if is_old_dict and sys.version_info < (3, 12) and annotation not in inside:
         return _rebuild_dict(annotation, (*inside, annotation))
     arguments = get_args(annotation)
     changed = tuple(_rewrite(argument, inside) for argument in arguments)
@@ -67,13 +68,6 @@ def _rewrite(annotation: Any, inside: tuple[Any, ...] = ()) -> Any:
         return annotation
     origin = get_origin(annotation)
     return _FORMS.get(origin, origin)[changed]
-
-
-def _is_old_dict(annotation: Any) -> bool:
-    """True for a `TypedDict` of `typing` before Python 3.12."""
-    if sys.version_info >= (3, 12):
-        return False
-    return is_typeddict(annotation) and type(annotation).__module__ == "typing"
 
 
 def _rebuild_dict(annotation: Any, inside: tuple[Any, ...]) -> Any:

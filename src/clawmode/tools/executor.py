@@ -257,13 +257,12 @@ class Executor:
         try:
             if inspect.iscoroutinefunction(execute):
                 return await execute(params, context)
+            try:
+                limiter = _threads.get()
+            except LookupError:
+                _threads.set(limiter := anyio.CapacityLimiter(MAX_THREADS))
             answer = await anyio.to_thread.run_sync(
-                _in_thread,
-                execute,
-                params,
-                context,
-                abandon_on_cancel=True,
-                limiter=_tool_threads(),
+                _in_thread, execute, params, context, abandon_on_cancel=True, limiter=limiter
             )
             return await answer if inspect.isawaitable(answer) else answer
         except BaseException as error:
@@ -298,16 +297,8 @@ class Executor:
                 logger.error("watcher %r: %s: %s", watcher, type(error).__name__, error)
 
 
+# The limiter of each event loop for tools, apart from anyio's 40 threads for everything.
 _threads: RunVar[anyio.CapacityLimiter] = RunVar("clawmode_tool_threads")
-
-
-def _tool_threads() -> anyio.CapacityLimiter:
-    """Returns the event loop's limiter for tools, apart from anyio's 40 threads for everything."""
-    try:
-        return _threads.get()
-    except LookupError:
-        _threads.set(made := anyio.CapacityLimiter(MAX_THREADS))
-        return made
 
 
 class _FromThread(Exception):

@@ -22,7 +22,7 @@ from clawmode.context import RunContext
 from clawmode.exceptions import UnknownHook, message_of
 from clawmode.tasks import must_propagate
 from clawmode.tools.tool import ToolResult
-from clawmode.types import ErrorCode, JsonObject, JsonValue
+from clawmode.types import ErrorCode, JsonObject
 
 logger = logging.getLogger("clawmode.hooks")
 
@@ -292,20 +292,18 @@ def _decision(answer: Any) -> ToolCallDecision | None:
     if unknown or not shaped or not isinstance(block, bool):
         expected = "block (a boolean), blockReason, params (an object) and requireApproval"
         raise TypeError(f"invalid decision with {sorted(answer)}; expected {expected}")
+    required = None
+    if isinstance(approval, dict):
+        timeout, severity = approval.get("timeoutMs"), approval.get("severity")
+        required = RequireApproval(
+            title=str(approval.get("title") or "Approval needed"),
+            description=str(approval.get("description") or ""),
+            severity=severity if severity in ("info", "warning", "critical") else "warning",
+            timeout_seconds=timeout / 1000 if isinstance(timeout, int | float) else None,
+        )
     return ToolCallDecision(
         params=params if isinstance(params, dict) else None,
         block=block,
         block_reason=str(answer.get("blockReason") or ""),
-        require_approval=_approval(approval) if isinstance(approval, dict) else None,
-    )
-
-
-def _approval(answer: dict[str, JsonValue]) -> RequireApproval:
-    timeout = answer.get("timeoutMs")
-    severity = answer.get("severity")
-    return RequireApproval(
-        title=str(answer.get("title") or "Approval needed"),
-        description=str(answer.get("description") or ""),
-        severity=severity if severity in ("info", "warning", "critical") else "warning",
-        timeout_seconds=timeout / 1000 if isinstance(timeout, int | float) else None,
+        require_approval=required,
     )

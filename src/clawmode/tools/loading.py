@@ -56,7 +56,17 @@ class _Reference:
             raise _wrong(text, f"expected {FORM}")
 
     def load(self) -> list[Tool]:
-        found = self._find(self._import())
+        found: object = self._import()
+        for part in self._attribute.split("."):
+            try:
+                found = getattr(found, part)
+            except AttributeError:
+                near = difflib.get_close_matches(part, dir(found), n=1)
+                hint = f"; did you mean {near[0]!r}?" if near else ""
+                text = f"{self._module!r} has no {self._attribute!r}{hint}"
+                raise _wrong(self._text, text) from None
+            except Exception as error:
+                raise self._broken(f"looking up {part!r}", error) from None
         if not isinstance(found, Tool) and callable(found):
             found = self._call(found)
         return [found] if isinstance(found, Tool) else self._listed(found)
@@ -81,20 +91,6 @@ class _Reference:
             raise _wrong(self._text, text) from None
         except (Exception, SystemExit) as error:
             raise self._broken(f"importing {name!r}", error) from None
-
-    def _find(self, module: ModuleType) -> object:
-        found: object = module
-        for part in self._attribute.split("."):
-            try:
-                found = getattr(found, part)
-            except AttributeError:
-                near = difflib.get_close_matches(part, dir(found), n=1)
-                hint = f"; did you mean {near[0]!r}?" if near else ""
-                text = f"{self._module!r} has no {self._attribute!r}{hint}"
-                raise _wrong(self._text, text) from None
-            except Exception as error:
-                raise self._broken(f"looking up {part!r}", error) from None
-        return found
 
     def _call(self, function: Callable[..., object]) -> object:
         try:
@@ -139,7 +135,15 @@ class _Reference:
     def _broken(self, action: str, error: BaseException) -> ConfigurationError:
         message = " ".join(str(error).split())[:MAX_REASON_CHARS]
         reason = f"{type(error).__name__}: {message}" if message else type(error).__name__
-        return _wrong(self._text, f"{action} failed: {reason}{_where(error)}")
+        # With the innermost place in the operator's own code. A `SyntaxError` has it already.
+        others = {sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")}
+        others |= {str(Path(__file__).parents[1]), "<"}
+        frames = [] if isinstance(error, SyntaxError) else traceback.extract_tb(error.__traceback__)
+        for frame in reversed(frames):
+            if not frame.filename.startswith(tuple(others)):
+                reason += f" ({frame.filename}, line {frame.lineno})"
+                break
+        return _wrong(self._text, f"{action} failed: {reason}")
 
 
 def _wrong(reference: str, text: str) -> ConfigurationError:
@@ -150,15 +154,3 @@ def _kind(value: object) -> str:
     if inspect.isfunction(value):
         return f"the function {value.__name__!r}"
     return "None" if value is None else f"a value of type {type(value).__name__!r}"
-
-
-def _where(error: BaseException) -> str:
-    """Returns the innermost place in the operator's own code, if there is one."""
-    if isinstance(error, SyntaxError):  # its message has the place
-        return ""
-    others = {sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")}
-    others |= {str(Path(__file__).parents[1]), "<"}
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if not frame.filename.startswith(tuple(others)):
-            return f" ({frame.filename}, line {frame.lineno})"
-    return ""

@@ -4,7 +4,7 @@ A tool must pass every layer that is set, and inside of a layer deny wins. `rule
 rule names tools. The functions here decide and change nothing; `executor` asks before every call.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
@@ -112,9 +112,13 @@ class PolicyLayer:
             )
         # Parsed here, so that a wrong rule is an error at the start, not at the first call.
         lists: list[tuple[str, tuple[Rule, ...]]] = []
-        if (profile := _profile(self.profile, path)) is not None:
-            listed = _parse_allowing((*profile, *self.also_allow), path)
-            lists.append((f"profile {self.profile!r}", listed))
+        if self.profile is not None:
+            folded = self.profile.strip().casefold()
+            if folded not in PROFILES:
+                raise unknown_name(path, "profile", self.profile, PROFILES)
+            if (profile := PROFILES[folded]) is not None:  # None: all tools pass
+                listed = _parse_allowing((*profile, *self.also_allow), path)
+                lists.append((f"profile {self.profile!r}", listed))
         if self.allow is not None:
             lists.append(("allow", _parse_allowing(self.allow, path)))
         object.__setattr__(self, "_denied", parse_rules(self.deny, path))
@@ -188,7 +192,20 @@ class Policy:
         layers = {
             name: _layer(name, settings) for name, settings in given.items() if settings is not None
         }
-        return cls(tuple(_arrange(layers)))
+        # One layer for the profiles of the global and the agent's layer: as two, an agent's profile
+        # could only narrow the global one, and not replace it.
+        outer = layers.get("global", PolicyLayer("global"))
+        inner = layers.get("agent", PolicyLayer("agent"))
+        arranged: list[PolicyLayer] = []
+        if inner.profile is not None or outer.profile is not None:
+            both = outer.also_allow + inner.also_allow
+            also = both if inner.profile is None else inner.also_allow
+            profile = inner.profile or outer.profile
+            arranged.append(PolicyLayer("profile", also_allow=also, profile=profile))
+        for name, layer in layers.items():
+            is_merged = name in ("global", "agent")
+            arranged.append(replace(layer, profile=None, also_allow=()) if is_merged else layer)
+        return cls(tuple(arranged))
 
     def effective(self, tools: Iterable[Tool]) -> list[Tool]:
         """Returns the tools that pass, in their order."""
@@ -205,20 +222,6 @@ class Policy:
     def unmatched(self, tools: Sequence[Tool]) -> list[UnmatchedRule]:
         """Returns the rules that match none of the tools, in the order of the layers."""
         return [found for layer in self.layers for found in layer.unmatched(tools)]
-
-
-def _arrange(layers: dict[str, PolicyLayer]) -> Iterator[PolicyLayer]:
-    """Yields the layers, with the profiles of the global and the agent's layer merged into one."""
-    outer = layers.get("global", PolicyLayer("global"))
-    agent = layers.get("agent", PolicyLayer("agent"))
-    # As two layers, an agent's profile could only narrow the global one, and not replace it.
-    if agent.profile is not None:
-        yield PolicyLayer("profile", also_allow=agent.also_allow, profile=agent.profile)
-    elif outer.profile is not None:
-        both = outer.also_allow + agent.also_allow
-        yield PolicyLayer("profile", also_allow=both, profile=outer.profile)
-    for name, layer in layers.items():
-        yield replace(layer, profile=None, also_allow=()) if name in ("global", "agent") else layer
 
 
 def _layer(name: str, settings: Config) -> PolicyLayer:
@@ -259,13 +262,3 @@ def _parse_allowing(texts: Iterable[str], path: str) -> tuple[Rule, ...]:
     rules = parse_rules(texts, path)
     implied = [IMPLIED[rule.patterns[0]] for rule in rules if rule.patterns[0] in IMPLIED]
     return rules + parse_rules(implied, path)
-
-
-def _profile(name: str | None, path: str) -> tuple[str, ...] | None:
-    """Returns the rules of a profile; None if all tools pass."""
-    if name is None:
-        return None
-    folded = name.strip().casefold()
-    if folded not in PROFILES:
-        raise unknown_name(path, "profile", name, PROFILES)
-    return PROFILES[folded]

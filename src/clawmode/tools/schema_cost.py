@@ -8,7 +8,7 @@ a graph first, and the schema or the value is rejected if the worst case is too 
 This module owns the graph and its arithmetic; `validation` owns the limits for values.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from urllib.parse import unquote
 
@@ -141,29 +141,28 @@ class SchemaGraph:
         """Counts all values, even unreachable ones, because the library reads all of them."""
         # Layer by layer: a recursive walk would itself overflow on a hostile schema.
         left = MAX_VALUES
+        address = "id" if "draft-04" in str(self._root.get("$schema")) else "$id"
         layer: list[JsonValue] = [self._root]
         for _ in range(MAX_NESTING):
             left -= len(layer)
             if left < 0:
                 raise UnusableSchema(f"it holds more than {MAX_VALUES} values")
             for value in layer:
-                if isinstance(value, dict):
-                    self._note_names(value)
+                if not isinstance(value, dict):
+                    continue
+                for keyword in ANCHORS:
+                    if isinstance(name := value.get(keyword), str):
+                        self._anchors.setdefault(name.removeprefix("#"), []).append(value)
+                moved = value.get(address)
+                moves = isinstance(moved, str) and not moved.startswith("#")
+                if (moves or isinstance(value.get("$schema"), str)) and value is not self._root:
+                    # References and keywords in that part would have another meaning. No tool
+                    # needs that.
+                    raise UnusableSchema("a part of it has another `$id` or `$schema`")
             layer = [child for value in layer for child in children(value)]
             if not layer:
                 return
         raise UnusableSchema(f"it is nested more than {MAX_NESTING} deep")
-
-    def _note_names(self, value: Schema) -> None:
-        for keyword in ANCHORS:
-            name = value.get(keyword)
-            if isinstance(name, str):
-                self._anchors.setdefault(name.removeprefix("#"), []).append(value)
-        address = value.get("id" if "draft-04" in str(self._root.get("$schema")) else "$id")
-        moves = isinstance(address, str) and not address.startswith("#")
-        if (moves or isinstance(value.get("$schema"), str)) and value is not self._root:
-            # References and keywords in that part would have another meaning. No tool needs that.
-            raise UnusableSchema("a part of it has another `$id` or `$schema`")
 
     def _index(self, schema: Schema) -> int:
         # By identity: a subschema that several references lead to is one node.
@@ -183,7 +182,12 @@ class SchemaGraph:
             *self._all(schema.get(keyword) for keyword in ONE_HERE),
             *self._all(part for keyword in LIST_HERE for part in as_list(schema.get(keyword))),
             *self._all(part for key in MAP_HERE for part in as_map(schema.get(key)).values()),
-            *(self._index(target) for target in self._targets(schema)),
+            *(
+                self._index(target)
+                for keyword in REFERENCES
+                if isinstance(reference := schema.get(keyword), str)
+                for target in self._resolve(reference)
+            ),
         ]
         node.members = Below(
             self._all(
@@ -212,12 +216,6 @@ class SchemaGraph:
 
     def _all(self, parts: Iterable[JsonValue]) -> list[int]:
         return [self._index(part) for part in parts if isinstance(part, dict)]
-
-    def _targets(self, schema: Schema) -> Iterator[Schema]:
-        for keyword in REFERENCES:
-            reference = schema.get(keyword)
-            if isinstance(reference, str):
-                yield from self._resolve(reference)
 
     def _resolve(self, reference: str) -> list[Schema]:
         if not reference.startswith("#"):

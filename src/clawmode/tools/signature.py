@@ -107,19 +107,17 @@ def is_async(function: Function) -> bool:
 
 
 def as_keyword(parameter: Parameter, annotation: Any, documented: str | None) -> Parameter:
-    """Returns a parameter as input sets it: by name, with its type and description."""
-    kind = max(parameter.kind, Parameter.KEYWORD_ONLY)
-    return parameter.replace(kind=kind, annotation=_describe(annotation, documented))
+    """Returns a parameter as input sets it: by name, with its type and description.
 
-
-def _describe(annotation: Any, documented: str | None) -> Any:
-    """Adds a description to an annotation: its field's, a text in it, or the docstring's."""
+    The description is that of the annotation's `Field`, a text in the annotation, or `documented`.
+    """
     extras = get_args(annotation)[1:] if get_origin(annotation) is Annotated else ()
-    if any(isinstance(extra, FieldInfo) and extra.description for extra in extras):
-        return annotation
-    texts = [extra for extra in extras if isinstance(extra, str)]
-    description = texts[0] if texts else documented
-    return Annotated[annotation, Field(description=description)] if description else annotation
+    if not any(isinstance(extra, FieldInfo) and extra.description for extra in extras):
+        description = next((extra for extra in extras if isinstance(extra, str)), documented)
+        if description:
+            annotation = Annotated[annotation, Field(description=description)]
+    kind = max(parameter.kind, Parameter.KEYWORD_ONLY)
+    return parameter.replace(kind=kind, annotation=annotation)
 
 
 def adapter_of(
@@ -139,22 +137,18 @@ def adapter_of(
         adapter: TypeAdapter[dict[str, Any]] = TypeAdapter(stand_in)
         schema = schema_of(adapter, "validation")
     except MISUNDERSTOOD as error:
-        raise InvalidTool(f"tool {name!r}: {_culprit(parameters, error)}") from None
+        for parameter in parameters:
+            try:
+                TypeAdapter(parameter.annotation).json_schema(schema_generator=_Generator)
+            except MISUNDERSTOOD:
+                raise InvalidTool(
+                    f"tool {name!r}: no JSON can become {parameter.name!r}: "
+                    f"{parameter.annotation!r}; use plain types, a dataclass, a TypedDict or a "
+                    "pydantic model"
+                ) from None
+        raise InvalidTool(f"tool {name!r}: {error}") from None
     # Pydantic's schema says nothing about `**kwargs`.
     return adapter, {"type": "object", "properties": {}, "additionalProperties": True} | schema
-
-
-def _culprit(parameters: list[Parameter], error: Exception) -> str:
-    """Says which parameter has a type that pydantic does not support, and what to do."""
-    for parameter in parameters:
-        try:
-            TypeAdapter(parameter.annotation).json_schema(schema_generator=_Generator)
-        except MISUNDERSTOOD:
-            return (
-                f"no JSON can become {parameter.name!r}: {parameter.annotation!r}; use plain "
-                "types, a dataclass, a TypedDict or a pydantic model"
-            )
-    return str(error)
 
 
 def schema_of(adapter: TypeAdapter[Any], mode: JsonSchemaMode) -> JsonObject:
