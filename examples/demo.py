@@ -1,12 +1,12 @@
-"""What clawmode does, offline: programs that call tools, and an agent that writes them.
+"""Shows clawmode offline: programs that call tools, and an agent that writes them.
 
-1. Programs: many calls at once, TypeScript, a hostile one.
-2. A program that waits for a person, and outlives its process.
+1. Programs: concurrent calls, TypeScript, and a program that never ends.
+2. A program that waits for an approval, and continues in another process.
 3. An agent: `clawmode agent` at a terminal of its own, with Python tools and an MCP server. A
-   script plays the model, over the real wire of a provider; the person's part is played here.
-4. A gateway, a plugin, core tools and a client that brings a tool along: `gateway_turn`.
+   script plays the model, over the real wire of a provider; this program answers the questions.
+4. A gateway, a plugin, core tools and a client that offers a tool: `gateway_turn`.
 
-`make demo` runs this. It exits with 1 if anything is not as it says.
+`make demo` runs this program, which exits with 1 if a result is wrong.
 """
 
 import fcntl
@@ -46,7 +46,7 @@ from clawmode.testing import ScriptRequest, ScriptServer, Turn, call
 HERE = Path(__file__).parent
 WIDTH = 100
 SECONDS = 60
-"""For the agent's turn: far more than it takes."""
+"""The time limit of the agent's turn."""
 
 WHO = RunContext(agent_id="demo", session_id="demo", session_key="demo", run_id="demo-run")
 
@@ -58,7 +58,7 @@ FAN_OUT = """\
 const products = await tools.list_products();
 const prices = await Promise.all(products.map((product) => tools.get_price({ product })));
 const priced = products.map((product, i) => ({ product, price: prices[i] }));
-text(`${priced.length} products, asked for side by side`);
+text(`${priced.length} products, priced by concurrent calls`);
 return priced.toSorted((a, b) => a.price - b.price)[0];
 """
 
@@ -96,7 +96,7 @@ async def run_cells() -> None:
 
     async with CodeMode(tools=[list_products, get_price]) as code_mode:
         code_mode.watch(watch)
-        show("four calls at once, in one program", FAN_OUT)
+        show("four concurrent calls in one program", FAN_OUT)
         began = time.perf_counter()
         result = await code_mode.exec(FAN_OUT)
         console.print(tree)
@@ -108,7 +108,7 @@ async def run_cells() -> None:
         tell(result, began)
         assert result.code is None, result
     async with CodeMode(config=CodeModeConfig(timeout_ms=1000)) as code_mode:
-        show("a hostile program, with one second to live", HOSTILE)
+        show("a hostile program, with a time limit of one second", HOSTILE)
         began = time.perf_counter()
         result = await code_mode.exec(HOSTILE)
         tell(result, began)
@@ -116,7 +116,7 @@ async def run_cells() -> None:
 
 
 async def shop(folder: str, run_id: str = "") -> str:
-    """Starts the order, or goes on with it; a person has to approve it."""
+    """Starts the order, which needs an approval; with a run id, resumes the order."""
     approvals = Approvals(ask_for=["place_order"])
     async with CodeMode(
         tools=[place_order], store=SqliteStore(folder), context=WHO, approvals=approvals
@@ -126,7 +126,7 @@ async def shop(folder: str, run_id: str = "") -> str:
             result = await code_mode.exec(ORDER)
             tell(result, began)
             assert result.status == "waiting", result
-            console.print(f"process {os.getpid()} parked it, and ends\n")
+            console.print(f"process {os.getpid()} parked the program, and ends\n")
             return result.run_id
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(answer, approvals)
@@ -137,16 +137,16 @@ async def shop(folder: str, run_id: str = "") -> str:
             "order": {"ordered": "water", "amount": 12},
             "seen": {"looked at": "water"},
         }, result
-        console.print(f"process {os.getpid()} finished it")
+        console.print(f"process {os.getpid()} finished the program")
         return run_id
 
 
 async def answer(approvals: Approvals) -> None:
-    while not approvals.pending():  # noqa: ASYNC110 - as somebody does who looks now and then
+    while not approvals.pending():  # noqa: ASYNC110 - a user polls, too
         await anyio.sleep(0.05)
     (question,) = approvals.pending()
     arguments = json.dumps(question.input)
-    console.print(f"the person is asked: {question.tool_id} {arguments}? … and says yes")
+    console.print(f"question: {question.tool_id} {arguments}? The user answers yes")
     approvals.resolve(question.id, "allow-once")
 
 
@@ -190,7 +190,7 @@ MODEL = [
 ]
 
 
-# The server is believed that `stock` only reads, so nobody is asked about that.
+# `trustAnnotations`: the server declares that `stock` only reads, so it needs no approval.
 CONFIGURATION = """\
 {
   agents: { defaults: { model: "scripted/demo" } },
@@ -229,12 +229,12 @@ async def run_agent(state: Path) -> None:
         turn = ["agent", "-m", message, "--tools", "shop:TOOLS"]
         console.print(f'$ clawmode agent -m "{message}" --tools shop:TOOLS')
         status, seen = await anyio.to_thread.run_sync(at_a_terminal, [*turn, *options])
-        console.print(f"{time.perf_counter() - began:.1f} s, starting included\n")
+        console.print(f"{time.perf_counter() - began:.1f} s, including the start\n")
     assert status == 0, f"exit status {status}"
     assert "Done: 12 of water." in seen, seen
     sent = [request.asked.tool_names for request in server.requests]
     assert sent == [("exec", "wait")] * 4, sent
-    console.print("four requests, each with the tools exec and wait, and no other\n")
+    console.print("four requests, each with the tools exec and wait, and no others\n")
 
     console.print("$ clawmode sessions show")
     drawn = await read_command("sessions", "show", *options)
@@ -253,7 +253,7 @@ def at_a_terminal(arguments: list[str]) -> tuple[int, str]:
     """Runs the command at a terminal of its own, which is shown here, and answers its question."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 40, WIDTH, 0, 0))
-    # Where nobody watches, what moves would only be in the way.
+    # Without a terminal, a live view would only clutter the output.
     term = os.environ.get("TERM", "dumb") if sys.stdout.isatty() else "dumb"
     process = subprocess.Popen(
         [sys.executable, "-m", "clawmode", *arguments],
@@ -274,7 +274,7 @@ def at_a_terminal(arguments: list[str]) -> tuple[int, str]:
         seen += data
         if (questions := seen.count(b"once, always or deny?")) > asked:
             asked = questions
-            time.sleep(0.5)  # as somebody does who reads
+            time.sleep(0.5)  # a user reads the question first
             os.write(ours, b"once\n")
     os.close(ours)
     late.cancel()
@@ -304,7 +304,7 @@ async def main() -> None:
     console.rule("programs")
     await run_cells()
     console.rule("a program that waits")
-    show("a program that needs a person, and outlives its process", ORDER)
+    show("a program that needs an approval, and continues in another process", ORDER)
     with tempfile.TemporaryDirectory() as folder:
         run_id = await shop(folder)
         command = [sys.executable, __file__, folder, run_id]
@@ -314,7 +314,7 @@ async def main() -> None:
         await run_agent(Path(folder))
     console.rule("a gateway")
     await gateway_turn.main()
-    console.print("All of it was as it should be.")
+    console.print("All results were correct.")
 
 
 if __name__ == "__main__":

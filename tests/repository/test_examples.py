@@ -30,7 +30,7 @@ EXAMPLES = sorted(
 SAYS = {
     "agent_turn.py": "└─ • model: Short of coffee and cake.",
     "anthropic_loop.py": "5 requests, each with the tools exec and wait, and no other",
-    "demo.py": "All of it was as it should be.",
+    "demo.py": "All results were correct.",
     "durable_resume.py": "the report of June, and the map still says 1",
     "approval.py": "program  completed {'deleted': ['draft.txt'], 'kept': ['thesis.txt']}",
     "fan_out.py": "Promise.all was",

@@ -251,21 +251,16 @@ class Chat:
             else:
                 if word == "/stop":  # its answer must not split a line of the model
                     self._view.end_lines()
-                await self._send(line)
+                try:
+                    receipt = await self._connected_partner.send(line.strip())
+                    for note in filter(None, (receipt.text, NOTES.get(receipt.how))):
+                        self._show_answer(note)
+                except ClawmodeError as error:
+                    self._show_error(error)
                 if word in NAMES:  # the command may have changed the model
                     await self._look_up_model()
             if word == "/help":
                 self._screen.say_now(HELP)
-
-    async def _send(self, line: str) -> None:
-        try:
-            receipt = await self._connected_partner.send(line.strip())
-        except ClawmodeError as error:
-            self._show_error(error)
-        else:
-            for note in (receipt.text, NOTES.get(receipt.how, "")):
-                if note:
-                    self._show_answer(note)
 
     # ---- The end ----
 

@@ -110,7 +110,15 @@ class RemotePartner:
         given["idempotencyKey"] = uuid.uuid4().hex
         self._sending, self._arrived = text, anyio.Event()
         try:
-            answer = await self._send_to_gateway(given)
+            while True:
+                try:
+                    answer = await self._client.call("chat.send", given, timeout=None)
+                    break
+                except RpcError as error:
+                    if error.code != "UNAVAILABLE" or not self._stopping:
+                        raise
+                # A gateway that stops accepts nothing; its successor will.
+                await anyio.sleep(RETRY_SECONDS)
         finally:
             self._sending = ""
             self._arrived.set()
@@ -121,16 +129,6 @@ class RemotePartner:
             await self._count_waiting()
         begins = how != "command" and text.split(maxsplit=1)[0].lower() in ("/new", "/reset")
         return Receipt(how, str(answer.get("text", BEGUN if begins else "")))
-
-    async def _send_to_gateway(self, given: JsonObject) -> JsonObject:
-        while True:
-            try:
-                return await self._client.call("chat.send", given, timeout=None)
-            except RpcError as error:
-                if error.code != "UNAVAILABLE" or not self._stopping:
-                    raise
-            # A gateway that stops accepts nothing; its successor will.
-            await anyio.sleep(RETRY_SECONDS)
 
     async def stop(self) -> int:
         if not self._client.connected:
@@ -161,7 +159,12 @@ class RemotePartner:
             try:
                 await self._catch_up(tasks, first=True)
                 while True:
-                    await self._handle_events(tasks)
+                    try:
+                        async for event in self._events:
+                            await self._handle(event, tasks)
+                    except EventsLost:
+                        self._events = self._client.events()
+                        await self._catch_up(tasks)
             except ClawmodeError as error:  # the task group would wrap it in an ExceptionGroup
                 failure = error
             tasks.cancel_scope.cancel()
@@ -177,14 +180,6 @@ class RemotePartner:
                 self.trouble = trouble
                 self._changed()
             await anyio.sleep(POLL_SECONDS)
-
-    async def _handle_events(self, tasks: TaskGroup) -> None:
-        try:
-            async for event in self._events:
-                await self._handle(event, tasks)
-        except EventsLost:
-            self._events = self._client.events()
-            await self._catch_up(tasks)
 
     async def _handle(self, event: Event, tasks: TaskGroup) -> None:
         if event.name == GAP:

@@ -72,12 +72,19 @@ class RemoteChat(TerminalChat):
             ConfigurationError: There is no such session, agent or model.
         """
         try:
-            by_id = is_session_id(self.session)
-            key = await (self._find_by_id(client) if by_id else self._find_by_key(client))
+            if is_session_id(self.session):
+                agent: JsonObject = {"agentId": self.agent_id} if self.agent_id else {}
+                given: JsonObject = {"sessionId": self.session, **agent}
+                answer: dict[str, Any] = await client.call("sessions.get", given)
+                found = answer["session"]
+                if not found["current"]:
+                    raise reset_error(found["sessionId"], found["key"])
+                key = str(found["key"])
+            else:
+                key = await self._find_by_key(client)
             await client.follow(key)
             if self.model:
-                given: JsonObject = {"sessionKey": key, "model": self.model}
-                await client.call("sessions.patch", given)
+                await client.call("sessions.patch", {"sessionKey": key, "model": self.model})
         except RpcError as error:
             if error.code in ("INVALID_REQUEST", "NOT_FOUND"):
                 raise ConfigurationError(str(error)) from None
@@ -102,13 +109,3 @@ class RemoteChat(TerminalChat):
                 raise
             await client.call("sessions.create", {"sessionKey": key})
         return key
-
-    async def _find_by_id(self, client: GatewayClient) -> str:
-        given: JsonObject = {"sessionId": self.session}
-        if self.agent_id:
-            given["agentId"] = self.agent_id
-        answer: dict[str, Any] = await client.call("sessions.get", given)
-        found = answer["session"]
-        if not found["current"]:
-            raise reset_error(found["sessionId"], found["key"])
-        return str(found["key"])

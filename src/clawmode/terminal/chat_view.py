@@ -114,22 +114,20 @@ class _RunView:
             self.writer.end()
         self.calls.add(event)  # before the text: text ends a tree of calls
         if event.stream == "assistant":
-            self._add_text(data)
+            if delta := data.get("delta"):
+                self.step = "the model writes"
+                self.writer.add(str(delta))
+            if "call" in data:
+                name = one_line(str(data["call"]), MAX_NAME_CHARS)
+                self.step = f"the model writes a call of {name}"
+            if text := str(data.get("message") or "").strip():
+                self.streamed.update(split_text(text))
         elif event.stream == "thinking":
             self.step = "the model thinks"
         elif event.stream == "compaction":
             self.step = "summarizing the conversation"
         elif event.stream == "tool":
             self._add_call(data)
-
-    def _add_text(self, data: dict[str, Any]) -> None:
-        if delta := data.get("delta"):
-            self.step = "the model writes"
-            self.writer.add(str(delta))
-        if "call" in data:
-            self.step = f"the model writes a call of {one_line(str(data['call']), MAX_NAME_CHARS)}"
-        if text := str(data.get("message") or "").strip():
-            self.streamed.update(split_text(text))
 
     def _add_call(self, data: dict[str, Any]) -> None:
         if data["phase"] == "start":

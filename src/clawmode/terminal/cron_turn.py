@@ -113,6 +113,7 @@ class JobTurn(LocalTurn):
         JobError: There is no such job.
     """
 
+    works_here = False  # as in a gateway
     _scheduler: Scheduler
     _claim: Claim
 
@@ -123,9 +124,6 @@ class JobTurn(LocalTurn):
     def request(self) -> AgentRequest:
         """Returns the request of the job, for `TerminalTurn.run`."""
         return request_for(self._job, uuid.uuid4().hex)
-
-    def _find_workspace(self) -> None:
-        """As in a gateway: the workspace is not the current folder."""
 
     async def start(self, request: AgentRequest) -> WaitingRun:
         # The claim makes a request with a run id and a session of its own.

@@ -25,14 +25,12 @@ from clawmode.code_mode.sqlite_store import SqliteStore
 from clawmode.config import resolve as settings
 from clawmode.core_tools.exec_approvals import HOST_FILE, HostFile
 from clawmode.exceptions import ClawmodeError, ConfigurationError
-from clawmode.mcp.supervisor import ServerView
 from clawmode.plugins.setup import describe_plugins
 from clawmode.rpc import presence
 from clawmode.sandbox import artifacts
 from clawmode.sandbox.pool import Pool
 from clawmode.sessions.workspaces import current_folder
 from clawmode.terminal.listings import count
-from clawmode.tools.policy import Policy
 
 Health: TypeAlias = Literal["ok", "note", "problem"]
 
@@ -231,24 +229,20 @@ async def _servers(setup: Setup) -> AsyncIterator[Finding]:
     logging.getLogger("clawmode.mcp").addHandler(logging.NullHandler())
     async with open_servers(setup, show_problems=False) as servers:
         for view in servers.views:
-            for finding in _server(view, setup.policy):
-                yield finding
+            name = f"MCP {view.name}"
+            if view.problem:
+                yield Finding(name, "problem", view.problem)
+                continue
+            if view.state == "disabled":
+                yield Finding(name, "note", "disabled")
+                continue
+            yield Finding(name, "ok", count(view.tools, "tool"))
+            for note in view.notes:
+                yield Finding(name, "note", note)
+            denied = filter(None, (setup.policy.why_denied(tool) for tool in view.tools))
+            if reasons := list(denied):
+                text = f"policy hides {len(reasons)} of its tools: {reasons[0]}"
+                yield Finding(name, "note", text)
         if any(view.problem for view in servers.views):
             where = f"the stderr output of MCP servers is in {log_file(setup)}"
             yield Finding("MCP servers", "note", where)
-
-
-def _server(view: ServerView, policy: Policy) -> Iterator[Finding]:
-    name = f"MCP {view.name}"
-    if view.problem:
-        yield Finding(name, "problem", view.problem)
-        return
-    if view.state == "disabled":
-        yield Finding(name, "note", "disabled")
-        return
-    yield Finding(name, "ok", count(view.tools, "tool"))
-    yield from (Finding(name, "note", note) for note in view.notes)
-    reasons = [reason for tool in view.tools if (reason := policy.why_denied(tool)) is not None]
-    if reasons:
-        text = f"policy hides {len(reasons)} of its tools: {reasons[0]}"
-        yield Finding(name, "note", text)

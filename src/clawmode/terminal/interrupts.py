@@ -12,7 +12,7 @@ from anyio.abc import TaskStatus
 from clawmode.app.console import print_note
 
 THREADS_SECONDS = 0.5
-"""How long idle threads may take to end before the user is told that a tool still runs."""
+"""How long idle threads may take to end before a note says that a tool still runs."""
 
 
 @asynccontextmanager

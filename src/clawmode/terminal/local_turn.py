@@ -54,9 +54,13 @@ class LocalTurn:
 
     Args:
         setup: The settings, tools and servers.
+
+    Attributes:
+        works_here: True if the current folder is the workspace, unless the configuration names one.
     """
 
     until = COMMAND_ENDS
+    works_here = True
     _view: AgentView
     _models: ModelPool
     _runtime: AgentRuntime
@@ -72,16 +76,13 @@ class LocalTurn:
 
     @asynccontextmanager
     async def open(self, approvals: Approvals) -> AsyncIterator[None]:
-        workspace = self._find_workspace()
+        workspace = find_workspace(self._setup) if self.works_here else None
         async with open_host(self._setup, approvals, self._models, workspace=workspace) as host:
             self._runtime = host.runtime
             unsubscribe = host.runtime.subscribe(self._view.add)
             yield
             # Closing cancels open calls. The view is to show them as open, not as cancelled.
             unsubscribe()
-
-    def _find_workspace(self) -> Path | None:
-        return find_workspace(self._setup)
 
     async def start(self, request: AgentRequest) -> WaitingRun:
         run = await self._runtime.start(request)

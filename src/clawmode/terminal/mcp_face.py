@@ -17,7 +17,7 @@ from clawmode.code_mode.memory_store import MemoryStore
 from clawmode.context import RunContext
 from clawmode.exceptions import ConfigurationError
 from clawmode.mcp.requests import McpError
-from clawmode.mcp.server import Opener, serve_http, serve_stdio
+from clawmode.mcp.server import serve_http, serve_stdio
 from clawmode.mcp.servers import McpServers
 from clawmode.mcp.settings import OAuth
 from clawmode.mcp.supervisor import ServerView
@@ -92,6 +92,19 @@ def log_in(setup: Setup, name: str) -> None:
 
 async def _serve(setup: Setup, approve: Mode, address: tuple[str, int] | None, token: str) -> None:
     store = MemoryStore()
+    shown = f"the token of {TOKEN_VARIABLE}"
+    if not token:
+        token = secrets.token_urlsafe(32)
+        shown = f"the bearer token {token}"
+
+    def ready(port: int) -> None:
+        host = "" if address is None else address[0]
+        print_note(f"MCP server at http://{host}:{port}/mcp, with {shown}")
+        if not is_loopback(host):
+            print_note(
+                f"{host} can be reached from other machines, and there is no TLS here: the token "
+                "and all data travel unencrypted. Put a reverse proxy with TLS in front of it"
+            )
 
     def opener(context: RunContext) -> CodeMode:
         return CodeMode(
@@ -116,7 +129,7 @@ async def _serve(setup: Setup, approve: Mode, address: tuple[str, int] | None, t
                 if address is None:
                     await serve_stdio(opener, servers)
                 else:
-                    await _serve_http(opener, servers, *address, token)
+                    await serve_http(opener, servers, *address, token, ready)
 
 
 @contextmanager
@@ -138,22 +151,3 @@ def _printed_problems(setup: Setup, servers: McpServers) -> Iterator[None]:
         yield
     finally:
         unwatch()
-
-
-async def _serve_http(
-    opener: Opener, servers: McpServers, host: str, port: int, token: str
-) -> None:
-    shown = "the token of " + TOKEN_VARIABLE
-    if not token:
-        token = secrets.token_urlsafe(32)
-        shown = f"the bearer token {token}"
-
-    def ready(used: int) -> None:
-        print_note(f"MCP server at http://{host}:{used}/mcp, with {shown}")
-        if not is_loopback(host):
-            print_note(
-                f"{host} can be reached from other machines, and there is no TLS here: the token "
-                "and all data travel unencrypted. Put a reverse proxy with TLS in front of it"
-            )
-
-    await serve_http(opener, servers, host, port, token, ready)

@@ -17,7 +17,6 @@ from clawmode.config import resolve as settings
 from clawmode.exceptions import ClawmodeError, ConfigurationError
 from clawmode.rpc.client import (
     GAP,
-    Event,
     Events,
     GatewayClient,
     GatewayUnreachable,
@@ -214,18 +213,16 @@ class RemoteTurn:
                     self._view.mark_lost(LOST)
                     await self._ask_pending(tasks)
                 elif event.name == "agent":
-                    self._show(event)
+                    shown = read_event(event.payload)
+                    if shown is not None and shown.run_id == self._run.run_id:
+                        self._view.add(shown)
+                        phase = shown.data.get("phase")
+                        if shown.stream == "lifecycle" and phase in ("end", "error"):
+                            self._end_shown.set()
                 elif self._questions.is_new(event):
                     tasks.start_soon(self._questions.answer, event)
         except ClawmodeError as error:
             self._view.mark_lost(f"({error})")
-
-    def _show(self, event: Event) -> None:
-        shown = read_event(event.payload)
-        if shown is not None and shown.run_id == self._run.run_id:
-            self._view.add(shown)
-            if shown.stream == "lifecycle" and shown.data.get("phase") in ("end", "error"):
-                self._end_shown.set()
 
     async def _ask_pending(self, tasks: TaskGroup) -> None:
         """Asks the questions that the gateway sent while this client was not connected."""

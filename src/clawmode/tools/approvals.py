@@ -12,7 +12,7 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, Protocol, TypeAlias
+from typing import Any, ClassVar, Generic, Literal, Protocol, TypeAlias, TypeVar
 
 import anyio
 
@@ -108,19 +108,14 @@ class Asker(Protocol):
 
     def put(self, question: Question | InputQuestion) -> None:
         """Called when a question starts to wait for an answer."""
-        ...
 
     def settle(
         self, question: Question | InputQuestion, answer: Resolution | JsonObject | None
     ) -> None:
         """Called when a question needs no answer any more, even if it was never put.
 
-        Args:
-            question: The question.
-            answer: The resolution, or the input; None if there is none: the call was cancelled, or
-                the input was declined.
+        The answer is None if the call was cancelled, or if nobody gave the input.
         """
-        ...
 
 
 def may_change(tool: Tool) -> bool:
@@ -128,19 +123,16 @@ def may_change(tool: Tool) -> bool:
     return tool.effect != "read"
 
 
+AnyQuestion = TypeVar("AnyQuestion", Question, InputQuestion)
+Answer = TypeVar("Answer")
+
+
 @dataclass(slots=True)
-class _PendingQuestion:
-    question: Question
-    answered: anyio.Event
-    decision: Decision | None = None
+class _Pending(Generic[AnyQuestion, Answer]):
+    question: AnyQuestion
+    answered: anyio.Event = field(default_factory=anyio.Event)
+    answer: Answer | None = None
     reason: str = ""
-
-
-@dataclass(slots=True)
-class _PendingInput:
-    question: InputQuestion
-    answered: anyio.Event
-    answer: JsonObject | None = None
 
 
 class Approvals:
@@ -180,8 +172,8 @@ class Approvals:
         self._answerer = inputs
         self._expiry = expiry_seconds
         self._asker = asker
-        self._pending: dict[str, _PendingQuestion] = {}
-        self._inputs: dict[str, _PendingInput] = {}
+        self._pending: dict[str, _Pending[Question, Decision]] = {}
+        self._inputs: dict[str, _Pending[InputQuestion, JsonObject]] = {}
         self._always: set[tuple[str, str]] = set()
         self.mode: Callable[[str], Mode] = lambda agent_id: "ask"
         self.on_question: Callable[[Question], None] | None = None
@@ -203,8 +195,7 @@ class Approvals:
 
     def unmatched(self, tools: Sequence[Tool]) -> list[UnmatchedRule]:
         """Returns the patterns of `ask_for` that match none of the tools."""
-        texts = [rule.text for rule in self._rules]
-        return find_unmatched(texts, tools, ASK_FOR)
+        return find_unmatched([rule.text for rule in self._rules], tools, ASK_FOR)
 
     @property
     def inline(self) -> bool:
@@ -281,21 +272,30 @@ class Approvals:
             answer = self._approver(question)
             decision = await answer if inspect.isawaitable(answer) else answer
             return self._accept(question, decision)
-        pending = _PendingQuestion(question, anyio.Event())
-        self._pending[question.id] = pending
+        pending = _Pending[Question, Decision](question)
+        await self._wait(pending, self._pending)
+        if pending.reason:
+            raise NotApproved(pending.reason)
+        return "timeout" if pending.answer is None else pending.answer
+
+    async def _wait(
+        self,
+        pending: _Pending[AnyQuestion, Answer],
+        waiting: dict[str, _Pending[AnyQuestion, Answer]],
+    ) -> None:
+        """Waits for the answer, until the question expires."""
+        question = pending.question
+        waiting[question.id] = pending
         if self._asker is not None:
             self._asker.put(question)
-        if self.on_question is not None:
+        if self.on_question is not None and isinstance(question, Question):
             self.on_question(question)
         try:
             with anyio.move_on_after(max(question.expires - time.time(), 0)):
                 await pending.answered.wait()
         finally:
             # Also if the call was cancelled: nobody should be asked about it any more.
-            self._pending.pop(question.id, None)
-        if pending.reason:
-            raise NotApproved(pending.reason)
-        return "timeout" if pending.decision is None else pending.decision
+            waiting.pop(question.id, None)
 
     @property
     def takes_input(self) -> bool:
@@ -317,15 +317,10 @@ class Approvals:
         if self._answerer != "ask":
             answer = self._answerer(question)
             return await answer if inspect.isawaitable(answer) else answer
-        pending = _PendingInput(question, anyio.Event())
-        self._inputs[question.id] = pending
-        if self._asker is not None:
-            self._asker.put(question)
+        pending = _Pending[InputQuestion, JsonObject](question)
         try:
-            with anyio.move_on_after(max(question.expires - time.time(), 0)):
-                await pending.answered.wait()
+            await self._wait(pending, self._inputs)
         finally:
-            self._inputs.pop(question.id, None)
             if self._asker is not None:
                 self._asker.settle(question, pending.answer)
         return pending.answer
@@ -348,9 +343,9 @@ class Approvals:
         """Answers a question. Returns False if no question with this id is pending."""
         # The first of several answers counts: the waiting call may not have seen it yet.
         pending = self._pending.get(question_id)
-        if pending is None or pending.decision is not None:
+        if pending is None or pending.answer is not None:
             return False
-        pending.decision = self._accept(pending.question, decision)
+        pending.answer = self._accept(pending.question, decision)
         pending.answered.set()
         return True
 
@@ -362,7 +357,7 @@ class Approvals:
             reason: Why, and what to do about it, for the program that made the call.
         """
         pending = self._pending.get(question_id)
-        if pending is None or pending.decision is not None:
+        if pending is None or pending.answer is not None:
             return False
         pending.reason = reason
         return self.resolve(question_id, "deny")
@@ -399,8 +394,7 @@ def _read_rules(ask_for: object) -> tuple[Rule, ...]:
         text = each.id if isinstance(each, Tool) else each
         if not isinstance(text, str):
             expected = 'names such as ["send_mail", "delete_*"], or a function'
-            found = type(each).__name__
-            text = f"{ASK_FOR}: found {found}, expected {expected}"
+            text = f"{ASK_FOR}: found {type(each).__name__}, expected {expected}"
             raise ConfigurationError(text, path=ASK_FOR, expected=expected)
         rules.append(Rule.parse(text, ASK_FOR))
     return tuple(rules)
