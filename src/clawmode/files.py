@@ -293,31 +293,28 @@ class SqliteFile:
         database = sqlite3.connect(
             self.path, timeout=self._lock_seconds, isolation_level=None, check_same_thread=False
         )
+        layout = self._layout
         try:
-            _prepare(database, self._layout)
+            database.execute("pragma journal_mode = wal")
+            database.execute("pragma synchronous = normal")
+            database.execute("pragma journal_size_limit = 16777216")
+            database.execute("begin immediate")
+            (version,) = database.execute("pragma user_version").fetchone()
+            if version > layout.version:
+                raise layout.unavailable(
+                    f"{layout.what} was written by a newer clawmode: it has version {version}, and "
+                    f"this one knows {layout.version}. Nothing was changed."
+                )
+            if version == 0:
+                for statement in layout.schema.split(";\n"):
+                    database.execute(statement)
+                database.execute(f"pragma user_version = {layout.version}")
+            database.execute("commit")
         except BaseException:
             database.close()
             raise
         self._database = database
         return database
-
-
-def _prepare(database: "sqlite3.Connection", layout: Layout) -> None:
-    database.execute("pragma journal_mode = wal")
-    database.execute("pragma synchronous = normal")
-    database.execute("pragma journal_size_limit = 16777216")
-    database.execute("begin immediate")
-    (version,) = database.execute("pragma user_version").fetchone()
-    if version > layout.version:
-        raise layout.unavailable(
-            f"{layout.what} was written by a newer clawmode: it has version {version}, and this "
-            f"one knows {layout.version}. Nothing was changed."
-        )
-    if version == 0:
-        for statement in layout.schema.split(";\n"):
-            database.execute(statement)
-        database.execute(f"pragma user_version = {layout.version}")
-    database.execute("commit")
 
 
 def _reason(what: str, error: Exception) -> str:

@@ -202,7 +202,17 @@ class Redactor:
         home: Path | None = None,
     ) -> None:
         self._secrets = _forms(secrets)
-        self._paths = _path_patterns({WORKSPACE: workspace, HOME: home})
+        names: dict[str, str] = {}
+        for name, path in ((WORKSPACE, workspace), (HOME, home)):
+            for form in (path.absolute(), path.resolve()) if path else ():
+                if len(form.parts) > 1:  # not the root, which begins every path
+                    names.setdefault(str(form), name)
+                    names.setdefault(quote(str(form)), name)
+        # A longer name (`/home/me2`) is another folder.
+        self._paths = [
+            (re.compile(re.escape(path) + r"(?![\w-]|\.\w)"), names[path])
+            for path in sorted(names, key=lambda path: (-len(path), path))
+        ]
         self._remembered: dict[tuple[str, int], str] = {}
 
     def text(self, text: str) -> str:
@@ -384,17 +394,3 @@ def _forms(secrets: Iterable[str]) -> list[str]:
             made.update(line for line in lines if len(line) >= MIN_SECRET_LINE)
     # Longest first: one secret may be part of another.
     return sorted(made, key=lambda form: (-len(form), form))
-
-
-def _path_patterns(paths: Mapping[str, Path | None]) -> list[tuple[re.Pattern[str], str]]:
-    names: dict[str, str] = {}
-    for name, path in paths.items():
-        for form in (path.absolute(), path.resolve()) if path else ():
-            if len(form.parts) > 1:  # not the root, which begins every path
-                names.setdefault(str(form), name)
-                names.setdefault(quote(str(form)), name)
-    # A longer name (`/home/me2`) is another folder.
-    return [
-        (re.compile(re.escape(path) + r"(?![\w-]|\.\w)"), names[path])
-        for path in sorted(names, key=lambda path: (-len(path), path))
-    ]

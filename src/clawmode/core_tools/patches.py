@@ -115,7 +115,16 @@ class _Reader:
 
     def change(self) -> Change:
         if (path := self._header(ADD)) is not None:
-            return self._add(path)
+            added: list[str] = []
+            while self._inside():
+                line = self.lines[self.at]
+                if not line.startswith("+"):
+                    if not self.more() or not self._inside():
+                        break  # a blank line before the next file
+                    raise self._problem("a line of a new file must start with '+'")
+                added.append(line[1:])
+                self.at += 1
+            return Add(path, "".join(f"{line}\n" for line in added))
         if (path := self._header(DELETE)) is not None:
             return Delete(path)
         if (path := self._header(UPDATE)) is not None:
@@ -133,18 +142,6 @@ class _Reader:
 
     def _inside(self) -> bool:
         return self.at < len(self.lines) and not self.lines[self.at].startswith("*** ")
-
-    def _add(self, path: str) -> Add:
-        added: list[str] = []
-        while self._inside():
-            line = self.lines[self.at]
-            if not line.startswith("+"):
-                if not self.more() or not self._inside():
-                    break  # a blank line before the next file
-                raise self._problem("a line of a new file must start with '+'")
-            added.append(line[1:])
-            self.at += 1
-        return Add(path, "".join(f"{line}\n" for line in added))
 
     def _update(self, path: str) -> Update:
         move_to = self._header(MOVE)

@@ -122,10 +122,15 @@ class WorkerProcess:
         watchdog = threading.Timer(BOOT_SECONDS, self.kill)
         watchdog.daemon = True
         try:
-            code = self._await_code()
+            coming = artifacts.prepare("quickjs")
+            while not coming.done():
+                if self._dead:
+                    raise RuntimeUnavailable("it was ended while its machine code was prepared")
+                with contextlib.suppress(TimeoutError):
+                    coming.exception(0.1)
             # Not earlier: compiling can take minutes, and `artifacts` bounds it.
             watchdog.start()
-            ready = self._shake_hands(code)
+            ready = self._shake_hands(coming.result())
         except Exception as error:
             reason = str(error)
             if not self._dead and not isinstance(error, SandboxError):
@@ -141,13 +146,6 @@ class WorkerProcess:
         os.set_blocking(self._input, False)
         os.set_blocking(self._output, False)
         self.booted.set_result(ready.image)
-
-    def _await_code(self) -> bytes:
-        coming = artifacts.prepare("quickjs")
-        while not self._dead:
-            with contextlib.suppress(TimeoutError):
-                return coming.result(0.1)
-        raise RuntimeUnavailable("it was ended while its machine code was prepared")
 
     def _shake_hands(self, code: bytes) -> Acknowledgement:
         self._boot_began = time.monotonic()

@@ -53,7 +53,7 @@ class Wire:
     named: bool = True
 
     def read(self, body: Body, number: int) -> ScriptRequest:
-        """Reads a request."""
+        """Returns a request as a script sees it."""
         system, said, results = self.view(body)
         tools = [tool.get("function", tool) for tool in body.get("tools") or []]
         names = tuple(tool.get("name", "?") for tool in tools)
