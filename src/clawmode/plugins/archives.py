@@ -67,19 +67,16 @@ def _fill_from_folder(stage: Stage, source: Path) -> None:
             stage.add_folder(path)
         for name in sorted(files):
             path = os.path.join(above, name)
-            if stage.wants(path):
-                _copy(stage, path, name, opened)
-
-
-def _copy(stage: Stage, path: str, name: str, folder: int) -> None:
-    _check_mode(path, os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
-    # The file may be replaced between `stat` and `open`: follow no link, block on no pipe.
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    with open(os.open(name, flags, dir_fd=folder), "rb") as file:
-        mode = os.fstat(file.fileno()).st_mode
-        if not stat.S_ISREG(mode):
-            raise InstallRefused("special_file", f"{path[:80]!r} is not a plain file")
-        stage.add_file(path, _chunks(file), executable=bool(mode & stat.S_IXUSR))
+            if not stage.wants(path):
+                continue
+            _check_mode(path, os.stat(name, dir_fd=opened, follow_symlinks=False).st_mode)
+            # The file may be replaced between `stat` and `open`: follow no link, block on no pipe.
+            flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+            with open(os.open(name, flags, dir_fd=opened), "rb") as file:
+                mode = os.fstat(file.fileno()).st_mode
+                if not stat.S_ISREG(mode):
+                    raise InstallRefused("special_file", f"{path[:80]!r} is not a plain file")
+                stage.add_file(path, _chunks(file), executable=bool(mode & stat.S_IXUSR))
 
 
 def _check_mode(path: str, mode: int) -> None:

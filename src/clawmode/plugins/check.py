@@ -42,7 +42,21 @@ def report(plugins: Plugins, view: PluginView) -> Report:
     if view.problem is not None or not view.loaded:
         return Report(view, [] if view.problem is None else [view.problem])
     own = [tool for tool in plugins.tools if tool.owner == view.id]
-    faults = [*_missing(plugins, view), *_bad_schemas(own), *_bad_namespaces(plugins, view, own)]
+    faults: list[str] = []
+    promised = plugins.manifests[view.id]
+    for what, names, registered in (
+        ("tool", promised.tools, view.tools),
+        ("hook", promised.hooks, view.hooks),
+        ("namespace", promised.namespaces, view.namespaces),
+    ):
+        text = f"the manifest lists the {what} {{!r}}, but the plugin does not register it"
+        faults += [text.format(name) for name in names or () if name not in registered]
+    for tool in own:
+        try:
+            validate(tool, {})
+        except InvalidSchema as error:
+            faults.append(f"the schema of the tool {tool.name!r} cannot be used: {error}")
+    faults += _bad_namespaces(plugins, view, own)
     found = SkillLoader(tuple(Path(view.folder, name) for name in view.skills)).load()
     faults += found.notes
     if view.skills and not found.skills and not found.notes:
@@ -91,40 +105,15 @@ def try_out(folder: Path, config: JsonValue, others: Plugins | None = None) -> R
         return Report(view, [str(error)])
     with modules.set_aside(plugin_id):
         settings: dict[str, JsonValue] = {plugin_id: {"enabled": True, "config": config}}
-        namespaces = _namespaces(others, plugin_id)
+        namespaces = NamespaceRegistry()
+        for each in others.namespaces.visible(others.tools) if others else ():
+            if each.plugin_id != plugin_id:
+                namespaces.register_for_plugin(each.plugin_id, each)
         plugins = Plugins([folder], settings, namespaces=namespaces, installed=False)
         (view,) = plugins.load()
         found = report(plugins, view)
         plugins.unload()
     return found
-
-
-def _namespaces(others: Plugins | None, plugin_id: str) -> NamespaceRegistry:
-    made = NamespaceRegistry()
-    for each in others.namespaces.visible(others.tools) if others else ():
-        if each.plugin_id != plugin_id:
-            made.register_for_plugin(each.plugin_id, each)
-    return made
-
-
-def _missing(plugins: Plugins, view: PluginView) -> Iterable[str]:
-    promised = plugins.manifests[view.id]
-    for what, names, brought in (
-        ("tool", promised.tools, view.tools),
-        ("hook", promised.hooks, view.hooks),
-        ("namespace", promised.namespaces, view.namespaces),
-    ):
-        for name in names or ():
-            if name not in brought:
-                yield f"the manifest lists the {what} {name!r}, but the plugin does not register it"
-
-
-def _bad_schemas(tools: Iterable[Tool]) -> Iterable[str]:
-    for tool in tools:
-        try:
-            validate(tool, {})
-        except InvalidSchema as error:
-            yield f"the schema of the tool {tool.name!r} cannot be used: {error}"
 
 
 def _bad_namespaces(plugins: Plugins, view: PluginView, tools: list[Tool]) -> Iterable[str]:

@@ -9,7 +9,6 @@
 An update takes the same steps. A refusal at any step leaves everything unchanged.
 """
 
-import contextlib
 import errno
 import os
 import re
@@ -17,7 +16,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -59,14 +58,7 @@ class InstallResult:
     notes: tuple[str, ...] = ()
 
     def to_json(self) -> JsonObject:
-        return {
-            "kind": self.kind,
-            "name": self.name,
-            "version": self.version,
-            "folder": str(self.folder),
-            "replaced": self.replaced,
-            "notes": list[JsonValue](self.notes),
-        }
+        return asdict(self) | {"folder": str(self.folder), "notes": list[JsonValue](self.notes)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,20 +83,20 @@ class Installer:
         """
         with os_errors_refused(), workshop(self.state) as place:
             staged = await to_thread.run_sync(stage, source, place, self.limits)
-            material = self._with_predecessor(staged)
+            material = replace(staged, replaces=_installed_version(self._target(staged)))
             await self._permit(material)
             notes = await to_thread.run_sync(self._try_out, material, abandon_on_cancel=True)
-            return self._put(material, place, tuple(notes))
-
-    def _with_predecessor(self, material: Material) -> Material:
-        target = self._target(material)
-        if not os.path.lexists(target):
-            return material
-        if material.kind == "skill":
-            return replace(material, replaces="")
-        with contextlib.suppress(PluginError):
-            return replace(material, replaces=manifests.load(target).version)
-        return replace(material, replaces="")
+            target = self._target(material)  # again: hooks and the plugin's code ran meanwhile
+            target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            replacing.put(material.folder, target, place / "replaced")
+        return InstallResult(
+            kind=material.kind,
+            name=material.name,
+            version=material.version,
+            folder=target,
+            replaced=material.replaces,
+            notes=tuple(notes),
+        )
 
     def _target(self, material: Material) -> Path:
         """Returns the folder to install to; a plugin that a user copied there keeps its folder."""
@@ -153,18 +145,13 @@ class Installer:
             shutil.rmtree(cache, ignore_errors=True)
         return faults
 
-    def _put(self, material: Material, place: Path, notes: tuple[str, ...]) -> InstallResult:
-        target = self._target(material)
-        target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        replacing.put(material.folder, target, place / "replaced")
-        return InstallResult(
-            kind=material.kind,
-            name=material.name,
-            version=material.version,
-            folder=target,
-            replaced=material.replaces,
-            notes=notes,
-        )
+
+def _installed_version(folder: Path) -> str | None:
+    """Returns the version of the plugin in a folder, "" if it has none, None without a folder."""
+    try:
+        return manifests.load(folder).version
+    except PluginError:
+        return "" if os.path.lexists(folder) else None
 
 
 # ---- Staging ----
@@ -285,7 +272,7 @@ class Removal:
     folder: Path
 
     def to_json(self) -> JsonObject:
-        return {"kind": self.kind, "name": self.name, "folder": str(self.folder)}
+        return asdict(self) | {"folder": str(self.folder)}
 
 
 def installed_in(state: Path) -> dict[str, Path]:
@@ -309,22 +296,15 @@ def remove(state: Path, name: str, plugins: Plugins) -> Removal:
     """
     with os_errors_refused(), workshop(state) as place:
         kind, _, rest = name.rpartition(":")
-        found = _find(state, kind, rest)
-        if found is None:
+        folder, skills = installed_in(state).get(rest), state / SKILLS
+        if folder is not None and kind in ("", "plugin"):
+            found = Removal("plugin", rest, folder)
+        elif kind in ("", "skill") and skills.is_dir() and rest in os.listdir(skills):
+            found = Removal("skill", rest, skills / rest)
+        else:
             raise _not_here(plugins, rest if kind in ("", "plugin") else "", name)
         os.rename(found.folder, place / "removed")
         return found
-
-
-def _find(state: Path, kind: str, name: str) -> Removal | None:
-    folder = installed_in(state).get(name)
-    if folder is not None and kind in ("", "plugin"):
-        return Removal("plugin", name, folder)
-    skills = state / SKILLS
-    inside = os.listdir(skills) if skills.is_dir() else ()
-    if name in inside and kind in ("", "skill"):
-        return Removal("skill", name, skills / name)
-    return None
 
 
 def _not_here(plugins: Plugins, plugin_id: str, name: str) -> InstallRefused:

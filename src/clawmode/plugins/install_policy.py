@@ -18,7 +18,6 @@ from fnmatch import fnmatchcase
 from typing import IO, TYPE_CHECKING
 
 import anyio
-from anyio.abc import Process
 
 from clawmode.exceptions import ConfigurationError
 from clawmode.plugins.staging import Material
@@ -83,23 +82,18 @@ def _first_match(key: str, rules: Sequence[str], subjects: Sequence[str]) -> str
 
 
 async def _ask(command: Sequence[str], seconds: float, about: JsonObject) -> str | None:
-    answer = _read_answer(await _run(command, seconds, json.dumps(about).encode()))
-    if answer["allow"] is True:
-        return None
-    reason = str(answer.get("reason") or "the program gave no reason")
-    return f"{PATH}.command: {reason[:MAX_REASON]}"
-
-
-def _read_answer(said: bytes) -> JsonObject:
     try:
-        answer = json.loads(said)
+        answer = json.loads(await _run(command, seconds, json.dumps(about).encode()))
     except (ValueError, RecursionError):
         raise _NoAnswer("the program did not print JSON") from None
     if not isinstance(answer, dict) or not isinstance(answer.get("allow"), bool):
         raise _NoAnswer("the program did not print {allow, reason}")
-    if not isinstance(answer.get("reason", ""), str | None):
+    reason = answer.get("reason")
+    if not isinstance(reason, str | None):
         raise _NoAnswer("`reason` is not a text")
-    return answer
+    if answer["allow"]:
+        return None
+    return f"{PATH}.command: {(reason or 'the program gave no reason')[:MAX_REASON]}"
 
 
 async def _run(command: Sequence[str], seconds: float, request: bytes) -> bytes:
@@ -121,33 +115,25 @@ async def _run(command: Sequence[str], seconds: float, request: bytes) -> bytes:
             reason = getattr(error, "strerror", None) or error
             raise _NoAnswer(f"{command[0]!r} cannot be run: {reason}") from None
         try:
-            await _await_end(process, stdout, seconds)
+            deadline = anyio.current_time() + seconds
+            while process.returncode is None:
+                if anyio.current_time() >= deadline:
+                    raise _NoAnswer(f"the program did not end within {seconds:g} seconds")
+                await anyio.sleep(POLL)
+                _check_size(stdout)
+            _check_size(stdout)
         finally:
-            await _end(process)
+            # The process group keeps the id of its leader while any member lives.
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            with anyio.move_on_after(GRACE, shield=True):
+                await process.wait()
         if process.returncode != 0:
             raise _NoAnswer(f"the program ended with exit status {process.returncode}")
         stdout.seek(0)
         return stdout.read()
 
 
-async def _await_end(process: Process, stdout: IO[bytes], seconds: float) -> None:
-    deadline = anyio.current_time() + seconds
-    while process.returncode is None:
-        if anyio.current_time() >= deadline:
-            raise _NoAnswer(f"the program did not end within {seconds:g} seconds")
-        await anyio.sleep(POLL)
-        _check_size(stdout)
-    _check_size(stdout)
-
-
 def _check_size(stdout: IO[bytes]) -> None:
     if os.fstat(stdout.fileno()).st_size > MAX_ANSWER:
         raise _NoAnswer(f"the program printed more than {MAX_ANSWER} bytes")
-
-
-async def _end(process: Process) -> None:
-    # The process group keeps the id of its leader while any member lives.
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
-    with anyio.move_on_after(GRACE, shield=True):
-        await process.wait()

@@ -12,7 +12,7 @@ import logging
 import os
 import traceback
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -69,19 +69,7 @@ class PluginView:
     skills: list[str] = field(default_factory=list[str])
 
     def to_json(self) -> JsonObject:
-        return {
-            "id": self.id,
-            "version": self.version,
-            "description": self.description,
-            "folder": self.folder,
-            "enabled": self.enabled,
-            "loaded": self.loaded,
-            "problem": self.problem,
-            "tools": list[JsonValue](self.tools),
-            "hooks": list[JsonValue](self.hooks),
-            "namespaces": list[JsonValue](self.namespaces),
-            "skills": list[JsonValue](self.skills),
-        }
+        return asdict(self)
 
 
 class PluginApi:
@@ -227,21 +215,20 @@ class Plugins:
 
     def _in_paths(self) -> Iterable[PluginSource]:
         for path in self._paths:
-            for folder in self._folders(path):
+            try:
+                if (path / manifests.FILE).exists():
+                    folders = [path]
+                else:
+                    inside = sorted(path.iterdir())
+                    folders = [each for each in inside if (each / manifests.FILE).is_file()]
+            except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+                self._miss(path, f"{path}: {getattr(error, 'strerror', None) or error}")
+                continue
+            for folder in folders:
                 try:
                     yield PluginSource(manifests.load(folder), folder)
                 except PluginError as error:
                     self._miss(folder, str(error))
-
-    def _folders(self, path: Path) -> list[Path]:
-        try:
-            if (path / manifests.FILE).exists():
-                return [path]
-            inside = sorted(path.iterdir())
-            return [each for each in inside if (each / manifests.FILE).is_file()]
-        except (OSError, ValueError) as error:  # ValueError: a NUL in the name
-            self._miss(path, f"{path}: {getattr(error, 'strerror', None) or error}")
-            return []
 
     def _miss(self, folder: Path, problem: str) -> None:
         self.views.append(PluginView(folder.name, folder=str(folder), problem=problem))
@@ -286,13 +273,26 @@ class Plugins:
             api = PluginApi(found, self, config, view)
             if manifest.entry:
                 _entry(found)(api)
-            folders = [_skills(found, name) for name in manifest.skills]
+            for name in manifest.skills:
+                folder = (found.folder / name).resolve()
+                if not folder.is_dir() or not folder.is_relative_to(found.folder.resolve()):
+                    raise PluginError(
+                        f"the plugin has no folder {name!r}, which its manifest lists under "
+                        "`skills`"
+                    )
+                folders.append(folder)
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt):
                 raise
             if api is not None:
                 api._roll_back()
-            self._failed(found, view, error)
+            if not found.package:
+                modules.forget(view.id)
+            ours = isinstance(error, ClawmodeError)
+            view.problem = message_of(error) if ours else _unexpected(error, found.folder)
+            for brought in (view.tools, view.hooks, view.namespaces):
+                brought.clear()
+            logger.error("plugin %s: %s", view.id, view.problem)
             return view
         finally:
             if api is not None:
@@ -302,16 +302,6 @@ class Plugins:
         view.skills = list(manifest.skills)
         view.loaded = True
         return view
-
-    @staticmethod
-    def _failed(found: PluginSource, view: PluginView, error: BaseException) -> None:
-        if not found.package:
-            modules.forget(view.id)
-        ours = isinstance(error, ClawmodeError)
-        view.problem = message_of(error) if ours else _unexpected(error, found.folder)
-        for brought in (view.tools, view.hooks, view.namespaces):
-            brought.clear()
-        logger.error("plugin %s: %s", view.id, view.problem)
 
 
 def _find_package(name: str) -> ModuleSpec | None:
@@ -350,15 +340,6 @@ def _config(manifest: Manifest, given: JsonValue) -> JsonObject:
     if problems:
         raise PluginError(f"plugins.entries.{manifest.id}.config: {'; '.join(problems)}")
     return config
-
-
-def _skills(found: PluginSource, name: str) -> Path:
-    folder = (found.folder / name).resolve()
-    if not folder.is_dir() or not folder.is_relative_to(found.folder.resolve()):
-        raise PluginError(
-            f"the plugin has no folder {name!r}, which its manifest lists under `skills`"
-        )
-    return folder
 
 
 def _entry(found: PluginSource) -> Callable[[PluginApi], object]:

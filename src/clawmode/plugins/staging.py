@@ -9,7 +9,7 @@ import os
 import re
 import unicodedata
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -87,9 +87,6 @@ class StagedFile:
     bytes: int
     sha256: str
 
-    def to_json(self) -> JsonObject:
-        return {"path": self.path, "bytes": self.bytes, "sha256": self.sha256}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Material:
@@ -112,16 +109,8 @@ class Material:
     files: tuple[StagedFile, ...] = field(default=(), repr=False)
 
     def to_json(self) -> JsonObject:
-        return {
-            "kind": self.kind,
-            "name": self.name,
-            "version": self.version,
-            "description": self.description,
-            "folder": str(self.folder),
-            "source": self.source,
-            "replaces": self.replaces,
-            "files": list[JsonValue](each.to_json() for each in self.files),
-        }
+        files = list[JsonValue](JsonObject(asdict(each)) for each in self.files)
+        return asdict(self) | {"folder": str(self.folder), "files": files}
 
 
 @dataclass(slots=True)
@@ -187,19 +176,16 @@ class Stage:
         with open(opened, "wb") as file:
             for chunk in chunks:
                 size += len(chunk)
-                self._spend(path, size, len(chunk))
+                self._bytes += len(chunk)
+                for limit, found, what in (
+                    (self.limits.file_bytes, size, f"{path[:80]!r} is"),
+                    (self.limits.total_bytes, self._bytes, "the files together are"),
+                ):
+                    if found > limit:
+                        raise InstallRefused("too_large", f"{what} larger than {limit} bytes")
                 digest.update(chunk)
                 file.write(chunk)
         self.files.append(StagedFile(path, size, digest.hexdigest()))
-
-    def _spend(self, path: str, size: int, more: int) -> None:
-        self._bytes += more
-        for limit, found, what in (
-            (self.limits.file_bytes, size, f"{path[:80]!r} is"),
-            (self.limits.total_bytes, self._bytes, "the files together are"),
-        ):
-            if found > limit:
-                raise InstallRefused("too_large", f"{what} larger than {limit} bytes")
 
     def _parts(self, name: str) -> list[str]:
         """Splits a name into its parts; none of them leads out of the folder."""
