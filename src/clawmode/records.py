@@ -338,8 +338,9 @@ class _Mistake:
         high = self.context.get("le", self.node.get("maximum", math.inf))
         is_usable = isinstance(number, int) if is_integer else abs(number) < 1e308
         if not is_usable or number < (min(low, 1) if is_integer else -math.inf):
-            # Not "the default is used": an agent then inherits the value that applies to all.
-            used, why = ABSENT, f"is not {_expected(self.node)}: it is ignored"
+            used = self.node.get("default", ABSENT) if self.holder.get("resets") else ABSENT
+            instead = "it is ignored" if used is ABSENT else f"{used} is used"
+            why = f"is not {_expected(self.node)}: {instead}"
         elif low <= number <= high:
             return None, number
         else:
@@ -440,11 +441,13 @@ class _SchemaGenerator(GenerateJsonSchema):
 
 
 class _InternalGenerator(_SchemaGenerator):
-    """Adds the keys that a section ignores, with the warning about each."""
+    """Adds `IGNORED` and `RESETS` of sections."""
 
     def model_schema(self, schema: Any) -> JsonSchemaValue:
         made = super().model_schema(schema)
-        return made | {"ignored": dict(getattr(schema["cls"], "IGNORED", {}))}
+        kind = schema["cls"]
+        more = {"ignored": kind.IGNORED, "resets": kind.RESETS} if issubclass(kind, Section) else {}
+        return made | more
 
 
 def schema_of(kind: Any) -> JsonObject:
@@ -475,6 +478,10 @@ class Section(Record):
 
     IGNORED: ClassVar[Mapping[str, str]] = {}
     """Known keys that have no effect, with the warning about each."""
+
+    RESETS: ClassVar = False
+    """True if an unusable number means the default. Otherwise it counts as not set, so that an
+    agent inherits the global value."""
 
     SHORT: ClassVar[tuple[type, str] | None] = None
     """The type of a value that is short for an object with a single key, and that key."""

@@ -174,7 +174,7 @@ def test_a_number_that_is_no_positive_integer_is_the_default_and_said(
     value: JsonValue = {"timeoutMs": number}
     assert read(value).timeout_ms == 10_000
     assert warnings(value) == [
-        f"tools.codeMode.timeoutMs: {shown} is not a positive integer: it is ignored"
+        f"tools.codeMode.timeoutMs: {shown} is not a positive integer: 10000 is used"
     ]
 
 
@@ -224,7 +224,7 @@ def test_a_config_made_in_python_follows_the_same_rules_with_the_same_warnings()
     with pytest.warns(ClawmodeWarning) as warned:
         made = CodeModeConfig(timeout_ms=-1, max_pending_tool_calls=10**6, max_suspended_runs=-1)
     assert [str(each.message) for each in warned] == [
-        "CodeModeConfig.timeout_ms: -1 is not a positive integer: it is ignored",
+        "CodeModeConfig.timeout_ms: -1 is not a positive integer: 10000 is used",
         "CodeModeConfig.max_pending_tool_calls: 1000000 is over 128: 128 is used",
         "CodeModeConfig.max_suspended_runs: -1 is not a positive integer: it is ignored",
     ]
@@ -437,9 +437,9 @@ def in_a_file(base: JsonValue, own: JsonValue) -> ReadResult[Configuration]:
 def test_a_warning_names_the_place_where_the_value_was_set() -> None:
     found = in_a_file({"timeoutMs": 5, "maxOutputBytes": 1}, {"timeoutMs": 0})
     config = tools(found.section, "a").code_mode
-    assert (config.timeout_ms, config.max_output_bytes) == (100, 1024)
+    assert (config.timeout_ms, config.max_output_bytes) == (10_000, 1024)
     assert sorted(map(str, found.warnings)) == [
-        "agents.list[0].tools.codeMode.timeoutMs: 0 is not a positive integer: it is ignored",
+        "agents.list[0].tools.codeMode.timeoutMs: 0 is not a positive integer: 10000 is used",
         "tools.codeMode.maxOutputBytes: 1 is under 1024: 1024 is used",
         "tools.codeMode.timeoutMs: 5 is under 100: 100 is used",
     ]

@@ -200,7 +200,7 @@ def test_a_check_tells_all_errors_and_warnings_with_their_lines(tmp_path: Path) 
         f"{path}:6:7: tools.codeMode.timoutMs: unknown key, it has no effect; "
         "the nearest known one is timeoutMs",
         f"{path}:13:9: agents.list[0].tools.codeMode.maxOutputBytes: 1.5 is not a positive "
-        "integer: it is ignored",
+        "integer: 65536 is used",
     ]
     assert [warning.path for warning in report.warnings][:1] == ["tools.codeMode.timeoutMs"]
 

@@ -71,6 +71,7 @@ class CodeModeConfig(SearchLimits):
     """
 
     SHORT: ClassVar = (bool, "enabled")
+    RESETS: ClassVar = True
 
     enabled: bool = option(
         "Whether runs of an agent use code mode. A `CodeMode` object ignores it.", False
