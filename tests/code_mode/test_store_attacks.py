@@ -119,20 +119,24 @@ async def cancelled_inside(
     monkeypatch: pytest.MonkeyPatch, method: str, made: Callable[[], Awaitable[Any]]
 ) -> None:
     """Cancels a task as asyncio does, while a thread is inside of a method of the store."""
-    original = getattr(SqliteStore, method)
+    translated = SqliteStore._translated
     inside, loop = asyncio.Event(), asyncio.get_running_loop()
     go, done = threading.Event(), threading.Event()
 
-    def slowly(*args: Any, **options: Any) -> Any:
-        loop.call_soon_threadsafe(inside.set)
-        go.wait(10)
-        try:
-            return original(*args, **options)
-        finally:
-            done.set()
+    def slowed(store: SqliteStore, work: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        def slowly(*args: Any, **options: Any) -> Any:
+            loop.call_soon_threadsafe(inside.set)
+            go.wait(10)
+            try:
+                return work(*args, **options)
+            finally:
+                done.set()
+
+        chosen = slowly if work.__name__ == method else work
+        return translated(store, chosen, *args, **options)
 
     with monkeypatch.context() as patched:
-        patched.setattr(SqliteStore, method, slowly)
+        patched.setattr(SqliteStore, "_translated", slowed)
         task = asyncio.ensure_future(made())
         await inside.wait()
         task.cancel()
@@ -150,7 +154,7 @@ async def test_a_wait_that_asyncio_cancels_leaves_no_claim(
 ) -> None:
     async with code_mode(pool, SqliteStore(folder)) as one:
         run_id = (await one.exec(YIELD)).run_id
-        await cancelled_inside(monkeypatch, "_claim", lambda: one.wait(run_id))
+        await cancelled_inside(monkeypatch, "claim", lambda: one.wait(run_id))
         assert (await one.wait(run_id)).value == 1
 
 
@@ -160,7 +164,7 @@ async def test_an_exec_that_asyncio_cancels_leaves_no_program(
 ) -> None:
     store = SqliteStore(folder)
     async with code_mode(pool, store) as one:
-        await cancelled_inside(monkeypatch, "_park", lambda: one.exec(YIELD))
+        await cancelled_inside(monkeypatch, "park", lambda: one.exec(YIELD))
         assert await store.end_all(WHO.scope) == {}
 
 

@@ -43,10 +43,6 @@ class Gate:
     context: RunContext
     config: "CodeModeConfig"
 
-    @property
-    def has_hooks(self) -> bool:
-        return not self.executor.hooks.empty
-
     def event(self, params: JsonObject, call_id: str) -> BeforeToolCall:
         """Returns the event that hooks receive for a cell."""
         language = params.get("language")

@@ -93,7 +93,7 @@ class Offer:
         self._telemetry = telemetry
         self._servers: ToolServers | None = None
         self._unwatch: Callable[[], None] = lambda: None
-        self._setup = CellSetup()
+        self._setup: CellSetup | None = None
         self.on_change: Callable[[Bridge], None] = lambda bridge: None
         if servers is not None:
             self.use_servers(servers)
@@ -120,7 +120,7 @@ class Offer:
         return Bridge(catalog, namespaces, mcp, self._config, self._telemetry.miss)
 
     def _publish(self, bridge: Bridge) -> None:
-        self.bridge, self._setup = bridge, CellSetup()
+        self.bridge, self._setup = bridge, None
         self.on_change(bridge)
 
     # ---- MCP servers ----
@@ -186,16 +186,19 @@ class Offer:
     async def setup(self) -> CellSetup:
         """Returns what new cells start with; empty if there is nothing to call."""
         self.refresh_namespaces()
-        bridge = self.bridge
-        if not self._setup.key and bridge.mcp:
+        if self._setup is None and self.bridge.mcp:
             # In a thread, because the declarations of thousands of tools take a second.
+            bridge = self.bridge
             await anyio.to_thread.run_sync(lambda: bridge.mcp.files)
-        catalog, mcp = self.bridge.catalog, self.bridge.mcp
-        scopes = self.bridge.namespaces.descriptors()
-        if not self._setup.key and (len(catalog) or scopes or bridge.mcp.connecting()):
-            names = json.dumps(catalog.convenience()).encode()
-            parts = (catalog.all_tools_json, names, json.dumps(scopes).encode())
-            parts = (*parts, json.dumps(mcp.setup()).encode())
-            data = b'{"tools":%s,"names":%s,"namespaces":%s,"mcp":%s}' % parts
-            self._setup = CellSetup(hashlib.sha256(data).digest(), data)
+        if self._setup is None:
+            # Read again: the bridge may have been replaced meanwhile.
+            catalog, mcp = self.bridge.catalog, self.bridge.mcp
+            scopes = self.bridge.namespaces.descriptors()
+            self._setup = CellSetup()
+            if len(catalog) or scopes or mcp.connecting():
+                names = json.dumps(catalog.convenience()).encode()
+                parts = (catalog.all_tools_json, names, json.dumps(scopes).encode())
+                parts = (*parts, json.dumps(mcp.setup()).encode())
+                data = b'{"tools":%s,"names":%s,"namespaces":%s,"mcp":%s}' % parts
+                self._setup = CellSetup(hashlib.sha256(data).digest(), data)
         return self._setup

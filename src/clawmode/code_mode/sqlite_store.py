@@ -7,13 +7,14 @@
 """
 
 import errno
+import functools
 import logging
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from pathlib import Path
-from typing import Literal
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 
 from clawmode.code_mode import sqlite_tables as tables
 from clawmode.code_mode.leases import Leases
@@ -36,12 +37,27 @@ from clawmode.types import CallState
 
 logger = logging.getLogger("clawmode.store")
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
 LOCK_SECONDS = 2.0
 """How long an operation waits for operations of other processes."""
 
 LAYOUT = Layout(
     "The store of waiting programs", tables.VERSION, tables.SCHEMA, StoreUnavailable, logger
 )
+
+
+def _in_thread(
+    work: Callable[Concatenate["SqliteStore", P], T],
+) -> Callable[Concatenate["SqliteStore", P], Coroutine[Any, Any, T]]:
+    """Makes a blocking method async: it runs in a thread, one at a time for each store."""
+
+    @functools.wraps(work)
+    async def run(self: "SqliteStore", *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self._run(work, self, *args, **kwargs)
+
+    return run
 
 
 class SqliteStore(SqliteFile):
@@ -115,10 +131,8 @@ class SqliteStore(SqliteFile):
 
     # ---- Owners ----
 
-    async def join(self) -> str:
-        return await self._run(self._join)
-
-    def _join(self) -> str:
+    @_in_thread
+    def join(self) -> str:
         self._make_folder()
         owner = self._leases.acquire()
         with self._transaction() as database:
@@ -130,10 +144,8 @@ class SqliteStore(SqliteFile):
             database.execute("delete from ledger.parks where cell not in (select id from cells)")
         return owner
 
-    async def leave(self, owner: str) -> None:
-        await self._run(self._leave, owner)
-
-    def _leave(self, owner: str) -> None:
+    @_in_thread
+    def leave(self, owner: str) -> None:
         self._leases.release(owner)
         if not self._leases:
             self._close()
@@ -143,23 +155,20 @@ class SqliteStore(SqliteFile):
         self._leases.forget()
         super()._forked()
 
-    async def alive(self, owner: str) -> bool:
-        return await self._run(self._leases.alive, owner)
+    @_in_thread
+    def alive(self, owner: str) -> bool:
+        return self._leases.alive(owner)
 
     # ---- Parking ----
 
-    async def room(self, limit: int) -> bool:
-        return await self._run(self._room, limit)
-
-    def _room(self, limit: int) -> bool:
+    @_in_thread
+    def room(self, limit: int) -> bool:
         with self._transaction() as database:
             self._purge(database)
             return tables.count_parked(database) < limit
 
-    async def park(self, cell: StoredCell, owner: str, limit: int, *, again: bool) -> None:
-        await self._run(self._park, cell, owner, limit, again)
-
-    def _park(self, cell: StoredCell, owner: str, limit: int, again: bool) -> None:
+    @_in_thread
+    def park(self, cell: StoredCell, owner: str, limit: int, *, again: bool) -> None:
         with self._transaction() as database:
             self._purge(database)
             held = tables.is_held_by(database, cell.id, owner) and tables.is_live(database, cell.id)
@@ -171,10 +180,8 @@ class SqliteStore(SqliteFile):
 
     # ---- Resuming ----
 
-    async def claim(self, cell_id: str, scope: Scope, owner: str) -> StoredCell | Refusal:
-        return await self._run(self._claim, cell_id, scope, owner)
-
-    def _claim(self, cell_id: str, scope: Scope, owner: str) -> StoredCell | Refusal:
+    @_in_thread
+    def claim(self, cell_id: str, scope: Scope, owner: str) -> StoredCell | Refusal:
         with self._transaction() as database:
             self._purge(database)
             row = database.execute(
@@ -203,10 +210,8 @@ class SqliteStore(SqliteFile):
                 mark=tables.mark_of(database, cell_id),
             )
 
-    async def release(self, cell_id: str, owner: str) -> None:
-        await self._run(self._release, cell_id, owner)
-
-    def _release(self, cell_id: str, owner: str) -> None:
+    @_in_thread
+    def release(self, cell_id: str, owner: str) -> None:
         with self._transaction() as database:
             database.execute(
                 "update cells set holder = '', expires = ? + ttl"
@@ -214,10 +219,8 @@ class SqliteStore(SqliteFile):
                 (self._clock(), cell_id, owner),
             )
 
-    async def progress(self, cell_id: str) -> Progress | None:
-        return await self._run(self._progress, cell_id)
-
-    def _progress(self, cell_id: str) -> Progress | None:
+    @_in_thread
+    def progress(self, cell_id: str) -> Progress | None:
         with self._transaction("deferred") as database:
             if not tables.is_live(database, cell_id):
                 return None
@@ -225,12 +228,10 @@ class SqliteStore(SqliteFile):
             (replies,) = database.execute(count, (cell_id,)).fetchone()
             return Progress(tables.calls_of(database, cell_id), replies)
 
-    async def take(
+    @_in_thread
+    def take(
         self, cell_id: str, owner: str, *, seen: bytes = b"", mark: bytes = b""
     ) -> StoredCell | None:
-        return await self._run(self._take, cell_id, owner, seen, mark)
-
-    def _take(self, cell_id: str, owner: str, seen: bytes, mark: bytes) -> StoredCell | None:
         with self._transaction() as database:
             row = database.execute(
                 "select agent, session, session_key, run, ttl, record, snapshot from cells"
@@ -258,10 +259,8 @@ class SqliteStore(SqliteFile):
             database.execute("delete from calls where cell = ? and owner = ?", (cell_id, owner))
             return cell
 
-    async def drain(self, cell_id: str) -> tuple[bytes, ...] | None:
-        return await self._run(self._drain, cell_id)
-
-    def _drain(self, cell_id: str) -> tuple[bytes, ...] | None:
+    @_in_thread
+    def drain(self, cell_id: str) -> tuple[bytes, ...] | None:
         with self._transaction() as database:
             if not tables.is_live(database, cell_id):
                 return None
@@ -269,11 +268,13 @@ class SqliteStore(SqliteFile):
 
     # ---- Calls ----
 
-    async def mark(self, cell_id: str, call_id: int, owner: str, state: CallState) -> bool:
-        return await self._run(self._change, cell_id, call_id, owner, owner, state)
+    @_in_thread
+    def mark(self, cell_id: str, call_id: int, owner: str, state: CallState) -> bool:
+        return self._change(cell_id, call_id, owner, owner, state)
 
-    async def adopt(self, cell_id: str, call: StoredCall, owner: str) -> bool:
-        return await self._run(self._change, cell_id, call.id, call.owner, owner, call.state)
+    @_in_thread
+    def adopt(self, cell_id: str, call: StoredCall, owner: str) -> bool:
+        return self._change(cell_id, call.id, call.owner, owner, call.state)
 
     def _change(self, cell_id: str, call_id: int, old: str, new: str, state: CallState) -> bool:
         with self._transaction() as database:
@@ -285,12 +286,8 @@ class SqliteStore(SqliteFile):
             )
             return changed.rowcount == 1
 
-    async def settle(
-        self, cell_id: str, call_id: int, reply: bytes, limit: int
-    ) -> Literal["kept", "full", "gone"]:
-        return await self._run(self._settle, cell_id, call_id, reply, limit)
-
-    def _settle(
+    @_in_thread
+    def settle(
         self, cell_id: str, call_id: int, reply: bytes, limit: int
     ) -> Literal["kept", "full", "gone"]:
         with self._transaction() as database:
@@ -307,20 +304,16 @@ class SqliteStore(SqliteFile):
 
     # ---- Ending ----
 
-    async def end(self, cell_id: str, scope: Scope, end: End) -> bool:
-        return await self._run(self._end, cell_id, scope, end)
-
-    def _end(self, cell_id: str, scope: Scope, end: End) -> bool:
+    @_in_thread
+    def end(self, cell_id: str, scope: Scope, end: End) -> bool:
         with self._transaction() as database:
             found = tables.is_of_scope(database, cell_id, scope)
             if found:
                 tables.bury(database, cell_id, end)
             return found
 
-    async def abort(self, cell_id: str, scope: Scope, owner: str = "") -> AbortProgress | None:
-        return await self._run(self._abort, cell_id, scope, owner)
-
-    def _abort(self, cell_id: str, scope: Scope, owner: str) -> AbortProgress | None:
+    @_in_thread
+    def abort(self, cell_id: str, scope: Scope, owner: str = "") -> AbortProgress | None:
         with self._transaction() as database:
             found = tables.is_of_scope(database, cell_id, scope)
             return self._abort_one(database, cell_id, owner) if found else None
@@ -343,19 +336,15 @@ class SqliteStore(SqliteFile):
         tables.note_end(database, cell_id, "aborted")
         return "asked"
 
-    async def gone(self, cell_ids: Iterable[str]) -> set[str]:
-        return await self._run(self._gone, tuple(cell_ids))
-
-    def _gone(self, cell_ids: tuple[str, ...]) -> set[str]:
+    @_in_thread
+    def gone(self, cell_ids: Iterable[str]) -> set[str]:
         with self._transaction("deferred") as database:
             return {cell_id for cell_id in cell_ids if not tables.is_live(database, cell_id)}
 
-    async def end_all(
+    @_in_thread
+    def end_all(
         self, scope: Scope, *, session: bool = False, owner: str = ""
     ) -> dict[str, AbortProgress]:
-        return await self._run(self._end_all, scope, session, owner)
-
-    def _end_all(self, scope: Scope, session: bool, owner: str) -> dict[str, AbortProgress]:
         with self._transaction() as database:
             rows = database.execute(
                 "select id from cells where agent = ? and session = ? and session_key = ?"
@@ -364,10 +353,8 @@ class SqliteStore(SqliteFile):
             ).fetchall()
             return {cell_id: self._abort_one(database, cell_id, owner) for (cell_id,) in rows}
 
-    async def cells(self) -> list[CellInfo]:
-        return await self._run(self._list)
-
-    def _list(self) -> list[CellInfo]:
+    @_in_thread
+    def cells(self) -> list[CellInfo]:
         with self._transaction() as database:
             self._purge(database)
             now = self._clock()
