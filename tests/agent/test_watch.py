@@ -141,7 +141,8 @@ async def test_bookkeeping_that_nobody_will_end_is_released(tmp_path: Path) -> N
 async def test_it_looks_by_itself(tmp_path: Path) -> None:
     told: list[dict[str, Any]] = []
     async with opened(tmp_path, [Turn(pause(60), "Late.")]) as agent:
-        settings = Diagnostics(stuck_session_warn_ms=40, stuck_session_abort_ms=80)
+        # Not checked: a second is the least in a file.
+        settings = Diagnostics.model_construct(stuck_session_warn_ms=40, stuck_session_abort_ms=80)
         watch = SessionMonitor(agent.runtime, settings, lambda event: told.append(dict(event)))
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(watch.serve)

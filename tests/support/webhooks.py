@@ -213,6 +213,6 @@ async def ignore(message: InboundMessage) -> None:
 
 
 def sender(url: str | None, **entry: Any) -> WebhookChannel:
-    options: dict[str, Any] = {"secret": SECRET, "url": url, "edits": True} | entry
-    made = ChannelEntry(**options)
+    options: dict[str, Any] = {"secret": SECRET, "edits": True} | entry
+    made = ChannelEntry(**options, **({} if url is None else {"url": url}))
     return WebhookChannel("hook", made, ignore, retry=QUICK)
