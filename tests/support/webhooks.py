@@ -214,5 +214,7 @@ async def ignore(message: InboundMessage) -> None:
 
 def sender(url: str | None, **entry: Any) -> WebhookChannel:
     options: dict[str, Any] = {"secret": SECRET, "edits": True} | entry
-    made = ChannelEntry(**options, **({} if url is None else {"url": url}))
+    if url is not None:
+        options["url"] = url
+    made = ChannelEntry(**options)
     return WebhookChannel("hook", made, ignore, retry=QUICK)

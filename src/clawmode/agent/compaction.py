@@ -15,7 +15,6 @@ from clawmode.agent.hooks import CompactionEvent
 from clawmode.config.agents import AgentOptions
 from clawmode.context import RunContext
 from clawmode.messages import (
-    AssistantMessage,
     Image,
     Message,
     Text,
@@ -175,22 +174,18 @@ async def summarize(model: Model, messages: Sequence[Message], wishes: str = "")
 
 def transcript_of(messages: Sequence[Message]) -> str:
     """Returns a conversation as text for the summary; long parts are cut."""
-    lines = (
-        f"{_speaker(message, part)}: {text}"
-        for message in messages
-        for part in message.content
-        if (text := _text_of(part))
-    )
+    lines: list[str] = []
+    for message in messages:
+        speaker = "Agent"
+        if isinstance(message, UserMessage):
+            speaker = "Person"
+        elif isinstance(message, ToolMessage):
+            speaker = f"Result of {message.name}" + (" (failed)" if message.is_error else "")
+        for part in message.content:
+            caller = f"Agent calls {part.name}" if isinstance(part, ToolCall) else speaker
+            if text := _text_of(part):
+                lines.append(f"{caller}: {text}")
     return "\n\n".join(lines)
-
-
-def _speaker(message: Message, part: object) -> str:
-    if isinstance(message, UserMessage):
-        return "Person"
-    if isinstance(message, ToolMessage):
-        return f"Result of {message.name}" + (" (failed)" if message.is_error else "")
-    assert isinstance(message, AssistantMessage)
-    return f"Agent calls {part.name}" if isinstance(part, ToolCall) else "Agent"
 
 
 def _text_of(part: Text | Thinking | Image | ToolCall) -> str:

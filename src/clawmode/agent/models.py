@@ -164,26 +164,23 @@ def provider_settings(
         )
         for it in entry.models
     }
+    key = None
+    if entry.api_key:
+        key = _literal(entry.api_key)
+    elif entry.auth is not None:
+        key = _source(entry.auth)
+    elif profile is not None:
+        key = _literal(profile.key) if profile.key else _source(profile)
     return ProviderSettings(
         id=provider,
         api=entry.api,
         base_url=entry.base_url or "",
-        key=_key(entry, profile),
+        key=key,
         headers=entry.headers,
         timeout_seconds=entry.timeout_seconds,
         models=models,
         local=entry.local,
     )
-
-
-def _key(entry: ProviderEntry, profile: AuthProfile | None) -> KeySource | None:
-    if entry.api_key:
-        return _literal(entry.api_key)
-    if entry.auth is not None:
-        return _source(entry.auth)
-    if profile is None:
-        return None
-    return _literal(profile.key) if profile.key else _source(profile)
 
 
 def _literal(text: str) -> KeySource:

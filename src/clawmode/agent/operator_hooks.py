@@ -171,14 +171,11 @@ def hook_faults(
         if entry.file and not (file := _file_of(entry, folder)).is_file():
             text = f"{path}.file: there is no file {show(str(file))}"
             yield ConfigurationError(text, path=f"{path}.file", expected="a Python file")
-        elif entry.command and not _is_installed(entry.command[0], folder):
-            text = "this program is not installed here, or not on PATH"
-            yield ConfigWarning(f"{path}.command[0]", text)
-
-
-def _is_installed(program: str, folder: Path) -> bool:
-    program = os.path.expanduser(program)
-    return shutil.which(str(folder / program) if "/" in program else program) is not None
+        elif entry.command:
+            program = os.path.expanduser(entry.command[0])
+            if shutil.which(str(folder / program) if "/" in program else program) is None:
+                text = "this program is not installed here, or not on PATH"
+                yield ConfigWarning(f"{path}.command[0]", text)
 
 
 def _file_of(entry: InternalHook, folder: Path) -> Path:
@@ -230,10 +227,15 @@ class _Changes:
             return None
         added: dict[str, str] = {}
         for item in add:
-            file = _file(item)
-            if file is None:
+            if not isinstance(item, dict) or item.keys() != {"name", "text"}:
                 return None
-            added[file[0]] = file[1]
+            name, text = item["name"], item["text"]
+            if not isinstance(name, str) or not isinstance(text, str):
+                return None
+            # The name becomes a heading of the prompt: a line break could start another part.
+            if not name.strip() or len(name) > MAX_NAME or not name.isprintable():
+                return None
+            added[name] = without_surrogates(text)
         return cls(added, removed)
 
     def apply(
@@ -254,17 +256,6 @@ class _Changes:
             kept = text[: min(max_chars, room)]
             made[name] = BootstrapFile(name, kept, len(text) - len(kept))
         return list(made.values()), left_out
-
-
-def _file(item: JsonValue) -> tuple[str, str] | None:
-    if not isinstance(item, dict) or item.keys() != {"name", "text"}:
-        return None
-    name, text = item["name"], item["text"]
-    if not isinstance(name, str) or not isinstance(text, str):
-        return None
-    # The name becomes a heading of the prompt: a line break could start another part.
-    good = 0 < len(name.strip()) and len(name) <= MAX_NAME and name.isprintable()
-    return (name, without_surrogates(text)) if good else None
 
 
 def _messages(answer: JsonObject) -> list[str] | None:

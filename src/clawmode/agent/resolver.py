@@ -89,7 +89,16 @@ class ConfigResolver:
         own = {name: value for name, value in own.items() if value is not None}
         agent = agent.model_copy(update=own) if own else agent
         await self._models.prepare()
-        models = self._find_models(request, session, agent)
+        first = request.model or session.model or agent.model.primary
+        if not first:
+            raise ConfigurationError(
+                "no model is configured: set agents.defaults.model to `provider/model`, "
+                "or name one for this run",
+                path="agents.defaults.model",
+                expected="provider/model",
+            )
+        names = dict.fromkeys((first, *agent.model.fallbacks))
+        models = tuple(self._models.find(name) for name in names)
         main = session.key == session_key(None, agent.id)
         mode = agent.sandbox.mode
         sandboxed = mode == "all" or (mode == "non-main" and not main)
@@ -123,21 +132,6 @@ class ConfigResolver:
         if agent_id not in self._agents:
             self._agents[agent_id] = settings.agent(self._configuration, agent_id)
         return self._agents[agent_id]
-
-    def _find_models(
-        self, request: AgentRequest, session: Session, agent: AgentEntry
-    ) -> tuple[Model, ...]:
-        """Returns the model of the request, else the session's or the agent's, and fallbacks."""
-        first = request.model or session.model or agent.model.primary
-        if not first:
-            raise ConfigurationError(
-                "no model is configured: set agents.defaults.model to `provider/model`, "
-                "or name one for this run",
-                path="agents.defaults.model",
-                expected="provider/model",
-            )
-        names = dict.fromkeys((first, *agent.model.fallbacks))
-        return tuple(self._models.find(name) for name in names)
 
     def _own_workspace(self, agent: AgentEntry) -> Path:
         if self._default_workspace is not None and not agent.workspace:

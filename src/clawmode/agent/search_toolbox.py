@@ -121,21 +121,21 @@ class DirectoryTools(SearchTools):
     async def _call_by_name(self, call: ToolCall) -> ToolMessage:
         tool, given = self.search.by_name.get(call.name), call.arguments
         if tool is None:
-            return fail(call, self._unknown_tool(call.name))
+            entries = self.search.catalog.entries
+            if shared := [it.id for it in entries if exposed_name(it) == call.name][:10]:
+                ids = ", ".join(shared)
+                return fail(
+                    call, f"Several tools are called {call.name!r}: tool_call one of {ids}."
+                )
+            near = difflib.get_close_matches(call.name[:MAX_NAME], self.search.by_name, n=3)
+            hint = f"did you mean {', '.join(near)}?" if near else "find one with tool_search."
+            return fail(call, f"There is no tool {call.name[:MAX_NAME]!r}: {hint}")
         if isinstance(given, str):
             text = f"The arguments of {call.name} are not a JSON object: {given[:200]!r}"
             return fail(call, text)
         self.search.telemetry.call(tool.id)
         made = Call(id=call.id, tool=tool, input=given, run=self._run)
         return await execute(self._executor, call, made)
-
-    def _unknown_tool(self, name: str) -> str:
-        entries = self.search.catalog.entries
-        if shared := [tool.id for tool in entries if exposed_name(tool) == name][:10]:
-            return f"Several tools are called {name!r}: tool_call one of {', '.join(shared)}."
-        near = difflib.get_close_matches(name[:MAX_NAME], self.search.by_name, n=3)
-        hint = f"did you mean {', '.join(near)}?" if near else "find one with tool_search."
-        return f"There is no tool {name[:MAX_NAME]!r}: {hint}"
 
 
 class SearchCodeTools(Toolbox):

@@ -127,7 +127,12 @@ class ToolSearch:
             ControlRefused: The arguments contain no query, or too many.
         """
         arguments = _object(given)
-        queries, limit = _queries(arguments), self._limit(arguments.get("limit"))
+        queries, wanted = _queries(arguments), arguments.get("limit")
+        if isinstance(wanted, str) and wanted.isdecimal():
+            wanted = int(wanted[:9])
+        if not isinstance(wanted, int) or isinstance(wanted, bool) or wanted < 1:
+            wanted = self.config.search_default_limit
+        limit = min(wanted, self.config.max_search_limit)
         answers = [await self._find(query, limit) for query in queries]
         if isinstance(arguments.get("query"), str) and len(queries) == 1:
             return answers[0]
@@ -153,13 +158,6 @@ class ToolSearch:
             self.telemetry.miss(self.catalog.unmatched(query[:MAX_QUERY_CHARS]))
             return {"tools": tools, "note": "Nothing matches: use other words."}
         return {"tools": tools}
-
-    def _limit(self, wanted: JsonValue) -> int:
-        if isinstance(wanted, str) and wanted.isdecimal():
-            wanted = int(wanted[:9])
-        if not isinstance(wanted, int) or isinstance(wanted, bool) or wanted < 1:
-            wanted = self.config.search_default_limit
-        return min(wanted, self.config.max_search_limit)
 
     def describe(self, given: JsonValue) -> JsonObject:
         """Answers `tool_describe` with the tool's description and input schema.

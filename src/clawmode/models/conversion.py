@@ -244,7 +244,10 @@ def from_response(
             meta = _meta(part, dialect) or {"api": dialect.api}
             content.append(Thinking(part.content, meta))
         elif isinstance(part, ToolCallPart):
-            call_id = _fresh(part.tool_call_id, taken)
+            call_id, number = part.tool_call_id, 1
+            while call_id in taken:
+                number += 1
+                call_id = f"{part.tool_call_id}-{number}"
             taken.add(call_id)
             given = part.args or ""
             arguments = read_arguments(given if isinstance(given, str) else json.dumps(given))
@@ -274,14 +277,6 @@ def _meta(part: TextPart | ThinkingPart | ToolCallPart, dialect: Dialect) -> Jso
     # `meta` is saved with the transcript, so that it must be JSON, whatever pydantic-ai put in.
     plain: JsonObject = json.loads(json.dumps(kept, default=str))
     return {"api": dialect.api, **plain}
-
-
-def _fresh(call_id: str, taken: set[str]) -> str:
-    made, number = call_id, 1
-    while made in taken:
-        number += 1
-        made = f"{call_id}-{number}"
-    return made
 
 
 def _stop(response: ModelResponse, calls: bool) -> StopReason:

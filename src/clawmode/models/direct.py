@@ -83,9 +83,14 @@ class Provider(AsyncResource):
         self.api: Api = self.settings.api
         self.local = bool(self.settings.local)
         self.credential = Credential(self.settings.id, self.settings.key)
+        key_headers: KeyHeaders = "bearer"
+        if self.api == "anthropic-messages":
+            host = urlsplit(self.settings.base_url).hostname or ""
+            # Other servers that implement this API read the one header or the other.
+            key_headers = "x-api-key" if host.endswith("anthropic.com") else "both"
         self._http = make_client(
             self.credential,
-            self._key_headers(),
+            key_headers,
             timeout=self.settings.timeout_seconds,
             local=self.local,
             headers=self.settings.headers,
@@ -97,13 +102,6 @@ class Provider(AsyncResource):
 
     async def aclose(self) -> None:
         await self._http.aclose()
-
-    def _key_headers(self) -> KeyHeaders:
-        if self.api != "anthropic-messages":
-            return "bearer"
-        host = urlsplit(self.settings.base_url).hostname or ""
-        # Other servers that implement this API read the one header or the other.
-        return "x-api-key" if host.endswith("anthropic.com") else "both"
 
     def library_model(self, name: str, known: ModelSettings) -> TheirModel:
         """Returns the pydantic-ai model."""
