@@ -150,7 +150,10 @@ class _GuardedAuth(httpx2.Auth):
         host, port = _host(request.url)
         if (host, port) in self._chosen or await self._server_is_private():
             return request
-        if _has_proxy(request.url) and not _is_address(host):
+        is_address = ":" in host or host.rpartition(".")[2][:1].isdigit()
+        proxies = getproxies()
+        has_proxy = proxies.get(request.url.scheme) or proxies.get("all")
+        if has_proxy and not is_address and not proxy_bypass(request.url.host):
             return request  # the proxy resolves the name, in its own network
         try:
             target = await find_target(host, port, resolve=self._resolve)
@@ -178,15 +181,6 @@ class _GuardedAuth(httpx2.Auth):
 
 def _host(url: httpx2.URL) -> tuple[str, int]:
     return url.raw_host.decode("ascii"), url.port or (443 if url.scheme == "https" else 80)
-
-
-def _is_address(host: str) -> bool:
-    return ":" in host or host.rpartition(".")[2][:1].isdigit()
-
-
-def _has_proxy(url: httpx2.URL) -> bool:
-    proxies = getproxies()
-    return bool(proxies.get(url.scheme) or proxies.get("all")) and not proxy_bypass(url.host)
 
 
 def _unpin(response: httpx2.Response, request: httpx2.Request) -> None:

@@ -232,12 +232,20 @@ def make_tool(offer: Offer, *, server: str, execute: Execute, trusting: bool) ->
         execute: Sends a call to the server.
         trusting: True to believe the server's annotations about effects.
     """
+    schema = offer.schema
+    properties, required = schema.get("properties"), schema.get("required")
+    if isinstance(required, list) and isinstance(properties, dict):
+        # For callers, a property with a default is not required: the executor fills it in.
+        defaults = {
+            key for key, each in properties.items() if isinstance(each, dict) and "default" in each
+        }
+        schema = {**schema, "required": [name for name in required if name not in defaults]}
     reads = trusting and offer.hints.get("readOnlyHint", False)
     writes = trusting and offer.hints.get("readOnlyHint") is False
     return Tool(
         offer.name,
         offer.description,
-        _with_optional_defaults(offer.schema),
+        schema,
         execute,
         label=offer.label,
         output_schema=offer.output_schema,
@@ -247,17 +255,6 @@ def make_tool(offer: Offer, *, server: str, execute: Execute, trusting: bool) ->
         source="mcp",
         owner=server,
     )
-
-
-def _with_optional_defaults(schema: JsonObject) -> JsonObject:
-    """Returns the schema for callers: a property with a default is not required."""
-    properties, required = schema.get("properties"), schema.get("required")
-    if not isinstance(required, list) or not isinstance(properties, dict):
-        return schema
-    defaults = {
-        key for key, each in properties.items() if isinstance(each, dict) and "default" in each
-    }
-    return {**schema, "required": [name for name in required if name not in defaults]}
 
 
 _CURSOR: dict[str, Any] = {

@@ -92,25 +92,20 @@ class Sessions:
     @contextlib.asynccontextmanager
     async def use(self, principal: str, session: str) -> AsyncIterator[CodeMode]:
         """Returns the `CodeMode` of a scope, which stays open during the block."""
-        found = await self._find(f"{principal}:{session or self.process}")
+        key = f"{principal}:{session or self.process}"
+        async with self._opening:
+            if key not in self._open:
+                idle = (each for each, session in self._open.items() if not session.busy)
+                while len(self._open) >= MAX_SESSIONS and (oldest := next(idle, None)) is not None:
+                    self._open.pop(oldest).ended.set()
+                self._open[key] = await self.tasks.start(self._own, key)
+            self._open.move_to_end(key)
+            found = self._open[key]
         found.busy += 1
         try:
             yield found.code_mode
         finally:
             found.busy -= 1
-
-    async def _find(self, key: str) -> _Session:
-        async with self._opening:
-            if key not in self._open:
-                self._make_room()
-                self._open[key] = await self.tasks.start(self._own, key)
-            self._open.move_to_end(key)
-            return self._open[key]
-
-    def _make_room(self) -> None:
-        idle = (key for key, session in self._open.items() if not session.busy)
-        while len(self._open) >= MAX_SESSIONS and (key := next(idle, None)) is not None:
-            self._open.pop(key).ended.set()
 
     async def _own(self, key: str, *, task_status: TaskStatus[_Session]) -> None:
         """Opens and closes a `CodeMode` in the same task, as cancel scopes require."""
@@ -210,15 +205,12 @@ class CodeModeServer:
                 seen = changes.count
                 if (now := self._definitions()) != known:
                     known = now
-                    await self._announce()
+                    await self._bus.publish(ToolsListChanged())
+                    async with anyio.create_task_group() as tasks:
+                        for key, session in tuple(self._listeners.items()):
+                            tasks.start_soon(self._announce_to, key, session)
         finally:
             unwatch()
-
-    async def _announce(self) -> None:
-        await self._bus.publish(ToolsListChanged())
-        async with anyio.create_task_group() as tasks:
-            for key, session in tuple(self._listeners.items()):
-                tasks.start_soon(self._announce_to, key, session)
 
     async def _announce_to(self, key: str, session: ServerSession) -> None:
         try:

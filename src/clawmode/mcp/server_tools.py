@@ -75,7 +75,17 @@ class ServerTools:
 
     def _tool(self, offer: Offer) -> Tool:
         async def execute(given: JsonObject, context: ToolContext) -> ToolResult:
-            return await self._call(offer.name, given, context)
+            if offer.name not in self._offers:
+                text = f"does not offer the tool {offer.name!r} any more"
+                raise McpError(self._settings.name, "gone", text)
+            params = types.CallToolRequestParams(name=offer.name, arguments=given)
+            result = await self._server.request(types.CallToolRequest(params=params), context)
+            details: JsonObject = {"content": result.get("content", [])}
+            if result.get("structuredContent") is not None:
+                details["structuredContent"] = result["structuredContent"]
+            if result.get("isError") is True:
+                details["isError"] = True
+            return ToolResult(details=details)
 
         return make_tool(
             offer,
@@ -83,19 +93,6 @@ class ServerTools:
             execute=execute,
             trusting=self._settings.trust_annotations,
         )
-
-    async def _call(self, name: str, given: JsonObject, context: ToolContext) -> ToolResult:
-        if name not in self._offers:
-            text = f"does not offer the tool {name!r} any more"
-            raise McpError(self._settings.name, "gone", text)
-        params = types.CallToolRequestParams(name=name, arguments=given)
-        result = await self._server.request(types.CallToolRequest(params=params), context)
-        details: JsonObject = {"content": result.get("content", [])}
-        if result.get("structuredContent") is not None:
-            details["structuredContent"] = result["structuredContent"]
-        if result.get("isError") is True:
-            details["isError"] = True
-        return ToolResult(details=details)
 
     # ---- Resources and prompts ----
 

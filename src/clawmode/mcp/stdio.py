@@ -91,10 +91,18 @@ async def open_stdio(
 
 
 async def _start(settings: ServerSettings) -> Process:
+    # Without the proxy and certificate variables, `uvx` and `npx` may fail. Settings of uv that
+    # look like secrets are left out; `env` in the configuration can pass them.
+    network = {
+        name: value
+        for name, value in os.environ.items()
+        if name.upper() in NETWORK_VARIABLES
+        or (name.startswith("UV_") and not SECRETIVE.search(name))
+    }
     try:
         return await anyio.open_process(
             [settings.command, *settings.args],
-            env=get_default_environment() | _network_environment() | dict(settings.env),
+            env=get_default_environment() | network | dict(settings.env),
             cwd=settings.cwd,
             start_new_session=True,  # a process group, which is ended with all its children
         )
@@ -106,19 +114,6 @@ async def _start(settings: ServerSettings) -> Process:
     except (OSError, ValueError) as error:  # ValueError: a NUL character
         reason = getattr(error, "strerror", None) or "it is not a valid command"
         raise CannotStart(f"the command {settings.place!r} cannot be run: {reason}") from None
-
-
-def _network_environment() -> dict[str, str]:
-    """Returns the proxy and certificate variables, without which `uvx` and `npx` may fail.
-
-    Settings of uv that look like secrets are left out; `env` in the configuration can pass them.
-    """
-    return {
-        name: value
-        for name, value in os.environ.items()
-        if name.upper() in NETWORK_VARIABLES
-        or (name.startswith("UV_") and not SECRETIVE.search(name))
-    }
 
 
 class _Pipes:
@@ -266,7 +261,11 @@ class _LineSplitter:
         lines: list[bytes | _LongLine] = []
         for end in ends:
             self._append(end)
-            lines.append(self._take())
+            too_long = self._size > MAX_MESSAGE
+            whole = b"".join(self._parts)
+            lines.append(_LongLine(self._head, self._tail) if too_long else whole)
+            self._parts.clear()
+            self._size, self._head, self._tail = 0, b"", b""
         self._append(rest)
         return lines
 
@@ -281,13 +280,6 @@ class _LineSplitter:
             self._parts.clear()
         self._head = self._head or part[:EDGE]
         self._tail = (self._tail + part)[-EDGE:]
-
-    def _take(self) -> "bytes | _LongLine":
-        too_long = self._size > MAX_MESSAGE
-        line = _LongLine(self._head, self._tail) if too_long else b"".join(self._parts)
-        self._parts.clear()
-        self._size, self._head, self._tail = 0, b"", b""
-        return line
 
 
 class _StderrLog:

@@ -74,7 +74,10 @@ class ToolCall:
             async with self._abort_if_cancelled(result):
                 # Bounded: a program that asks in a loop could keep the call open for ever.
                 for _ in range(MAX_QUESTIONS):
-                    if (question := self._question(result)) is None:
+                    if result["status"] != "waiting":
+                        break
+                    question = next(iter(self._questions(str(result["runId"]))), None)
+                    if question is None:
                         break
                     request = _elicitation(question)
                     if not self._can_ask(question):
@@ -109,12 +112,6 @@ class ToolCall:
         return await self.code_mode.call("wait", {"runId": self.params.request_state})
 
     # ---- Questions ----
-
-    def _question(self, result: dict[str, JsonValue]) -> Question | InputQuestion | None:
-        """Returns the question that the program waits for, if there is one."""
-        if result["status"] != "waiting":
-            return None
-        return next(iter(self._questions(str(result["runId"]))), None)
 
     def _questions(self, run_id: str) -> list[Question | InputQuestion]:
         """Returns the questions of one program; the scope may have more programs."""

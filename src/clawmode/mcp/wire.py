@@ -157,9 +157,14 @@ class Link:
     @property
     def stderr_note(self) -> str:
         """The most useful of the last lines of stderr, in parentheses."""
-        lines = [self.clean_bytes(line, 200) for line in self.last_lines]
-        lines = _most_useful([line for line in lines if _WORD.search(line)])
-        return f" (stderr: {' | '.join(lines)})" if lines else ""
+        cleaned = [self.clean_bytes(line, 200) for line in self.last_lines]
+        lines = [line for line in cleaned if _WORD.search(line)]
+        last = lines[-SHOWN_LINES:]
+        earlier = [line for line in lines[:-SHOWN_LINES] if _FAILURE.search(line)]
+        if earlier and not any(map(_FAILURE.search, last)):
+            # None of the last lines reports a failure: show an earlier one that does.
+            last = [earlier[-1], *last[-SHOWN_LINES + 1 :]]
+        return f" (stderr: {' | '.join(last)})" if last else ""
 
     async def cause(self) -> str:
         """Returns why the connection ended, as text that completes "the server ..."."""
@@ -268,15 +273,6 @@ def encode(message: JSONRPCMessage) -> bytes:
 
 _WORD = re.compile(r"\w")
 _FAILURE = re.compile(r"error|exception|fail|fatal|denied|refused|cannot|can't|not found", re.I)
-
-
-def _most_useful(lines: list[str]) -> list[str]:
-    """Returns the last lines; if none of them reports a failure, with an earlier one that does."""
-    last = lines[-SHOWN_LINES:]
-    if any(map(_FAILURE.search, last)):
-        return last
-    earlier = [line for line in lines[:-SHOWN_LINES] if _FAILURE.search(line)]
-    return [*earlier[-1:], *last[-SHOWN_LINES + 1 :]] if earlier else last
 
 
 _ID = rb'"id"\s*:\s*(\d{1,15}|"[^"\\]{1,64}")'
