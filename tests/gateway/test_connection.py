@@ -8,14 +8,18 @@ import pytest
 
 from clawmode.gateway.clients import MAX_FRAMES, Client, EncodedEvent
 from clawmode.rpc import protocol
-from clawmode.rpc.protocol import Hello
+from clawmode.rpc.protocol import ClientInfo, Hello
 from clawmode.rpc.scopes import expand
 
 pytestmark = pytest.mark.anyio
 
 
 def client(*scopes: str) -> Client:
-    return Client(Hello(client_id="test"), "me", expand(scopes or ("operator.read",)))
+    return Client(
+        Hello(min_protocol=1, max_protocol=9, client=ClientInfo(id="test")),
+        "me",
+        expand(scopes or ("operator.read",)),
+    )
 
 
 async def read(it: Client) -> list[dict[str, object]]:

@@ -440,7 +440,7 @@ async def test_a_client_who_does_not_read_is_forgotten(tmp_path: Path) -> None:
                 it.gateway.broadcast("health", {"text": "x" * (1 << 20)})
                 await checkpoint()
             await patiently(lambda: len(it.gateway.clients) == 1)
-            left = [each.hello.client_id for each in it.gateway.clients.values()]
+            left = [each.hello.client.id for each in it.gateway.clients.values()]
     assert left == ["admin"]
 
 

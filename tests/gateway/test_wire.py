@@ -56,7 +56,7 @@ async def joined(it: Wired, **more: Any) -> ClientConnection:
 
 def strangers(it: Wired) -> list[Client]:
     """Who has connected over the wire, the first one first."""
-    return [each for each in it.gateway.clients.values() if each.hello.client_id == "raw"]
+    return [each for each in it.gateway.clients.values() if each.hello.client.id == "raw"]
 
 
 async def closed(socket: ClientConnection) -> int | None:

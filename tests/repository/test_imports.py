@@ -62,7 +62,8 @@ HOMES = {
     "prompt_toolkit": {"terminal.chat_screen", "terminal.chat_prompt"},
     "pydantic": {"records", "messages", "code_mode.config", "config.operations", "mcp.connection"}
     | {"mcp.sdk", "tools.function", "tools.signature"}
-    | {"core_tools.exec_approvals", "cron.job", "plugins.manifest", "rpc.tokens"},
+    | {"core_tools.exec_approvals", "cron.job", "plugins.manifest", "rpc.tokens"}
+    | {"rpc.protocol"},
     "pydantic_ai": {"models.direct", "models.conversion", "models.failures"},
     "pydantic_core": {"records", "code_mode.config", "tools.function"},
     "pyjson5": {"config.json5"},

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from clawmode.rpc import protocol
 from clawmode.rpc.protocol import (
-    CONNECT_SCHEMA,
     MAX_FIRST_BYTES,
     MAX_PAYLOAD,
     PROTOCOL,
@@ -125,9 +124,8 @@ HELLO: dict[str, Any] = {"minProtocol": 1, "maxProtocol": 9, "client": {"id": "t
 
 def test_a_client_says_who_it_is() -> None:
     given = HELLO | {"scopes": ["operator.read"], "auth": {"token": "hunter2-hunter2"}}
-    protocol.check("connect", CONNECT_SCHEMA, given)
     hello = read_hello(given)
-    assert (hello.client_id, hello.scopes, hello.token) == (
+    assert (hello.client.id, hello.scopes, hello.auth.token) == (
         "test",
         ("operator.read",),
         "hunter2-hunter2",
@@ -150,7 +148,7 @@ def test_a_client_says_who_it_is() -> None:
 )
 def test_a_wrong_parameter_is_named(change: dict[str, Any], field: str) -> None:
     with pytest.raises(RpcError) as caught:
-        protocol.check("connect", CONNECT_SCHEMA, HELLO | change)
+        read_hello(HELLO | change)
     assert caught.value.code == "INVALID_REQUEST"
     assert caught.value.field.endswith(field)
 

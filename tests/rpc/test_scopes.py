@@ -18,7 +18,7 @@ from clawmode.gateway.clients import Client, EncodedEvent
 from clawmode.gateway.dispatch import Dispatcher
 from clawmode.gateway.method_table import METHODS
 from clawmode.gateway.methods import MethodCall
-from clawmode.rpc.protocol import IDEMPOTENCY, Hello
+from clawmode.rpc.protocol import IDEMPOTENCY, ClientInfo, Hello
 from clawmode.rpc.scopes import EVENTS, SCOPES, Scope, expand, may_see
 from clawmode.types import JsonObject
 
@@ -196,7 +196,12 @@ async def test_an_unknown_method_is_an_error_for_every_client(tmp_path: Path) ->
 @pytest.mark.parametrize("held", HELD, ids="+".join)
 def test_a_client_without_the_scope_gets_no_event(held: tuple[Scope, ...]) -> None:
     for name, scope in EVENT_ROWS.items():
-        client = Client(Hello(client_id="x"), "x", expand(held), following={"*"})
+        client = Client(
+            Hello(min_protocol=1, max_protocol=9, client=ClientInfo(id="x")),
+            "x",
+            expand(held),
+            following={"*"},
+        )
         client.notify(EncodedEvent.of(name, {}, "agent:main:main", "run"))
         told = [json.loads(frame)["event"] for frame in client._frames]
         assert told == ([name] if scope is None or scope in expand(held) else [])

@@ -25,7 +25,7 @@ from clawmode.gateway.gateway import Gateway
 from clawmode.gateway.ledger import Ledger
 from clawmode.gateway.method_table import METHODS
 from clawmode.messages import ToolMessage
-from clawmode.rpc.protocol import Hello, parse
+from clawmode.rpc.protocol import ClientInfo, Hello, parse
 from clawmode.rpc.scopes import SCOPES, expand
 from clawmode.rpc.tokens import Tokens
 from clawmode.testing import ScriptedModel
@@ -60,7 +60,9 @@ class Inside:
 
     def client(self, *scopes: str, name: str = "somebody") -> Client:
         """Somebody who is connected."""
-        made = Client(Hello(client_id=name), name, expand(scopes))
+        made = Client(
+            Hello(min_protocol=1, max_protocol=9, client=ClientInfo(id=name)), name, expand(scopes)
+        )
         self.gateway.join(made, ())
         return made
 
@@ -161,7 +163,11 @@ async def inside(
             jobs=Jobs(setup.state, configured_jobs(setup.configuration.cron)),
         )
         made.append(gateway)
-        admin = Client(Hello(client_id="admin"), "admin", expand(SCOPES))
+        admin = Client(
+            Hello(min_protocol=1, max_protocol=9, client=ClientInfo(id="admin")),
+            "admin",
+            expand(SCOPES),
+        )
         try:
             async with gateway.open():
                 gateway.join(admin, ())

@@ -53,7 +53,7 @@ class ClientTools:
                 trusted about the effect, because the call changes only what is its own.
         """
         parameters = given.get("parameters")
-        principal, client_id = client.principal, client.hello.client_id
+        principal, client_id = client.principal, client.hello.client.id
 
         async def execute(params: JsonObject, context: ToolContext) -> ToolResult | str:
             request: JsonObject = {
@@ -99,7 +99,7 @@ class ClientTools:
         return [
             client
             for client in self._connected()
-            if (client.principal, client.hello.client_id) == (call.principal, call.client_id)
+            if (client.principal, client.hello.client.id) == (call.principal, call.client_id)
             and client.closing is None
         ]
 
@@ -121,11 +121,11 @@ class ClientTools:
     def hand_over(self, gone: Client) -> None:
         """Sends the pending calls of a closed connection to another one of the same client."""
         for call in self._calls.values():
-            if (gone.principal, gone.hello.client_id) == (call.principal, call.client_id):
+            if (gone.principal, gone.hello.client.id) == (call.principal, call.client_id):
                 self._send(call)
 
     def repeat(self, client: Client) -> None:
         """Sends the pending calls of a client that has reconnected again."""
         for call in self._calls.values():
-            if (client.principal, client.hello.client_id) == (call.principal, call.client_id):
+            if (client.principal, client.hello.client.id) == (call.principal, call.client_id):
                 client.notify(EncodedEvent.of("tool.call", call.request))

@@ -118,9 +118,9 @@ class Client:
         """Returns the client as the method `status` shows it."""
         return {
             "connId": self.id,
-            "client": self.hello.client_id,
-            "version": self.hello.version,
-            "mode": self.hello.mode,
+            "client": self.hello.client.id,
+            "version": self.hello.client.version,
+            "mode": self.hello.client.mode,
             "principal": self.principal,
             "scopes": list[JsonValue](sorted(self.scopes)),
             "since": int(self.since * 1000),

@@ -28,7 +28,7 @@ from clawmode.gateway.clients import Client, EncodedEvent
 from clawmode.gateway.figures import Figures
 from clawmode.gateway.ledger import Ledger, LedgerUnavailable
 from clawmode.rpc import protocol
-from clawmode.rpc.protocol import CONNECT_SCHEMA, RpcError, read_hello
+from clawmode.rpc.protocol import RpcError, read_hello
 from clawmode.rpc.scopes import EVENTS, granted
 from clawmode.rpc.tokens import Token, TokenError, Tokens
 from clawmode.tasks import run_logged
@@ -199,9 +199,8 @@ class Gateway:
         Raises:
             RpcError: The parameters of `connect` or the token are not accepted.
         """
-        protocol.check("connect", CONNECT_SCHEMA, params)
         hello = read_hello(params)
-        token = await self.token_of(hello.token, address)
+        token = await self.token_of(hello.auth.token, address)
         scopes = granted(token.scopes, hello.scopes)
         if not scopes:
             raise RpcError(

@@ -199,7 +199,7 @@ class GatewayApp:
             socket.scope["state"][TRUST]()
             client.send(protocol.response(request.id, answer))
             self._gateway.client_tools.repeat(client)
-            logger.info("client %s: %s of %s", client.id, client.hello.client_id, client.principal)
+            logger.info("client %s: %s of %s", client.id, client.hello.client.id, client.principal)
             return client
         except TimeoutError:
             await _close(socket, protocol.CLOSE_POLICY, "connect took too long")

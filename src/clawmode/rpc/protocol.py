@@ -12,10 +12,13 @@ is `hello-ok`. `docs/reference/gateway-protocol.md` describes the protocol for a
 import json
 import math
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Annotated, Any, Literal, TypeAlias, get_args
 
-from clawmode import __version__
-from clawmode.exceptions import ClawmodeError
+from pydantic import Field
+
+from clawmode import __version__, records
+from clawmode.exceptions import ClawmodeError, ConfigurationError
+from clawmode.records import Items, Record, secret
 from clawmode.text import without_surrogates
 from clawmode.tools.validation import Validator
 from clawmode.types import JsonObject, JsonValue
@@ -297,79 +300,59 @@ def check(name: str, schema: JsonObject, params: JsonObject) -> None:
 # ---- The first exchange ----
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hello:
+ShortText: TypeAlias = Annotated[str, Field(max_length=MAX_ID)]
+Version: TypeAlias = Annotated[int, Field(ge=1, le=1_000_000)]
+
+
+class ClientInfo(Record):
+    """The program that connects; the id identifies the program and its instance."""
+
+    id: ShortText = Field(min_length=1)
+    version: ShortText = ""
+    platform: ShortText = ""
+    mode: ShortText = ""
+
+
+class Credentials(Record):
+    """How a client authenticates."""
+
+    token: str = secret("", max_length=512)
+
+
+class Hello(Record):
     """The parameters of `connect`: how a client introduces itself.
 
     Attributes:
-        client_id: Identifies the program and its instance.
         scopes: The scopes that the client requests. It gets those that its token has as well.
     """
 
-    client_id: str
-    version: str = ""
-    platform: str = ""
-    mode: str = ""
-    role: str = "operator"
-    scopes: tuple[str, ...] = ()
-    token: str = field(default="", repr=False)
-
-
-CONNECT_SCHEMA: JsonObject = {
-    "type": "object",
-    "properties": {
-        "minProtocol": {"type": "integer", "minimum": 1, "maximum": 1_000_000},
-        "maxProtocol": {"type": "integer", "minimum": 1, "maximum": 1_000_000},
-        "client": {
-            "type": "object",
-            "properties": {
-                "id": {"type": "string", "minLength": 1, "maxLength": MAX_ID},
-                "version": {"type": "string", "maxLength": MAX_ID},
-                "platform": {"type": "string", "maxLength": MAX_ID},
-                "mode": {"type": "string", "maxLength": MAX_ID},
-            },
-            "required": ["id"],
-        },
-        "role": {"type": "string", "enum": ["operator"]},
-        "scopes": {
-            "type": "array",
-            "items": {"type": "string", "maxLength": MAX_ID},
-            "maxItems": 32,
-        },
-        "auth": {
-            "type": "object",
-            "properties": {"token": {"type": "string", "maxLength": 512}},
-        },
-    },
-    "required": ["minProtocol", "maxProtocol", "client"],
-}
+    min_protocol: Version
+    max_protocol: Version
+    client: ClientInfo
+    role: Literal["operator"] = "operator"
+    scopes: Annotated[Items[ShortText], Field(max_length=32)] = ()
+    auth: Credentials = Credentials()
 
 
 def read_hello(params: JsonObject) -> Hello:
-    """Reads the parameters of `connect`, which were checked against `CONNECT_SCHEMA`.
+    """Reads the parameters of `connect`.
 
     Raises:
-        RpcError: The client does not support this version of the protocol.
+        RpcError: A parameter is invalid; `field` names it. Or the client does not support this
+            version of the protocol.
     """
-    given: dict[str, Any] = params
-    if not given["minProtocol"] <= PROTOCOL <= given["maxProtocol"]:
+    try:
+        hello = records.parse(Hello, params)
+    except ConfigurationError as error:
+        raise RpcError("INVALID_REQUEST", f"params: {error}", field=error.path) from None
+    if not hello.min_protocol <= PROTOCOL <= hello.max_protocol:
         raise RpcError(
             "INVALID_REQUEST",
             f"this gateway supports protocol {PROTOCOL} only",
             field="minProtocol",
             details={"protocol": PROTOCOL},
         )
-    client: dict[str, str] = given["client"]
-    auth: dict[str, str] = given.get("auth", {})
-    return Hello(
-        client_id=client["id"],
-        version=client.get("version", ""),
-        platform=client.get("platform", ""),
-        mode=client.get("mode", ""),
-        role=given.get("role", "operator"),
-        scopes=tuple(given.get("scopes", ())),
-        token=auth.get("token", ""),
-    )
+    return hello
 
 
 def hello_ok(
