@@ -2,6 +2,9 @@
 
 A name is resolved once, here, and the caller connects to the addresses that were checked. So a name
 that resolves to another address the second time (DNS rebinding) gains nothing.
+
+Written by hand, over `ipaddress`: a check in a library's own client would come too late, and we
+need the same rules for two different HTTP clients.
 """
 
 import contextlib

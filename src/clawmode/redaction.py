@@ -5,7 +5,9 @@ Secrets are found in three ways: by their value, if it is known; by the name bef
 any other word, and is not redacted.
 
 Texts are hostile, so every pattern must take time linear in the text. Repetitions are possessive
-(`++`) or bounded, or their lookbehind keeps them from starting inside of a previous match.
+(`++`) or bounded, or their lookbehind keeps them from starting inside of a previous match. This is
+why the patterns are written by hand: secret scanners are made for source files and trust their
+input.
 """
 
 import base64

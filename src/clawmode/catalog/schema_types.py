@@ -3,7 +3,8 @@
 The schemas are untrusted. Whatever a schema contains, the result is valid TypeScript, takes a
 bounded number of steps, and follows no reference out of the document; `unknown` stands for
 everything that cannot be expressed. The one line says what a caller must write, and no more: it has
-no comments and no aliases, marks what it leaves out by `...`, and writes `any` for `unknown`.
+no comments and no aliases, marks what it leaves out by `...`, and writes `any` for `unknown`. It is
+written by hand because the packages for this task start Node, and trust the schema.
 
 In full, a definition that is referred to becomes an alias, so recursive types work, and definitions
 that refer to each other take no more room than in the schema. Three rules of TypeScript shape the

@@ -3,6 +3,9 @@
 The grammar is small on purpose: words, quotes, and chains of `&&`, `||`, `;` and `|`. Everything
 that lets a shell run, write or expand something else is rejected: redirections, substitutions,
 variables, groups, background commands, assignments.
+
+Written by hand: `shlex` does not tell a quoted operator from a real one, and a parser of the whole
+shell language would accept what has to be rejected here.
 """
 
 import re

@@ -1,8 +1,8 @@
 """Extracts the text of a web page, plain or with simple Markdown.
 
 Pages can be hostile. The standard library's parser, and most regular expressions for HTML, take
-quadratic time for some pages. So this module visits each character a bounded number of times. The
-price is small: a `>` in an attribute ends its tag.
+quadratic time for some pages. So this module is written by hand, and visits each character a
+bounded number of times. The price is small: a `>` in an attribute ends its tag.
 """
 
 import html

@@ -1,5 +1,8 @@
 """Parses patches of `apply_patch`, and applies them to text. Does not access files.
 
+Written by hand: models are trained on this format, which is not the unified format that libraries
+read, and a hunk has to be found without line numbers.
+
 *** Begin Patch
 
 *** Add File: path            every line begins with +

@@ -2,6 +2,9 @@
 
 Labels have a bounded number of values: names of the protocol and the configuration, and the models
 that `figures` counts.
+
+Written by hand: the values exist already in the gateway, and a client library would keep its own
+copy of them, for the whole process.
 """
 
 import os

@@ -25,6 +25,9 @@ Deliberately not allowed:
 - `close`, `poll`, `clock_nanosleep` and the like: no worker was observed to call them.
 - `mremap`: it can enlarge the main thread's stack, whose memory the limit does not count. The C
   library copies memory instead when `mremap` is refused.
+
+Written by hand, with ctypes: Landlock is three system calls, and the packages for seccomp need a
+library of the system that many containers lack.
 """
 
 import ctypes

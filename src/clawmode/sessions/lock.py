@@ -6,6 +6,8 @@
 The kernel keeps the lock on the open file: a process that dies releases it, a process that was
 stopped keeps it, and a file that was left behind locks nobody out. Tasks of one process exclude
 each other too, in the order in which they asked. Locks work on one machine.
+
+Written by hand: a lock of `filelock` can be entered twice by one process, and has no order.
 """
 
 import contextlib
