@@ -132,6 +132,8 @@ class Chat:
         channel: Delivers messages to the user.
     """
 
+    _partner: Partner  # from `run` on
+
     def __init__(self, screen: Screen, history: Path, key: str, make_calls: MakeRunCalls) -> None:
         self._screen = screen
         self._key = key
@@ -141,7 +143,6 @@ class Chat:
         )
         self.terminal = PromptTerminal(screen, self._prompt)
         self.channel = TerminalChannel(self._show_message, self._show_answer)
-        self._partner: Partner | None = None
         self._tasks: TaskGroup | None = None
         self._model = ""
         self._stopping = False
@@ -187,7 +188,7 @@ class Chat:
 
     async def _serve(self) -> None:
         try:
-            await self._connected_partner.serve()
+            await self._partner.serve()
         except ClawmodeError as error:  # the task group would wrap it in an ExceptionGroup
             self._failure = error
             self._prompt.close()
@@ -218,28 +219,22 @@ class Chat:
 
     def _status(self) -> str:
         """Returns the line below the prompt."""
-        waiting = 0 if self._partner is None else self._partner.waiting
-        trouble = "" if self._partner is None else self._partner.trouble
+        waiting = self._partner.waiting
         question = "waiting for your answer" if self._prompt.has_question else ""
-        step = trouble or question or self._view.step or "ready"
+        step = self._partner.trouble or question or self._view.step or "ready"
         queued = f"{waiting} message{'s' * (waiting != 1)} wait{'s' * (waiting == 1)}"
         parts = (self._key, self._model, step, queued if waiting else "")
         return " " + " · ".join(part for part in parts if part)
 
     async def _look_up_model(self) -> None:
         try:
-            self._model = one_line(await self._connected_partner.model(), MAX_NAME)
+            self._model = one_line(await self._partner.model(), MAX_NAME)
         except ClawmodeError as error:
             self._model = "no model"
             self._show_error(error)
         self._prompt.redraw()
 
     # ---- Input ----
-
-    @property
-    def _connected_partner(self) -> Partner:
-        assert self._partner is not None, "`run` sets the partner"
-        return self._partner
 
     async def _handle_lines(self, lines: MemoryObjectReceiveStream[str]) -> None:
         async for line in lines:
@@ -252,7 +247,7 @@ class Chat:
                 if word == "/stop":  # its answer must not split a line of the model
                     self._view.end_lines()
                 try:
-                    receipt = await self._connected_partner.send(line.strip())
+                    receipt = await self._partner.send(line.strip())
                     for note in filter(None, (receipt.text, NOTES.get(receipt.how))):
                         self._show_answer(note)
                 except ClawmodeError as error:
@@ -291,8 +286,8 @@ class Chat:
             return ""
         self._stopping = True
         try:
-            waiting = self._connected_partner.waiting
-            count = await self._connected_partner.stop()
+            waiting = self._partner.waiting
+            count = await self._partner.stop()
             with anyio.move_on_after(SHOWN_SECONDS):
                 while count and self._view.step:
                     await self._run_ended.wait()
@@ -310,7 +305,7 @@ class Chat:
 
     async def _leave(self, lines: MemoryObjectReceiveStream[str]) -> None:
         await self._ending.wait()
-        await self._connected_partner.leave(self._screen.say_now)
+        await self._partner.leave(self._screen.say_now)
         while lines.statistics().current_buffer_used:
             self._screen.say_now(f"Not sent: {lines.receive_nowait()}")
         with anyio.move_on_after(SHOWN_SECONDS):  # the terminal may be gone
