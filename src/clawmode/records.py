@@ -50,6 +50,8 @@ MAX_NAME = 200
 
 MAX_PASSES = 20
 
+UNKNOWN_KEY = "unknown key, it has no effect; the nearest known one is"
+
 
 # ---- Messages ----
 
@@ -326,7 +328,7 @@ class _Mistake:
         key = str(self.place[-1])
         if not (text := self.holder.get("ignored", {}).get(key, "")):
             near = nearest(key, self.holder.get("properties", {}), cutoff=0.0)
-            text = f"unknown key, it has no effect; the nearest known one is {near}"
+            text = f"{UNKNOWN_KEY} {near}"
         return ConfigWarning(self.path, text)
 
     def clamped(self) -> tuple[ConfigWarning | None, Any]:
@@ -414,8 +416,6 @@ def _expected(node: Mapping[str, Any]) -> str:
 
 class _SchemaGenerator(GenerateJsonSchema):
     """Makes schemas without titles that only repeat names, and with scalar defaults only."""
-
-    ignored_warning_kinds = {"skipped-choice", "non-serializable-default"}  # noqa: RUF012 - theirs
 
     def field_title_should_be_set(self, schema: Any) -> bool:
         return False

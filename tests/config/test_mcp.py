@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.fuzzing import examples
 
-from clawmode.config.mcp import MAX_UNKNOWN, McpConfig, load, read, read_servers
+from clawmode.config.mcp import McpConfig, load, read, read_servers
 from clawmode.exceptions import ConfigurationError
 from clawmode.mcp.settings import Bearer, OAuth, ServerSettings
+from clawmode.records import MAX_PROBLEMS
 
 ENVIRONMENT = {"TOKEN": "s3cr3t-token", "EMPTY": "", "PORT": "80"}
 
@@ -281,8 +282,8 @@ def test_unknown_keys_without_end_take_no_time(keys: int, section: str) -> None:
     assert time.process_time() - began < 5
     assert len(found.unwrap()) == len(servers)
     if section == "ours":
-        assert len(found.warnings) == MAX_UNKNOWN + 1
-        assert found.warnings[-1].message.endswith(f"like {80_000 - MAX_UNKNOWN - 1} more")
+        assert len(found.warnings) == MAX_PROBLEMS + 1
+        assert found.warnings[-1].message.startswith("more problems of this kind follow")
 
 
 def test_what_is_worth_a_look_is_said() -> None:
@@ -309,10 +310,10 @@ def test_errors_and_warnings_of_a_file_have_a_line(tmp_path: Path) -> None:
     )
     found = load(path, {})
     (error,) = found.errors
-    assert str(error).startswith(f"{path}:5: mcpServers.a.env.KEY: ")
+    assert str(error).startswith(f"{path}:5:13: mcpServers.a.env.KEY: ")
     assert (error.path, error.line) == ("mcpServers.a.env.KEY", 5)
     assert [str(warning).partition(": unknown")[0] for warning in found.warnings] == [
-        f"{path}:7: mcpServers.b.comand"
+        f"{path}:7:23: mcpServers.b.comand"
     ]
 
 

@@ -158,7 +158,7 @@ class AgentDefaults(AgentOptions):
 
 
 class AgentEntry(AgentOptions):
-    """One agent in `agents.list`."""
+    """The settings of one agent in `agents.list`."""
 
     IGNORED: ClassVar = _IGNORED_IN_AGENTS
 
@@ -296,7 +296,7 @@ class Auth(Section):
 
 
 class Configuration(Section):
-    """The whole configuration file."""
+    """The sections of a whole configuration file."""
 
     IGNORED: ClassVar = unused(
         *("acp", "approvals", "audio", "bindings", "broadcast", "browser", "canvasHost", "cli"),

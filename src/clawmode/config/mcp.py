@@ -26,7 +26,8 @@ from clawmode.exceptions import ConfigurationError, ConfigWarning
 from clawmode.mcp.settings import (
     ServerSettings,
 )
-from clawmode.text import printable
+from clawmode.records import MAX_PROBLEMS, UNKNOWN_KEY, Issues
+from clawmode.text import nearest, printable
 from clawmode.tools.rules import safe_server_name
 from clawmode.types import JsonValue
 
@@ -37,9 +38,6 @@ KEYS = (
 AUTH_KEYS = (
     *("type", "token", "clientId", "clientSecret", "scopes", "grant", "issuer", "redirectPort"),
 )
-
-MAX_UNKNOWN = 100
-"""The maximum of unknown keys that get a warning each."""
 
 FOREIGN = frozenset({"oauth", "timeout"})
 """Keys of other clients that resemble our keys, and are not misspelled."""
@@ -112,19 +110,26 @@ def load(path: str | Path, environment: Mapping[str, str] | None = None) -> McpC
     if file.document is None:
         return reader.found
     locator = config_file.Locator(file.document)
+
+    def place(path: str) -> str:
+        return "{}:{}:{}: ".format(file.path, *locator.find(path))
+
     found = reader.found
-    errors = {id(error): _locate_error(error, file.path, locator) for error in found.errors}
+    errors: dict[int, ConfigurationError] = {}
+    for error in found.errors:
+        line, column = locator.find(error.path)
+        errors[id(error)] = ConfigurationError(
+            f"{place(error.path)}{error}",
+            path=error.path,
+            expected=error.expected,
+            line=line,
+            column=column,
+        )
     return McpConfig(
         found.servers,
         list(errors.values()),
         {name: errors[id(error)] for name, error in found.broken.items()},
-        [
-            replace(
-                warning,
-                path=f"{file.path}:{locator.find(warning.path)[0]}: {warning.path}",
-            )
-            for warning in found.warnings
-        ],
+        [replace(it, path=f"{place(it.path)}{it.path}") for it in found.warnings],
     )
 
 
@@ -166,9 +171,9 @@ class _Reader:
     """Reads entries into `found`. An entry with an error is left out of the servers."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
-        self.found = McpConfig()
+        self._issues = Issues()
+        self.found = McpConfig(warnings=self._issues.warnings)
         self.sections = 0
-        self._unknown = UnknownKeys(self.found.warnings)
         self._compared = 0
         self._environment = environment
         self._by_policy_name: dict[str, Part] = {}
@@ -176,20 +181,17 @@ class _Reader:
     def read_sections(self, data: Mapping[str, JsonValue], theirs: tuple[str, ...]) -> None:
         """Reads the section `mcp`, and the sections of other clients."""
         whole = Part("", dict(data)).members()
-        if "mcp" in whole:
-            self._read_mcp_section(whole["mcp"])
+        mcp = whole.get("mcp", Part("mcp", {}))
+        if isinstance(mcp.value, dict):
+            members = mcp.members()
+            self._warn_unknown(members, ("servers",), ours=False)
+            if "servers" in members:
+                self.read_servers(members["servers"], ours=True)
+        else:
+            self.found.errors.append(mcp.mismatch("an object with `servers`"))
         for key in theirs:
             if key in whole:
                 self.read_servers(whole[key], ours=False)
-
-    def _read_mcp_section(self, mcp: Part) -> None:
-        if not isinstance(mcp.value, dict):
-            self.found.errors.append(mcp.mismatch("an object with `servers`"))
-            return
-        members = mcp.members()
-        self._warn_unknown(members, ("servers",), ours=False)
-        if "servers" in members:
-            self.read_servers(members["servers"], ours=True)
 
     def read_servers(self, section: Part, *, ours: bool) -> None:
         """Reads the entries of one section."""
@@ -213,7 +215,7 @@ class _Reader:
             auth = members.get("auth")
             if auth is not None and isinstance(auth.value, dict):
                 self._warn_unknown(auth.members(), AUTH_KEYS, ours=True)
-            self.found.warnings += _warnings(members, settings)
+            self._issues.add(_warnings(members, settings))
             self.found.servers.append(settings)
 
     def _warn_unknown(
@@ -223,15 +225,11 @@ class _Reader:
         for key, part in members.items():
             if key in known or key in URL_KEYS or (not ours and key in FOREIGN):
                 continue
-            if ours or self._is_misspelled(key, known):
-                self._unknown.tell(part.path, key, dict.fromkeys(known))
-
-    def _is_misspelled(self, key: str, known: tuple[str, ...]) -> bool:
-        self._compared += 1
-        if self._compared > MAX_COMPARED:
-            return False
-        by_lower = [name.lower() for name in known]
-        return bool(difflib.get_close_matches(key.lower()[:100], by_lower, cutoff=0.8))
+            self._compared += 1
+            if self._compared > MAX_COMPARED or len(self.found.warnings) > MAX_PROBLEMS:
+                return  # the search for similar names is slow
+            if near := nearest(key, known, cutoff=0.0 if ours else 0.8):
+                self._issues.add([ConfigWarning(part.path, f"{UNKNOWN_KEY} {near}")])
 
     def _check_name(self, name: str, entry: Part) -> None:
         # A colon separates the parts of a tool's id, so tools of two servers could share an id.
@@ -251,41 +249,6 @@ def _policy_name(name: str) -> str:
 # ---- Warnings ----
 
 
-def unknown_key(key: str, known: Mapping[str, object]) -> str:
-    """Returns the warning about an unknown key, with the nearest known one."""
-    by_lower = {name.lower(): name for name in known}
-    (nearest,) = difflib.get_close_matches(key.lower()[:100], by_lower, n=1, cutoff=0.0)
-    return f"unknown key, it has no effect; the nearest known one is {by_lower[nearest]}"
-
-
-class UnknownKeys:
-    """Warns of the first hundred unknown keys, and counts the others.
-
-    The limit bounds the time that is spent on similar names.
-
-    Args:
-        warnings: The list to which warnings are added.
-    """
-
-    def __init__(self, warnings: list[ConfigWarning]) -> None:
-        self._warnings = warnings
-        self._count = 0
-        self._last = 0
-
-    def tell(self, path: str, key: str, known: Mapping[str, object]) -> None:
-        """Adds a warning about a key, or counts the key."""
-        self._count += 1
-        more = self._count - MAX_UNKNOWN
-        if more <= 0:
-            self._warnings.append(ConfigWarning(path, unknown_key(key, known)))
-        elif more == 1:
-            self._last = len(self._warnings)
-            self._warnings.append(ConfigWarning(path, "unknown key, it has no effect"))
-        else:
-            message = f"unknown key, it has no effect, like {more - 1} more"
-            self._warnings[self._last] = replace(self._warnings[self._last], message=message)
-
-
 def _warnings(members: Mapping[str, Part], settings: ServerSettings) -> Iterator[ConfigWarning]:
     for key in ("timeoutMs", "connectTimeoutMs"):
         value = members[key].value if key in members else None
@@ -301,16 +264,3 @@ def _warnings(members: Mapping[str, Part], settings: ServerSettings) -> Iterator
     ):
         path = next(members[key].path for key in URL_KEYS if key in members)
         yield ConfigWarning(path, "headers are sent unencrypted; use https://")
-
-
-def _locate_error(
-    error: ConfigurationError, path: Path | None, locator: config_file.Locator
-) -> ConfigurationError:
-    line, column = locator.find(error.path)
-    return ConfigurationError(
-        f"{path}:{line}: {error}",
-        path=error.path,
-        expected=error.expected,
-        line=line,
-        column=column,
-    )

@@ -67,7 +67,7 @@ class SandboxTools(Section):
 
 
 class ToolSearchConfig(SearchLimits):
-    """The section `toolSearch`."""
+    """The section `toolSearch`: tools that a model finds by searching."""
 
     SHORT: ClassVar = (bool, "enabled")
 
