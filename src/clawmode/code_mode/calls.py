@@ -309,18 +309,15 @@ class Calls:
         while group.unsaved and not group.ended:
             await anyio.sleep(SAVE_AGAIN)
             async with group.lock:
-                if group.driven is None:
-                    await self._save_again(group)
+                # Once the cell is driven here, `hand_over` has emptied `unsaved`.
+                for number, (settled, unknown) in list(group.unsaved.items()):
+                    try:
+                        await self._settle(group.run_id, number, None, Reply(settled, unknown))
+                    except StoreUnavailable:
+                        break
+                    del group.unsaved[number]
             group.changes.notify()
             self.forget(group)
-
-    async def _save_again(self, group: CallGroup) -> None:
-        for number, (settled, unknown) in list(group.unsaved.items()):
-            try:
-                await self._settle(group.run_id, number, None, Reply(settled, unknown))
-            except StoreUnavailable:
-                return
-            del group.unsaved[number]
 
     def forget(self, group: CallGroup) -> None:
         """Drops a group that has no calls, no unsaved replies and no task."""

@@ -7,6 +7,7 @@ to `Cell.receive`, and `parking` writes the cell to a store and reads it back.
 import secrets
 import time
 from collections import Counter, deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Literal, TypeAlias
@@ -20,6 +21,7 @@ from clawmode.tools.tool import Effect, Tool
 from clawmode.types import OPEN_STATES, CallState, JsonObject, JsonText, JsonValue
 
 if TYPE_CHECKING:
+    from clawmode.code_mode.stores import StoredCall
     from clawmode.sandbox.pool import Tenancy
 
 MAX_LEDGER = 100
@@ -298,6 +300,13 @@ class Cell:
             self.admission = reply
         else:
             self.inbox.append(reply)
+
+    def refresh_calls(self, stored: Mapping[int, "StoredCall"]) -> None:
+        """Updates the calls of a parked cell to their state in the store."""
+        self.calls = {number: call for number, call in self.calls.items() if number in stored}
+        for number, call in self.calls.items():
+            if call.owner:
+                call.owner, call.entry.state = stored[number].owner, stored[number].state
 
     @property
     def has_replies(self) -> bool:

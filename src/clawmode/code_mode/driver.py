@@ -182,7 +182,10 @@ class Driver:
         finally:
             if not taken:
                 with anyio.CancelScope(shield=True):
-                    await self._release(cell)
+                    try:
+                        await self.parking.release(cell.id)
+                    except (StoreUnavailable, Aborted) as error:
+                        logger.error("cannot release the program %s: %s", cell.id, error)
                 cell.move("parked")
                 group.cell = None
                 self.calls.forget(group)
@@ -198,12 +201,6 @@ class Driver:
         cell.unheard = True
         if (group := self.calls.groups.get(cell.id)) is not None:
             group.changes.notify()
-
-    async def _release(self, cell: Cell) -> None:
-        try:
-            await self.parking.release(cell.id)
-        except (StoreUnavailable, Aborted) as error:
-            logger.error("cannot release the claim of the program %s: %s", cell.id, error)
 
     async def abort(self, run_id: str) -> bool:
         """Ends a cell, driven or parked, here or in another process. Returns False if unknown.

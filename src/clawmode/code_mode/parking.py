@@ -139,6 +139,7 @@ class Parking:
             snapshot = seal(frozen, wasm_hash(), bound, self.store.keys)
         # Stores keep the answer to the question of the gate among the replies.
         replies = cell.inbox if cell.admission is None else [cell.admission, *cell.inbox]
+        unknown = {entry.id for entry in cell.ledger.entries if entry.state == "unknown"}
         mine = [call for call in cell.calls.values() if not call.owner]
         stored = StoredCell(
             id=cell.id,
@@ -147,7 +148,9 @@ class Parking:
             record=self._seal(_record(cell, frozen), cell.id, "record"),
             snapshot=snapshot,
             calls=tuple(self._stored(cell.id, call, owner) for call in mine),
-            replies=tuple(self.sealed_reply(cell.id, _reply(cell, item)) for item in replies),
+            replies=tuple(
+                self.sealed_reply(cell.id, Reply(item, item.id in unknown)) for item in replies
+            ),
             mark=self._mark(cell.id, cell.park),
         )
         limit = self._config.max_suspended_runs
@@ -199,7 +202,9 @@ class Parking:
             if record.get("format") != FORMAT or record.get("engine") != wasm_hash().hex():
                 raise other_build(record.get("build"))
             cell = _read_cell(stored.id, record)
-            if self._number(stored) != cell.park:
+            bound = self._bound(stored.id, "park")
+            mark = unseal_bytes(stored.mark, bound, self.store.keys) if stored.mark else b""
+            if not mark or _NUMBER.unpack(mark)[0] != cell.park:
                 raise SnapshotRefused(REPLAYED)
             cell.mark = stored.mark
             cell.calls = {call.id: self._call(cell, call) for call in stored.calls}
@@ -286,13 +291,6 @@ class Parking:
     def _mark(self, run_id: str, number: int) -> bytes:
         return seal_bytes(_NUMBER.pack(number), self._bound(run_id, "park"), self.store.keys)
 
-    def _number(self, stored: StoredCell) -> int:
-        """Returns the number of the last park of a cell; 0 if there is none."""
-        if not stored.mark:
-            return 0
-        opened = unseal_bytes(stored.mark, self._bound(stored.id, "park"), self.store.keys)
-        return _NUMBER.unpack(opened)[0]
-
     def _bound(self, run_id: str, what: str) -> bytes:
         return bind(self._scope, run_id, what)
 
@@ -301,11 +299,6 @@ class Parking:
 
     def _unseal(self, sealed: bytes, run_id: str, what: str) -> Any:
         return json.loads(unseal_bytes(sealed, self._bound(run_id, what), self.store.keys))
-
-
-def _reply(cell: Cell, settled: Settlement) -> Reply:
-    entry = cell.ledger.find(settled.id)
-    return Reply(settled, unknown=entry is not None and entry.state == "unknown")
 
 
 def wasm_hash() -> bytes:
@@ -320,6 +313,11 @@ def _record(cell: Cell, frozen: FrozenCell | None) -> JsonValue:
     start: JsonValue = None
     if cell.start is not None:
         start = {"source": cell.start.source, "language": cell.start.language}
+    outcome: JsonValue = None
+    if isinstance(cell.outcome, Failure):
+        outcome = {"code": cell.outcome.code, "error": cell.outcome.error}
+    elif cell.outcome is not None:
+        outcome = {"value": cell.outcome.value.decode("utf-8", "replace")}
     return {
         "format": FORMAT,
         "build": __version__,
@@ -338,18 +336,12 @@ def _record(cell: Cell, frozen: FrozenCell | None) -> JsonValue:
         "start": start,
         # Output that no caller received, because the `wait` that drove the cell was cancelled.
         "output": list[JsonValue](cell.output) if cell.unheard else [],
-        "outcome": _outcome(cell.outcome),
+        "outcome": outcome,
         "ledger": [
             [entry.id, entry.tool_id, entry.effect, entry.state] for entry in cell.ledger.entries
         ],
         "omitted": dict[str, JsonValue](cell.ledger.omitted),
     }
-
-
-def _outcome(outcome: Completion | Failure | None) -> JsonValue:
-    if isinstance(outcome, Failure):
-        return {"code": outcome.code, "error": outcome.error}
-    return None if outcome is None else {"value": outcome.value.decode("utf-8", "replace")}
 
 
 def _read_outcome(kept: Any) -> Completion | Failure | None:

@@ -12,7 +12,6 @@ import anyio
 import anyio.lowlevel
 
 from clawmode.code_mode.cell import CallGroup, Cell
-from clawmode.code_mode.stores import Progress
 from clawmode.code_mode.telemetry import Telemetry
 from clawmode.exceptions import Aborted, SnapshotRefused
 from clawmode.sandbox.protocol import Request, Settlement
@@ -134,7 +133,7 @@ class Replies:
             progress = await self.parking.store.progress(cell.id)
             if progress is None:
                 raise Aborted
-            _update(cell, progress)
+            cell.refresh_calls({call.id: call for call in progress.calls})
             if cell.unheard:
                 return False
             if cell.outcome is not None:
@@ -161,13 +160,3 @@ class Replies:
             for sealed in await self.parking.store.drain(cell.id) or ():
                 self.parking.deliver(cell, sealed)
         self.calls.fit_inbox(cell)
-
-
-def _update(cell: Cell, progress: Progress) -> None:
-    """Updates the calls of a parked cell to their state in the store."""
-    known = {call.id: call for call in progress.calls}
-    for number in [number for number in cell.calls if number not in known]:
-        del cell.calls[number]
-    for call in cell.calls.values():
-        if call.owner:
-            call.owner, call.entry.state = known[call.id].owner, known[call.id].state
