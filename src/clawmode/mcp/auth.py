@@ -204,7 +204,19 @@ class _TokenStorage:
         self._address = ""
         self._client: OAuthClientInformationFull | None = None
         self._tokens: OAuthToken | None = None
-        self._read()
+        if self._path is None:
+            return
+        try:
+            data = json.loads(self._path.read_bytes())
+            self._tokens = OAuthToken.model_validate(data["tokens"]) if data["tokens"] else None
+            if data["client"]:
+                self._client = OAuthClientInformationFull.model_validate(data["client"])
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            logger.warning(
+                "the OAuth tokens in %s cannot be used: %s", self._path, type(error).__name__
+            )
 
     def expect(self, wanted: OAuth, address: str) -> None:
         """Prepares the client: the configured one, or a stored registration for this address."""
@@ -222,21 +234,6 @@ class _TokenStorage:
             )
         elif address not in map(str, known or ()) and self._tokens is None:
             self._client = None
-
-    def _read(self) -> None:
-        if self._path is None:
-            return
-        try:
-            data = json.loads(self._path.read_bytes())
-            self._tokens = OAuthToken.model_validate(data["tokens"]) if data["tokens"] else None
-            if data["client"]:
-                self._client = OAuthClientInformationFull.model_validate(data["client"])
-        except FileNotFoundError:
-            pass
-        except (OSError, ValueError, TypeError, KeyError) as error:
-            logger.warning(
-                "the OAuth tokens in %s cannot be used: %s", self._path, type(error).__name__
-            )
 
     def _write(self) -> None:
         if self._path is None:

@@ -108,7 +108,12 @@ def _sift_entry(entry: JsonValue, name: JsonValue, who: str, problems: Problems)
         made["description"] = shorten(description, MAX_DESCRIPTION)
     if isinstance(title := entry.get("title"), str):
         made["title"] = shorten(title, MAX_TITLE)
-    made["annotations"] = _annotations(entry.get("annotations"))
+    annotations = entry.get("annotations")
+    hints = annotations if isinstance(annotations, dict) else {}
+    kept: JsonObject = {key: hints[key] for key in HINTS if isinstance(hints.get(key), bool)}
+    if isinstance(title := hints.get("title"), str):
+        kept["title"] = shorten(title, MAX_TITLE)
+    made["annotations"] = kept
     return made
 
 
@@ -132,17 +137,6 @@ def _object_schema(schema: JsonValue) -> JsonObject:
     if len(json.dumps(schema, ensure_ascii=False)) > MAX_SCHEMA:
         raise _NoTool(f"its schema has more than {MAX_SCHEMA} characters")
     return {**schema, "type": "object"}
-
-
-def _annotations(annotations: JsonValue) -> JsonObject:
-    if not isinstance(annotations, dict):
-        return {}
-    made: JsonObject = {
-        key: annotations[key] for key in HINTS if isinstance(annotations.get(key), bool)
-    }
-    if isinstance(title := annotations.get("title"), str):
-        made["title"] = shorten(title, MAX_TITLE)
-    return made
 
 
 # ---- A list ----

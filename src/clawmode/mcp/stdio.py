@@ -296,25 +296,21 @@ class _StderrLog:
     def feed(self, chunk: bytes) -> None:
         *lines, rest = (self._buffer + chunk).split(b"\n")
         self._buffer = rest[:MAX_STDERR_LINE]
-        for line in lines:
-            if line.strip():
-                self._link.last_lines.append(line[:MAX_STDERR_LINE])
-                self._log(line)
-
-    def _log(self, line: bytes) -> None:
-        now = time.monotonic()
-        self._budget = min(STDERR_BURST, self._budget + (now - self._since) * STDERR_PER_SECOND)
-        self._since = now
-        # After the limit was hit, log nothing until half of the budget is restored: otherwise every
-        # other line would be logged.
-        if self._budget < (STDERR_BURST / 2 if self._dropped else 1):
-            self._dropped += 1
-            return
-        self._budget -= 1
-        if self._dropped:
-            logger.warning("%s: %d lines of stderr were dropped", self._name, self._dropped)
-            self._dropped = 0
-        logger.info("%s: %s", self._name, self._link.clean_bytes(line[:MAX_STDERR_LINE]))
+        for line in filter(bytes.strip, lines):
+            self._link.last_lines.append(line[:MAX_STDERR_LINE])
+            now = time.monotonic()
+            self._budget = min(STDERR_BURST, self._budget + (now - self._since) * STDERR_PER_SECOND)
+            self._since = now
+            # After the limit was hit, log nothing until half of the budget is restored: otherwise
+            # every other line would be logged.
+            if self._budget < (STDERR_BURST / 2 if self._dropped else 1):
+                self._dropped += 1
+                continue
+            self._budget -= 1
+            if self._dropped:
+                logger.warning("%s: %d lines of stderr were dropped", self._name, self._dropped)
+                self._dropped = 0
+            logger.info("%s: %s", self._name, self._link.clean_bytes(line[:MAX_STDERR_LINE]))
 
 
 # ---- The end ----
