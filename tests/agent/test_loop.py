@@ -11,7 +11,7 @@ from tests.support.waiting import idle
 
 from clawmode.agent import loop
 from clawmode.agent.loop import Loop
-from clawmode.agent.prompt import Ingredients
+from clawmode.agent.prompt import Ingredients, Part, Prompt
 from clawmode.agent.requests import AgentRequest, ResolvedRequest
 from clawmode.agent.run import AgentRun, IncomingMessage, Intake, Resources
 from clawmode.agent.toolbox import ABORTED, MAX_RESULT_CHARS, DirectTools
@@ -125,7 +125,7 @@ def turn_of(
     turn = Loop(
         run=run,
         toolbox=DirectTools(tools, Executor(Policy()), RunContext()),
-        system="You help.",
+        prompt=Prompt((Part("base", "You help."),)),
         messages=[UserMessage.of("go")],
         sink=seen,
     )

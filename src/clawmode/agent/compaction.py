@@ -243,7 +243,17 @@ class Compactor:
     async def __call__(
         self, messages: Sequence[Message], system: str, model: Model, *, overflow: bool
     ) -> Sequence[Message] | None:
-        """Compacts the conversation if it is too long for a model; see `loop.Shortener`."""
+        """Compacts the conversation if it is too long for a model.
+
+        Args:
+            messages: The conversation.
+            system: The system prompt.
+            model: The model that is to read them.
+            overflow: Whether the model has rejected the conversation as too long.
+
+        Returns:
+            The shorter conversation; None if it fits, or cannot be made shorter.
+        """
         room = room_for(self._agent, model)
         tokens = estimate(messages, system)
         if not overflow and (tokens <= room or not self._agent.compaction.enabled):

@@ -72,7 +72,7 @@ class EventQueue:
         self._arrived = Notifier()
 
     def put(self, event: AgentEvent) -> None:
-        """Adds an event."""
+        """Adds an event, or joins it to the last one."""
         is_slow = len(self._waiting) >= JOIN_FROM
         joined = _join(self._waiting[-1], event) if is_slow else None
         if joined is not None:

@@ -13,7 +13,9 @@ from typing import Protocol
 import anyio
 
 from clawmode.agent.answers import AnswerReader
+from clawmode.agent.compaction import Compactor
 from clawmode.agent.events import Stream
+from clawmode.agent.prompt import Prompt
 from clawmode.agent.run import AgentRun, idle_limit
 from clawmode.agent.toolbox import ABORTED, Toolbox, fail
 from clawmode.messages import (
@@ -69,23 +71,6 @@ class Sink(Protocol):
         ...
 
 
-class Shortener(Protocol):
-    """Makes a conversation shorter that is too long for a model."""
-
-    async def __call__(
-        self, messages: Sequence[Message], system: str, model: Model, *, overflow: bool
-    ) -> Sequence[Message] | None:
-        """Returns a shorter conversation; None if it fits, or cannot be made shorter.
-
-        Args:
-            messages: The conversation.
-            system: The system prompt.
-            model: The model that is to read them.
-            overflow: Whether the model has rejected the conversation as too long.
-        """
-        ...
-
-
 @dataclass(slots=True, kw_only=True)
 class Loop:
     """The loop of one run.
@@ -94,16 +79,16 @@ class Loop:
         run: The run, with its settings. The loop counts in it, and sets how the run ends.
         messages: The conversation, to which the loop adds messages.
         sink: Receives everything that the run does.
-        shorten: Makes a conversation shorter that is too long for a model.
+        compactor: Makes a conversation shorter that is too long for a model.
         known: Secrets that are not emitted in pieces; see `AnswerReader`.
     """
 
     run: AgentRun
     toolbox: Toolbox
-    system: str
+    prompt: Prompt
     messages: list[Message]
     sink: Sink
-    shorten: Shortener | None = None
+    compactor: Compactor | None = None
     known: KnownSecrets = field(default_factory=KnownSecrets)
     _repeats: "_Repeats" = field(default_factory=lambda: _Repeats())
     _heard: bool = False
@@ -200,18 +185,19 @@ class Loop:
         return await self._ask_with_retries(model)
 
     async def _shorten(self, model: Model, *, overflow: bool) -> bool:
-        if self.shorten is None:
+        if self.compactor is None:
             return False
-        shorter = await self.shorten(self.messages, self.system, model, overflow=overflow)
+        shorter = await self.compactor(self.messages, self.prompt.text, model, overflow=overflow)
         if shorter is None:
             return False
-        self.messages = list(shorter)
+        # The transcript does not have the context that hooks added to the last message.
+        self.messages = self.prompt.add_context(shorter)
         return True
 
     async def _ask_with_retries(self, model: Model) -> AssistantMessage:
         run = self.run
         request = ModelRequest(
-            system=self.system,
+            system=self.prompt.text,
             messages=tuple(self.messages),
             tools=self.toolbox.definitions(),
             thinking=run.agent.thinking,

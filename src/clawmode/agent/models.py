@@ -4,7 +4,6 @@ import importlib
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -52,12 +51,7 @@ class ModelPool:
     async def __aenter__(self) -> "ModelPool":
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self._retire()
         while self._retired:
             await self._retired.pop().aclose()

@@ -5,9 +5,8 @@ ended, whatever ended it.
 """
 
 import logging
-from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import anyio
@@ -26,8 +25,7 @@ from clawmode.agent.toolbox import CodeModeTools, DirectTools, Toolbox
 from clawmode.catalog.catalog import is_control
 from clawmode.code_mode.code_mode import CodeMode
 from clawmode.exceptions import ClawmodeError
-from clawmode.messages import AssistantMessage, Message, Text, UserMessage
-from clawmode.models.base import Model
+from clawmode.messages import AssistantMessage, Text, UserMessage
 from clawmode.models.debug import debug_flags, log
 from clawmode.redaction import KnownSecrets, Redactor
 from clawmode.sessions.trajectory import Trajectory, sidecar_path
@@ -214,7 +212,7 @@ async def _converse(
         return
     messages = transcript.messages()
     prompt = Prompt()
-    shorten = None
+    compactor = None
     if request.raw_model_call:
         messages = messages[-1:]
     else:
@@ -235,7 +233,14 @@ async def _converse(
             added = await AgentHooks(hooks).build_prompt(shown)
         prompt = build(given, added)
         messages = prompt.add_context(messages)
-        shorten = _Shortener(run, prompt)
+        compactor = Compactor(
+            run.agent,
+            run.resolved.summarizer,
+            transcript,
+            run.context,
+            hooks,
+            run.emit,
+        )
     compiled = prompt.trace(toolbox.definitions(), len(messages))
     run.metadata |= {key: compiled[key] for key in ("toolSchemaBytes", "promptBytes")}
     about: JsonObject = {
@@ -252,10 +257,10 @@ async def _converse(
     await Loop(
         run=run,
         toolbox=toolbox,
-        system=prompt.text,
+        prompt=prompt,
         messages=messages,
         sink=recorder,
-        shorten=shorten,
+        compactor=compactor,
         known=KnownSecrets(run.shared.secrets),
     ).converse()
 
@@ -288,30 +293,6 @@ async def _ingredients(run: AgentRun) -> Ingredients:
     }
     files = await operator.bootstrap(given.files, about, run.resolved.workspace)
     return replace(given, files=files)
-
-
-@dataclass(frozen=True, slots=True)
-class _Shortener:
-    """Compacts the conversation of a run; see `loop.Shortener`."""
-
-    run: AgentRun
-    prompt: Prompt
-
-    async def __call__(
-        self, messages: Sequence[Message], system: str, model: Model, *, overflow: bool
-    ) -> Sequence[Message] | None:
-        run = self.run
-        compactor = Compactor(
-            run.agent,
-            run.resolved.summarizer,
-            run.transcript,
-            run.context,
-            run.shared.hooks,
-            run.emit,
-        )
-        shorter = await compactor(messages, system, model, overflow=overflow)
-        # The transcript does not have the context that hooks added to the last message.
-        return None if shorter is None else self.prompt.add_context(shorter)
 
 
 # ---- Previews ----

@@ -104,7 +104,7 @@ class Provider(AsyncResource):
         await self._http.aclose()
 
     def library_model(self, name: str, known: ModelSettings) -> TheirModel:
-        """Returns the pydantic-ai model."""
+        """Returns the model of pydantic-ai that makes the requests."""
         common: dict[str, Any] = {
             "api_key": PLACEHOLDER,
             "base_url": self.settings.base_url,
