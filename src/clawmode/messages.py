@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, TypeAlias, get_args
 from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 from pydantic.alias_generators import to_camel
 
-from clawmode.records import CAMEL, AnyJson, AnyObject, Flag, Number, errors_of
+from clawmode.records import CAMEL, AnyJson, AnyObject, Flag, Number, adapter, errors_of
 from clawmode.types import JsonObject, JsonValue
 
 StopReason: TypeAlias = Literal["stop", "tool_calls", "length", "refused", "error", "aborted"]
@@ -124,7 +124,7 @@ class Usage:
     @classmethod
     def from_json(cls, value: JsonObject) -> "Usage":
         """Reads `to_json`'s object. A member that is not a number counts as 0."""
-        return _usages().validate_python(value)
+        return adapter(Usage).validate_python(_only_counts(value))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,11 +207,6 @@ Part: TypeAlias = Text | Thinking | Image | ToolCall
 
 
 # Built at the first use: this module is imported by programs that read no messages.
-@cache
-def _usages() -> TypeAdapter[Usage]:
-    return TypeAdapter(Annotated[Usage, BeforeValidator(_only_counts)])
-
-
 @cache
 def _adapter() -> TypeAdapter[Message]:
     return TypeAdapter(TaggedMessage)

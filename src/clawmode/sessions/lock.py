@@ -251,8 +251,16 @@ class SessionLock:
             return place.hold
 
     def _busy(self, place: _Place, seconds: float) -> SessionBusy:
-        held = place.hold
-        pid, since = (os.getpid(), held.since) if held is not None else _signature(self._name)
+        pid, since = 0, 0.0
+        if place.hold is not None:
+            pid, since = os.getpid(), place.hold.since
+        else:
+            # Another process wrote this, perhaps not completely: it is only for the message.
+            with contextlib.suppress(OSError, ValueError, TypeError, LookupError, OverflowError):
+                with open(self._name, "rb") as file:
+                    said: dict[str, Any] = json.loads(file.read(200))
+                datetime.fromtimestamp(float(said["since"]), UTC)
+                pid, since = int(said["pid"]), float(said["since"])
         who = f"process {pid}" if pid else "another process"
         if pid == os.getpid():
             who = f"another run of this process ({pid})"
@@ -317,14 +325,3 @@ def _is_at(descriptor: int, name: str) -> bool:
         return os.path.samestat(os.fstat(descriptor), os.lstat(name))
     except FileNotFoundError:
         return False
-
-
-def _signature(name: str) -> tuple[int, float]:
-    try:
-        with open(name, "rb") as file:
-            said: dict[str, Any] = json.loads(file.read(200))
-        pid, since = int(said["pid"]), float(said["since"])
-        datetime.fromtimestamp(since, UTC)
-    except (OSError, ValueError, TypeError, LookupError, OverflowError):
-        return 0, 0.0
-    return pid, since

@@ -14,12 +14,10 @@ import re
 import stat
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO
 
 from clawmode.messages import IMAGE_KEYS, MAX_BLOB_CHARS
 from clawmode.redaction import MAX_DEPTH, Redactor
@@ -342,7 +340,12 @@ def read_sidecar(
         if not stat.S_ISREG(about.st_mode):
             return found
         found.over_bytes = max(about.st_size - max_bytes, 0)
-        for line in _lines(file, max_bytes):
+        left = max_bytes
+        # A line that is too long is read in pieces, which are no events.
+        while left > 0 and (line := file.readline(min(MAX_LINE_BYTES + 1, left))):
+            left -= len(line)
+            if not line.strip() or (left <= 0 and not line.endswith(b"\n")):
+                continue
             event = _event(line, session_id)
             if event is None:
                 found.unreadable += 1
@@ -351,15 +354,6 @@ def read_sidecar(
             else:
                 found.left_out += 1
     return found
-
-
-def _lines(file: BinaryIO, max_bytes: int) -> Iterator[bytes]:
-    """Yields the lines within the limit; a line that is too long in pieces, which are no events."""
-    left = max_bytes
-    while left > 0 and (line := file.readline(min(MAX_LINE_BYTES + 1, left))):
-        left -= len(line)
-        if line.strip() and (left > 0 or line.endswith(b"\n")):
-            yield line
 
 
 def _event(line: bytes, session_id: str) -> TraceEvent | None:
