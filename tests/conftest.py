@@ -1,5 +1,6 @@
 """What every test relies on: one backend, an environment without surprises, shared processes."""
 
+import gc
 import os
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -71,7 +72,12 @@ def _runner_survives_its_task() -> Iterator[None]:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Start the zygote before the clock of a test runs, if a module needs it."""
+    """Start the zygote before the clock of a test runs, if a module needs it.
+
+    The collected tests live until the end, so the garbage collector need not look at them again.
+    """
+    gc.collect()
+    gc.freeze()
     forking = sys.modules.get("tests.support.forking")
     if forking is not None and session.items and not session.config.option.collectonly:
         forking.shared_zygote()
