@@ -268,8 +268,8 @@ def test_the_config_is_warned_about_as_the_file_is() -> None:
         code_mode = CodeMode(config={"timeoutMs": 300_000, "timeout_ms": 500})
     assert code_mode.config.timeout_ms == 60_000
     assert [str(each.message) for each in warned] == [
-        "config.timeout_ms: unknown key, it has no effect; the nearest known one is timeoutMs",
         "config.timeoutMs: 300000 is over 60000: 60000 is used",
+        "config.timeout_ms: unknown key, it has no effect; the nearest known one is timeoutMs",
     ]
     assert {each.filename for each in warned} == {__file__}, "the caller's line is not named"
 

@@ -232,6 +232,16 @@ def test_what_cannot_be_meant_is_an_error_with_its_path(entry: Any, path: str, s
     assert error.code == "invalid_config"
 
 
+def test_all_mistakes_of_an_entry_are_reported_at_once() -> None:
+    entry: Any = {"command": 7, "args": "-y", "env": {"A": 1}, "timeoutMs": "1m", "cwd": ""}
+    found = read_servers({"s": entry, "other": {"command": "x"}})
+    assert [error.path.rpartition("mcp_servers.s.")[2] for error in found.errors] == [
+        *("timeoutMs", "command", "args", "env.A", "cwd"),
+    ]
+    assert found.fatal == []
+    assert [server.name for server in found.with_broken_entries()] == ["other", "s"]
+
+
 @pytest.mark.parametrize("name", ["", "a:b", "a\nb", "x" * 65])
 def test_a_name_that_could_not_be_part_of_an_id_is_refused(name: str) -> None:
     (error,) = read_servers({name: {"command": "x"}}).errors

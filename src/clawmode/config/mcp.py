@@ -56,7 +56,7 @@ class McpConfig:
 
     servers: list[ServerSettings] = field(default_factory=list)
     errors: list[ConfigurationError] = field(default_factory=list)
-    broken: dict[str, ConfigurationError] = field(default_factory=dict)
+    broken: dict[str, list[ConfigurationError]] = field(default_factory=dict)
     warnings: list[ConfigWarning] = field(default_factory=list)
 
     def unwrap(self) -> list[ServerSettings]:
@@ -68,7 +68,8 @@ class McpConfig:
     @property
     def fatal(self) -> list[ConfigurationError]:
         """The errors that are not about a single entry."""
-        return [error for error in self.errors if error not in self.broken.values()]
+        of_entries = [error for errors in self.broken.values() for error in errors]
+        return [error for error in self.errors if error not in of_entries]
 
     def with_broken_entries(self) -> list[ServerSettings]:
         """Returns the servers, with a faulty server in place of each broken entry.
@@ -76,8 +77,8 @@ class McpConfig:
         A faulty server is listed with its error and never connected.
         """
         faulty = [
-            ServerSettings(name=name, transport="stdio", fault=f"cannot be used: {error}")
-            for name, error in self.broken.items()
+            ServerSettings(name=name, transport="stdio", fault=f"cannot be used: {errors[0]}")
+            for name, errors in self.broken.items()
             if all(name != server.name for server in self.servers)
         ]
         return [*self.servers, *faulty]
@@ -128,7 +129,7 @@ def load(path: str | Path, environment: Mapping[str, str] | None = None) -> McpC
     return McpConfig(
         found.servers,
         list(errors.values()),
-        {name: errors[id(error)] for name, error in found.broken.items()},
+        {name: [errors[id(it)] for it in listed] for name, listed in found.broken.items()},
         [replace(it, path=f"{place(it.path)}{it.path}") for it in found.warnings],
     )
 
@@ -200,15 +201,19 @@ class _Reader:
             self.found.errors.append(section.mismatch("an object that maps names to servers"))
             return
         for name, entry in section.members().items():
+            errors: list[ConfigurationError] = []
+            settings = None
             try:
                 self._check_name(name, entry)
-                settings = Entry(name, entry, self._environment).read()
+                settings = Entry(name, entry, self._environment, errors).read()
             except ConfigurationError as error:
-                self.found.errors.append(error)
+                errors.append(error)
+            if errors or settings is None:
+                self.found.errors += errors
                 # An invalid name, or the name of another server, is replaced by the path.
                 valid = self._by_policy_name.get(_policy_name(name)) is entry
                 shown = name if valid else printable(entry.path, "?")[:MAX_NAME]
-                self.found.broken[shown] = error
+                self.found.broken[shown] = errors
                 continue
             members = entry.members()
             self._warn_unknown(members, KEYS, ours=ours)

@@ -3,12 +3,12 @@
 Entries contain secrets: no error quotes a value. Does not import the MCP library.
 """
 
-import difflib
 import itertools
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from clawmode.exceptions import ConfigurationError
@@ -23,7 +23,7 @@ from clawmode.mcp.settings import (
     Transport,
 )
 from clawmode.records import join
-from clawmode.text import kind_of
+from clawmode.text import kind_of, nearest
 from clawmode.types import JsonValue
 
 TRANSPORTS: dict[str, Transport] = {
@@ -78,11 +78,23 @@ class Part:
 class Entry:
     """The entry of one server.
 
+    Args:
+        name: The name of the server.
+        entry: The value in the configuration.
+        environment: The variables that the entry may use.
+        errors: Receives the errors of single fields. An entry with errors must not be used.
+
     Raises:
-        ConfigurationError: Raised by all methods, for an invalid entry.
+        ConfigurationError: The entry is not an object, or its transport is not clear.
     """
 
-    def __init__(self, name: str, entry: Part, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        name: str,
+        entry: Part,
+        environment: Mapping[str, str],
+        errors: list[ConfigurationError],
+    ) -> None:
         if not isinstance(entry.value, dict):
             raise entry.mismatch("an object with a command or a url")
         self._name = name
@@ -91,6 +103,7 @@ class Entry:
             key: part for key, part in entry.members().items() if part.value is not None
         }
         self._environment = environment
+        self._errors = errors
         self._secrets: set[str] = set()
 
     def read(self) -> ServerSettings:
@@ -99,28 +112,31 @@ class Entry:
             # The variables of a disabled server need not be set.
             return ServerSettings(name=self._name, transport=transport, enabled=False)
         remote = transport != "stdio"
-        command = "" if remote else os.path.expanduser(self._text("command"))
-        args = () if remote else self._args()
-        cwd = None
-        if "cwd" in self._members and not remote:
-            cwd = os.path.expanduser(self._text("cwd"))
-        url = self._url() if remote else ""
-        return ServerSettings(
-            name=self._name,
-            transport=transport,
-            command=command,
-            args=args,
-            env={} if remote else self._map("env", _env_fault),
-            cwd=cwd,
-            url=url,
-            headers=self._map("headers", _header_fault) if remote else {},
-            auth=self._auth(remote),
-            timeout=self._seconds("timeoutMs", DEFAULT_TIMEOUT_MS),
-            connect_timeout=self._seconds("connectTimeoutMs", DEFAULT_CONNECT_TIMEOUT_MS),
-            trust_annotations=self._flag("trustAnnotations", default=False),
-            # Longest first, because a secret may contain another one.
-            secrets=tuple(sorted(self._secrets, key=lambda secret: (-len(secret), secret))),
-        )
+        # All fields are read, so that all mistakes are reported at once.
+        fields: dict[str, Callable[[], Any]] = {
+            "timeout": lambda: self._seconds("timeoutMs", DEFAULT_TIMEOUT_MS),
+            "connect_timeout": lambda: self._seconds(
+                "connectTimeoutMs", DEFAULT_CONNECT_TIMEOUT_MS
+            ),
+            "trust_annotations": lambda: self._flag("trustAnnotations", default=False),
+            "auth": lambda: self._auth(remote),
+        }
+        if remote:
+            fields |= {"url": self._url, "headers": lambda: self._map("headers", _header_fault)}
+        else:
+            fields |= {"command": lambda: os.path.expanduser(self._text("command"))}
+            fields |= {"args": self._args, "env": lambda: self._map("env", _env_fault)}
+            if "cwd" in self._members:
+                fields["cwd"] = lambda: os.path.expanduser(self._text("cwd"))
+        values: dict[str, Any] = {}
+        for name, read in fields.items():
+            try:
+                values[name] = read()
+            except ConfigurationError as error:
+                self._errors.append(error)
+        # Longest first, because a secret may contain another one.
+        secrets = tuple(sorted(self._secrets, key=lambda secret: (-len(secret), secret)))
+        return ServerSettings(name=self._name, transport=transport, secrets=secrets, **values)
 
     # ---- Transport ----
 
@@ -142,19 +158,14 @@ class Entry:
             is_sse = address.partition("?")[0].rstrip("/").endswith("/sse")
             return "sse" if is_sse else "streamable-http"
         else:
-            raise self._entry.mismatch("a command or a url", self._misspelled())
+            wanted = ("command", *URL_KEYS)
+            slips = ((key, nearest(key, wanted)) for key in list(self._members)[:MAX_COMPARED])
+            found = (f"{key[:MAX_NAME]!r} (did you mean {near!r}?)" for key, near in slips if near)
+            raise self._entry.mismatch("a command or a url", next(found, "neither"))
         if (command if transport == "stdio" else url) is None:
             needed = "command" if transport == "stdio" else "url"
             raise self._entry.mismatch(f"a {needed} for the transport {transport}", f"no {needed}")
         return transport
-
-    def _misspelled(self) -> str:
-        """Names the key that seems to be a misspelled command or url."""
-        for key in list(self._members)[:MAX_COMPARED]:
-            wanted = ("command", *URL_KEYS)
-            if near := difflib.get_close_matches(key.lower()[:MAX_NAME], wanted, n=1, cutoff=0.7):
-                return f"{key[:MAX_NAME]!r} (did you mean {near[0]!r}?)"
-        return "neither"
 
     @staticmethod
     def _named_transport(part: Part) -> Transport:
