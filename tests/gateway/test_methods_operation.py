@@ -217,7 +217,7 @@ async def test_a_new_configuration_is_written_and_the_old_one_kept(tmp_path: Pat
         ("{ agents: 1 }", "agents", 1),
         ("{\n  tools: { codeMode: { timeoutMs: true } }\n}", "tools.codeMode.timeoutMs", 2),
         ("{ nonsense", "", 1),
-        ("[]", "", 0),
+        ("[]", "", 1),
         (
             '{ cron: { jobs: [{ id: "a", message: "b", cron: "never" }] } }',
             "cron.jobs[0].cron",
