@@ -66,7 +66,7 @@ def opened(pool: Pool, tools: list[Tool] | None = None, **options: Any) -> CodeM
     return CodeMode(tools=TOOLS if tools is None else tools, pool=pool, **options)
 
 
-CONFIG = set(CodeModeConfig.__dataclass_fields__)
+CONFIG = set(CodeModeConfig.model_fields)
 
 
 def run_id_of(result: CodeModeResult) -> str:
