@@ -12,7 +12,6 @@ from pathlib import Path
 from clawmode.app.setup import Setup
 from clawmode.config.file import NAME
 from clawmode.core_tools.exec_approvals import HOST_FILE
-from clawmode.tools.tool import Tool
 
 IN_STATE = (
     *(HOST_FILE, "plugins", "skills", "gateway-tokens.json", "trusted-configs.json"),
@@ -45,7 +44,10 @@ def protected_paths(setup: Setup) -> tuple[Path, ...]:
     for server in setup.servers:
         words = (server.command, *server.args) if server.command else ()
         found += _files(words, here / _home(server.cwd or ""))
-    found += _code_files(setup.tools)
+    for tool in setup.tools:  # the source files of tools that are Python functions
+        function = inspect.unwrap(getattr(tool, "function", tool.execute))
+        if code := getattr(function, "__code__", None):
+            found.append(Path(code.co_filename))
     return tuple(dict.fromkeys(Path(os.path.abspath(path)) for path in found))
 
 
@@ -62,12 +64,3 @@ def _files(words: Iterable[str], folder: Path) -> Iterator[Path]:
                 yield path
         except (OSError, ValueError):  # not a path: too long, or with a NUL
             continue
-
-
-def _code_files(tools: Iterable[Tool]) -> Iterator[Path]:
-    """Yields the source files of the tools that are Python functions."""
-    for tool in tools:
-        function = inspect.unwrap(getattr(tool, "function", tool.execute))
-        code = getattr(function, "__code__", None)
-        if code is not None:
-            yield Path(code.co_filename)

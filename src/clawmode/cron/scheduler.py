@@ -145,18 +145,15 @@ class Scheduler:
         for each in sorted(due, key=_due):
             if each.running or self._under_way < self._max:
                 looks_again = True
-                await self._begin(each.job, tasks)
+                room = self._under_way < self._max
+                claim = await self._jobs.claim(each.job, self._owner, room=room)
+                if isinstance(claim, SkippedTime):
+                    self._tell(each.job, "finished", {"status": "skipped"})
+                elif claim is not None:
+                    self._under_way += 1
+                    tasks.start_soon(self._live, claim)
         later = [each.due - now for each in statuses if each.due is not None and each.due > now]
         return min([*later, AGAIN_SECONDS if looks_again else POLL_SECONDS])
-
-    async def _begin(self, job: Job, tasks: TaskGroup) -> None:
-        room = self._under_way < self._max
-        claim = await self._jobs.claim(job, self._owner, room=room)
-        if isinstance(claim, SkippedTime):
-            self._tell(job, "finished", {"status": "skipped"})
-        elif claim is not None:
-            self._under_way += 1
-            tasks.start_soon(self._live, claim)
 
     async def _pause(self, seconds: float, seen: int) -> None:
         async with anyio.create_task_group() as tasks:
@@ -222,9 +219,13 @@ class Scheduler:
         async with anyio.create_task_group() as tasks:
 
             async def renew() -> None:
-                await self._clock.sleep(RENEW_SECONDS)
-                while await self._is_ours(claim):
+                ours = True
+                while ours:
                     await self._clock.sleep(RENEW_SECONDS)
+                    try:
+                        ours = await self._jobs.renew(claim)
+                    except JobsUnavailable as error:
+                        logger.error("job %s: %s", claim.job.id, error)
                 self._runtime.abort(claim.run_id)
                 tasks.cancel_scope.cancel()
 
@@ -234,13 +235,6 @@ class Scheduler:
             )
             tasks.cancel_scope.cancel()
         return result
-
-    async def _is_ours(self, claim: Claim) -> bool:
-        try:
-            return await self._jobs.renew(claim)
-        except JobsUnavailable as error:
-            logger.error("job %s: %s", claim.job.id, error)
-            return True
 
     # ---- The end of a run ----
 

@@ -91,7 +91,16 @@ async def run_turn(
     began = clock.now()
     try:
         await runtime.start(request)
-        result = await _in_time(request, runtime, clock, begun)
+        seconds = request.cron_seconds
+        if seconds is None:
+            result = await runtime.result(request.run_id)
+        else:
+
+            async def pass_time(seconds: float = seconds) -> None:
+                await begun.wait()
+                await clock.sleep(seconds)
+
+            result = await _result(request, runtime, pass_time)
         if result is None:
             result = await _clean_up(request, runtime, clock, cleanup_seconds)
     except Exception as error:
@@ -101,21 +110,6 @@ async def run_turn(
     finally:
         unsubscribe()
     return replace(result, started_at=result.started_at or began, ended_at=clock.now())
-
-
-async def _in_time(
-    request: AgentRequest, runtime: Runtime, clock: Clock, begun: anyio.Event
-) -> RunResult | None:
-    """Returns the result, or None if the turn exceeds its time limit."""
-    seconds = request.cron_seconds
-    if seconds is None:
-        return await runtime.result(request.run_id)
-
-    async def pass_time() -> None:
-        await begun.wait()
-        await clock.sleep(seconds)
-
-    return await _result(request, runtime, pass_time)
 
 
 async def _clean_up(

@@ -206,7 +206,8 @@ class Delivery:
             await self._send_blocks(reply)
             if reply.result.status != "aborted" or reply.run.stopped:
                 for payload in reply.result.payloads:
-                    await self._say(reply, str(payload.get("text", "")), _kind(payload))
+                    kind = str(payload.get("kind", ""))
+                    await self._say(reply, str(payload.get("text", "")), kind)
         finally:
             reply.done.set()
             if self._last.get(key) is reply:
@@ -264,10 +265,6 @@ class Delivery:
         if receipt.status == "failed":
             logger.error("run %s: the reply could not be sent: %s", reply.run.id, receipt.error)
         return receipt.message_id
-
-
-def _kind(payload: JsonObject) -> str:
-    return str(payload.get("kind", ""))
 
 
 def _hear(reply: _Reply, data: JsonObject) -> None:

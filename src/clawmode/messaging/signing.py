@@ -123,7 +123,9 @@ class ReplayGuard:
             return "under_way"
         if message_id in self._taken:
             return "taken"
-        self._forget()
+        now = self._clock()
+        while self._signatures and next(iter(self._signatures.values())) <= now:
+            del self._signatures[next(iter(self._signatures))]
         if signature in self._signatures:
             return "replayed"
         return "full" if len(self._signatures) >= self._limit else "new"
@@ -143,8 +145,3 @@ class ReplayGuard:
             self._signatures.pop(signature, None)
         while len(self._taken) > self._limit:
             del self._taken[next(iter(self._taken))]
-
-    def _forget(self) -> None:
-        now = self._clock()
-        while self._signatures and next(iter(self._signatures.values())) <= now:
-            del self._signatures[next(iter(self._signatures))]

@@ -9,7 +9,6 @@ import logging
 import re
 import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 
 from anyio.abc import AsyncResource
 from starlette.requests import Request
@@ -187,7 +186,11 @@ class WebhookChannel(AsyncResource):
         finally:
             self._reading -= 1
         note = parse_note(posted.body)
-        self._check_sender(note.sender)
+        allowed = self._entry.allow_from
+        if "*" not in allowed and note.sender not in allowed:
+            raise Refused(
+                403, "sender_not_allowed", "this sender is not allowed to write to the channel"
+            )
         known = self._seen.look(note.id, posted.signature)
         if known == "taken":
             return JSONResponse({"accepted": True, "id": note.id, "repeated": True}, 200)
@@ -195,29 +198,16 @@ class WebhookChannel(AsyncResource):
             raise Refused(409, known, "this message was received already")
         if known == "full" or self._waiting >= MAX_WAITING:
             raise Refused(429, "too_many", "too many messages are waiting")
-        with self._taking(note.id, posted.signature):
-            await self._hand_over(note)
-        return JSONResponse({"accepted": True, "id": note.id}, 202)
-
-    def _check_sender(self, sender: str) -> None:
-        allowed = self._entry.allow_from
-        if "*" not in allowed and sender not in allowed:
-            raise Refused(
-                403, "sender_not_allowed", "this sender is not allowed to write to the channel"
-            )
-
-    @contextmanager
-    def _taking(self, message_id: str, signature: str) -> Iterator[None]:
-        """Marks a message as received; if the block fails, the message may be sent again."""
         taken = False
         self._waiting += 1
-        self._seen.begin(message_id, signature)
+        self._seen.begin(note.id, posted.signature)
         try:
-            yield
+            await self._hand_over(note)
             taken = True
-        finally:
-            self._seen.end(message_id, signature, taken=taken)
+        finally:  # a message that was not accepted may be sent again
+            self._seen.end(note.id, posted.signature, taken=taken)
             self._waiting -= 1
+        return JSONResponse({"accepted": True, "id": note.id}, 202)
 
     async def _hand_over(self, note: Note) -> None:
         operator = note.sender in self._entry.operators

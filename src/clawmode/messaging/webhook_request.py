@@ -118,11 +118,14 @@ def parse_note(body: bytes) -> Note:
         raise Refused(400, "bad_json", "the body is not JSON") from None
     if not isinstance(data, dict):
         raise Refused(400, "bad_json", "the body is not a JSON object")
+    text = data.get("text", "")
+    if not isinstance(text, str):
+        raise _wrong("text", "a string")
     note = Note(
         id=_name(data, "id", MAX_ID),
         sender=_name(data, "sender", MAX_ID),
         target=_name(data, "target", MAX_TARGET),
-        text=_text(data),
+        text=text.encode("utf-8", "replace").decode(),  # a lone surrogate cannot be encoded
         images=_images(data.get("images")),
         session=_name(data, "session", MAX_TARGET) if data.get("session") else "",
     )
@@ -145,13 +148,6 @@ def _name(data: JsonObject, field: str, limit: int) -> str:
     if isinstance(value, str) and 0 < len(value) <= limit and value.isprintable():
         return value
     raise _wrong(field, f"a string of 1 to {limit} printable characters")
-
-
-def _text(data: JsonObject) -> str:
-    value = data.get("text", "")
-    if not isinstance(value, str):
-        raise _wrong("text", "a string")
-    return value.encode("utf-8", "replace").decode()  # a lone surrogate cannot be encoded
 
 
 def _images(value: JsonValue) -> tuple[Image, ...]:
