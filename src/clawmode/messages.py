@@ -241,7 +241,8 @@ def from_json(value: JsonValue) -> Message:
         BadMessage: The value is not a message.
     """
     try:
-        return _adapter().validate_python(value)
+        # `validator`: called for every line of a transcript, where the wrapper counts.
+        return _adapter().validator.validate_python(value)
     except ValidationError as error:
         problems = map(str, errors_of(error, TaggedMessage))
         raise BadMessage("; ".join(problems)) from None

@@ -97,7 +97,7 @@ class Entry:
         Raises:
             ValueError, OverflowError, RecursionError: A member is missing or invalid.
         """
-        head = adapter(_Head).validate_python(value)
+        head = adapter(_Head).validator.validate_python(value)
         if head.type == "message":
             message = from_json(value.get("message"))
             return cls(type="message", id=head.id, run_id=head.run_id, at=head.at, message=message)
