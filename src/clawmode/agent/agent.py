@@ -157,12 +157,9 @@ class Agent:
         self._provider = self._models.settings(name)  # raises for a name that leads nowhere
         self._tools = read_tools(tools)
         Catalog(self._tools)  # raises for two tools with one id
-        self._servers: McpServers | None = None
-        self._server_settings: list[ServerSettings] = []
-        if isinstance(mcp_servers, Iterable):
-            self._server_settings = read_mcp_servers(mcp_servers)
-        else:
-            self._servers = mcp_servers
+        listed = mcp_servers if isinstance(mcp_servers, Iterable) else ()
+        self._server_settings = read_mcp_servers(listed)
+        self._servers = None if isinstance(mcp_servers, Iterable) else mcp_servers
         self._instructions = instructions
         self._state = None if state is None else Path(os.path.expanduser(state))
         self._session_key = read_session_key(session_key)
@@ -205,6 +202,11 @@ class Agent:
                 servers = McpServers(self._server_settings, asks=self.approvals.takes_input)
                 self._servers = await opened.enter_async_context(servers)
                 await servers.connect()
+            secrets = [secret for server in self._server_settings for secret in server.secrets]
+            if self._provider is not None:
+                secrets += self._provider.headers.values()
+                if (key := self._provider.key) is not None:
+                    secrets += [key.value, os.environ.get(key.env, "")]
             runtime = AgentRuntime(
                 resolver=ConfigResolver(self._configuration, models, state, self._policy),
                 sessions=SessionStore(state / "sessions"),
@@ -215,7 +217,7 @@ class Agent:
                 approvals=self.approvals,
                 pool=self._pool,
                 max_concurrent=max_concurrent(self._configuration),
-                secrets=self._secrets(),
+                secrets=filter(None, secrets),
             )
             self._runtime = await opened.enter_async_context(runtime)
             self._opened = opened.pop_all()
@@ -347,15 +349,6 @@ class Agent:
                 with anyio.CancelScope(shield=True):
                     await run.ended.wait()
             turn.ended = True
-
-    def _secrets(self) -> list[str]:
-        """What must not be written into trajectories."""
-        found = [secret for server in self._server_settings for secret in server.secrets]
-        if self._provider is not None:
-            found += self._provider.headers.values()
-            if (key := self._provider.key) is not None:
-                found += [key.value, os.environ.get(key.env, "")]
-        return [*filter(None, found)]
 
 
 def _name_of(model: object) -> str:
