@@ -6,7 +6,13 @@ import pytest
 from pydantic import Field
 
 from clawmode.exceptions import ConfigurationError
-from clawmode.records import Items, Record, adapter, parse, secret
+from clawmode.records import (
+    Items,
+    Record,
+    adapter,
+    parse,
+    secret,
+)
 
 
 class Card(Record):

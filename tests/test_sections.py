@@ -22,14 +22,10 @@ from clawmode.records import (
     Issue,
     Maybe,
     Named,
-    ReadResult,
-    Section,
     Text,
-    keys_of,
-    option,
-    read,
     schema_of,
 )
+from clawmode.sections import ReadResult, Section, keys_of, option, read
 from clawmode.tools.validation import Validator
 from clawmode.types import JsonObject, JsonValue
 

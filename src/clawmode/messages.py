@@ -12,7 +12,15 @@ from typing import Annotated, Any, Literal, TypeAlias, get_args
 from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 from pydantic.alias_generators import to_camel
 
-from clawmode.records import CAMEL, AnyJson, AnyObject, Flag, Number, adapter, errors_of
+from clawmode.records import (
+    CAMEL,
+    AnyJson,
+    AnyObject,
+    Flag,
+    Number,
+    adapter,
+    errors_of,
+)
 from clawmode.types import JsonObject, JsonValue
 
 StopReason: TypeAlias = Literal["stop", "tool_calls", "length", "refused", "error", "aborted"]

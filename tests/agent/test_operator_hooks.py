@@ -19,7 +19,9 @@ from clawmode.agent.operator_scripts import MAX_ANSWER, Program, ScriptError
 from clawmode.agent.prompt import MAX_FILE_CHARS, MAX_TOTAL_CHARS, BootstrapFile
 from clawmode.config import json5
 from clawmode.config.operations import InternalHook, InternalHooks
-from clawmode.records import read
+from clawmode.sections import (
+    read,
+)
 
 pytestmark = pytest.mark.anyio
 

@@ -14,8 +14,16 @@ from clawmode.config.agents import Configuration
 from clawmode.config.resolve import read as read_configuration
 from clawmode.config.resolve import tools
 from clawmode.exceptions import ClawmodeError, ClawmodeWarning, ConfigurationError
-from clawmode.records import ReadResult, keys_of, schema_of
-from clawmode.records import read as read_section
+from clawmode.records import (
+    schema_of,
+)
+from clawmode.sections import (
+    ReadResult,
+    keys_of,
+)
+from clawmode.sections import (
+    read as read_section,
+)
 from clawmode.types import JsonObject, JsonValue
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "config.md").read_text("utf-8")

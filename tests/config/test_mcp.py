@@ -13,7 +13,9 @@ from tests.support.fuzzing import examples
 from clawmode.config.mcp import McpConfig, load, read, read_servers
 from clawmode.exceptions import ConfigurationError
 from clawmode.mcp.settings import Bearer, OAuth, ServerSettings
-from clawmode.records import MAX_PROBLEMS
+from clawmode.records import (
+    MAX_PROBLEMS,
+)
 
 ENVIRONMENT = {"TOKEN": "s3cr3t-token", "EMPTY": "", "PORT": "80"}
 

@@ -24,7 +24,12 @@ from clawmode.config.resolve import (
     tools,
 )
 from clawmode.exceptions import ConfigurationError
-from clawmode.records import keys_of, member_schema
+from clawmode.records import (
+    member_schema,
+)
+from clawmode.sections import (
+    keys_of,
+)
 from clawmode.tools.tool import ToolSource
 from clawmode.tools.validation import Validator
 from clawmode.types import JsonObject, JsonValue

@@ -14,8 +14,8 @@ ROOT = Path(clawmode.__file__).parent
 # the first line may import each other.
 LAYERS = (
     (
-        *("types", "exceptions", "context", "records", "redaction", "messages", "addresses"),
-        *("text", "files", "tasks"),
+        *("types", "exceptions", "context", "records", "sections", "redaction"),
+        *("messages", "addresses", "text", "files", "tasks"),
     ),
     ("sandbox",),
     ("tools",),
@@ -60,7 +60,14 @@ HOMES = {
     "opentelemetry": {"code_mode.spans"},
     "platformdirs": {"app.setup", "config.file", "sandbox.artifacts"},
     "prompt_toolkit": {"terminal.chat_screen", "terminal.chat_prompt"},
-    "pydantic": {"records", "messages", "code_mode.config", "config.operations", "mcp.connection"}
+    "pydantic": {
+        "records",
+        "sections",
+        "messages",
+        "code_mode.config",
+        "config.operations",
+        "mcp.connection",
+    }
     | {"mcp.sdk", "tools.function", "tools.signature"}
     | {"core_tools.exec_approvals", "cron.job", "plugins.manifest", "rpc.tokens"}
     | {"rpc.protocol"},

@@ -21,7 +21,9 @@ from clawmode.agent.operator_scripts import Program, PythonFile, Script, ScriptE
 from clawmode.agent.prompt import MAX_FILE_CHARS, MAX_TOTAL_CHARS, BootstrapFile
 from clawmode.config.operations import InternalHook, InternalHooks
 from clawmode.exceptions import ConfigurationError, ConfigWarning
-from clawmode.records import join
+from clawmode.records import (
+    join,
+)
 from clawmode.text import show, without_surrogates
 from clawmode.types import JsonObject, JsonValue
 

@@ -23,7 +23,10 @@ from clawmode.config.tools import ToolRules, ToolSettings
 from clawmode.exceptions import ConfigurationError, ConfigWarning
 from clawmode.models.providers import ProviderSettings
 from clawmode.plugins.setup import plugin_faults
-from clawmode.records import Issue, join
+from clawmode.records import (
+    Issue,
+    join,
+)
 from clawmode.sessions.keys import InvalidSession, check_agent_id
 from clawmode.sessions.workspaces import check_workspace
 from clawmode.text import nearest, show

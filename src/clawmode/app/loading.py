@@ -24,7 +24,10 @@ from clawmode.config.mcp import McpConfig
 from clawmode.config.resolve import Configuration
 from clawmode.config.trust import UntrustedConfiguration, is_trusted, trust, was_trusted
 from clawmode.exceptions import ClawmodeWarning, ConfigurationError, ConfigWarning
-from clawmode.records import Issue, Issues
+from clawmode.records import (
+    Issue,
+    Issues,
+)
 from clawmode.text import one_line
 from clawmode.tools.loading import load_tools
 from clawmode.tools.policy import Policy

@@ -11,7 +11,10 @@ from clawmode.config.mcp_entry import secret_arguments
 from clawmode.config.operations import InstallPolicy, InternalHook
 from clawmode.core_tools.shell import WithheldSecrets
 from clawmode.models.providers import KNOWN
-from clawmode.records import Section, is_secret
+from clawmode.sections import (
+    Section,
+    is_secret,
+)
 from clawmode.types import JsonValue
 
 MIN_SECRET = 6

@@ -14,8 +14,16 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from clawmode.exceptions import ClawmodeWarning, ConfigWarning
-from clawmode.records import Items, Section, option, read, repair
+from clawmode.records import (
+    Items,
+)
 from clawmode.sandbox.protocol import LANGUAGES, Language
+from clawmode.sections import (
+    Section,
+    option,
+    read,
+    repair,
+)
 from clawmode.types import JsonValue
 
 Runtime: TypeAlias = Literal["quickjs-wasi"]

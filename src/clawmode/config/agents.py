@@ -30,12 +30,14 @@ from clawmode.records import (
     Issue,
     Maybe,
     Named,
-    Section,
     Text,
     join,
+    wrong,
+)
+from clawmode.sections import (
+    Section,
     option,
     unused,
-    wrong,
 )
 from clawmode.text import show
 

@@ -26,7 +26,13 @@ from clawmode.exceptions import ConfigurationError, ConfigWarning
 from clawmode.mcp.settings import (
     ServerSettings,
 )
-from clawmode.records import MAX_PROBLEMS, UNKNOWN_KEY, Issues
+from clawmode.records import (
+    MAX_PROBLEMS,
+    Issues,
+)
+from clawmode.sections import (
+    UNKNOWN_KEY,
+)
 from clawmode.text import nearest, printable
 from clawmode.tools.rules import safe_server_name
 from clawmode.types import JsonValue

@@ -22,7 +22,9 @@ from clawmode.mcp.settings import (
     ServerSettings,
     Transport,
 )
-from clawmode.records import join
+from clawmode.records import (
+    join,
+)
 from clawmode.text import kind_of, nearest
 from clawmode.types import JsonValue
 

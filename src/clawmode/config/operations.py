@@ -11,12 +11,14 @@ from clawmode.records import (
     Issue,
     Maybe,
     Named,
-    Section,
     Text,
     join,
+    wrong,
+)
+from clawmode.sections import (
+    Section,
     option,
     unused,
-    wrong,
 )
 
 DAY_MS = 86_400_000

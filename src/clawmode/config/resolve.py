@@ -4,7 +4,7 @@ import getpass
 import os
 from collections.abc import Sequence
 
-from clawmode import records
+from clawmode import records, sections
 from clawmode.config.agents import (
     AgentEntry,
     Configuration,
@@ -29,9 +29,9 @@ INHERITED = {"approve", "code_mode", "tool_search", "exec", "web", "fs", "messag
 """The settings of tools that an agent has from the global section, as far as it sets no other."""
 
 
-def read(data: JsonValue) -> records.ReadResult[Configuration]:
+def read(data: JsonValue) -> sections.ReadResult[Configuration]:
     """Reads a whole configuration, except for MCP servers, which `config.mcp` reads."""
-    return records.read(Configuration, data)
+    return sections.read(Configuration, data)
 
 
 def schema() -> JsonObject:

@@ -26,7 +26,13 @@ from pydantic import AfterValidator, ConfigDict, Field
 
 from clawmode.exceptions import ConfigurationError
 from clawmode.files import file_lock, write_atomic
-from clawmode.records import AnyJson, Items, Maybe, Record, parse
+from clawmode.records import (
+    AnyJson,
+    Items,
+    Maybe,
+    Record,
+    parse,
+)
 from clawmode.types import JsonObject, JsonValue
 
 Security: TypeAlias = Literal["deny", "allowlist", "full"]

@@ -14,7 +14,11 @@ from clawmode.config.operations import DAY_SECONDS, CronSection
 from clawmode.cron.schedule import BadSchedule, Schedule, read_at, read_cron, read_every, read_zone
 from clawmode.exceptions import ConfigurationError
 from clawmode.models.base import THINKING_LEVELS, ThinkingLevel
-from clawmode.records import Flag, Number, parse
+from clawmode.records import (
+    Flag,
+    Number,
+    parse,
+)
 from clawmode.sessions.keys import InvalidSession, check_agent_id
 from clawmode.types import JsonObject
 

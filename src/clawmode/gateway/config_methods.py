@@ -22,9 +22,15 @@ from clawmode.exceptions import ConfigurationError
 from clawmode.files import staged
 from clawmode.gateway.methods import NAME, TEXT, MethodCall, method, params
 from clawmode.gateway.reload import CheckedConfiguration, check, reload
-from clawmode.records import Section, member_schema, schema_of
+from clawmode.records import (
+    member_schema,
+    schema_of,
+)
 from clawmode.redaction import HIDDEN, Redactor
 from clawmode.rpc.protocol import RpcError
+from clawmode.sections import (
+    Section,
+)
 from clawmode.types import JsonObject, JsonValue
 
 if TYPE_CHECKING:

@@ -20,8 +20,10 @@ from clawmode.config import resolve as settings
 from clawmode.config.file import Problem, Report
 from clawmode.config.resolve import Configuration
 from clawmode.cron.job import Job, configured_jobs
-from clawmode.records import keys_of
 from clawmode.rpc.protocol import RpcError
+from clawmode.sections import (
+    keys_of,
+)
 from clawmode.types import JsonObject, JsonValue
 
 if TYPE_CHECKING:

@@ -29,7 +29,9 @@ from clawmode.messaging.webhook_request import (
     parse_note,
     read_signed,
 )
-from clawmode.records import join
+from clawmode.records import (
+    join,
+)
 from clawmode.sessions.keys import InvalidSession
 from clawmode.types import JsonObject
 

@@ -21,7 +21,9 @@ from clawmode import __version__
 from clawmode.exceptions import ConfigurationError
 from clawmode.messaging.channel import ChannelError
 from clawmode.messaging.signing import Signer
-from clawmode.records import join
+from clawmode.records import (
+    join,
+)
 from clawmode.tasks import backoff
 from clawmode.types import JsonObject
 

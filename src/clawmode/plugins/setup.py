@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 from clawmode.catalog.namespaces import NamespaceRegistry, default_registry
 from clawmode.exceptions import ConfigurationError, ConfigWarning
 from clawmode.plugins.loader import Plugins
-from clawmode.records import join
+from clawmode.records import (
+    join,
+)
 from clawmode.text import nearest, show
 from clawmode.tools.hooks import Hooks
 from clawmode.types import JsonValue

@@ -14,7 +14,9 @@ from urllib.parse import urlsplit
 
 from clawmode.exceptions import ClawmodeError, ConfigurationError
 from clawmode.files import file_lock, is_locked, write_atomic
-from clawmode.records import adapter
+from clawmode.records import (
+    adapter,
+)
 
 LOCK = "gateway.lock"
 FILE = "gateway.json"

@@ -18,7 +18,11 @@ from pydantic import Field
 
 from clawmode import __version__, records
 from clawmode.exceptions import ClawmodeError, ConfigurationError
-from clawmode.records import Items, Record, secret
+from clawmode.records import (
+    Items,
+    Record,
+    secret,
+)
 from clawmode.text import without_surrogates
 from clawmode.tools.validation import Validator
 from clawmode.types import JsonObject, JsonValue

@@ -12,7 +12,11 @@ from pydantic import Field
 
 from clawmode.exceptions import ClawmodeError, ConfigurationError
 from clawmode.files import file_lock, write_atomic
-from clawmode.records import Items, Record, parse
+from clawmode.records import (
+    Items,
+    Record,
+    parse,
+)
 from clawmode.rpc.scopes import SCOPES, Scope
 
 FILE = "gateway-tokens.json"

@@ -9,7 +9,11 @@ from typing import ClassVar, NoReturn
 
 from clawmode.exceptions import ClawmodeError
 from clawmode.messages import Message, from_json, to_json
-from clawmode.records import CAMEL, Number, adapter
+from clawmode.records import (
+    CAMEL,
+    Number,
+    adapter,
+)
 from clawmode.types import JsonObject, JsonValue
 
 VERSION = 1
