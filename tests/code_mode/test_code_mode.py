@@ -332,6 +332,7 @@ async def test_compiling_machine_code_does_not_count_against_the_deadline(
             result = await code_mode.exec("return 1", language)
             assert (result.error, result.value) == (None, 1)
             assert time.monotonic() - began >= slow
+        began = time.monotonic()
         result = await code_mode.exec("for (;;) {}", "typescript")
     assert (result.code, time.monotonic() - began < 2) == ("timeout", True)
     assert result.error == "The program ran longer than it may. The limit is 0.5 s."

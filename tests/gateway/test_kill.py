@@ -51,7 +51,7 @@ async def test_a_cron_turn_whose_gateway_is_killed_is_resumed_and_not_restarted(
     bought, state = tmp_path / "bought.txt", tmp_path / "state"
     at = datetime.now(UTC) + timedelta(seconds=1)
     jobs = Jobs(state)
-    await jobs.add(Job(id="tea", message="Buy tea.", at=at.isoformat(timespec="seconds")))
+    await jobs.add(Job(id="tea", message="Buy tea.", at=at.isoformat(timespec="milliseconds")))
     with serving(buyer) as server:
         configure(tmp_path, server.url, code_mode=False)
         with Started(tmp_path, state, "--tools", "shop:TOOLS") as first:

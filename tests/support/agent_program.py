@@ -407,8 +407,8 @@ class Killer:
         await anyio.sleep(self._chance.uniform(0, self._window))
 
     def _judge(self, result: dict[str, Any]) -> None:
-        # Killed before it was written what was asked: the only case in which it cannot go on.
-        expected = ("error", True) if "ask again" in str(result["error"]) else ("ok", False)
+        # Killed before the message was recorded: the only case in which the run cannot be resumed.
+        expected = ("error", True) if "send it again" in str(result["error"]) else ("ok", False)
         assert (result["status"], bool(result["error"])) == expected, result
 
     @staticmethod
