@@ -11,7 +11,7 @@ export PIP_NO_INPUT := 1
 # The tests start thousands of interpreters: each would compile all that it imports.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: bench-surfaces help setup demo test test-long test-quick test-model check fix bench bench-search eval soak clean
+.PHONY: bench-surfaces screenshots help setup demo fleet-demo test test-long test-quick test-model check fix bench bench-search eval soak clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -24,13 +24,16 @@ setup: $(STAMP) ## make .venv with everything, and the third-party guest files
 demo: setup ## run a cell end to end, offline, with a scripted model
 	@$(BIN)/python examples/demo.py
 
-# Three at a time use two cores well, because many tests wait for other processes. On a busy
+fleet-demo: setup ## kill one of three processes that share a PostgreSQL, and see the others go on
+	@$(BIN)/python examples/fleet.py
+
+# Four at a time use two cores well, because many tests wait for other processes. On a busy
 # machine, deadlines of tests may pass: use `make test JOBS=2`. `worksteal` keeps the tests of a
 # file together, so that their fixtures are made once.
-JOBS ?= 3
+JOBS ?= 4
 PYTEST := $(BIN)/pytest -q -n $(JOBS) --dist worksteal
 
-test: setup ## run the tests, in under 9 minutes on two cores
+test: setup ## run the tests, in under 12 minutes on two cores
 	@$(PYTEST)
 
 # Property tests try sixteen times as many examples as in `make test`.
@@ -82,8 +85,12 @@ bench-surfaces: setup ## compare what models are sent, and draw docs/images/surf
 eval: setup ## let a model solve tasks on three surfaces, and compare what it reads and writes
 	@$(BIN)/python -m bench.model_tasks $(if $(MODEL),--model $(MODEL))
 
-soak: setup ## run for long, looking for leaks
+screenshots: setup ## take the pictures of the control page for the docs (needs chromium)
+	@$(BIN)/python scripts/screenshots.py
+
+soak: setup ## run for long, looking for leaks, lost programs and doubled effects
 	@$(BIN)/python -m bench.soak
+	@$(BIN)/python -m bench.fleet
 	@$(BIN)/python -m bench.gateway --seconds 60 --clients 500 --runs 50
 	@$(BIN)/python -m bench.frames
 
@@ -98,11 +105,12 @@ clean: ## remove everything that was made: .venv, guest files, builds, caches
 $(STAMP): $(INPUTS)
 	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else \
 	  "Python 3.11 or newer is needed; name one: make setup PYTHON=python3.13")'
+	@echo "installing clawmode and its tools into $(VENV); this takes a minute or more"
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	@$(BIN)/uv --version >/dev/null 2>&1 || $(BIN)/python -m pip install --quiet uv || true
-	@$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python -e . \
+	@$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python -e '.[all]' \
 	  --group dev || { \
 	  echo "uv did not manage; trying pip" >&2; \
 	  $(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1' && \
-	  $(BIN)/python -m pip install --quiet -e . --group dev; }
+	  $(BIN)/python -m pip install --quiet -e '.[all]' --group dev; }
 	@touch $@

@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.table import Table
 from websockets.asyncio.client import ClientConnection, connect
 
-from bench.processes import family_pss
+from bench.processes import family_memory
 from clawmode.testing import ScriptRequest, ScriptServer, Turn, call
 
 LOOP = "for (;;);"
@@ -228,7 +228,7 @@ async def crowd(place: dict[str, Any], clients: int, runs: int, seconds: float) 
 
 async def measure(place: dict[str, Any], pid: int, options: argparse.Namespace) -> Table:
     table = Table("what", "measured", "target", title="the gateway")
-    idle = family_pss(pid) / 1e6
+    idle = family_memory(pid) / 1e6
     table.add_row("memory, idle", f"{idle:.0f} MB", f"under {TARGET_IDLE_MB:.0f} MB")
     alone, together = await rounds(place, options.seconds / 4)
     table.add_row("turns with a program, one after the other", f"{alone:.0f} a second", "")
@@ -238,10 +238,10 @@ async def measure(place: dict[str, Any], pid: int, options: argparse.Namespace) 
     middle = statistics.median(times)
     target = f"p99 under {TARGET_HEALTH_MS:.0f} ms"
     table.add_row("`health`, four endless programs", f"{middle:.1f} ms, p99 {p99:.1f} ms", target)
-    before = family_pss(pid) / 1e6
+    before = family_memory(pid) / 1e6
     told = await crowd(place, options.clients, options.runs, options.seconds)
     await anyio.sleep(3)
-    after = family_pss(pid) / 1e6
+    after = family_memory(pid) / 1e6
     words = f"{told['turns']} turns, {told['events']:,} events"
     table.add_row(f"{options.clients} clients, {options.runs} runs at once", words, "")
     table.add_row("events lost, ends not heard of", f"{told['gaps']}, {told['unheard']}", "0, 0")

@@ -1,18 +1,22 @@
-"""Measures what search finds for a person's words: by words, with vectors, and beside FastMCP.
+"""Measures what search finds: by words, with vectors, and beside FastMCP.
 
     make bench-search
     python -m bench.search [--record]
 
-Through the catalog, as programs search it. Ours are the tools of public MCP servers and what people
-ask of them (`bench/data/`), written down before anything was measured and never used to choose a
-constant. The public sets are measured where `../shared/data/tool-retrieval/` is. Of their requests,
-the constants of words and `vectors.MEANING` were chosen on one half; the other is shown apart, and
-has served older constants (`CUTOFF`, those of vectors). `bench.search_quality` measures how search
+Through the catalog, as programs search it. Ours are the tools of public MCP servers, what people
+ask of them and what models ask of them (`bench/data/`), written down before they were measured.
+Both sets of requests are frozen, and also shown by stratum. The public sets are measured where
+`../shared/data/tool-retrieval/` is, whole and by half. `bench.search_quality` measures how search
 bears 10,000 tools, and requests that nothing answers.
+
+No set here is untouched. The tables are fitted without them, but their figures were read while
+constants were chosen: the number of related words, `MIN_WORTH`, which words the vocabulary leaves
+out, both thresholds, `MEANING` and the weights of fields. Expect less on tools of your own.
 """
 
 import json
 import math
+import random
 import re
 import sys
 from collections import Counter, defaultdict
@@ -27,16 +31,24 @@ from rich.table import Table
 from clawmode.catalog.catalog import Catalog
 from clawmode.catalog.search import RankerMaker, go_by_words
 from clawmode.catalog.vectors import MissingExtra, choose_ranker
+from clawmode.catalog.words import split_words, terms_of
 from clawmode.tools.tool import Tool, ToolSource
 from clawmode.types import JsonObject
 
 ROOT = Path(__file__).parents[1]
 DATA = ROOT / "bench/data"
-PUBLIC = ROOT.parent / "shared/data/tool-retrieval"
+SHARED = [folder / "shared/data/tool-retrieval" for folder in (ROOT.parent, ROOT.parents[1])]
+PUBLIC = next(filter(Path.is_dir, SHARED), SHARED[0])  # beside the clone, or beside its worktrees
 RECORD = ROOT / "bench/results/search.json"
 
 DEPTH = 10  # answers that are looked at
-OURS = "MCP servers"
+OURS, MODELS = "MCP servers, people's words", "MCP servers, models' words"
+STRATA = ("names a product", "has content words", "hint only")
+PRODUCTS = frozenset(
+    "atlassian aws brave cloudflare cloudwatch confluence docker figma firecrawl github gitlab "
+    "gmail google grafana helm jira kubectl kubernetes linear loki mongodb notion playwright "
+    "postgres prometheus puppeteer sentry slack sqlite stripe supabase".split()
+)
 TITLES = {"seal-tools": "Seal-Tools", "bifrost-r3": "Bifrost", "metatool": "MetaTool"}
 OTHER_HALF = ", other half"
 PLAIN, WORDS, BOTH = "FastMCP's BM25", "words", "and vectors"
@@ -73,6 +85,9 @@ class Quality(NamedTuple):
 METRICS = dict(zip(Quality._fields, ("hit@1", "hit@8", "recall@5", "NDCG@10", "MRR"), strict=True))
 Figures: TypeAlias = dict[str, dict[str, Quality]]
 """By set, then by ranker."""
+Gains: TypeAlias = dict[str, dict[str, list[float]]]
+"""The NDCG@10 of each request, in percent, by set, then by ranker."""
+SAMPLES = 1_000
 
 
 class ToolSet(NamedTuple):
@@ -95,6 +110,37 @@ def read_ours() -> ToolSet:
         tools.append(_to_tool(entry["name"], entry["description"], parameters, entry["server"]))
         names[tools[-1].id] = f"{entry['server']}/{entry['name']}"
     return ToolSet(OURS, tools, names, _requests(DATA / "mcp_queries.json"))
+
+
+def read_models() -> ToolSet:
+    return read_ours()._replace(title=MODELS, requests=_requests(DATA / "model_queries.json"))
+
+
+def with_strata(whole: ToolSet) -> list[ToolSet]:
+    """The set, and its requests by how much they say."""
+    by_stratum: dict[str, list[Request]] = {name: [] for name in STRATA}
+    for request in whole.requests:
+        by_stratum[stratum(request, whole)].append(request)
+    parts = (
+        whole._replace(title=f"{whole.title}: {name}", requests=requests)
+        for name, requests in by_stratum.items()
+    )
+    return [whole, *(part for part in parts if part.requests)]
+
+
+def stratum(request: Request, of: ToolSet) -> str:
+    """Whether a request names a product, shares a word with a tool that answers, or neither."""
+    terms = _terms(request.text)
+    if terms & PRODUCTS:
+        return STRATA[0]
+    right = [tool for tool in of.tools if of.names[tool.id] in request.expected]
+    said = set().union(*(_terms(f"{tool.name} {tool.description}") for tool in right))
+    return STRATA[1] if terms & said else STRATA[2]
+
+
+def _terms(text: str) -> set[str]:
+    words = split_words(text)
+    return {word.casefold() for word in words}.union(*map(terms_of, words))
 
 
 def read_public() -> list[ToolSet]:
@@ -200,7 +246,10 @@ class Plain:
 
 
 def measure(find: Finder, requests: list[Request]) -> Quality:
-    each = [judge(find(request.text), request.expected) for request in requests]
+    return _mean([judge(find(request.text), request.expected) for request in requests])
+
+
+def _mean(each: list[Quality]) -> Quality:
     return Quality(*(100 * sum(column) / len(each) for column in zip(*each, strict=True)))
 
 
@@ -225,24 +274,46 @@ def differs(title: str, plain: Quality) -> bool:
     return any(abs(one - other) > 0.06 for one, other in pairs)
 
 
-def measure_all(sets: list[ToolSet]) -> Figures:
-    return {
-        of.title: {name: measure(find, of.requests) for name, find in make_finders(of).items()}
-        for of in sets
-    }
+def measure_all(sets: list[ToolSet]) -> tuple[Figures, Gains]:
+    figures: Figures = {}
+    gains: Gains = {}
+    for of in sets:
+        each = {
+            name: [judge(find(request.text), request.expected) for request in of.requests]
+            for name, find in make_finders(of).items()
+        }
+        figures[of.title] = {name: _mean(judged) for name, judged in each.items()}
+        gains[of.title] = {
+            name: [100 * one.ndcg_10 for one in judged] for name, judged in each.items()
+        }
+    return figures, gains
+
+
+def interval(now: list[float], before: list[float]) -> tuple[float, float, float]:
+    """The difference of two means, and its 95 % interval: a paired bootstrap."""
+    pairs = [one - other for one, other in zip(now, before, strict=True)]
+    chance = random.Random(7)
+    means = sorted(sum(chance.choices(pairs, k=len(pairs))) / len(pairs) for _ in range(SAMPLES))
+    low, high = means[int(0.025 * SAMPLES)], means[int(0.975 * SAMPLES)]
+    return sum(pairs) / len(pairs), low, high
 
 
 def read_record() -> Figures:
-    if not RECORD.is_file():
-        return {}
-    kept = json.loads(RECORD.read_text("utf-8"))
     return {
         title: {name: Quality(**figures) for name, figures in rankers.items()}
-        for title, rankers in kept.items()
+        for title, rankers in _read_kept().get("figures", {}).items()
     }
 
 
-def write_record(figures: Figures) -> None:
+def read_gains() -> Gains:
+    return _read_kept().get("gains", {})
+
+
+def _read_kept() -> dict[str, Any]:
+    return json.loads(RECORD.read_text("utf-8")) if RECORD.is_file() else {}
+
+
+def write_record(figures: Figures, gains: Gains | None = None) -> None:
     """Keeps what was recorded of sets that were not there this time."""
     RECORD.parent.mkdir(exist_ok=True)
     kept = {
@@ -252,7 +323,33 @@ def write_record(figures: Figures) -> None:
         }
         for title, rankers in (read_record() | figures).items()
     }
-    RECORD.write_text(json.dumps(kept, indent=1) + "\n", "utf-8")
+    each = {
+        title: {name: [round(gain, 1) for gain in values] for name, values in rankers.items()}
+        for title, rankers in (read_gains() | (gains or {})).items()
+    }
+    lines = ",\n".join(
+        f" {json.dumps(title)}: {json.dumps(rankers)}" for title, rankers in each.items()
+    )
+    shown = json.dumps(kept, indent=1)
+    RECORD.write_text(f'{{"figures": {shown},\n"gains": {{\n{lines}\n}}}}\n', "utf-8")
+
+
+def show_differences(gains: Gains, recorded: Gains) -> Table:
+    """Differences of NDCG@10 with their 95 % intervals."""
+    table = Table("set", "NDCG@10 of", "minus that of", "difference", "95 % interval")
+    for title, rankers in gains.items():
+        before = recorded.get(title, {})
+        pairs = [(WORDS, PLAIN, rankers), (BOTH, PLAIN, rankers), (BOTH, WORDS, rankers)]
+        pairs += [(name, name, before) for name in (WORDS, BOTH)]
+        for name, other, values in pairs:
+            now, then = rankers.get(name, []), values.get(other, [])
+            if now and len(now) == len(then) and now != then:
+                mean, low, high = interval(now, then)
+                against = other if values is rankers else "the last record"
+                spread = f"{low:+.1f} to {high:+.1f}"
+                table.add_row(title, name, against, f"{mean:+.1f}", spread)
+        table.add_section()
+    return table
 
 
 def show(sets: list[ToolSet], figures: Figures, recorded: Figures) -> Table:
@@ -272,11 +369,13 @@ def _compared(now: float, before: float) -> str:
 
 
 def main() -> None:
-    sets = [read_ours(), *read_public()]
-    if len(sets) == 1:
+    sets = [*with_strata(read_ours()), *with_strata(read_models()), *read_public()]
+    if not PUBLIC.is_dir():
         print(f"no public sets: {PUBLIC} is not there", file=sys.stderr)
-    figures, recorded = measure_all(sets), read_record()
-    Console(width=140).print(show(sets, figures, recorded))
+    (figures, gains), recorded = measure_all(sets), read_record()
+    console = Console(width=160)
+    console.print(show(sets, figures, recorded))
+    console.print(show_differences(gains, read_gains()))
     print(
         "In brackets: against the figures recorded last." if recorded else "Nothing recorded yet."
     )
@@ -284,7 +383,7 @@ def main() -> None:
         if differs(title, rankers[PLAIN]):
             print(f"{title}: {PLAIN} was measured to be {PUBLISHED[title]}", file=sys.stderr)
     if "--record" in sys.argv[1:]:
-        write_record(figures)
+        write_record(figures, gains)
 
 
 if __name__ == "__main__":

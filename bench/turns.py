@@ -5,8 +5,10 @@ A real agent asks a scripted model over the real wire of `anthropic-messages`; t
 
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -78,14 +80,14 @@ WAYS: Mapping[str, Reaction] = {
     "by one call after the other": one_by_one,
     "by calls at once": at_once,
 }
-REQUESTS = {"by a program": 2, "by one call after the other": FILES + 1, "by calls at once": 2}
 
 
 # ---- Running them ----
 
 
-async def reading_files(way: str, rounds: int) -> list[Spent]:
-    """What each of some turns took, all of the same agent, in new sessions."""
+@asynccontextmanager
+async def agent(way: str) -> AsyncIterator[Callable[[], Awaitable[Spent]]]:
+    """Runs turns of one agent, each in a new session, and tells what they took."""
     with tempfile.TemporaryDirectory() as folder:
         state = Path(folder)
         for number in range(FILES):
@@ -107,8 +109,13 @@ async def reading_files(way: str, rounds: int) -> list[Spent]:
                     tools=[_read_file(state)],
                 ) as runtime,
             ):
-                await _turn(runtime, server, "warm")
-                return [await _turn(runtime, server, str(each)) for each in range(rounds)]
+                sessions = map(str, count())
+
+                async def turn() -> Spent:
+                    return await _turn(runtime, server, next(sessions))
+
+                await turn()
+                yield turn
 
 
 def _read_file(folder: Path) -> Tool:

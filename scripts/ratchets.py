@@ -173,6 +173,9 @@ FIGURES: dict[str, tuple[Callable[[], list[str]], str, str]] = {
 }
 """What is counted, what httpx, anyio, pydantic-ai and others have, and our goal."""
 
+SHARES = ("private functions used once", "modules with one importer")
+"""Figures that are recorded per 1,000 functions or modules, because they grow with the code."""
+
 
 def main(arguments: list[str]) -> int:
     """Prints the table, a list or complaints; returns the exit status."""
@@ -183,13 +186,17 @@ def main(arguments: list[str]) -> int:
         return 0
     recorded: dict[str, int] = json.loads(RECORD.read_text("utf-8")) if RECORD.exists() else {}
     counted = {name: len(count()) for name, (count, _, _) in FIGURES.items()}
+    functions = sum(1 for module in modules().values() for _ in module.functions())
+    for name, total in zip(SHARES, (functions, len(modules())), strict=True):
+        counted[name] = round(1000 * counted[name] / total)
     risen = [name for name in counted if counted[name] > recorded.get(name, counted[name])]
     if "--write" in arguments and not risen:
         RECORD.write_text(json.dumps(counted, indent=2) + "\n", "utf-8")
-    functions = sum(1 for module in modules().values() for _ in module.functions())
     print(f"{'figure':34}{'now':>6}{'at most':>9}   {'other projects':24}goal")
     for name, (_, others, goal) in FIGURES.items():
-        print(f"{name:34}{counted[name]:6}{recorded.get(name, 0):9}   {others:24}{goal}")
+        unit = " ‰" if name in SHARES else ""
+        now, most = f"{counted[name]}{unit}", f"{recorded.get(name, 0)}{unit}"
+        print(f"{name:34}{now:>6}{most:>9}   {others:24}{goal}")
     print(f"({len(modules())} modules, {functions} functions)")
     for name in risen:
         print(f'{name}: {counted[name]}, was {recorded[name]}; see: {sys.argv[0]} --list "{name}"')

@@ -4,6 +4,8 @@ import gc
 import os
 import sys
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import wait
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -71,6 +73,21 @@ def _runner_survives_its_task() -> Iterator[None]:
         yield
 
 
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Compile the machine code of the guest before the clock of a test runs.
+
+    On a new machine that takes seconds, and the first tests would pay them.
+    """
+    if "PYTEST_XDIST_WORKER" in os.environ or session.config.option.collectonly:
+        return
+    from clawmode.exceptions import RuntimeUnavailable
+    from clawmode.sandbox import artifacts
+
+    with suppress(RuntimeUnavailable):  # the tests that need the files say so
+        for part in ("quickjs", "swc"):
+            artifacts.load(part)
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Start the zygote before the clock of a test runs, if a module needs it.
 
@@ -85,6 +102,17 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 # A worker takes a third of a second to start, a zygote four: they are shared by all tests.
 
+_shared: "list[Pool]" = []
+
+
+@pytest.fixture(autouse=True)
+def _replaced_workers_have_started() -> None:
+    """Waits for workers that replace those which an earlier test has killed.
+
+    A program that gets such a worker pays for its start, and many have little time.
+    """
+    wait([worker.booted for pool in _shared for worker in pool._workers], timeout=5)
+
 
 @pytest.fixture(scope="session")
 async def pool(anyio_backend: str) -> AsyncIterator["Pool"]:
@@ -93,6 +121,7 @@ async def pool(anyio_backend: str) -> AsyncIterator["Pool"]:
 
     async with Pool(size=2) as opened:
         await opened.ready()
+        _shared.append(opened)
         yield opened
 
 
@@ -102,6 +131,7 @@ async def one_worker_pool(anyio_backend: str) -> AsyncIterator["Pool"]:
     from clawmode import Pool
 
     async with Pool(size=1, max_size=1) as opened:
+        _shared.append(opened)
         yield opened
 
 

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clawmode.redaction import HIDDEN, MAX_DEPTH, KnownSecrets, Redactor, secrecy_of
+from clawmode.redaction import MAX_DEPTH, Redactor, secrecy_of
+from clawmode.text import HIDDEN, KnownSecrets, clip, plain_line, shorten, truncate
 
 JWT = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.dBjftJeZ4CVPmB92K27uhbUJU1p1r"
 PEM = "-----BEGIN RSA PRIVATE KEY-----\nMIIEpAIBAAKCAQEA7bq9\n-----END RSA PRIVATE KEY-----"
@@ -292,3 +293,43 @@ def test_a_long_piece_is_read_at_its_end_only() -> None:
     assert known.partial_length("x" * 8 * MEGABYTE) == 40
     assert known.partial_length("and " * 2 * MEGABYTE + "hunter2-") == 8
     assert time.process_time() - began < 0.5
+
+
+# ---- Cuts ----
+
+KEY = 'k3y-"With\\quotes"/and+more'
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize("cut", [shorten, truncate, plain_line, clip], ids=lambda it: it.__name__)
+@pytest.mark.parametrize("limit", range(100, 100 + len(KEY) + 2))
+def test_half_a_secret_before_a_cut_is_struck_out(cut: Any, limit: int) -> None:
+    said = str(cut("x" * 100 + KEY + " is the key", limit))
+    known = KnownSecrets([KEY])
+    for made in (known.text(said), Redactor([KEY]).text(said)):
+        assert not any(KEY[:length] in made for length in range(4, len(KEY) + 1))
+        assert made.startswith("x" * 99)
+    shows = any(KEY[:length] in said for length in range(4, len(KEY) + 1))
+    assert known.are_in(said) == shows
+    # As an event encodes it.
+    assert known.are_in(json.dumps({"text": said}, ensure_ascii=False)) == shows
+
+
+def test_what_only_resembles_a_secret_stays_before_a_cut() -> None:
+    known = KnownSecrets(["hunter2-hunter2", "password-of-mine"])
+    for text in ("hunt", "a hun…", "my hunter2 …", "unter2-…", "…", "… hunt", "x… …", ""):
+        assert known.text(text) == text
+        assert not known.are_in(text)
+    assert known.text("a hunt… b pass… hunter2-hunter2…") == "a ***… b ***… ***…"
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize(
+    "piece", ["…", "abcd…", "hunt…", "hunter2-" * 500 + "…", "x…hunter2-hunter"]
+)
+def test_many_cuts_take_little_time(piece: str) -> None:
+    known = KnownSecrets(["hunter2-hunter2", "hunter2-" * 400])
+    text = piece * (MEGABYTE // len(piece))
+    before = time.process_time()
+    known.text(text)
+    assert time.process_time() - before < 5

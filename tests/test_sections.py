@@ -379,3 +379,45 @@ def test_every_key_of_the_configuration_is_on_the_page() -> None:
     names = names_in(schema())
     assert {"agents", "maxPendingToolCalls", "contextWindow", "alsoAllow"} <= names
     assert names - words == set()
+
+
+class Strict(Section):
+    """A section with required fields that few values fit."""
+
+    kind: Literal["a", "b"] = option("Its kind.", required=True)
+    code: Annotated[str, Field(pattern="^[0-9]{4}$")] = option("Its code.", "0000")
+
+
+class Coded(Section):
+    """A section with a required field that no placeholder fits."""
+
+    code: Annotated[str, Field(pattern="^[0-9]{4}$")] = option("Its code.", required=True)
+
+
+class Holder(Section):
+    """A section with strict sections in it."""
+
+    entries: Entries[Strict] = option("Its entries.", ())
+    coded: Entries[Coded] = option("More entries.", ())
+    number: int = option("A number.", 5)
+
+
+@pytest.mark.parametrize(
+    ("entry", "path"),
+    [
+        ({"entries": [{}]}, "entries[0].kind"),
+        ({"entries": [{"kind": "c"}]}, "entries[0].kind"),
+        ({"entries": [{"kind": 5}]}, "entries[0].kind"),
+        ({"coded": [{}]}, "coded[0].code"),
+        ({"coded": [{"code": "x"}]}, "coded[0].code"),
+        ({"coded": [{"code": "?"}]}, "coded[0].code"),
+    ],
+)
+def test_a_required_field_with_few_valid_values_does_not_lose_the_rest(
+    entry: JsonObject, path: str
+) -> None:
+    found = read(Holder, {**entry, "number": "x"})
+    assert [error.path for error in found.errors] == [path, "number"]
+    found = read(Holder, {**entry, "number": 7})
+    assert [error.path for error in found.errors] == [path]
+    assert found.section.number == 7

@@ -1,15 +1,27 @@
-"""Owners of tasks, background tasks, wake-ups and backoff. `Lifetime`: test_lifetime.py."""
+"""Owners of tasks, wake-ups, limits, backoff and processes. `Lifetime`: test_lifetime.py."""
 
 import asyncio
 import logging
+import signal
 import sys
+from collections.abc import AsyncIterator
 
 import anyio
 import pytest
 from anyio.abc import TaskGroup
 from anyio.lowlevel import checkpoint
 
-from clawmode.tasks import BackgroundTasks, Notifier, TaskOwner, backoff
+from clawmode.tasks import (
+    BackgroundTasks,
+    Notifier,
+    TaskOwner,
+    backoff,
+    close_iterator,
+    close_pipes,
+    exited,
+    read_bounded,
+    signal_group,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -246,3 +258,81 @@ def test_the_jitter_only_shortens_a_pause() -> None:
 
 def test_any_number_of_attempts_has_a_pause() -> None:
     assert backoff(sys.maxsize, 0.5, 30, jitter=0) == 30
+
+
+# ---- Limits ----
+
+
+@pytest.mark.parametrize(("limit", "read", "left"), [(5, b"abcde", 0), (4, None, 0), (3, None, 1)])
+async def test_a_stream_over_its_limit_is_not_read_on(
+    limit: int, read: bytes | None, left: int
+) -> None:
+    chunks = [b"ab", b"cd", b"e"]
+
+    async def stream() -> AsyncIterator[bytes]:
+        while chunks:
+            yield chunks.pop(0)
+
+    assert await read_bounded(stream(), limit) == read
+    assert len(chunks) == left
+
+
+async def test_a_generator_is_closed_unless_somebody_reads_it() -> None:
+    read, closed = anyio.Event(), anyio.Event()
+
+    async def stream() -> AsyncIterator[int]:
+        try:
+            yield 1
+            read.set()
+            await anyio.sleep_forever()
+        finally:
+            closed.set()
+
+    idle = stream()
+    assert await anext(idle) == 1
+    await close_iterator(idle)
+    assert closed.is_set()
+    await close_iterator(idle)  # again does no harm
+    await close_iterator(Numbers())  # nor does what is no generator
+
+    closed, busy = anyio.Event(), stream()
+    assert await anext(busy) == 1
+
+    async def read_on() -> None:
+        await anext(busy)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(read_on)
+        await read.wait()
+        await close_iterator(busy)
+        assert not closed.is_set()
+        tasks.cancel_scope.cancel()
+    assert closed.is_set()
+
+
+class Numbers:
+    def __aiter__(self) -> "Numbers":
+        return self
+
+    async def __anext__(self) -> int:
+        return 1
+
+
+# ---- Child processes ----
+
+
+async def test_a_signal_ends_a_process_and_the_children_that_it_left_behind() -> None:
+    script = "import os, signal; os.fork(); signal.pause()"
+    process = await anyio.open_process([sys.executable, "-c", script], start_new_session=True)
+    try:
+        assert not await exited(process, 0.01)
+    finally:
+        signal_group(process, signal.SIGKILL)
+    with anyio.fail_after(20):
+        assert await exited(process)
+        # The pipe is at its end only when no child has it any more.
+        assert process.stdout is not None
+        with pytest.raises(anyio.EndOfStream):
+            await process.stdout.receive()
+    close_pipes(process)
+    signal_group(process, signal.SIGKILL)  # a group that is gone is not an error

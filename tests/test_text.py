@@ -1,5 +1,6 @@
 """Untrusted text: what may reach a terminal, a log or a prompt."""
 
+import json
 import sys
 import unicodedata
 
@@ -7,6 +8,7 @@ import pytest
 
 from clawmode.text import (
     IN_TEXT,
+    clip,
     escape,
     one_line,
     plain_line,
@@ -16,6 +18,7 @@ from clawmode.text import (
     truncate,
     without_surrogates,
 )
+from clawmode.types import JsonValue
 
 HOSTILE = "a\x1b[2J\x9b\x07\r\u202eb\u2066\u200b\ud800\U000e0041\u3164\ufe0f"
 
@@ -94,3 +97,26 @@ def test_a_quoted_text_is_short_and_printable_ascii_or_letters() -> None:
 def test_text_without_surrogates_can_be_encoded() -> None:
     assert without_surrogates("a\ud800b\udfff") == "a?b?"
     assert without_surrogates("ü 🦀") == "ü 🦀"
+
+
+@pytest.mark.hostile
+def test_a_clipped_value_keeps_its_shape_within_its_limit() -> None:
+    deep: JsonValue = "x"
+    for _ in range(5_000):
+        deep = [deep]
+    values: list[JsonValue] = [
+        {"to": "ann", "ids": [1, 2]},
+        {"body": "x" * 10_000, "to": "ann", "many": [{"k": "v" * 99}] * 10_000},
+        {"k" * 10_000 + str(n): n for n in range(100)},
+        10**5_000,
+        deep,
+    ]
+    for value in values:
+        made = clip(value, 300)
+        assert len(json.dumps(made, ensure_ascii=False)) < 400
+        assert clip(made, 1_000) == made
+    assert clip(values[0], 300) == values[0]
+    shown = clip(values[1], 300)
+    assert isinstance(shown, dict)
+    assert (list(shown), shown["to"]) == (["body", "to", "many"], "ann")
+    assert str(shown["many"]).endswith("'… 9997 more']")

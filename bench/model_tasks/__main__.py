@@ -55,7 +55,8 @@ def row_of(runs: list[Run]) -> dict[str, Any]:
         "results": mean(lambda run: run.figures.results),
         "written": mean(lambda run: run.figures.written),
         "sent": mean(lambda run: run.figures.sent),
-        "tokens": mean(lambda run: run.figures.tokens or run.figures.sent / 4),
+        "tokens_read": mean(lambda run: run.figures.tokens_read or run.figures.sent / 4),
+        "tokens_written": mean(lambda run: run.figures.tokens_written or run.figures.written / 4),
         "seconds": mean(lambda run: run.seconds),
         "mistakes": dict(mistakes),
     }
@@ -76,7 +77,9 @@ def print_table(rows: list[dict[str, Any]], console: Console) -> None:
     table = Table(title="per task; bytes unless another unit is given")
     for name in ("calls", "surface", "solved", "requests"):
         table.add_column(name, justify="left" if name == "surface" else "right")
-    for name in ("definitions", "results", "written", "sent in total", "tokens", "seconds"):
+    for name in ("definitions", "results", "written", "sent in total"):
+        table.add_column(name, justify="right")
+    for name in ("tokens read", "tokens written", "seconds"):
         table.add_column(name, justify="right")
     table.add_column("mistakes")
     for row in rows:
@@ -89,7 +92,8 @@ def print_table(rows: list[dict[str, Any]], console: Console) -> None:
             f"{row['requests']:.1f}",
             *(f"{row[key]:,.0f}" for key in ("definitions", "results", "written")),
             f"[bold]{sent}[/]" if row["sent"] == best else sent,
-            f"{row['tokens']:,.0f}",
+            f"{row['tokens_read']:,.0f}",
+            f"{row['tokens_written']:,.0f}",
             f"{row['seconds']:.2f}",
             ", ".join(f"{name} {count}" for name, count in row["mistakes"].items()) or "-",
             end_section=row["surface"] == SURFACES[-1],
@@ -164,7 +168,7 @@ def parse() -> argparse.Namespace:
 def main() -> int:
     options = parse()
     # The table does not fit into 80 columns, which is what Rich assumes for a file.
-    console = Console(stderr=options.json, width=None if sys.stdout.isatty() else 132)
+    console = Console(stderr=options.json, width=None if sys.stdout.isatty() else 150)
     if options.command == "say":
         text = sys.stdin.read() if options.text == "-" else options.text
         given = {"code": text} if options.tool == "exec" and options.text == "-" else None

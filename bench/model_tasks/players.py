@@ -11,6 +11,7 @@ import anyio
 
 from bench.model_tasks.tasks import Solution, Task
 from bench.model_tasks.world import CARRIER_SECONDS
+from clawmode.code_mode.results import read_compact
 from clawmode.messages import AssistantMessage, Message, Text, ToolCall, ToolMessage, Usage
 from clawmode.models.base import MessageEnd, Model, ModelEvent, ModelLimits, ModelRequest
 
@@ -44,7 +45,8 @@ class Figures:
         results: Bytes of tool results.
         written: Bytes of the model's messages, with the arguments of calls.
         sent: Bytes of all requests together: each repeats the conversation.
-        tokens: Tokens of all requests and replies, if the provider counts them.
+        tokens_read: Tokens of all requests, if the provider counts them.
+        tokens_written: Tokens of all replies, if the provider counts them.
         mistakes: Failed calls and programs, by their code.
     """
 
@@ -53,7 +55,8 @@ class Figures:
     results: int = 0
     written: int = 0
     sent: int = 0
-    tokens: int = 0
+    tokens_read: int = 0
+    tokens_written: int = 0
     mistakes: Counter[str] = field(default_factory=Counter[str])
 
     @property
@@ -92,18 +95,15 @@ class Meter:
             if isinstance(event, MessageEnd):
                 self.figures.written += size_of(event.message)
                 usage = event.message.usage
-                self.figures.tokens += usage.input + usage.output
-                self.figures.tokens += usage.cache_read + usage.cache_write
+                self.figures.tokens_read += usage.input + usage.cache_read + usage.cache_write
+                self.figures.tokens_written += usage.output
             yield event
 
 
 def mistakes_of(message: ToolMessage) -> list[str]:
-    """Returns the codes of a failed program or call, and of failed calls inside of a program."""
+    """Returns the code of a failed program or call; empty if nothing failed."""
     details = message.details if isinstance(message.details, dict) else {}
-    code = details.get("code")
-    if details.get("status") == "failed" and isinstance(code, str):
-        return [code]
-    return ["tool_error"] if message.is_error else []
+    return [str(details.get("code", "tool_error"))] if message.is_error else []
 
 
 # ---- A model that is asked for its next message ----
@@ -240,10 +240,9 @@ def exposed(name: str, names: set[str]) -> str:
 def read(text: str) -> dict[str, Any]:
     """Parses a result object; an empty object stands for other texts."""
     try:
-        value = json.loads(text)
+        return read_compact(text)
     except ValueError:
         return {}
-    return value if isinstance(value, dict) else {}
 
 
 def value_of(text: str) -> Any:

@@ -107,7 +107,7 @@ const list = async (fn, input = {}) => {
 """
 """The loop over pages that programs have to write themselves."""
 
-DATA = "const data = (r) => r.structuredContent ?? JSON.parse(r.content[0].text);\n"
+DATA = "const data = (r) => r.structuredContent;\n"
 
 
 # ---- One call ----
@@ -117,7 +117,11 @@ DATA = "const data = (r) => r.structuredContent ?? JSON.parse(r.content[0].text)
     1,
     "What is the price of product P014, in euros?",
     'return (await tools.get_product({product_id: "P014"})).price_cents / 100',
-    lambda end: end.says(f"{World().products['P014']['price_cents'] / 100:g}"),
+    lambda end: any(
+        end.says(shown)
+        for cents in [World().products["P014"]["price_cents"]]
+        for shown in (f"{cents / 100:g}", euros(cents))
+    ),
 )
 def price() -> Solution:
     (product,) = yield [("get_product", {"product_id": "P014"})]

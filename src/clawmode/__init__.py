@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from clawmode.code_mode.memory_store import MemoryStore
     from clawmode.code_mode.results import CodeModeResult, compact
     from clawmode.code_mode.sqlite_store import SqliteStore
+    from clawmode.code_mode.sync import SyncCodeMode
     from clawmode.config.agents import Configuration
     from clawmode.config.mcp import read_servers
     from clawmode.config.resolve import read as read_configuration
@@ -74,6 +75,7 @@ if TYPE_CHECKING:
     from clawmode.messages import ToolMessage
     from clawmode.models.base import Model, ModelError
     from clawmode.plugins.loader import PluginApi, Plugins
+    from clawmode.postgres.cells import PostgresStore
     from clawmode.rpc.client import GatewayClient, TurnResult
     from clawmode.rpc.events import EventsLost
     from clawmode.rpc.presence import GatewayUnreachable
@@ -83,11 +85,18 @@ if TYPE_CHECKING:
     from clawmode.sessions.lock import SessionBusy
     from clawmode.sessions.store import SessionStore
     from clawmode.terminal.trajectory_view import render as render_transcript
-    from clawmode.tools.approvals import Approvals, Decision, InputQuestion, Question
+    from clawmode.tools.approvals import (
+        Approvals,
+        Decision,
+        InputQuestion,
+        Question,
+        QuestionGroup,
+    )
     from clawmode.tools.executor import CallEvent
     from clawmode.tools.function import tool
     from clawmode.tools.hooks import (
         AfterToolCall,
+        ApprovalNeeded,
         BeforeToolCall,
         Hooks,
         RequireApproval,
@@ -105,6 +114,7 @@ __all__ = [
     "AgentEvent",
     "AgentRequest",
     "AgentRuntime",
+    "ApprovalNeeded",
     "Approvals",
     "BeforeToolCall",
     "CallEvent",
@@ -154,11 +164,13 @@ __all__ = [
     "Plugins",
     "Policy",
     "Pool",
+    "PostgresStore",
     "ProgramFailed",
     "ProgramWaiting",
     "PromptAdditions",
     "PromptBuild",
     "Question",
+    "QuestionGroup",
     "RequireApproval",
     "ResultEvent",
     "RpcError",
@@ -172,6 +184,7 @@ __all__ = [
     "SessionStore",
     "ShellSettings",
     "SqliteStore",
+    "SyncCodeMode",
     "Tool",
     "ToolCallDecision",
     "ToolContext",
@@ -199,6 +212,7 @@ __version__ = "0.1.0"
 LIBRARY = {
     "AbortUnconfirmed": "exceptions",
     "AfterToolCall": "tools.hooks",
+    "ApprovalNeeded": "tools.hooks",
     "Approvals": "tools.approvals",
     "BeforeToolCall": "tools.hooks",
     "CallEvent": "tools.executor",
@@ -228,13 +242,16 @@ LIBRARY = {
     "NotOpen": "exceptions",
     "Policy": "tools.policy",
     "Pool": "sandbox.pool",
+    "PostgresStore": "postgres.cells",
     "ProgramFailed": "exceptions",
     "ProgramWaiting": "exceptions",
     "Question": "tools.approvals",
+    "QuestionGroup": "tools.approvals",
     "RequireApproval": "tools.hooks",
     "RunContext": "context",
     "ShellSettings": "core_tools.shell",
     "SqliteStore": "code_mode.sqlite_store",
+    "SyncCodeMode": "code_mode.sync",
     "Tool": "tools.tool",
     "ToolCallDecision": "tools.hooks",
     "ToolContext": "tools.tool",
@@ -309,7 +326,10 @@ def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module 'clawmode' has no attribute {name!r}")
     module, _, inner = _HOMES[name].partition(":")
-    return getattr(import_module(f"clawmode.{module}"), inner or name)
+    from clawmode.exceptions import naming_extras
+
+    with naming_extras():
+        return getattr(import_module(f"clawmode.{module}"), inner or name)
 
 
 def __dir__() -> list[str]:

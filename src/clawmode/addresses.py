@@ -1,5 +1,7 @@
 """Decides which network addresses may be reached: public ones only (protection against SSRF).
 
+And which names a server of ours has, against web pages that make a browser talk to it.
+
 A name is resolved once, here, and the caller connects to the addresses that were checked. So a name
 that resolves to another address the second time (DNS rebinding) gains nothing.
 
@@ -14,12 +16,13 @@ import socket
 import time
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
 from typing import TypeAlias
+from urllib.parse import urlsplit
 
 import anyio
 
 from clawmode.exceptions import ToolProblem
+from clawmode.types import dataclass
 
 MAX_ADDRESSES = 16
 MAX_FAILED = 1_000
@@ -142,6 +145,83 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+# ---- Names of this server ----
+
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """The names of this server, against web pages that let a browser talk to it.
+
+    Attributes:
+        bound: The address to listen on.
+        url: The URL under which clients reach the server; empty if it has no other than `bound`.
+        names: More host names under which clients reach the server.
+    """
+
+    bound: str
+    url: str = ""
+    names: frozenset[str] = frozenset()
+
+    def knows_host(self, value: str) -> bool:
+        """True if a `Host` header names this server.
+
+        A page that rebinds its own name to our address (DNS rebinding) sends that name.
+        """
+        host = _split(f"//{value}")[0]
+        if host in ("", None) or "@" in value or "/" in value:
+            return False
+        if host in self.names:
+            return True
+        if is_loopback(self.bound):
+            return host in LOOPBACK or host == self.bound or host == self._public[0]
+        if host in (self.bound.lower(), self._public[0], "localhost", socket.gethostname().lower()):
+            return True
+        return _is_address(host)  # nobody can rebind an address
+
+    def knows_origin(self, value: str, host: str) -> bool:
+        """True if a page of this origin may send requests: it is ours, or a local one."""
+        origin = _split(value)
+        if not _is_origin(value):
+            return False
+        if is_loopback(self.bound) and origin[0] in LOOPBACK:
+            return True
+        return self.is_own(value, host) or (origin == self._public and origin[0] is not None)
+
+    def is_own(self, origin: str, host: str) -> bool:
+        """True if a page of this origin was served under the host that the request names."""
+        # Without the scheme: a proxy may have ended TLS. Browsers leave out the usual port in both.
+        return _is_origin(origin) and _split(origin) == _split(f"//{host}")
+
+    @property
+    def _public(self) -> tuple[str | None, int | None]:
+        return _split(self.url)
+
+
+def _split(url: str) -> tuple[str | None, int | None]:
+    """Returns host and port of a URL; no host if the URL is invalid."""
+    try:
+        parts = urlsplit(url)
+        usual = {"http": 80, "https": 443}.get(parts.scheme)
+        port = parts.port
+    except ValueError:
+        return None, None
+    return (parts.hostname or "").removesuffix("."), None if port == usual else port
+
+
+def _is_origin(value: str) -> bool:
+    scheme = urlsplit(value).scheme if _split(value)[0] else ""
+    return scheme in ("http", "https") and value.rstrip("/").count("/") == 2
+
+
+def _is_address(host: str | None) -> bool:
+    with contextlib.suppress(ValueError):
+        ipaddress.ip_address(host or "")
+        return True
+    return False
+
+
 class Attempts:
     """Counts failed attempts by address; an address with too many has to wait.
 
@@ -152,10 +232,7 @@ class Attempts:
     """
 
     def __init__(
-        self,
-        most: int = 10,
-        seconds: float = 60.0,
-        clock: Callable[[], float] = time.monotonic,
+        self, most: int = 10, seconds: float = 60.0, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._most = most
         self._seconds = seconds

@@ -1,8 +1,10 @@
 """The identity that the cells, snapshots and calls of a run are bound to."""
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import NamedTuple
 from uuid import uuid4
+
+from clawmode.types import dataclass
 
 
 class Scope(NamedTuple):

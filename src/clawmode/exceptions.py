@@ -23,6 +23,8 @@
     ├── ToolLookupError              a reference that matches no single tool; carries a code
     │   ├── UnknownTool              no visible tool has that id or name
     │   └── AmbiguousTool            several visible tools have that name
+    ├── MissingExtra                 a package of an extra is missing; an ImportError too
+    ├── UnsupportedPlatform          the operating system lacks what a part needs
     ├── InvalidSchema                a JSON Schema that no input can be checked against
     ├── ProtocolError                a frame that no honest peer sends
     ├── ToolProblem                  a core tool rejects a call; the message is for the caller
@@ -48,11 +50,12 @@ A guest's failure is data, not an exception: a `Failure` with a code. Only `unwr
 host failure is one of these exceptions, and becomes data at the edge of `code_mode`.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import ClassVar
 
-from clawmode.types import ErrorCode, JsonValue
+from clawmode.types import ErrorCode, JsonValue, dataclass
 
 
 class ClawmodeError(Exception):
@@ -115,9 +118,16 @@ class SnapshotOfOtherBuild(SnapshotRefused):
 
 
 class StoreUnavailable(SnapshotError):
-    """The snapshot store cannot be used: a full disk, a corrupt file or a held lock."""
+    """The snapshot store cannot be used: a full disk, a corrupt file or a held lock.
 
-    code = "internal_error"
+    Attributes:
+        retry_after: Seconds after which another try may succeed; None if there is no telling.
+        unsent: True if nothing has reached the store, so that certainly nothing has changed.
+    """
+
+    code = "runtime_unavailable"
+    retry_after: float | None = None
+    unsent = False
 
 
 class AbortUnconfirmed(StoreUnavailable):
@@ -256,6 +266,94 @@ class AmbiguousTool(ToolLookupError):
     """Several visible tools have that name."""
 
     code = "ambiguous_tool"
+
+
+EXTRAS: dict[str, frozenset[str]] = {
+    "agent": frozenset(
+        ("anthropic", "cronsim", "httpx2", "openai", "pydantic_ai", "pyjson5", "tiktoken", "yaml")
+    ),
+    "cli": frozenset(("cronsim", "prompt_toolkit", "pyjson5", "rich", "typer", "yaml")),
+    "mcp": frozenset(("httpx2", "jwt", "mcp", "mcp_types", "pyjson5", "starlette", "uvicorn")),
+    "postgres": frozenset(("psycopg",)),
+    "search": frozenset(("numpy",)),
+}
+"""The libraries that each extra installs, by the name under which they are imported."""
+EXTRAS["acp"] = EXTRAS["agent"].union(EXTRAS["cli"], EXTRAS["mcp"], ("acp",))
+EXTRAS["gateway"] = EXTRAS["agent"].union(
+    EXTRAS["cli"], EXTRAS["mcp"], ("standardwebhooks", "websockets")
+)
+
+
+class MissingExtra(ClawmodeError, ImportError):
+    """A package is missing that an extra of clawmode installs.
+
+    Attributes:
+        extra: The name of the extra.
+    """
+
+    def __init__(self, extra: str, library: str) -> None:
+        super().__init__(extra, library)
+        self.name = library
+        self.extra = extra
+
+    def __str__(self) -> str:
+        return f'{self.name} is not installed: pip install "clawmode[{self.extra}]"'
+
+    @classmethod
+    def cause_of(cls, error: ImportError) -> "MissingExtra | None":
+        """Returns the extra whose absence explains a failed import; None if no extra does.
+
+        Several extras have libraries in common. The modules on the way to the import tell which of
+        them the caller wants: `clawmode.commands.gateway` wants the extra `gateway`.
+        """
+        library, _, inner = (error.name or "").partition(".")
+        fitting = [extra for extra, libraries in EXTRAS.items() if library in libraries]
+        # If the library was imported and only lacks a module, it has a wrong version.
+        if not fitting or (inner and sys.modules.get(library) is not None):
+            return None
+        frame = error.__traceback__
+        while frame is not None:
+            module = str(frame.tb_frame.f_globals.get("__name__", "")).split(".")
+            if module[0] == "clawmode" and (named := {*module} & {*fitting}):
+                return cls(named.pop(), library)
+            frame = frame.tb_next
+        return cls(fitting[0], library)
+
+
+def require(library: str, extra: str) -> None:
+    """Checks, without importing it, that a library of an extra is installed.
+
+    Raises:
+        MissingExtra: It is not.
+    """
+    from importlib.util import find_spec  # not at the start of a worker
+
+    if find_spec(library) is None:
+        raise MissingExtra(extra, library)
+
+
+@contextmanager
+def naming_extras() -> Iterator[None]:
+    """Turns failed imports of the block into `MissingExtra` where an extra has the library.
+
+    Raises:
+        MissingExtra: A library is missing that an extra installs.
+    """
+    try:
+        yield
+    except ImportError as error:
+        if isinstance(error, MissingExtra) or (missing := MissingExtra.cause_of(error)) is None:
+            raise
+        raise missing from None
+
+
+class UnsupportedPlatform(ClawmodeError):
+    """The operating system lacks what a part of clawmode needs. Other parts can be used."""
+
+    def __init__(self, part: str) -> None:
+        super().__init__(
+            f"{part} cannot be used on {sys.platform}: use Linux or macOS; on Windows, use WSL."
+        )
 
 
 class InvalidSchema(ClawmodeError):

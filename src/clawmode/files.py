@@ -1,25 +1,26 @@
-"""Files that processes share: locks, atomic writes, and SQLite files.
+"""Files that processes share: locks, pipes, atomic writes, and SQLite files.
 
 Everything is created for its owner alone. A symbolic link in the place of a lock is an error, and
 one in the place of a written file is replaced, never followed.
 """
 
 import contextlib
-import fcntl
 import logging
 import os
 import threading
+import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 import anyio
 from anyio.lowlevel import RunVar
 
-from clawmode.exceptions import ClawmodeError
+from clawmode.exceptions import ClawmodeError, UnsupportedPlatform
+from clawmode.types import dataclass
 
 if TYPE_CHECKING:
     import sqlite3
@@ -52,7 +53,7 @@ def file_lock(path: Path, *, wait: bool = True) -> Iterator[int]:
     """
     descriptor = os.open(path, os.O_RDONLY) if path.is_dir() else open_lock(path)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        _flock(descriptor, "LOCK_EX", *([] if wait else ["LOCK_NB"]))
         yield descriptor
     finally:
         os.close(descriptor)
@@ -80,7 +81,7 @@ def try_lock(descriptor: int) -> bool:
     The lock is held until the last copy of the descriptor is closed, or until `unlock`.
     """
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _flock(descriptor, "LOCK_EX", "LOCK_NB")
     except BlockingIOError:
         return False
     return True
@@ -88,7 +89,7 @@ def try_lock(descriptor: int) -> bool:
 
 def unlock(descriptor: int) -> None:
     """Releases a lock, also for copies of the descriptor in children that are just starting."""
-    fcntl.flock(descriptor, fcntl.LOCK_UN)
+    _flock(descriptor, "LOCK_UN")
 
 
 def is_locked(path: Path) -> bool:
@@ -99,13 +100,35 @@ def is_locked(path: Path) -> bool:
         return False
     try:
         # Shared: two processes that look at the same time do not take each other for the holder.
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        _flock(descriptor, "LOCK_SH", "LOCK_NB")
     except BlockingIOError:
         return True
     else:
         return False
     finally:
         os.close(descriptor)
+
+
+def _flock(descriptor: int, *flags: str) -> None:
+    try:
+        import fcntl
+    except ImportError:  # on Windows
+        raise UnsupportedPlatform("The lock of a file") from None
+    operation = 0
+    for flag in flags:
+        operation |= getattr(fcntl, flag)
+    fcntl.flock(descriptor, operation)
+
+
+# ---- Pipes ----
+
+
+def enlarge_pipe(descriptor: int, size: int) -> None:
+    """Lets a pipe hold `size` bytes, if the system offers that and its limits allow it."""
+    with contextlib.suppress(ImportError, AttributeError, OSError):
+        import fcntl
+
+        fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, size)
 
 
 # ---- Atomic writes ----
@@ -182,6 +205,7 @@ class Layout:
         schema: Statements, each with its semicolon at the end of a line.
         unavailable: Raised when the file cannot be used.
         logger: Logs the path and SQLite's own message, which only the operator may see.
+        upgrades: By version, the statements that lead to the next one.
     """
 
     what: str
@@ -189,6 +213,7 @@ class Layout:
     schema: str
     unavailable: type[ClawmodeError]
     logger: logging.Logger
+    upgrades: Mapping[int, str] = field(default_factory=dict[int, str])
 
 
 _files: "weakref.WeakSet[SqliteFile]" = weakref.WeakSet()
@@ -200,7 +225,8 @@ def _leave_to_the_parent() -> None:
         file._forked()
 
 
-os.register_at_fork(after_in_child=_leave_to_the_parent)
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_leave_to_the_parent)
 
 
 class SqliteFile:
@@ -295,7 +321,7 @@ class SqliteFile:
         )
         layout = self._layout
         try:
-            database.execute("pragma journal_mode = wal")
+            self._use_log(database)
             database.execute("pragma synchronous = normal")
             database.execute("pragma journal_size_limit = 16777216")
             database.execute("begin immediate")
@@ -305,8 +331,11 @@ class SqliteFile:
                     f"{layout.what} was written by a newer clawmode: it has version {version}, and "
                     f"this one knows {layout.version}. Nothing was changed."
                 )
-            if version == 0:
-                for statement in layout.schema.split(";\n"):
+            if version < layout.version:
+                steps = [layout.schema] if version == 0 else []
+                if version:
+                    steps += [layout.upgrades[step] for step in range(version, layout.version)]
+                for statement in ";\n".join(steps).split(";\n"):
                     database.execute(statement)
                 database.execute(f"pragma user_version = {layout.version}")
             database.execute("commit")
@@ -315,6 +344,20 @@ class SqliteFile:
             raise
         self._database = database
         return database
+
+    def _use_log(self, database: "sqlite3.Connection") -> None:
+        """Sets the journal mode, which SQLite does not wait for if others open a new file too."""
+        import sqlite3
+
+        last = time.monotonic() + self._lock_seconds
+        while True:
+            try:
+                database.execute("pragma journal_mode = wal")
+                return
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorname != "SQLITE_BUSY" or time.monotonic() > last:
+                    raise
+                time.sleep(0.005)
 
 
 def _reason(what: str, error: Exception) -> str:

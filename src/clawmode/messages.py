@@ -4,24 +4,17 @@ The `meta` of a part holds data that its provider wants back with the part: a si
 encrypted thoughts. Only that provider's adapter writes and reads it.
 """
 
+import base64
 import time
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from functools import cache
 from typing import Annotated, Any, Literal, TypeAlias, get_args
 
 from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 from pydantic.alias_generators import to_camel
 
-from clawmode.records import (
-    CAMEL,
-    AnyJson,
-    AnyObject,
-    Flag,
-    Number,
-    adapter,
-    errors_of,
-)
-from clawmode.types import JsonObject, JsonValue
+from clawmode.records import CAMEL, AnyJson, AnyObject, Flag, Number, adapter, errors_of
+from clawmode.types import JsonObject, JsonValue, dataclass
 
 StopReason: TypeAlias = Literal["stop", "tool_calls", "length", "refused", "error", "aborted"]
 STOP_REASONS: tuple[StopReason, ...] = get_args(StopReason)
@@ -78,6 +71,26 @@ class Image:
     data: str = field(repr=False)
     media_type: str
 
+    @classmethod
+    def parse(cls, data: str, media_type: str) -> "Image":
+        """Returns an image that a client has sent.
+
+        Raises:
+            BadMessage: Models do not read images of this type, or the data is not base64.
+        """
+        if media_type not in IMAGE_TYPES:
+            raise BadMessage(f"an image must be of {', '.join(IMAGE_TYPES)}")
+        try:
+            is_empty = not base64.b64decode(data, validate=True)
+        except ValueError:
+            is_empty = True
+        if is_empty:
+            raise BadMessage("the image is not base64")
+        return cls(data, media_type)
+
+
+IMAGE_TYPES = ("image/png", "image/jpeg", "image/gif", "image/webp")
+"""The media types of images that models read."""
 
 IMAGE_KEYS = ("data", "blob", "base64", "image_url")
 """Keys of JSON objects that hold encoded images or other bytes."""

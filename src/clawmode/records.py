@@ -27,7 +27,7 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import PydanticCustomError, core_schema
 
 from clawmode.exceptions import ConfigurationError, ConfigWarning
-from clawmode.text import kind_of, nearest, shorten, show
+from clawmode.text import kind_of, nearest, shorten, show_plain
 from clawmode.types import JsonObject, JsonValue
 
 T = TypeVar("T")
@@ -269,7 +269,9 @@ class Mistake:
             expected, found = "JSON", f"other text ({self.context['error']})"
         elif self.is_secret or self.node.get("type") not in SCALARS:
             found = kind_of(self.value)
-        return wrong(self.path, expected, found or show(self.value))
+        return wrong(
+            self.path, expected, found or show_plain(self.value, self.node.get("enum", ()))
+        )
 
 
 SCALARS = ("string", "integer", "number", "boolean")

@@ -10,7 +10,6 @@ why the patterns are written by hand: secret scanners are made for source files 
 input.
 """
 
-import base64
 import contextlib
 import functools
 import json
@@ -21,20 +20,13 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 from urllib.parse import quote
 
+from clawmode.text import HIDDEN, MAX_EMBEDDED, KnownSecrets
 from clawmode.types import JsonValue
 
-HIDDEN = "***"
 WORKSPACE = "$WORKSPACE_DIR"
 HOME = "~"
 
-MIN_SECRET = 4
-"""Characters. Shorter secrets are not redacted: they occur by chance in too many texts."""
-
-MIN_SECRET_LINE = 12
 MAX_DEPTH = 64
-MAX_EMBEDDED = 3
-"""Levels of JSON inside of JSON strings that are parsed."""
-
 MAX_NAME = 100
 MAX_REMEMBERED, MAX_REMEMBERED_CHARS = 4_096, 64
 
@@ -128,6 +120,14 @@ def _bearer(found: re.Match[str]) -> str:
     return f"{found[1]}{HIDDEN}" if secret else found[0]
 
 
+def hide_keys(text: str) -> str:
+    """Redacts what has the shape of a key, a token or a login, whatever its name is."""
+    text = _USER_INFO.sub(f"://{HIDDEN}@", _PRIVATE_KEY.sub(HIDDEN, text))
+    text = _WEBHOOK.sub(rf"\1{HIDDEN}", text)
+    text = _LOGIN.sub(rf"\1\2{HIDDEN}", text)
+    return _SHAPES.sub(HIDDEN, _BEARER.sub(_bearer, text))
+
+
 # ---- Names and the values after them, in a text ----
 
 # Assignments of shells, headers, configuration and code, and members of JSON within JSON.
@@ -139,9 +139,7 @@ _NAME = re.compile(
     re.VERBOSE,
 )
 # A quoted value ends at the same quote with as many backslashes before it, or with the line.
-_QUOTED = re.compile(
-    r"""(?P<quote>\\{0,8}+["'`])(?P<value>(?:(?!(?<!\\)(?P=quote))[^\r\n])*+)""",
-)
+_QUOTED = re.compile(r"""(?P<quote>\\{0,8}+["'`])(?P<value>(?:(?!(?<!\\)(?P=quote))[^\r\n])*+)""")
 _BARE = re.compile(
     r"""(?:(?i:bearer|basic|token|digest)[ \t]{1,8}+)?+
         (?P<value>\$\{\w{1,100}\}(?!\w)|(?:[^\s"'`,;&|<>(){}\[\]\\]|\\(?![nrt"'\\]))++)""",
@@ -203,7 +201,7 @@ class Redactor:
         workspace: Path | None = None,
         home: Path | None = None,
     ) -> None:
-        self._secrets = _forms(secrets)
+        self._known = KnownSecrets(secrets)
         names: dict[str, str] = {}
         for name, path in ((WORKSPACE, workspace), (HOME, home)):
             for form in (path.absolute(), path.resolve()) if path else ():
@@ -245,15 +243,7 @@ class Redactor:
                 made = self._value(value, "", 0, embedded + 1)
                 if made != value:
                     return json.dumps(made, ensure_ascii=False, separators=(",", ":"))
-        for secret in self._secrets:
-            text = text.replace(secret, HIDDEN)
-        text = _PRIVATE_KEY.sub(HIDDEN, text)
-        text = _USER_INFO.sub(f"://{HIDDEN}@", text)
-        text = _WEBHOOK.sub(rf"\1{HIDDEN}", text)
-        text = _LOGIN.sub(rf"\1\2{HIDDEN}", text)
-        text = _hide_named(text)
-        text = _BEARER.sub(_bearer, text)
-        text = _SHAPES.sub(HIDDEN, text)
+        text = _hide_named(hide_keys(self._known.text(text)))
         for pattern, name in self._paths:
             text = pattern.sub(lambda found, name=name: name, text)
         return text
@@ -319,56 +309,6 @@ class Redactor:
         return made
 
 
-class KnownSecrets:
-    """Redacts values that are known to be secret, and nothing else.
-
-    For texts that people and programs keep using: text that only looks like a secret stays.
-    """
-
-    def __init__(self, secrets: Iterable[str] = ()) -> None:
-        self._forms = _forms(secrets)
-        self._by_first: dict[str, list[str]] = {}
-        for form in self._forms:
-            self._by_first.setdefault(form[0], []).append(form)
-
-    def are_in(self, text: str) -> bool:
-        """True if the text, which may be JSON, holds a secret."""
-        return any(form in text for form in self._forms)
-
-    def text(self, text: str) -> str:
-        for form in self._forms:
-            text = text.replace(form, HIDDEN)
-        return text
-
-    def value(self, value: JsonValue) -> JsonValue:
-        """Redacts a JSON value; numbers stay."""
-        if isinstance(value, str):
-            return self.text(value)
-        if isinstance(value, dict):
-            return {self.text(key): self.value(item) for key, item in value.items()}
-        return [self.value(item) for item in value] if isinstance(value, list) else value
-
-    def partial_length(self, text: str) -> int:
-        """Returns how many characters at the end of a text may begin a secret.
-
-        A stream holds these characters back until the next chunk shows whether they do.
-        """
-        # Reading starts at a position near the end that is not inside of a secret.
-        longest = len(self._forms[0]) if self._forms else 0
-        start = len(text) - 2 * longest
-        while start > 0 and self.are_in(text[max(start - longest + 1, 0) : start + longest - 1]):
-            start -= longest
-        start = max(start, 0)
-        while start < len(text):
-            forms = self._by_first.get(text[start], ())
-            left = len(text) - start
-            if any(len(form) > left and form.startswith(text[start:]) for form in forms):
-                return left
-            # A secret that begins inside of a whole secret is redacted with it.
-            start += next((len(form) for form in forms if text.startswith(form, start)), 1)
-        return 0
-
-
 _SCHEMA_TYPES = frozenset("string number integer boolean object array null".split())
 _SCHEMA_WORDS = frozenset(
     "type description title format properties required items additionalProperties anyOf oneOf "
@@ -376,23 +316,3 @@ _SCHEMA_WORDS = frozenset(
     "$ref".split()
 )
 _SCHEMA_VALUES = frozenset({"default", "const", "enum", "examples"})
-
-
-def _forms(secrets: Iterable[str]) -> list[str]:
-    """Returns the forms of secrets in texts: plain, in JSON, in a URL, in base64, by line."""
-    made: set[str] = set()
-    for secret in (each.strip() for each in secrets):
-        if len(secret) < MIN_SECRET or not secret.strip("*"):
-            continue
-        encoded = secret.encode("utf-8", "replace")
-        made |= {secret, quote(encoded, safe=""), base64.b64encode(encoded).decode().rstrip("=")}
-        for ascii_only in (True, False):
-            inner = secret
-            for _ in range(MAX_EMBEDDED):
-                inner = json.dumps(inner, ensure_ascii=ascii_only)[1:-1]
-                made.add(inner)
-        lines = secret.splitlines()
-        if len(lines) > 1:
-            made.update(line for line in lines if len(line) >= MIN_SECRET_LINE)
-    # Longest first: one secret may be part of another.
-    return sorted(made, key=lambda form: (-len(form), form))

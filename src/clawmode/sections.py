@@ -7,7 +7,6 @@ Messages are those of `records`.
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from pydantic import ConfigDict, Field, ValidationError, model_validator
@@ -25,7 +24,7 @@ from clawmode.records import (
     mistakes_of,
 )
 from clawmode.text import nearest, show
-from clawmode.types import JsonObject, JsonValue, copy_json
+from clawmode.types import JsonObject, JsonValue, copy_json, dataclass
 
 S = TypeVar("S", bound="Section")
 
@@ -69,7 +68,10 @@ def option(
     """
     more: dict[str, Any] = {"default": default}
     if required or isinstance(default, type):
-        more = {} if required else {"default_factory": default}
+        # Defaults are valid: validating a section takes much longer, above all the first time.
+        is_section = isinstance(default, type) and issubclass(default, Section)
+        make = default.model_construct if is_section else default
+        more = {} if required else {"default_factory": make}
     return Field(
         **more,
         description=help,
@@ -159,6 +161,8 @@ def read(kind: type[S], value: JsonValue, path: str = "") -> ReadResult[S]:
     """Reads a section from any JSON value. An invalid value counts as absent."""
 
     def validate(value: Any) -> S:
+        if value == {} and not any(about.is_required() for about in kind.model_fields.values()):
+            return kind.model_construct()  # so that pydantic need not build validators
         # Keys in a file are never the names of the fields in Python.
         return kind.model_validate(value, context=READING, by_name=False)
 
@@ -196,7 +200,11 @@ def _repaired(value: Any, mistake: Mistake, issues: Issues, known: set[str]) -> 
     place, used = mistake.place, ABSENT
     if mistake.type == "extra_forbidden":
         if len(issues.warnings) <= MAX_PROBLEMS:  # the search for the nearest key is slow
-            issues.add([_unknown_key(mistake)])
+            key = str(mistake.place[-1])
+            if not (text := mistake.holder.get("ignored", {}).get(key, "")):
+                near = nearest(key, mistake.holder.get("properties", {}), cutoff=0.0)
+                text = f"{UNKNOWN_KEY} {near}"
+            issues.add([ConfigWarning(mistake.path, text)])
     elif mistake.type in _NUMBERS and type(mistake.value) in (int, float):
         warning, used = _clamped(mistake)
         issues.add([warning] if warning else [])
@@ -204,20 +212,15 @@ def _repaired(value: Any, mistake: Mistake, issues: Issues, known: set[str]) -> 
         return _with_unicode_keys(value)
     elif mistake.path not in known:
         issues.add([mistake.error()])
+    node = mistake.node
+    placeholder = {"string": "?", "array": ["?"]}.get(str(node.get("type")), ABSENT)
     if mistake.type == "missing":
         # A placeholder keeps the rest of the object, so that its mistakes are found as well.
-        used = {"string": "?", "array": ["?"]}.get(mistake.node.get("type", ""), ABSENT)
-        place = place[:-1] if used is ABSENT else place
+        used = next(iter(node.get("enum", ())), node.get("const", placeholder))
+    was_refused = mistake.path in known and mistake.value == placeholder
+    if used is ABSENT and (mistake.type == "missing" or was_refused):
+        place = place[:-1]
     return _replaced(value, place, used)
-
-
-def _unknown_key(mistake: Mistake) -> ConfigWarning:
-    """Returns the warning about a key that a section does not have."""
-    key = str(mistake.place[-1])
-    if not (text := mistake.holder.get("ignored", {}).get(key, "")):
-        near = nearest(key, mistake.holder.get("properties", {}), cutoff=0.0)
-        text = f"{UNKNOWN_KEY} {near}"
-    return ConfigWarning(mistake.path, text)
 
 
 def _clamped(mistake: Mistake) -> tuple[ConfigWarning | None, Any]:

@@ -1,4 +1,4 @@
-"""Blocks to build concurrent code of: owners of tasks, background tasks, wake-ups, backoff.
+"""Blocks to build concurrent code of: owners of tasks, wake-ups, limits, backoff, processes.
 
 `must_propagate` says which exceptions of foreign code end our own task.
 """
@@ -7,13 +7,19 @@ import asyncio
 import contextlib
 import logging
 import math
+import os
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
+import signal
+import time
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Hashable
+from types import AsyncGeneratorType
 from typing import Self, TypeVar
 
 import anyio
-from anyio.abc import TaskGroup
+from anyio.abc import Process, TaskGroup
 from anyio.lowlevel import checkpoint
+
+from clawmode.exceptions import ConfigurationError
 
 K = TypeVar("K", bound=Hashable)
 
@@ -34,6 +40,20 @@ def must_propagate(error: BaseException) -> bool:
     if isinstance(error, BaseExceptionGroup):
         return error.subgroup(KeyboardInterrupt) is not None
     return isinstance(error, KeyboardInterrupt)
+
+
+@contextlib.asynccontextmanager
+async def background_tasks() -> AsyncIterator[TaskGroup]:
+    """A task group that is cancelled at the end of the block, and does not wrap its exceptions."""
+    failure: Exception | None = None
+    async with anyio.create_task_group() as tasks:
+        try:
+            yield tasks
+        except Exception as error:  # the group would wrap it in an ExceptionGroup
+            failure = error
+        tasks.cancel_scope.cancel()
+    if failure is not None:
+        raise failure
 
 
 # ---- Owners of a task group ----
@@ -97,10 +117,7 @@ class BackgroundTasks(TaskOwner):
 
 
 async def run_logged(
-    logger: logging.Logger,
-    name: str,
-    function: Callable[..., Awaitable[object]],
-    *args: object,
+    logger: logging.Logger, name: str, function: Callable[..., Awaitable[object]], *args: object
 ) -> None:
     """Calls `function`. Its exception is logged, so that the task group of the caller lives on."""
     try:
@@ -114,6 +131,12 @@ async def run_logged(
 _KEEPERS: set[asyncio.Task[None]] = set()
 """asyncio keeps only weak references: without this set an object that nobody closed would lose its
 task, and with the task the clean-up at the end of the event loop."""
+
+
+NEEDS_ASYNCIO = (
+    "clawmode runs in an event loop of asyncio or uvloop, and this one is of another library. "
+    "Under trio, use `CodeMode.sync(...)`, with its calls in `trio.to_thread.run_sync`."
+)
 
 
 class Lifetime:
@@ -137,8 +160,16 @@ class Lifetime:
         self.tasks: TaskGroup | None = None
 
     async def open(self) -> TaskGroup:
-        """Opens the group. To be called once."""
+        """Opens the group. To be called once.
+
+        Raises:
+            ConfigurationError: The event loop is not one of asyncio.
+        """
         assert self._keeper is None, "a lifetime is opened once"
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            raise ConfigurationError(NEEDS_ASYNCIO) from None
         opened, self._closing = anyio.Event(), anyio.Event()
         keep = self._keep(opened, self._closing)
         self._keeper = asyncio.create_task(keep, name=self._name)
@@ -242,6 +273,69 @@ class Notifier:
         return self.count
 
 
+# ---- Taking turns ----
+
+SLICE = 0.005
+"""Seconds of work after which other tasks get a turn on the event loop."""
+
+
+class Pace:
+    """Divides long work into slices, between which the event loop runs other tasks."""
+
+    def __init__(self) -> None:
+        self._end = time.monotonic() + SLICE
+
+    async def keep(self) -> None:
+        """Gives other tasks a turn if the slice is over."""
+        if time.monotonic() >= self._end:
+            await checkpoint()
+            self._end = time.monotonic() + SLICE
+
+
+# ---- Limits ----
+
+
+async def read_bounded(chunks: AsyncIterable[bytes], limit: int) -> bytes | None:
+    """Reads a stream to its end; None, without reading on, if it has more than `limit` bytes."""
+    body = bytearray()
+    async for chunk in chunks:
+        body += chunk
+        if len(body) > limit:
+            return None
+    return bytes(body)
+
+
+async def close_iterator(iterator: AsyncIterator[object]) -> None:
+    """Closes a generator that is not read to its end, unless somebody reads it.
+
+    Nobody should leave a generator to the garbage collector. If the collector runs in another
+    thread, it may close a generator that the event loop is closing, which prints an error.
+    """
+    if isinstance(iterator, AsyncGeneratorType) and not iterator.ag_running:
+        await iterator.aclose()
+
+
+class TimedSlot:
+    """A place of a limiter that is given back after some seconds, or by `release`."""
+
+    def __init__(self, limiter: anyio.CapacityLimiter, seconds: float) -> None:
+        self._limiter = limiter
+        self._seconds = seconds
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def acquire(self) -> None:
+        """Waits for a free place, and takes it."""
+        await self._limiter.acquire_on_behalf_of(self)
+        self._timer = asyncio.get_running_loop().call_later(self._seconds, self.release)
+
+    def release(self) -> None:
+        """Gives the place back, if it was taken. Idempotent."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+            self._limiter.release_on_behalf_of(self)
+
+
 # ---- Backoff ----
 
 
@@ -258,3 +352,42 @@ def backoff(attempt: int, first: float, longest: float, *, jitter: float = 0.5) 
     # The exponent is bounded: from 2**1024 on there is no float.
     pause = min(first * 2.0 ** min(attempt - 1, 64), longest)
     return pause * random.uniform(1 - jitter, 1)  # noqa: S311 - no secret
+
+
+# ---- Child processes ----
+
+GONE = (OSError, anyio.BrokenResourceError, anyio.ClosedResourceError)
+"""Exceptions of a pipe that was closed on either side."""
+
+QUICK_LOOKS, QUICK, SLOW = 100, 0.01, 0.05
+"""Polling for the end of a process: the number of quick polls, and both intervals in seconds."""
+
+
+def signal_group(process: Process, number: signal.Signals) -> None:
+    """Sends a signal to a process that leads a group, and to all processes of the group."""
+    # The pid of the leader remains the id of the group as long as the group has a process.
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, number)
+
+
+async def exited(process: Process, seconds: float = math.inf) -> bool:
+    """True if the process exits in time. Polls, because `wait` also waits for the pipes."""
+    deadline, looks = time.monotonic() + seconds, 0
+    while process.returncode is None:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            return False
+        looks += 1
+        await anyio.sleep(min(QUICK if looks < QUICK_LOOKS else SLOW, left))
+    return True
+
+
+def close_pipes(process: Process) -> None:
+    """Closes the pipes of a process that has exited.
+
+    A child that left the group may hold a pipe open; asyncio would wait for it, and warn.
+    """
+    transport = getattr(getattr(process, "_process", None), "_transport", None)
+    if transport is not None:
+        with contextlib.suppress(PermissionError):
+            transport.close()

@@ -4,10 +4,14 @@ Names, descriptions, errors and output may come from a guest, a model or an MCP 
 they are, such texts could move a cursor, hide characters or fill a screen.
 """
 
+import base64
 import difflib
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from urllib.parse import quote as quote_url
+
+from clawmode.types import JsonValue
 
 # Characters that a terminal acts on or does not show: control, format and surrogate characters, the
 # two line separators, everything that Unicode calls Default_Ignorable_Code_Point, blank glyphs, and
@@ -104,6 +108,36 @@ def show(value: object) -> str:
     return shorten(json.dumps(value, default=repr), 60, "...")
 
 
+MIN_CLIP = 24
+"""Characters that a text in a clipped value keeps, so that a reader recognizes the text."""
+
+
+def clip(value: JsonValue, limit: int) -> JsonValue:
+    """Shortens a JSON value to JSON of about `limit` characters, and keeps its shape.
+
+    Long texts end with `…`; lists and objects say how many items or members were left out. The work
+    depends on the limit, not on the size of the value.
+    """
+    if isinstance(value, str):
+        return shorten(value, max(limit, MIN_CLIP))
+    if isinstance(value, int) and value.bit_length() > 128:
+        return show(value)
+    if not value or isinstance(value, int | float):
+        return value
+    members = value if isinstance(value, dict) else dict(enumerate(value[:limit]))
+    made: dict[str, JsonValue] = {}
+    for number, (key, item) in enumerate(members.items()):
+        rest = len(value) - number
+        if limit < MIN_CLIP:
+            made["…"] = f"… {rest} more"
+            break
+        name = shorten(str(key), MIN_CLIP)
+        # A member takes at most half of the room, if others need some too.
+        made[name] = clip(item, limit // min(rest, 2) - len(name) - 6)
+        limit -= len(name) + len(json.dumps(made[name], ensure_ascii=False)) + 6
+    return made if isinstance(value, dict) else list(made.values())
+
+
 def kind_of(value: object) -> str:
     """Describes a value without quoting it: the value may contain a secret."""
     if value is None or isinstance(value, bool):
@@ -114,8 +148,132 @@ def kind_of(value: object) -> str:
     return kinds.get(type(value), "a number")
 
 
+def show_plain(value: object, choices: Iterable[object] = ()) -> str:
+    """Returns a value as JSON, but not a text that may be a key or a password.
+
+    A text is shown if it is very short, a word, a number with a unit, or a misspelt choice.
+    """
+    if (
+        isinstance(value, str)
+        and not _PLAIN.fullmatch(value)
+        and not nearest(value, map(str, choices))
+    ):
+        return kind_of(value)
+    return show(value)
+
+
+_PLAIN = re.compile(r".{0,3}|[A-Za-z]{0,12}|[-+.\d]{1,10} ?[A-Za-z%]{0,3}")
+
+
 def nearest(name: str, known: Iterable[str], cutoff: float = 0.7) -> str:
     """Returns the known name that is most similar to a misspelt one; empty if none is similar."""
     by_lower = {each.lower(): each for each in known}
     found = difflib.get_close_matches(name.lower()[:100], by_lower, n=1, cutoff=cutoff)
     return by_lower[found[0]] if found else ""
+
+
+# ---- Known secrets ----
+
+HIDDEN = "***"
+MIN_SECRET = 4
+"""Characters. Shorter secrets are not redacted: they occur by chance in too many texts."""
+
+MIN_SECRET_LINE = 12
+MAX_EMBEDDED = 3
+"""Levels of JSON inside of JSON strings that are parsed."""
+
+CUT = "…"
+"""What `clawmode.text` writes where it cuts a text: the beginning of a secret may be before it."""
+
+
+class KnownSecrets:
+    """Redacts values that are known to be secret, and nothing else.
+
+    For texts that people and programs keep using: text that only looks like a secret stays. The
+    beginning of a secret is redacted too if the text was cut inside of the secret.
+    """
+
+    def __init__(self, secrets: Iterable[str] = ()) -> None:
+        self._forms = _forms(secrets)
+        self._by_first: dict[str, list[str]] = {}
+        for form in self._forms:
+            self._by_first.setdefault(form[0], []).append(form)
+        self._joined = CUT.join(self._forms)
+
+    def are_in(self, text: str) -> bool:
+        """True if the text, which may be JSON, holds a secret, or a part of one before a cut."""
+        return any(form in text for form in self._forms) or any(self._halves(text))
+
+    def text(self, text: str) -> str:
+        for form in self._forms:
+            text = text.replace(form, HIDDEN)
+        made, done = list[str](), 0
+        for start, end in self._halves(text):
+            made += [text[done:start], HIDDEN]
+            done = end
+        return "".join([*made, text[done:]]) if made else text
+
+    def _halves(self, text: str) -> Iterator[tuple[int, int]]:
+        """Yields where a text has the beginning of a secret, right before a cut."""
+        longest = len(self._forms[0]) if self._forms else 0
+        before, end = 0, text.find(CUT) if longest else -1
+        while end >= 0:
+            # Most cuts are dismissed at once: no secret has the characters before them.
+            last = text[max(end - MIN_SECRET, before) : end]
+            if len(last) == MIN_SECRET and last in self._joined:
+                length = self.partial_length(text[max(end - longest, before) : end])
+                if length >= MIN_SECRET:
+                    yield end - length, end
+            before, end = end + 1, text.find(CUT, end + 1)
+
+    def value(self, value: JsonValue) -> JsonValue:
+        """Redacts a JSON value; numbers stay."""
+        if isinstance(value, str):
+            return self.text(value)
+        if isinstance(value, dict):
+            return {self.text(key): self.value(item) for key, item in value.items()}
+        return [self.value(item) for item in value] if isinstance(value, list) else value
+
+    def partial_length(self, text: str) -> int:
+        """Returns how many characters at the end of a text may begin a secret.
+
+        A stream holds these characters back until the next chunk shows whether they do.
+        """
+        # Reading starts at a position near the end that is not inside of a secret.
+        longest = len(self._forms[0]) if self._forms else 0
+        start = len(text) - 2 * longest
+        while start > 0 and self.are_in(text[max(start - longest + 1, 0) : start + longest - 1]):
+            start -= longest
+        start = max(start, 0)
+        while start < len(text):
+            forms = self._by_first.get(text[start], ())
+            left = len(text) - start
+            if any(len(form) > left and form.startswith(text[start:]) for form in forms):
+                return left
+            # A secret that begins inside of a whole secret is redacted with it.
+            start += next((len(form) for form in forms if text.startswith(form, start)), 1)
+        return 0
+
+
+def _forms(secrets: Iterable[str]) -> list[str]:
+    """Returns the forms of secrets in texts: plain, in JSON, in a URL, in base64, by line."""
+    made: set[str] = set()
+    for secret in (each.strip() for each in secrets):
+        if len(secret) < MIN_SECRET or not secret.strip("*"):
+            continue
+        encoded = secret.encode("utf-8", "replace")
+        made |= {
+            secret,
+            quote_url(encoded, safe=""),
+            base64.b64encode(encoded).decode().rstrip("="),
+        }
+        for ascii_only in (True, False):
+            inner = secret
+            for _ in range(MAX_EMBEDDED):
+                inner = json.dumps(inner, ensure_ascii=ascii_only)[1:-1]
+                made.add(inner)
+        lines = secret.splitlines()
+        if len(lines) > 1:
+            made.update(line for line in lines if len(line) >= MIN_SECRET_LINE)
+    # Longest first: one secret may be part of another.
+    return sorted(made, key=lambda form: (-len(form), form))

@@ -4,7 +4,8 @@ import pytest
 
 from clawmode import CodeModeConfig, Policy, Tool
 from clawmode.agent.toolbox import activate
-from clawmode.catalog.catalog import EXEC, WAIT, Catalog
+from clawmode.catalog.catalog import Catalog
+from clawmode.catalog.controls import EXEC, WAIT
 from clawmode.config import resolve as settings
 from clawmode.config.tools import ToolSettings
 from clawmode.exceptions import ConfigurationError

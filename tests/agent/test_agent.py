@@ -36,6 +36,7 @@ from clawmode import (
     tool,
 )
 from clawmode.agent import events as events_module
+from clawmode.messages import ToolMessage
 from clawmode.testing import ScriptedModel, ScriptRequest, ScriptServer, Turn, call, pause
 
 pytestmark = pytest.mark.anyio
@@ -244,6 +245,36 @@ async def test_a_state_folder_keeps_the_conversation_for_the_next_agent(
                 await agent.run(message)
     assert [len(request.messages) for request in model.requests] == [1, 3]
     assert (tmp_path / "state" / "sessions").is_dir()
+
+
+@pytest.mark.covers("AD-1")
+async def test_a_model_reads_the_same_bytes_of_a_result_when_its_session_goes_on(
+    tmp_path: Path, pool: Pool
+) -> None:
+    program = """text('a "b"\\n{"status":"failed"}\u2028é'); json({ c: [1] });
+return "x\\ny".repeat(20)"""
+    model = ScriptedModel([Turn(call("exec", {"code": program})), "Done.", "Again."])
+    events: list[AgentEvent | ResultEvent] = []
+    for message in ("One", "Two"):
+        options: Any = {"code_mode": True, "tools": [add], "pool": pool}
+        async with Agent(model, state=str(tmp_path / "state"), **options) as agent:
+            with anyio.fail_after(SECONDS):
+                events += [event async for event in agent.stream(message)]
+    _, first, later = [
+        [it for it in request.messages if isinstance(it, ToolMessage)] for request in model.requests
+    ]
+    assert first[0].text.encode() == later[0].text.encode()
+    assert first[0].text.startswith('{"status":"completed","valueChars":60}\na "b"\n')
+    assert "telemetry" not in first[0].text
+    details: Any = later[0].details
+    assert (details["value"], details["telemetry"]["execCount"]) == ("x\ny" * 20, 1)
+    (ended,) = [
+        event.data
+        for event in events
+        if isinstance(event, AgentEvent) and event.data.get("name") == "exec" and "ms" in event.data
+    ]
+    shown: Any = ended["details"]
+    assert shown["telemetry"]["execCount"] == 1
 
 
 async def test_without_a_state_folder_nothing_is_left_behind(
@@ -583,7 +614,7 @@ asyncio.run(main())
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 0, done.stderr
-    assert "pip install 'clawmode[agent]'" in done.stdout
+    assert 'pip install "clawmode[agent]"' in done.stdout
 
 
 @pytest.mark.covers("PY-5")

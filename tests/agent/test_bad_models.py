@@ -17,8 +17,9 @@ from tests.support.agent_driver import Agent, configured
 from tests.support.ordeals import reply
 from tests.support.waiting import until
 
-# Takes seconds, and here no clock of a test runs.
-import clawmode.models.direct  # noqa: F401
+# They take seconds, and here no clock of a test runs.
+import clawmode.models.anthropic_sdk
+import clawmode.models.openai_sdk  # noqa: F401
 from clawmode import tool
 from clawmode.agent import loop
 from clawmode.agent.answers import MAX_ANSWER_CHARS

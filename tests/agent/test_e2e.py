@@ -18,8 +18,9 @@ from tests.support.agent_driver import Agent, configured
 from tests.support.mcp_driver import HERE as MCP
 from tests.support.waiting import Gate, until
 
-# Takes seconds, and here no clock of a test runs.
-import clawmode.models.direct  # noqa: F401
+# They take seconds, and here no clock of a test runs.
+import clawmode.models.anthropic_sdk
+import clawmode.models.openai_sdk  # noqa: F401
 from clawmode import tool
 from clawmode.agent.models import ModelPool
 from clawmode.agent.requests import AgentRequest

@@ -10,7 +10,7 @@ import pytest
 from tests.agent.test_watch import Watching
 from tests.support.agent_driver import configured, opened
 from tests.support.chat_driver import ANY, talking
-from tests.support.waiting import Gate, idle, until
+from tests.support.waiting import Gate, idle, until, within
 
 from clawmode.agent.hooks import SendDecision
 from clawmode.agent.requests import AgentRequest
@@ -119,7 +119,7 @@ async def test_a_session_is_reset_while_all_places_are_taken(tmp_path: Path) -> 
         await gate.entered.wait()
         idle = await agent.runtime.sessions.resolve("idle")
         try:
-            with anyio.fail_after(1):
+            with within(1):  # the run does not end before the gate opens
                 made = await agent.runtime.care.reset(idle)
         finally:
             gate.open.set()
@@ -138,7 +138,7 @@ async def test_new_does_not_wait_for_a_summary(tmp_path: Path) -> None:
         await until(lambda: len(talk.model.requests) == 4)
         await talk.say("/stop")
         try:
-            with anyio.fail_after(1):
+            with within(1):  # the summary does not come before this has ended
                 await talk.say("/new")
         finally:
             stuck.set()
@@ -160,10 +160,9 @@ async def test_stop_does_not_wait_for_hooks(tmp_path: Path) -> None:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(talk.say, "hello?")
             await idle()
-            with anyio.move_on_after(1) as scope:
+            with within(1):  # the hook never returns
                 await talk.say("/stop")
             tasks.cancel_scope.cancel()
-        assert not scope.cancelled_caught
 
 
 # ---- Runs that nobody hears of ----

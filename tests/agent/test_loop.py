@@ -7,7 +7,7 @@ from typing import Any
 
 import anyio
 import pytest
-from tests.support.waiting import idle
+from tests.support.waiting import idle, until
 
 from clawmode.agent import loop
 from clawmode.agent.loop import Loop
@@ -362,8 +362,10 @@ async def test_a_run_has_so_many_turns() -> None:
 
 async def test_what_was_said_before_an_abort_is_kept() -> None:
     turn, seen = turn_of(ScriptedModel([Says("as far as", pause(30), "never")]))
-    with anyio.move_on_after(0.2):
-        await turn.converse()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(turn.converse)
+        await until(lambda: seen.text() == "as far as")
+        tasks.cancel_scope.cancel()
     (cut,) = seen.recorded
     assert isinstance(cut, AssistantMessage)
     assert (cut.text, cut.stop) == ("as far as", "aborted")
@@ -371,8 +373,10 @@ async def test_what_was_said_before_an_abort_is_kept() -> None:
 
 async def test_calls_that_an_abort_cuts_off_are_answered() -> None:
     stopped: list[str] = []
+    begun = anyio.Event()
 
     async def hang(given: JsonObject, context: ToolContext) -> None:
+        begun.set()
         try:
             await anyio.sleep_forever()
         finally:
@@ -380,8 +384,11 @@ async def test_calls_that_an_abort_cuts_off_are_answered() -> None:
 
     script = [Says(call("hang", id="a"), call("double", {"n": 1}, id="b"))]
     turn, seen = turn_of(ScriptedModel(script), tools=(DOUBLE, Tool("hang", "Hang.", ANY, hang)))
-    with anyio.move_on_after(0.3):
-        await turn.converse()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(turn.converse)
+        await begun.wait()
+        await idle()  # the other call has ended
+        tasks.cancel_scope.cancel()
     assert stopped == ["a"]
     results = {it.call_id: it for it in seen.results()}
     assert (results["a"].text, results["b"].text) == (ABORTED, "2")

@@ -211,3 +211,30 @@ async def test_large_results_and_pictures_are_not_sent_to_watchers(tmp_path: Pat
         told = agent.of("tool")
     assert max(len(str(data)) for data in told) < 10_000
     assert len(str(model.requests[1].messages[-1].content)) > 40_000
+
+
+@pytest.mark.covers("AD-3")
+async def test_what_programs_store_lives_as_long_as_the_session(tmp_path: Path) -> None:
+    """If it is so configured: by default it ends with the turn."""
+    found: list[Any] = []
+
+    @tool
+    def tell(value: Any) -> None:
+        """Tell the test."""
+        found.append(value)
+
+    def turn(code: str) -> list[Any]:
+        return [Turn(call("exec", {"code": code})), "done"]
+
+    load = 'await tools.tell({ value: load("a") ?? null })'
+    script = [*turn('store("a", 1)'), *turn(load), *turn(load)]
+    for level, expected in (("session", [1, None]), ("run", [None, None])):
+        configuration = configured(tools={"codeMode": {"enabled": True, "state": level}})
+        folder = tmp_path / level
+        async with opened(folder, script, configuration=configuration, tools=[tell]) as agent:
+            await agent.ask()
+            await agent.ask()
+            await agent.runtime.care.reset(await agent.runtime.sessions.get(KEY), "new")
+            await agent.ask()
+        assert found == expected
+        found.clear()

@@ -12,7 +12,7 @@ from tests.support.waiting import until
 from clawmode import Policy, ToolCallDecision
 from clawmode.agent.tool_search import ToolSearch
 from clawmode.agent.tool_search_code import SearchCode
-from clawmode.catalog.catalog import ControlRefused
+from clawmode.catalog.controls import ControlRefused
 from clawmode.code_mode.bridge import BadRequest
 from clawmode.context import RunContext
 from clawmode.exceptions import RuntimeUnavailable

@@ -14,8 +14,9 @@ from tests.support.gateway_driver import Wired, wired
 from tests.support.mcp_driver import HERE as MCP
 from tests.support.plugin_material import plugin
 
-# Takes seconds, and here no clock of a test runs.
-import clawmode.models.direct  # noqa: F401
+# They take seconds, and here no clock of a test runs.
+import clawmode.models.anthropic_sdk
+import clawmode.models.openai_sdk  # noqa: F401
 from clawmode.config.resolve import Configuration
 from clawmode.models.wire import Exchange
 from clawmode.sessions.history import read_transcript
@@ -88,7 +89,9 @@ async def test_a_real_mcp_tool_is_found_and_called_over_every_wire(
     async with ScriptServer(script) as server:
         configuration = settings(server, api, toolSearch={"mode": mode})
         async with agent_on(tmp_path, configuration, {"raw": raw}) as agent:
-            result = await agent.ask("Hello.")
+            result = await agent.ask(
+                "Xyzzy."
+            )  # no word that a tool has, so the directory offers none
     assert (result.status, result.payloads) == ("ok", ({"text": "Done."},))
     wanted = ["tool_search_code"] if mode == "code" else CONTROLS
     assert {tuple(names_of(request)) for request in server.requests} == {tuple(wanted)}

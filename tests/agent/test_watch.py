@@ -140,16 +140,23 @@ async def test_bookkeeping_that_nobody_will_end_is_released(tmp_path: Path) -> N
 
 async def test_it_looks_by_itself(tmp_path: Path) -> None:
     told: list[dict[str, Any]] = []
+    now = 0.0
     async with opened(tmp_path, [Turn(pause(60), "Late.")]) as agent:
         # Not checked: a second is the least in a file.
         settings = Diagnostics.model_construct(stuck_session_warn_ms=40, stuck_session_abort_ms=80)
-        watch = SessionMonitor(agent.runtime, settings, lambda event: told.append(dict(event)))
+        watch = SessionMonitor(
+            agent.runtime, settings, lambda event: told.append(dict(event)), lambda: now
+        )
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(watch.serve)
             await anyio.lowlevel.checkpoint()
             run = await agent.runtime.start(AgentRequest(message="go"))
+            await until(lambda: run.intake.is_open)
+            now = 0.05
+            await until(lambda: told)
+            assert [event["type"] for event in told] == ["session.long_running"]
+            now = 0.1
             with anyio.fail_after(10):
                 await run.ended.wait()
             tasks.cancel_scope.cancel()
         assert run.state == "aborted"
-        assert told[0]["type"] == "session.long_running"

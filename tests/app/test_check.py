@@ -57,6 +57,7 @@ def hook(**settings: Any) -> dict[str, Any]:
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("no provider", model("gpt-4o"), "agents.defaults.model.primary"),
     ("unknown provider", model("grok/grok-4"), "agents.defaults.model.primary"),
+    ("not a PostgreSQL", {"state": "mysql://ann:sk-secret@db/x"}, "state"),
     (
         "fallback",
         model({"primary": "openai/gpt-4o", "fallbacks": ["openai/gpt-4o", "x"]}),

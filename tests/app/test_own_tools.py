@@ -8,7 +8,7 @@ from typing import Any
 import anyio
 import pytest
 from tests.support.chat_driver import Room, Talk, talking
-from tests.support.waiting import until
+from tests.support.waiting import is_alive, until
 
 from clawmode import tool
 from clawmode.agent.models import ModelPool
@@ -213,14 +213,6 @@ async def test_what_a_session_left_running_ends_with_it(tmp_path: Path) -> None:
         await talk.say("/new")
         await until(lambda: not is_alive(pid))
         assert not is_alive(pid)
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state != "Z"
 
 
 # ---- What the setup reads ----

@@ -3,13 +3,20 @@
 import hashlib
 import json
 import random
+import re
+from datetime import date, datetime
+from typing import Annotated, Any, Literal, NotRequired
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import Field
 from tests.support.fuzzing import examples
+from typing_extensions import TypedDict
 
-from clawmode.catalog.catalog import CONTROL_NAMES, Catalog, is_control, safe_name
+from clawmode import tool as function_tool
+from clawmode.catalog.catalog import Catalog, safe_name
+from clawmode.catalog.controls import CONTROL_NAMES, is_control
 from clawmode.exceptions import AmbiguousTool, ConfigurationError, DuplicateTool, UnknownTool
 from clawmode.tools.tool import Tool, ToolContext, ToolSource
 from clawmode.types import JsonObject, JsonValue
@@ -451,11 +458,11 @@ def test_a_schema_with_strange_properties_can_be_searched() -> None:
 @pytest.mark.covers("SF-6")
 def test_the_index_shows_callable_names_with_their_input() -> None:
     assert Catalog([*TOOLS, tool("2fa", "", "code"), tool("now")]).index_text(4_000) == (
-        "browser_open({url?: string})\n"
-        "exec({command?: string})\n"
-        "now({})\n"
-        "read({path?: string})\n"
-        'tools.call("openclaw:core:2fa", {code?: string})'
+        "tools.browser_open({url?: string})\n"
+        'tools.call("openclaw:core:2fa", {code?: string})\n'
+        "tools.exec({command?: string})\n"
+        "tools.now()\n"
+        "tools.read({path?: string})"
     )
 
 
@@ -467,18 +474,95 @@ def test_the_index_has_no_descriptions_and_nothing_of_strangers() -> None:
     assert Catalog([client("a"), mcp("b")]).index_text(4_000) == ""
 
 
-@pytest.mark.covers("SF-6")
-def test_what_does_not_fit_is_left_out_alone_and_counted() -> None:
-    long = tool("b_" + "x" * 80, "", "key")
-    index = Catalog([tool("a"), long, tool("c"), tool("d")]).index_text(80)
-    assert index == "a({})\nc({})\nd({})\n... and 1 more, found by tools.search(query)"
+@pytest.mark.covers("SF-6", "MS-2")
+def test_what_does_not_fit_is_named_without_its_signature() -> None:
+    tools = [tool("a", "", "x"), tool("b", "", "a_long_name_of_a_property"), tool("c", "", "y")]
+    assert Catalog(tools).index_text(88) == (
+        "tools.a({x?: string})\ntools.c({y?: string})\nMore, see tools.describe(name): tools.b"
+    )
 
 
-@pytest.mark.covers("SF-6")
-def test_no_line_for_the_rest_is_needed_when_everything_fits_exactly() -> None:
-    catalog = Catalog([tool("a"), tool("b")])
-    assert catalog.index_text(11) == "a({})\nb({})"
-    assert catalog.index_text(10) == ""
+@pytest.mark.covers("SF-6", "MS-2")
+def test_names_that_do_not_fit_are_counted() -> None:
+    index = Catalog([tool(f"name_{number:02}") for number in range(30)]).index_text(100)
+    names, more = index.split("\n")
+    assert names == "tools.name_00, tools.name_01, tools.name_02"
+    assert more == "... and 27 more, found by tools.search(query)"
+
+
+@pytest.mark.covers("MS-2")
+def test_the_most_useful_signatures_are_shown_and_the_alphabet_decides_nothing() -> None:
+    one = "a" * 30
+    tools = [tool(f"z{number}", "", one) for number in range(4)]
+    tools += [plugin("a_plugin", "", one), tool("b_long", "", one * 2)]
+    for used, shown in (((), {"z0", "z1"}), (("openclaw:core:b_long",), {"b_long", "z0"})):
+        index = Catalog(tools).index_text(220, used=used)
+        assert len(index) <= 220
+        lines = index.splitlines()
+        assert {line.partition("(")[0].removeprefix("tools.") for line in lines[:-1]} == shown
+        for made in tools:
+            assert f"tools.{made.name}" in index
+
+
+@pytest.mark.covers("MS-2")
+def test_the_parameters_of_all_tools_are_shown_before_the_types_of_some() -> None:
+    tools = [tool(f"tool_{number}", "", "first_key", "second_key") for number in range(8)]
+    catalog = Catalog([*tools, tool("none")])
+    outline = "tools.tool_{}({{first_key?, second_key?}})"
+    outlines = [outline.format(number) for number in range(8)]
+    room = len("\n".join([*outlines, "tools.none()"])) + 60  # for the types of two or three
+    lines = catalog.index_text(room).splitlines()
+    assert len(lines) == 9
+    assert lines[0] == "tools.none()"
+    assert 4 <= len({*lines} & {*outlines}) <= 7
+    used = catalog.index_text(room, used=["openclaw:core:tool_7"])
+    assert "tools.tool_7({first_key?: string, second_key?: string})" in used
+    assert all(f"tools.tool_{number}({{first_key?" in used for number in range(8))
+
+
+@pytest.mark.covers("MS-2")
+def test_names_that_tools_share_are_shown_with_their_ids() -> None:
+    index = Catalog([tool("find"), plugin("find"), tool("alone")]).index_text(4_000)
+    assert index == (
+        'tools.alone()\ntools.call("openclaw:core:find", {})\ntools.call("plugin:acme:find", {})'
+    )
+    short = Catalog([tool("find", "", "x" * 60), plugin("find")]).index_text(110)
+    assert short.splitlines() == [
+        'tools.call("plugin:acme:find", {})',
+        'More, see tools.describe(name): tools.call("openclaw:core:find")',
+    ]
+
+
+@pytest.mark.covers("MS-2", "MS-3")
+def test_a_signature_shows_limits_formats_results_and_marks() -> None:
+    class Order(TypedDict):
+        id: str
+        lines: list[dict[str, int]]
+        total_cents: int | None
+
+    class Page(TypedDict):
+        items: list[Order]
+        next_cursor: NotRequired[str]
+
+    @function_tool(effect="write")
+    def list_orders(
+        since: date,
+        status: Literal["open", "paid"] | None = None,
+        until: datetime | None = None,
+        limit: Annotated[int, Field(ge=1, le=25)] = 25,
+    ) -> Page:
+        """List orders."""
+        raise NotImplementedError
+
+    catalog = Catalog([list_orders])
+    assert catalog.index_text(4_000, asks=lambda made: True) == (
+        'tools.list_orders({since: string(date), status?: "open" | "paid", '
+        "until?: string(date-time), limit?: number(<=25)}): "
+        "{items: {id, lines: Record<string, number>[], total_cents}[], next_cursor?} "
+        "[write] [approval]"
+    )
+    described: Any = catalog.describe("list_orders")
+    assert "items" in described["outputSchema"]["properties"]
 
 
 @pytest.mark.covers("SF-6")
@@ -494,10 +578,12 @@ def test_the_index_never_exceeds_its_room_and_counts_right(max_chars: int) -> No
     many = [tool(f"tool_{'x' * (number * 7 % 40)}_{number}", "", "a") for number in range(30)]
     index = Catalog(many).index_text(max_chars)
     assert len(index) <= max_chars
-    lines = index.splitlines()
-    if lines and lines[-1].startswith("... and"):
-        assert len(lines) - 1 + int(lines[-1].split()[2]) == len(many)
-        assert lines[:-1] == sorted(lines[:-1])
+    *lines, last = index.splitlines() or [""]
+    if last.startswith("... and"):
+        assert len(lines[0].split(", ")) + int(last.split()[2]) == len(many)
+    elif index:
+        assert all(re.search(rf"tools\.{made.name}\b", index) for made in many)
+        assert lines == sorted(lines)
 
 
 def test_no_name_can_break_out_of_its_line() -> None:
@@ -541,3 +627,17 @@ def test_every_tool_is_reached_by_its_id(tools: list[Tool]) -> None:
         assert catalog.resolve(made.id, include_mcp=True) is made
         assert catalog.describe(made.id, include_mcp=True)["id"] == made.id
     assert len(catalog) == sum(not is_control(made) for made in tools)
+
+
+def test_hits_that_are_likely_to_be_wrong_are_marked_as_weak() -> None:
+    tools = [tool(f"tool_{number}", f"Does thing {number}") for number in range(60)]
+    catalog = Catalog([*tools, tool("paint_fence", "Colour a fence"), tool("horse", "Ride")])
+    (found,) = catalog.search("what horoscope has a mare", 8) or [None]
+    assert found is not None
+    assert found["id"] == "openclaw:core:horse"
+    assert found["weak"] is True
+    assert "weak" not in catalog.search("paint a fence", 8)[0]
+    assert "weak" not in catalog.search("horse", 8)[0]
+    assert "weak" not in catalog.all_tools()[0]
+    assert catalog.search("teach me to juggle", 8) == []
+    assert catalog.unmatched("teach me to juggle") == ["teach", "juggle"]

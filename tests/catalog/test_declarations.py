@@ -14,13 +14,15 @@ from tests.support.compiler import Compiler, find_compiler, without_shared_types
 from tests.support.fuzzing import examples
 
 from clawmode.catalog.declarations import (
-    MAX_FILE_CHARS,
-    MAX_INDEX_CHARS,
+    MAX_FILE_BYTES,
+    MAX_KNOWN,
     ROOT_MEMBERS,
     SHARED_TYPES,
     identifiers,
     render_index,
     render_server,
+    render_tool,
+    size_of,
 )
 from clawmode.tools.tool import Tool
 from clawmode.types import JsonValue
@@ -110,6 +112,7 @@ def functions(text: str) -> list[str]:
         ("eval", "eval2"),
         # The server's own
         ("$api", "$api2"),
+        ("$search", "$search2"),
         ("resources", "resources2"),
         ("prompts", "prompts2"),
         # Nothing to go by
@@ -220,10 +223,10 @@ CREATE_ISSUE: dict[str, JsonValue] = {
 
 
 @pytest.mark.covers("CM-mcp-declaration")
-def test_a_declaration_is_the_page_with_the_one_type_that_it_leaves_out() -> None:
+def test_a_declaration_is_the_page_with_the_two_types_that_it_leaves_out() -> None:
     text = render_server("github", {"createIssue": tool(CREATE_ISSUE, "Create a GitHub issue.")})
     lines = [line.strip() for line in text.split("\n")]
-    start = lines.index("type McpApiHeader = {")
+    start = lines.index("type McpContent =") - 1  # the comment above it
     del lines[start : lines.index("};", start) + 2]
     assert "\n".join(lines) == PAGE
 
@@ -304,21 +307,48 @@ def test_a_tool_without_a_description_goes_by_its_label() -> None:
     assert "  /** Do *\\/ it */\n  function t(input?: {}): " in render_server("s", {"t": labelled})
 
 
+def test_a_long_result_has_a_name_which_equal_results_share() -> None:
+    row: dict[str, JsonValue] = {
+        "type": "object",
+        "properties": {f"column{n}": {"type": "string"} for n in range(8)},
+    }
+    other: dict[str, JsonValue] = {**row, "required": ["column0"]}
+    tools = {
+        "one": tool(output=row),
+        "two": tool(output=row),
+        "three": tool(output=other),
+        "oneResult": tool(output={**row, "required": ["column1"]}),
+    }
+    text = render_server("s", tools)
+    assert text.count("type OneResult = {") == text.count("type ThreeResult = {") == 1
+    assert text.count("Promise<McpToolResult & { structuredContent?: OneResult }>") == 2
+    assert "structuredContent?: ThreeResult }" in text
+    assert "structuredContent?: OneResultResult }" in text
+
+
 @pytest.mark.covers("CM-mcp-declaration")
-def test_the_index_says_where_to_read_on() -> None:
-    index = without_shared_types(render_index({"github": ["createIssue"], "docs": ["a", "b"]}))
-    assert index.split("\n") == [
+def test_the_index_says_where_to_read_on(compiler: Compiler) -> None:
+    index = render_index({"github": ["createIssue"], "docs": ["a", "b"]})
+    assert index.split("\n")[-4:] == [
+        "// MCP.github, 1 tool: createIssue",
         "",
-        "declare namespace MCP {",
-        "  /** Return this TypeScript-style API header. */",
-        f"  {API}",
-        "}",
-        "",
-        "// MCP.github has 1 tool, declared in mcp/github.d.ts: createIssue",
-        "",
-        "// MCP.docs has 2 tools, declared in mcp/docs.d.ts: a, b",
+        "// MCP.docs, 2 tools: a, b",
         "",
     ]
+    assert 'API.read("mcp/<server>/<tool>.d.ts")' in index
+    assert len(index) < 1_000
+    assert compiler.errors(index_d_ts=index) == []
+
+
+@pytest.mark.covers("M-5")
+def test_one_tool_is_declared_without_what_other_tools_need(compiler: Compiler) -> None:
+    tools = listed("tracker")
+    text = render_tool("tracker", "searchIssues", tools["searchIssues"])
+    assert functions(text) == ["searchIssues"]
+    assert "type Period =" in text
+    assert "McpApiHeader" not in text
+    assert len(text) < len(render_server("tracker", tools)) - 500
+    assert compiler.errors(one_d_ts=text) == []
 
 
 # ---- Bounds ----
@@ -343,32 +373,50 @@ def test_a_hostile_server_gets_a_file_of_bounded_size_in_bounded_time(count: int
     }
     start = time.perf_counter()
     text = render_server("s", tools)
+    one = render_tool("s", "tool7", tools["tool7"])
     assert time.perf_counter() - start < 10
-    assert len(text) <= MAX_FILE_CHARS
-    assert text.count("\n  function ") > 1_000
-    assert text.endswith("more tools: see what $api() answers.\n}\n") == (count == 5_000)
+    assert max(size_of(text), size_of(one)) <= MAX_FILE_BYTES
+    assert text.count("tool") > 500
+    assert text.rstrip().endswith("more") == (count == 5_000)
 
 
-@pytest.mark.covers("MC-8")
-def test_when_there_is_no_room_tools_lose_their_schemas_before_they_are_left_out() -> None:
+@pytest.mark.covers("MC-8", "M-5")
+def test_when_there_is_no_room_tools_have_one_line_each_before_they_are_only_listed() -> None:
     tools = {f"tool{n}": tool(CREATE_ISSUE, "Makes one.\nAnd more.") for n in range(40)}
-    text = render_server("s", tools, max_chars=8_000)
+    line = "  function tool39(input?: any): Promise<McpToolResult>; // "
+    typed = line + "{owner: string, repo: string, title: string, body?: string}"
+    text = render_server("s", tools, max_bytes=8_000)
     assert functions(text) == ["$api", *tools]
-    assert "function tool0(input: {\n" in text
-    assert (
-        "  /**\n   * Makes one.\n"
-        '   * Its schema is too long for here: $api("tool39", { schema: true }).\n   */\n'
-        "  function tool39(input?: { [key: string]: unknown }): Promise<McpToolResult>;\n"
-    ) in text
-    assert len(text) <= 8_000
-    text = render_server("s", tools, max_chars=3_000)
-    assert len(text) <= 3_000
-    assert f"  // {41 - len(functions(text))} more tools: see what $api() answers.\n" in text
+    assert f"{typed} Makes one.\n" in text
+    assert 'API.read("mcp/s/<tool>.d.ts")' in text
+    assert size_of(text) <= 8_000
+    text = render_server("s", tools, max_bytes=6_100)
+    assert f"{typed}\n" in text
+    assert size_of(text) <= 6_100
+    text = render_server("s", tools, max_bytes=1_000)
+    assert "MCP.s.$search(query)" in text
+    assert "// MCP.s, 40 tools: tool0, tool1, " in text
+    assert size_of(text) <= 1_000
+
+
+@pytest.mark.covers("M-5")
+@pytest.mark.parametrize("most", [512, 1_000, 5_000, 32_768])
+def test_no_file_is_over_its_limit_whatever_it_contains(most: int, compiler: Compiler) -> None:
+    tools = {f"tool{n}": tool(BOMB, '"\\' * 500 + "\u20ac" * 500, output=BOMB) for n in range(300)}
+    files = {
+        "server": render_server("s", tools, resources=True, prompts=True, max_bytes=most),
+        "index": render_index({f"s{n}": tools for n in range(30)}, max_bytes=most),
+    }
+    if most >= 1_000:
+        files["one"] = render_tool("s", "tool0", tools["tool0"], most)
+    assert {name: size_of(text) for name, text in files.items() if size_of(text) > most} == {}
+    if most in (512, 5_000):
+        assert compiler.errors(server_d_ts=files["server"]) == []
 
 
 def test_an_index_of_many_tools_is_cut_for_each_server() -> None:
     index = render_index({f"s{n}": [f"someTool{i}" for i in range(3_000)] for n in range(20)})
-    assert len(index) < MAX_INDEX_CHARS * 1.3
+    assert size_of(index) <= MAX_FILE_BYTES
     assert index.count("more\n") == 20
 
 
@@ -379,8 +427,10 @@ def test_an_index_of_many_tools_is_cut_for_each_server() -> None:
 @pytest.mark.parametrize("server", TOOL_LISTS)
 def test_each_file_is_typescript_by_itself(server: str, compiler: Compiler) -> None:
     text = render_server(server, listed(server), resources=True, prompts=True)
+    brief = render_server(server, listed(server), max_bytes=size_of(text) - 1_500)
     assert len(functions(text)) == len(TOOL_LISTS[server]) + 1
     assert compiler.errors(server_d_ts=text) == []
+    assert compiler.errors(brief_d_ts=brief) == []
 
 
 @pytest.mark.covers("MC-8")
@@ -388,6 +438,7 @@ def test_all_files_of_a_run_are_typescript_together(compiler: Compiler) -> None:
     files = {f"{name}_d_ts": render_server(name, listed(name)) for name in TOOL_LISTS}
     parts = {path: without_shared_types(text) for path, text in files.items()}
     index = render_index({name: listed(name) for name in TOOL_LISTS})
+    parts["first_d_ts"] = SHARED_TYPES
     assert compiler.errors(index_d_ts=index, **parts) == []
 
 
@@ -406,7 +457,7 @@ def test_every_identifier_can_be_declared_and_called(compiler: Compiler) -> None
     files = [render_server(server, {"x": tool()}) for server in servers.values()]
     source = SHARED_TYPES + "".join(
         without_shared_types(file)
-        for file in [*files, render_server("all", declared, max_chars=10**9)]
+        for file in [*files, render_server("all", declared, max_bytes=10**9)]
     )
     calls = [f"MCP.all.{name}();" for name in declared]
     calls += [f"MCP.{server}.x();" for server in servers.values()]
@@ -504,3 +555,26 @@ def test_right_calls_are_accepted_and_wrong_ones_refused(compiler: Compiler) -> 
     assert compiler.errors(types_d_ts=types, program_ts=RIGHT) == []
     found = compiler.errors(types_d_ts=types, program_ts="\n".join(WRONG))
     assert found == [f"{code}: {line}" for line, code in WRONG.items()]
+
+
+@pytest.mark.covers("M-20")
+def test_a_name_keeps_its_identifier_when_the_list_changes() -> None:
+    known: dict[str, str] = {}
+    assert identifiers(["get.user"], known=known) == {"get.user": "getUser"}
+    assert identifiers(["get.user", "get_user", "getUser"], known=known) == {
+        "getUser": "getUser2",
+        "get.user": "getUser",
+        "get_user": "getUser3",
+    }
+    # The identifier of a tool that is gone is not given to another tool.
+    assert identifiers(["get_user"], known=known) == {"get_user": "getUser3"}
+    assert identifiers(["get-user"], known=known) == {"get-user": "getUser4"}
+    assert identifiers(["get.user"], known=known) == {"get.user": "getUser"}
+
+
+@pytest.mark.hostile
+def test_a_list_that_changes_without_end_is_not_remembered_without_end() -> None:
+    known: dict[str, str] = {}
+    for number in range(30):
+        identifiers([f"tool_{number}_{each}" for each in range(1_000)], known=known)
+    assert len(known) <= MAX_KNOWN + 1_000

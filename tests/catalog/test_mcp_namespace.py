@@ -239,6 +239,38 @@ return [files.map((file) => file.path), (await API.list("mcp/")).length, (await 
         assert code_mode.telemetry.describes == 0
 
 
+@pytest.mark.covers("M-5")
+async def test_the_declaration_of_one_tool_is_a_file_too(pool: Pool) -> None:
+    source = """const one = await API.read("mcp/github/create_issue.d.ts");
+return [one === await API.read("mcp/github/createIssue.d.ts"),
+  one.includes("function createIssue("), one.includes("listIssues"), one.includes("McpApiHeader"),
+  await API.read("mcp/github/createIsue.d.ts").catch((error) => [error.code, error.message]),
+  await API.read("mcp/githb/createIssue.d.ts").catch((error) => error.code),
+  await API.read("mcp/github/createIssue.ts").catch((error) => error.message),
+  (await API.list("mcp/github")).length]"""
+    same, declared, others, header, unknown, server, path, listed = await value_of(pool, source)
+    assert (same, declared, others, header, listed) == (True, True, False, False, 0)
+    assert unknown[0] == server == "unknown_tool"
+    assert "Write MCP.github.createIssue(input)." in unknown[1]
+    assert "mcp/<server>/<tool>.d.ts" in path
+
+
+@pytest.mark.covers("M-5")
+async def test_every_file_can_be_returned_however_little_a_program_may_return(pool: Pool) -> None:
+    words: JsonObject = {
+        f"p{n}": {"type": "string", "description": "word " * 40} for n in range(20)
+    }
+    tools = [mcp("large", f"tool_{n}", {"type": "object", "properties": words}) for n in range(90)]
+    source = """const read = [];
+for (const { path } of await API.list()) read.push((await API.read(path)).length);
+return [read, await API.read("mcp/large.d.ts")]"""
+    for most in (1_024, 4_096, 65_536):
+        config = {"maxOutputBytes": most}
+        sizes, text = await value_of(pool, source, tools, config=config)
+        assert max(sizes) <= most // 2
+        assert "MCP.large.$search(query)" in text
+
+
 @pytest.mark.covers("MC-7", "CM-mcp-virtual")
 @pytest.mark.parametrize(
     "path", ["", "..", "mcp/../x", "mcp//github.d.ts", "./mcp", "/mcp", "mcp/none.d.ts", 5]
@@ -248,6 +280,120 @@ async def test_an_invalid_path_is_rejected(pool: Pool, path: object) -> None:
     message = await value_of(pool, source)
     assert isinstance(message, str)
     assert message != "read"
+
+
+# ---- Search ----
+
+
+def lists(server: str, group: str, entries: list[JsonObject], fails: bool = False) -> Tool:
+    """A tool that lists resources or prompts, as a server would."""
+
+    def execute(given: JsonObject, context: ToolContext) -> ToolResult:
+        if fails:
+            raise RuntimeError("no list today")
+        return ToolResult(details={group: [*entries]})
+
+    return Tool(f"{group}/list", "List.", {}, execute, effect="read", source="mcp", owner=server)
+
+
+LISTING = [
+    *TOOLS[:4],
+    lists(
+        "docs",
+        "resources",
+        [{"uri": "memo://one", "name": "holiday rules", "description": "Who may leave, when."}],
+    ),
+    mcp("docs", "resources/read"),
+    lists(
+        "docs",
+        "prompts",
+        [{"name": "brief", "description": "Summarize a release.", "arguments": [
+            {"name": "topic", "required": True}, {"name": "tone"}]}],
+    ),
+    lists("broken", "resources", [], fails=True),
+]  # fmt: skip
+
+
+@pytest.mark.covers("AD-4")
+async def test_a_search_finds_tools_resources_and_prompts_with_their_calls(pool: Pool) -> None:
+    source = """const calls = (hits) => hits.map(({ kind, call }) => [kind, call]);
+return [calls(await MCP.$search("create an issue", { limit: 1 })),
+  calls(await MCP.$search("holiday")), calls(await MCP.docs.$search("release summary")),
+  calls(await MCP.github.$search("holiday")),
+  calls(await MCP["chrome-devtools"].$search("snapshot")),
+  (await MCP.$search("create_issue"))[0], await MCP.$search("issue", { limit: 50 })]"""
+    created, rules, brief, none, snapshot, hit, both = await value_of(pool, source, LISTING)
+    issue = "MCP.github.createIssue({title: string, body?: string})"
+    assert created == [["tool", issue]]
+    assert rules == [["resource", 'MCP.docs.resources.read({uri: "memo://one"})']]
+    arguments = '{"topic": string, "tone"?: string}'
+    assert brief == [["prompt", f'MCP.docs.prompts.get({{name: "brief", arguments: {arguments}}})']]
+    assert none == []
+    assert snapshot == [["tool", "MCP.chromeDevtools.takeSnapshot({})"]]
+    assert hit == {
+        "id": "mcp:github:create_issue",
+        "name": "create_issue",
+        "description": "Do create_issue.",
+        "source": "mcp",
+        "sourceName": "github",
+        "kind": "tool",
+        "call": issue,
+    }
+    assert [each["name"] for each in both] == ["create_issue", "list-issues"]
+
+
+@pytest.mark.covers("AD-4")
+async def test_a_search_without_a_match_says_so_and_what_was_not_searched(pool: Pool) -> None:
+    async with CodeMode(tools=LISTING, pool=pool) as code_mode:
+        tools = await code_mode.exec('return await tools.search("moon phase")')
+        mcp = await code_mode.exec('return await MCP.$search("moon phase")')
+        good = await code_mode.exec('return await MCP.$search("issue")')
+        many = await code_mode.exec(
+            'for (let i = 0; i < 20; i++) await tools.search("zz" + "z".repeat(9999) + i)'
+        )
+    assert tools.to_json()["notes"] == [
+        'tools.search("moon phase"): nothing matches. In no tool: moon, phase. '
+        "MCP servers are not searched here: "
+        "MCP.$search(query)."
+    ]
+    assert mcp.notes == [
+        'MCP.$search("moon phase"): nothing matches. Not searched: the resources of MCP.broken.'
+    ]
+    assert "notes" not in good.to_json()
+    assert len(many.notes) == 4
+    assert max(map(len, many.notes)) < 250
+
+
+async def test_a_list_is_asked_for_once_in_a_program_and_its_calls_are_counted(pool: Pool) -> None:
+    source = """await MCP.docs.$search("a"); await MCP.docs.$search("b"); await MCP.$search("c")"""
+    async with CodeMode(tools=LISTING, pool=pool) as code_mode:
+        seen: list[str] = []
+        code_mode.watch(lambda event: seen.append(f"{event.phase} {event.tool_id}"))
+        await code_mode.exec(source)
+    started = sorted(each for each in seen if each.startswith("start"))
+    assert started == [
+        "start mcp:broken:resources/list",
+        "start mcp:docs:prompts/list",
+        "start mcp:docs:resources/list",
+    ]
+
+
+@pytest.mark.hostile
+async def test_what_a_server_lists_is_bounded_and_stays_in_its_run(pool: Pool) -> None:
+    odd: list[Any] = [
+        None, 5, {}, {"uri": 5, "name": None},
+        {"uri": "x" * 10_000_000, "name": "holiday" * 10_000},
+        {"uri": 'a"})//', "name": "holiday 2"},
+        *({"uri": f"memo://{n}", "name": "holiday"} for n in range(5_000)),
+    ]  # fmt: skip
+    hostile = [lists("docs", "resources", odd), mcp("docs", "resource memo://1")]
+    source = 'return await MCP.docs.$search("holiday", { limit: 50 })'
+    found = await value_of(pool, source, hostile)
+    assert len(found) == 50
+    assert all(len(hit["call"]) < 1_100 and "id" not in hit for hit in found)
+    own = await value_of(pool, 'return await MCP.docs.$search("resource memo 1")', hostile)
+    assert "mcp:docs:resource memo://1" in [hit.get("id") for hit in own]
+    assert await value_of(pool, 'return await MCP.$search("holiday")', TOOLS) == []
 
 
 @pytest.mark.covers("CM-mcp-readonly")
@@ -371,8 +517,11 @@ async def test_configured_servers_are_connected_and_a_dead_one_is_named(
         assert result.value == [[{"type": "text", "text": "A"}], 2]
         assert list(code_mode.missing_servers) == ["gone"]
         text = str(code_mode.definitions("anthropic")[0]["description"])
-        assert "MCP servers: tiny" in text
-        assert "cannot be reached now: gone" in text
+        assert "MCP servers: gone, tiny." in text
+        assert result.mcp_servers == {"gone": "unreachable"}
+        code_mode.offer([])
+        kept = await code_mode.exec("return [ALL_TOOLS.length, typeof MCP.tiny]")
+        assert kept.value == [0, "object"]
 
 
 @pytest.mark.covers("MC-9")

@@ -710,7 +710,9 @@ def test_a_forged_message_reaches_a_declared_function_or_is_refused(
 async def run(pool: Pool, source: str, made: NamespaceRuntime) -> Any:
     setup = json.dumps({"tools": [], "names": {}, "namespaces": made.descriptors()}).encode()
     start = Start(source, setup=hashlib.sha256(setup).digest())
-    outcome = await pool.step(pool.cell(), start, time.monotonic() + 10, setup)
+    cell = pool.cell()
+    outcome = await pool.step(cell, start, time.monotonic() + 10, setup)
+    pool.drop(cell)  # else it would stay in a worker of all other tests
     if isinstance(outcome, Suspension):
         return [json.loads(request.args) for request in outcome.requests]
     assert isinstance(outcome, Completion), outcome

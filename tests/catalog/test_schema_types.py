@@ -382,9 +382,9 @@ LIMIT = 3 * sum(limits.chars for limits in STAGES)
 
 def size_of(schema: JsonValue) -> int:
     """How much is made of a schema, in less than a second."""
-    start = time.perf_counter()
+    start = time.process_time()
     made = [render_type(schema), render_type(schema, is_input=True)]
-    assert time.perf_counter() - start < 1
+    assert time.process_time() - start < 1
     return max(len(part.text) + sum(map(len, part.aliases.values())) for part in made)
 
 

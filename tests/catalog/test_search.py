@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from tests.support.fuzzing import examples
 
 from clawmode.catalog import search
-from clawmode.catalog.search import Document, Ranker, SearchIndex, stem, terms_of
+from clawmode.catalog.search import Document, Ranker, SearchIndex
+from clawmode.catalog.words import stem, terms_of
 from clawmode.tools import near_names
 from clawmode.tools.near_names import NearNames
 
@@ -161,8 +162,8 @@ def test_skipping_hopeless_documents_changes_no_answer(among: list[Document], qu
     assert dict(found) == pytest.approx({position: full[position] for position, _ in found})
     left_out = [full[position] for position in full.keys() - dict(found).keys()]
     best = max(full.values(), default=0.0)
-    nowhere = search._rarity(max(len(among), search.MIN_RARITY_BASE), 0)
-    least = search.CUTOFF * max(best, nowhere if index.unmatched(query) else 0.0)
+    too_weak = index.strength(query) < search.MIN_STRENGTH
+    least = best if too_weak else search.CUTOFF * best
     assert all(score < least + 1e-9 for score in left_out)
 
 

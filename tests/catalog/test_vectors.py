@@ -15,10 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.fuzzing import examples
 
-from clawmode.catalog import vectors
+from clawmode.catalog import search, tables, vectors
 from clawmode.catalog.catalog import Catalog
-from clawmode.catalog.search import Document, SearchIndex, go_by_words, split_identifier
+from clawmode.catalog.search import Document, SearchIndex, go_by_words, split_clauses
 from clawmode.catalog.vectors import MissingExtra, VectorRanker, choose_ranker
+from clawmode.catalog.words import split_identifier
 from clawmode.tools.tool import Tool, ToolSource
 from clawmode.types import JsonObject
 
@@ -39,7 +40,7 @@ documents = st.builds(Document, texts, texts, texts, texts)
 
 
 def rank(among: list[Document]) -> VectorRanker:
-    return VectorRanker(among, SearchIndex(among))
+    return VectorRanker(among, SearchIndex(among, tables.load_related()))
 
 
 def find(query: str, limit: int = 8, among: list[Document] = TOOLS) -> list[str]:
@@ -59,9 +60,9 @@ def names(catalog: Catalog, query: str, *, include_mcp: bool = False) -> list[ob
 @pytest.fixture
 def forgotten() -> Iterator[None]:
     """Nothing has been loaded yet, and what this test loads is not kept."""
-    vectors._load_model.cache_clear()
+    vectors._load_table.cache_clear()
     yield
-    vectors._load_model.cache_clear()
+    vectors._load_table.cache_clear()
 
 
 # What is found
@@ -90,9 +91,9 @@ def test_who_asks_for_several_things_finds_each_of_them() -> None:
     assert set(find(asked, 4)) == wanted
 
 
-def test_a_query_of_too_many_sentences_costs_no_more_than_a_few() -> None:
-    asked = "Shrink a photograph. " * 50
-    assert len(vectors._sentences(asked + "Go. " * 50)) <= vectors.MAX_SENTENCES + 1
+def test_a_query_of_too_many_clauses_costs_no_more_than_a_few() -> None:
+    asked = " ".join(f"Shrink photograph {number}." for number in range(50))
+    assert len(split_clauses(asked)) == search.MAX_CLAUSES
     assert find(asked)[0] == "resize_image"
 
 
@@ -103,17 +104,22 @@ def test_what_words_find_is_found_still(query: str) -> None:
     assert find(query)[0] == by_words[0]
 
 
-def test_requests_in_other_words_are_answered_twice_as_often() -> None:
+def test_requests_in_other_words_are_answered_more_than_twice_as_often() -> None:
     """The numbers of `bench/search_quality.py`, with room for the next change of a constant."""
     tools, asked = read_asked()
     among = [*tools, *islice(unasked(), 1_000 - len(tools))]
-    words, both = SearchIndex(among), rank(among)
+    words, both = SearchIndex(among, tables.load_related()), rank(among)
     others = asked["other words"]
-    assert measure(both, others).hit > 0.7 > 0.4 > measure(words, others).hit
+    assert measure(both, others).hit > 0.85 > measure(words, others).hit > 0.7
+    assert measure(SearchIndex(among), others).hit < 0.4
     assert measure(both, asked["keywords"]).hit >= measure(words, asked["keywords"]).hit > 0.95
     assert measure(both, asked["keywords"]).reciprocal > 0.95
-    filler = sum(bool(both.search(text, LIMIT)) for text in read_unanswered())
-    assert filler / len(read_unanswered()) < 0.25
+    unanswered = read_unanswered()
+    for ranker in (words, both):
+        answered = [text for text in unanswered if ranker.search(text, LIMIT)]
+        strong = [text for text in answered if words.strength(text) >= search.WEAK_STRENGTH]
+        assert len(strong) / len(unanswered) < 0.25
+        assert len(answered) / len(unanswered) < 0.5
 
 
 def test_the_measurement_counts_hits_ranks_and_answers() -> None:
@@ -137,16 +143,12 @@ def test_a_poor_match_is_not_used_as_filler(query: str) -> None:
     assert find(query) == []
 
 
-def test_a_word_that_the_model_does_not_know_means_nothing() -> None:
-    model = vectors._load_model()
-    assert model.vector("invoice").any()
-    for word in ("xqzvkj", "q7x9z", "祝快", "🎉"):
-        assert not model.vector(word).any()
-
-
-def test_a_word_without_end_costs_no_more_than_a_long_one() -> None:
-    vector = vectors._load_model().vector
-    assert (vector("xy" * 1_000_000) == vector("xy" * 32)).all()
+def test_a_word_that_the_table_does_not_know_means_nothing() -> None:
+    table = vectors._load_table()
+    assert table is not None
+    assert table.add_up("invoices") is not None
+    for word in ("xqzvkj", "q7x9z", "祝快", "🎉", "xy" * 1_000_000):
+        assert table.add_up(word) is None
 
 
 def test_words_decide_where_meaning_is_not_known() -> None:
@@ -201,9 +203,11 @@ def test_no_order_of_adding_changes_a_cosine() -> None:
     """What makes the answers the same on every machine, whatever its linear algebra does."""
     import numpy as np
 
-    model = vectors._load_model()
-    matrix = vectors._embed(TOOLS, model)
-    query = model.add_up(["shrink", "photograph"])
+    table = vectors._load_table()
+    assert table is not None
+    matrix = table.embed(SearchIndex(TOOLS), len(TOOLS))
+    query = table.add_up("shrink photograph")
+    assert query is not None
     exact = matrix.astype(np.int64) @ query.astype(np.int64)
     order = np.random.default_rng(7).permutation(matrix.shape[1])
     for columns in (slice(None), slice(None, None, -1), order):
@@ -246,62 +250,39 @@ def test_mcp_tools_are_found_only_by_whom_they_are_shown_to() -> None:
 
 
 def test_a_catalog_goes_by_words_unless_it_is_told_otherwise() -> None:
-    tools = [tool("delete_path", "Remove a file or folder")]
-    assert names(Catalog(tools), "erase a directory") == []
-    assert names(Catalog(tools, ranker=choose_ranker()), "erase a directory") == ["delete_path"]
+    tools = [tool(document.name, document.description) for document in TOOLS]
+    assert names(Catalog(tools), "pay back a buyer") == []
+    found = names(Catalog(tools, ranker=choose_ranker()), "pay back a buyer")
+    assert found[0] == "issue_refund"
 
 
 # Without the extra
 
 
-@pytest.mark.parametrize("package", vectors.PACKAGES)
 def test_without_the_extra_words_rank_unless_it_is_required(
-    package: str, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert choose_ranker() is go_by_words
-    with pytest.raises(MissingExtra, match=rf"{package}.*clawmode\[search\]"):
+    with pytest.raises(MissingExtra, match=r"numpy.*clawmode\[search\]"):
         choose_ranker(required=True)
-
-
-def test_a_package_without_its_files_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vectors, "WEIGHTS", "weights/none.safetensors")
-    assert choose_ranker() is go_by_words
-    with pytest.raises(MissingExtra, match=r"none\.safetensors"):
-        choose_ranker(required=True)
-
-
-def header(text: str) -> bytes:
-    return len(text).to_bytes(8, "little") + text.encode()
 
 
 @pytest.mark.usefixtures("forgotten")
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"",
-        b"\xff" * 64,
-        header("{}"),
-        header("[]"),
-        header('{"embedding.weight":{"dtype":"F32","shape":[1,2],"data_offsets":[0,8]}}'),
-        header('{"embedding.weight":{"dtype":"F16","shape":[1,2],"data_offsets":[0,8]}}'),
-        header('{"embedding.weight":{"dtype":"F16","shape":[9,9],"data_offsets":[0,162]}}'),
-    ],
-)
-def test_files_that_cannot_be_read_leave_the_words(
+@pytest.mark.parametrize("content", [b"", b"\xff" * 64, b"clawmode" + bytes(60)])
+def test_a_table_that_cannot_be_read_leaves_the_words(
     content: bytes,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    files = vectors._find_files()
-    broken = tmp_path / "broken.safetensors"
-    broken.write_bytes(content)
-    monkeypatch.setattr(vectors, "_find_files", lambda: files._replace(weights=broken))
-    ranker = rank(TOOLS)
-    with caplog.at_level(logging.ERROR, "clawmode.vectors"):
-        assert ranker.search("weather", 8) == SearchIndex(TOOLS).search("weather", 8)
-        assert ranker.search("erase a directory", 8) == []
+    related = tables.load_related()
+    (tmp_path / tables.VECTORS).write_bytes(content)
+    monkeypatch.setattr(tables, "FOLDER", tmp_path)
+    ranker, words = rank(TOOLS), SearchIndex(TOOLS, related)
+    with caplog.at_level(logging.ERROR, "clawmode.search"):
+        for query in ("weather", "erase a directory"):
+            assert ranker.search(query, 8) == words.search(query, 8)
     assert len(caplog.records) == 1
 
 
@@ -322,15 +303,15 @@ import sys
 from clawmode.catalog.catalog import Catalog
 from clawmode.tools.tool import Tool
 from clawmode.catalog.vectors import choose_ranker
-heavy = {"numpy", "tokenizers", "wordllama", "safetensors", "huggingface_hub"}
+heavy = {"numpy"}
 tools = [Tool(f"get_{n}", "Get a thing", {}, print) for n in range(9)]
 catalog = Catalog(tools, ranker=choose_ranker(required=True))
 catalog.all_tools_json, catalog.index_text(900), catalog.resolve("get_1")
 before = heavy & sys.modules.keys()
-catalog.search("obtain an object", 8)
+catalog.search("get one thing", 8)
 print(sorted(before), sorted(heavy & sys.modules.keys()))
 """
-    assert run_python(code) == "[] ['numpy', 'tokenizers']"
+    assert run_python(code) == "[] ['numpy']"
 
 
 def test_nothing_is_fetched_and_nobody_elses_logging_is_set_up() -> None:
@@ -348,7 +329,7 @@ print(len(found), logging.getLogger().handlers)
 
 
 def test_only_the_beginning_of_a_huge_text_is_read() -> None:
-    huge = Document("thing", description="word " * vectors.MAX_FIELD_WORDS + "automobile " * 500)
+    huge = Document("thing", description="word " * search.MAX_FIELD_CHARS + "automobile " * 500)
     assert find("vehicle", among=[huge]) == []
     assert find("nothing " * 1_000 + "erase a directory") == []
 

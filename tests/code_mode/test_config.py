@@ -389,11 +389,10 @@ def test_a_wrong_type_is_an_error_even_where_code_mode_is_off() -> None:
     assert refused({"enabled": False, "timeoutMs": "10s"}).path == "tools.codeMode.timeoutMs"
 
 
-def test_a_long_value_is_shown_cut() -> None:
+def test_a_long_value_is_not_quoted_because_it_may_be_a_secret() -> None:
     message = str(refused({"mode": "x" * 10_000}))
     assert len(message) < 200
-    assert '"xxx' in message
-    assert "..." in message
+    assert "xxx" not in message
 
 
 def test_all_errors_are_found_at_once() -> None:

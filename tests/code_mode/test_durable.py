@@ -26,7 +26,8 @@ from clawmode.code_mode.sqlite_store import SqliteStore
 from clawmode.code_mode.stores import SnapshotStore, StoredCell
 from clawmode.exceptions import ClawmodeWarning, StoreUnavailable
 from clawmode.sandbox.pool import Tenancy
-from clawmode.sandbox.protocol import FrozenCell
+from clawmode.sandbox.process import WorkerProcess
+from clawmode.sandbox.protocol import Answer, FrozenCell, Question, Resume, Start
 from clawmode.tools.tool import Tool, ToolContext
 from clawmode.types import JsonObject
 
@@ -111,13 +112,13 @@ catch (error) { return [error.code, error.toolId] }"""
     assert times_called(tmp_path, "write-x") == 1
 
 
-@pytest.mark.covers("WA-11", "TR-5")
+@pytest.mark.covers("WA-11", "TR-5", "AK-2")
 async def test_an_unknown_outcome_is_in_the_ledger(tmp_path: Path) -> None:
     result = await parked_and_killed(tmp_path, 'return await tools.write({ name: "x" })')
     result = await waited(tmp_path, result["runId"])
     assert result["code"] == "nested_tool_failed"
     expected = {"id": "1", "toolId": "openclaw:core:write", "state": "unknown", "effect": "write"}
-    assert result["calls"] == [expected]
+    assert result["calls"] == [expected | {"input": {"name": "x"}}]
 
 
 @pytest.mark.covers("WA-11")
@@ -131,6 +132,30 @@ async def test_a_person_is_asked_again(tmp_path: Path) -> None:
     result = await waited(tmp_path, result["runId"])
     assert result["value"] == "quick"
     assert times_called(tmp_path, "quick") == 1
+
+
+@pytest.mark.covers("WA-11", "AK-6")
+async def test_only_the_unanswered_calls_of_a_group_are_asked_about_again(tmp_path: Path) -> None:
+    source = "return await Promise.all([1, 2, 3, 4].map(() => tools.quick()))"
+    async with started(tmp_path, "exec", source, ANSWER="2") as (process, lines):
+        result = await lines.next()
+        for _ in range(4):
+            assert (await lines.next())["question"] == "openclaw:core:quick"
+        await until(lambda: times_called(tmp_path, "quick") == 2)
+        process.send_signal(signal.SIGKILL)
+        await process.wait()
+    context, approvals = WHO, Approvals(ask_for=["quick"])
+    quick = Tool("quick", "Answer.", {}, lambda params, context: "again")
+    store = SqliteStore(tmp_path / "state")
+    async with CodeMode(tools=[quick], store=store, context=context, approvals=approvals) as two:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(two.wait, result["runId"])
+            await until(lambda: len(approvals.pending()) >= 2)
+            (group,) = approvals.groups()
+            assert len(group.questions) == 2
+            assert len(approvals.resolve_group(group, "allow-once")) == 2
+        assert approvals.pending() == []
+    assert times_called(tmp_path, "quick") == 2
 
 
 @pytest.mark.covers("WA-11")
@@ -266,6 +291,33 @@ async def test_closing_keeps_what_is_durable_and_drops_the_rest(
     assert (after.status, after.code) == expected
 
 
+@pytest.mark.covers("WA-11")
+async def test_a_call_that_ends_while_its_object_closes_keeps_its_answer(
+    pool: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tools, store = SlowTools(), SqliteStore(tmp_path / "state")
+    leave, settle = store.leave, store.settle
+    settled: list[str] = []
+
+    async def leave_slowly(owner: str) -> None:
+        tools.answer.set()
+        await until(lambda: bool(settled))
+        await leave(owner)
+
+    async def settle_and_tell(*given: Any) -> str:
+        settled.append(await settle(*given))
+        return settled[-1]
+
+    monkeypatch.setattr(store, "leave", leave_slowly)
+    monkeypatch.setattr(store, "settle", settle_and_tell)
+    async with code_mode(pool, store, tools.tools) as one:
+        result = await one.exec("return await tools.slow()")
+    assert settled == ["kept"]
+    async with code_mode(pool, SqliteStore(tmp_path / "state"), tools.tools) as two:
+        assert (await finish(two, result)).value == 1
+    assert tools.calls == 1
+
+
 @pytest.mark.covers("WA-10")
 async def test_the_end_of_a_run_or_session_deletes_what_any_object_parked(
     pool: Pool, store: SnapshotStore
@@ -304,7 +356,7 @@ async def test_a_process_that_died_with_its_program_is_reported(
         owner = await store.join()
         claimed = await store.claim(result.run_id, WHO.scope, owner)
         assert isinstance(claimed, StoredCell)
-        await store.take(result.run_id, owner, seen=claimed.mark)
+        await store.take(result.run_id, owner, claimed.fence, seen=claimed.mark)
         assert (await one.wait(result.run_id)).code == "invalid_input"
         await store.leave(owner)
         assert (await one.wait(result.run_id)).code == "runtime_unavailable"
@@ -348,14 +400,11 @@ async def test_a_wait_that_is_cancelled_at_any_moment_leaves_no_claim(
 # ---- A `wait` whose caller is cancelled ----
 
 
-async def given_up(one: CodeMode, run_id: str, begun: anyio.Event | None = None) -> None:
+async def given_up(one: CodeMode, run_id: str, begun: anyio.Event) -> None:
     """A `wait` that is cancelled once it has resumed the program: by now, `begun` is set."""
     task = asyncio.ensure_future(one.wait(run_id))
     with anyio.fail_after(5):
-        if begun is not None:
-            await begun.wait()
-        else:
-            await until(one.cells)
+        await begun.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -388,14 +437,21 @@ return [await late, await tools.quick()]"""
 @pytest.mark.covers("B-5")
 @pytest.mark.parametrize("ending", ["return 5", "throw new Error('oh')"])
 async def test_the_next_wait_returns_the_end_of_a_program_that_nobody_received(
-    pool: Pool, store: SnapshotStore, ending: str
+    pool: Pool, store: SnapshotStore, ending: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    slow = SlowTools()
+    slow, begun, step = SlowTools(), anyio.Event(), pool.step
+
+    async def stepping(cell: Tenancy, message: Start | Resume, *args: Any) -> Any:
+        if isinstance(message, Resume):
+            begun.set()
+        return await step(cell, message, *args)
+
+    monkeypatch.setattr(pool, "step", stepping)
     busy = "const end = Date.now() + 60; while (Date.now() < end);"
     source = f"""await yield_control(); text("b"); {busy} {ending}"""
     async with code_mode(pool, store, slow.tools, config=CodeModeConfig()) as one:
         run_id = (await one.exec(source)).run_id
-        await given_up(one, run_id)
+        await given_up(one, run_id, begun)
         await until(lambda: not one.cells())
         async with code_mode(pool, store, config=CodeModeConfig()) as two:
             result = await two.wait(run_id)
@@ -599,14 +655,17 @@ await Promise.all([tools.slow(), tools.quick()]); return noise.length"""
 
 def count_freezes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The sizes of all snapshots that are made from now on."""
-    sizes, freeze = list[int](), Pool.freeze
+    sizes, ask = list[int](), WorkerProcess.ask
 
-    async def counted(pool: Pool, cell: Tenancy) -> FrozenCell:
-        frozen = await freeze(pool, cell)
-        sizes.append(len(frozen.pages))
-        return frozen
+    async def counted(worker: WorkerProcess, question: Question, deadline: float) -> Answer:
+        restored = isinstance(question, Resume) and question.frozen is not None
+        assert not restored, "a program stays in its worker while it is measured"
+        answer = await ask(worker, question, deadline)
+        if isinstance(answer, FrozenCell):
+            sizes.append(len(answer.pages))
+        return answer
 
-    monkeypatch.setattr(Pool, "freeze", counted)
+    monkeypatch.setattr(WorkerProcess, "ask", counted)
     return sizes
 
 
@@ -715,7 +774,7 @@ return pages.map((page) => page.value?.length ?? page.reason.code)"""
 async def bytes_waiting(store: SnapshotStore, run_id: str) -> int:
     """How large the inbox of a parked program is."""
     if isinstance(store, MemoryStore):
-        return sum(map(len, store._cells[run_id].replies))
+        return sum(len(reply.body) for reply in store._cells[run_id].replies.values())
     assert isinstance(store, SqliteStore)
     with contextlib.closing(sqlite3.connect(store.folder / "cells.sqlite")) as database:
         query = "select coalesce(sum(length(body)), 0) from replies where cell = ?"
@@ -780,31 +839,124 @@ return pages.filter((page) => page.reason?.code === "reply_too_large").length"""
         assert (await finish(one, result)).value == 13
 
 
+async def unavailable(*args: Any, **options: Any) -> None:
+    raise StoreUnavailable("The disk is full.")
+
+
 class Failing(MemoryStore):
     """A store whose disk is full, or whose lock is held, when a test says so."""
 
-    def break_down(self) -> None:
-        async def unavailable(*args: Any, **options: Any) -> None:
-            raise StoreUnavailable("The disk is full.")
+    BROKEN = ("park", "settle", "mark", "claim", "room", "abort", "end_all")
 
-        for method in ("park", "settle", "mark", "claim"):
+    def break_down(self) -> None:
+        for method in self.BROKEN:
             setattr(self, method, unavailable)
 
     def mend(self) -> None:
-        for method in ("park", "settle", "mark", "claim"):
+        for method in self.BROKEN:
             delattr(self, method)
 
 
-async def test_a_store_that_cannot_be_written_fails_the_program_with_all_that_it_did(
-    pool: Pool,
+HELD_SOURCE = """text("begun");
+const told = [await tools.quick(), await tools.slow()];
+text("ended");
+return told"""
+
+
+@pytest.mark.covers("DU-11")
+async def test_a_program_that_has_to_wait_without_its_store_is_held_and_goes_on_later(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("clawmode.code_mode.exits.RECORD_AGAIN", 0.02)
+    store, slow = Failing(), SlowTools()
+    store.break_down()
+    async with code_mode(pool, store, slow.tools) as one, code_mode(pool, store) as other:
+        result = await one.exec(HELD_SOURCE)
+        assert (result.status, result.output) == ("waiting", [{"type": "text", "text": "begun"}])
+        assert "The disk is full." in result.notes[0]
+        assert not one.idle
+        again = await one.wait(result.run_id)
+        assert (again.status, "The disk is full." in again.notes[0]) == ("waiting", True)
+        slow.answer.set()  # while there is no store
+        await anyio.wait_all_tasks_blocked()
+        store.mend()
+        await until(lambda: not one._driver.exits.owing)
+        assert await store.count_parked() == 1
+        ended = await finish(other, result)  # wherever it is waited for
+    assert (ended.value, slow.calls) == (["quick", 1], 1)
+    assert ended.output == [{"type": "text", "text": "ended"}]
+
+
+@pytest.mark.covers("DU-11")
+@pytest.mark.parametrize("how", ["abort", "end_run"])
+async def test_a_held_program_can_be_aborted(
+    pool: Pool, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("clawmode.code_mode.exits.RECORD_AGAIN", 0.02)
     store, slow = Failing(), SlowTools()
     store.break_down()
     async with code_mode(pool, store, slow.tools) as one:
-        result = await one.exec('text("kept"); await tools.quick(); await tools.slow()')
-    assert (result.code, result.error) == ("internal_error", "The disk is full.")
-    assert result.output == [{"type": "text", "text": "kept"}]
-    assert [entry["state"] for entry in result.to_json()["calls"]] == ["completed", "cancelled"]  # pyrefly: ignore
+        result = await one.exec(HELD_SOURCE)
+        if how == "abort":
+            assert await one.abort(result.run_id)
+        else:
+            with pytest.raises(StoreUnavailable):  # there may be others, in the store
+                await one.end_run()
+        assert one._calls.groups == {}
+        store.mend()
+        await until(lambda: not one._driver.exits.owing)
+        assert await store.cells() == []
+        assert (await one.wait(result.run_id)).code == "aborted"
+
+
+@pytest.mark.covers("DU-14")
+async def test_a_claim_whose_answer_was_lost_keeps_nobody_away(
+    pool: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("clawmode.code_mode.exits.RECORD_AGAIN", 0.02)
+    store, slow = SqliteStore(tmp_path), SlowTools()
+    lost: list[str] = []
+
+    def losing(name: str) -> None:
+        method = getattr(store, name)
+
+        async def lose(*args: Any, **options: Any) -> Any:
+            await method(*args, **options)
+            delattr(store, name)
+            lost.append(name)
+            raise StoreUnavailable("The answer was lost.")
+
+        setattr(store, name, lose)
+
+    effects = CodeModeConfig(durability="effects")
+    async with (
+        code_mode(pool, store, slow.tools, config=effects) as one,
+        code_mode(pool, store, slow.tools) as two,
+    ):
+        result = await one.exec("await yield_control(); return 1")
+        for name in ("claim", "release", "take"):
+            if name == "release":
+                monkeypatch.setattr(store, "take", unavailable)
+            losing(name)
+            assert (await one.wait(result.run_id)).code == "snapshot_restore_failed"
+            if name == "release":
+                monkeypatch.undo()
+                monkeypatch.setattr("clawmode.code_mode.exits.RECORD_AGAIN", 0.02)
+            await until(lambda: not one._driver.exits.owing)
+            assert [known.state for known in await store.cells()] == ["parked"]
+        assert lost == ["claim", "release", "take"]
+        assert (await two.wait(result.run_id)).value == 1
+
+
+@pytest.mark.covers("DU-5")
+async def test_the_calls_of_a_program_that_went_on_elsewhere_are_all_told(pool: Pool) -> None:
+    store, slow = MemoryStore(), SlowTools()
+    source = "await yield_control(); return tools.quick()"
+    async with code_mode(pool, store, slow.tools) as one, code_mode(pool, store, slow.tools) as two:
+        result = await one.exec(source)
+        assert (await two.wait(result.run_id)).value == "quick"
+        told = (await one.wait(result.run_id)).to_json()
+    assert [entry["state"] for entry in told["calls"]] == ["completed"]  # pyrefly: ignore
 
 
 async def test_an_answer_that_cannot_be_stored_is_not_lost(pool: Pool) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 import anyio
 import pytest
+from tests.support.sandbox_driver import settled
 
 from clawmode import (
     Approvals,
@@ -269,6 +270,9 @@ async def test_a_slow_hook_afterwards_does_not_hold_exec_open(pool: Pool) -> Non
         await go_on.wait()
         seen.set()
 
+    await settled(pool)
+    async with open_code_mode(pool, Hooks()) as code_mode:  # a worker gets the tools of the program
+        assert (await code_mode.exec("return 1")).value == 1
     async with open_code_mode(pool, hooks, config=SHORT) as code_mode:
         with anyio.fail_after(2):
             assert (await code_mode.exec("return 1")).value == 1

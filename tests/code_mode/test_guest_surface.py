@@ -95,8 +95,14 @@ async def test_the_globals_of_the_page_are_there_with_and_without_tools(
 
 FORBIDDEN = """process require module exports global window self Deno Bun Buffer navigator location
 fetch XMLHttpRequest WebSocket EventSource Worker SharedWorker importScripts caches indexedDB
-localStorage WebAssembly std os bjson scriptArgs print load read readFile writeFile spawn exec
+localStorage WebAssembly std os bjson scriptArgs print read readFile writeFile spawn exec
 system getenv __dirname __filename InternalError""".split()
+
+
+@pytest.mark.covers("CM-security-ambient", "AD-3")
+async def test_load_is_not_the_one_of_the_engine_s_shell(pool: Pool) -> None:
+    source = 'return ["/etc/passwd", "file:///etc/passwd", "std"].map((name) => load(name) ?? null)'
+    assert await value(pool, source, tools=[add]) == [None, None, None]
 
 
 @pytest.mark.covers("CM-security-ambient")
@@ -277,11 +283,13 @@ async def test_a_search_finds_entries_as_compact_as_all_tools(pool: Pool) -> Non
     read = Tool("read_file", "Read a local file.", schema, print, label="Read")
     source = """const found = await tools.search("read a local file");
 const listed = ALL_TOOLS.filter((entry) => entry.name === "read_file");
-return [found, JSON.stringify(found) === JSON.stringify(listed),
+const entries = found.map(({ call, ...entry }) => entry);
+return [found, JSON.stringify(entries) === JSON.stringify(listed),
   (await tools.search("read_file")).length, await tools.search(""), await tools.search("zzz")]"""
     found, same, exact, empty, none = await value(pool, source, tools=[read, add])
     assert [entry["name"] for entry in found] == ["read_file"]
     assert "parameters" not in found[0]
+    assert found[0]["call"] == "tools.read_file({path?: string})", "ours: the exact call"
     assert (same, exact, empty, none) == (True, 1, [], [])
 
 
@@ -518,6 +526,7 @@ async def test_a_parked_namespace_call_continues_through_wait(pool: Pool) -> Non
             "method": "namespace",
             "toolId": "plugin:github:list_issues",
             "state": "running",
+            "input": {"state": "open"},
         }
         release.set()
         assert (await code_mode.wait(result.run_id)).value == [5, {"state": "open"}]
@@ -858,7 +867,7 @@ async def test_the_engine_is_the_packages_own_and_no_copy_that_lies_around(
     assert artifacts.read_checked("quickjs.wasm") == vendored
     assert Path(artifacts.__file__).parent in (artifacts.GUEST / "vendor").parents
     declared = importlib.metadata.requires("clawmode") or []
-    assert [name for name in declared if name.startswith("wasmtime==")]
+    assert [name for name in declared if name.startswith("wasmtime")] == ["wasmtime<51,>=50.0.1"]
     # Copies of every kind in the places where something might look.
     monkeypatch.chdir(tmp_path)
     for folder in (tmp_path, tmp_path / "node_modules" / "quickjs-wasi"):

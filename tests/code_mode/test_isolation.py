@@ -19,6 +19,7 @@ from clawmode import (
     CodeMode,
     CodeModeConfig,
     CodeModeResult,
+    ConfigurationError,
     Hooks,
     MemoryStore,
     Pool,
@@ -26,6 +27,7 @@ from clawmode import (
     SqliteStore,
     Tool,
     ToolContext,
+    tool,
 )
 from clawmode.catalog.namespaces import NamespaceRegistration, NamespaceRegistry, namespace_tool
 from clawmode.code_mode.stores import SnapshotStore
@@ -433,10 +435,11 @@ async def test_a_strangers_wait_does_not_disturb_the_one_under_way(
 
 
 COPY = "update {0} set {1} = (select {1} from {0} where {2} = :a) where {2} = :b"
+CELL = "(select id from cells where number = sealed.cell)"
 HAND_OVER = {
     "the program": "update cells set agent = 'b', run = 'rb' where id = :a",
-    "its memory": COPY.format("cells", "snapshot", "id"),
-    "its record": COPY.format("cells", "record", "id"),
+    "its memory": COPY.format("sealed", "snapshot", CELL),
+    "its record": COPY.format("sealed", "record", CELL),
     "its call": COPY.format("calls", "body", "cell"),
     "its answer": "update replies set cell = :b where cell = :a",
 }
@@ -659,7 +662,7 @@ async def test_a_question_goes_when_its_run_ends(pool: Pool) -> None:
         "const all = []; for (;;) all.push(new Array(1000).fill(0))",
         "const f = () => f(); f()",
         "text('x'.repeat(1e7))",
-        "for (let i = 0; i < 1000; i++) tools.mine()",
+        "for (let i = 0; i < 2000; i++) tools.mine()",
         "/(a+)+$/.test('a'.repeat(40) + '!')",
         "await new Promise(() => {})",
         "throw new Error('no')",
@@ -732,3 +735,25 @@ async def test_the_end_of_one_run_ends_nothing_of_another(pool: Pool, store: Sna
         assert results[0].value == "answer"
         assert (await b.wait(of_b)).value == 2
         assert await value(b, "return await tools.mine()") == 1
+
+
+@pytest.mark.covers("P-12")
+async def test_programs_of_a_code_mode_can_have_processes_of_their_own(pool: Pool) -> None:
+    used: list[int] = []
+    others = {None, *pool._workers.values()}  # of other tests
+
+    @tool
+    def note() -> int:
+        """Notes the worker that runs the program."""
+        (worker,) = (worker for worker, cell in pool._workers.items() if cell not in others)
+        used.append(worker.pid)
+        return 1
+
+    for isolation, processes in (("shared", 1), ("process-per-cell", 3)):
+        used.clear()
+        async with CodeMode(tools=[note], pool=pool, config={"isolation": isolation}) as code_mode:
+            for _ in range(3):
+                assert (await code_mode.exec("return tools.note()")).unwrap() == 1
+        assert len(set(used)) == processes
+    with pytest.raises(ConfigurationError, match="isolation"):
+        CodeMode(config={"isolation": "none"})

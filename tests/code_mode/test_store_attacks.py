@@ -8,10 +8,11 @@ import threading
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import anyio
 import pytest
+from tests.support.fleet.node import SKEWED
 from tests.support.waiting import SlowTools, idle, until
 
 from clawmode import Approvals, CodeMode, CodeModeConfig, Pool, RunContext, tool
@@ -19,8 +20,9 @@ from clawmode.code_mode import parking
 from clawmode.code_mode.memory_store import MemoryStore
 from clawmode.code_mode.snapshots import KeyRing
 from clawmode.code_mode.sqlite_store import SqliteStore
-from clawmode.code_mode.stores import SnapshotStore, StoredCell
+from clawmode.code_mode.stores import SnapshotStore
 from clawmode.exceptions import ProtocolError, StoreUnavailable
+from clawmode.sandbox import artifacts, template
 from clawmode.sandbox.frames import decode_answer, encode
 from clawmode.sandbox.pool import Tenancy
 from clawmode.sandbox.protocol import FrozenCell, Request, Suspension
@@ -105,14 +107,53 @@ async def test_a_claim_that_cannot_be_released_does_not_last(
         assert (await one.wait(run_id)).value == 1
 
 
-async def test_a_program_whose_end_cannot_be_noted_is_not_busy_for_ever(
+@pytest.mark.covers("DU-11")
+async def test_a_program_that_cannot_be_stored_is_held_and_goes_on(
     pool: Pool, store: SnapshotStore
 ) -> None:
     async with code_mode(pool, store) as one:
         run_id = (await one.exec("await yield_control(); " + YIELD)).run_id
+        refusing(store, "park")
+        held = await one.wait(run_id)
+        assert (held.status, held.notes[0].startswith("The disk is full.")) == ("waiting", True)
+        assert (await one.wait(run_id)).status == "completed"
+
+
+async def test_a_program_whose_end_cannot_be_noted_is_not_busy_for_ever(
+    pool: Pool, store: SnapshotStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("clawmode.code_mode.exits.MAX_HELD", 0)
+    async with code_mode(pool, store) as one:
+        run_id = (await one.exec("await yield_control(); " + YIELD)).run_id
         refusing(store, "park", "end")
-        assert (await one.wait(run_id)).code == "internal_error"
         assert (await one.wait(run_id)).code == "runtime_unavailable"
+        assert (await one.wait(run_id)).code == "invalid_input"
+
+
+@pytest.mark.covers("DU-15")
+async def test_a_program_that_ends_elsewhere_while_it_is_looked_for_goes_on(
+    pool: Pool, store: SnapshotStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise, two processes would tell an end of their own."""
+    async with code_mode(pool, store) as one:
+        run_id = (await one.exec(YIELD)).run_id
+        scope, looks = one.context.scope, list[str]()
+
+        def ending_after(method: str) -> None:
+            look: Callable[..., Awaitable[Any]] = getattr(store, method)
+
+            async def looked(*args: Any) -> Any:
+                found = await look(*args)
+                looks.append(method)
+                if len(looks) == 1:
+                    assert await store.end(run_id, scope, "finished", 0)
+                return found
+
+            monkeypatch.setattr(store, method, looked)
+
+        for method in ("ended", "progress"):
+            ending_after(method)
+        assert await one._parking.goes_on(run_id)
 
 
 async def cancelled_inside(
@@ -215,20 +256,25 @@ def test_a_store_serves_several_event_loops(folder: Path) -> None:
 # ---- Aborting ----
 
 
+Freezing: TypeAlias = Callable[[Tenancy], Awaitable[FrozenCell]]
+
+
 class Held:
-    """A pool whose next freeze ends when a test says so."""
+    """A pool whose next freeze, or copy of a program, ends when a test says so."""
 
     def __init__(self, pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
         self.frozen, self.go = anyio.Event(), anyio.Event()
-        original = pool.freeze
+        monkeypatch.setattr(pool, "freeze", self._holding(pool.freeze))
+        monkeypatch.setattr(pool, "copy", self._holding(pool.copy))
 
+    def _holding(self, original: Freezing) -> Freezing:
         async def freeze(cell: Tenancy) -> FrozenCell:
             found = await original(cell)
             self.frozen.set()
             await self.go.wait()
             return found
 
-        monkeypatch.setattr(pool, "freeze", freeze)
+        return freeze
 
 
 @pytest.mark.covers("WA-7", "WA-10")
@@ -257,10 +303,10 @@ async def test_a_program_that_is_aborted_while_it_is_written_is_not_parked(pool:
     writing, go = anyio.Event(), anyio.Event()
 
     class Writing(MemoryStore):
-        async def park(self, cell: StoredCell, owner: str, limit: int, *, again: bool) -> None:
+        async def park(self, *args: Any, **kwargs: Any) -> None:
             writing.set()
             await go.wait()
-            await super().park(cell, owner, limit, again=again)
+            await super().park(*args, **kwargs)
 
     store, results = Writing(), list[Any]()
 
@@ -331,9 +377,7 @@ async def test_no_question_is_left_of_a_program_that_ended_elsewhere(
         run_id = (await one.exec(source)).run_id
         assert (await two.wait(run_id)).code == "internal_error"
         assert (await one.wait(run_id)).code == "invalid_input"
-        await anyio.wait_all_tasks_blocked()
-        assert approvals.pending() == []
-        assert one._calls.groups == {}
+        await until(lambda: (approvals.pending(), one._calls.groups) == ([], {}))
 
 
 # ---- Hostile rows, names and workers ----
@@ -345,8 +389,9 @@ ROWS = [
     "update calls set owner = ''",
     "update calls set body = 5",
     "delete from calls",
-    "update cells set record = 5",
-    "update cells set snapshot = 5",
+    "update sealed set record = 5",
+    "update sealed set snapshot = 5",
+    "delete from sealed",
     "insert into replies (cell, body) select id, 5 from cells",
     "update cells set holder = x'00'",
     "insert into ended (id, agent, session, session_key, run, end)"
@@ -437,13 +482,11 @@ async def test_a_refused_program_s_calls_end_with_it(pool: Pool, folder: Path) -
     async with code_mode(pool, SqliteStore(folder), slow.tools, approvals=approvals) as one:
         run_id = (await one.exec(source)).run_id
         with sqlite3.connect(folder / "cells.sqlite") as database:
-            database.execute("update cells set snapshot = x'00'")
+            database.execute("update sealed set snapshot = x'00'")
         database.close()
         slow.answer.set()
         assert (await one.wait(run_id)).code == "snapshot_restore_failed"
-        await anyio.wait_all_tasks_blocked()
-        assert approvals.pending() == []
-        assert one._calls.groups == {}
+        await until(lambda: (approvals.pending(), one._calls.groups) == ([], {}))
 
 
 # ---- Keys ----
@@ -486,6 +529,57 @@ async def test_a_timer_rings_although_the_clock_was_set_back(
             if result.status == "waiting":
                 result = await one.wait(result.run_id)
     assert result.value == 1
+
+
+@pytest.mark.covers("DU-7", "EX-13")
+@pytest.mark.parametrize("skew", [3600.0, -3600.0])
+async def test_a_reply_on_a_machine_with_another_clock_leaves_timers_alone(
+    pool: Pool, store: SnapshotStore, monkeypatch: pytest.MonkeyPatch, skew: float
+) -> None:
+    source = """const began = Date.now(), up = performance.now();
+let rang = 0;
+const timer = new Promise((go) => setTimeout(() => { rang = Date.now() - began; go() }, 900));
+await yield_control();
+const early = rang;
+await yield_control();
+await timer;
+const again = Date.now();
+await new Promise((go) => setTimeout(go, 50));
+return [early, rang, Date.now() - again, performance.now() - up]"""
+    real, command = time.time, artifacts.python_command
+    changes = SKEWED.format(skew=skew, uptime=0)
+
+    def skewed_python(module: str, *arguments: str) -> list[str]:
+        *options, program = command(module)
+        return [*options, changes + program, *arguments]
+
+    monkeypatch.setattr(template, "acquire", lambda: None)  # whose clock is the right one
+    monkeypatch.setattr(artifacts, "python_command", skewed_python)
+    async with (
+        Pool(size=1) as other,
+        code_mode(pool, store) as here,
+        code_mode(other, store) as there,
+    ):
+        await other.ready()
+        began = time.monotonic()
+        result = await here.exec(source)
+        monkeypatch.setattr(time, "time", lambda: real() + skew)
+        result = await there.wait(result.run_id)
+        row: Any = result.pending_tool_calls[-1]
+        assert (row["method"], result.status) == ("timer", "waiting")
+        assert -5 < row["due"] / 1000 - time.time() < 1
+        clock: Any = (await there.exec("return Date.now()")).value
+        assert abs(clock / 1000 - time.time()) < 5
+        monkeypatch.setattr(time, "time", real)
+        while result.status == "waiting":
+            result = await here.wait(result.run_id)
+    took = time.monotonic() - began
+    value: Any = result.value
+    early, rang, pause, whole = value
+    assert early == 0, "the timer rang when the program was resumed by a reply"
+    assert 899 <= rang <= min(1900, 1000 * took + 1)
+    assert 49 <= pause < 1000
+    assert rang <= whole <= 1000 * took + 250
 
 
 # ---- The start of a program, and hooks ----
@@ -639,7 +733,7 @@ async def test_an_older_snapshot_beside_the_newest_record_is_refused(
 ) -> None:
     shop = Shop()
     run_id, before = await parked_twice(pool, folder, shop)
-    change(folder, "update cells set snapshot = ?", before["cells"][0][-1])
+    change(folder, "update sealed set snapshot = ?", before["sealed"][0][-1])
     await expect_refusal(pool, folder, run_id, shop)
 
 

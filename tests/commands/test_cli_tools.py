@@ -240,7 +240,7 @@ def test_the_command_that_goes_on_repeats_what_matters(monkeypatch: pytest.Monke
         approve="never",
         limits={"timeout_ms": 500},
     )
-    assert options.resume_command("cm_1") == (
+    assert options.resume_command("wait", "cm_1") == (
         "bin/clawmode wait cm_1 --tools a:b --tools c:d "
         """--policy '{ deny: ["it'"'"'s"] }' --approve never --timeout-ms 500"""
     )

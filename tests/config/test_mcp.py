@@ -125,6 +125,7 @@ CLIENTS: dict[str, str] = {
 def test_the_file_of_another_client_is_read_as_it_is(client: str, tmp_path: Path) -> None:
     path = tmp_path / "mcp.json"
     path.write_text(CLIENTS[client], "utf-8")
+    (tmp_path / ".env").write_text("A=1")
     found = load(path, {})
     assert found.unwrap()
     assert found.warnings == []
@@ -188,7 +189,7 @@ def test_what_only_another_client_can_fill_in_is_refused() -> None:
     ("entry", "path", "said"),
     [
         ("npx x", "", "found a string, expected an object"),
-        ({}, "", "found neither, expected a command or a url"),
+        ({}, "", "the entry has neither a `command` nor a `url`"),
         ({"command": ""}, "command", "found an empty string"),
         ({"command": 7}, "command", "found a number, expected a string"),
         ({"command": "x", "url": "https://x"}, "", "choose one with `transport`"),
@@ -232,6 +233,12 @@ def test_what_cannot_be_meant_is_an_error_with_its_path(entry: Any, path: str, s
     assert error.path == ("mcp_servers.s." + path).rstrip(".")
     assert said in str(error)
     assert error.code == "invalid_config"
+
+
+@pytest.mark.parametrize("key", ["type", "transport"])
+def test_a_transport_is_quoted_only_if_it_cannot_be_a_secret(key: str) -> None:
+    assert "correct-horse" not in str(refused({"url": "https://x", key: "correct-horse-battery"}))
+    assert "streamable-htp" in str(refused({"url": "https://x", key: "streamable-htp"}))
 
 
 def test_all_mistakes_of_an_entry_are_reported_at_once() -> None:
@@ -396,8 +403,8 @@ def test_an_error_does_not_quote_a_value(key: str) -> None:
     ("data", "advice"),
     [
         ({}, ""),
-        ({"mcp_servers": {"gh": {"command": "x"}}}, "the servers seem to be in 'mcp_servers'"),
-        ({"context_servers": {"gh": {"url": "http://x"}}}, "seem to be in 'context_servers'"),
+        ({"mcp_server": {"gh": {"command": "x"}}}, "the servers seem to be in 'mcp_server'"),
+        ({"mcp": {"allowed": ["x"]}}, ""),
         ({"gh": {"command": "npx"}}, 'put the entries into {"mcpServers": {...}}'),
         ({"mcpserver": 7}, "found 'mcpserver'"),
         ({"name": "io.example/x", "packages": [{"command": "x"}]}, ""),
@@ -434,8 +441,8 @@ def test_a_file_whose_section_is_empty_is_worth_a_word(tmp_path: Path) -> None:
         ),
         ({"URL": "http://x"}, "(did you mean 'url'?)"),
         ({"server_url": "http://x"}, "(did you mean 'serverUrl'?)"),
-        ({"x": 1}, "found neither"),
-        ({"url": "http://x", "type": "websocket"}, "found 'websocket', expected \"stdio\""),
+        ({"x": 1}, "the entry has neither a `command` nor a `url`; it needs one of them"),
+        ({"url": "http://x", "type": "websocket"}, 'found "websocket", expected "stdio"'),
     ],
 )
 def test_a_slip_of_the_pen_names_the_nearest_key_or_the_value(entry: Any, told: str) -> None:

@@ -4,8 +4,10 @@
 the outputs again after a change of messages, run these tests with `REWRITE_MISTAKES=1`.
 """
 
+import json
 import os
 import re
+from collections.abc import Iterator
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,8 @@ import pytest
 
 from clawmode.app.console import ProgramOutput
 from clawmode.app.loading import check
+from clawmode.config.resolve import Configuration
+from clawmode.records import schema_of
 from clawmode.terminal.listings import print_report
 
 FILE = Path(__file__).parent / "mistakes.txt"
@@ -56,3 +60,31 @@ def test_a_mistake_is_reported_with_its_place_and_what_to_do(
 
 def test_there_are_at_least_thirty_mistakes() -> None:
     assert len(CASES) >= 30
+
+
+def paths_of(schema: Any, node: Any) -> Iterator[list[str | int]]:
+    """Yields the path of every place of a configuration."""
+    yield []
+    node = schema["$defs"][node["$ref"].rpartition("/")[2]] if "$ref" in node else node
+    members = dict(node.get("properties", {}))
+    if isinstance(node.get("additionalProperties"), dict):
+        members["name"] = node["additionalProperties"]
+    for key, member in members.items():
+        yield from ([key, *rest] for rest in paths_of(schema, member))
+    if "items" in node:
+        yield from ([0, *rest] for rest in paths_of(schema, node["items"]))
+
+
+@pytest.mark.hostile
+def test_a_key_in_any_place_is_not_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    schema = schema_of(Configuration)
+    places = list(paths_of(schema, schema))
+    assert len(places) > 200
+    for place in places:
+        value: Any = SECRET
+        for part in reversed(place):
+            value = [value] if part == 0 else {part: value}
+        Path("c.json5").write_text(json.dumps(value), "utf-8")
+        report = check("c.json5", tmp_path / "state")
+        assert SECRET not in repr(report), place

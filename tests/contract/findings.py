@@ -1,8 +1,9 @@
 """Owns the list of what people who tried the product from outside ran into, one sentence each.
 
 Data only. The sentence says what holds since the finding was fixed; the ids are stable. N is from
-new users and operators, S from attackers, B from programs written against the contract alone, and P
-from measurements. A test that fails without the fix names the id: `@pytest.mark.covers("N-1")`.
+new users and operators, S from attackers, B from programs written against the contract alone, M
+from MCP clients and servers of others, and P from measurements. A test that fails without the fix
+names the id: `@pytest.mark.covers("N-1")`.
 """
 
 FINDINGS: dict[str, str] = {
@@ -99,9 +100,31 @@ FINDINGS: dict[str, str] = {
     "B-18": "Programmer errors raise exceptions of clawmode.",
     "B-19": "`after_tool_call` of the outer `exec` sees the program that ran.",
     "B-20": "Failed results give reasons, causes and places.",
+    "M-1": "A login to an MCP server outlives its access tokens.",
+    "M-7": "Tools for a server's own app, and content that is only for the user, do not reach the "
+    "model.",
+    "M-5": "No declaration file takes more than half of a program's output, and each MCP tool has "
+    "a declaration of its own.",
+    "M-10": "A client proves who it is in the way that the authorization server supports.",
+    "M-11": "Limits in the file of another client hold, or a warning says what is ignored.",
+    "M-12": "The files of Zed and opencode are read; a file without servers is an error.",
+    "M-14": "Processes that share a login renew it one after the other.",
+    "M-20": "The name of an MCP tool in programs stays the same when the list of tools changes.",
+    "M-22": "Tools that require a task work, and the task of a server is polled.",
+    "M-25": "As many MCP servers start at once as the processors can carry, and waiting for a turn "
+    "does not count.",
     "P-1": "The size of a large cell is not measured by a freeze before every batch.",
     "P-3": "The calls of a cron turn whose gateway was killed are made once.",
     "P-4": "A parked timer fires on time on a machine with another uptime.",
     "P-5": "A newer build does not change parked programs of an older one.",
     "P-6": "The ledger records the end of every run.",
+    "P-10": "A worker that was forked from the template holds no environment variable, descriptor "
+    "or key of the template or of the serving process, and is locked down by itself.",
+    "P-12": "With the isolation `process-per-cell`, a program runs in a process that has run no "
+    "other program, and that runs none after it.",
+    "P-20": "A command imports only what it uses: the help no library but the parser, a program "
+    "neither models nor MCP, and a model only the SDK of its own API.",
+    "P-21": "The workers of `clawmode run` boot while its modules are imported, and end with it.",
+    "P-11": "A program that waits for its calls keeps its worker, as far as memory allows, so "
+    "more programs than processors do not freeze each other.",
 }

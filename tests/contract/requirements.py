@@ -8,7 +8,9 @@ Ids are stable. CF to ER and AD are those of behaviours.md (ER has one per error
 code-mode.md, with CM-V its validation checklist, CM-N its namespace checklist and CM-E its
 end-to-end plan; TS is tool-search.md; AL is agent-loop.md. The lists of code-mode.md are here in
 full; otherwise what behaviours.md says already is not repeated for a page. PY is the Python
-interface. N, S, B and P are what outsiders ran into: `findings.py`.
+interface, SU `clawmode setup`, CP is the control page, GP what the gateway's protocol offers to it,
+and MX is MCP with others' clients and servers. N, S, B and P are
+what outsiders ran into: `findings.py`. FL is a fleet: several nodes on one store.
 """
 
 import runpy
@@ -93,7 +95,7 @@ _ALL: tuple[Requirement, ...] = (
             "SF-6",
             "The index of callable signatures is sorted, byte-stable and limited by "
             "`indexMaxChars`. It counts the omitted tools, and contains no descriptions and no "
-            "MCP or client tools.",
+            "MCP or client tools. A tool without room for its signature is named (MS-2).",
         ),
         (
             "SF-7",
@@ -103,8 +105,8 @@ _ALL: tuple[Requirement, ...] = (
         ),
         (
             "SF-8",
-            "The model reads a result as JSON without whitespace, including the small telemetry "
-            "object.",
+            "The model reads a result as JSON without whitespace; telemetry of a result is the "
+            "small object of TR-3, which AD-1 keeps from models.",
         ),
     ),
     *_at(
@@ -172,9 +174,9 @@ _ALL: tuple[Requirement, ...] = (
         ),
         (
             "EX-4",
-            "`maxPendingToolCalls` limits the running tool and namespace calls, and 128 more "
-            "wait in order. One more call fails the cell before any call of its batch runs, "
-            "even if the guest catches the error.",
+            "`maxPendingToolCalls` limits the running tool and namespace calls. 128 more, or 64 "
+            "for each that may run, wait in order. One more call fails the cell before any call "
+            "of its batch runs, even if the guest catches the error.",
         ),
         (
             "EX-5",
@@ -313,6 +315,86 @@ _ALL: tuple[Requirement, ...] = (
         ),
     ),
     *_at(
+        "fleet.md: 3.1, 3.4, 7 and the three defects",
+        (
+            "DU-1",
+            "A cell whose process dies while it runs continues from its last checkpoint in the "
+            "next process that waits; without a checkpoint it is lost.",
+        ),
+        (
+            "DU-2",
+            "Every claim of a cell raises its fence. A write with an old fence, or by an owner "
+            "whose call was adopted, changes nothing.",
+        ),
+        (
+            "DU-3",
+            "Every write to a store can be repeated: the same call says the same, and changes "
+            "nothing more.",
+        ),
+        (
+            "DU-4",
+            "With `durability: effects`, a cell is stored before a batch with a call that is not "
+            "known to only read, and no such call is made without its stored intent. After a "
+            "crash, reading and idempotent calls are repeated; the outcome of others is told as "
+            "unknown unless their answer was stored.",
+        ),
+        (
+            "DU-5",
+            "The list of calls of an ended cell is kept, sealed, with its tombstone, however the "
+            "cell ended.",
+        ),
+        (
+            "DU-6",
+            "In a store that several builds share, a program of another build is kept, and "
+            "reported as waiting elsewhere.",
+        ),
+        (
+            "DU-7",
+            "The timers of a stored cell go by the clock of the store, as durations.",
+        ),
+        (
+            "DU-9",
+            "While the store is unavailable, calls with effects are refused with "
+            "`store_unavailable`, and calls that only read are made. A write whose answer was "
+            "lost is repeated before the next one.",
+        ),
+        (
+            "DU-10",
+            "The end of a program that cannot be stored is stored as soon as that is possible. "
+            "While the process lives, nobody continues the program from its checkpoint.",
+        ),
+        (
+            "DU-12",
+            "The number of parked programs is known without listing them, and lists are bounded: "
+            "neither the figures of the gateway nor its start read all programs.",
+        ),
+        (
+            "DU-11",
+            "A program that has to wait while the store is unavailable is held by its process, and "
+            "stored as soon as that is possible. Its caller is told so.",
+        ),
+        (
+            "DU-13",
+            "Nobody is told that a program was aborted, or how it ended, by a process from which "
+            "another has taken it over. A program is aborted only if somebody has asked for that.",
+        ),
+        (
+            "DU-15",
+            "On stores with leases, the end of a stored program is told once it is stored: until "
+            "then, another node may take the program over.",
+        ),
+        (
+            "DU-14",
+            "A claim whose answer was lost, or that could not be ended, is ended as soon as the "
+            "store is available: it keeps no other process away.",
+        ),
+        (
+            "DU-8",
+            "A store of an earlier version is upgraded when it is opened, and its cells can be "
+            "claimed.",
+        ),
+    ),
+    *_at(
         "behaviours.md: Catalog and names",
         (
             "CA-1",
@@ -401,6 +483,67 @@ _ALL: tuple[Requirement, ...] = (
         ),
     ),
     *_at(
+        "clawmode: the MCP server",
+        (
+            "MF-1",
+            "`clawmode mcp` answers `initialize` within 1 s and the first `tools/list` within 2 s, "
+            "whatever servers are behind it. A server that connects later appears without a "
+            "restart.",
+        ),
+        (
+            "MF-2",
+            "If nobody can approve a call, the first result says so, and how to allow the call.",
+        ),
+        (
+            "MF-3",
+            "The two tools have titles, hints and `_meta` that let clients load them and keep "
+            "their results whole. A result is sent once, without counters. Progress has the "
+            "server's words and numbers, and nested calls are logged at the client's level.",
+        ),
+        (
+            "MF-4",
+            "An unknown tool, a changed `requestState` and a message that cannot be parsed are "
+            "JSON-RPC errors.",
+        ),
+        (
+            "MF-5",
+            "Programs and their questions belong to the token of a client, over stdio to the "
+            "state folder and the configuration. They survive the connection and the process.",
+        ),
+        (
+            "MF-6",
+            "No run, question, value or permission of one token reaches another. The id of a "
+            "session opens nothing.",
+        ),
+        (
+            "MF-7",
+            "Over HTTP, access tokens of an external identity provider are accepted: for this "
+            "server, by its keys, not expired, with the scope. Clients learn where to log in.",
+        ),
+        (
+            "MF-8",
+            "For clients that declare the Tasks extension, a program that waits is a task: they "
+            "poll it, answer its questions, cancel it and get its result.",
+        ),
+        (
+            "MF-9",
+            "SIGTERM, SIGHUP, Ctrl-C and a client that closes its pipes end `clawmode mcp` "
+            "cleanly, with all child processes. An address that cannot be used is one line "
+            "and status 2.",
+        ),
+        (
+            "MF-10",
+            "Hosts and origins are checked on every address. Half requests, many requests and many "
+            "sessions of one client lock nobody else out.",
+        ),
+        (
+            "MF-11",
+            'A server with `credentials: "user"` gets a connection and a login for each client of '
+            "`clawmode mcp --http`. No call uses those of another; a missing login is an error "
+            "with the command that logs in.",
+        ),
+    ),
+    *_at(
         "behaviours.md: Namespaces",
         (
             "NS-1",
@@ -450,6 +593,57 @@ _ALL: tuple[Requirement, ...] = (
     ),
     *_at(
         "behaviours.md: Additions of ours",
+        (
+            "AD-1",
+            "What a model reads of a result (`compact`) has no telemetry; `to_json()` has it. The "
+            "output follows a line of JSON as it is, calls that need no attention are counted, and "
+            "output over the limit is cut to its beginning.",
+        ),
+        (
+            "AD-2",
+            "`tools.<unknown>()` and a bare name of a tool fail with an error that names the call "
+            "that was meant, the nearest one, or the ids that share the name; `tools` and `MCP` "
+            "behave like plain objects for `Object.keys`, `in`, spread and `typeof`.",
+        ),
+        (
+            "AD-21",
+            "A program that fails with a TypeError or a SyntaxError after calls shows the shapes "
+            "of what the last two tools have answered; an input that is no object shows the call.",
+        ),
+        (
+            "AD-3",
+            "`store(key, value)` and `load(key)` keep bounded JSON values within a run, or a "
+            "session if it is so configured. They are written before calls are made, are sealed, "
+            "last as long as the store and the run, and no other run finds them.",
+        ),
+        (
+            "AD-5",
+            "`tools.describe`, search hits and `$api` show the shape of what a tool without an "
+            "output schema has answered in this session: bounded, without values, and never in "
+            "the prompt.",
+        ),
+        (
+            "AD-8",
+            "A call that a rate limit refused has the code `rate_limited`, and `retryAfterMs` if "
+            "the tool says how long to wait.",
+        ),
+        (
+            "AD-10",
+            "`helpers` reads lists by cursor and by page, calls a function for many items with "
+            "bounded concurrency, and repeats what a rate limit refused, within bounds.",
+        ),
+        (
+            "AD-4",
+            "`MCP.$search` and `MCP.<server>.$search` find tools, resources and prompts of MCP "
+            "servers. Every hit of a search has the exact call. A search without a good match says "
+            "so in the result, and says what was not searched.",
+        ),
+        (
+            "AD-7",
+            "`notify` tells whoever watches at once, within a rate and a size, and is not part of "
+            "the result. `exit` ends a program from anywhere with its value. `image` attaches real "
+            "images, within a number and a size, which reach the model beside the result.",
+        ),
         (
             "AD-9",
             "A guard that matches no tool of the run is a warning with the most similar name.",
@@ -1385,6 +1579,36 @@ _ALL: tuple[Requirement, ...] = (
         ),
     ),
     *_at(
+        "clawmode: the model's side",
+        (
+            "MS-1",
+            "Where an MCP server returns one object or array of JSON only as text, "
+            "`structuredContent` of the result has it, within bounds.",
+        ),
+        (
+            "MS-2",
+            "The index names every trusted tool as `tools.…`, with its id if several tools share "
+            "the name. Signatures follow for as many as fit: of tools that the session has used, "
+            "then by source, never by the alphabet, with limits, formats, results and marks.",
+        ),
+        (
+            "MS-3",
+            "A return annotation becomes the output schema, and is shown in signatures and by "
+            "`describe`. Results are not checked against it.",
+        ),
+        (
+            "MS-4",
+            "The description of `exec` has at most 2,500 bytes without index and namespaces, both "
+            "definitions over 80 tools and three servers stay under 6,400 bytes with every name, "
+            "and `max_chars` bounds a description for clients that cut it.",
+        ),
+        (
+            "MS-5",
+            "The description of `exec` does not change when an MCP server comes or goes: results "
+            "say so, once per change.",
+        ),
+    ),
+    *_at(
         "clawmode: the Python interface",
         (
             "PY-1",
@@ -1410,6 +1634,574 @@ _ALL: tuple[Requirement, ...] = (
         (
             "PY-5",
             "A wrong use of `Agent` and a run that fails raise an exception that says what to do.",
+        ),
+        (
+            "PY-6",
+            "`pip install clawmode` installs what `CodeMode` needs, by at most nine direct "
+            "dependencies; everything else has an extra.",
+        ),
+        (
+            "PY-7",
+            "Without an extra, what needs it says so in one line with the command that installs "
+            "it: Python code by an `ImportError`, a command on stderr.",
+        ),
+        (
+            "PY-8",
+            "The wheel works in empty environments on Python 3.11 to 3.14: without extras, and "
+            "with `cli`.",
+        ),
+        (
+            "PY-9",
+            "Dependencies have ranges; the lowest and the highest versions in them work.",
+        ),
+        (
+            "PY-10",
+            "Every module can be imported on macOS and Windows. What the operating system lacks "
+            "is refused in one line when it is used.",
+        ),
+        (
+            "PY-11",
+            "`CodeMode.sync(...)` runs programs from code without an event loop, and where one "
+            "runs: from several threads, with the same failures. Ctrl-C ends a call, and a script "
+            "that forgets to close it still ends.",
+        ),
+        (
+            "PY-12",
+            "Programs run under asyncio and uvloop. Under trio, opening the object fails with an "
+            "error that names the way that works.",
+        ),
+        (
+            "PY-13",
+            "mypy and pyright, in their strict modes, accept user code that uses the public names "
+            "and the adapters, and find its mistakes.",
+        ),
+    ),
+    *_at(
+        "clawmode: calls that people and models look at",
+        (
+            "AK-1",
+            "A pending call shows its input in a waiting result. Secrets are redacted, and the "
+            "inputs are bounded for each call and in total.",
+        ),
+        (
+            "AK-2",
+            "A failed result shows the inputs of calls that are not known to only read, within "
+            "the same bounds, also if another process made the calls.",
+        ),
+        (
+            "AK-3",
+            "The error of a failed call shows the submitted line that made the call, with line "
+            "and column, also after a park. An error that wraps it says why the call failed.",
+        ),
+        (
+            "AK-4",
+            "Sibling calls of one program that wait for a person are one question, which can be "
+            "answered for all calls or one by one: in Python, at the terminal, through the "
+            "gateway and by a client of the MCP server.",
+        ),
+        (
+            "AK-5",
+            "A group has the calls that a program makes in one step, also if more calls need "
+            "approval than may run at once. No call waits noticeably for its siblings, and an "
+            "asker or client that knows no groups gets each question as before.",
+        ),
+        (
+            "AK-6",
+            "An answer to a group is for the calls that the group showed and for no others. The "
+            "first answer to each question counts. Answers to some calls are kept, and after a "
+            "SIGKILL another process asks about the rest.",
+        ),
+        (
+            "AK-7",
+            'With `tools.codeMode.dialect: "codex"`, `exec` is a freeform custom tool in the '
+            "format of the Responses API, `wait` takes `cell_id`, `yield_time_ms`, `max_tokens` "
+            "and `terminate`, and `tools.mcp__server__tool` calls an MCP tool. Without this "
+            "setting, nothing of it exists.",
+        ),
+    ),
+    *_at(
+        "MCP for every client",
+        (
+            "MX-1",
+            "The official conformance suite passes on both sides, except for scenarios that do "
+            "not apply; each of these has a reason.",
+        ),
+        (
+            "MX-2",
+            "Clients of others list, call and wait, over stdio and HTTP, also if they open a "
+            "session for every call, and through bridges.",
+        ),
+        (
+            "MX-3",
+            "At least ten servers of others work behind one `clawmode`.",
+        ),
+    ),
+    *_at(
+        "clawmode setup",
+        (
+            "SU-1",
+            "`clawmode setup` moves the servers of every known MCP client behind clawmode after "
+            "consent, keeps the comments of the files, and `--undo` restores them byte for byte.",
+        ),
+    ),
+    *_at(
+        "frameworks",
+        (
+            "FW-1",
+            "A call of `exec` or `wait` that a framework makes again, in this process or another, "
+            "continues its program: no program is started twice, and no call that may have taken "
+            "effect is made again.",
+        ),
+        (
+            "FW-2",
+            "A nested call that needs approval pauses the framework's call with the exact nested "
+            "calls. An answer is for the calls that were shown, and for no others.",
+        ),
+        (
+            "FW-3",
+            "Nested calls of the framework's own tools run with the context and the context "
+            "variables of the framework's call. Cancelling that call ends the program.",
+        ),
+        (
+            "FW-4",
+            "A framework that is missing, too old or too new raises an ImportError that names the "
+            "framework, the range and the extra.",
+        ),
+        (
+            "FW-5",
+            "A tool that raises `ApprovalNeeded` is called again once a person has approved the "
+            "call, and not at all if the person denies the call.",
+        ),
+        (
+            "FW-6",
+            "A person's answer counts in whichever process the framework gives it, also while the "
+            "process that asked still lives. The call takes effect once, even if the same answer "
+            "comes twice, and an answer to a program that is not kept starts nothing.",
+        ),
+        (
+            "FW-20",
+            "`ClawMode` as a middleware of LangChain shows the model `exec` and `wait` in place of "
+            "the agent's tools, and programs call these tools with their injected arguments.",
+        ),
+        (
+            "FW-21",
+            "Every middleware and every callback of a LangChain agent sees each nested call, and "
+            "cancelling the run ends the program and its calls.",
+        ),
+        (
+            "FW-22",
+            "A nested call that the `HumanInTheLoopMiddleware` of a LangChain agent reviews "
+            "interrupts the run. The decision holds for this call, also after the process was "
+            "killed, and each effect happens once.",
+        ),
+        (
+            "FW-23",
+            "Updates of the state that nested tools return to LangGraph are applied when the call "
+            "of the model returns, also those from before an interrupt.",
+        ),
+        (
+            "FW-30",
+            "OpenAI Agents SDK: programs call the agent's function tools through the SDK, so that "
+            "guardrails, hooks and spans apply. Nested calls that need approval are interruptions "
+            "of the run, and `RunState` continues the program, in another process too.",
+        ),
+        (
+            "FW-40",
+            "pydantic-ai: programs call the agent's tools through its tool manager, so that hooks, "
+            "usage limits, spans and events apply. A nested approval ends the run with "
+            "`DeferredToolRequests`, and `DeferredToolResults` continues the program, in another "
+            "process too.",
+        ),
+        (
+            "FW-24",
+            "`ClawMode` as a transform of a FastMCP server runs JavaScript and TypeScript programs "
+            "that call the server's tools through its middleware, and describes them as such.",
+        ),
+        (
+            "FW-25",
+            "A hostile program in a FastMCP server reaches nothing but the server's tools, ends at "
+            "the limits of time and memory, and leaves nothing for the next program.",
+        ),
+        (
+            "FW-50",
+            "Google ADK: programs call wrapped tools through ADK, so that plugins, callbacks and "
+            "spans apply. Nested calls that need confirmation are confirmed with the `exec` or "
+            "`wait`, in another process too.",
+        ),
+        (
+            "FW-31",
+            "Claude Agent SDK: programs call the tools of the options' MCP servers, and the rules, "
+            "hooks and `can_use_tool` of the options decide about nested calls. A question defers "
+            "`wait`, and the resumed session continues the program, in another process too.",
+        ),
+        (
+            "FW-32",
+            "Microsoft Agent Framework: programs call functions through the middleware of the "
+            "agent. Nested calls that need approval are a `function_approval_request`, whose "
+            "response continues the program, in another process too.",
+        ),
+    ),
+    *_at(
+        "a control page, and HTTP interfaces",
+        (
+            "HT-1",
+            "OpenAI's official SDK uses the agents of a gateway as models, by chat completions and "
+            "by responses, whole and streaming, with images, usage and errors in OpenAI's shape.",
+        ),
+        (
+            "HT-2",
+            "The client's functions are called from programs, and their results continue the same "
+            "run.",
+        ),
+        (
+            "HT-3",
+            "`previous_response_id`, a header, `user` or the earlier messages select the session.",
+        ),
+        (
+            "HT-4",
+            "A run that needs a person returns in time with a text that says where to answer, and "
+            "continues afterwards.",
+        ),
+        (
+            "HT-5",
+            "Without a token, its scope or a permitted origin, no request has an effect. What is "
+            "not supported is rejected by name.",
+        ),
+    ),
+    *_at(
+        "a fleet: several nodes on one store",
+        (
+            "FL-1",
+            "Nodes are killed and stopped at random moments, and no program is lost without its "
+            "caller being told, no effect happens twice, and callers are told of every effect, or "
+            "that its outcome is unknown.",
+        ),
+        (
+            "FL-2",
+            "The same holds for nodes that share a PostgreSQL, are stopped for longer than their "
+            "lease, or lose the network to it in any way, while PostgreSQL is restarted or killed.",
+        ),
+        (
+            "FL-3",
+            "Timers keep their time, whatever the clocks and uptimes of the nodes are on which a "
+            "program is parked and resumed.",
+        ),
+    ),
+    *_at(
+        "editors, by the Agent Client Protocol",
+        (
+            "AC-1",
+            "The client of the official package drives `clawmode acp`: text and thoughts stream, "
+            "and calls of programs appear below their `exec`, with kind, input, output and file.",
+        ),
+        ("AC-2", "Text, images, links and embedded files of a prompt reach the model."),
+        (
+            "AC-3",
+            "The answer to a prompt has the stop reason and the usage. A failed turn is an error "
+            "with its reason, and a cancelled one stops at once.",
+        ),
+        (
+            "AC-4",
+            "A call that may change something waits for permission: once, always or denied. The "
+            "modes of a session change who decides, but lift no prohibition.",
+        ),
+        (
+            "AC-5",
+            "Sibling calls are one question, or one each. A cancelled prompt withdraws its "
+            "questions, and a tool gets input by a form of the client.",
+        ),
+        (
+            "AC-6",
+            "Sessions are listed by folder, and loaded with their calls, resumed and closed, also "
+            "after a restart.",
+        ),
+        (
+            "AC-7",
+            "Sessions run at the same time, each in its folder and with its own servers. A folder "
+            "that no agent may work in, and a configuration that nobody trusts, are refused.",
+        ),
+        (
+            "AC-8",
+            "A line, a parameter or an answer that is invalid is answered with an error, and "
+            "changes nothing. The words of strangers are shown as text.",
+        ),
+        (
+            "AC-9",
+            "At the end of stdin and by SIGTERM, the process ends with its runs and their child "
+            "processes. Stdout has only messages of the protocol.",
+        ),
+    ),
+    *_at(
+        "the control page",
+        (
+            "CP-1",
+            "Running turns, their programs and nested calls are a live tree: state, duration, what "
+            "each waits for and until when; with workers, queue and memory.",
+        ),
+        (
+            "CP-2",
+            "Login is by a link that works once, or by a token. The session is an HttpOnly, "
+            "same-site cookie, which ends by logout, disuse, and with its token, together with its "
+            "connections. It outlives a restart of the gateway.",
+        ),
+        (
+            "CP-3",
+            "Host and origin are checked on every request and WebSocket. Rebound names, other "
+            "sites, forms, frames and guessed codes get nothing, and no secret is logged. The link "
+            "of a stranger logs nobody in without a question.",
+        ),
+        (
+            "CP-4",
+            "The words of strangers are always text: scripts, bidi marks, control characters and "
+            "long lines neither run nor hide nor break the page.",
+        ),
+        (
+            "CP-5",
+            "Questions show the exact call. Siblings are one list, the first answer counts, and "
+            "everybody sees who gave it. A parked program whose worker died resumes.",
+        ),
+        (
+            "CP-6",
+            "The page works at 360 px, with the keyboard alone, in light and dark mode, and with "
+            "10,000 nodes in a tree.",
+        ),
+        (
+            "CP-7",
+            "After a lost connection the page connects again and shows what was missed, once.",
+        ),
+        (
+            "CP-8",
+            "Over loopback the page is usable within 300 ms with 100 sessions. Twenty open pages "
+            "leave the gateway under 150 MB, and 500 open pages leave it responsive.",
+        ),
+        (
+            "CP-20",
+            "Sessions are listed and searched. A transcript shows nested calls under their `exec`, "
+            "highlighted programs, output and tokens; long ones are windowed and paged.",
+        ),
+        (
+            "CP-21",
+            "In the view Sessions people create sessions, write, steer, stop, begin a new "
+            "conversation, and export and download the trajectory.",
+        ),
+        (
+            "CP-22",
+            "Chat streams answers with their calls, shows images, stops a turn, and after a "
+            "reconnection in mid-stream shows what was missed.",
+        ),
+        (
+            "CP-23",
+            "Tools shows the catalog of an agent as its model reads it, with declarations, and "
+            "searches with the ranker of programs.",
+        ),
+        (
+            "CP-24",
+            "An editor runs a program against the catalog, and shows its calls, questions, output "
+            "and result; it can be stopped.",
+        ),
+        (
+            "CP-25",
+            "Operation shows MCP servers and their health, jobs, plugins and the findings of "
+            "the doctor, and follows the log.",
+        ),
+        (
+            "CP-26",
+            "Operation shows the configuration with each error at its line, and creates and "
+            "revokes tokens; a new token is shown once.",
+        ),
+        (
+            "CP-27",
+            "A token without a scope sees what it may not do, and why; nothing fails only when "
+            "it is tried.",
+        ),
+        (
+            "CP-28",
+            "Text of strangers is text in every view: scripts, bidi marks, control characters and "
+            "lines of a megabyte do nothing but appear.",
+        ),
+        (
+            "CP-29",
+            "Every view fits on 360 pixels, works with the keyboard alone, and has readable "
+            "contrast in light and dark mode.",
+        ),
+    ),
+    *_at(
+        "docs/reference/gateway-protocol.md",
+        (
+            "GP-1",
+            "Every event has a number in the gateway. `events.since` returns the events after a "
+            "number, once and in order, and of a text that grows the last state only.",
+        ),
+        (
+            "GP-2",
+            "A client gets only those missed events that its scopes and subscriptions let it "
+            "receive.",
+        ),
+        (
+            "GP-3",
+            "The events that are kept have a limit of count and bytes. A position that is too old, "
+            "or that another process gave, is a reset and never a silent gap.",
+        ),
+        (
+            "GP-4",
+            "`runs.tree` shows turns, their programs and all nested calls with state, duration and "
+            "parent, with redacted previews of inputs.",
+        ),
+        (
+            "GP-5",
+            "A parked program, also of an earlier process, and a call that waits for a person are "
+            "shown with what they wait for and until when.",
+        ),
+        ("GP-6", "`runs.changed` brings every change of the tree to followers, and to no others."),
+        (
+            "GP-7",
+            "A tree of 10,000 nodes is read in pages of bounded size. A larger tree leaves out "
+            "calls that have ended, and says how many.",
+        ),
+        (
+            "GP-8",
+            "A follower that reads slowly misses changes in place of filling the gateway's memory, "
+            "and is told to read the tree again.",
+        ),
+        (
+            "GP-9",
+            "`system.figures` shows the workers with their programs, the queues, and the memory of "
+            "the gateway and of each worker.",
+        ),
+        (
+            "GP-10",
+            "The first answer to a question counts; events and lists say what was decided and who "
+            "answered, also for input and for answers from a channel.",
+        ),
+        (
+            "GP-11",
+            "A conversation is read in pages, the newest entries first. Programs have their "
+            "source, result, output and nested calls, wherever these are in the file, and answers "
+            "their tokens.",
+        ),
+        (
+            "GP-12",
+            "A page has a bounded size whatever people, models and tools have written; what was "
+            "cut can be read alone.",
+        ),
+        (
+            "GP-13",
+            "Sessions are found by key, title and last message, and listed page by page without "
+            "gaps and repetitions.",
+        ),
+        (
+            "GP-14",
+            "`tools.surface` and `tools.declaration` show the catalog of an agent exactly as its "
+            "model and programs get it.",
+        ),
+        ("GP-15", "`tools.search` finds what a program finds, in the same order."),
+        (
+            "GP-16",
+            "`codemode.run` runs a program of an operator under the policy and approvals of the "
+            "agent. A program that waits is continued, aborted or given up like any other.",
+        ),
+        (
+            "GP-17",
+            "Operators create and revoke tokens. The secret is in one response and nowhere else, "
+            "and a revoked token ends its connections.",
+        ),
+        (
+            "GP-18",
+            "`doctor.run`, `mcp.servers` and `plugins.list` say what is wrong with a gateway, and "
+            "since when.",
+        ),
+        (
+            "GP-19",
+            "`config.get` returns the text of the file with its lines and without secrets, also if "
+            "the file is broken, and issues with line and column.",
+        ),
+        (
+            "GP-20",
+            "The log is followed by number, and the files of an export are downloaded in parts; "
+            "no name leads out of their folder.",
+        ),
+    ),
+    *_at(
+        "fleet.md: 2, 3.1 to 3.6, 3.11 and 7",
+        (
+            "PG-1",
+            "PostgreSQL is reached by TLS only, unless the server is on this machine.",
+        ),
+        (
+            "PG-2",
+            "No error, log or representation shows the password or the user of the database.",
+        ),
+        (
+            "PG-3",
+            "A statement waits for a connection for at most 2 seconds, and its answer is given up "
+            "after a limit, whatever the server or the network does.",
+        ),
+        (
+            "PG-4",
+            "A statement whose connection was lost is repeated, and says the same even if it had "
+            "been executed.",
+        ),
+        (
+            "PG-5",
+            "The schema is made and upgraded in numbered steps, once. A build that is too old for "
+            "it, or that would shut out living nodes, changes nothing.",
+        ),
+        (
+            "PG-6",
+            "Names, rows and objects that strangers have put into the database run no code of "
+            "theirs and resume no program.",
+        ),
+        (
+            "PG-7",
+            "A process is a node, which beats by the clock of the database. A node that is "
+            "overdue, or whose session has ended, is declared dead by one of the others, and never "
+            "comes back under its id.",
+        ),
+        (
+            "PG-8",
+            "A node that finds itself dead gives up all programs that it has, which others can "
+            "resume, logs that, and goes on as a new node.",
+        ),
+        (
+            "PG-9",
+            "A node without a key, or without the key of a living node, does not start.",
+        ),
+        (
+            "PG-10",
+            "A reply wakes the `wait` on another node. Wakes that were missed are made up for.",
+        ),
+        (
+            "PG-11",
+            "No function of the database changes anything for an owner with an old fence.",
+        ),
+        (
+            "PG-12",
+            "Cells that have expired are ended a few at a time by one node, and tombstones are "
+            "dropped by the day. The number of parked programs is bounded without counting rows.",
+        ),
+        (
+            "PG-13",
+            "`clawmode state` checks and upgrades the database, and moves programs between a "
+            "folder and the database, each to one place only.",
+        ),
+        (
+            "PG-14",
+            "While the database cannot be reached, `/readyz` says so.",
+        ),
+        (
+            "PG-15",
+            "PgBouncer in transaction mode may be in between if the node does not listen. A node "
+            "that listens through it does not start, and is told what to do.",
+        ),
+        (
+            "PG-16",
+            "Programs of `clawmode mcp` are in the database that `state` names: those of a token "
+            "on every node, and those over stdio by state folder and configuration.",
+        ),
+        (
+            "PG-17",
+            "A folder and a database answer the same questions about their nodes (who lives, who "
+            "drains), and wake whoever waits for a program.",
         ),
     ),
     # Run by path, because pytest's importlib mode makes siblings unimportable by name.

@@ -10,8 +10,8 @@ import anyio
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.support.core_tools_driver import OTHER, RUN, Bench, bench, is_alive
-from tests.support.waiting import until
+from tests.support.core_tools_driver import OTHER, RUN, Bench, bench
+from tests.support.waiting import is_alive, until
 
 from clawmode.context import RunContext
 from clawmode.core_tools.processes import Output, ProcessLimits, ShellSessions

@@ -6,8 +6,7 @@ from typing import Any
 
 import anyio
 import pytest
-from tests.support.core_tools_driver import is_alive
-from tests.support.waiting import until
+from tests.support.waiting import is_alive, until
 
 from clawmode import CodeMode, Pool
 from clawmode.agent.toolbox import activate

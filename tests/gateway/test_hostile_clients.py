@@ -27,10 +27,11 @@ from clawmode.agent.run import AgentRun
 from clawmode.gateway import gateway as service
 from clawmode.gateway import logs
 from clawmode.gateway.ledger import Ledger, LedgerUnavailable
-from clawmode.redaction import KnownSecrets, Redactor
+from clawmode.redaction import Redactor
 from clawmode.rpc import admission, presence, protocol
 from clawmode.rpc.tokens import TokenError, Tokens
 from clawmode.testing import Turn, call, scripted, think
+from clawmode.text import KnownSecrets
 from clawmode.tools.tool import Tool, ToolContext
 from clawmode.types import JsonObject
 
@@ -212,7 +213,7 @@ async def test_whoever_only_reads_makes_no_sessions(tmp_path: Path, method: str)
 # ---- The wire ----
 
 UPGRADE = (
-    b"GET / HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+    b"GET / HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
     b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
 )
 PINGS = (b"\x89\xfd\0\0\0\0" + b"x" * 125) * 500
@@ -259,7 +260,7 @@ async def test_a_page_with_a_strange_origin_is_refused_without_a_traceback(
         raw = await anyio.connect_tcp("127.0.0.1", it.port)
         async with raw:
             await raw.send(
-                b"GET / HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+                b"GET / HTTP/1.1\r\nHost: [::1]\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
                 b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n"
                 b"Origin: http://[\r\n\r\n"
             )

@@ -49,13 +49,14 @@ async def test_a_cron_turn_whose_gateway_is_killed_is_resumed_and_not_restarted(
 ) -> None:
     (tmp_path / "shop.py").write_text(WAREHOUSE)
     bought, state = tmp_path / "bought.txt", tmp_path / "state"
-    at = datetime.now(UTC) + timedelta(seconds=1)
     jobs = Jobs(state)
+    assert await jobs.list() == []  # the file is there: that takes time
+    at = datetime.now(UTC) + timedelta(seconds=3)
     await jobs.add(Job(id="tea", message="Buy tea.", at=at.isoformat(timespec="milliseconds")))
     with serving(buyer) as server:
         configure(tmp_path, server.url, code_mode=False)
         with Started(tmp_path, state, "--tools", "shop:TOOLS") as first:
-            await until(bought.exists, 45)
+            await until(lambda: bought.exists() and bought.read_text(), 45)
             first.kill()
         with jobs._transaction() as database:  # a minute goes by
             database.execute("update states set lease = 0")

@@ -54,6 +54,54 @@ async def test_a_client_asks_another_decides_and_the_first_learns_it(
         assert events(reader, f"{family}.approval.requested") == []
 
 
+@pytest.mark.covers("GP-10")
+@pytest.mark.parametrize("family", ["exec", "plugin"])
+async def test_everyone_learns_who_answered_first(tmp_path: Path, family: str) -> None:
+    async with inside(tmp_path) as it:
+        first, second = (it.client("operator.approvals", name=name) for name in ("ann", "bob"))
+        put = await it.call(f"{family}.approval.request", **ASKS[family])
+        resolve = f"{family}.approval.resolve"
+        await it.call(resolve, first, id=put["id"], decision="deny")
+        late = await it.code(resolve, second, id=put["id"], decision="allow-once")
+        assert late == "NOT_FOUND id"
+        for client in (first, second):
+            (told,) = await until(partial(events, client, f"{family}.approval.resolved"))
+            assert told == {"id": put["id"], "decision": "deny", "by": "ann"}
+        same = await it.call(resolve, second, id=put["id"], decision="deny")
+        assert (same["decision"], same["by"]) == ("deny", "ann")
+        known = await it.call(f"{family}.approval.get", second, id=put["id"])
+        assert (known["decision"], known["by"]) == ("deny", "ann")
+        listed = await it.call(f"{family}.approval.list", second)
+        assert listed["approvals"] == []
+        (settled,) = listed["settled"]
+        assert (settled["id"], settled["by"], settled["decision"]) == (put["id"], "ann", "deny")
+        assert settled["settledAtMs"] >= settled["askedAtMs"]
+
+
+@pytest.mark.covers("GP-10")
+async def test_an_answer_from_a_channel_names_its_sender(tmp_path: Path) -> None:
+    async with inside(tmp_path) as it:
+        put = await it.call("plugin.approval.request", title="May I?")
+        await it.call("chat.send", message=f"/approve {put['id']} deny", sessionKey="tea")
+        (told,) = await until(partial(events, it.admin, "plugin.approval.resolved"))
+        assert (told["decision"], told["by"]) == ("deny", "admin")
+
+
+@pytest.mark.hostile
+async def test_the_list_of_settled_questions_is_short_and_so_are_their_inputs(
+    tmp_path: Path,
+) -> None:
+    async with inside(tmp_path) as it:
+        for _ in range(60):
+            put = await it.call("exec.approval.request", command="x" * 60_000)
+            await it.call("exec.approval.resolve", id=put["id"], decision="deny")
+            await it.call("exec.approval.waitDecision", id=put["id"])
+        listed = await it.call("exec.approval.list")
+        assert len(listed["settled"]) == 50
+        assert listed["settled"][0]["id"] == put["id"]
+        assert len(json.dumps(listed)) < 100_000
+
+
 async def test_a_decision_stands_and_may_be_repeated(tmp_path: Path) -> None:
     async with inside(tmp_path) as it:
         put = await it.call("plugin.approval.request", title="May I?")
@@ -81,7 +129,7 @@ async def test_a_question_that_nobody_answers_is_over_in_time(tmp_path: Path) ->
         decided = await it.call("plugin.approval.waitDecision", id=put["id"], timeoutMs=5_000)
         assert decided["decision"] is None
         (told,) = events(it.admin, "plugin.approval.resolved")
-        assert told == {"id": put["id"], "decision": "timeout"}
+        assert told == {"id": put["id"], "decision": "timeout", "by": None}
 
 
 async def test_the_same_request_is_put_once(tmp_path: Path) -> None:
@@ -192,6 +240,7 @@ def asking() -> Tool:
     return Tool("who", "Asks.", ANY, run)
 
 
+@pytest.mark.covers("GP-10")
 @pytest.mark.parametrize("content", [{"name": "a secret name"}, None])
 async def test_a_tool_is_told_what_it_asks_for(tmp_path: Path, content: Any) -> None:
     async with inside(tmp_path, tools=[asking()]) as it, anyio.create_task_group() as tasks:
@@ -210,8 +259,11 @@ async def test_a_tool_is_told_what_it_asks_for(tmp_path: Path, content: Any) -> 
         await until(lambda: answers)
         assert answers[0]["output"] == {"told": content}
         assert await it.code("input.answer", id=asked["id"], content=content) == "NOT_FOUND id"
-        resolved = {"id": asked["id"], "answered": content is not None}
+        resolved = {"id": asked["id"], "answered": content is not None, "by": "admin"}
         assert events(it.admin, "input.resolved") == [resolved]
+        listed = await it.call("input.list")
+        assert (listed["inputs"], [each["by"] for each in listed["settled"]]) == ([], ["admin"])
+        assert "a secret name" not in json.dumps(listed)
 
 
 # ---- The host's rules ----
@@ -279,6 +331,97 @@ def tells(request: Any) -> Turn:
     return Turn(json.dumps(found.get("value") or found.get("error")))
 
 
+LOOP = """return await Promise.all(["a", "b", "c", "d"].map((word) =>
+  tools.echo({ word }).then((echo) => echo.said, (error) => error.code)))"""
+
+
+@pytest.mark.hostile
+async def test_a_long_argument_in_a_group_is_not_cut_inside_of_a_secret(tmp_path: Path) -> None:
+    secret = "correct-horse-battery-staple"
+    calls = f"[1, 2].map(() => tools.echo({{text: 'x'.repeat(280) + '{secret}'}}))"
+    script = [program(f"await Promise.all({calls})"), "Denied."]
+    rules = {"codeMode": True, "approve": None}
+    async with inside(tmp_path, script, tools=[echo()], rules=rules) as it:
+        it.gateway.learn_secrets([secret])
+        run = await it.call("agent", message="go")
+        (group,) = await until(lambda: events(it.admin, "approval.group.requested"))
+        ids = [member["id"] for member in group["members"]]
+        await it.call(
+            "approval.group.resolve", id=group["id"], decisions=dict.fromkeys(ids, "deny")
+        )
+        await it.call("agent.wait", runId=run["runId"])
+        shown = json.dumps([group, await it.call("plugin.approval.list")])
+        assert "xxx***" in shown
+        assert "correct" not in shown
+
+
+@pytest.mark.covers("AK-4", "AK-5", "AK-6")
+async def test_calls_of_a_loop_are_a_group_for_clients_that_know_groups(tmp_path: Path) -> None:
+    script = [program(LOOP), tells, tells, tells, tells, tells]
+    rules = {"codeMode": True, "approve": None}
+    async with inside(tmp_path, script, tools=[echo()], rules=rules) as it:
+        approver, reader = it.client("operator.approvals"), it.client("operator.read")
+        run = await it.call("agent", message="go")
+        (group,) = await until(lambda: events(approver, "approval.group.requested"))
+        singles = events(approver, "plugin.approval.requested")
+        ids = [single["id"] for single in singles]
+        assert [member["id"] for member in group["members"]] == ids
+        assert [member["input"] for member in group["members"]] == [
+            {"word": word} for word in "abcd"
+        ]
+        assert {single["groupId"] for single in singles} == {group["id"]}
+        assert (group["count"], group["pending"], group["runId"]) == (4, 4, run["runId"])
+        assert (await it.call("approval.group.list", approver))["groups"] == [group]
+        assert events(reader, "approval.group.requested") == []
+
+        # A client that knows single questions answers one; another answers the rest.
+        await it.call("plugin.approval.resolve", approver, id=ids[0], decision="deny")
+        resolve = "approval.group.resolve"
+        some = await it.call(resolve, approver, id=group["id"], decisions={ids[1]: "allow-once"})
+        assert (some["answered"], some["pending"]) == ([ids[1]], 2)
+        page = await it.call("approval.group.get", approver, id=group["id"], first=3)
+        (last,) = page["members"]
+        assert (page["first"], last["id"], last["settled"]) == (3, ids[3], False)
+        rest = await it.call(resolve, approver, id=group["id"], decision="allow-once")
+        assert (rest["answered"], rest["pending"]) == (ids[2:], 0)
+        said = await said_by(it, run["runId"])
+        await until(lambda: events(approver, "approval.group.resolved"))
+        assert len(events(approver, "plugin.approval.resolved")) == 4
+        with pytest.raises(Refused, match="no longer pending"):
+            await it.call(resolve, approver, id=group["id"], decision="deny")
+        assert (await it.call("approval.group.list", approver))["groups"] == []
+    said_words = [{"word": word} for word in "bcd"]
+    assert json.loads(said) == ["not_approved", *said_words]
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize(
+    ("given", "code"),
+    [
+        ({}, "INVALID_REQUEST"),
+        ({"decision": "deny", "decisions": {"x": "deny"}}, "INVALID_REQUEST"),
+        ({"decision": "perhaps"}, "INVALID_REQUEST"),
+        ({"decisions": {"ap_0000000000000000": "allow-once"}}, "INVALID_REQUEST"),
+        ({"decisions": {"x": {"y": 1}}}, "INVALID_REQUEST"),
+        ({"id": "gr_0000000000000000", "decision": "deny"}, "NOT_FOUND"),
+    ],
+)
+async def test_a_wrong_answer_to_a_group_answers_nothing(
+    tmp_path: Path, given: JsonObject, code: str
+) -> None:
+    rules = {"codeMode": True, "approve": None}
+    async with inside(tmp_path, [program(LOOP), tells], tools=[echo()], rules=rules) as it:
+        approver, writer = it.client("operator.approvals"), it.client("operator.write")
+        await it.call("agent", message="go")
+        (group,) = await until(lambda: events(approver, "approval.group.requested"))
+        with pytest.raises(Refused) as refused:
+            await it.call("approval.group.resolve", approver, **{"id": group["id"], **given})
+        assert refused.value.code == code
+        with pytest.raises(Refused):
+            await it.call("approval.group.resolve", writer, id=group["id"], decision="allow-once")
+        assert len(it.gateway.approvals.pending()) == 4
+
+
 @pytest.mark.covers("N-5")
 @pytest.mark.parametrize(
     ("code", "tool_id"), [(ECHO, "openclaw:core:echo"), (SHELL, EXEC_ID)], ids=["tool", "shell"]
@@ -301,7 +444,8 @@ async def test_a_call_that_may_change_something_is_asked_about_by_default(
         await it.call("exec.approval.resolve", id=question.id, decision=decision)
         said = await said_by(it, run["runId"])
     assert ("not approved" in said) is (decision == "deny")
-    assert ("tea" in said or "42" in said) is (decision == "allow-once")
+    answer = said.partition(" (line ")[0]  # without the line of the program that made the call
+    assert ("tea" in answer or "42" in answer) is (decision == "allow-once")
 
 
 async def said_by(it: Inside, run_id: str) -> str:

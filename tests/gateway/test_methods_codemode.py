@@ -5,13 +5,16 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 from tests.support.gateway_inside import Inside, inside
 from tests.support.waiting import Gate, until
 
+from clawmode.code_mode.nodes import FolderNodes
 from clawmode.code_mode.stores import StoredCell
 from clawmode.context import Scope
-from clawmode.testing import Turn, call
+from clawmode.gateway import codemode_methods
+from clawmode.testing import Turn, call, pause
 
 pytestmark = pytest.mark.anyio
 
@@ -25,7 +28,9 @@ def program(source: str) -> Turn:
 @asynccontextmanager
 async def running(folder: Path, source: str, gate: Gate | None = None) -> AsyncIterator[Inside]:
     tools = [] if gate is None else [gate.tool]
-    script: list[Any] = [program(source), Turn("done")]
+    # The end of the run would end its programs, so it comes after the gate was opened.
+    ending = Turn("done") if gate is None else Turn(pause(gate.open), "done")
+    script: list[Any] = [program(source), ending]
     async with inside(folder, script, tools=tools, rules={"codeMode": True}) as it:
         yield it
 
@@ -88,6 +93,42 @@ async def test_programs_that_an_earlier_process_left_are_seen_and_ended(tmp_path
         assert await it.call("codemode.abort", runId="run0") == {"aborted": 0}
         assert await it.call("codemode.abort", cellId="cm_2") == {"aborted": 1}
         assert await cells(it, 0) == []
+
+
+async def test_a_long_list_is_cut_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(codemode_methods, "MOST", 2)
+    async with inside(tmp_path) as it:
+        store = it.gateway.host.runtime.store
+        for number in range(5):
+            await store.park(parked(f"cm_{number}", f"run{number // 3}"), "x", 10, again=False)
+        said = await it.call("codemode.runs", limit=2)
+        assert [cell["cellId"] for cell in said["cells"]] == ["cm_0", "cm_1"]
+        assert (said["more"], said["parked"]) == (True, 5)
+        said = await it.call("codemode.runs", limit=2, runId="run1")
+        assert [cell["cellId"] for cell in said["cells"]] == ["cm_3", "cm_4"]
+        assert (said["more"], said["parked"]) == (False, 5)
+        assert await it.code("codemode.runs", limit=1001) == "INVALID_REQUEST limit"
+        assert await it.call("codemode.abort", runId="run0") == {"aborted": 3}
+        assert (await it.call("codemode.runs"))["parked"] == 2
+
+
+@pytest.mark.covers("PG-17")
+async def test_a_gateway_that_stops_drains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[bool] = []
+    drain = FolderNodes.drain
+
+    async def note(self: FolderNodes) -> None:
+        # The gateway waits a moment for its clients, and not for a slow disk.
+        with anyio.CancelScope(shield=True):
+            await drain(self)
+            seen.extend(node.draining for node in await self.living())
+
+    monkeypatch.setattr(FolderNodes, "drain", note)
+    async with inside(tmp_path) as it:
+        assert [node.draining for node in await it.gateway.host.backend.nodes.living()] == [False]
+    assert seen == [True]
 
 
 @pytest.mark.parametrize(

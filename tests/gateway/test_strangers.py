@@ -17,16 +17,16 @@ from tests.support.gateway_driver import Started, wired
 from tests.support.waiting import until
 
 from clawmode.rpc import admission
-from clawmode.rpc.admission import Descriptors, ListeningSocket
+from clawmode.rpc.admission import AcceptedSocket, Descriptors, ListeningSocket
 from clawmode.rpc.client import GatewayClient
 from clawmode.testing import Turn
 
 pytestmark = [pytest.mark.anyio, pytest.mark.hostile, pytest.mark.timeout(60)]
 
 STRANGERS = 1_100
-HEAD = b"GET /healthz HTTP/1.1\r\nHost: x\r\n"
+HEAD = b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n"
 UPGRADE = (
-    b"GET / HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+    b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
     b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: MDEyMzQ1Njc4OWFiY2RlZg==\r\n"
 )
 
@@ -41,7 +41,7 @@ def half_head(raw: socket.socket) -> None:
 
 
 def slow_body(raw: socket.socket) -> None:
-    raw.sendall(b"POST /metrics HTTP/1.1\r\nHost: x\r\nContent-Length: 999\r\n\r\n{")
+    raw.sendall(b"POST /metrics HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 999\r\n\r\n{")
 
 
 def silence(raw: socket.socket) -> None:
@@ -169,10 +169,13 @@ async def test_the_oldest_stranger_goes_and_clients_stay(
     async with wired(tmp_path) as it, it.connect() as client:
         with ExitStack() as opened:
             address = ("127.0.0.1", it.port)
-            crowd = []
+            crowd: list[socket.socket] = []
+            oldest: AcceptedSocket | None = None
             for _ in range(4):
                 crowd.append(opened.enter_context(socket.create_connection(address, timeout=0.5)))
                 await until(lambda: len(it.strangers) == min(len(crowd), 3))
+                oldest = next(iter(it.strangers)) if len(crowd) == 1 else oldest
+            await until(lambda: oldest not in it.strangers)
             assert [await ended(raw) for raw in crowd] == [True, False, False, False]
             async with it.connect() as newest:
                 assert await newest.call("health")

@@ -14,6 +14,7 @@ import pytest
 from tests.support.gateway_driver import TOKEN, Wired, wired
 from tests.support.waiting import until
 from websockets.asyncio.client import ClientConnection, connect
+from websockets.asyncio.connection import Connection
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from clawmode.addresses import Attempts, is_loopback
@@ -41,7 +42,7 @@ def request(method: str, params: dict[str, Any] | None = None, frame_id: str = "
     return json.dumps({"type": "req", "id": frame_id, "method": method, "params": params or {}})
 
 
-async def heard(socket: ClientConnection) -> dict[str, Any]:
+async def heard(socket: Connection) -> dict[str, Any]:
     with anyio.fail_after(10):
         return json.loads(await socket.recv())
 
@@ -59,7 +60,7 @@ def strangers(it: Wired) -> list[Client]:
     return [each for each in it.gateway.clients.values() if each.hello.client.id == "raw"]
 
 
-async def closed(socket: ClientConnection) -> int | None:
+async def closed(socket: Connection) -> int | None:
     """With which code the other side ends it."""
     try:
         with anyio.fail_after(10):
@@ -256,11 +257,16 @@ async def test_a_client_that_does_not_read_is_dropped_and_nobody_else(tmp_path: 
         await slow.close()
 
 
+@pytest.mark.covers("PG-14")
 async def test_health_and_metrics(tmp_path: Path) -> None:
     async with wired(tmp_path) as it, httpx2.AsyncClient() as http:
         base = it.url.replace("ws://", "http://")
         assert (await http.get(f"{base}/healthz")).json() == {"status": "ok"}
         assert (await http.get(f"{base}/readyz")).status_code == 200
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(it.gateway.host.backend.nodes, "reachable", False)
+            answer = await http.get(f"{base}/readyz")
+            assert (answer.status_code, answer.json()["store"]) == (503, "unreachable")
         assert (await http.get(f"{base}/metrics")).status_code == 401
         wrong = await http.get(f"{base}/metrics", headers={"authorization": "Bearer x"})
         assert wrong.status_code == 401

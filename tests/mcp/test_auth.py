@@ -5,8 +5,12 @@ import base64
 import json
 import logging
 import os
+import subprocess
+import sys
+import time
 import webbrowser
-from contextlib import nullcontext
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,91 +18,24 @@ from urllib.parse import parse_qs, urlsplit
 
 import anyio
 import httpx2
+import jwt
 import pytest
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from mcp.client.auth import OAuthFlowError
+from tests.support.authority import Authority, Person, go
 from tests.support.mcp_driver import call, connected, view_of
-from tests.support.web_server import Request, WebServer, web_server
+from tests.support.web_server import Request, web_server
 
 from clawmode.app.loading import set_up
 from clawmode.app.servers import TOKENS
 from clawmode.app.setup import Options
 from clawmode.config.mcp import read_servers
 from clawmode.exceptions import ConfigurationError
-from clawmode.mcp.auth import make_auth
+from clawmode.mcp.login import make_auth
 from clawmode.terminal.mcp_face import log_in
 
 pytestmark = pytest.mark.anyio
-
-
-@dataclass
-class Authority:
-    """An authorization server, and the door of the MCP server that it guards."""
-
-    web: WebServer | None = None
-    asked: list[str] = field(default_factory=list)
-    forms: list[dict[str, str]] = field(default_factory=list)
-    headers: list[str] = field(default_factory=list)
-    token: str = "acc3ss-token-1"
-
-    async def __call__(self, request: Request) -> bool:
-        assert self.web is not None
-        path = urlsplit(request.path).path
-        self.asked.append(path)
-        origin = self.web.url.removesuffix("/mcp")
-        if path == "/mcp":
-            if request.headers.get("authorization") == f"Bearer {self.token}":
-                return False
-            await request.send(b"", status="401 Unauthorized", kind="text/plain")
-        elif path.startswith("/.well-known/oauth-protected-resource"):
-            await self._json(request, {"resource": self.web.url, "authorization_servers": [origin]})
-        elif path.startswith("/.well-known/oauth-authorization-server"):
-            await self._json(
-                request,
-                {
-                    "issuer": origin,
-                    "authorization_endpoint": f"{origin}/authorize",
-                    "token_endpoint": f"{origin}/token",
-                    "registration_endpoint": f"{origin}/register",
-                    "response_types_supported": ["code"],
-                    "grant_types_supported": ["authorization_code", "client_credentials"],
-                    "code_challenge_methods_supported": ["S256"],
-                },
-            )
-        elif path == "/register":
-            await self._json(request, {"client_id": "registered", **request.message}, "201 Created")
-        elif path == "/token":
-            form = {key: values[0] for key, values in parse_qs(request.body.decode()).items()}
-            self.forms.append(form)
-            self.headers.append(request.headers.get("authorization", ""))
-            tokens = {"access_token": self.token, "token_type": "Bearer", "expires_in": 3600}
-            await self._json(request, tokens | {"refresh_token": "r3fresh-token"})
-        else:
-            await request.send(b"", status="404 Not Found", kind="text/plain")
-        return True
-
-    @staticmethod
-    async def _json(request: Request, value: Any, status: str = "200 OK") -> None:
-        await request.send(json.dumps(value).encode(), status=status)
-
-
-async def go(request: Request) -> None:
-    await request.answer({"content": []})
-
-
-@dataclass
-class Person:
-    """Opens the address, logs in, and is sent back. The page comes when somebody listens."""
-
-    windows: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = field(default_factory=list)
-
-    async def __call__(self, server: str, address: str) -> bool:
-        query = parse_qs(urlsplit(address).query)
-        back = urlsplit(query["redirect_uri"][0])
-        reader, writer = await asyncio.open_connection(back.hostname, back.port)
-        target = f"{back.path}?code=c0de&state={query['state'][0]}"
-        writer.write(f"GET {target} HTTP/1.1\r\nhost: x\r\n\r\n".encode())
-        self.windows.append((reader, writer))
-        return True
 
 
 async def test_a_person_logs_in_and_the_token_is_kept(
@@ -177,6 +114,322 @@ async def test_a_secret_is_shown_to_nobody_but_its_issuer() -> None:
         async with connected({"web": {"url": web.url, "auth": auth}}) as servers:
             assert view_of(servers, "web").state == "down"
         assert authority.forms == []
+
+
+# ---- A login is kept and renewed ----
+
+
+@asynccontextmanager
+async def logged_in(
+    folder: Path, authority: Authority, handler: Any = go, **auth: Any
+) -> AsyncIterator[dict[str, Any]]:
+    """The entry of a server whose login is in `folder`."""
+    person = Person()
+    async with web_server(handler, first=authority) as web:
+        authority.web = web
+        entries = {"web": {"url": web.url, "auth": {"type": "oauth", **auth}}}
+        async with connected(entries, on_login=person, tokens=folder) as servers:
+            assert view_of(servers, "web").problem is None
+        for _, writer in person.windows:
+            writer.close()
+        yield entries
+
+
+def kept_in(folder: Path) -> Path:
+    """The file of the only login."""
+    (path,) = folder.glob("*.json")
+    return path
+
+
+def age(folder: Path) -> None:
+    """Let the stored access token be past its time."""
+    path = kept_in(folder)
+    stored = json.loads(path.read_text())
+    assert stored["expiresAt"] > time.time()
+    path.write_text(json.dumps(stored | {"expiresAt": time.time() - 1}))
+
+
+@pytest.mark.covers("M-1")
+async def test_an_expired_token_is_renewed_without_a_user_and_never_shown(tmp_path: Path) -> None:
+    authority = Authority()
+    async with logged_in(tmp_path, authority) as entries:
+        age(tmp_path)
+        authority.expire()
+        async with connected(entries, tokens=tmp_path) as servers:
+            await call(servers, "web:go")
+    assert [form["grant_type"] for form in authority.forms] == [
+        "authorization_code",
+        "refresh_token",
+    ]
+    assert authority.expired == []
+    assert authority.asked.count("/.well-known/oauth-authorization-server") == 1
+
+
+@pytest.mark.covers("M-1")
+async def test_a_token_that_is_refused_in_the_middle_is_renewed_once_for_all_calls(
+    tmp_path: Path,
+) -> None:
+    authority = Authority()
+    async with logged_in(tmp_path, authority) as entries:
+        async with connected(entries, tokens=tmp_path) as servers:
+            authority.expire()
+            async with anyio.create_task_group() as tasks:
+                for _ in range(5):
+                    tasks.start_soon(call, servers, "web:go")
+    assert len(authority.forms) == 2
+
+
+async def test_a_login_that_cannot_be_renewed_needs_a_user_again(tmp_path: Path) -> None:
+    authority = Authority()
+    async with logged_in(tmp_path, authority) as entries:
+        age(tmp_path)
+        authority.expire()
+        authority.refresh_token = "another"
+        async with connected(entries, tokens=tmp_path) as servers:
+            assert "no user can be asked" in (view_of(servers, "web").problem or "")
+
+
+async def test_a_token_endpoint_in_trouble_does_not_end_the_login(tmp_path: Path) -> None:
+    authority = Authority()
+    async with logged_in(tmp_path, authority) as entries:
+        age(tmp_path)
+        authority.expire()
+        authority.broken = True
+        async with connected(entries, tokens=tmp_path) as servers:
+            assert "answered HTTP 503" in (view_of(servers, "web").problem or "")
+            authority.broken = False
+            await servers.connect()
+            await call(servers, "web:go")
+
+
+async def test_a_call_does_not_wait_for_the_answer_to_another_one(tmp_path: Path) -> None:
+    both = anyio.Event()
+    waiting: list[Request] = []
+
+    async def together(request: Request) -> None:
+        waiting.append(request)
+        if len(waiting) == 2:
+            both.set()
+        await both.wait()
+        await request.answer({"content": []})
+
+    async with logged_in(tmp_path, Authority(), together) as entries:
+        async with connected(entries, tokens=tmp_path) as servers, anyio.create_task_group() as t:
+            t.start_soon(call, servers, "web:go")
+            t.start_soon(call, servers, "web:go")
+    assert len(waiting) == 2
+
+
+OTHER_PROCESS = """
+import anyio, json, sys
+from pathlib import Path
+from clawmode.config.mcp import read_servers
+from clawmode.mcp.servers import McpServers
+
+async def main():
+    entries = json.loads(sys.argv[1])
+    servers = McpServers(read_servers(entries).unwrap(), tokens=Path(sys.argv[2]))
+    print("ready", flush=True)
+    sys.stdin.readline()
+    async with servers:
+        (view,) = await servers.connect()
+        print(view.problem, flush=True)
+
+anyio.run(main)
+"""
+
+
+@pytest.mark.covers("M-14")
+async def test_processes_that_share_a_login_take_turns_when_they_renew_it(tmp_path: Path) -> None:
+    authority = Authority(rotates=True)
+    async with logged_in(tmp_path, authority) as entries:
+        other = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", OTHER_PROCESS, json.dumps(entries), str(tmp_path)),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        assert other.stdin is not None
+        assert other.stdout is not None
+        with anyio.fail_after(30):
+            assert await other.stdout.readline() == b"ready\n"
+        age(tmp_path)
+        authority.expire()
+        other.stdin.write(b"go\n")
+        # Two connections of this process race with each other and with the other process.
+        async with (
+            connected(entries, tokens=tmp_path) as first,
+            connected(entries, tokens=tmp_path) as second,
+        ):
+            await call(first, "web:go")
+            await call(second, "web:go")
+            with anyio.fail_after(30):
+                assert await other.stdout.readline() == b"None\n"
+            assert await other.wait() == 0
+            age(tmp_path)
+            authority.expire()
+            async with anyio.create_task_group() as tasks:
+                for servers in (first, second):
+                    tasks.start_soon(call, servers, "web:go")
+    assert [form["grant_type"] for form in authority.forms[1:]] == ["refresh_token"] * 2
+
+
+@pytest.mark.hostile
+async def test_one_users_login_is_not_used_for_another_user(tmp_path: Path) -> None:
+    authority, person = Authority(), Person()
+    async with web_server(go, first=authority) as web:
+        authority.web = web
+        entries = {"web": {"url": web.url, "auth": "oauth"}}
+        async with connected(entries, on_login=person, tokens=tmp_path, principal="ann"):
+            pass
+        for _, writer in person.windows:
+            writer.close()
+        states: dict[str, str] = {}
+        for name in ("ann", "bob", "", "ann\0", "../ann"):
+            async with connected(entries, tokens=tmp_path, principal=name) as servers:
+                states[name] = view_of(servers, "web").state
+    assert states == {"ann": "ready", "bob": "down", "": "down", "ann\0": "down", "../ann": "down"}
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"tokens": 5}', '{"expiresAt": "never"}'])
+async def test_a_file_that_is_no_login_is_as_good_as_none(
+    tmp_path: Path, content: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    authority = Authority()
+    async with logged_in(tmp_path, authority) as entries:
+        kept_in(tmp_path).write_text(content)
+        async with connected(entries, tokens=tmp_path) as servers:
+            assert "no user can be asked" in (view_of(servers, "web").problem or "")
+    assert "cannot be used" in caplog.text
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize("life", [0, -5, 10**30])
+async def test_an_absurd_life_of_a_token_neither_renews_for_ever_nor_loses_the_login(
+    tmp_path: Path, life: int
+) -> None:
+    authority = Authority(life=life)
+    async with logged_in(tmp_path, authority) as entries:
+        async with connected(entries, tokens=tmp_path) as servers:
+            await call(servers, "web:go")
+    assert len(authority.forms) == 1
+
+
+# ---- How the client proves who it is ----
+
+
+@pytest.mark.covers("M-10")
+@pytest.mark.parametrize(
+    ("supported", "way"),
+    [
+        (["client_secret_basic"], "basic"),
+        (["client_secret_post"], "post"),
+        (["client_secret_post", "client_secret_basic"], "basic"),
+        (["none"], "none"),
+        (None, "basic"),
+    ],
+)
+async def test_a_configured_secret_is_sent_as_the_authorization_server_supports(
+    tmp_path: Path, supported: list[str] | None, way: str
+) -> None:
+    about = {"token_endpoint_auth_methods_supported": supported} if supported else {}
+    authority = Authority(about=about)
+    async with logged_in(tmp_path, authority, clientId="cl i", clientSecret="s3cr:t") as entries:
+        age(tmp_path)
+        async with connected(entries, tokens=tmp_path):
+            pass
+    basic = "Basic " + base64.b64encode(b"cl%20i:s3cr%3At").decode()
+    for form, header in zip(authority.forms, authority.headers, strict=True):
+        assert header == (basic if way == "basic" else "")
+        assert form.get("client_secret") == ("s3cr:t" if way == "post" else None)
+        assert form["client_id"] == "cl i"
+    assert "s3cr:t" not in kept_in(tmp_path).read_text()
+
+
+async def test_a_secret_that_the_authorization_server_has_no_use_for_is_not_sent() -> None:
+    authority = Authority(about={"token_endpoint_auth_methods_supported": ["tls_client_auth"]})
+    async with web_server(go, first=authority) as web:
+        authority.web = web
+        origin = web.url.removesuffix("/mcp")
+        auth = ROBOT | {"clientSecret": "s3cret-of-robot", "issuer": origin}
+        async with connected({"web": {"url": web.url, "auth": auth}}) as servers:
+            assert "supports tls_client_auth" in (view_of(servers, "web").problem or "")
+    assert authority.forms == []
+
+
+ROBOT = {"type": "oauth", "grant": "client_credentials", "clientId": "robot"}
+
+
+@pytest.mark.covers("M-10")
+@pytest.mark.parametrize("algorithm", ["ES256", "RS256"])
+async def test_a_client_with_a_key_signs_who_it_is(algorithm: str) -> None:
+    key: Any = ec.generate_private_key(ec.SECP256R1())
+    if algorithm == "RS256":
+        key = rsa.generate_private_key(65537, 2048)
+    formats = (Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    authority = Authority(about={"token_endpoint_auth_methods_supported": ["private_key_jwt"]})
+    async with web_server(go, first=authority) as web:
+        authority.web = web
+        origin = web.url.removesuffix("/mcp")
+        auth = ROBOT | {"privateKey": key.private_bytes(*formats).decode(), "issuer": origin}
+        async with connected({"web": {"url": web.url, "auth": auth}}) as servers:
+            await call(servers, "web:go")
+    (form,) = authority.forms
+    claims = jwt.decode(
+        form["client_assertion"], key.public_key(), algorithms=[algorithm], audience=origin
+    )
+    assert (claims["iss"], claims["sub"]) == ("robot", "robot")
+    assert form["client_assertion_type"].endswith(":jwt-bearer")
+    assert (authority.headers, form.get("client_secret")) == ([""], None)
+
+
+async def test_a_key_that_is_none_is_a_clear_problem() -> None:
+    authority = Authority(about={"token_endpoint_auth_methods_supported": ["private_key_jwt"]})
+    async with web_server(go, first=authority) as web:
+        authority.web = web
+        origin = web.url.removesuffix("/mcp")
+        auth = ROBOT | {"privateKey": "n0t-a-k3y", "issuer": origin}
+        async with connected({"web": {"url": web.url, "auth": auth}}) as servers:
+            problem = view_of(servers, "web").problem or ""
+    assert "`privateKey` is not a PEM key" in problem
+    assert "n0t-a-k3y" not in problem
+    assert authority.forms == []
+
+
+@pytest.mark.covers("M-10")
+@pytest.mark.parametrize("supported", [True, False])
+async def test_a_metadata_document_replaces_the_registration_where_supported(
+    tmp_path: Path, supported: bool
+) -> None:
+    about = {"client_id_metadata_document_supported": supported}
+    authority = Authority(about=about)
+    document = "https://app.example.com/clawmode.json"
+    async with logged_in(tmp_path, authority, clientMetadataUrl=document) as entries:
+        age(tmp_path)
+        async with connected(entries, tokens=tmp_path) as servers:
+            await call(servers, "web:go")
+    used = document if supported else "registered"
+    assert [form["client_id"] for form in authority.forms] == [used, used]
+    assert authority.asked.count("/register") == (not supported)
+
+
+async def test_configured_scopes_are_the_ones_that_are_asked_for(tmp_path: Path) -> None:
+    authority = Authority(about={"scopes_supported": ["read", "write", "admin"]})
+    seen: list[str] = []
+    person = Person()
+
+    async def log_in(server: str, address: str) -> bool:
+        seen.append(parse_qs(urlsplit(address).query)["scope"][0])
+        return await person(server, address)
+
+    async with web_server(go, first=authority) as web:
+        authority.web = web
+        auth = {"type": "oauth", "scopes": ["read", "write"]}
+        async with connected({"web": {"url": web.url, "auth": auth}}, on_login=log_in) as servers:
+            await call(servers, "web:go")
+    for _, writer in person.windows:
+        writer.close()
+    assert seen == ["read write"]
 
 
 # ---- Where the flow may go ----

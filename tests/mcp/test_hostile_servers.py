@@ -13,9 +13,10 @@ from tests.mcp.test_http import free_port, sdk_server
 from tests.support.compiler import find_compiler
 from tests.support.mcp_driver import listed, raw
 
-from clawmode import CodeMode, Pool
-from clawmode.catalog.declarations import MAX_FILE_CHARS
+from clawmode import Approvals, CodeMode, Decision, Pool, Question, Tool, compact, tool
+from clawmode.catalog.declarations import MAX_FILE_BYTES
 from clawmode.code_mode.surface import Format
+from clawmode.mcp.server_tools import read_json_text
 from clawmode.tools.executor import CallEvent
 from clawmode.types import JsonObject, JsonValue
 
@@ -90,6 +91,25 @@ async def test_half_a_character_in_an_answer_does_not_make_it_none(pool: Pool) -
         assert await value_of(code_mode, source) == "cut "
 
 
+@pytest.mark.covers("AD-8", "MC-4")
+async def test_a_rate_limit_of_a_server_is_told_as_one(pool: Pool) -> None:
+    """As an error of the protocol it rejects; as a result with `isError` it resolves."""
+    source = """const codes = [];
+for (const data of [{ retryAfterMs: 70, status: 429 }, { retry_after: 1 }, "rate limited", 7]) {
+  await MCP.raw.rpcError({ data }).catch((e) => codes.push([e.code, e.retryAfterMs ?? null]));
+}
+for (const text of ["429 Too Many Requests, retry after 2 s", "order 429 is unknown"]) {
+  const { isError, code, retryAfterMs } = await MCP.raw.isError({ text });
+  codes.push([isError, code ?? null, retryAfterMs ?? null]);
+}
+return codes"""
+    async with facing(pool, raw()) as code_mode:
+        assert await value_of(code_mode, source) == [
+            *(["rate_limited", 70], ["tool_failed", None], ["rate_limited", None]),
+            *(["tool_failed", None], [True, "rate_limited", 2000], [True, None, None]),
+        ]
+
+
 async def test_the_text_of_an_error_is_cut_and_in_one_line(pool: Pool) -> None:
     source = f"{TOLD} return MCP.raw.rpcError({{ times: 100_000 }}).catch(told)"
     async with facing(pool, raw()) as code_mode:
@@ -134,6 +154,44 @@ return [Object.keys(result), Object.keys(got), ({}).polluted, got.polluted, type
             None,
             "undefined",
         ]
+
+
+def texts(*given: Any) -> JsonValue:
+    return [{"type": "text", "text": text} for text in given]
+
+
+@pytest.mark.covers("MS-1")
+@pytest.mark.parametrize(
+    "content",
+    [
+        None,
+        "{}",
+        [],
+        [7],
+        texts("{}", "{}"),
+        texts(5),
+        texts("5"),
+        texts('"text"'),
+        texts('{"a": 1} and more'),
+        texts('{"a": 1e400}'),
+        texts('{"a": NaN}'),
+        texts("[" * 100_000),
+        texts("[" * 40 + "]" * 40),
+        texts('{"a":' * 33 + "1" + "}" * 33),
+        texts("[" + "9" * 5_000 + "]"),
+        texts('["' + "x" * MEGABYTE + '"]'),
+    ],
+)
+def test_a_text_that_is_not_sound_json_stays_a_text(content: JsonValue) -> None:
+    assert read_json_text(content) is None
+
+
+@pytest.mark.covers("MS-1")
+def test_json_that_a_server_sends_only_as_text_is_read() -> None:
+    image: JsonObject = {"type": "image", "data": "", "mimeType": "image/png"}
+    (block,) = texts(' {"a": [1, 2.5, null], "__proto__": {}}\n')  # pyrefly: ignore
+    assert read_json_text([image, block]) == {"a": [1, 2.5, None], "__proto__": {}}
+    assert read_json_text(texts("[]")) == []
 
 
 # ---- What is too much ----
@@ -218,8 +276,8 @@ async def test_a_list_of_fifty_megabytes_makes_its_server_a_missing_one(pool: Po
     before = memory()
     async with facing(pool, raw("long_list")) as code_mode:
         assert "over 8388608 bytes" in code_mode.missing_servers["raw"]
-        assert "cannot be reached now: raw." in json.dumps(code_mode.definitions())
-        assert await value_of(code_mode, "return Object.keys(MCP)") == ["good"]
+        result = await code_mode.exec("return Object.keys(MCP)")
+        assert (result.value, result.mcp_servers) == (["good"], {"raw": "unreachable"})
     assert peak() - before < 60 * MEGABYTE
 
 
@@ -235,8 +293,8 @@ return [names.length, file.length, index.length, last.structuredContent.tool,
         count, file, index, last, described = await value_of(code_mode, source)
         prompt = code_mode.definitions()
     assert (count, last, described) == (1_000, "tool0999", True)
-    assert file <= MAX_FILE_CHARS
-    assert index <= MAX_FILE_CHARS
+    assert file <= MAX_FILE_BYTES
+    assert index <= MAX_FILE_BYTES
     async with facing(pool, listed(offer("one"))) as code_mode:
         assert code_mode.definitions() == prompt
 
@@ -253,7 +311,7 @@ return [file.length, (await MCP.raw.tool299()).structuredContent.tool]"""
         assert parked.status == "waiting"
         value: Any = (await code_mode.wait(parked.run_id)).value
     length, last = value
-    assert length <= MAX_FILE_CHARS
+    assert length <= MAX_FILE_BYTES
     assert last == "tool299"
 
 
@@ -376,13 +434,61 @@ async def test_no_word_of_a_server_is_in_the_prompt(pool: Pool, format: Format) 
     assert "IGNORE" not in json.dumps(tame)
 
 
+@pytest.mark.covers("SF-5", "MS-2", "MS-4", "MS-5")
+@pytest.mark.parametrize("max_chars", [None, 2_000])
+async def test_no_word_of_a_stranger_is_in_the_prompt_whatever_was_called_and_seen(
+    pool: Pool, max_chars: int | None
+) -> None:
+    """Of MCP tools that were used and seen, and of a client's tool with hostile words anywhere."""
+    evil = hostile()[0]
+    schema: Any = evil["inputSchema"]
+    client = Tool(
+        INJECTION,
+        BREAKOUT,
+        schema,
+        lambda given, context: {INJECTION: BREAKOUT},
+        label=BREAKOUT,
+        output_schema=schema,
+        effect="write",
+        source="client",
+        owner=INJECTION,
+    )
+    prompts: list[str] = []
+    for entry, offered in ((listed(offer("tame")), ()), (listed(*hostile()), (client,))):
+        servers = {"raw": entry, "good": raw()}
+        approvals = Approvals(ask_for=lambda made: made.source == "client", approver=allow)
+        options: Any = {"tools": [ours, *offered], "approvals": approvals}
+        async with CodeMode(mcp_servers=servers, pool=pool, **options) as code_mode:
+            code_mode.prefer([made.id for made in code_mode.catalog.entries])
+            source = """for (const key of Object.keys(MCP.raw)) {
+  if (key[0] !== "$") await MCP.raw[key]({}).catch(() => {});
+}
+for (const { id } of ALL_TOOLS) await tools.call(id, { a: 1 }).catch(() => {});"""
+            await value_of(code_mode, source)
+            prompts.append(json.dumps(code_mode.definitions("anthropic", max_chars=max_chars)))
+    tame, wild = prompts
+    assert wild == tame
+    assert "tools.ours({a: number})" in tame
+
+
+@tool
+async def ours(a: int) -> int:
+    """A tool of the operator's."""
+    return a
+
+
+async def allow(question: Question) -> Decision:
+    return "allow-once"
+
+
 @pytest.mark.covers("SF-5")
 async def test_no_word_of_a_server_that_does_not_start_is_in_the_prompt(pool: Pool) -> None:
     async with facing(pool, listed(mode="exits", about=INJECTION)) as code_mode:
         assert INJECTION in code_mode.missing_servers["raw"]  # which is for people
-        prompt = json.dumps(code_mode.definitions())
-        assert "cannot be reached now: raw." in prompt
-        assert "IGNORE" not in prompt
+        assert "IGNORE" not in json.dumps(code_mode.definitions())
+        result = await code_mode.exec("return 1")
+        assert result.mcp_servers == {"raw": "unreachable"}
+        assert "IGNORE" not in compact(result)
 
 
 def code_of(source: str) -> str:

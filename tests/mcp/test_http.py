@@ -4,6 +4,7 @@ import asyncio
 import gzip
 import json
 import logging
+import math
 import signal
 import socket
 import subprocess
@@ -13,12 +14,13 @@ from contextlib import contextmanager
 from typing import Any
 
 import anyio
+import httpx2
 import pytest
-from tests.support.mcp_driver import HERE, call, connected, find, view_of
+from tests.support.mcp_driver import HERE, call, connected, find, free_port, view_of
 from tests.support.waiting import idle, until
-from tests.support.web_server import Request, web_server
+from tests.support.web_server import Request, no_body_left_open, web_server
 
-from clawmode.mcp import supervisor
+from clawmode.mcp import http, requests, supervisor
 from clawmode.mcp.requests import McpError
 from clawmode.mcp.servers import McpServers
 from clawmode.tools.tool import InputRequest
@@ -27,20 +29,26 @@ from clawmode.types import JsonObject, JsonValue
 pytestmark = pytest.mark.anyio
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def start_sdk_server(kind: str, port: int, *when: str) -> subprocess.Popen[bytes]:
+    """With `later`, it listens when a line is written to it."""
+    return subprocess.Popen(
+        [sys.executable, str(HERE / "sdk_server.py"), kind, str(port), *when],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        bufsize=0,
+    )
 
 
 @contextmanager
-def sdk_server(kind: str, port: int) -> Iterator[subprocess.Popen[bytes]]:
-    process = subprocess.Popen(
-        [sys.executable, str(HERE / "sdk_server.py"), kind, str(port)],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+def sdk_server(
+    kind: str, port: int, spare: subprocess.Popen[bytes] | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A server that listens; `spare` was started with `later`."""
+    process = spare or start_sdk_server(kind, port)
+    assert process.stdin is not None
     try:
+        process.stdin.write(b"\n")
         for _ in range(1_500):
             with socket.socket() as probe:
                 probe.settimeout(1)
@@ -55,6 +63,7 @@ def sdk_server(kind: str, port: int) -> Iterator[subprocess.Popen[bytes]]:
     finally:
         process.kill()
         process.wait(10)
+        process.stdin.close()
 
 
 @pytest.fixture(scope="module", params=["http", "json", "sse"])
@@ -130,7 +139,8 @@ async def test_calls_side_by_side_do_not_hold_each_other_up(address: str) -> Non
     assert sorted(sums) == list(range(50))
 
 
-async def test_progress_arrives(address: str) -> None:
+async def test_progress_arrives(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(requests, "UPDATES_PER_SECOND", math.inf)  # two may be read at once
     updates: list[JsonValue] = []
     async with connected({"sdk": {"url": address}}) as servers:
         await call(servers, "sdk:count", update=updates.append)
@@ -145,9 +155,15 @@ async def test_a_call_that_is_cancelled_is_cancelled_there_too(address: str) -> 
         pytest.skip("the SDK's server does not notice, if it answers in one piece")
     async with connected({"sdk": {"url": address}}) as servers:
         before = (await call(servers, "sdk:what_was_cancelled"))["structuredContent"]["result"]
-        with anyio.move_on_after(0.3) as scope:
-            await call(servers, "sdk:never")
-        assert scope.cancelled_caught
+        begun = anyio.Event()
+
+        async def make_call() -> None:
+            await call(servers, "sdk:never", update=lambda update: begun.set())
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(make_call)
+            await begun.wait()
+            tasks.cancel_scope.cancel()
 
         async def is_told() -> bool:
             after = await call(servers, "sdk:what_was_cancelled")
@@ -196,6 +212,22 @@ async def test_an_answer_within_the_limit_is_read_and_a_larger_one_is_not(addres
         assert (await call(servers, "sdk:add", {"a": 1}))["structuredContent"] == {"result": 3}
 
 
+async def test_a_body_that_is_not_read_to_its_end_is_closed_with_its_response() -> None:
+    async def first(request: Request) -> bool:
+        await request.send(b"x" * 1_000_000)
+        return True
+
+    async with (
+        web_server(_hang, first=first) as web,
+        httpx2.AsyncClient(event_hooks={"response": [http._bound]}) as client,
+    ):
+        with no_body_left_open():
+            async with client.stream("POST", web.url) as response:
+                chunks = response.aiter_bytes()
+                assert await anext(chunks)
+        await chunks.aclose()
+
+
 # ---- Death ----
 
 
@@ -213,15 +245,17 @@ async def test_a_server_that_dies_in_a_call_fails_it_and_is_used_again_when_it_i
     }
     with sdk_server(kind, port) as process:
         async with connected(entries) as servers:
-            errors: list[McpError] = []
+            begun, errors = list[JsonValue](), list[McpError]()
 
             async def hang() -> None:
-                errors.append(await failure(servers, "sdk:never"))
+                with pytest.raises(McpError) as caught:
+                    await call(servers, "sdk:never", update=begun.append)
+                errors.append(caught.value)
 
             async with anyio.create_task_group() as tasks:
                 for _ in range(3):
                     tasks.start_soon(hang)
-                await idle()
+                await until(lambda: len(begun) == 3)
                 process.send_signal(signal.SIGKILL)
             assert {error.kind for error in errors} <= {"lost", "protocol"}
             process.wait(5)

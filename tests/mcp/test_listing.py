@@ -14,6 +14,7 @@ from clawmode.mcp.listing import (
     Listing,
     Offer,
     Problems,
+    for_models,
     make_tool,
     sift,
 )
@@ -60,6 +61,48 @@ def test_what_has_a_default_need_not_be_given() -> None:
     }
     assert made(offer("x", schema)).parameters["required"] == ["b"]
     assert schema["required"] == ["a", "b"]
+
+
+@pytest.mark.covers("M-7")
+@pytest.mark.parametrize(
+    ("meta", "listed"),
+    [
+        ({"ui": {"visibility": ["app"]}}, False),
+        ({"ui": {"visibility": []}}, False),
+        ({"ui": {"visibility": "app"}}, False),
+        ({"ui": {"visibility": ["app", "model"]}}, True),
+        ({"ui": {"visibility": ["model"]}}, True),
+        ({"ui": {"resourceUri": "ui://x"}}, True),
+        ({"ui": {"visibility": 7}}, True),
+        ({"ui": ["visibility"]}, True),
+        (["ui"], True),
+        (None, True),
+    ],
+)
+def test_a_tool_for_the_servers_own_app_is_not_listed(meta: Any, listed: bool) -> None:
+    problems = Problems()
+    assert bool(sift([{"name": "poll", "_meta": meta}], problems)) is listed
+    assert bool(problems.texts()) is not listed
+
+
+@pytest.mark.covers("M-7")
+@pytest.mark.parametrize(
+    ("annotations", "kept"),
+    [
+        ({"audience": ["user"]}, False),
+        ({"audience": ["user", "assistant"]}, True),
+        ({"audience": ["assistant"], "priority": 1}, True),
+        ({"audience": []}, True),
+        ({"audience": "user"}, True),
+        ({"priority": 1}, True),
+        (["audience"], True),
+        (None, True),
+    ],
+)
+def test_content_that_is_only_for_the_user_is_left_out(annotations: Any, kept: bool) -> None:
+    block = {"type": "text", "text": "x", "annotations": annotations}
+    assert for_models([block]) == ([block] if kept else [])
+    assert for_models("no list") == []
 
 
 def test_problems_are_counted_when_there_are_many() -> None:

@@ -1,16 +1,24 @@
 """Fifty servers at once, some of them bad."""
 
+import itertools
 import time
+from contextlib import AbstractAsyncContextManager
+from typing import Any
 
 import anyio
 import pytest
 from tests.support.mcp_driver import call, connected, raw
 from tests.support.waiting import until
+from tests.support.web_server import Request, web_server
 
 from clawmode.config.mcp import read_servers
 from clawmode.exceptions import ConfigurationError
+from clawmode.mcp import supervisor
 from clawmode.mcp.servers import McpServers
+from clawmode.mcp.settings import ServerSettings
 from clawmode.mcp.supervisor import ServerView
+from clawmode.mcp.wire import Link
+from clawmode.tasks import TimedSlot
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
 
@@ -64,3 +72,66 @@ async def test_bad_servers_do_not_hold_up_the_good_ones() -> None:
         states = {view.name: view.state for view in servers.views}
     # One that failed may be trying again already.
     assert [states[name] == "ready" for name in bad] == [False, False, False, True] * 2
+
+
+@pytest.mark.covers("M-25")
+async def test_a_server_that_waits_for_its_turn_has_its_whole_time_and_hung_ones_do_not_keep_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("clawmode.mcp.servers.MIN_STARTING", 1)
+    monkeypatch.setattr("clawmode.mcp.servers.PER_PROCESSOR", 0)
+    turns = itertools.chain([1.0], itertools.repeat(60.0))  # only the first is hung
+
+    def slot(limiter: anyio.CapacityLimiter, seconds: float) -> TimedSlot:
+        return TimedSlot(limiter, next(turns))
+
+    monkeypatch.setattr(supervisor, "TimedSlot", slot)
+    starting: set[str] = set()
+    most: list[int] = []
+    opened = supervisor.open_stdio
+
+    def counted(settings: ServerSettings, link: Link) -> AbstractAsyncContextManager[Any]:
+        starting.add(settings.name)
+        most.append(len(starting & {"a", "b", "c"}))
+        return opened(settings, link)
+
+    monkeypatch.setattr(supervisor, "open_stdio", counted)
+    entries = {"hung": raw("silent", connectTimeoutMs=60_000)}
+    entries |= {name: raw("twenty", connectTimeoutMs=2_000) for name in "abc"}
+    ready: list[str] = []
+
+    def note(view: ServerView) -> None:
+        if view.state == "ready":
+            starting.discard(view.name)
+            ready.append(view.name)
+
+    async with connected(entries, connect=False, on_change=note) as servers:
+        servers.begin()
+        with anyio.fail_after(20):
+            await until(lambda: {"a", "b", "c"} <= {*ready})
+    assert max(most) == 1
+
+
+async def test_a_server_over_http_needs_no_turn() -> None:
+    slots = anyio.CapacityLimiter(1)
+    slots.acquire_on_behalf_of_nowait("another")
+
+    async def answer(request: Request) -> None:
+        await request.answer({"content": []})
+
+    async with web_server(answer) as web:
+        (settings,) = read_servers({"web": {"url": web.url}}).unwrap()
+        made = supervisor.ServerSupervisor(
+            settings,
+            slots,
+            asks=False,
+            logs=False,
+            on_change=lambda view: None,
+            auth=lambda _: None,
+        )
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(made.run)
+            with anyio.fail_after(10):
+                await made.bring_up()
+            assert made.view.state == "ready"
+            made.close()

@@ -1,8 +1,8 @@
 """Servers that other people use: npm's everything and filesystem, PyPI's time."""
 
 import json
+import math
 import os
-import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import AsyncExitStack, contextmanager
@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.mcp_driver import call, connected, view_of
+from tests.support.mcp_driver import call, connected, free_port, view_of
 from tests.support.waiting import until
 
+from clawmode.mcp import requests
 from clawmode.tools.tool import InputRequest
 from clawmode.types import JsonObject, JsonValue
 
@@ -24,7 +25,10 @@ def node(folder: Path, name: str, *args: str) -> dict[str, Any]:
 
 
 @pytest.mark.covers("MC-4", "MC-5")
-async def test_everything_of_server_everything_works(node_servers: Path) -> None:
+async def test_everything_of_server_everything_works(
+    node_servers: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(requests, "UPDATES_PER_SECOND", math.inf)  # two may be read at once
     asked: list[JsonValue] = []
     updates: list[JsonValue] = []
 
@@ -41,6 +45,10 @@ async def test_everything_of_server_everything_works(node_servers: Path) -> None
         assert echoed == {"content": [{"type": "text", "text": "Echo: hi"}]}
         weather = await call(servers, "every:get-structured-content", {"location": "New York"})
         assert set(weather["structuredContent"]) == {"temperature", "conditions", "humidity"}
+        for kind, shown in (("success", False), ("debug", True)):
+            given: JsonObject = {"messageType": kind, "includeImage": True}
+            annotated = (await call(servers, "every:get-annotated-message", given))["content"]
+            assert [block["type"] for block in annotated] == (["text"] if shown else [])
         image = await call(servers, "every:get-tiny-image")
         assert "image" in {block["type"] for block in image["content"]}
         long = "every:trigger-long-running-operation"
@@ -81,7 +89,7 @@ async def test_the_time_server_tells_the_time(time_server: str) -> None:
 
 
 @contextmanager
-def behind_an_address(folder: Path, kind: str, port: int) -> Iterator[None]:
+def behind_an_address(folder: Path, kind: str, port: int) -> Iterator[subprocess.Popen[str]]:
     """The same server with the sessions of the older protocol."""
     script = folder / "server-everything" / "dist" / "index.js"
     process = subprocess.Popen(
@@ -95,23 +103,18 @@ def behind_an_address(folder: Path, kind: str, port: int) -> Iterator[None]:
         assert process.stderr is not None
         while "port" not in (line := process.stderr.readline()):
             assert line, "it did not start"
-        yield
+        yield process
     finally:
         process.kill()
         process.communicate()
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 @pytest.mark.covers("MC-9")
 @pytest.mark.parametrize("kind", ["streamableHttp", "sse"])
 async def test_the_older_protocol_works_and_a_restart_is_hardly_noticed(
-    node_servers: Path, kind: str
+    node_servers: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(requests, "UPDATES_PER_SECOND", math.inf)  # two may be read at once
     updates: list[JsonValue] = []
     port = free_port()
     address = f"http://127.0.0.1:{port}/{'mcp' if kind == 'streamableHttp' else 'sse'}"

@@ -2,13 +2,8 @@
 
 import contextlib
 import json
-import os
-import re
-import shlex
 import subprocess
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,130 +11,41 @@ import anyio
 import httpx2
 import mcp_types as types
 import pytest
-from mcp import Client, StdioServerParameters
-from mcp.client.streamable_http import streamable_http_client
 from starlette.responses import PlainTextResponse
+from tests.support.face_driver import (
+    MODES,
+    TOKEN,
+    TOOLS,
+    TRANSPORTS,
+    command,
+    environment,
+    gated,
+    inside,
+    read,
+    served,
+    stdio,
+)
 from tests.support.forking import interpreter
 from tests.support.mcp_driver import raw
 from tests.support.plugin_material import documented_plugin
-from tests.support.waiting import GATE_TOOL, until
+from tests.support.waiting import until
 
-from clawmode import Approvals, CodeMode, Pool, tool
-from clawmode.addresses import Attempts
+from clawmode.addresses import Attempts, Site
 from clawmode.app.loading import set_up
 from clawmode.app.setup import Options
-from clawmode.config.mcp import read_servers
-from clawmode.context import RunContext
 from clawmode.exceptions import ConfigurationError
-from clawmode.mcp.server import TokenMiddleware, open_server
-from clawmode.mcp.servers import McpServers
+from clawmode.mcp.http_face import Gatekeeper
+from clawmode.mcp.identity import NotAdmitted, Principal
 from clawmode.terminal.mcp_face import serve
+from clawmode.terminal.mcp_http import HttpOptions
 
 pytestmark = pytest.mark.anyio
-
-TOOLS = f'''{GATE_TOOL}
-CANCELLED = []
-
-@tool(effect="read")
-async def same(value: int) -> int:
-    """Return the value."""
-    return value
-
-@tool(effect="read")
-async def slow() -> int:
-    """Never end."""
-    try:
-        await anyio.sleep_forever()
-    finally:
-        CANCELLED.append(1)
-
-@tool(effect="read")
-async def cancelled() -> int:
-    """How many were cancelled."""
-    return len(CANCELLED)
-
-@tool(effect="write")
-async def write(text: str) -> str:
-    """Write a text."""
-    print("a tool that prints does not break the wire")
-    return f"wrote {{text}}"
-
-tools = [gate, same, slow, write, cancelled]
-'''
-MODES = ["legacy", "auto"]
-TOKEN = "a token for tests"
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "mine.py").write_text(TOOLS)
     return tmp_path
-
-
-def command(*more: str) -> list[str]:
-    return ["-m", "clawmode", "mcp", "--tools", "mine:tools", *more]
-
-
-def environment() -> dict[str, str]:
-    kept = {key: os.environ[key] for key in ("PATH", "HOME") if key in os.environ}
-    return kept | {"CLAWMODE_MCP_TOKEN": TOKEN}
-
-
-@asynccontextmanager
-async def stdio(folder: Path, *more: str, **options: Any) -> AsyncIterator[Client]:
-    python, *flags = interpreter()
-    server = StdioServerParameters(
-        command=python, args=[*flags, *command(*more)], cwd=folder, env=environment()
-    )
-    async with Client(server, **options) as client:
-        yield client
-
-
-@asynccontextmanager
-async def http(folder: Path, *more: str, **options: Any) -> AsyncIterator[Client]:
-    async with served(folder, *more) as url, connected(url, **options) as client:
-        yield client
-
-
-@asynccontextmanager
-async def served(folder: Path, *more: str) -> AsyncIterator[str]:
-    argv = [*interpreter(), *command("--http", "127.0.0.1:0", *more)]
-    process = await anyio.open_process(
-        argv, cwd=folder, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
-    )
-    async with process:
-        assert process.stderr is not None
-        told = ""
-        with anyio.fail_after(15):
-            while "/mcp" not in told:
-                told += (await process.stderr.receive()).decode()
-        found = re.search(r"http://\S+/mcp", told)
-        assert found is not None
-        assert TOKEN not in told
-        try:
-            yield found[0]
-        finally:
-            process.terminate()
-
-
-@asynccontextmanager
-async def connected(url: str, token: str = TOKEN, **options: Any) -> AsyncIterator[Client]:
-    headers = {"authorization": f"Bearer {token}"}
-    async with httpx2.AsyncClient(headers=headers, timeout=30) as http_client:
-        async with Client(
-            streamable_http_client(url, http_client=http_client), **options
-        ) as client:
-            yield client
-
-
-TRANSPORTS = [stdio, http]
-
-
-def read(result: types.CallToolResult) -> dict[str, Any]:
-    (content,) = result.content
-    assert isinstance(content, types.TextContent)
-    assert json.loads(content.text) == result.structured_content
-    return json.loads(content.text)
 
 
 @pytest.mark.covers("S-4")
@@ -194,7 +100,6 @@ async def test_a_failure_is_an_error_with_its_code(folder: Path) -> None:
         result = await client.call_tool("exec", {"code": "throw new Error('no')"})
         assert result.is_error
         assert read(result)["code"] == "internal_error"
-        assert (await client.call_tool("bash", {"command": "ls"})).is_error
         bad = await client.call_tool("wait", {"runId": "cm_" + "0" * 32})
         assert read(bad)["code"] == "invalid_input"
 
@@ -242,6 +147,58 @@ async def test_a_person_is_asked_through_the_client(
     assert 'openclaw:core:write with {"text": "x"}' in question
 
 
+@pytest.mark.covers("AK-4")
+@pytest.mark.parametrize("mode", MODES)
+async def test_calls_of_a_loop_are_one_form(folder: Path, mode: str) -> None:
+    asked: list[Any] = []
+    answers: list[dict[str, Any]] = [
+        {"decision": "allow-once", "call_2": "deny", "call_3": "as-above"},
+        {"decision": "deny", "call_1": "nonsense", "call_2": "allow-once"},
+        {"call_1": "allow-once"},
+    ]
+
+    async def answer(context: Any, params: Any) -> types.ElicitResult:
+        asked.append(params)
+        return types.ElicitResult(action="accept", content=answers[len(asked) - 1])
+
+    each = "(text) => tools.write({ text }).catch((error) => error.code)"
+    async with stdio(folder, mode=mode, elicitation_callback=answer) as client:
+        values = [
+            read(await client.call_tool("exec", {"code": code}))["value"]
+            for code in 3 * [f'return await Promise.all(["x", "y", "z"].map({each}))']
+        ]
+    refused = "not_approved"
+    assert values == [
+        ["wrote x", refused, "wrote z"],
+        [refused, "wrote y", refused],
+        ["wrote x", refused, refused],
+    ]
+    assert len(asked) == 3
+    assert 'openclaw:core:write with {"text": "y"}' in asked[0].message
+    fields = ["decision", "call_1", "call_2", "call_3"]
+    assert list(asked[0].requested_schema["properties"]) == fields
+
+
+@pytest.mark.covers("AK-4")
+@pytest.mark.parametrize("mode", MODES)
+async def test_many_and_long_calls_take_more_than_one_form(folder: Path, mode: str) -> None:
+    shown: list[str] = []
+
+    async def answer(context: Any, params: Any) -> types.ElicitResult:
+        shown.append(params.message)
+        return types.ElicitResult(action="accept", content={"decision": "allow-once"})
+
+    async with stdio(folder, mode=mode, elicitation_callback=answer) as client:
+        code = """const texts = Array.from({ length: 30 }, (_, n) => "t" + n);
+texts[3] = "long".repeat(200);
+return (await Promise.all(texts.map((text) => tools.write({ text })))).length"""
+        value = read(await client.call_tool("exec", {"code": code}))["value"]
+    assert value == 30
+    assert len(shown) == 3
+    assert sum(text.count("openclaw:core:write with") for text in shown) == 30
+    assert all(len(text) < 25_000 for text in shown)
+
+
 async def test_each_program_is_asked_its_own_questions(folder: Path) -> None:
     asked: list[str] = []
 
@@ -272,11 +229,12 @@ async def test_a_question_that_was_given_up_is_not_put_to_the_next(folder: Path,
     async def answer(context: Any, params: types.ElicitRequestParams) -> types.ElicitResult:
         asked.append(params.message)
         if "given up" in params.message:
+            giving_up.cancel()
             await anyio.sleep_forever()
         return types.ElicitResult(action="accept", content={"decision": "allow-once"})
 
     async with stdio(folder, mode=mode, elicitation_callback=answer) as client:
-        with anyio.move_on_after(1.0):
+        with anyio.CancelScope() as giving_up:
             code = 'await tools.write({ text: "given up" })'
             await client.call_tool("exec", {"code": code})
         with anyio.fail_after(10):
@@ -289,41 +247,10 @@ async def test_a_question_that_was_given_up_is_not_put_to_the_next(folder: Path,
 # ---- In this process ----
 
 
-@tool(effect="write")
-async def write(text: str) -> str:
-    """Write a text."""
-    return f"wrote {text}"
-
-
-@asynccontextmanager
-async def inside(entries: dict[str, Any] | None = None, **options: Any) -> AsyncIterator[Client]:
-    """A client of a face in this process, in front of MCP servers that have begun to connect."""
-    settings = read_servers(entries or {}).unwrap()
-
-    def opener(context: RunContext) -> CodeMode:
-        approvals = Approvals(ask_for=lambda tool: tool.effect != "read", inputs="ask")
-        return CodeMode(
-            tools=[write], mcp_servers=servers, approvals=approvals, context=context, pool=pool
-        )
-
-    async with Pool(size=1) as pool, McpServers(settings, asks=True) as servers:
-        servers.begin()
-        async with open_server(opener, servers) as face, Client(face.server, **options) as client:
-            yield client
-
-
-def gated(gate: Path) -> dict[str, Any]:
-    """A server that starts to answer when there is a file."""
-    entry = raw()
-    wait = f"while [ ! -e {gate} ]; do sleep 0.02; done"
-    line = f"{wait}; exec {shlex.join([entry['command'], *entry['args']])}"
-    return {"command": "sh", "args": ["-c", line]}
-
-
 WRITE = """return tools.write({ text: "x" }).catch((error) => error.code + ": " + error.message)"""
 
 
-@pytest.mark.covers("N-2")
+@pytest.mark.covers("N-2", "MF-2")
 @pytest.mark.parametrize("mode", MODES)
 async def test_where_nobody_can_be_asked_a_call_is_rejected_at_once_and_says_what_to_do(
     mode: str, caplog: pytest.LogCaptureFixture
@@ -384,23 +311,25 @@ async def test_a_program_that_asks_for_ever_does_not_hold_its_call(
     assert result["status"] == "waiting"
 
 
-@pytest.mark.covers("N-4", "MC-9")
+@pytest.mark.covers("N-4", "MC-9", "MF-1")
 async def test_a_server_that_hangs_delays_neither_the_start_nor_other_programs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr("clawmode.mcp.server.LIST_SECONDS", 0.1)
     entries = {"late": gated(tmp_path / "gate"), "good": raw()}
     with anyio.fail_after(10):
         async with inside(entries) as client:
             (exec_, _) = (await client.list_tools()).tools
-            assert "still connecting: " in (exec_.description or "")
-            code = "return [1, await API.read('mcp/late.d.ts')]"
-            one, declared = read(await client.call_tool("exec", {"code": code}))["value"]
-            assert one == 1
+            assert "MCP servers: good, late." in (exec_.description or "")
+            code = """
+                await MCP.good.$api()
+                return [1, await API.read('mcp/late.d.ts')]"""
+            told = read(await client.call_tool("exec", {"code": code}))
+            one, declared = told["value"]
+            assert (one, told["mcpServers"]) == (1, {"late": "connecting"})
             assert "MCP.late.$api()" in declared
 
 
-@pytest.mark.covers("N-4", "MC-9")
+@pytest.mark.covers("N-4", "MC-9", "MF-1")
 @pytest.mark.parametrize("mode", MODES)
 async def test_a_program_waits_for_the_server_that_it_calls(tmp_path: Path, mode: str) -> None:
     entries = {"late": gated(tmp_path / "gate") | {"trustAnnotations": True}}
@@ -427,10 +356,7 @@ async def test_a_program_waits_for_the_server_that_it_calls(tmp_path: Path, mode
 
 @pytest.mark.covers("N-4")
 @pytest.mark.parametrize("mode", MODES)
-async def test_clients_are_notified_when_a_server_has_connected(
-    tmp_path: Path, mode: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("clawmode.mcp.server.LIST_SECONDS", 0.05)
+async def test_clients_are_notified_when_a_server_has_connected(tmp_path: Path, mode: str) -> None:
     told = anyio.Event()
 
     async def hear(message: Any) -> None:
@@ -513,38 +439,6 @@ def test_an_entry_that_cannot_be_used_is_one_missing_server(folder: Path) -> Non
     assert "MCP server typo: " in told
     assert "without a colon" in told
     assert process.returncode == 0
-
-
-async def test_a_session_that_is_deleted_takes_its_programs_along(folder: Path) -> None:
-    async with served(folder, "--timeout-ms", "300") as url, httpx2.AsyncClient() as client:
-        headers = {
-            "authorization": f"Bearer {TOKEN}",
-            "accept": "application/json, text/event-stream",
-        }
-
-        async def post(method: str, params: Any, **more: str) -> Any:
-            body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
-            answer = await client.post(url, headers=headers | more, json=body, timeout=15)
-            assert answer.status_code == 200
-            return answer
-
-        info = {"name": "x", "version": "1"}
-        hello: dict[str, Any] = {"protocolVersion": "2025-06-18", "capabilities": {}}
-        hello["clientInfo"] = info
-        session = {"mcp-session-id": (await post("initialize", hello)).headers["mcp-session-id"]}
-        code = "return tools.slow()"
-        await post("tools/call", {"name": "exec", "arguments": {"code": code}}, **session)
-        gone = await client.delete(url, headers=headers | session)
-        assert gone.status_code == 200
-        code = "return tools.cancelled()"
-        again = {"mcp-session-id": (await post("initialize", hello)).headers["mcp-session-id"]}
-
-        async def is_cancelled() -> bool:
-            given = {"name": "exec", "arguments": {"code": code}}
-            answer = await post("tools/call", given, **again)
-            return '"value":1' in answer.text.replace("\\", "")
-
-        await until(is_cancelled)
 
 
 async def test_nobody_is_asked_where_the_operator_says_so(folder: Path) -> None:
@@ -657,18 +551,29 @@ async def test_wrong_tokens_are_counted_whatever_address_a_client_claims(folder:
 
 
 async def guess(client: httpx2.AsyncClient, shown: str) -> int:
-    return (await client.post("http://x/mcp", headers={"authorization": shown})).status_code
+    return (await client.post("http://localhost/mcp", headers={"authorization": shown})).status_code
 
 
 @pytest.mark.covers("S-20")
 async def test_guesses_in_any_form_and_side_by_side_are_counted_for_their_address_alone() -> None:
     now, codes = 0.0, list[int]()
-    guard = TokenMiddleware(PlainTextResponse("in"), TOKEN, Attempts(clock=lambda: now))
+
+    async def authenticate(token: str) -> Principal:
+        if token != TOKEN:
+            raise NotAdmitted("no")
+        return Principal("a")
+
+    guard = Gatekeeper(
+        PlainTextResponse("in"),
+        site=Site("127.0.0.1"),
+        authenticate=authenticate,
+        attempts=Attempts(clock=lambda: now),
+    )
 
     def at(address: str) -> httpx2.AsyncClient:
         return httpx2.AsyncClient(transport=httpx2.ASGITransport(guard, client=(address, 1)))
 
-    forms = [f"bearer {TOKEN}", "Basic eDp5", f"Bearer  {TOKEN}", TOKEN, "Bearer x"]
+    forms = [f"Token {TOKEN}", "Basic eDp5", f"Bearer  {TOKEN}", TOKEN, "Bearer x"]
     async with at("192.0.2.1") as one, at("192.0.2.2") as two:
 
         async def try_one(shown: str) -> None:
@@ -676,6 +581,7 @@ async def test_guesses_in_any_form_and_side_by_side_are_counted_for_their_addres
 
         assert [await guess(one, "") for _ in range(20)] == [401] * 20
         assert await guess(one, f"Bearer {TOKEN}") == 200
+        assert await guess(one, f"bearer {TOKEN}") == 200
         async with anyio.create_task_group() as tasks:
             for shown in forms * 3:
                 tasks.start_soon(try_one, shown)
@@ -694,7 +600,7 @@ def test_a_token_that_can_be_guessed_is_refused(
     monkeypatch.setenv("CLAWMODE_MCP_TOKEN", token)
     setup = set_up(Options(state=str(tmp_path)))
     with pytest.raises(ConfigurationError, match="needs 16 or more"):
-        serve(setup, "ask", address)
+        serve(setup, "ask", HttpOptions(address=address))
 
 
 @pytest.mark.covers("S-20")
@@ -711,15 +617,6 @@ async def test_where_others_can_reach_it_the_lack_of_tls_is_told(folder: Path) -
                 told += (await process.stderr.receive()).decode()
         process.terminate()
     assert "unencrypted" in told
-
-
-async def test_a_session_cannot_wait_for_anothers_program(folder: Path) -> None:
-    async with served(folder) as url:
-        async with connected(url, mode="legacy") as one, connected(url, mode="legacy") as two:
-            parked = read(await one.call_tool("exec", {"code": "await yield_control(); return 1"}))
-            wait = {"runId": parked["runId"]}
-            assert read(await two.call_tool("wait", wait))["code"] == "invalid_input"
-            assert read(await one.call_tool("wait", wait))["value"] == 1
 
 
 def test_an_invalid_address_is_reported(folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 import os
 import signal
 from pathlib import Path
@@ -10,13 +11,13 @@ from typing import Any
 import anyio
 import pytest
 from tests.support.mcp_driver import call, connected, context, find, raw, view_of
-from tests.support.waiting import idle, until
+from tests.support.waiting import idle, is_alive, until
 
 from clawmode.app.loading import set_up
 from clawmode.app.servers import log_file, open_servers
 from clawmode.app.setup import Options
 from clawmode.context import RunContext
-from clawmode.mcp import supervisor
+from clawmode.mcp import requests, supervisor
 from clawmode.mcp.requests import McpError
 from clawmode.mcp.servers import McpServers
 from clawmode.tools.approvals import Approvals
@@ -118,12 +119,16 @@ async def test_resources_and_prompts_are_tools_where_the_server_has_them() -> No
         assert view_of(servers, "plain").resources == ()
 
 
-async def test_progress_reaches_who_watches_and_gives_the_call_more_time() -> None:
+async def test_progress_reaches_who_watches_and_gives_the_call_more_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(requests, "UPDATES_PER_SECOND", math.inf)  # two may be read at once
     updates: list[JsonValue] = []
     async with connected({"raw": raw(timeoutMs=400)}) as servers:
-        await call(servers, "raw:progress", {"pause": 0.2}, update=updates.append)
+        given = {"steps": 12, "pause": 0.05}  # 600 ms in total, but no step takes 400
+        await call(servers, "raw:progress", given, update=updates.append)
     assert updates == [
-        {"progress": float(step), "total": 3.0, "message": f"step {step}"} for step in (1, 2, 3)
+        {"progress": float(step), "total": 12.0, "message": f"step {step}"} for step in range(1, 13)
     ]
 
 
@@ -293,9 +298,10 @@ async def test_a_call_without_an_answer_times_out_and_notifies_the_server() -> N
 
 async def test_a_cancelled_call_ends_at_once_and_notifies_the_server() -> None:
     async with connected({"raw": raw()}) as servers:
-        with anyio.move_on_after(0.2) as scope:
-            await call(servers, "raw:never")
-        assert scope.cancelled_caught
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(call, servers, "raw:never")
+            await idle()  # the call was sent
+            tasks.cancel_scope.cancel()
         heard = (await call(servers, "raw:what_was_heard"))["structuredContent"]["heard"]
         assert heard[-2:] == ["notifications/cancelled", "tools/call"]
 
@@ -413,6 +419,8 @@ async def test_a_server_that_does_not_start_has_a_problem(mode: str, problem: st
          "status 1 (stderr: error: no index | cause | hint: x)"),
         ("printf 'ValueError: bad\\n1\\n2\\n3\\n+----\\n' >&2; exit 1",
          "(stderr: ValueError: bad | 2 | 3)"),
+        ("printf '  | ExceptionGroup: two\\n  +-+-- 1 --\\n    | ValueError: bad\\n    +---\\n'"
+         " >&2; exit 1", "(stderr: ExceptionGroup: two | ValueError: bad)"),
     ],
 )  # fmt: skip
 async def test_a_problem_shows_what_a_server_wrote(script: str, told: str) -> None:
@@ -548,6 +556,25 @@ async def test_a_question_of_the_server_is_asked() -> None:
     assert asked == [InputRequest(message="Your name?", schema=schema)]
 
 
+async def test_an_answer_gets_the_defaults_of_the_fields_that_it_leaves_out() -> None:
+    async def ask(request: InputRequest) -> JsonObject:
+        return {"name": "Ann"}
+
+    fields: JsonObject = {
+        "name": {"type": "string", "default": "Bob"},
+        "age": {"type": "integer", "default": 42},
+        "score": {"type": "number", "default": 95.5},
+        "color": {"type": "string", "enum": ["red", "blue"], "default": "blue"},
+        "verified": {"type": "boolean", "default": True},
+        "wrong": {"type": "string", "default": 5},
+        "none": {"type": "string"},
+    }
+    async with connected({"raw": raw()}, asks=True) as servers:
+        details = await call(servers, "raw:ask", {"fields": fields}, ask=ask)
+    expected = {"name": "Ann", "age": 42, "score": 95.5, "color": "blue", "verified": True}
+    assert details["structuredContent"] == {"action": "accept", "content": expected}
+
+
 async def test_a_question_that_could_be_for_two_people_is_declined() -> None:
     async def ask(request: InputRequest) -> JsonObject:
         return {"name": "Ann"}
@@ -620,16 +647,9 @@ async def test_without_anybody_to_ask_a_result_that_asks_for_input_is_declined()
 async def test_what_a_server_has_started_ends_with_it() -> None:
     async with connected({"raw": raw()}) as servers:
         child = (await call(servers, "raw:spawn_child"))["structuredContent"]["pid"]
-        assert _runs(child)
-    await until(lambda: not _runs(child))
-    assert not _runs(child)
-
-
-def _runs(pid: int) -> bool:
-    try:
-        return "Z" not in Path(f"/proc/{pid}/stat").read_text("ascii").rpartition(")")[2].split()[0]
-    except FileNotFoundError:
-        return False
+        assert is_alive(child)
+    await until(lambda: not is_alive(child))
+    assert not is_alive(child)
 
 
 async def test_leaving_in_the_middle_of_everything_is_quick() -> None:
@@ -665,7 +685,7 @@ async def test_a_task_that_is_cancelled_leaves_no_process_behind() -> None:
         tasks.start_soon(use)
         await until(lambda: bool(pids))
         tasks.cancel_scope.cancel()
-    assert not _runs(pids[0])
+    assert not is_alive(pids[0])
 
 
 async def test_secrets_are_in_no_error_and_no_log(caplog: pytest.LogCaptureFixture) -> None:

@@ -97,7 +97,7 @@ def drive(request: pytest.FixtureRequest, folder: Path) -> Drive:
     async def drive(scene: str, *options: str) -> dict[str, Any]:
         sdk, era, protocol = WAYS[request.param]
         settings: dict[str, Any] = {"sdk": sdk, "era": era, "scene": scene}
-        argv = ["-m", "clawmode", "mcp", "--tools", "mine:tools", *options]
+        argv = ["-m", "clawmode", "mcp", "--tools", "mine:tools", "--state", "state", *options]
         with anyio.fail_after(SECONDS):
             async with AsyncExitStack() as stack:
                 if request.param.endswith("http"):
@@ -160,7 +160,7 @@ async def test_a_fan_out_over_tools_and_a_server_tells_its_progress(drive: Drive
 async def test_a_program_that_waits_is_continued(drive: Drive) -> None:
     seen = await drive("waiting", "--timeout-ms", "1000")
     assert seen["first"]["status"] == "waiting"
-    assert seen["first"]["output"] == [{"type": "text", "text": "begun"}]
+    assert seen["first"]["output"] == "begun"
     (pending,) = seen["first"]["pendingToolCalls"]
     assert (pending["toolId"], pending["state"]) == ("openclaw:core:parked", "running")
     assert seen["release"]["status"] == "completed"

@@ -62,12 +62,18 @@ function makeTransport(library) {
   });
 }
 
+// The first line is JSON, and the output of the program follows.
+function read(result) {
+  const [line, ...output] = result.content[0].text.split("\n");
+  return { ...JSON.parse(line), ...(output.length ? { output: output.join("\n") } : {}) };
+}
+
 async function exec(client, code, options) {
-  return (await callTool(client, "exec", { code }, options)).structuredContent;
+  return read(await callTool(client, "exec", { code }, options));
 }
 
 async function wait(client, { runId }) {
-  return (await callTool(client, "wait", { runId })).structuredContent;
+  return read(await callTool(client, "wait", { runId }));
 }
 
 // ---- Scenes ----
@@ -116,9 +122,11 @@ async function asked() {
       : { action: "decline" };
   });
   const code = `
-    const texts = ["good", "bad"];
-    const written = await Promise.allSettled(texts.map((text) => tools.write({ text })));
-    return written.map(({ value, reason }) => value ?? reason.code);`;
+    const written = [];
+    for (const text of ["good", "bad"]) {
+      written.push(await tools.write({ text }).catch((error) => error.code));
+    }
+    return written;`;
   seen.result = await exec(client, code);
   return client;
 }

@@ -2,15 +2,19 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import anyio
 import pytest
 from tests.support.chat_driver import talking
-from tests.support.waiting import Gate, until
+from tests.support.waiting import Gate, idle, until
 
+from clawmode.agent import turn
 from clawmode.agent.hooks import MessageEvent
 from clawmode.agent.requests import AgentRequest
 from clawmode.exceptions import ClawmodeError
+from clawmode.messaging import inbox
 from clawmode.messaging.channel import conversation_key
 from clawmode.testing import Turn, call
 
@@ -21,6 +25,17 @@ SLOW = Turn(call("slow", id="c1"))
 
 def queue(mode: str, **more: object) -> dict[str, object]:
     return {"queue": {"mode": mode, "debounceMs": 1, **more}}
+
+
+class Instead:
+    """A module some of whose functions are others: so that a test decides when time passes."""
+
+    def __init__(self, module: ModuleType, **functions: Any) -> None:
+        self._module = module
+        vars(self).update(functions)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._module, name)
 
 
 async def test_a_message_is_answered_where_it_came_from(tmp_path: Path) -> None:
@@ -54,18 +69,27 @@ async def test_steer_brings_a_message_into_the_run_that_is_under_way(tmp_path: P
         assert len(talk.runtime.runs()) == 1
 
 
-async def test_what_steers_too_late_is_the_next_turn(tmp_path: Path) -> None:
-    gate = Gate()
+async def test_what_steers_too_late_is_the_next_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, clocks = Gate(), list[anyio.CancelScope]()
+
+    def clock(**given: Any) -> anyio.CancelScope:
+        clocks.append(anyio.CancelScope(**given))
+        return clocks[-1]
+
+    monkeypatch.setattr(turn, "anyio", Instead(anyio, CancelScope=clock))
     script = [SLOW, Turn(error="server"), "Second."]
     async with talking(
         tmp_path,
         script,
         tools=[gate.tool],
-        agents={"defaults": {"model": "scripted/a", "timeoutSeconds": 1}},
+        agents={"defaults": {"model": "scripted/a", "timeoutSeconds": 60}},
     ) as talk:
         await talk.say("first")
         await gate.entered.wait()
         assert (await talk.say("second")).how == "steered"
+        clocks[0].deadline = anyio.current_time()
         await talk.settled()  # the first one has run out of time
         statuses = [run.result.status for run in talk.runtime.runs() if run.result]
         assert statuses[0] == "timeout"
@@ -140,13 +164,23 @@ async def test_a_channel_has_its_own_mode(tmp_path: Path) -> None:
         await talk.settled()
 
 
-async def test_messages_are_waited_for_until_it_is_quiet(tmp_path: Path) -> None:
-    gate = Gate()
+async def test_messages_are_waited_for_until_it_is_quiet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, quiet = Gate(), anyio.Event()
+
+    def current_time() -> float:
+        return anyio.current_time() + (60 if quiet.is_set() else 0)
+
+    async def sleep(seconds: float) -> None:
+        await quiet.wait()
+
+    monkeypatch.setattr(inbox, "anyio", Instead(anyio, current_time=current_time, sleep=sleep))
     async with talking(
         tmp_path,
         [SLOW, "One.", "All."],
         tools=[gate.tool],
-        messages=queue("collect", debounceMs=300),
+        messages=queue("collect", debounceMs=30_000),
     ) as talk:
         await talk.say("first")
         await gate.entered.wait()
@@ -154,6 +188,9 @@ async def test_messages_are_waited_for_until_it_is_quiet(tmp_path: Path) -> None
         gate.open.set()
         await until(lambda: talk.room.texts() == ["One."])
         await talk.say("third")  # nothing runs, but the second still waits
+        await idle()
+        assert len(talk.asked()) == 2
+        quiet.set()
         await talk.settled()
         assert talk.asked()[-1] == ["first", "second\n\nthird"]
 

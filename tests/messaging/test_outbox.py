@@ -159,7 +159,7 @@ async def test_an_unknown_channel_is_an_error_that_names_the_known() -> None:
     with pytest.raises(ChannelError, match="'hok'; the configuration has: hook"):
         await bench.outbox.send("hok", "room", "hi")
     with pytest.raises(ChannelError, match="configuration has: none"):
-        await Outbox({}, AgentHooks()).edit("hook", "room", "m", "hi")
+        await Outbox({}, AgentHooks()).send("hook", "room", "hi", edited="m")
     assert bench.seen == []
 
 
@@ -168,7 +168,9 @@ async def test_an_unknown_channel_is_an_error_that_names_the_known() -> None:
 
 async def test_a_message_is_changed_past_the_same_hooks() -> None:
     bench = Bench({"text": "better"})
-    receipt = await bench.outbox.edit("hook", "room", "m7", "good", session_key="s", sender="main")
+    receipt = await bench.outbox.send(
+        "hook", "room", "good", session_key="s", sender="main", edited="m7"
+    )
     assert receipt == Receipt(status="sent", message_ids=("m7",), text="better")
     assert bench.channel.said == [("room", "m7", "better")]
     assert bench.told == [("sending", "good", None), ("sent", "better", None)]
@@ -176,7 +178,7 @@ async def test_a_message_is_changed_past_the_same_hooks() -> None:
 
 async def test_what_is_too_long_for_a_changed_message_is_sent_after_it() -> None:
     bench = Bench()
-    receipt = await bench.outbox.edit("hook", "room", "m7", "one two", limit=4)
+    receipt = await bench.outbox.send("hook", "room", "one two", limit=4, edited="m7")
     assert receipt.message_ids == ("m7", "id2")
     assert bench.channel.said == [("room", "m7", "one"), ("room", "two")]
 
@@ -184,14 +186,14 @@ async def test_what_is_too_long_for_a_changed_message_is_sent_after_it() -> None
 @pytest.mark.covers("AL-48")
 async def test_a_change_can_be_cancelled() -> None:
     bench = Bench({"cancel": True}, {"cancel": False})
-    assert (await bench.outbox.edit("hook", "room", "m", "x")).status == "cancelled"
+    assert (await bench.outbox.send("hook", "room", "x", edited="m")).status == "cancelled"
     assert bench.channel.said == []
 
 
 async def test_a_channel_that_cannot_change_messages_is_an_error() -> None:
     outbox = Outbox({"hook": Recorded(can_edit=False)}, AgentHooks())
     with pytest.raises(ChannelError, match="cannot change"):
-        await outbox.edit("hook", "room", "m", "x")
+        await outbox.send("hook", "room", "x", edited="m")
 
 
 # ---- Order ----

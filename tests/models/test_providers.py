@@ -176,7 +176,7 @@ except ConfigurationError as error:
     print(error)
 """
     done = run(code)
-    assert "pip install 'clawmode[agent]'" in done.stdout, done.stderr
+    assert 'pip install "clawmode[agent]"' in done.stdout, done.stderr
 
 
 def test_both_models_are_what_the_loop_wants() -> None:

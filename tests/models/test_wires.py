@@ -2,13 +2,15 @@
 
 import base64
 import json
+from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import anyio
 import pytest
 from inline_snapshot import snapshot
 from tests.support.model_driver import answer_of, arrival, events_of, played, request, results
+from tests.support.web_server import no_body_left_open
 
 from clawmode.messages import (
     AssistantMessage,
@@ -422,6 +424,21 @@ async def test_leaving_the_block_ends_the_request(api: Api) -> None:
         with anyio.move_on_after(5):
             await hung_up.wait()
         assert hung_up.is_set()
+
+
+@every_api
+@pytest.mark.parametrize("error", [None, "garbage"])
+async def test_an_answer_that_is_not_read_leaves_no_body_to_the_collector(
+    api: Api, error: Literal["garbage"] | None
+) -> None:
+    turn = Turn("Once upon", error=error) if error else Turn("Once upon", pause(anyio.Event()))
+    async with played(api, [turn]) as (_, model):
+        with no_body_left_open():
+            async with model.stream(request()) as events:
+                with pytest.raises(ModelError) if error else nullcontext():
+                    async for event in events:
+                        if isinstance(event, TextDelta) and not error:
+                            break
 
 
 @every_api

@@ -18,11 +18,12 @@ from tests.support.plugin_material import (
     tarred,
     zipped,
 )
+from tests.support.waiting import until
 
 from clawmode.config.resolve import read
 from clawmode.plugins import replacing
 from clawmode.plugins.install import Installer, remove, workshop
-from clawmode.plugins.setup import describe_plugins
+from clawmode.plugins.setup import open_plugins
 from clawmode.plugins.staging import InstallRefused, RefusalCode
 
 pytestmark = pytest.mark.anyio
@@ -47,7 +48,7 @@ async def refused(made: Installer, source: Path) -> tuple[RefusalCode, str]:
 def removal(state: Path, name: str, **config: Any) -> tuple[RefusalCode, str]:
     configuration = read(config).section
     with pytest.raises(InstallRefused) as caught:
-        remove(state, name, describe_plugins(configuration, state))
+        remove(state, name, open_plugins(configuration, state, load=False))
     return caught.value.code, str(caught.value)
 
 
@@ -404,11 +405,13 @@ async def test_leftovers_of_a_killed_install_are_removed(tmp_path: Path) -> None
 
 async def test_cancelling_leaves_nothing(tmp_path: Path) -> None:
     state = tmp_path / "state"
-    hang = [sys.executable, "-c", "import signal; signal.pause()"]
-    made = installer(state, security={"installPolicy": {"command": list(hang)}})
-    with anyio.move_on_after(0.5) as scope:
-        await made.install(str(plugin(tmp_path / "garden")))
-    assert scope.cancelled_caught
+    begun = tmp_path / "begun"
+    code = f"import pathlib, signal; pathlib.Path({str(begun)!r}).touch(); signal.pause()"
+    made = installer(state, security={"installPolicy": {"command": [sys.executable, "-c", code]}})
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(made.install, str(plugin(tmp_path / "garden")))
+        await until(begun.exists)
+        tasks.cancel_scope.cancel()
     assert left_in(state) == []
     with (state / "staging" / ".lock").open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -426,7 +429,7 @@ async def test_removing_says_what_it_removed_and_runs_nothing(tmp_path: Path) ->
     state = tmp_path / "state"
     plugin(state / "plugins" / "garden", TRACE.format(trace=str(tmp_path / "ran")))
     skill(state / "skills" / "pruning")
-    described = describe_plugins(read({}).section, state)
+    described = open_plugins(read({}).section, state, load=False)
     done = remove(state, "garden", described)
     assert (done.kind, done.name, done.folder) == ("plugin", "garden", state / "plugins" / "garden")
     assert remove(state, "skill:pruning", described).kind == "skill"
@@ -437,14 +440,14 @@ async def test_removing_says_what_it_removed_and_runs_nothing(tmp_path: Path) ->
 def test_a_plugin_and_a_skill_of_one_name_are_told_apart(tmp_path: Path) -> None:
     plugin(tmp_path / "plugins" / "garden")
     skill(tmp_path / "skills" / "garden")
-    described = describe_plugins(read({}).section, tmp_path)
+    described = open_plugins(read({}).section, tmp_path, load=False)
     assert remove(tmp_path, "skill:garden", described).kind == "skill"
     assert remove(tmp_path, "plugin:garden", described).kind == "plugin"
 
 
 def test_a_broken_plugin_can_be_removed(tmp_path: Path) -> None:
     (plugin(tmp_path / "plugins" / "garden") / MANIFEST).write_text("{")
-    remove(tmp_path, "garden", describe_plugins(read({}).section, tmp_path))
+    remove(tmp_path, "garden", open_plugins(read({}).section, tmp_path, load=False))
     assert left_in(tmp_path) == []
 
 
@@ -453,7 +456,7 @@ def test_a_link_is_removed_and_not_what_it_leads_to(tmp_path: Path) -> None:
     state = tmp_path / "state"
     (state / "plugins").mkdir(parents=True)
     (state / "plugins" / "garden").symlink_to(work)
-    remove(state, "garden", describe_plugins(read({}).section, state))
+    remove(state, "garden", open_plugins(read({}).section, state, load=False))
     assert left_in(state) == []
     assert (work / "main.py").exists()
 

@@ -12,7 +12,7 @@ from clawmode.config.resolve import read
 from clawmode.plugins.check import reports, try_out
 from clawmode.plugins.loader import Plugins
 from clawmode.plugins.manifest import PluginError
-from clawmode.plugins.setup import describe_plugins, open_plugins
+from clawmode.plugins.setup import open_plugins
 from clawmode.tools.hooks import Hooks
 
 
@@ -69,7 +69,7 @@ def test_hooks_and_namespaces_go_where_they_are_wanted(tmp_path: Path) -> None:
 
 def test_describing_runs_no_code(tmp_path: Path) -> None:
     plugin(tmp_path / "plugins" / "garden", f"open({str(tmp_path / 'ran')!r}, 'w')")
-    found = describe_plugins(read({}).section, tmp_path).find()
+    found = open_plugins(read({}).section, tmp_path, load=False).find()
     assert [each.manifest.id for each in found] == ["garden"]
     assert not (tmp_path / "ran").exists()
 

@@ -1,11 +1,14 @@
 """Checks the content, links and form of the pages. `test_docs_commands` runs their blocks."""
 
 import re
+import socket
 from pathlib import Path
 from typing import Any
 
+import anyio
 import httpx2
 import pytest
+import uvicorn
 
 from clawmode.types import ERROR_CODES
 
@@ -41,6 +44,34 @@ async def test_the_web_server_of_the_library_page_answers_requests_with_one_pool
         assert [answer.status_code for answer in answers] == [200, 422]
         assert answers[0].json() == {"value": "ann"}
         assert answers[1].json()["code"] == "internal_error"
+
+
+@pytest.mark.covers("N-17")
+@pytest.mark.anyio
+async def test_the_web_server_of_the_library_page_serves_many_requests_at_once() -> None:
+    (program,) = (each for each in blocks("docs/guide/library.md", "python") if "starlette" in each)
+    defined: dict[str, Any] = {"__name__": "web"}
+    exec(program, defined)
+    server = uvicorn.Server(uvicorn.Config(defined["app"], log_level="critical"))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/run"
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(server.serve, [listener])
+            answers: dict[str, Any] = {}
+
+            async def ask(client: httpx2.AsyncClient, user: str) -> None:
+                source = "return await tools.whoami()"
+                answer = await client.post(url, content=source, headers={"x-user": user})
+                answers[user] = answer.json()
+
+            async with (
+                httpx2.AsyncClient(timeout=60, trust_env=False) as client,
+                anyio.create_task_group() as users,
+            ):
+                for number in range(40):
+                    users.start_soon(ask, client, f"user-{number}")
+            server.should_exit = True
+    assert answers == {f"user-{number}": {"value": f"user-{number}"} for number in range(40)}
 
 
 def test_every_code_of_a_failed_call_is_documented() -> None:

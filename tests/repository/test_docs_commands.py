@@ -35,6 +35,7 @@ from tests.support.tool_search_driver import bodies
 from clawmode.app.loading import check
 from clawmode.commands.cli import app
 from clawmode.config import json5
+from clawmode.config.mcp import read_servers
 from clawmode.core_tools.exec_approvals import HostFile
 from clawmode.core_tools.patches import parse
 from clawmode.plugins.staging import Material
@@ -62,17 +63,40 @@ FIRST = "README.md"
 
 NOT_RUN = {
     "export ANTHROPIC_API_KEY=…": "needs the reader's own key; the test sets one",
+    "curl http://127.0.0.1": "needs a gateway; tests/gateway/test_openai_http.py",
+    "from openai import OpenAI\n\nclient = OpenAI(base_url": "as the line above",
     "make setup": "needs the network; it creates the environment of this test",
     "make demo": "tests/repository/test_examples.py runs it",
     "make test": "runs this test",
     "import pytest_asyncio": "needs a package that is not a dependency",
     "FROM python:3.13": "builds an image",
+    "import asyncio\n\nfrom agent_framework import": "needs the package of a model's provider",
+    "import asyncio\n\nfrom claude_agent_sdk": "needs Claude Code; test_claude_agent.py",
+    "from agent_framework import": "needs the package of a model's provider",
+    "from claude_agent_sdk import": "needs Claude Code; tests/integrations/test_claude_agent.py",
+    "from langchain_mcp_adapters": "needs a package that is not a dependency",
+    "clawmode mcp --http": "serves until somebody stops it; tests/mcp/test_face_http.py",
+    "uv run --group search-tables": "needs the network and 15 minutes",
+    "const orders = await helpers": "needs tools with pages; tests/code_mode/test_helpers.py",
+    "tools.list_orders({status?": "signatures; tests/catalog/test_catalog.py",
+    "Cursor: /home/ann": "needs a client with servers; tests/app/test_mcp_clients.py",
+    '{"status":"completed"}': "a result; tests/code_mode/test_results.py",
+    "KeyError: 'x' (tool": "an error; tests/code_mode/test_mistakes.py",
+    "clawmode: typer is not": "needs an environment without the extra; test_extras.py",
+    "clawmode dashboard": "needs a gateway and a browser; tests/browser/test_login.py",
+    "from clawmode import CodeMode, PostgresStore": "needs a database; tests/postgres",
+    "try {\n  return await tools.ship(": "needs a crash; tests/code_mode/test_fleet.py",
     "host process": "a drawing",
+    'client   {"method": "events.since"': "an outline of frames; tests/gateway/test_live.py",
     'gateway  {"type": "event"': "an outline of frames; tests/rpc/test_protocol_page.py",
 }
 """Starts of blocks and lines that are not executed, and the reason."""
 
 ELSEWHERE = {
+    (
+        "docs/integrations/google-adk.md",
+        "python",
+    ): "tests/support/google_adk_cases.py::test_the_examples_of_the_page",
     (
         "docs/operate/channels.md",
         "sh",
@@ -81,6 +105,18 @@ ELSEWHERE = {
         "docs/operate/channels.md",
         "python",
     ): "tests/messaging/test_webhook_in.py::test_the_examples_of_the",
+    (
+        "docs/integrations/fastmcp.md",
+        "python",
+    ): "tests/integrations/test_fastmcp.py::test_the_examples_of_the_page",
+    (
+        "docs/integrations/fastmcp.md",
+        "js",
+    ): "tests/integrations/test_fastmcp.py::test_the_examples_of_the_page",
+    (
+        "docs/integrations/langchain.md",
+        "python",
+    ): "tests/integrations/test_langchain.py::test_the_examples_of_the_page",
 }
 """Blocks that need more setup, and the test that runs them."""
 
@@ -528,7 +564,9 @@ class Reader:
         done = subprocess.run(
             [sys.executable, "-W", "error", "-c", block.text],
             cwd=self.clone,
-            env={**os.environ, "PYTHONPATH": str(REDIRECT), "SCRIPT_URL": self.url},
+            env=os.environ
+            | {"PYTHONPATH": str(REDIRECT), "SCRIPT_URL": self.url}
+            | self.frameworks(),
             capture_output=True,
             text=True,
             timeout=SECONDS,
@@ -537,6 +575,11 @@ class Reader:
         prints = re.findall(r"print\(.*\)  # (.*)", block.text)
         prints += [line for start, line in PRINTS.items() if start in block.text]
         assert [line for line in prints if line not in done.stdout] == [], f"{block}: {done.stdout}"
+
+    def frameworks(self) -> dict[str, str]:
+        """Returns what sends requests of agent frameworks to the model."""
+        openai = {"OPENAI_BASE_URL": f"{self.url}/v1", "OPENAI_API_KEY": "of-no-use"}
+        return {**openai, "OPENAI_AGENTS_DISABLE_TRACING": "1"}
 
     def follows_json5(self, block: Block) -> None:
         if block.text.startswith("{\n  kind:"):  # the input of a program that reviews plugins
@@ -594,6 +637,9 @@ class Reader:
         """Starts the server of a client's file, and lists its tools, as the client does."""
         (self.clone / "servers.json").write_text('{"mcpServers": {}}', "utf-8")
         (server,) = servers.values()
+        if "command" not in server:
+            assert read_servers(servers).unwrap()
+            return
         arguments = [*server["args"]]
         arguments[-1] = str(self.clone / "servers.json")
         process = subprocess.Popen(

@@ -18,13 +18,14 @@ from clawmode.testing import ScriptRequest, ScriptServer, Turn, call
 ROOT = Path(__file__).parents[2]
 NO_EXAMPLES = {"shop.py", "warehouse_server.py"}  # which the demo uses
 NEEDS_A_MODEL = {"agent.py"}
-SLOW = {"demo.py": 60}
+NEEDS_PACKAGES = {"litellm_loop.py"}  # tests/ordeals/test_environments.py runs it
+SLOW = {"demo.py": 60, "fleet.py": 90}
 """Seconds for an example that takes its time: the command in it imports a model's library."""
 
 EXAMPLES = sorted(
     path
     for path in (ROOT / "examples").glob("*.py")
-    if path.name not in NO_EXAMPLES | NEEDS_A_MODEL
+    if path.name not in NO_EXAMPLES | NEEDS_A_MODEL | NEEDS_PACKAGES
 )
 
 SAYS = {
@@ -34,6 +35,8 @@ SAYS = {
     "durable_resume.py": "the report of June, and the map still says 1",
     "approval.py": "program  completed {'deleted': ['draft.txt'], 'kept': ['thesis.txt']}",
     "fan_out.py": "Promise.all was",
+    "fleet.py": "24 orders, each shipped once.",
+    "google_loop.py": "4 requests, each with the tools exec and wait, and no other",
     "openai_loop.py": "wait   completed",
     "twelve_lines.py": "3",
 }

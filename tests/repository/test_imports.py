@@ -20,9 +20,10 @@ LAYERS = (
     ("sandbox",),
     ("tools",),
     ("catalog",),
-    ("code_mode",),  # the library ends here
-    ("models", "mcp", "core_tools", "integrations"),
-    ("testing",),
+    ("code_mode",),
+    ("postgres",),  # the library ends here
+    ("models", "mcp", "core_tools"),
+    ("integrations", "testing"),
     ("config",),
     ("sessions",),
     ("agent",),
@@ -38,51 +39,80 @@ LEVELS = {name: level for level, names in enumerate(LAYERS) for name in names}
 LAZY = {("code_mode.code_mode", "mcp.servers"), ("code_mode.code_mode", "mcp.settings")} | {
     ("code_mode.arguments", "config.mcp"),
     ("code_mode.arguments", "mcp.settings"),
+    ("code_mode.sync", "mcp.settings"),
 }
 """`CodeMode(mcp_servers=…)` loads the MCP client when it is entered with servers."""
 
 MAX_CHAIN = 18
 
 HOMES = {
-    "anthropic": {"models.direct", "code_mode.code_mode"},  # the latter for type checkers only
+    "acp": {f"terminal.acp_{name}" for name in ("agent", "questions", "requests", "session")}
+    | {"terminal.acp_updates"},
+    "agent_framework": {"integrations.agent_framework"},
+    "agents": {"integrations.openai_agents"},
+    "anthropic": {
+        "models.anthropic_sdk",
+        "code_mode.surface",
+    },  # `surface` for type checkers only
+    "claude_agent_sdk": {"integrations.claude_agent"},
     "cronsim": {"cron.schedule"},
     "cryptography": {"code_mode.snapshots"},
     "docstring_parser": {"tools.docstrings"},
+    "fastmcp": {"integrations.fastmcp"},
     "fcntl": {"files"},  # not foreign, but all locks are there
-    "httpx2": {"core_tools.web", "mcp.auth", "mcp.http", "mcp.supervisor"}
+    "google": {"integrations.google_adk", "code_mode.surface"},
+    "httpx2": {"core_tools.web", "mcp.auth", "mcp.http", "mcp.login", "mcp.supervisor"}
+    | {"mcp.identity"}
     | {"messaging.webhook_delivery", "models.wire"},
     "jsonschema_rs": {"tools.validation", "tools.input_problems"},
-    "mcp": {"mcp.auth", "mcp.connection", "mcp.http", "mcp.requests", "mcp.sdk", "mcp.server"}
-    | {"mcp.stdio", "mcp.supervisor", "mcp.tool_call", "mcp.wire"},
+    "jwt": {"mcp.identity", "mcp.login"},
+    "mcp": {f"mcp.{name}" for name in ("auth", "connection", "face_tasks", "http", "http_face")}
+    | {f"mcp.{name}" for name in ("login", "requests", "sdk", "server", "stdio", "stdio_wire")}
+    | {"integrations.claude_agent"}
+    | {f"mcp.{name}" for name in ("server_tasks", "supervisor", "tool_call", "wire")},
+    "langchain": {"integrations.langchain", "integrations.langgraph_calls"},
+    "langchain_core": {"integrations.langchain", "integrations.langgraph_calls"},
+    "langgraph": {"integrations.langchain", "integrations.langgraph_calls"},
     "msgpack": {"sandbox.frames"},
     "numpy": {"catalog.vectors"},
-    "openai": {"models.direct", "code_mode.code_mode"},
+    "openai": {"models.openai_sdk", "code_mode.surface"} | {"integrations.openai_agents"},
     "opentelemetry": {"code_mode.spans"},
-    "platformdirs": {"app.setup", "config.file", "sandbox.artifacts"},
+    "platformdirs": {"app.mcp_clients", "app.setup", "config.file", "sandbox.artifacts"},
     "prompt_toolkit": {"terminal.chat_screen", "terminal.chat_prompt"},
+    "psycopg": {"postgres.connection"},
     "pydantic": {
         "records",
         "sections",
         "messages",
         "code_mode.config",
+        "config.mcp_entry",
         "config.operations",
         "mcp.connection",
     }
-    | {"mcp.sdk", "tools.function", "tools.signature"}
+    | {"mcp.face_tasks", "mcp.server_tasks", "tools.function", "tools.signature"}
     | {"core_tools.exec_approvals", "cron.job", "plugins.manifest", "rpc.tokens"}
-    | {"rpc.protocol"},
-    "pydantic_ai": {"models.direct", "models.conversion", "models.failures"},
-    "pydantic_core": {"records", "code_mode.config", "tools.function"},
+    | {"rpc.protocol", "integrations.langchain"},
+    "pydantic_ai": {f"models.{name}" for name in ("anthropic_sdk", "openai_sdk")}
+    | {"models.direct", "models.conversion", "models.failures"}
+    | {"integrations.pydantic_ai"},
+    "pydantic_core": {"records", "code_mode.config", "tools.function"}
+    | {"integrations.session", "integrations.langgraph_calls"},
     "pyjson5": {"config.json5"},
     "rich": {"app.console", "terminal.call_tree"},
     "standardwebhooks": {"messaging.signing"},
-    "starlette": {"gateway.server", "messaging.webhook", "messaging.webhook_request", "mcp.server"},
-    "tokenizers": {"catalog.vectors"},
+    "starlette": {
+        "gateway.http_api",
+        "gateway.page_server",
+        "gateway.server",
+        "messaging.webhook",
+        "messaging.webhook_request",
+        "mcp.http_face",
+    },
     "typer": {f"commands.{path.stem}" for path in (ROOT / "commands").glob("[a-z]*.py")},
     "typing_extensions": {"tools.annotations"},
-    "uvicorn": {"gateway.server", "mcp.server"},
+    "uvicorn": {"gateway.server", "rpc.http_server"},
     "wasmtime": {"sandbox.wasm", "sandbox.machine", "sandbox.image", "sandbox.vm", "sandbox.guard"}
-    | {"sandbox.worker", "sandbox.typescript", "sandbox.swc"},
+    | {"sandbox.worker", "sandbox.typescript", "sandbox.swc", "sandbox.deadline"},
     "websockets": {"rpc.link", "gateway.server"},
     "yaml": {"agent.skills"},
 }

@@ -16,6 +16,9 @@ from bench.model_tasks.world import World
 
 pytestmark = pytest.mark.anyio
 ROOT = Path(__file__).parents[2]
+MAX_RESULT_BYTES = 150
+"""A result with its telemetry took 374 bytes on average, and the answers alone take 49."""
+MAX_DEFINITION_BYTES = 6_400
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +43,8 @@ async def test_the_ideal_solution_solves_the_task(office: Office, name: str, sur
         # One program and the answer; a busy machine may need a `wait`.
         assert 2 <= run.figures.requests <= 4
         assert not run.figures.mistakes
+        assert run.figures.results <= MAX_RESULT_BYTES
+        assert run.figures.definitions <= MAX_DEFINITION_BYTES
 
 
 @pytest.mark.parametrize("name", TASKS)

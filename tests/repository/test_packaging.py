@@ -29,6 +29,9 @@ OUTPUTS = {
     "licenses/swc-wasm-typescript.txt",
     "licenses/acorn.txt",
     "licenses/quickjs-ng.txt",
+    "page/preact.js",
+    "licenses/htm.txt",
+    "licenses/preact.txt",
 }
 
 
@@ -386,5 +389,7 @@ def test_a_wheel_built_from_the_sdist_without_npm_carries_files_and_licences(
     assert sha256s(shipped) == {file.output: file.sha256 for file in lock.files.values()}
     assert prefix + "guest.lock.json" in names
     assert "clawmode/py.typed" in names
+    page = {path.name for path in (ROOT / "src/clawmode/gateway/page").iterdir()}
+    assert page <= {name.removeprefix("clawmode/gateway/page/") for name in names}
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
     assert len(names) == len(set(names))

@@ -16,13 +16,15 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = Path(clawmode.__file__).parent
 
 LIBRARY = """
-    AbortUnconfirmed AfterToolCall Approvals BeforeToolCall CallEvent ClawmodeError ClawmodeWarning
+    AbortUnconfirmed AfterToolCall ApprovalNeeded Approvals BeforeToolCall CallEvent ClawmodeError
+    ClawmodeWarning
     CodeMode CodeModeConfig CodeModeResult ConfigurationError CoreTools Decision DuplicateTool
     ErrorCode FileLimits FileSettings Hooks InputQuestion InputRequest InvalidTool JsonObject
     JsonValue McpServers MemoryStore NamespaceContext NamespaceRegistration NamespaceRegistry
-    NotOpen Policy Pool ProgramFailed ProgramWaiting Question RequireApproval RunContext
-    ShellSettings SqliteStore Tool ToolCallDecision ToolContext ToolResult UnexpectedValue
-    UnknownHook UnknownTool WebSettings compact make_core_tools namespace_tool read_servers tool
+    NotOpen Policy Pool PostgresStore ProgramFailed ProgramWaiting Question QuestionGroup
+    RequireApproval RunContext ShellSettings SqliteStore SyncCodeMode Tool ToolCallDecision
+    ToolContext ToolResult UnexpectedValue UnknownHook UnknownTool WebSettings compact
+    make_core_tools namespace_tool read_servers tool
 """.split()
 
 AGENT = """
@@ -35,7 +37,10 @@ AGENT = """
 
 GATEWAY = "EventsLost GatewayClient GatewayUnreachable RpcError TurnResult".split()
 
-MAY_BE_IMPORTED = {"clawmode", "clawmode.testing", "clawmode.integrations"}
+ADAPTERS = "agent_framework claude_agent fastmcp google_adk langchain openai_agents pydantic_ai"
+MAY_BE_IMPORTED = {"clawmode", "clawmode.testing", "clawmode.integrations"} | {
+    f"clawmode.integrations.{name}" for name in ADAPTERS.split()
+}
 """Modules that pages and examples may import."""
 
 HEAVY = {
@@ -43,7 +48,8 @@ HEAVY = {
     "the MCP SDK": {"mcp", "mcp_types"},
     "the SDKs of providers": {"anthropic", "openai", "pydantic_ai", "tiktoken"},
     "the command line": {"typer", "rich", "prompt_toolkit"},
-    "the extra `search`": {"numpy", "tokenizers", "wordllama"},
+    "the extra `search`": {"numpy"},
+    "the extra `postgres`": {"psycopg"},
 }
 
 
@@ -121,7 +127,7 @@ def test_every_public_name_can_be_imported_without_the_extras() -> None:
     """A missing extra is reported when a run needs it, by an error that names the extra."""
     program = """
         import sys
-        for library in ("anthropic", "openai", "pydantic_ai", "tiktoken", "numpy", "tokenizers"):
+        for library in ("anthropic", "openai", "pydantic_ai", "tiktoken", "numpy"):
             sys.modules[library] = None  # importing it raises
         import clawmode, clawmode.testing
         for name in clawmode.__all__:

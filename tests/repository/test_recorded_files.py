@@ -21,7 +21,7 @@ from clawmode.cron.jobs import Claim, Jobs, JobStatus
 from clawmode.cron.ledger import RunRecord
 from clawmode.gateway.ledger import Ledger, RequestRecord, RunRow
 from clawmode.gateway.restart import request_of
-from clawmode.mcp.auth import make_auth
+from clawmode.mcp.login import make_auth
 from clawmode.mcp.settings import OAuth, ServerSettings
 from clawmode.messages import (
     AssistantMessage,

@@ -548,12 +548,14 @@ async def test_what_a_run_left_running_here_is_cancelled_when_it_is_aborted(
 async def test_a_run_continues_without_its_client_and_after_a_wait_that_timed_out(
     tmp_path: Path,
 ) -> None:
-    async with wired(tmp_path, [Turn(pause(1.0), "Done all the same.")]) as it:
+    left = anyio.Event()
+    async with wired(tmp_path, [Turn(pause(left), "Done all the same.")]) as it:
         async with it.connect() as client:
             run_id = str((await client.call("agent", {"message": "Go"}))["runId"])
             with pytest.raises(RpcError) as error:
                 await client.wait(run_id, 0.05)
             answer = await client.call("agent.wait", {"runId": run_id, "timeoutMs": 10})
+        left.set()
         async with it.connect() as another:
             result = await another.wait(run_id, 10)
     assert (error.value.code, answer["status"]) == ("TIMEOUT", "timeout")

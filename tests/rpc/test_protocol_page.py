@@ -37,7 +37,7 @@ def test_a_method_has_its_scope_its_effect_and_its_parameters(name: str) -> None
     told = {it for it in wanted if f"`{it}`" in given or f"`{it}:" in given}
     if re.search(r"(^|[ ,])session([ ,]|$)", given):
         told |= SESSION
-    assert scope == f"`{method.scope}`"
+    assert scope == (f"`{method.scope}`" if method.scope else "none")
     assert effect == ", ".join(
         ["once"] * method.effect + ["again"] * (method.effect and method.repeatable)
     )

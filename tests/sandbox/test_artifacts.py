@@ -4,6 +4,7 @@ import errno
 import fcntl
 import logging
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -11,12 +12,16 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import IO
 
 import pytest
+from tests.support.sandbox_driver import use_own_template
+from tests.support.stepping import value_of
 
 from clawmode.exceptions import RuntimeUnavailable
 from clawmode.sandbox import artifacts
+from clawmode.sandbox.pool import Pool
 
 TINY = b"\0asm\1\0\0\0"
 
@@ -174,7 +179,8 @@ def test_a_full_disk_leaves_no_half_written_entry(
 COMPILER = """
 import sys, time
 from pathlib import Path
-from clawmode.sandbox import artifacts
+from clawmode.sandbox import artifacts, template
+from clawmode.sandbox.pool import Pool
 folder, mode = Path(sys.argv[1]), sys.argv[2]
 def compile(wasm):
     print("compiling", flush=True)
@@ -247,6 +253,14 @@ def test_a_compiler_that_never_ends_is_waited_for_with_reminders_and_not_for_eve
     monkeypatch.setattr(artifacts, "COMPILE_SECONDS", 0.2)
     monkeypatch.setattr(artifacts, "REMINDER_SECONDS", 0.1)
     monkeypatch.setattr(artifacts, "_compile", lambda wasm: b"by ourselves")
+    now = 0.0
+
+    def sleep(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    clock = SimpleNamespace(monotonic=lambda: now, sleep=sleep, time=time.time)
+    monkeypatch.setattr(artifacts, "time", clock)
     cache.mkdir()
     descriptor = os.open(cache / "lock", os.O_RDWR | os.O_CREAT, 0o600)
     try:
@@ -255,6 +269,7 @@ def test_a_compiler_that_never_ends_is_waited_for_with_reminders_and_not_for_eve
     finally:
         os.close(descriptor)
     assert caplog.text.count("waiting for another process") >= 2
+    assert 0.2 <= now < 0.3
 
 
 @pytest.mark.parametrize("trap", ["link", "pipe", "folder", "readable", "foreign"])
@@ -360,3 +375,54 @@ def test_the_cache_follows_the_users_folders(monkeypatch: pytest.MonkeyPatch) ->
     assert artifacts.cache_folder() == Path.home() / ".cache" / "clawmode"
     monkeypatch.delenv("XDG_CACHE_HOME")
     assert artifacts.cache_folder() == Path.home() / ".cache" / "clawmode"
+
+
+# ---- The image ----
+
+
+@pytest.mark.anyio
+@pytest.mark.hostile
+async def test_the_image_is_cached_privately_and_a_damaged_one_is_built_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def image() -> bytes:
+        use_own_template(monkeypatch)
+        async with Pool(size=1) as pool:
+            assert await value_of(pool, "return [1, 2].map((x) => x * 2)") == [2, 4]
+            return pool.image
+
+    for file in os.scandir(artifacts.cache_folder()):
+        if file.name.endswith(".code"):
+            shutil.copy2(file, tmp_path)
+    monkeypatch.setenv("CLAWMODE_CACHE_DIR", str(tmp_path))
+    assert artifacts.cached_image() == b""
+    built = await image()
+    (entry,) = (Path(each) for each in os.scandir(tmp_path) if each.name.endswith(".image"))
+    assert entry.stat().st_mode & 0o777 == 0o600
+    whole = entry.read_bytes()
+    assert artifacts.cached_image() == whole[32:]
+    assert await image() == built
+    written = entry.stat().st_mtime_ns
+    entry.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    assert artifacts.cached_image() == b""
+    assert await image() == built
+    assert entry.read_bytes() == whole
+    assert entry.stat().st_mtime_ns != written
+    entry.chmod(0o666)
+    assert artifacts.cached_image() == b""
+    assert await image() == built
+    # Whole, private, and of no use: the worker builds its own.
+    artifacts.keep_image(b"nonsense")
+    assert artifacts.cached_image() == b"nonsense"
+    assert await image() == built
+
+
+def test_another_prelude_has_another_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = artifacts._image_path()
+    guest = tmp_path / "guest"
+    shutil.copytree(artifacts.GUEST, guest)
+    monkeypatch.setattr(artifacts, "GUEST", guest)
+    assert artifacts._image_path() == before
+    with (guest / "prelude.js").open("a") as prelude:
+        prelude.write("\n// changed\n")
+    assert artifacts._image_path() != before

@@ -42,8 +42,8 @@ from clawmode.sandbox.frames import (
     frame_length,
     read_json,
 )
-from clawmode.sandbox.image import zstd
 from clawmode.sandbox.output import Outbox, json_string, longest_prefix
+from clawmode.sandbox.packing import zstd
 from clawmode.sandbox.pool import Pool
 from clawmode.sandbox.protocol import (
     LANGUAGES,
@@ -68,7 +68,7 @@ from clawmode.sandbox.protocol import (
     Start,
     Suspension,
 )
-from clawmode.sandbox.source import CompileFailure, describe_failure, wrap
+from clawmode.sandbox.source import HEAD, CompileFailure, describe_failure, wrap
 from clawmode.sandbox.vm import Vm
 from clawmode.sandbox.wasm import THREAD_STACK, new_engine
 from clawmode.types import ERROR_CODES
@@ -912,7 +912,9 @@ async def test_a_cut_within_a_surrogate_pair_is_counted_right(pool: Pool) -> Non
 async def test_what_is_not_emitted_is_not_counted(pool: Pool) -> None:
     """The reason of a yield is no output, however long it is."""
     start = Start("yield_control(['x'.repeat(1000)]); json(1)", output_left=500)
-    outcome = await pool.step(pool.cell(), start, time.monotonic() + 10)
+    cell = pool.cell()
+    outcome = await pool.step(cell, start, time.monotonic() + 10)
+    pool.drop(cell)
 
     assert isinstance(outcome, Suspension)
     assert outcome.output == (Output("json", b"1"),)
@@ -1014,7 +1016,9 @@ def check_failure(failed: Failure, source: str) -> None:
 
 
 async def check_source(pool: Pool, source: str, language: Language) -> None:
-    outcome = await pool.step(pool.cell(), Start(source, language), time.monotonic() + 5)
+    cell = pool.cell()
+    outcome = await pool.step(cell, Start(source, language), time.monotonic() + 5)
+    pool.drop(cell)  # else it would stay in a worker of all other tests
 
     assert isinstance(outcome, Completion | Suspension | Failure)
     if isinstance(outcome, Failure):
@@ -1093,7 +1097,8 @@ def test_any_report_of_a_failure_can_be_described(
     kind: str, name: str, message: str, stack: str, source: str, compiling: bool
 ) -> None:
     told = {"kind": kind, "name": name, "message": message, "stack": stack}
-    report = json.dumps({**told, "tool": None, "map": ""}).encode()
+    told |= {"origin": "\n" + source if compiling else "", "source": f"{HEAD[1:]}{source}"}
+    report = json.dumps({**told, "tool": None}).encode()
 
     code, text = describe_failure(report, Start(source), CompileFailure() if compiling else None)
 
@@ -1102,3 +1107,31 @@ def test_any_report_of_a_failure_can_be_described(
     if not compiling:
         assert all("(cell:" in line for line in rest.splitlines() if line.startswith("    at "))
     assert len(text) <= len(name) + len(message) + len(stack) + len(source) + 1000
+
+
+# ---- What a cell leaves in its worker ----
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize("copies", [1, 3_000, 200_000], ids=["small", "grown", "dropped"])
+@pytest.mark.parametrize("early", [True, False], ids=["after the answer", "at the next start"])
+def test_nothing_of_a_cell_is_left_for_the_next(
+    vm_thread: VmThread, copies: int, early: bool
+) -> None:
+    """The memory is replaced after the answer was sent, or at the latest when a cell starts."""
+    secret = "the secret of the first tenant"
+    source = f"globalThis.kept = [...Array({copies})].map((_, i) => {secret!r} + i); return 1"
+
+    def memory() -> bytes:
+        machine = vm_thread.vm._machine
+        assert machine is not None
+        return machine.instance.read(0, machine.instance.memory_size())
+
+    vm_thread.run(lambda: vm_thread._start(source))
+    assert vm_thread.run(memory).count(secret.encode()) >= copies
+    vm_thread.run(vm_thread.vm.close)
+    if early:
+        vm_thread.run(vm_thread.vm.lay_out)
+        assert secret.encode() not in vm_thread.run(memory)
+    assert vm_thread.run(lambda: vm_thread._start("return typeof kept")).value == b'"undefined"'
+    assert secret.encode() not in vm_thread.run(memory)

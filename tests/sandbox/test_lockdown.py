@@ -22,7 +22,7 @@ import anyio
 import pytest
 from tests.support.waiting import until_sync
 
-from clawmode.sandbox import artifacts, lockdown
+from clawmode.sandbox import artifacts, lockdown, template
 from clawmode.sandbox.lockdown import LockdownFailed, build_filter, give_up_calls, give_up_files
 from clawmode.sandbox.process import WorkerProcess
 from clawmode.sandbox.protocol import (
@@ -380,17 +380,22 @@ def look_at(pid: int, answers: dict[str, Answer]) -> Seen:
     return Seen(answers, status, limits, (folder / "smaps_rollup").read_text("utf-8"))
 
 
-@pytest.fixture(scope="module")
-def seen() -> Iterator[Seen]:
+@pytest.fixture(scope="module", params=["started", "forked"])
+def seen(request: pytest.FixtureRequest) -> Iterator[Seen]:
     if not (HAS_LANDLOCK and HAS_SECCOMP):
         pytest.skip("the kernel lacks Landlock or seccomp, so no worker can be fully locked")
-    worker = WorkerProcess("required")
+    shared = template.acquire() if request.param == "forked" else None
+    if request.param == "forked" and shared is None:
+        pytest.skip("workers cannot be forked here")
+    worker = WorkerProcess("required", shared)
     try:
         worker.booted.result(15)
         yield look_at(worker.pid, anyio.run(use_worker, worker))
     finally:
         worker.kill()
         until_sync(worker.reaped)
+        if shared is not None and template.release(shared):
+            until_sync(shared.ended)
 
 
 def done(answer: Answer) -> bytes:

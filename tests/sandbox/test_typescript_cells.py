@@ -9,6 +9,7 @@ import pytest
 from tests.support.compiler import find_compiler
 from tests.support.stepping import failure_of, finish, value_of
 
+from clawmode import CodeMode, Tool
 from clawmode.sandbox.pool import Pool
 from clawmode.sandbox.protocol import Completion
 
@@ -133,6 +134,23 @@ check(1 as Id);"""
     assert failed.error.startswith("TypeError: bad id\n    at check (cell:5:")
     assert failed.error.splitlines()[2].startswith("    at cell (cell:7:")
     assert len(failed.error.splitlines()) == 3
+
+
+@pytest.mark.covers("AK-3")
+@pytest.mark.parametrize("first", ["interface Gone { x: number }", REPRINTED])
+async def test_a_failed_call_shows_its_line_as_it_was_submitted(pool: Pool, first: str) -> None:
+    tools = [Tool("broken", "Broken.", {}, lambda params, context: params["x"])]
+    source = f"""{first}
+const id: number = 1;
+await yield_control();
+const price = await tools.broken({{ id }}) as number;"""
+    async with CodeMode(tools=tools, pool=pool) as code_mode:
+        parked = await code_mode.exec(source, "typescript")
+        failed = await code_mode.wait(parked.run_id)
+    assert failed.code == "nested_tool_failed"
+    headline, shown, *_ = str(failed.error).splitlines()
+    assert headline.startswith("KeyError: 'x' (tool openclaw:core:broken) (line 4, column ")
+    assert shown == "    const price = await tools.broken({ id }) as number;"
 
 
 @pytest.mark.covers("IN-6", "ER-typescript_transform_failed")

@@ -10,7 +10,7 @@ from pathlib import Path
 import anyio
 import pytest
 from tests.support.stepping import value_of
-from tests.support.waiting import until
+from tests.support.waiting import is_alive, until
 
 from clawmode.code_mode.snapshots import KeyRing, seal
 from clawmode.sandbox import artifacts
@@ -56,13 +56,16 @@ async def test_a_worker_loads_its_own_modules_and_no_others() -> None:
         "clawmode",
         "clawmode.exceptions",
         "clawmode.sandbox",
+        "clawmode.sandbox.deadline",
         "clawmode.sandbox.frames",
         "clawmode.sandbox.guard",
         "clawmode.sandbox.image",
+        "clawmode.sandbox.images",
         "clawmode.sandbox.line_map",
         "clawmode.sandbox.lockdown",
         "clawmode.sandbox.machine",
         "clawmode.sandbox.output",
+        "clawmode.sandbox.packing",
         "clawmode.sandbox.protocol",
         "clawmode.sandbox.source",
         "clawmode.sandbox.swc",
@@ -127,11 +130,4 @@ anyio.run(main)
         assert parent.stdout is not None
         pid = int(await parent.stdout.receive())
         parent.kill()
-    await until(lambda: not running(pid))
-
-
-def running(pid: int) -> bool:
-    try:
-        return " Z " not in Path(f"/proc/{pid}/stat").read_text()
-    except FileNotFoundError:
-        return False
+    await until(lambda: not is_alive(pid))

@@ -16,8 +16,9 @@ from typing import Any
 import anyio
 import pytest
 from anyio.lowlevel import checkpoint
+from tests.support.core_tools_driver import open_below
 from tests.support.session_writer import started
-from tests.support.waiting import idle
+from tests.support.waiting import idle, within
 
 from clawmode.sessions import lock as session_lock
 from clawmode.sessions.lock import (
@@ -41,12 +42,10 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def _no_descriptor_is_left() -> Iterator[None]:
-    gc.collect()
-    before = len(os.listdir("/proc/self/fd"))
+def _no_descriptor_is_left(tmp_path: Path) -> Iterator[None]:
     yield
     gc.collect()
-    assert len(os.listdir("/proc/self/fd")) <= before
+    assert open_below(tmp_path) == []
 
 
 # ---- Tasks of one process ----
@@ -185,7 +184,7 @@ async def test_who_gives_up_does_not_hold_up_those_behind(path: Path) -> None:
             await gave_up.wait()
             await idle()
             assert not got.is_set()
-        with anyio.fail_after(1):
+        with within(1):
             await got.wait()
 
 
@@ -235,7 +234,7 @@ async def test_an_error_inside_gives_it_back(path: Path) -> None:
 @pytest.mark.covers("AL-22")
 async def test_whoever_has_it_cannot_take_it_again(path: Path) -> None:
     async with SessionLock(path).hold():
-        with anyio.fail_after(1), pytest.raises(HeldAlready):
+        with within(1), pytest.raises(HeldAlready):
             async with SessionLock(path).hold():
                 pass
         assert current_hold(path) is not None

@@ -6,6 +6,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -336,6 +337,16 @@ async def test_a_session_that_is_written_to_is_not_deleted(store: SessionStore) 
 
 
 # ---- Many at once ----
+
+
+def test_a_new_index_can_be_opened_by_many_at_once(tmp_path: Path) -> None:
+    for number in range(60):  # the fault that this looks for appeared in one of fifty
+        stores = [SessionStore(tmp_path / str(number)) for _ in range(6)]
+        with ThreadPoolExecutor(len(stores)) as threads:
+            for opened in [threads.submit(store._open) for store in stores]:
+                opened.result()
+        for store in stores:
+            store.close()
 
 
 async def test_many_tasks_get_the_same_new_session(tmp_path: Path) -> None:

@@ -28,8 +28,9 @@ from anyio.abc import Process
 from tests.support.agent_driver import configured
 from tests.support.session_writer import Lines, check, say
 
-# Takes seconds, and here no clock of a test runs.
-import clawmode.models.direct  # noqa: F401
+# They take seconds, and here no clock of a test runs.
+import clawmode.models.anthropic_sdk
+import clawmode.models.openai_sdk  # noqa: F401
 from clawmode import tool
 from clawmode.agent.models import ModelPool
 from clawmode.agent.requests import AgentRequest

@@ -60,7 +60,7 @@ REQUEST = [1, "call", b"[]"]
 ANSWERS: dict[str, Callable[[int], bytes]] = {
     "another number": lambda n: frame("done", n + 1, b"1", []),
     "the number before": lambda n: frame("done", n - 1, b"1", []),
-    "another kind": lambda n: frame("ready", n, b"", []),
+    "another kind": lambda n: frame("ready", n, b"", [], b""),
     "a snapshot unasked": lambda n: frame("frozen", n, b"", 65536, [0, 0, 0], b""),
     "an unknown kind": lambda n: frame("party", n, b"1", []),
     "a length over the limit": lambda n: LENGTH.pack(0xFFFFFFFF),
@@ -121,6 +121,6 @@ def main(mode: str) -> None:
     """Runs on standard input and output, as a worker does."""
     if mode == "no boot":
         signal.pause()
-    write(frame("ready", question(), b"", []))
+    write(frame("ready", question(), b"", [], b""))
     write(ANSWERS[mode](question()))
     signal.pause()

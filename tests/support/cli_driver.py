@@ -12,6 +12,7 @@ import subprocess
 import sys
 import termios
 import time
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -61,11 +62,12 @@ async def noisy() -> int:
 
 @tool(effect="read")
 async def steps(context: ToolContext) -> str:
-    """Report steps."""
-    context.update("one \\x1b[2J[bold]\\u202e")
-    await anyio.sleep(0.3)
-    context.update({"two": 2})
-    await anyio.sleep(0.3)
+    """Report steps. A file `hold-one` or `hold-two` holds it up."""
+    for name, update in (("one", "one \\x1b[2J[bold]\\u202e"), ("two", {"two": 2})):
+        context.update(update)
+        await anyio.sleep(0.3)
+        while os.path.exists(f"hold-{name}"):
+            await anyio.sleep(0.02)
     return "done"
 
 @tool(effect="read")
@@ -179,7 +181,8 @@ os.execvp(sys.argv[1], sys.argv[1:])"""
         trace: TracebackType | None,
     ) -> None:
         if self._process.poll() is None:
-            os.killpg(self._process.pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):  # it has just ended
+                os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         if self._process.stdout is not None:
             self._process.stdout.close()
@@ -210,7 +213,7 @@ os.execvp(sys.argv[1], sys.argv[1:])"""
         while self._receive():
             pass
         out = self._process.stdout.read().decode() if self._process.stdout else ""
-        status = self._process.wait(1)
+        status = self._process.wait(SECONDS)
         assert status is not None
         return status, out
 

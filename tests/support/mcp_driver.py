@@ -1,9 +1,11 @@
 """What the tests of MCP have in common: servers to talk to, and a short way to call them."""
 
 import json
+import random
+import socket
 import sys
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -56,9 +58,10 @@ async def connected(
     on_login: OnLogin | None = None,
     on_change: Callable[[ServerView], None] | None = None,
     tokens: Path | None = None,
+    principal: str = "",
 ) -> AsyncIterator[McpServers]:
     settings = read_servers(entries).unwrap()
-    servers = McpServers(settings, asks=asks, on_login=on_login, tokens=tokens)
+    servers = McpServers(settings, asks=asks, on_login=on_login, tokens=tokens, principal=principal)
     if on_change is not None:
         servers.watch(on_change)
     async with servers:
@@ -66,6 +69,19 @@ async def connected(
             with anyio.fail_after(15):
                 await servers.connect()
         yield servers
+
+
+def free_port() -> int:
+    """A port of this machine that nobody uses, and that nobody gets by chance.
+
+    It is below those that the system chooses from: it would give one that is free for a moment to
+    whoever connects somewhere, or to another test.
+    """
+    while True:
+        port = random.randrange(10_000, 32_768)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def view_of(servers: McpServers, name: str) -> ServerView:

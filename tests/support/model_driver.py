@@ -6,8 +6,9 @@ from typing import Any
 
 from tests.support.waiting import until
 
-# Takes seconds, and here no clock of a test runs.
-import clawmode.models.direct  # noqa: F401
+# They take seconds, and here no clock of a test runs.
+import clawmode.models.anthropic_sdk
+import clawmode.models.openai_sdk  # noqa: F401
 from clawmode.messages import AssistantMessage, Message, Text, ToolMessage, UserMessage
 from clawmode.models.base import MessageEnd, Model, ModelEvent, ModelRequest, ToolDefinition
 from clawmode.models.providers import Api, ModelSettings, make_model

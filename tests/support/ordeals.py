@@ -23,6 +23,7 @@ from clawmode import tool
 from clawmode.agent.events import AgentEvent
 from clawmode.agent.requests import AgentRequest, RunResult
 from clawmode.agent.run import AgentRun
+from clawmode.code_mode.results import read_compact
 from clawmode.testing import ScriptedModel, ScriptRequest, Turn, call, pause, think
 from clawmode.tools.approvals import Approvals
 from clawmode.tools.tool import ToolContext
@@ -231,7 +232,7 @@ def everything(request: ScriptRequest) -> Turn:
         plain = call("exec", {"code": "return 1"}, id=f"{name}-plain")
         return Turn(think("Well, well."), "Let me see. ", source, plain, delay=0.001)
     for number in range(20):
-        found = json.loads(request.results[f"{name}-{'exec' if not number else number}"] or "")
+        found: Any = read_compact(request.results[f"{name}-{number or 'exec'}"] or "")
         if found["status"] != "waiting":
             return Turn(f"It is {found['value']}.", delay=0.001)
         wait = f"{name}-{number + 1}"

@@ -99,11 +99,13 @@ def invalid(id_: Any, arguments: Any) -> None:
 
 
 def is_error(id_: Any, arguments: Any) -> None:
-    answer(id_, {"content": [{"type": "text", "text": "no such file"}], "isError": True})
+    said = arguments.get("text", "no such file")
+    answer(id_, {"content": [{"type": "text", "text": said}], "isError": True})
 
 
 def rpc_error(id_: Any, arguments: Any) -> None:
     error = {"code": -32050, "message": "quota \x1b[31mexceeded" * arguments.get("times", 1)}
+    error |= {"data": arguments["data"]} if "data" in arguments else {}
     send({"jsonrpc": "2.0", "id": id_, "error": error})
 
 
@@ -176,7 +178,9 @@ def flood_notifications(id_: Any, arguments: Any) -> None:
 
 def progress(id_: Any, arguments: Any) -> None:
     steps = arguments.get("steps", 3)
-    for step in range(1, steps + 1):
+    step = 0
+    while step < steps or not os.path.exists(arguments.get("until", "/")):
+        step = min(step + 1, steps)
         params = {"progressToken": id_, "progress": step, "total": steps, "message": f"step {step}"}
         send({"jsonrpc": "2.0", "method": "notifications/progress", "params": params})
         time.sleep(arguments.get("pause", 0.1))
@@ -211,7 +215,8 @@ def change(id_: Any, arguments: Any) -> None:
 
 
 def ask(id_: Any, arguments: Any) -> None:
-    params = {"message": "Your name?", "requestedSchema": schema(name={"type": "string"})}
+    fields = arguments.get("fields") or {"name": {"type": "string"}}
+    params = {"message": "Your name?", "requestedSchema": schema(**fields)}
     request = {"jsonrpc": "2.0", "id": "q", "method": "elicitation/create", "params": params}
     send(request)
     while True:
@@ -283,8 +288,34 @@ def asks_a_model(id_: Any, arguments: Any, params: Any) -> None:
     input_required(id_, inputRequests={"m": request})
 
 
+class Task:
+    """What became of the task so far; each poll is a step."""
+
+    steps: Any = ()
+    polls = 0
+    given: Any = None
+
+
+def starts_a_task(id_: Any, arguments: Any, params: Any) -> None:
+    """Continues in the background: each `tasks/get` answers the next of the given states."""
+    Task.steps, Task.polls = list(arguments["steps"]), 0
+    first = {"taskId": "t1", "status": "working", "ttlMs": None, "pollIntervalMs": 1}
+    answer(id_, {"resultType": "task", **first, **arguments.get("first", {})})
+
+
+def poll_task(params: Any) -> Any:
+    Task.polls += 1
+    state = Task.steps.pop(0) if len(Task.steps) > 1 else Task.steps[0]
+    if state.get("status") == "completed":
+        given: Any = {"given": Task.given, "polls": Task.polls}
+        result: dict[str, Any] = {"content": [], "structuredContent": given}
+        state = {"result": result, **state}
+    return {"taskId": params["taskId"], "ttlMs": 1000, "pollIntervalMs": 1, **state}
+
+
 MODERN = {
-    function.__name__: function for function in (asks, asks_for_ever, is_ready_later, asks_a_model)
+    function.__name__: function
+    for function in (asks, asks_for_ever, is_ready_later, asks_a_model, starts_a_task)
 }
 
 TOOLS = {
@@ -380,6 +411,12 @@ def describe(method: str, params: Any) -> Any:
         }
     if method == "server/discover" and MODE.startswith("modern"):
         return {"supportedVersions": ["2026-07-28"], "capabilities": CAPABILITIES}
+    if method == "tasks/get":
+        return poll_task(params)
+    if method == "tasks/update":
+        Task.given = params["inputResponses"]
+    if method in ("tasks/update", "tasks/cancel"):
+        return dict[str, Any]()
     if method == "tools/list":
         return list_page((params or {}).get("cursor"))
     if method == "ping":
@@ -430,6 +467,7 @@ def main() -> None:
     if MODE == "silent":
         signal.pause()
     fails = {"exits": True, "starts_the_third_time": runs < 3, "starts_once": runs > 1}
+    fails["starts_when_told"] = not os.path.exists(f"{STATE}.told")
     if fails.get(MODE):
         sys.stderr.write(f"{OFFER.get('about', 'cannot open the database')}\n")
         sys.exit(3)

@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import pytest
 from tests.support.stepping import finish, value_of
-from tests.support.waiting import until
+from tests.support.waiting import undisturbed_time, until
 
 from clawmode.exceptions import SandboxError
+from clawmode.sandbox import template
 from clawmode.sandbox.pool import Pool, Tenancy
 from clawmode.sandbox.process import WorkerProcess
 from clawmode.sandbox.protocol import Completion, Failure, Resume, Settlement, Start, Suspension
@@ -31,15 +33,24 @@ def soon(seconds: float = 10) -> float:
     return time.monotonic() + seconds
 
 
+def use_own_template(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets the next pool start a template that it shares with no pool of another test."""
+    # The number of users too: otherwise the end of this pool would count as the end of another
+    # one, and close the template of the shared pools.
+    monkeypatch.setattr(template, "_shared", None)
+    monkeypatch.setattr(template, "_users", 0)
+    monkeypatch.setattr(template, "_early", False)
+
+
 async def ending(
     pool: Pool, source: str, *, seconds: float = 1, **options: Any
 ) -> Completion | Failure:
     """How a cell ends; and it does so in time, and the next cell is fine."""
     await settled(pool)
-    began = time.monotonic()
+    began = undisturbed_time()
     with anyio.fail_after(seconds + 5):
         outcome = await finish(pool, source, seconds=seconds, **options)
-    assert time.monotonic() - began < seconds + SLACK
+    assert undisturbed_time() - began < seconds + SLACK
     assert await value_of(pool, "return [1, 2].map((x) => x * 2)") == [2, 4]
     return outcome
 

@@ -1,4 +1,7 @@
-"""A server made with the SDK, of today's protocol: `python sdk_server.py stdio|http|sse [PORT]`."""
+"""A server made with the SDK, of today's protocol: `python sdk_server.py stdio|http|sse [PORT]`.
+
+With `later` as the last argument, it listens when it reads a line.
+"""
 
 import sys
 from typing import Annotated, Any
@@ -37,7 +40,8 @@ async def count(context: Context[Any, Any], steps: int = 3) -> str:
 
 
 @server.tool()
-async def never() -> str:
+async def never(context: Context[Any, Any]) -> str:
+    await context.report_progress(0, 1, "begun")
     try:
         await anyio.sleep_forever()
     finally:
@@ -87,7 +91,12 @@ def brief(topic: str) -> str:
 
 
 if __name__ == "__main__":
-    match sys.argv[1:]:
+    arguments = sys.argv[1:]
+    if arguments[-1] == "later":
+        arguments.pop()
+        if not sys.stdin.readline():  # the test has ended
+            sys.exit()
+    match arguments:
         case ["stdio"]:
             server.run("stdio")
         case ["http", port]:

@@ -21,10 +21,15 @@ READY = "(/help, Ctrl-D ends)"
 
 
 class Chatter(Seat):
-    """A person in a chat; arguments as for `Seat`. The chat is there when it is entered."""
+    """A person in a chat; arguments as for `Seat`. The chat is there when it is entered.
+
+    Attributes:
+        is_slow: True if the terminal does not say for now where its cursor is.
+    """
 
     def __init__(self, zygote: Zygote, *arguments: str, cwd: Path) -> None:
         super().__init__(zygote, "chat", *arguments, cwd=cwd)
+        self.is_slow = False
 
     def __enter__(self) -> "Chatter":
         self.reads(READY)
@@ -40,8 +45,9 @@ class Chatter(Seat):
     @property
     def transcript(self) -> str:
         """What was printed above the prompt, and stays there."""
-        # The prompt is erased for it, and drawn again.
-        return "".join(re.findall(r"\x1b\[\?2004l(.*?)(?:\x1b\[6n|\Z)", self.seen, re.DOTALL))
+        # The prompt is erased for it, and drawn again; before that, the cursor may be looked for.
+        drawn = r"\x1b\[\?2004l(.*?)(?:\x1b\[6n|\x1b\[\?2004h|\Z)"
+        return "".join(re.findall(drawn, self.seen, re.DOTALL))
 
     def resizes(self, rows: int, columns: int) -> None:
         """Makes the terminal larger or smaller."""
@@ -66,7 +72,8 @@ class Chatter(Seat):
         before = len(self._seen)
         came = super()._receive()
         for _ in range(self._seen.count(WHERE, max(before - len(WHERE) + 1, 0))):
-            os.write(self._master, HERE)
+            if not self.is_slow:
+                os.write(self._master, HERE)
         return came
 
 

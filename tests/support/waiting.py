@@ -1,7 +1,9 @@
 """Waiting in tests: polling, idleness, and tools that a test holds up."""
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -56,6 +58,41 @@ async def idle() -> None:
     """
     with anyio.fail_after(SECONDS):
         await anyio.wait_all_tasks_blocked()
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process runs; one that is only waiting to be buried does not."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text("utf-8").rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+def undisturbed_time(*pids: int) -> float:
+    """Return the seconds of a clock for upper bounds.
+
+    The clock does not count the time in which this thread waited for a core that others had.
+
+    Args:
+        pids: Processes whose threads' waiting does not count either.
+    """
+    threads = [Path("/proc/thread-self")]
+    threads += [thread for pid in pids for thread in Path(f"/proc/{pid}/task").iterdir()]
+    waited = 0
+    for thread in threads:
+        with suppress(OSError):  # the thread has ended, or the kernel has no such statistics
+            waited += int((thread / "schedstat").read_text("ascii").split()[1])
+    return time.monotonic() - waited / 1e9
+
+
+@contextmanager
+def within(seconds: float) -> Iterator[None]:
+    """Fail if the block takes longer, by the clock of `undisturbed_time`."""
+    began = undisturbed_time()
+    with anyio.fail_after(max(SECONDS, seconds)):
+        yield
+    assert undisturbed_time() - began < seconds
 
 
 GATE_TOOL = '''

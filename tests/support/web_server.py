@@ -1,10 +1,12 @@
 """An HTTP server for one test, written by hand, that answers what it is told to answer."""
 
 import asyncio
+import gc
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from types import AsyncGeneratorType
 from typing import Any
 
 import anyio
@@ -153,3 +155,22 @@ async def web_server(call: Handler, **more: Any) -> AsyncIterator[WebServer]:
         yield server
     finally:
         await server.stop()
+
+
+@contextmanager
+def no_body_left_open() -> Iterator[None]:
+    """Check that the responses which are opened in the block are closed in it.
+
+    The collector must not close them: it may run in another thread, while the loop closes them.
+    """
+    before = set(map(id, _open_bodies()))
+    yield
+    left = [body for body in _open_bodies() if id(body) not in before]
+    assert left == [], f"{len(left)} bodies are left to the garbage collector"
+
+
+def _open_bodies() -> list[Any]:
+    found = [it for it in gc.get_objects() if isinstance(it, AsyncGeneratorType)]
+    # The generator of httpx2 that reads a connection. Those above it close without waiting.
+    name = "AsyncResponseStream.__aiter__"
+    return [it for it in found if it.__qualname__ == name and it.ag_frame is not None]

@@ -5,6 +5,7 @@ two ways: by a line of JSON on stdin, which names files or a terminal for its st
 `forked.py`, a program that hands over its own streams through the socket that `argv[1]` names.
 """
 
+import contextlib
 import gc
 import importlib
 import json
@@ -18,13 +19,16 @@ import sys
 from typing import Any
 
 PRELOADED = (
+    "acp.stdio",
     "clawmode.app.servers",
     "clawmode.commands.cli",
     "clawmode.gateway.command",
     "clawmode.gateway.server",
     "clawmode.mcp.server",
-    "clawmode.models.direct",
+    "clawmode.models.anthropic_sdk",
+    "clawmode.models.openai_sdk",
     "clawmode.plugins.install",
+    "clawmode.terminal.acp_agent",
     "clawmode.terminal.agent_listings",
     "clawmode.terminal.doctor",
     "clawmode.terminal.local_turn",
@@ -38,7 +42,8 @@ PRELOADED = (
 def serve(path: str) -> None:
     """Start programs until stdin is closed."""
     for name in PRELOADED:
-        importlib.import_module(name)
+        with contextlib.suppress(ModuleNotFoundError):  # the environment is older than an extra
+            importlib.import_module(name)
     gc.freeze()  # else each process would look at all of it before it ends
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(path)

@@ -16,8 +16,9 @@ from clawmode.app.console import duration
 from clawmode.app.loading import set_up
 from clawmode.app.setup import Options
 from clawmode.context import RunContext
+from clawmode.tasks import background_tasks
 from clawmode.terminal.call_tree import MAX_CALLS_KEPT, CallTree, CallView
-from clawmode.terminal.desk import Desk, Terminal, questions_served
+from clawmode.terminal.desk import Desk, Terminal
 from clawmode.terminal.forms import describe
 from clawmode.text import IN_TEXT, escape, one_line
 from clawmode.tools.approvals import Question
@@ -74,6 +75,81 @@ def test_a_person_decides_about_a_call(shop: Path, typed: str, value: str) -> No
         assert person.leaves() == (0, f'"{value}"\n')
 
 
+CALLS = "y, a or n for all, numbers, or show? (Ctrl-D: later) "
+ORDERS = """const items = {items};
+return (await Promise.all(items.map((item) =>
+  tools.order({{ item }}).catch((error) => error.code)))).join()"""
+
+
+@pytest.mark.covers("AK-4", "AK-6")
+@pytest.mark.parametrize(
+    ("answers", "value"),
+    [
+        (["y"], "1 tea,1 milk,1 jam"),
+        (["n"], "not_approved,not_approved,not_approved"),
+        (["1,3", "n"], "1 tea,not_approved,1 jam"),
+        (["nonsense", "2-9", "n 1-2", "a 1"], "not_approved,not_approved,1 jam"),
+    ],
+)
+def test_calls_of_a_loop_are_one_question(shop: Path, answers: list[str], value: str) -> None:
+    source = ORDERS.format(items='["tea", "milk", "jam"]')
+    with Person(*cell(shop, source), cwd=shop) as person:
+        person.reads("Approval needed (warning): 3 calls of one program")
+        person.reads("1. openclaw:core:order")
+        person.reads('│ {"item": "tea"}')
+        person.reads("3. openclaw:core:order")
+        person.reads('│ {"item": "jam"}')
+        person.reads("always would remember, until this command ends: openclaw:core:order")
+        for answer in answers:
+            person.reads("numbers, or show? (Ctrl-D: later) ")
+            person.types(f"{answer}\n")
+        assert person.leaves() == (0, f'"{value}"\n')
+
+
+@pytest.mark.hostile
+@pytest.mark.covers("AK-4")
+def test_calls_that_were_not_shown_cannot_be_allowed_with_the_others(shop: Path) -> None:
+    source = ORDERS.format(items="Array.from({ length: 60 }, (_, n) => 'x'.repeat(n && 1000))")
+    with Person(*cell(shop, source), cwd=shop) as person:
+        person.reads("60 calls of one program")
+        person.reads("more lines: answer `show` to see them")
+        person.reads("more calls: answer `show` to see them")
+        person.reads(CALLS)
+        person.types("y\n")
+        person.reads("Not all of the arguments were shown")
+        person.reads(CALLS)
+        person.types("1\n")  # this one was shown
+        person.reads("59 calls of one program")
+        person.reads(CALLS)
+        person.types("show\n")
+        person.reads("59. openclaw:core:order")
+        person.reads(CALLS)
+        person.types("n\n")
+        code, shown = person.leaves()
+    assert (code, shown) == (0, '"1 ' + 59 * ",not_approved" + '"\n')
+
+
+@pytest.mark.covers("AK-6")
+def test_a_group_put_off_is_put_again_by_another_process(shop: Path) -> None:
+    source = ORDERS.format(items='["tea", "milk", "jam"]')
+    with Person(*cell(shop, source), cwd=shop) as person:
+        person.reads(CALLS)
+        person.types("2\n")
+        person.reads("2 calls of one program")
+        person.reads(CALLS)
+        person.types("\x04")
+        person.reads("The program is left waiting.")
+        assert person.leaves() == (3, "")
+        (command,) = [line for line in person.seen.splitlines() if "clawmode wait cm_" in line]
+    arguments = plain(command).split("clawmode ")[1].split()
+    with Person(*arguments, cwd=shop) as person:
+        person.reads("2 calls of one program")
+        person.reads('│ {"item": "jam"}')
+        person.reads(CALLS)
+        person.types("y\n")
+        assert person.leaves() == (0, '"1 tea,1 milk,1 jam"\n')
+
+
 def test_always_is_asked_once_and_once_is_asked_always(shop: Path) -> None:
     source = """const all = [];
 for (const item of ["a", "b", "c"]) all.push(await tools.order({ item }));
@@ -87,9 +163,11 @@ return all.length"""
 
 
 def test_what_was_typed_before_the_question_and_nonsense_are_no_answers(shop: Path) -> None:
+    (shop / "hold-one").touch()
     with Person(*cell(shop, "await tools.steps(); " + ORDER), cwd=shop) as person:
         person.reads("openclaw:core:steps")
         person.types("once\n")
+        (shop / "hold-one").unlink()
         person.reads(PROMPT)
         person.types("yes please\n")
         person.reads("Please answer once (or yes), always, or deny (or no).")
@@ -137,7 +215,8 @@ async def test_yes_is_once_no_is_deny_and_anything_else_gets_a_hint(
 ) -> None:
     typist = Typist(*lines)
     desk = Desk(typist, nullcontext)
-    async with questions_served(desk):
+    async with background_tasks() as tasks:
+        tasks.start_soon(desk.serve)
         found = await desk.approvals.ask(a_question())
     assert found == decision
     assert typist.shown.count("Please answer once (or yes), always, or deny (or no).\n") == hints
@@ -148,7 +227,8 @@ async def test_yes_is_once_no_is_deny_and_anything_else_gets_a_hint(
 async def test_yes_does_not_allow_what_was_not_shown() -> None:
     typist = Typist("yes", "y", "show", "yes")
     desk = Desk(typist, nullcontext)
-    async with questions_served(desk):
+    async with background_tasks() as tasks:
+        tasks.start_soon(desk.serve)
         found = await desk.approvals.ask(a_question(input={"lines": ["x"] * 50}))
     assert found == "allow-once"
     assert typist.shown.count("Not all of the arguments were shown: please answer show") == 2
@@ -304,10 +384,14 @@ def test_calls_are_shown_while_they_run_and_at_the_end(shop: Path) -> None:
     source = (
         'text("said"); await Promise.all([tools.steps(), tools.price({ item: "x" })]); return 5'
     )
+    for name in ("one", "two"):  # until it was drawn
+        (shop / f"hold-{name}").touch()
     with Person(*cell(shop, source), cwd=shop) as person:
         person.reads("openclaw:core:steps")
         person.reads("one \\u001b[2J[bold]\\u202e")
+        (shop / "hold-one").unlink()
         person.reads('{"two": 2}')
+        (shop / "hold-two").unlink()
         assert person.leaves() == (0, "said\n5\n")
     last = plain(person.seen[person.seen.rindex("exec: ") :]).splitlines()
     assert last[0] == "exec: 2 calls"
@@ -508,3 +592,12 @@ def test_no_line_of_a_question_is_wrapped_by_a_terminal() -> None:
     assert max(wide) <= 60
     odd = [line for line in text.splitlines() if line.startswith("\u2800")]
     assert odd == []
+
+
+def test_what_a_program_says_is_shown_with_the_call_that_runs_it() -> None:
+    tree = CallTree()
+    tree.add(CallEvent("update", "cm_1:notify", "notify", "model-1", update="half\ndone"))
+    assert str(tree.lines()[0]) == "exec: 0 calls  half done"
+    tree.add(CallEvent("start", "model-1", "exec"))
+    tree.add(CallEvent("update", "cm_1:notify", "notify", "model-1", update="nearly"))
+    assert str(tree.lines()[1]).endswith("nearly")

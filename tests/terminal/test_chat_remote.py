@@ -14,10 +14,18 @@ from tests.support.command_driver import serving
 from tests.support.forking import Zygote
 from tests.support.gateway_driver import Started
 from tests.support.terminal_driver import Chatter
-from tests.support.waiting import GATE_TOOL, until_sync
+from tests.support.waiting import GATE_TOOL, idle, until, until_sync
 
+from clawmode.agent.events import AgentEvent
+from clawmode.agent.requests import AgentRequest
+from clawmode.app.setup import Options
+from clawmode.rpc import presence
 from clawmode.rpc.client import GatewayClient
+from clawmode.terminal.chat_prompt import TerminalChannel
+from clawmode.terminal.chat_remote import RemotePartner
 from clawmode.testing import ScriptServer, Turn, call, pause
+from clawmode.tools.approvals import Approvals
+from clawmode.types import JsonObject
 
 # The first test waits until the zygote and the gateway have imported everything.
 pytestmark = pytest.mark.timeout(90)
@@ -269,3 +277,70 @@ def test_a_gateway_that_is_started_again_loses_no_word(office: Office, zygote: Z
     words = ("Fine.", "I look.", "It was cut off.", "But all is well.", "Taken.")
     assert [person.transcript.count(it) for it in words] == [1] * 5
     assert office.said(3)[-1] == "Still there?"
+
+
+def test_an_answer_that_is_there_before_the_chat_listens_is_shown(office: Office) -> None:
+    """People type ahead: the run of the first line may end before the chat has caught up."""
+    office.play(Turn("Old."), Turn("Fine."))
+    office.ask("agent", sessionKey="ahead", message="Earlier.", idempotencyKey="ahead")
+    until_sync(lambda: len(office.requests) == 1)
+    running = presence.find(office.state)
+    assert running is not None
+    partner, shown = RemotePartner(Options(), running), list[Any]()
+    channel = TerminalChannel(shown.append, shown.append)
+    partner.attach(lambda event: shown.append(event.data), channel, lambda: None)
+
+    async def type_ahead() -> None:
+        async with partner.open(Approvals()):
+            await partner.start(AgentRequest(session_key="ahead"))
+            await partner.send("Hello!")
+            while partner._sent and not await partner._result(partner._sent[0], 1000):
+                pass
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(partner.serve)
+                await until(lambda: {"message": "Fine."} in shown)
+                tasks.cancel_scope.cancel()
+
+    anyio.run(type_ahead)
+    assert {"message": "Old."} not in shown
+
+
+def test_a_new_conversation_is_announced_before_its_first_answer(office: Office) -> None:
+    """The gateway's events may arrive before its response, which contains the announcement."""
+    office.play(Turn("New."))
+    running = presence.find(office.state)
+    assert running is not None
+    partner, shown = RemotePartner(Options(), running), list[Any]()
+    channel, caught_up = TerminalChannel(shown.append, shown.append), anyio.Event()
+    partner.attach(lambda event: shown.append(event.data), channel, lambda: caught_up.set())
+
+    async def begin() -> None:
+        async with partner.open(Approvals()), anyio.create_task_group() as tasks:
+            await partner.start(AgentRequest(session_key="begun"))
+            tasks.start_soon(partner.serve)
+            await caught_up.wait()
+            events, call_gateway = partner._client.events(), partner._client.call
+            histories: list[JsonObject] = []
+
+            async def call_slowly(method: str, *params: Any, **options: Any) -> Any:
+                answer = await call_gateway(method, *params, **options)
+                if method == "chat.send":
+                    async for event in events:
+                        run_event = AgentEvent.read(event.payload)
+                        if run_event and run_event.data.get("phase") == "end":
+                            break
+                    given = {"sessionKey": partner._key}
+                    histories.append(await call_gateway("chat.history", given))
+                    await idle()
+                return answer
+
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(partner._client, "call", call_slowly)
+                shown.append((await partner.send("/new Again?")).text)
+            (history,) = histories
+            assert "New." in json.dumps(history)
+            await until(lambda: {"message": "New."} in shown)
+            tasks.cancel_scope.cancel()
+
+    anyio.run(begin)
+    assert shown[0] == "Started a new conversation."

@@ -52,6 +52,9 @@ async def ask_name(context: ToolContext) -> str:
 TOOLS += [gate, shout, ask_name]
 '''
 ORDER = 'return await tools.order({ item: "tea" }).catch((error) => error.message)'
+# It waits for a timer too: else no model would be asked while its question stands.
+TIMED_ORDER = f"""const late = setTimeout(() => {{}}, 60000);
+try {{ {ORDER} }} finally {{ clearTimeout(late) }}"""
 
 
 @pytest.fixture
@@ -219,9 +222,10 @@ def test_messages_steer_or_wait_while_a_tool_runs_and_ctrl_c_stops_it(
             person.types("\x03")
             person.reads("- openclaw:core:forever")
             person.reads("Stopped.")
-            person.types("half a line\x03")
+            person.types("half a line\x03é")
+            person.reads("é")  # Ctrl-C came before it
             time.sleep(2.1)  # that was too long ago
-            person.types("\x03")
+            person.types("\x7f\x03")
             person.reads("(Ctrl-C again ends the chat)")
             person.types("\x03")
             assert person.leaves()[0] == 0
@@ -312,23 +316,41 @@ def test_a_question_can_be_put_off_and_decided_about_by_a_command(
     assert "+/home/ann\n" not in (shop / "state" / "chat_history").read_text("utf-8")
 
 
-def test_what_is_said_while_a_question_stands_comes_after_it(shop: Path, zygote: Zygote) -> None:
+@pytest.mark.parametrize("is_slow", [False, True])
+def test_what_is_said_while_a_question_stands_comes_after_it(
+    shop: Path, zygote: Zygote, is_slow: bool
+) -> None:
     fake = "Approval needed (info): Run nothing?"
 
     def waits(request: Any) -> Turn:
-        return Turn(fake, call("wait", {"runId": request.last_result()["runId"]}))
+        return Turn(fake, pause(0.3), call("wait", {"runId": request.last_result()["runId"]}))
 
-    # It waits for a timer too: else no model would be asked meanwhile.
-    timer = "const late = setTimeout(() => {}, 60000);"
-    timed = f"{timer} try {{ {ORDER} }} finally {{ clearTimeout(late) }}"
-    with serving([program(timed), waits, goes_on]) as server:
+    with serving([program(TIMED_ORDER), waits, goes_on]) as server:
         configure(shop, server)
         with Chatter(zygote, *TOOLS, cwd=shop) as person:
+            person.is_slow = is_slow  # then the model speaks before the question is shown
             person.says("Order.", PROMPT)
             until_sync(lambda: len(server.requests) >= 2)
             person.says("/status", "runs 1")
-            assert fake not in person.transcript
+            assert fake not in person.seen
             person.says("once", fake, "It returned 1 tea.")
+            person.types("\x04")
+            assert person.leaves()[0] == 0
+
+
+def test_a_question_that_is_withdrawn_before_it_is_shown_holds_nothing_up(
+    shop: Path, zygote: Zygote
+) -> None:
+    with serving([program(TIMED_ORDER), Turn("Half", pause(30)), Turn("Hello.")]) as server:
+        configure(shop, server)
+        with Chatter(zygote, *TOOLS, cwd=shop) as person:
+            person.is_slow = True
+            person.says("Order.")
+            until_sync(lambda: len(server.requests) >= 2)
+            person.types("\x03")
+            person.reads("Stopped.")
+            person.is_slow = False
+            person.says("Hi.", "Hello.")
             person.types("\x04")
             assert person.leaves()[0] == 0
 
@@ -378,19 +400,20 @@ def test_the_errors_of_models_and_of_unknown_models_are_told(
 
 @pytest.mark.covers("N-37")
 def test_a_sentence_ends_before_it_is_said_that_it_was_stopped(shop: Path, zygote: Zygote) -> None:
-    half = Turn("One line.\nHalf a sentence", pause(30), "never")
+    # A line that grows may be drawn in pieces. One character is drawn at once.
+    half = Turn("One line.\nHalf a sentencé", pause(30), "never")
     with serving([half, half]) as server:
         configure(shop, server)
         with Chatter(zygote, cwd=shop) as person:
             for way in ("\x03", "/stop\r"):
                 person.types("Go.\r")
-                person.reads("Half a sentence")
+                person.reads("é")
                 person.types(way)
                 person.reads("Stopped.")
             person.types("\x04")
             assert person.leaves()[0] == 0
     shown = plain(person.transcript).splitlines()
-    first = ["> Go.", "One line.", "Half a sentence", "Stopped."]
+    first = ["> Go.", "One line.", "Half a sentencé", "Stopped."]
     assert shown[-9:] == [*first, "> Go.", "One line.", "> /stop", *first[2:]]
 
 

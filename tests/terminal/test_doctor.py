@@ -139,11 +139,13 @@ def test_every_model_and_its_key_has_a_line(
 def test_every_extra_has_a_line_that_says_how_to_install_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    assert [it.what for it in doctor._extras()] == ["extra agent", "extra search"]
-    monkeypatch.setattr(doctor, "find_spec", lambda name: None)
-    (agent, _) = doctor._extras()
-    assert agent.health == "note"
-    assert "pip install 'clawmode[agent]'" in agent.detail
+    extras = ("acp", "agent", "gateway", "mcp", "postgres", "search")
+    assert [it.what for it in doctor._extras()] == [f"extra {name}" for name in extras]
+    for library in ("acp", "openai", "websockets", "mcp", "psycopg", "numpy"):
+        monkeypatch.setitem(sys.modules, library, None)
+    for extra, found in zip(extras, doctor._extras(), strict=True):
+        assert found.health == "note"
+        assert f'pip install "clawmode[{extra}]"' in found.detail
     text = '{ agents: { defaults: { model: "ollama/x" } } }'
     assert next(doctor._models(setup_of(tmp_path, text))).health == "problem"
 

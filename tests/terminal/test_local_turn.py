@@ -267,10 +267,10 @@ def test_what_cannot_be_meant_is_said_in_a_line(
 
 
 def test_without_the_extra_it_is_said_what_to_install(tmp_path: Path) -> None:
-    missing = tmp_path / "anthropic"
+    missing = tmp_path / "openai"
     missing.mkdir()
     (missing / "__init__.py").write_text(
-        'raise ModuleNotFoundError("No module named anthropic", name="anthropic")'
+        'raise ModuleNotFoundError("No module named openai", name="openai")'
     )
     done = subprocess.run(  # in an interpreter of its own, which has imported nothing yet
         [sys.executable, "-m", "clawmode", "agent", "-m", "a", "--model", "ollama/a"],
@@ -281,7 +281,7 @@ def test_without_the_extra_it_is_said_what_to_install(tmp_path: Path) -> None:
         cwd=tmp_path,
     )
     assert (done.returncode, done.stdout) == (2, "")
-    assert "pip install 'clawmode[agent]'" in done.stderr
+    assert 'pip install "clawmode[agent]"' in done.stderr
 
 
 def test_what_a_provider_answers_is_told_and_a_cut_is_mended(shop: Path, zygote: Zygote) -> None:
@@ -428,6 +428,7 @@ def test_calls_are_drawn_as_they_run_and_nothing_hostile_reaches_a_narrow_termin
     ]
     with serving(script) as server:
         configure(shop, server)
+        (shop / "hold-one").touch()
         seat = Seat(zygote, "agent", "-m", "Go.", *TOOLS, cwd=shop, size=(24, 50))
         with seat as person:
             person.reads("… loading the model's library")
@@ -436,6 +437,7 @@ def test_calls_are_drawn_as_they_run_and_nothing_hostile_reaches_a_narrow_termin
             person.reads("… the model writes a call of exec")
             person.reads("openclaw:core:steps")
             person.reads("one \\u001b[2")
+            (shop / "hold-one").unlink()
             assert person.leaves()[0] == 0
     seen = person.seen
     assert not re.search("\x1b\\[2J|\x9b|\x1b\\]|\x07|\u202e", seen)

@@ -259,9 +259,11 @@ async def test_a_command_that_is_killed_leaves_its_run_alone(
         seat.reads("Thinking about it")
         os.kill(seat.pid, signal.SIGKILL)
 
-    script = [Turn("Thinking about it.\n", pause(0.5), "Done.")]
+    killed = anyio.Event()
+    script = [Turn("Thinking about it.\n", pause(killed), "Done.")]
     async with office(tmp_path, zygote, script) as at:
         await at.sit(talk, "-m", "Hi")
+        killed.set()
         (run,) = at.it.gateway.host.runtime.runs()
         await until(run.ended.is_set)
     assert run.state == "ok"
@@ -306,6 +308,31 @@ async def test_questions_are_put_at_the_terminal_and_answered(
         assert at.it.gateway.approvals.pending() == []
     assert status == 0
     assert 'It is {"word": "hi"}.' in plain(seen)
+
+
+@pytest.mark.covers("AK-4")
+async def test_calls_of_a_loop_are_one_question_at_the_terminal_of_a_client(
+    tmp_path: Path, zygote: Zygote
+) -> None:
+    each = "tools.echo({ word }).then(({ said }) => said.word, (error) => error.code)"
+    loop = f'return (await Promise.all(["a", "b", "c"].map((word) => {each}))).join()'
+
+    def talk(seat: Seat) -> tuple[tuple[int, str], str]:
+        seat.reads("3 calls of one program")
+        seat.reads('│ {"word": "c"}')
+        seat.reads("numbers, or show? (Ctrl-D: later) ")
+        seat.types("1,3\n")
+        seat.reads("1 call of one program")
+        seat.reads("numbers, or show? (Ctrl-D: later) ")
+        seat.types("n\n")
+        return seat.leaves(), seat.seen
+
+    async with office(tmp_path, zygote, [program(loop), tells, tells, tells]) as at:
+        at.require_approval()
+        (status, _), seen = await at.sit(talk, "-m", "Hi")
+        assert at.it.gateway.approvals.pending() == []
+    assert status == 0
+    assert 'It is "a,not_approved,c".' in plain(seen)
 
 
 async def test_a_question_that_was_answered_elsewhere_goes_away(

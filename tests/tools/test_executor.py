@@ -16,10 +16,11 @@ from clawmode.exceptions import ClawmodeError, ConfigurationError
 from clawmode.tools import approvals as approvals_module
 from clawmode.tools import function as tool_function
 from clawmode.tools import hooks as hooks_module
-from clawmode.tools.approvals import Approvals, Question
+from clawmode.tools.approvals import Approvals, Decision, Question
 from clawmode.tools.executor import Call, CallEvent, Executor, ToolFailure
 from clawmode.tools.hooks import (
     AfterToolCall,
+    ApprovalNeeded,
     BeforeToolCall,
     Hooks,
     RequireApproval,
@@ -184,12 +185,16 @@ async def test_input_that_does_not_fit_never_reaches_the_tool() -> None:
 
 async def test_a_cancelled_call_is_reported_as_cancelled() -> None:
     events: list[CallEvent] = []
+    begun = anyio.Event()
 
     async def slow(input: JsonObject, context: ToolContext) -> None:
+        begun.set()
         await anyio.sleep_forever()
 
-    with anyio.move_on_after(0.05):
-        await executor(watchers=[events.append]).call(call(tool(slow)))
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(executor(watchers=[events.append]).call, call(tool(slow)))
+        await begun.wait()
+        tasks.cancel_scope.cancel()
     assert [(event.phase, event.state) for event in events] == [
         ("start", None),
         ("end", "cancelled"),
@@ -479,3 +484,49 @@ async def test_events_tell_start_update_and_end_without_input_or_output() -> Non
     ]
     assert all(event.parent_id == "p" for event in events)
     assert "secret" not in repr(events)
+
+
+# ---- Tools that ask for an approval themselves ----
+
+
+async def large_ones_need_approval(input: JsonObject, context: ToolContext) -> str:
+    if not context.approved and input.get("n", 0) == 4:
+        raise ApprovalNeeded("Double a large number?", "It is four.")
+    return f"approved: {context.approved}"
+
+
+@pytest.mark.covers("FW-5")
+async def test_a_tool_can_ask_for_an_approval_when_it_has_seen_its_input() -> None:
+    asked: list[tuple[str, str, JsonObject]] = []
+    states: list[str] = []
+
+    def approver(question: Question) -> Decision:
+        asked.append((question.title, question.description, question.input))
+        return "allow-once"
+
+    async def on_state(state: CallState) -> None:
+        states.append(state)
+
+    one = executor(approvals=Approvals(approver=approver))
+    of = tool(large_ones_need_approval)
+    assert (await one.call(call(of, on_state=on_state))).text == "approved: True"
+    assert (await one.call(call(of, {"n": 1}))).text == "approved: False"
+    assert asked == [("Double a large number?", "It is four.", {"n": 4})]
+    assert states == ["running"]
+
+
+@pytest.mark.covers("FW-5")
+async def test_a_tool_that_asks_is_not_called_again_after_a_denial() -> None:
+    one = executor(approvals=Approvals(approver=lambda question: "deny"))
+    error = await failure(one, call(tool(large_ones_need_approval)))
+    assert (error.code, "denied" in str(error)) == ("not_approved", True)
+
+
+@pytest.mark.covers("FW-5")
+async def test_a_tool_that_asks_again_in_spite_of_the_approval_fails() -> None:
+    def insatiable(input: JsonObject, context: ToolContext) -> None:
+        raise ApprovalNeeded("Really?")
+
+    one = executor(approvals=Approvals(approver=lambda question: "allow-once"))
+    error = await failure(one, call(tool(insatiable)))
+    assert (error.code, str(error)) == ("tool_failed", "Really?")

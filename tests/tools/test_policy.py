@@ -150,9 +150,9 @@ def test_a_pattern_matches_whatever_its_stars_are_filled_with(parts: list[str], 
 
 
 def test_a_hostile_name_does_not_slow_a_rule_down() -> None:
-    began = time.monotonic()
+    began = time.process_time()
     assert not matches("*a" * 50 + "*b", "a" * 100_000)
-    assert time.monotonic() - began < 1
+    assert time.process_time() - began < 1
 
 
 # ---- Groups and profiles ----

@@ -13,7 +13,7 @@ import uuid
 import warnings
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
 from contextlib import AsyncExitStack, aclosing
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -28,7 +28,7 @@ from clawmode.agent.requests import AgentRequest, RunFailed, RunResult
 from clawmode.agent.resolver import ConfigResolver
 from clawmode.agent.runtime import AgentRuntime
 from clawmode.catalog.catalog import Catalog
-from clawmode.code_mode.arguments import check_argument, read_mcp_servers
+from clawmode.code_mode.arguments import A_POOL, check_argument, check_parts, read_mcp_servers
 from clawmode.config.agents import Configuration
 from clawmode.config.resolve import max_concurrent, read
 from clawmode.exceptions import ClawmodeWarning, ConfigurationError, NotOpen
@@ -42,6 +42,7 @@ from clawmode.tools.function import read_tools
 from clawmode.tools.hooks import Hooks
 from clawmode.tools.policy import Policy
 from clawmode.tools.tool import Tool
+from clawmode.types import dataclass
 
 if TYPE_CHECKING:
     from clawmode.mcp.servers import McpServers
@@ -146,10 +147,8 @@ class Agent:
     ) -> None:
         check_argument("instructions", instructions, str, '"You are a librarian."')
         check_argument("state", state, (str, os.PathLike), '"./state"')
-        check_argument("policy", policy, (Policy, Mapping), '{"allow": [...], "deny": [...]}')
-        check_argument("hooks", hooks, Hooks, "hooks = Hooks(); hooks.before_tool_call(function)")
-        check_argument("approvals", approvals, Approvals, 'Approvals(ask_for=["send_mail"])')
-        check_argument("pool", pool, Pool, "async with Pool() as pool: ...")
+        check_parts(policy=policy, hooks=hooks, approvals=approvals)
+        check_argument("pool", pool, Pool, A_POOL)
         given = {} if isinstance(model, str) else {_name_of(model): model}
         name = model if isinstance(model, str) else _name_of(model)
         self._configuration = _configure(name, settings, providers, code_mode, tool_search)

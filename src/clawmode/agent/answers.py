@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import anyio
@@ -21,8 +21,8 @@ from clawmode.models.base import (
     TextEnd,
     ThinkingDelta,
 )
-from clawmode.redaction import KnownSecrets
 from clawmode.tasks import must_propagate
+from clawmode.text import KnownSecrets
 from clawmode.types import JsonObject
 
 if TYPE_CHECKING:
@@ -69,13 +69,16 @@ class AnswerReader:
         try:
             with anyio.CancelScope(deadline=anyio.current_time() + idle) as watchdog:
                 async with model.stream(request) as events:
-                    async for event in self._watched(events, watchdog, idle):
+                    async for event in events:
+                        # Only the model's silence counts, not the time that the event takes here.
+                        watchdog.deadline = math.inf
                         self._pass_on(event)
                         if isinstance(event, MessageEnd):
                             return event.message
                         if self._chars > MAX_ANSWER_CHARS:
                             text = f"wrote more than {MAX_ANSWER_CHARS} characters without an end"
                             raise ModelError("garbage", f"{name} {text}")
+                        watchdog.deadline = anyio.current_time() + idle
         except ModelError:
             raise
         except BaseException as error:
@@ -99,15 +102,6 @@ class AnswerReader:
         return AssistantMessage(
             content=(Text(text),), provider=model.provider, model=model.name, stop="aborted"
         )
-
-    async def _watched(
-        self, events: AsyncIterator[ModelEvent], watchdog: anyio.CancelScope, idle: float
-    ) -> AsyncIterator[ModelEvent]:
-        async for event in events:
-            # Only the model's silence counts, not the time that the event takes here.
-            watchdog.deadline = math.inf
-            yield event
-            watchdog.deadline = anyio.current_time() + idle
 
     def _pass_on(self, event: ModelEvent) -> None:
         self.heard = True

@@ -3,9 +3,10 @@
 Each of them waits for the session's run to end, and keeps other runs out meanwhile.
 """
 
+import logging
 import uuid
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING
 
 import anyio
@@ -14,15 +15,19 @@ from clawmode.agent.compaction import CompactionResult, Compactor
 from clawmode.agent.hooks import SessionEvent
 from clawmode.agent.lanes import Lanes
 from clawmode.agent.requests import AgentRequest, Resolver
+from clawmode.code_mode.state import session_of
 from clawmode.context import RunContext
+from clawmode.exceptions import StoreUnavailable
 from clawmode.messages import AssistantMessage
 from clawmode.sessions.entries import TranscriptError
 from clawmode.sessions.store import Session, SessionStore
 from clawmode.sessions.transcript import open_session
-from clawmode.tools.hooks import Hooks
+from clawmode.types import dataclass
 
 if TYPE_CHECKING:
-    from clawmode.agent.operator_hooks import OperatorHooks
+    from clawmode.agent.run import Resources
+
+logger = logging.getLogger("clawmode.agent")
 
 CleanUp = Callable[[RunContext], Awaitable[None]]
 """Ends the processes that the runs of a session have left running."""
@@ -33,6 +38,7 @@ class SessionCare:
     """Starts, resets, deletes and compacts sessions.
 
     Attributes:
+        shared: The hooks that are told of it, and the store that keeps what programs stored.
         stop: Aborts the running and queued runs of a session.
         clean_up: Ends the processes that a session has left running.
     """
@@ -40,8 +46,7 @@ class SessionCare:
     sessions: SessionStore
     resolver: Resolver
     lanes: Lanes
-    hooks: Hooks
-    operator: "OperatorHooks | None"
+    shared: "Resources"
     stop: Callable[[str], int]
     clean_up: CleanUp | None
     _compacting: dict[str, anyio.CancelScope] = field(
@@ -51,7 +56,7 @@ class SessionCare:
     async def begin(self, session: Session) -> None:
         """Notifies hooks that a session has its first run."""
         event = SessionEvent(key=session.key, id=session.id, agent_id=session.agent_id)
-        await self.hooks.notify("session_start", event)
+        await self.shared.hooks.notify("session_start", event)
         await self._notify_operator("session:start", event)
 
     async def reset(self, session: Session, reason: str = "reset") -> Session:
@@ -104,7 +109,7 @@ class SessionCare:
                             found.summarizer,
                             transcript,
                             session.context(uuid.uuid4().hex),
-                            self.hooks,
+                            self.shared.hooks,
                             lambda stream, data: None,
                         )
                         return await compactor.compact(found.models[0], wishes)
@@ -134,17 +139,22 @@ class SessionCare:
         return run_id
 
     async def _end(self, session: Session, reason: str) -> None:
+        context = session.context("")
         if self.clean_up is not None:
-            await self.clean_up(session.context(""))
+            await self.clean_up(context)
+        try:
+            await self.shared.store.drop_shelves(session_of(context.scope))
+        except StoreUnavailable as error:
+            logger.error("what programs have stored could not be deleted: %s", error)
         event = SessionEvent(
             key=session.key, id=session.id, agent_id=session.agent_id, reason=reason
         )
-        await self.hooks.notify("session_end", event)
+        await self.shared.hooks.notify("session_end", event)
         await self._notify_operator("session:end", event)
 
     async def _notify_operator(self, name: str, event: SessionEvent) -> None:
-        if self.operator is not None and self.operator.has(name):
-            await self.operator.run(
+        if self.shared.operator is not None and self.shared.operator.has(name):
+            await self.shared.operator.run(
                 name,
                 {
                     "sessionKey": event.key,

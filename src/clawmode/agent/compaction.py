@@ -6,7 +6,7 @@ loses its result. The caller holds the session's lock.
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import anyio
 
@@ -14,22 +14,14 @@ from clawmode.agent.events import Stream
 from clawmode.agent.hooks import CompactionEvent
 from clawmode.config.agents import AgentOptions
 from clawmode.context import RunContext
-from clawmode.messages import (
-    Image,
-    Message,
-    Text,
-    Thinking,
-    ToolCall,
-    ToolMessage,
-    UserMessage,
-)
+from clawmode.messages import Image, Message, Text, Thinking, ToolCall, ToolMessage, UserMessage
 from clawmode.models.base import MessageEnd, Model, ModelError, ModelRequest
-from clawmode.sessions.entries import Entry, TranscriptError
+from clawmode.sessions.entries import TranscriptError
 from clawmode.sessions.history import History
 from clawmode.sessions.transcript import Transcript
 from clawmode.tasks import must_propagate
 from clawmode.tools.hooks import Hooks
-from clawmode.types import JsonObject
+from clawmode.types import JsonObject, dataclass
 
 logger = logging.getLogger("clawmode.agent")
 
@@ -105,21 +97,7 @@ def plan(history: History, keep_tokens: int) -> Plan | None:
     if last is not None:
         first_kept = entries[last].data.get("firstKept")
         start = next((n for n in range(last) if entries[n].id == first_kept), last)
-    cut = _first_kept(entries, start, keep_tokens)
-    before = History()
-    for entry in entries[:cut]:
-        before.add(entry)
-    if last is not None and last >= cut:
-        before.add(entries[last])
-    replaced = before.messages()
-    # A summary is not summarized again without new messages.
-    if len(replaced) <= (0 if last is None else 1):
-        return None
-    return Plan(tuple(replaced), entries[cut].id if cut < len(entries) else None)
-
-
-def _first_kept(entries: Sequence[Entry], start: int, keep_tokens: int) -> int:
-    """Returns the position of the first entry that stays verbatim; at least one message does."""
+    # The position of the first entry that stays verbatim; at least one message does.
     kept = 0
     cut = len(entries)
     for number in reversed(range(start, len(entries))):
@@ -132,7 +110,16 @@ def _first_kept(entries: Sequence[Entry], start: int, keep_tokens: int) -> int:
         # A result must not be separated from its call, which comes before it.
         if not isinstance(message, ToolMessage):
             cut = number
-    return cut
+    before = History()
+    for entry in entries[:cut]:
+        before.add(entry)
+    if last is not None and last >= cut:
+        before.add(entries[last])
+    replaced = before.messages()
+    # A summary is not summarized again without new messages.
+    if len(replaced) <= (0 if last is None else 1):
+        return None
+    return Plan(tuple(replaced), entries[cut].id if cut < len(entries) else None)
 
 
 # ---- The summary ----

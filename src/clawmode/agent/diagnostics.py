@@ -12,14 +12,14 @@ of a runtime and checks it at regular intervals. A stalled run is aborted after
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import anyio
 
 from clawmode.agent.events import AgentEvent
 from clawmode.config.operations import Diagnostics
-from clawmode.types import JsonObject
+from clawmode.types import JsonObject, dataclass
 
 if TYPE_CHECKING:
     from clawmode.agent.runtime import AgentRuntime

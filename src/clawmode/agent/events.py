@@ -2,12 +2,14 @@
 
 import time
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from typing import Literal, TypeAlias
+from collections.abc import Callable, Mapping
+from dataclasses import field, replace
+from typing import Any, Literal, TypeAlias
 
+from clawmode.exceptions import ConfigurationError
+from clawmode.records import CAMEL, AnyObject, parse
 from clawmode.tasks import Notifier
-from clawmode.types import JsonObject
+from clawmode.types import JsonObject, dataclass
 
 Stream: TypeAlias = Literal["lifecycle", "assistant", "thinking", "tool", "compaction"]
 
@@ -26,12 +28,22 @@ class AgentEvent:
         data: The content, limited in size and without images.
     """
 
+    __pydantic_config__ = CAMEL
+
     run_id: str
     seq: int
     stream: Stream
-    data: JsonObject
+    data: AnyObject
     session_key: str = ""
     at: float = field(default_factory=time.time)
+
+    @staticmethod
+    def read(value: Mapping[str, Any]) -> "AgentEvent | None":
+        """Reads an event that `to_json` wrote; None if it is of another version of clawmode."""
+        try:
+            return parse(AgentEvent, {**value, "at": value["ts"] / 1000})
+        except (ConfigurationError, KeyError, TypeError):
+            return None
 
     def to_json(self) -> JsonObject:
         """Returns the event as clients receive it."""

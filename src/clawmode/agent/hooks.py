@@ -19,13 +19,14 @@ An answer is the dataclass, or a mapping with the same keys in camelCase.
 import dataclasses
 import logging
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import field, fields, replace
 from typing import Any, TypeVar
 
 from clawmode.context import RunContext
 from clawmode.messages import Message, ToolMessage
+from clawmode.records import to_camel
 from clawmode.tools.hooks import Hooks
-from clawmode.types import JsonObject, JsonValue
+from clawmode.types import JsonObject, JsonValue, dataclass
 
 logger = logging.getLogger("clawmode.hooks")
 
@@ -322,7 +323,7 @@ T = TypeVar("T")
 
 def _read(answer: object, kind: "type[T]") -> "T | None":
     """Parses an answer, which is the dataclass or JSON; None if it is neither."""
-    known = {_camel(it.name): it for it in fields(kind)}  # pyrefly: ignore
+    known = {to_camel(it.name): it for it in fields(kind)}  # pyrefly: ignore
     if isinstance(answer, kind):
         # A dataclass does not check its fields: a hook may have put anything there.
         given = {it.name: getattr(answer, it.name) for it in known.values()}
@@ -343,11 +344,6 @@ def _fits(member: "dataclasses.Field[Any]", value: JsonValue) -> bool:
     if isinstance(member.default, bool):
         return isinstance(value, bool)
     return isinstance(value, str)
-
-
-def _camel(name: str) -> str:
-    first, *rest = name.split("_")
-    return first + "".join(word.capitalize() for word in rest)
 
 
 def _first(chosen: ModelOverride, answer: ModelOverride) -> ModelOverride:

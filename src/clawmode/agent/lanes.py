@@ -3,17 +3,14 @@
 import contextlib
 import os
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import anyio
 
+from clawmode.types import dataclass
+
 MAX_ASIDE = 100
 """Runs that wait for people and do not count as concurrent. The limit bounds their open files."""
-
-
-def default_limit() -> int:
-    """Returns how many runs are in progress concurrently if nothing is configured."""
-    return max(8, 4 * (os.cpu_count() or 1))
 
 
 @dataclass(slots=True)
@@ -67,7 +64,7 @@ class Lanes:
     """
 
     def __init__(self, limit: int = 0) -> None:
-        self._shared = anyio.Semaphore(limit or default_limit())
+        self._shared = anyio.Semaphore(limit or max(8, 4 * (os.cpu_count() or 1)))
         self._aside = anyio.Semaphore(MAX_ASIDE)
         self._lanes: dict[str, _Lane] = {}
 

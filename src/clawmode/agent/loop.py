@@ -7,7 +7,7 @@ it came.
 import json
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Protocol
 
 import anyio
@@ -18,24 +18,12 @@ from clawmode.agent.events import Stream
 from clawmode.agent.prompt import Prompt
 from clawmode.agent.run import AgentRun, idle_limit
 from clawmode.agent.toolbox import ABORTED, Toolbox, fail
-from clawmode.messages import (
-    AssistantMessage,
-    Message,
-    Text,
-    ToolCall,
-    ToolMessage,
-)
-from clawmode.models.base import (
-    FINAL,
-    RETRYABLE,
-    Model,
-    ModelError,
-    ModelRequest,
-)
-from clawmode.redaction import KnownSecrets
+from clawmode.messages import AssistantMessage, Message, Text, ToolCall, ToolMessage
+from clawmode.models.base import FINAL, RETRYABLE, Model, ModelError, ModelRequest
 from clawmode.sessions.sanitize import bounded, bounded_parts
 from clawmode.tasks import backoff, must_propagate
-from clawmode.types import JsonObject
+from clawmode.text import KnownSecrets, shorten
+from clawmode.types import JsonObject, dataclass
 
 logger = logging.getLogger("clawmode.agent")
 
@@ -223,7 +211,7 @@ class Loop:
                 self._heard = reader.heard
                 run.errors[error.kind] += 1
                 run.requests += error.sent
-                note: JsonObject = {"error": error.kind, "text": str(error)[:500]}
+                note: JsonObject = {"error": error.kind, "text": shorten(str(error), 500)}
                 self.sink.trace("model.failed", {**note, "attempt": attempt})
                 wanted = error.retry_after or 0.0
                 # Instead of a long wait, a fallback is asked.
@@ -281,6 +269,8 @@ class Loop:
         try:
             result = await self.toolbox.call(call)
             end = {"isError": result.is_error, "result": bounded_parts(result.content)}
+            if result.details is not None:
+                end["details"] = bounded(result.details)
             return result
         except BaseException as error:
             if must_propagate(error):

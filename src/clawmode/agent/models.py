@@ -1,8 +1,6 @@
 """`ModelPool`: models by name, by the providers of a configuration, each of them opened once."""
 
-import importlib
-import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +18,7 @@ from clawmode.models.providers import (
     ModelSettings,
     ProviderSettings,
     complete,
+    load_sdk,
     open_provider,
 )
 
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
     from clawmode.models.direct import Provider
 
 
-LIBRARY = "clawmode.models.direct"
 MAX_FOUND = 100
 
 
@@ -72,11 +70,13 @@ class ModelPool:
         self._providers.clear()
         self._found.clear()
 
-    async def prepare(self) -> None:
-        """Imports the library that `find` needs in a thread, because that takes seconds."""
-        if not self._given and LIBRARY not in sys.modules:
-            with suppress(ImportError):  # `find` raises an error that says what is missing
-                await anyio.to_thread.run_sync(importlib.import_module, LIBRARY)
+    async def prepare(self, names: Iterable[str]) -> None:
+        """Imports the libraries that `find` needs in a thread, because that takes seconds."""
+        for name in names:
+            with suppress(ConfigurationError):  # `find` raises the same error
+                found = None if name in self._found else self.settings(name)
+                if found is not None and found.api is not None:
+                    await anyio.to_thread.run_sync(load_sdk, found.api)
 
     def find(self, text: str) -> Model:
         """Returns the model with a name, `provider/model`.

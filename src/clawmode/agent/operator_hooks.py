@@ -14,18 +14,15 @@ import os
 import re
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from clawmode.agent.operator_scripts import Program, PythonFile, Script, ScriptError
 from clawmode.agent.prompt import MAX_FILE_CHARS, MAX_TOTAL_CHARS, BootstrapFile
 from clawmode.config.operations import InternalHook, InternalHooks
 from clawmode.exceptions import ConfigurationError, ConfigWarning
-from clawmode.records import (
-    join,
-)
-from clawmode.text import show, without_surrogates
-from clawmode.types import JsonObject, JsonValue
+from clawmode.records import join
+from clawmode.text import shorten, show, without_surrogates
+from clawmode.types import JsonObject, JsonValue, dataclass
 
 logger = logging.getLogger("clawmode.hooks")
 
@@ -267,5 +264,5 @@ def _messages(answer: JsonObject) -> list[str] | None:
     texts = [text for text in messages if isinstance(text, str)]
     if len(texts) != len(messages):
         return None
-    kept = [without_surrogates(text)[:MAX_MESSAGE_CHARS] for text in texts if text.strip()]
+    kept = [shorten(without_surrogates(text), MAX_MESSAGE_CHARS) for text in texts if text.strip()]
     return kept[:MAX_MESSAGES]

@@ -18,7 +18,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -27,19 +27,18 @@ from anyio.abc import ByteReceiveStream, Process
 
 from clawmode.exceptions import ClawmodeError, message_of
 from clawmode.redaction import Redactor
-from clawmode.tasks import must_propagate
-from clawmode.types import JsonObject, copy_json
+from clawmode.tasks import GONE, close_pipes, exited, must_propagate, signal_group
+from clawmode.text import shorten
+from clawmode.types import JsonObject, copy_json, dataclass, refuse_constant
 
 MAX_ANSWER = 1 << 20
 MAX_STDERR = 4_096
 MAX_REASON = 500
-POLL = 0.01
 DRAIN_SECONDS = 0.5
 """How long the rest of the output is read after a program has exited."""
 
 PASSED_ON = ("PATH", "HOME", "LANG")
 
-GONE = (OSError, anyio.BrokenResourceError, anyio.ClosedResourceError)
 
 _numbers = itertools.count(1)
 
@@ -69,16 +68,12 @@ def parse_answer(text: bytes) -> JsonObject:
     if not text.strip():
         return {}
     try:
-        value = json.loads(text, parse_constant=_refuse)
+        value = json.loads(text, parse_constant=refuse_constant)
     except (ValueError, RecursionError):
         raise ScriptError("its answer is not JSON") from None
     if not isinstance(value, dict):
         raise ScriptError("its answer is not a JSON object")
     return value
-
-
-def _refuse(constant: str) -> None:
-    raise ValueError(constant)
 
 
 # ---- Programs ----
@@ -112,7 +107,15 @@ class Program:
                 await exchange.end()
         if scope.cancelled_caught:
             raise ScriptError(f"it took longer than {self.seconds:g} s, and was killed")
-        return self._answer(exchange)
+        if exchange.too_much:
+            raise ScriptError(f"it wrote more than {MAX_ANSWER} bytes, and was killed")
+        code = exchange.process.returncode
+        if code != 0:
+            how = f"was killed by signal {-code}" if code and code < 0 else f"exited with {code}"
+            last = bytes(exchange.stderr).decode("utf-8", "replace").strip().splitlines()[-1:]
+            said = Redactor(self.env.values()).text("".join(last))[:MAX_REASON]
+            raise ScriptError(f"it {how}" + (f": {said}" if said else ""))
+        return parse_answer(bytes(exchange.stdout))
 
     async def _start(self) -> Process:
         ours = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
@@ -130,17 +133,6 @@ class Program:
     def _program(self) -> str:
         return os.path.expanduser(self.argv[0])
 
-    def _answer(self, exchange: "_Exchange") -> JsonObject:
-        if exchange.too_much:
-            raise ScriptError(f"it wrote more than {MAX_ANSWER} bytes, and was killed")
-        code = exchange.process.returncode
-        if code != 0:
-            how = f"was killed by signal {-code}" if code and code < 0 else f"exited with {code}"
-            last = bytes(exchange.stderr).decode("utf-8", "replace").strip().splitlines()[-1:]
-            said = Redactor(self.env.values()).text("".join(last))[:MAX_REASON]
-            raise ScriptError(f"it {how}" + (f": {said}" if said else ""))
-        return parse_answer(bytes(exchange.stdout))
-
 
 class _Exchange:
     """The input and output of one process."""
@@ -157,7 +149,7 @@ class _Exchange:
             tasks.start_soon(self._write, data)
             tasks.start_soon(self._listen, self.process.stdout, self._take_answer)
             tasks.start_soon(self._listen, self.process.stderr, self._take_error)
-            await self._exited()
+            await exited(self.process)
             self._kill()  # the children that it left behind
             # A child that left the group may hold the pipes open for ever.
             tasks.cancel_scope.deadline = anyio.current_time() + DRAIN_SECONDS
@@ -165,25 +157,11 @@ class _Exchange:
     async def end(self) -> None:
         """Kills the process and its children."""
         self._kill()
-        with anyio.move_on_after(DRAIN_SECONDS):
-            await self._exited()
-        # A child that left the group may hold a pipe; asyncio would wait for it, and warn.
-        transport = getattr(getattr(self.process, "_process", None), "_transport", None)
-        if transport is not None:
-            with contextlib.suppress(PermissionError):
-                transport.close()
-
-    async def _exited(self) -> None:
-        # Polled, because `wait` also waits for the pipes.
-        while True:
-            if self.process.returncode is not None:
-                return
-            await anyio.sleep(POLL)
+        await exited(self.process, DRAIN_SECONDS)
+        close_pipes(self.process)
 
     def _kill(self) -> None:
-        # The leader's pid names the group as long as the group has a process.
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.process.pid, signal.SIGKILL)
+        signal_group(self.process, signal.SIGKILL)
 
     async def _write(self, data: bytes) -> None:
         assert self.process.stdin is not None
@@ -245,10 +223,19 @@ class PythonFile:
             if must_propagate(error):
                 raise
             reason = Redactor().text(f"{type(error).__name__}: {message_of(error)}")
-            raise ScriptError(reason[:MAX_REASON]) from None
+            raise ScriptError(shorten(reason, MAX_REASON)) from None
         if scope.cancelled_caught:
             raise ScriptError(f"it took longer than {self._seconds:g} s")
-        return _as_json(answer)
+        # The same limits apply as to the output of a program.
+        if answer is None:
+            return {}
+        try:
+            text = json.dumps(answer, allow_nan=False).encode()
+        except (TypeError, ValueError, RecursionError):
+            raise ScriptError(f"its answer is not JSON but {type(answer).__name__}") from None
+        if len(text) > MAX_ANSWER:
+            raise ScriptError(f"its answer is over {MAX_ANSWER} bytes")
+        return parse_answer(text)
 
     async def _call(self, event: JsonObject) -> Any:
         async with self._loading:
@@ -305,18 +292,5 @@ class PythonFile:
             # In a task, StopIteration, SystemExit and CancelledError have a meaning of their own.
             if isinstance(error, Exception) and not isinstance(error, StopIteration):
                 raise error
-            raise ScriptError(f"{type(error).__name__}: {message_of(error)}"[:MAX_REASON])
+            raise ScriptError(shorten(f"{type(error).__name__}: {message_of(error)}", MAX_REASON))
         return outcome[0]
-
-
-def _as_json(answer: object) -> JsonObject:
-    """Converts the return value of a function; the same limits apply as to a program's output."""
-    if answer is None:
-        return {}
-    try:
-        text = json.dumps(answer, allow_nan=False).encode()
-    except (TypeError, ValueError, RecursionError):
-        raise ScriptError(f"its answer is not JSON but {type(answer).__name__}") from None
-    if len(text) > MAX_ANSWER:
-        raise ScriptError(f"its answer is over {MAX_ANSWER} bytes")
-    return parse_answer(text)

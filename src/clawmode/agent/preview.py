@@ -10,7 +10,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import anyio
@@ -22,7 +22,7 @@ from clawmode.models.base import ToolDefinition
 from clawmode.sessions.keys import UnknownSession, session_key
 from clawmode.sessions.store import Session, SessionStore
 from clawmode.sessions.transcript import open_session
-from clawmode.types import JsonObject, JsonValue
+from clawmode.types import JsonObject, JsonValue, dataclass
 
 NOWHERE = Path("nowhere")
 """The transcript of a session that does not exist."""

@@ -7,14 +7,14 @@ tell the agent who it is and for whom it works.
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 
 from clawmode.agent.hooks import PromptAdditions
 from clawmode.agent.skills import Skills
 from clawmode.messages import Message, Text, UserMessage
 from clawmode.models.base import ToolDefinition
-from clawmode.types import JsonObject, JsonValue
+from clawmode.types import JsonObject, JsonValue, dataclass
 
 BASE = (
     "You are an agent that works for a person by calling tools. Do what is asked with as few "

@@ -2,12 +2,12 @@
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from clawmode.config.agents import AgentOptions
 from clawmode.messages import AssistantMessage, Message, Thinking, ToolMessage
 from clawmode.text import shorten
-from clawmode.types import JsonObject
+from clawmode.types import JsonObject, dataclass
 
 SILENT = ("NO_REPLY", "no_reply")
 """The whole text of a reply by which a model says that nothing is to be sent."""
@@ -87,7 +87,7 @@ def shape(
 def _payloads(message: Message, sent: SentMessages, how: AgentOptions) -> Iterable[JsonObject]:
     if isinstance(message, ToolMessage) and how.verbose != "off":
         full = how.verbose == "full"
-        text = message.text[:MAX_FULL_CHARS] if full else _summary(message)
+        text = shorten(message.text, MAX_FULL_CHARS) if full else _summary(message)
         failed = "failed: " if message.is_error else ""
         yield {"kind": "tool", "text": f"{message.name}: {failed}{text}"}
     if not isinstance(message, AssistantMessage):

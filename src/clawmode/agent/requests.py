@@ -1,6 +1,6 @@
 """`AgentRequest`, the `ResolvedRequest` that it comes to, and the `RunResult`: plain data."""
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
@@ -10,7 +10,7 @@ from clawmode.messages import Image
 from clawmode.models.base import ErrorKind, Model, ThinkingLevel
 from clawmode.tools.policy import Policy
 from clawmode.tools.tool import Tool
-from clawmode.types import JsonObject, JsonValue
+from clawmode.types import JsonObject, JsonValue, dataclass
 
 # Nearly every module of the agent imports this one, so it imports none of them.
 if TYPE_CHECKING:

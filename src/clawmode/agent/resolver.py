@@ -88,7 +88,6 @@ class ConfigResolver:
             own["trace"] = "on" if request.trace else "off"
         own = {name: value for name, value in own.items() if value is not None}
         agent = agent.model_copy(update=own) if own else agent
-        await self._models.prepare()
         first = request.model or session.model or agent.model.primary
         if not first:
             raise ConfigurationError(
@@ -98,6 +97,7 @@ class ConfigResolver:
                 expected="provider/model",
             )
         names = dict.fromkeys((first, *agent.model.fallbacks))
+        await self._models.prepare(filter(None, (*names, agent.compaction.model)))
         models = tuple(self._models.find(name) for name in names)
         main = session.key == session_key(None, agent.id)
         mode = agent.sandbox.mode

@@ -9,7 +9,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import anyio
@@ -35,7 +35,7 @@ from clawmode.tasks import Notifier
 from clawmode.tools.approvals import Approvals
 from clawmode.tools.hooks import Hooks
 from clawmode.tools.tool import Tool
-from clawmode.types import JsonObject, JsonValue
+from clawmode.types import JsonObject, JsonValue, dataclass
 
 if TYPE_CHECKING:
     from clawmode.agent.operator_hooks import OperatorHooks

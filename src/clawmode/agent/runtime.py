@@ -32,6 +32,7 @@ from clawmode.agent.turn import carry_out, choose_model, preview
 from clawmode.catalog.namespaces import NamespaceRegistry
 from clawmode.code_mode.code_mode import CodeMode
 from clawmode.code_mode.sqlite_store import SqliteStore
+from clawmode.code_mode.stores import SnapshotStore
 from clawmode.exceptions import ClawmodeError, ConfigurationError, NotOpen, message_of
 from clawmode.redaction import KnownSecrets, Redactor
 from clawmode.sandbox.pool import Pool
@@ -61,7 +62,9 @@ class AgentRuntime:
     Args:
         resolver: Resolves requests by the configuration.
         sessions: The index of sessions.
-        state: The state folder, in which parked cells are kept.
+        state: The state folder.
+        store: Keeps parked cells, and is closed by whoever opened it; by default, a file in the
+            state folder keeps them.
         tools: The tools of every run.
         own: Makes the tools that a run has for itself, for its workspace and its session.
         clean_up: Ends the processes of a session when the session ends.
@@ -76,8 +79,7 @@ class AgentRuntime:
         secrets: Values that are redacted in trajectories, besides what looks like a secret.
 
     Attributes:
-        on_accept: Awaited with every run before it is started. If it raises, the run is not
-            started, and `start` raises the exception.
+        on_accept: Awaited before a run starts. If it raises, nothing runs, and `start` raises that.
         known: The secrets, for those who redact what leaves the process.
     """
 
@@ -87,6 +89,7 @@ class AgentRuntime:
         resolver: Resolver,
         sessions: SessionStore,
         state: Path,
+        store: SnapshotStore | None = None,
         tools: Iterable[Tool] = (),
         own: Callable[[AgentRun], tuple[Tool, ...]] = lambda run: (),
         clean_up: CleanUp | None = None,
@@ -104,9 +107,9 @@ class AgentRuntime:
         self.approvals = approvals or Approvals()
         self.hooks = hooks or Hooks()
         self.on_accept: Callable[[AgentRun], Awaitable[None]] | None = None
-        self._resolver = resolver
-        self._owns_pool = pool is None
-        self.store = SqliteStore(state)
+        self._owns_pool, self.pool = pool is None, pool or Pool()
+        self._own_stores = [] if store else [SqliteStore(state)]
+        self._resolver, self.store = resolver, store or self._own_stores[0]
         self._shared = Resources(
             tools=tuple(tools),
             own=own,
@@ -117,7 +120,7 @@ class AgentRuntime:
             approvals=self.approvals,
             namespaces=namespaces,
             store=self.store,
-            pool=pool or Pool(),
+            pool=self.pool,
             secrets=tuple(secrets),
         )
         self._redactor = Redactor(self._shared.secrets)
@@ -127,8 +130,7 @@ class AgentRuntime:
             sessions=sessions,
             resolver=resolver,
             lanes=self._lanes,
-            hooks=self.hooks,
-            operator=operator,
+            shared=self._shared,
             stop=self.stop,
             clean_up=clean_up,
         )
@@ -138,7 +140,7 @@ class AgentRuntime:
     async def __aenter__(self) -> "AgentRuntime":
         async with contextlib.AsyncExitStack() as opened:
             if self._owns_pool:
-                await opened.enter_async_context(self._shared.pool)
+                await opened.enter_async_context(self.pool)
             await self._life.open()
             opened.pop_all()
         return self
@@ -150,8 +152,9 @@ class AgentRuntime:
             for run in self._runs.values():
                 run.ended.set()  # for those who wait for a run that was left unfinished
             if self._owns_pool:
-                await self._shared.pool.aclose()
-            self.store.close()
+                await self.pool.aclose()
+            for own in self._own_stores:
+                own.close()
 
     async def _end(self, tasks: TaskGroup) -> None:
         # Runs are not aborted but left unfinished, so that another process can resume them.
@@ -280,11 +283,8 @@ class AgentRuntime:
 
     def under_way(self, session_key: str) -> list[AgentRun]:
         """Returns the running and queued runs of a session."""
-        return [
-            run
-            for run in self._runs.values()
-            if run.session.key == session_key and not run.ended.is_set()
-        ]
+        found = (run for run in self._runs.values() if run.session.key == session_key)
+        return [run for run in found if not run.ended.is_set()]
 
     async def resolve(self, request: AgentRequest, session: Session) -> ResolvedRequest:
         """Returns what a request comes to.

@@ -4,10 +4,11 @@ Every call of a tool is made by the run's executor, whichever control led to it.
 """
 
 import difflib
+import json
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING
 
 from clawmode.agent.tool_directory import (
@@ -19,8 +20,7 @@ from clawmode.agent.tool_directory import (
 from clawmode.agent.tool_search import CONTROLS, ToolSearch
 from clawmode.agent.tool_search_code import NAME, SearchCode
 from clawmode.agent.toolbox import Toolbox, execute, fail, shorten
-from clawmode.catalog.catalog import MAX_NAME, Control, ControlRefused, exposed_name
-from clawmode.code_mode.results import compact
+from clawmode.catalog.controls import MAX_NAME, Control, ControlRefused, exposed_name
 from clawmode.config.tools import SearchMode, ToolSearchConfig
 from clawmode.context import RunContext
 from clawmode.messages import Text, ToolCall, ToolMessage
@@ -29,7 +29,7 @@ from clawmode.sandbox.pool import Pool
 from clawmode.text import without_surrogates
 from clawmode.tools.executor import Call, Executor
 from clawmode.tools.tool import Tool
-from clawmode.types import JsonObject
+from clawmode.types import JsonObject, dataclass
 
 if TYPE_CHECKING:
     from clawmode.mcp.servers import McpServers
@@ -166,7 +166,7 @@ def _define(control: Control) -> ToolDefinition:
 
 def _answer(call: ToolCall, value: JsonObject) -> ToolMessage:
     # Descriptions come from anywhere, and may contain half of a surrogate pair.
-    text = without_surrogates(compact(value))
+    text = without_surrogates(json.dumps(value, separators=(",", ":"), ensure_ascii=False))
     return ToolMessage(call_id=call.id, name=call.name, content=(Text(shorten(text)),))
 
 

@@ -9,10 +9,16 @@ import hashlib
 import os
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import yaml
+from clawmode.exceptions import naming_extras
+
+if TYPE_CHECKING:
+    import yaml
+
+from clawmode.types import dataclass
 
 FILE = "SKILL.md"
 MAX_SKILLS = 200
@@ -185,10 +191,25 @@ def _front_matter(text: str) -> dict[str, str]:
         raise ValueError(
             f"between the two lines of `---` may be at most {MAX_FRONT_MATTER} characters"
         )
+    with naming_extras():
+        import yaml
+
+    class Loader(yaml.BaseLoader):
+        """Makes texts of all scalars, and rejects YAML that could grow or make other objects."""
+
+        def compose_node(self, parent: "yaml.Node | None", index: int) -> "yaml.Node | None":
+            event = self.peek_event()
+            if any(getattr(event, name, None) for name in ("anchor", "tag")):
+                raise ValueError(
+                    f"line {event.start_mark.line + 1}: anchors (&), aliases (*) and tags (!) of "
+                    "YAML are not supported; write a text that begins with one of these in quotes"
+                )
+            return super().compose_node(parent, index)
+
     try:
         if head.count("[") + head.count("{") > MAX_BRACKETS:
             raise RecursionError  # the scanner takes seconds before it runs into its own limit
-        found = yaml.load(head, _Loader)  # noqa: S506 - a BaseLoader makes texts, lists and dicts
+        found = yaml.load(head, Loader)  # noqa: S506 - a BaseLoader makes texts, lists and dicts
     except RecursionError:
         raise ValueError("the YAML between the two lines of `---` is nested too deeply") from None
     except yaml.YAMLError:
@@ -199,16 +220,3 @@ def _front_matter(text: str) -> dict[str, str]:
         }
     fields = found if isinstance(found, dict) else {}
     return {key: value for key, value in fields.items() if isinstance(value, str)}
-
-
-class _Loader(yaml.BaseLoader):
-    """Makes texts of all scalars, and rejects YAML that could grow or make other objects."""
-
-    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        event = self.peek_event()
-        if any(getattr(event, name, None) for name in ("anchor", "tag")):
-            raise ValueError(
-                f"line {event.start_mark.line + 1}: anchors (&), aliases (*) and tags (!) of YAML "
-                "are not supported; write a text that begins with one of these in quotes"
-            )
-        return super().compose_node(parent, index)

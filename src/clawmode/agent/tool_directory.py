@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from clawmode.catalog.catalog import CONTROL_NAMES, exposed_name
+from clawmode.catalog.controls import CONTROL_NAMES, exposed_name
 from clawmode.exceptions import DuplicateTool
 from clawmode.text import plain_line
 from clawmode.tools.rules import safe_server_name
@@ -53,12 +53,12 @@ _SERVERS = "Tools of these MCP servers are found with tool_search: {}."
 # ---- The text ----
 
 
-def directory_text(tools: Iterable[Tool], max_chars: int = MAX_CHARS) -> str:
+def directory_text(tools: Iterable[Tool]) -> str:
     """Returns the directory for the prompt; empty if there are no tools."""
     entries = list(tools)
     listed = {exposed_name(tool): tool for tool in entries if tool.trusted}
     servers = _servers(entries)
-    room = max_chars - len(_HEAD) - len(servers) - len(_MORE) - 16
+    room = MAX_CHARS - len(_HEAD) - len(servers) - len(_MORE) - 16
     lines = _fit(dict(sorted(listed.items())), room)
     if not lines and not listed:
         return servers

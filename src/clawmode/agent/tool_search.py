@@ -9,31 +9,26 @@ that deviate from the schema are accepted if only one meaning is possible; every
 import json
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import anyio
 
-from clawmode.catalog.catalog import (
-    CONTROL_NAMES,
-    MAX_NAME,
-    Catalog,
-    Control,
-    ControlRefused,
-    exposed_name,
-)
+from clawmode.catalog.catalog import Catalog
+from clawmode.catalog.controls import CONTROL_NAMES, MAX_NAME, Control, ControlRefused, exposed_name
 from clawmode.catalog.vectors import choose_ranker
 from clawmode.code_mode.telemetry import Telemetry
 from clawmode.config.tools import TOOL_SEARCH_DEFAULTS, SearchMode, ToolSearchConfig
 from clawmode.exceptions import ToolLookupError, UnknownTool
 from clawmode.text import shorten
 from clawmode.tools.tool import Tool
-from clawmode.types import JsonObject, JsonValue
+from clawmode.types import JsonObject, JsonValue, dataclass
 
 MAX_QUERIES = 8
 """The number of searches in one `tool_search`."""
 
 MAX_QUERY_CHARS = 1000
 MAX_DESCRIPTION_CHARS = 400
+MAX_WORDS = 16  # of those that no tool has
 """Of one entry in a search result; `tool_describe` returns the whole text."""
 
 IDS = ("id", "toolId", "tool_id", "tool", "name")
@@ -155,8 +150,10 @@ class ToolSearch:
             description = " ".join(str(entry["description"]).split())
             tools.append({**entry, "description": shorten(description, MAX_DESCRIPTION_CHARS)})
         if not tools:
-            self.telemetry.miss(self.catalog.unmatched(query[:MAX_QUERY_CHARS]))
-            return {"tools": tools, "note": "Nothing matches: use other words."}
+            words = self.catalog.unmatched(query[:MAX_QUERY_CHARS])
+            self.telemetry.miss(words)
+            note = "Nothing matches: use other words."
+            return {"tools": tools, "note": note, "unmatched": list[JsonValue](words[:MAX_WORDS])}
         return {"tools": tools}
 
     def describe(self, given: JsonValue) -> JsonObject:

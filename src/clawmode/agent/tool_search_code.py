@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import anyio
 from anyio.abc import TaskGroup
 
-from clawmode.catalog.catalog import Control, ControlRefused
+from clawmode.catalog.controls import Control, ControlRefused
 from clawmode.catalog.mcp_namespace import McpNamespace
 from clawmode.catalog.namespace_runtime import NamespaceRuntime
 from clawmode.catalog.namespaces import NamespaceContext
@@ -111,7 +111,7 @@ class SearchCode(TaskOwner):
         """Returns a bridge to the catalog alone, so that a worker's other requests fail."""
         none = NamespaceRuntime((), (), NamespaceContext(self._context, self.config))
         catalog, miss = self._search.catalog, self._search.telemetry.miss
-        return Bridge(catalog, none, McpNamespace(()), self.config, miss)
+        return Bridge(catalog, none, McpNamespace(()), self.config, miss, shows_calls=False)
 
     def refresh(self) -> None:
         """Shows running bodies the new catalog after `ToolSearch.offer`."""
@@ -124,7 +124,7 @@ class SearchCode(TaskOwner):
 
     async def _closing(self) -> None:
         with anyio.CancelScope(shield=True):
-            await self._driver.abort_all()
+            await self._driver.exits.abort_all()
 
     async def unavailable(self) -> str | None:
         """Runs an empty body; returns why that failed, or None if it succeeded."""
@@ -149,7 +149,12 @@ class SearchCode(TaskOwner):
         Raises:
             ControlRefused: The arguments contain no body, or one that is too large.
         """
-        cell = Cell(call_id, self.config.max_output_bytes, Start(_body_of(given), "javascript"))
+        code = given.get("code") if isinstance(given, dict) else None
+        if not isinstance(code, str) or not code.strip():
+            raise ControlRefused("invalid_input", "`code` is missing: the body, a string.")
+        if len(code.encode("utf-8", "replace")) > MAX_SOURCE:
+            raise ControlRefused("invalid_input", f"`code` is over {MAX_SOURCE} bytes.")
+        cell = Cell(call_id, self.config.max_output_bytes, Start(code, "javascript"))
         try:
             outcome = await self._drive(cell, self.config.timeout_ms / 1000)
         except SandboxError as error:
@@ -186,12 +191,3 @@ def _without_telemetry(result: CodeModeResult) -> JsonObject:
     made = result.to_json()
     del made["telemetry"]
     return made
-
-
-def _body_of(given: JsonValue) -> str:
-    code = given.get("code") if isinstance(given, dict) else None
-    if not isinstance(code, str) or not code.strip():
-        raise ControlRefused("invalid_input", "`code` is missing: the body, a string.")
-    if len(code.encode("utf-8", "replace")) > MAX_SOURCE:
-        raise ControlRefused("invalid_input", f"`code` is over {MAX_SOURCE} bytes.")
-    return code

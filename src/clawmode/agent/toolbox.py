@@ -8,10 +8,9 @@ turned into the message that the model reads. An error in any of these steps is 
 import difflib
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from clawmode.catalog.catalog import (
+from clawmode.catalog.controls import (
     EXEC,
     MAX_NAME,
     SEARCH_CODE,
@@ -20,7 +19,7 @@ from clawmode.catalog.catalog import (
     exposed_name,
     is_control,
 )
-from clawmode.code_mode.results import compact
+from clawmode.code_mode.results import compact, take_images
 from clawmode.config.tools import SearchMode, ToolSettings
 from clawmode.context import RunContext
 from clawmode.exceptions import DuplicateTool
@@ -28,8 +27,8 @@ from clawmode.messages import Image, Text, ToolCall, ToolMessage
 from clawmode.models.base import ToolDefinition
 from clawmode.tools.executor import Call, Executor, ToolFailure
 from clawmode.tools.policy import Policy
-from clawmode.tools.tool import Tool, ToolResult
-from clawmode.types import JsonObject, JsonValue
+from clawmode.tools.tool import Tool
+from clawmode.types import JsonObject, JsonValue, dataclass
 
 if TYPE_CHECKING:
     from clawmode.code_mode.code_mode import CodeMode
@@ -156,9 +155,8 @@ class CodeModeTools(Toolbox):
 
     def gist(self, result: ToolMessage) -> str:
         # Ids and counters differ in each result, also if the program did the same again.
-        try:
-            said = json.loads(result.text)
-        except ValueError:
+        said = result.details
+        if not isinstance(said, dict):
             return result.text
         return json.dumps([said.get(key) for key in ("status", "value", "output", "error")])
 
@@ -168,12 +166,16 @@ class CodeModeTools(Toolbox):
                 f"There is no tool {call.name[:MAX_NAME]!r}: call it from a program, with `exec`."
             )
             return fail(call, text)
-        result = await self._code_mode.call(call.name, call.arguments, call_id=call.id)
+        made = await self._code_mode.call(
+            call.name, call.arguments, call_id=call.id, with_images=True
+        )
+        result, images = take_images(made)
         return ToolMessage(
             call_id=call.id,
             name=call.name,
-            content=(Text(compact(result)),),
+            content=(Text(compact(result)), *(Image(data, kind) for data, kind in images)),
             is_error=result["status"] == "failed",
+            details=result,
         )
 
     def report(self) -> JsonObject:
@@ -240,15 +242,12 @@ async def execute(executor: Executor, call: ToolCall, made: Call) -> ToolMessage
     The two calls differ if the model called a control, such as `tool_call`.
     """
     try:
-        return _message_of(call, made.tool, await executor.call(made))
+        result = await executor.call(made)
     except ToolFailure as failure:
         return fail(call, str(failure), {"code": failure.code})
-
-
-def _message_of(call: ToolCall, tool: Tool, result: ToolResult) -> ToolMessage:
     is_error = False
     content: tuple[Text | Image, ...]
-    if tool.source == "mcp" and isinstance(result.details, dict):
+    if made.tool.source == "mcp" and isinstance(result.details, dict):
         content = _mcp_content(result.details)
         is_error = result.details.get("isError") is True
     elif result.text is not None:
@@ -301,4 +300,4 @@ def shorten(text: str, limit: int = MAX_RESULT_CHARS) -> str:
     """Cuts a text that is too long for a model, and says how much is missing."""
     if len(text) <= limit:
         return text
-    return f"{text[:limit]}\n[{len(text) - limit} more characters were left out]"
+    return f"{text[:limit]}…\n[{len(text) - limit} more characters were left out]"

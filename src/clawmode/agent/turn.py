@@ -22,13 +22,14 @@ from clawmode.agent.replies import SILENT
 from clawmode.agent.run import AgentRun, time_limit
 from clawmode.agent.search_toolbox import SearchSurface, open_search
 from clawmode.agent.toolbox import CodeModeTools, DirectTools, Toolbox
-from clawmode.catalog.catalog import is_control
+from clawmode.catalog.controls import is_control
 from clawmode.code_mode.code_mode import CodeMode
 from clawmode.exceptions import ClawmodeError
 from clawmode.messages import AssistantMessage, Text, UserMessage
 from clawmode.models.debug import debug_flags, log
-from clawmode.redaction import KnownSecrets, Redactor
+from clawmode.redaction import Redactor
 from clawmode.sessions.trajectory import Trajectory, sidecar_path
+from clawmode.text import KnownSecrets
 from clawmode.tools.executor import Executor
 from clawmode.tools.tool import Tool
 from clawmode.types import JsonObject, JsonValue
@@ -163,7 +164,8 @@ def _search(run: AgentRun, executor: Executor) -> AbstractAsyncContextManager[Se
     )
 
 
-def _code_mode(run: AgentRun) -> CodeMode:
+def code_mode_of(run: AgentRun) -> CodeMode:
+    """Returns the code mode of a run whose tools are activated; it is not open yet."""
     shared = run.shared
     return CodeMode(
         tools=(*shared.tools, *run.own, *shared.plugin_tools, *run.request.client_tools),
@@ -180,8 +182,9 @@ def _code_mode(run: AgentRun) -> CodeMode:
 
 
 async def _with_programs(run: AgentRun, recorder: Recorder) -> None:
-    async with _code_mode(run) as code_mode:
+    async with code_mode_of(run) as code_mode:
         code_mode.watch(recorder.watch)
+        code_mode.prefer({call.tool_id for call in run.transcript.nested_calls()})
         code_mode.executor.on_question = run.place.step_aside
         run.programs = code_mode
         toolbox = CodeModeTools(code_mode)
@@ -308,7 +311,7 @@ async def preview(run: AgentRun) -> Preview:
     async with AsyncExitStack() as opened:
         executor = Executor(run.resolved.policy, run.shared.hooks, run.shared.approvals)
         if surface.code_mode:
-            toolbox = CodeModeTools(await opened.enter_async_context(_code_mode(run)))
+            toolbox = CodeModeTools(await opened.enter_async_context(code_mode_of(run)))
         elif surface.search is not None:
             search = await opened.enter_async_context(_search(run, executor))
             toolbox, given = search.toolbox, replace(given, directory=search.directory)

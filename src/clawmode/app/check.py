@@ -19,14 +19,12 @@ from clawmode.agent.models import ModelPool
 from clawmode.agent.operator_hooks import hook_faults
 from clawmode.config import resolve as settings
 from clawmode.config.agents import AgentOptions, Configuration
+from clawmode.config.file import read_secret
 from clawmode.config.tools import ToolRules, ToolSettings
-from clawmode.exceptions import ConfigurationError, ConfigWarning
+from clawmode.exceptions import ConfigurationError, ConfigWarning, MissingExtra, naming_extras
 from clawmode.models.providers import ProviderSettings
 from clawmode.plugins.setup import plugin_faults
-from clawmode.records import (
-    Issue,
-    join,
-)
+from clawmode.records import Issue, join
 from clawmode.sessions.keys import InvalidSession, check_agent_id
 from clawmode.sessions.workspaces import check_workspace
 from clawmode.text import nearest, show
@@ -67,6 +65,8 @@ def examine(
     yield from _jobs(configuration, models)
     yield from _channels(configuration)
     yield from _rules(configuration)
+    if configuration.state is not None:
+        yield from _caught(lambda: _check_database(configuration.state), "state")
     for index, path in enumerate(configuration.skills.load.extra_dirs):
         if not os.path.isdir(os.path.expanduser(path)):
             yield ConfigWarning(f"skills.load.extraDirs[{index}]", "there is no such folder")
@@ -84,6 +84,20 @@ def _caught(make: Callable[[], object], path: str = "") -> Iterator[Configuratio
         else:
             text = str(error).removeprefix(f"{error.path}: ")
             yield ConfigurationError(f"{path}: {text}", path=path, expected=error.expected)
+
+
+def _check_database(address: str | None) -> None:
+    """Raises an error if programs cannot be kept at an address. Does not connect."""
+    try:
+        known = read_secret("state", address)
+    except ConfigurationError:
+        return  # the variable may be set only where programs run, and is reported there
+    try:
+        with naming_extras():
+            from clawmode.postgres.connection import parse
+    except MissingExtra as error:
+        raise ConfigurationError(str(error)) from None
+    parse(known)
 
 
 # ---- Models and keys ----

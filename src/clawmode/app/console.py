@@ -6,11 +6,16 @@ only the functions that need rich import it.
 """
 
 import json
+import logging
 import os
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from getpass import getpass
 
+from clawmode.config.mcp_values import InputField
+from clawmode.exceptions import UnsupportedPlatform
 from clawmode.text import IN_TEXT, escape, one_line
 
 MAX_CELL_CHARS = 400
@@ -80,6 +85,38 @@ def print_stderr(text: str, colour: int = 0) -> None:
         line = f"\x1b[{colour}m{line}\x1b[0m"
     sys.stderr.write(f"{line}\n")
     sys.stderr.flush()
+
+
+def ask_input(asked: InputField) -> str | None:
+    """Asks the user for a value that a configuration leaves open; None without a terminal."""
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return None
+    about = asked.description or asked.id
+    if asked.options:
+        about += f" ({', '.join(asked.options)})"
+    elif asked.default and not asked.hidden:
+        about += f" [{asked.default}]"
+    print_note(f"{one_line(about, MAX_CELL_CHARS)}:")
+    try:
+        # Both prompts are written to stderr or to the terminal: stdout is for results.
+        answer = getpass("> ") if asked.hidden else sys.stdin.readline()
+    except EOFError:
+        return None
+    answer = answer.strip() or asked.default
+    return answer if not asked.options or answer in asked.options else None
+
+
+def forget_keys(source: int) -> None:
+    """Drops keys that were pressed before a question appeared: they must not answer it.
+
+    Raises:
+        UnsupportedPlatform: The operating system cannot drop them.
+    """
+    try:
+        import termios
+    except ImportError:  # on Windows
+        raise UnsupportedPlatform("A question at the terminal") from None
+    termios.tcflush(source, termios.TCIFLUSH)
 
 
 class Progress:
@@ -182,3 +219,51 @@ class ProgramOutput:
             console.print(table)
         # The last column is padded too.
         self.write("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()))
+
+
+# ---- Logs ----
+
+
+def _is_about_servers(record: logging.LogRecord) -> bool:
+    # `open_servers` and calls report a server that cannot be reached.
+    return record.name == "clawmode.mcp" and record.levelno == logging.WARNING
+
+
+class _LogPrinter(logging.Handler):
+    def __init__(
+        self,
+        paused: Callable[[], AbstractContextManager[None]],
+        hides: Callable[[logging.LogRecord], bool],
+    ) -> None:
+        super().__init__()
+        self._paused = paused
+        self._hides = hides
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if self._hides(record):
+            return
+        text = record.getMessage()
+        if record.exc_info and record.exc_info[1] is not None:
+            text += f": {type(record.exc_info[1]).__name__}: {record.exc_info[1]}"
+        with self._paused():
+            print_stderr(f"{record.name}: {text}")
+
+
+@contextmanager
+def printed_logs(
+    paused: Callable[[], AbstractContextManager[None]] = nullcontext,
+    hides: Callable[[logging.LogRecord], bool] = _is_about_servers,
+) -> Iterator[None]:
+    """Prints the log of the block on stderr: one escaped line each, without tracebacks.
+
+    Args:
+        paused: Keeps other output off the terminal.
+        hides: True for a record that the user sees in another way.
+    """
+    logger = logging.getLogger("clawmode")
+    handler = _LogPrinter(paused, hides)
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)

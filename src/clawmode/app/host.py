@@ -6,14 +6,15 @@ plugins, hooks and channels.
 
 from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from clawmode.agent.hooks import AgentHooks, MessageEvent
 from clawmode.agent.models import ModelPool
 from clawmode.agent.operator_hooks import OperatorHooks
 from clawmode.agent.resolver import ConfigResolver
 from clawmode.agent.runtime import AgentRuntime
+from clawmode.app.backends import Backend, open_backend
 from clawmode.app.own_tools import OwnTools
 from clawmode.app.protected_paths import protected_paths
 from clawmode.app.secrets import known_secrets, withheld
@@ -23,12 +24,16 @@ from clawmode.messaging.channel import Channel, Receive
 from clawmode.messaging.inbox import Inbox
 from clawmode.messaging.outbox import Outbox
 from clawmode.messaging.reply_delivery import Delivery, OnChat
-from clawmode.messaging.webhook import WebhookChannel, check_secrets
 from clawmode.plugins.loader import Plugins
 from clawmode.plugins.setup import open_plugins
+from clawmode.sandbox.pool import Pool
 from clawmode.sessions.store import SessionStore
 from clawmode.tools.approvals import Approvals
 from clawmode.tools.hooks import Hooks
+from clawmode.types import dataclass
+
+if TYPE_CHECKING:
+    from clawmode.messaging.webhook import WebhookChannel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +45,7 @@ class Host:
     """
 
     setup: Setup
+    backend: Backend
     runtime: AgentRuntime
     resolver: ConfigResolver
     own: OwnTools
@@ -48,7 +54,7 @@ class Host:
     operator: OperatorHooks
     outbox: Outbox
     inbox: Inbox
-    webhooks: tuple[WebhookChannel, ...]
+    webhooks: "tuple[WebhookChannel, ...]"
 
     @property
     def hooks(self) -> Hooks:
@@ -64,6 +70,7 @@ async def open_host(
     channels: Iterable[Channel] = (),
     on_chat: OnChat = lambda event: None,
     workspace: Path | None = None,
+    pool: Pool | None = None,
 ) -> AsyncIterator[Host]:
     """Opens everything that a setup names, and closes it again at the end of the block.
 
@@ -74,6 +81,7 @@ async def open_host(
         channels: Channels in addition to those of the configuration.
         on_chat: Receives the events for chat clients.
         workspace: The workspace of agents for which the configuration names none.
+        pool: Workers that several hosts share; by default the host has its own.
 
     Raises:
         ConfigurationError: The configuration names something that cannot be opened.
@@ -93,7 +101,10 @@ async def open_host(
         skills = tuple(extensions.plugins.skill_folders)
         narrowed = setup.narrowed
         resolver = ConfigResolver(configuration, models, setup.state, narrowed, skills, workspace)
-        runtime = await _open_runtime(setup, approvals, resolver, extensions, own, opened)
+        backend = await opened.enter_async_context(open_backend(setup))
+        runtime = await _open_runtime(
+            setup, approvals, resolver, extensions, own, opened, pool, backend
+        )
         await opened.enter_async_context(Delivery(runtime, outbox, on_chat))
         inbox = Inbox(
             runtime=runtime,
@@ -108,6 +119,7 @@ async def open_host(
             approvals.on_question = inbox.tell_question
         yield Host(
             setup=setup,
+            backend=backend,
             runtime=runtime,
             resolver=resolver,
             own=own,
@@ -142,8 +154,12 @@ def _extend(setup: Setup, opened: AsyncExitStack) -> _Extensions:
 
 async def _open_webhooks(
     setup: Setup, receive: Receive, opened: AsyncExitStack
-) -> tuple[WebhookChannel, ...]:
+) -> "tuple[WebhookChannel, ...]":
     entries = setup.configuration.channels.items()
+    if not entries:
+        return ()
+    from clawmode.messaging.webhook import WebhookChannel, check_secrets  # imports Starlette
+
     made = [WebhookChannel(name, entry, receive) for name, entry in entries if entry.enabled]
     for error in check_secrets(setup.configuration.channels):
         raise error
@@ -159,6 +175,8 @@ async def _open_runtime(
     extensions: _Extensions,
     own: OwnTools,
     opened: AsyncExitStack,
+    pool: Pool | None,
+    backend: Backend,
 ) -> AgentRuntime:
     configuration, plugins = setup.configuration, extensions.plugins
     servers = None
@@ -171,6 +189,7 @@ async def _open_runtime(
         resolver=resolver,
         sessions=SessionStore(setup.sessions_folder),
         state=setup.state,
+        store=backend.cells,
         tools=setup.tools,
         own=own.for_run,
         clean_up=own.end_session,
@@ -180,6 +199,7 @@ async def _open_runtime(
         operator=extensions.operator,
         approvals=approvals,
         namespaces=plugins.namespaces,
+        pool=pool,
         max_concurrent=settings.max_concurrent(configuration),
         secrets=known_secrets(setup),
     )

@@ -7,14 +7,13 @@ the user has agreed to it, because it decides which programs run.
 
 import shlex
 import sys
-import termios
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from warnings import catch_warnings
 
-from clawmode.app.console import print_stderr
+from clawmode.app.console import ask_input, forget_keys, print_stderr
 from clawmode.app.setup import AGENT, Options, Purpose, Setup, option_of, state_folder
 from clawmode.config import file as config_file
 from clawmode.config import json5
@@ -24,14 +23,11 @@ from clawmode.config.mcp import McpConfig
 from clawmode.config.resolve import Configuration
 from clawmode.config.trust import UntrustedConfiguration, is_trusted, trust, was_trusted
 from clawmode.exceptions import ClawmodeWarning, ConfigurationError, ConfigWarning
-from clawmode.records import (
-    Issue,
-    Issues,
-)
+from clawmode.records import Issue, Issues
 from clawmode.text import one_line
 from clawmode.tools.loading import load_tools
 from clawmode.tools.policy import Policy
-from clawmode.types import JsonValue
+from clawmode.types import JsonObject, JsonValue, dataclass
 
 if TYPE_CHECKING:
     from clawmode.agent.models import ModelPool
@@ -44,14 +40,27 @@ MAX_REACH = 20
 MAX_POLICY_BYTES = 1 << 20
 
 
-def set_up(options: Options, purpose: Purpose = "look") -> Setup:
+def set_up(
+    options: Options,
+    purpose: Purpose = "look",
+    *,
+    folder: Path = config_file.HERE,
+    servers_of_client: JsonObject | None = None,
+) -> Setup:
     """Reads the configuration, the tools and the policy that the options name.
+
+    Args:
+        options: The options of the command.
+        purpose: Why the configuration is read.
+        folder: The working folder, if it is not that of the process.
+        servers_of_client: MCP servers by name that a client brings along, in the usual format. They
+            are used as they are, and take the place of configured servers with the same name.
 
     Raises:
         ConfigurationError: One of these is invalid. For an agent or a gateway, everything that the
             configuration names, such as models and folders, has to exist as well.
     """
-    file = config_file.load(options.config)
+    file = config_file.load(options.config, folder)
     _require_trust(file)
     state = state_folder(options.state)
     configured = _read_configuration(file)
@@ -77,11 +86,16 @@ def set_up(options: Options, purpose: Purpose = "look") -> Setup:
             notes.append(f"{option_of(name)} {limits[name]} is out of range: {used} is used")
     servers = configured.servers.with_broken_entries()
     if options.mcp_config is not None:
-        others = server_config.load(options.mcp_config)
+        others = server_config.load(options.mcp_config, ask=ask_input)
         notes += map(str, others.warnings)
         if others.fatal:
             raise others.fatal[0]
         servers = servers + others.with_broken_entries()
+    if servers_of_client:
+        brought = server_config.read({"mcpServers": servers_of_client}, _PlaceholderEnvironment())
+        notes += map(str, brought.warnings)
+        kept = [server for server in servers if server.name not in servers_of_client]
+        servers = [*kept, *brought.with_broken_entries()]
     layers = settings.policy(
         configured.configuration, AGENT, sandboxed=agent.sandbox.mode == "all"
     ).layers
@@ -94,7 +108,8 @@ def set_up(options: Options, purpose: Purpose = "look") -> Setup:
         configuration=configured.configuration,
         config=config,
         state=state,
-        folder=_folder(file),
+        folder=(folder.absolute() if file.path is None else _folder(file)),
+        here=folder.absolute(),
         notes=notes,
         file=None if file.path is None else file.path.absolute(),
         found_here=file.unnamed,
@@ -147,7 +162,7 @@ def agree(path: str | None) -> tuple[Path, list[str]]:
 def describe_reach(data: Mapping[str, JsonValue]) -> list[str]:
     """Returns one line for each thing that a configuration starts, loads or connects to."""
     found = settings.read(dict(data)).section
-    servers = server_config.read(data, _Unfilled()).servers
+    servers = server_config.read(data, _PlaceholderEnvironment()).servers
     lines = [
         f"MCP server {server.name}: "
         f"{shlex.join((server.command, *server.args)) if server.command else server.url}"
@@ -172,7 +187,7 @@ def describe_reach(data: Mapping[str, JsonValue]) -> list[str]:
     return [*filter(None, [settings.approval_warning(found)]), *lines]
 
 
-class _Unfilled(dict[str, str]):
+class _PlaceholderEnvironment(dict[str, str]):
     """An environment that leaves `${NAME}` as it is: a value could be a secret."""
 
     def get(self, name: str, default: Any = None) -> Any:
@@ -187,8 +202,7 @@ def _confirm(head: str, lines: Sequence[str]) -> bool:
     if len(lines) > MAX_REACH:
         shown.append(f"  | and {len(lines) - MAX_REACH} more")
     print_stderr("\n".join([head, *(shown or ["  | no program, plugin or address"])]))
-    # Keys that were pressed before the question appeared must not answer it.
-    termios.tcflush(sys.stdin, termios.TCIFLUSH)
+    forget_keys(sys.stdin.fileno())
     sys.stderr.write("Use it from now on? [y/N] ")
     sys.stderr.flush()
     return sys.stdin.readline().strip().lower() in ("y", "yes")

@@ -20,7 +20,7 @@ from clawmode.core_tools.exec_policy import ExecGuard
 from clawmode.core_tools.files import FileSettings
 from clawmode.core_tools.places import FileLimits
 from clawmode.core_tools.processes import ShellSessions
-from clawmode.core_tools.shell import ShellSettings, WithheldSecrets
+from clawmode.core_tools.shell import NO_SECRETS, ShellSettings, WithheldSecrets
 from clawmode.core_tools.suite import make_core_tools
 from clawmode.core_tools.web import WebSettings
 from clawmode.exceptions import ToolProblem
@@ -52,7 +52,7 @@ class OwnTools:
         state: Path,
         hooks: Hooks,
         outbox: Outbox | None = None,
-        withheld: WithheldSecrets = WithheldSecrets(),  # noqa: B008 - frozen
+        withheld: WithheldSecrets = NO_SECRETS,
         protected: tuple[Path, ...] = (),
     ) -> None:
         self._configuration = configuration
@@ -144,7 +144,19 @@ class OwnTools:
             """
             run = self._run_of(context)
             to = _destination(run, channel, target, self._options(run.context).message)
-            return await self._send(run, to, text, messageId if action == "edit" else None)
+            assert self._outbox is not None
+            if not text.strip():
+                raise ToolProblem("invalid", "the message is empty")
+            edited = messageId if action == "edit" else ""
+            if action == "edit" and not edited:
+                raise ToolProblem("invalid", "`messageId` is required when `action` is `edit`")
+            key = run.session.key
+            sent = await self._outbox.send(*to, text, session_key=key, edited=edited)
+            if sent.status == "failed":
+                raise ToolProblem("not_sent", f"the message was not sent: {sent.error}")
+            if sent.status == "sent":
+                run.sent.add(sent.text, visible=to == (run.request.channel, run.request.target))
+            return {"status": sent.status, "messageId": sent.message_id, "channel": to[0]}
 
         return (session_status, message) if self._outbox is not None else (session_status,)
 
@@ -154,34 +166,12 @@ class OwnTools:
             raise ToolProblem("not_found", "this call belongs to no conversation")
         return run
 
-    async def _send(
-        self, run: AgentRun, to: tuple[str, str], text: str, edited: str | None
-    ) -> JsonObject:
-        assert self._outbox is not None
-        if not text.strip():
-            raise ToolProblem("invalid", "the message is empty")
-        if edited is None:
-            sent = await self._outbox.send(*to, text, session_key=run.session.key)
-        elif edited:
-            sent = await self._outbox.edit(*to, edited, text, session_key=run.session.key)
-        else:
-            raise ToolProblem("invalid", "`messageId` is required when `action` is `edit`")
-        if sent.status == "failed":
-            raise ToolProblem("not_sent", f"the message was not sent: {sent.error}")
-        if sent.status == "sent":
-            run.sent.add(sent.text, visible=to == (run.request.channel, run.request.target))
-        return {"status": sent.status, "messageId": sent.message_id, "channel": to[0]}
-
     def _options(self, run: RunContext) -> ToolSettings:
         return settings.tools(self._configuration, run.agent_id)
 
     def _rules(self, run: RunContext) -> ExecRules:
         wanted = self._options(run).exec
-        return ExecRules(
-            security=wanted.security,
-            ask=wanted.ask,
-            ask_fallback=wanted.ask_fallback,
-        )
+        return ExecRules(security=wanted.security, ask=wanted.ask, ask_fallback=wanted.ask_fallback)
 
 
 class _CoreSettings(NamedTuple):

@@ -23,7 +23,7 @@ IN_STATE = (
 def protected_paths(setup: Setup) -> tuple[Path, ...]:
     """Returns the files and folders that file tools must not change, existing or not."""
     here, configuration = Path.cwd(), setup.configuration
-    found = [here / NAME, *(setup.state / name for name in IN_STATE)]
+    found = [here / NAME, setup.here / NAME, *(setup.state / name for name in IN_STATE)]
     found += _files(setup.named, here)
     if setup.file is not None:
         found.append(setup.file)

@@ -2,20 +2,25 @@
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from types import NoneType
 
 from clawmode.app.setup import Setup
+from clawmode.config import resolve as settings
 from clawmode.config.agents import KeySource, ProviderEntry
 from clawmode.config.file import variable_names
-from clawmode.config.mcp_entry import secret_arguments
+from clawmode.config.mcp_values import secret_arguments
 from clawmode.config.operations import InstallPolicy, InternalHook
 from clawmode.core_tools.shell import WithheldSecrets
 from clawmode.models.providers import KNOWN
-from clawmode.sections import (
-    Section,
-    is_secret,
-)
-from clawmode.types import JsonValue
+from clawmode.redaction import Redactor
+from clawmode.sections import Section, is_secret
+from clawmode.sessions.export import EXPORTS, export
+from clawmode.sessions.history import History
+from clawmode.sessions.store import Session
+from clawmode.sessions.trajectory import sidecar_path
+from clawmode.sessions.workspaces import workspace_of
+from clawmode.types import JsonObject, JsonValue
 
 MIN_SECRET = 6
 
@@ -89,3 +94,35 @@ def _texts(value: "JsonValue | tuple[str, ...]") -> Iterator[str]:
     items = value.values() if isinstance(value, dict) else value
     for item in () if isinstance(items, (bool, int, float, NoneType)) else items:
         yield from _texts(item)
+
+
+def export_folder(setup: Setup, session: Session) -> Path:
+    """Returns the workspace to which the bundles of a session are exported."""
+    agent = settings.agent(setup.configuration, session.agent_id)
+    return workspace_of(setup.state, agent.id, agent.workspace)
+
+
+def export_session(setup: Setup, session: Session, history: History, name: str) -> JsonObject:
+    """Writes the bundle of a session, without secrets, to a new folder in the agent's workspace.
+
+    Returns:
+        The description of the bundle.
+    """
+    workspace = export_folder(setup, session)
+    bundle = export(
+        history,
+        sidecar_path(session.transcript, session.id),
+        workspace=workspace,
+        name=name or None,
+        redactor=Redactor(known_secrets(setup), workspace=workspace, home=Path.home()),
+    )
+    return {
+        "sessionKey": session.key,
+        "folder": os.fspath(bundle.folder),
+        "name": os.fspath(bundle.folder.relative_to(workspace / EXPORTS)),
+        "files": list[JsonValue](bundle.files),
+        "events": bundle.events,
+        "runtimeEvents": bundle.runtime_events,
+        "skipped": bundle.skipped,
+        "cut": dict(bundle.cut),
+    }

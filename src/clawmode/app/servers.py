@@ -57,11 +57,15 @@ async def open_servers(
 
 
 @asynccontextmanager
-async def start_servers(setup: Setup, *, asks: bool) -> AsyncIterator[McpServers]:
+async def start_servers(
+    setup: Setup, *, asks: bool, principal: str | None = ""
+) -> AsyncIterator[McpServers]:
     """Yields the configured servers, not connected yet; logs what they write to stderr."""
     tokens = setup.state / TOKENS
     with _stderr_log(setup):
-        async with McpServers(setup.servers, asks=asks, tokens=tokens, logs=False) as servers:
+        async with McpServers(
+            setup.servers, asks=asks, tokens=tokens, logs=False, principal=principal
+        ) as servers:
             yield servers
 
 

@@ -8,7 +8,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -20,8 +20,10 @@ from clawmode.code_mode.config import CodeModeConfig
 from clawmode.config.resolve import Configuration
 from clawmode.exceptions import ConfigurationError
 from clawmode.mcp.settings import ServerSettings
+from clawmode.tools.approvals import Mode
 from clawmode.tools.policy import Policy
 from clawmode.tools.tool import Tool
+from clawmode.types import dataclass
 
 AGENT = "main"
 """The agent that runs the cells of `clawmode run`."""
@@ -41,12 +43,12 @@ class Options:
     mcp_config: str | None = None
     policy: str | None = None
     state: str | None = None
-    approve: str | None = None
+    approve: Mode | None = None
     limits: Mapping[str, int] = field(default_factory=dict)
 
-    def resume_command(self, run_id: str) -> str:
-        """Returns the shell command that resumes a cell, for use in the same folder."""
-        words = [*_program(), "wait", run_id]
+    def resume_command(self, *command: str) -> str:
+        """Returns the shell command that resumes a turn with these options, in the same folder."""
+        words = [*_program(), *command]
         for reference in self.tools:
             words += ["--tools", reference]
         for name in ("config", "mcp_config", "policy", "state"):
@@ -72,6 +74,7 @@ class Setup:
         config: The limits of code mode for the agent `main`.
         state: The state folder.
         folder: The base folder of relative paths in the configuration.
+        here: The working folder, in which a configuration file is looked for.
         notes: Warnings for the user, such as values that were out of range.
         file: The configuration file; None if there is none.
         found_here: True if the file was found in the working folder and not named by the user.
@@ -87,6 +90,7 @@ class Setup:
     state: Path
     folder: Path
     notes: list[str]
+    here: Path = field(default_factory=Path.cwd)
     file: Path | None = None
     found_here: bool = False
     named: tuple[str, ...] = ()

@@ -3,36 +3,38 @@
 A `Catalog` is built from the tools that the policy allows, and never changes. Runs share nothing
 here. Lookups skip MCP tools unless the caller includes them: code mode calls MCP tools through the
 `MCP` namespace, and Tool Search treats them like all other tools.
-
-Also the control tools (`EXEC`, `WAIT` and those of Tool Search), which lead to a catalog and are
-never in one.
 """
 
 import hashlib
 import json
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import cached_property
 from typing import get_args
 
-from clawmode.catalog.schema_types import render_line
-from clawmode.catalog.search import Document, Ranker, RankerMaker, SearchIndex, go_by_words
-from clawmode.exceptions import AmbiguousTool, ClawmodeError, DuplicateTool, UnknownTool
+from clawmode.catalog.controls import MAX_NAME, is_control
+from clawmode.catalog.prompt_index import PromptIndex
+from clawmode.catalog.schema_types import render_line, render_result
+from clawmode.catalog.search import (
+    WEAK_STRENGTH,
+    Document,
+    Ranker,
+    RankerMaker,
+    SearchIndex,
+    go_by_words,
+)
+from clawmode.catalog.tables import load_related
+from clawmode.exceptions import AmbiguousTool, DuplicateTool, UnknownTool
 from clawmode.text import quote
 from clawmode.tools.near_names import NearNames
-from clawmode.tools.rules import safe_server_name
-from clawmode.tools.tool import DEFAULT_OWNERS, Tool, ToolContext, ToolSource
+from clawmode.tools.tool import DEFAULT_OWNERS, Tool, ToolSource
 from clawmode.types import JsonObject, JsonText
 
 # `search`, `describe` and `call` are the helpers themselves. The others have a special meaning in
 # JavaScript: assigning `__proto__` replaces the prototype, `await` calls `then`, and JSON calls
 # `toJSON`, so passing `tools` around would call a tool. Such tools can still be called by id.
 UNSAFE_NAMES = frozenset({"search", "describe", "call", "__proto__", "then", "toJSON"})
-
-MAX_NAME = 64
-"""The longest tool name that every provider accepts."""
 
 MAX_LISTED = 10
 MAX_NEAR = 3
@@ -42,60 +44,6 @@ MANY = 1_000
 
 _NOT_IN_IDENTIFIER = re.compile(r"[^A-Za-z0-9_$]")
 _LOOKS_LIKE_ID = re.compile(rf"(?:{'|'.join(get_args(ToolSource))}):[^:]*:", re.IGNORECASE)
-_MORE = "... and {} more, found by tools.search(query)"
-
-
-# ---- Control tools ----
-
-
-def _not_called(given: JsonObject, context: ToolContext) -> None:
-    raise AssertionError("control tools are never called through a catalog")
-
-
-# Compared by identity, because a shell tool may also be named `exec` (with another id).
-EXEC = Tool("exec", "Run a program.", {"type": "object"}, _not_called, owner="code_mode")
-WAIT = Tool("wait", "Continue a program.", {"type": "object"}, _not_called, owner="code_mode")
-
-SEARCH_CODE, *SEARCH_TOOLS = (
-    Tool(name, "Tool Search.", {"type": "object"}, _not_called, owner="tool_search")
-    for name in ("tool_search_code", "tool_search", "tool_describe", "tool_call")
-)
-CONTROL_NAMES = frozenset(tool.name for tool in (SEARCH_CODE, *SEARCH_TOOLS))
-"""The names of Tool Search's controls, which no other tool can have."""
-
-
-def is_control(tool: Tool) -> bool:
-    """True if the tool leads to a catalog, and therefore is in none."""
-    return tool is EXEC or tool is WAIT or tool.name in CONTROL_NAMES
-
-
-@dataclass(frozen=True, slots=True)
-class Control:
-    """A control of Tool Search as the model sees it."""
-
-    name: str
-    description: str
-    parameters: JsonObject
-
-
-class ControlRefused(ClawmodeError):
-    """A call of a control names no tool, or its arguments are invalid.
-
-    Attributes:
-        code: An error code for the model.
-    """
-
-    def __init__(self, code: str, message: str) -> None:
-        super().__init__(message)
-        self.code = code
-
-
-def exposed_name(tool: Tool) -> str:
-    """Returns the name by which a model calls a tool directly: one that every provider accepts."""
-    name = tool.name
-    if tool.source == "mcp":
-        name = f"{safe_server_name(tool.owner)}__{tool.name}"
-    return re.sub(r"[^A-Za-z0-9_-]", "_", name)[:MAX_NAME]
 
 
 # ---- The catalog ----
@@ -135,6 +83,7 @@ class Catalog:
         visible = {id_: tool for id_, tool in by_id.items() if mcp or tool.source != "mcp"}
         self._visible = _View(visible, ranker, hidden=len(by_id) - len(visible))
         self._all = _View(by_id, ranker) if len(visible) < len(by_id) else self._visible
+        self._index_texts: dict[object, str] = {}
 
     def __len__(self) -> int:
         return len(self.entries)
@@ -179,7 +128,10 @@ class Catalog:
     # Lookup and search
 
     def search(self, query: str, limit: int, *, include_mcp: bool = False) -> list[JsonObject]:
-        """Returns entries without schemas: exact ids and names first, then by relevance."""
+        """Returns entries without schemas: exact ids and names first, then by relevance.
+
+        Hits that are likely to be wrong have `weak: true`.
+        """
         return self._view(include_mcp).search(query, limit)
 
     def unmatched(self, query: str, *, include_mcp: bool = False) -> list[str]:
@@ -207,6 +159,27 @@ class Catalog:
         """
         return self._view(include_mcp).resolve(reference)
 
+    def suggest(self, name: str) -> tuple[list[Tool], bool]:
+        """Returns the tools that a wrong name may mean, MCP tools included.
+
+        True comes with the tools that have the name, written in any case and with any separator,
+        or the id; False with those whose names are similar.
+        """
+        tools = list(self._all.tools.values())
+        if name in self._all.tools:
+            return [self._all.tools[name]], True
+        spelled = _letters(name)
+        if same := [tool for tool in tools if _letters(tool.name) == spelled]:
+            return same, True
+        return [tools[position] for position in self._all.near.find(name, MAX_NEAR)], False
+
+    def call_of(self, tool: Tool) -> str:
+        """Returns how a program calls a tool that is not of MCP, up to the input."""
+        name = safe_name(tool.name)
+        if self._convenience.get(name) == tool.id:
+            return f"tools.{name}("
+        return f"tools.call({json.dumps(tool.id)}, "
+
     @property
     def names_indexed(self) -> bool:
         """False if an unknown name would block: call `index_names` in a thread first."""
@@ -221,20 +194,43 @@ class Catalog:
 
     # For the prompt
 
-    def index_text(self, max_chars: int) -> str:
-        """Returns the callable names with their input types, one per line, for the prompt.
+    def index_text(
+        self,
+        max_chars: int,
+        *,
+        used: Collection[str] = (),
+        asks: Callable[[Tool], bool] = lambda tool: False,
+    ) -> str:
+        """Returns the names of all callable tools for the prompt, most of them with signatures.
 
         Only trusted tools are listed, because names and schemas of others may carry instructions
-        to the model. Equal catalogs give equal text. A line that does not fit is left out, and
-        the last line counts those.
+        to the model. Equal arguments give equal text. Where not all signatures fit, tools that were
+        used come first, then the run's own ones before those of plugins, then short ones. Where
+        not even all names fit, the last line counts the rest.
+
+        Args:
+            max_chars: The most characters of the text.
+            used: Ids of tools that the session has used.
+            asks: True for tools whose calls need approval.
         """
-        lines = _Lines(self._visible.tools, self._convenience)
-        shown = lines.fit(max_chars)
-        if len(shown) < len(lines):
-            shown = lines.fit(max_chars - len(_MORE.format(len(lines))) - 1)
-            shown.append(_MORE.format(len(lines) - len(shown)))
-        text = "\n".join(shown)
-        return text if len(text) <= max_chars else ""
+        tools = {id_: tool for id_, tool in self._visible.tools.items() if tool.trusted}
+        asked = frozenset(id_ for id_, tool in tools.items() if asks(tool))
+        # The prompt is made for every request, but its parts rarely change.
+        key = (max_chars, frozenset(used), asked)
+        if key not in self._index_texts:
+            heads = {id_: self.call_of(tool).rstrip("(, ") for id_, tool in tools.items()}
+            names = {id_: f"{it})" if '"' in it else it for id_, it in heads.items()}
+            self._index_texts[key] = PromptIndex(
+                tools, names, self.signature_of, max_chars=max_chars, used=used, asked=asked
+            ).text()
+        return self._index_texts[key]
+
+    def signature_of(self, tool: Tool) -> str:
+        """Returns how a program calls a tool, with the types of input and result, on one line."""
+        head, given = self.call_of(tool), render_line(tool.parameters)
+        result = render_result(tool.output_schema)
+        given = "" if given == "{}" and head.endswith("(") else given
+        return f"{head}{given})" + (f": {result}" if result else "")
 
 
 class _View:
@@ -251,7 +247,7 @@ class _View:
 
     @cached_property
     def index(self) -> SearchIndex:
-        return SearchIndex(self._documents)
+        return SearchIndex(self._documents, load_related())
 
     @cached_property
     def _ranker(self) -> Ranker:
@@ -259,13 +255,7 @@ class _View:
 
     @property
     def _documents(self) -> list[Document]:
-        documents: list[Document] = []
-        for tool in self.tools.values():
-            # The names of parameters only if the tool is trusted.
-            properties = tool.parameters.get("properties") if tool.trusted else None
-            keys = " ".join(map(str, properties)) if isinstance(properties, dict) else ""
-            documents.append(Document(tool.name, tool.label or "", tool.description, keys))
-        return documents
+        return [_to_document(tool) for tool in self.tools.values()]
 
     @cached_property
     def _exact(self) -> dict[str, list[int]]:
@@ -292,7 +282,11 @@ class _View:
         exact = self._exact.get(query.strip().casefold(), [])
         ranked = [position for position, _ in self._ranker.search(query, limit)]
         found = list(dict.fromkeys(exact + ranked))[: max(limit, 0)]
-        return [dict(self.compact[position]) for position in found]
+        weak = bool(found) and self.index.strength(query) < WEAK_STRENGTH
+        return [
+            self.compact[position] | ({"weak": True} if weak and position not in exact else {})
+            for position in found
+        ]
 
     def resolve(self, reference: str) -> Tool:
         if reference in self.tools:
@@ -320,42 +314,15 @@ class _View:
         return self.tools[named[0]]
 
 
-class _Lines:
-    """The lines of the prompt index; types are rendered only for lines that may fit."""
-
-    def __init__(self, tools: Mapping[str, Tool], convenience: Mapping[str, str]) -> None:
-        names = {id_: name for name, id_ in convenience.items()}
-        self._heads = sorted(
-            (f"{names[id_]}(" if id_ in names else f"tools.call({json.dumps(id_)}, ", id_)
-            for id_, tool in tools.items()
-            if tool.trusted
-        )
-        self._tools = tools
-        self._rendered: dict[str, str] = {}
-
-    def __len__(self) -> int:
-        return len(self._heads)
-
-    def fit(self, room: int) -> list[str]:
-        """Returns the lines that fit into `room` characters, skipping those that are too long."""
-        shown: list[str] = []
-        for head, id_ in self._heads:
-            if len(head) + len("{})") > room:
-                continue
-            if head not in self._rendered:
-                self._rendered[head] = f"{head}{render_line(self._tools[id_].parameters)})"
-            line = self._rendered[head]
-            if len(line) <= room:
-                shown.append(line)
-                room -= len(line) + 1
-        return shown
-
-
 def safe_name(name: str) -> str:
     """Replaces every character of a tool's name that an identifier cannot have by `_`."""
     if name.isascii():
         return _NOT_IN_IDENTIFIER.sub("_", name)
     return "".join(char if char == "$" or f"_{char}".isidentifier() else "_" for char in name)
+
+
+def _letters(name: str) -> str:
+    return "".join(filter(str.isalnum, name[: 4 * MAX_NAME].casefold()))
 
 
 def _identify(tool: Tool) -> str:
@@ -374,6 +341,22 @@ def _to_entry(id_: str, tool: Tool) -> JsonObject:
     if tool.source != "openclaw" and (owner := _owner(tool)):
         entry["sourceName"] = owner
     return entry
+
+
+def _to_document(tool: Tool) -> Document:
+    # The texts of parameters only if the tool is trusted; an owner only if it is a server's name,
+    # which the operator chose.
+    found = tool.parameters.get("properties") if tool.trusted else None
+    properties = found if isinstance(found, dict) else {}
+    texts = (each.get("description") for each in properties.values() if isinstance(each, dict))
+    return Document(
+        name=tool.name,
+        label=tool.label or "",
+        description=tool.description,
+        parameters=" ".join(map(str, properties)),
+        server=tool.owner if tool.source == "mcp" else "",
+        details=" ".join(text for text in texts if isinstance(text, str)),
+    )
 
 
 def _to_json(value: object) -> JsonText:

@@ -5,26 +5,33 @@ the run and its input; nothing is called here. Tools that the policy removed do 
 only the run's own tools are used.
 """
 
+import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from clawmode.catalog.declarations import (
-    MAX_FILE_CHARS,
+    MAX_FILE_BYTES,
     ROOT_MEMBERS,
     identifiers,
     render_index,
     render_server,
+    render_tool,
 )
+from clawmode.catalog.mcp_lists import Lists, read_list
 from clawmode.catalog.namespaces import NamespaceCallRefused
+from clawmode.catalog.schema_types import render_line
 from clawmode.tools.near_names import NearNames
 from clawmode.tools.tool import Tool
-from clawmode.types import JsonObject, JsonValue
+from clawmode.types import JsonObject, JsonValue, dataclass
 
-MAX_ALL_FILES_CHARS = 2 << 20
-MIN_FILE_CHARS = 8 << 10
+if TYPE_CHECKING:
+    from clawmode.catalog.catalog import Catalog
+
+MAX_ALL_FILES_BYTES = 2 << 20
+MIN_FILE_BYTES = 8 << 10
 """All files share the first limit, and each one may have at least the second."""
 
 MAX_SHOWN = 80
@@ -69,11 +76,26 @@ class McpNamespace:
     Args:
         tools: The run's tools; tools of other sources are ignored.
         absent: Servers whose tools are not known, with the reason; empty while they connect.
+        max_file_bytes: The size of a file, as JSON: half of what a program may return.
+        make_finder: Makes the catalog that `$search` searches.
+        lists: Where to remember the resources and prompts that servers listed, by server and group.
+        known: Where to remember identifiers, so that they stay the same when a list changes.
     """
 
     def __init__(
-        self, tools: Iterable[Tool], absent: Mapping[str, str] = MappingProxyType({})
+        self,
+        tools: Iterable[Tool],
+        absent: Mapping[str, str] = MappingProxyType({}),
+        *,
+        max_file_bytes: int = MAX_FILE_BYTES,
+        make_finder: "Callable[[Iterable[Tool]], Catalog] | None" = None,
+        lists: Lists | None = None,
+        known: dict[str, dict[str, str]] | None = None,
     ) -> None:
+        self._max_file_bytes = max_file_bytes
+        self._make_finder = make_finder
+        self._lists = {} if lists is None else lists
+        self._finders: dict[str, Catalog] = {}
         by_server: defaultdict[str, list[Tool]] = defaultdict(list)
         for tool in tools:
             if tool.source == "mcp":
@@ -81,7 +103,11 @@ class McpNamespace:
         self.absent = {name: why for name, why in absent.items() if name not in by_server}
         everything = {*by_server, *self.absent}
         names = identifiers(everything, reserved=ROOT_MEMBERS, empty="server")
-        self._servers = {names[name]: _server(name, by_server[name]) for name in sorted(by_server)}
+        known = {} if known is None else known
+        self._servers = {
+            names[name]: _server(name, by_server[name], known.setdefault(name, {}))
+            for name in sorted(by_server)
+        }
         self._identifiers = names
         self._near: dict[str, tuple[list[str], NearNames]] = {}
 
@@ -92,6 +118,10 @@ class McpNamespace:
         """Returns the identifiers of the servers in guest code."""
         return list(self._servers)
 
+    def all_names(self) -> list[str]:
+        """Returns the identifiers of all servers, also of those that are not connected."""
+        return sorted(self._identifiers.values())
+
     def connecting(self) -> list[str]:
         """Returns the identifiers of the servers that are still connecting."""
         return [self._identifiers[name] for name, why in sorted(self.absent.items()) if not why]
@@ -100,20 +130,30 @@ class McpNamespace:
     def files(self) -> dict[str, str]:
         """The virtual files, by path."""
         index = {name: server.functions for name, server in self._servers.items()}
-        made = {"mcp/index.d.ts": render_index(index)}
+        made = {"mcp/index.d.ts": render_index(index, max_bytes=self._max_file_bytes)}
         # The heap of every program has these files, and must stay small enough to be frozen.
-        share = max(MAX_ALL_FILES_CHARS // max(len(self._servers), 1), MIN_FILE_CHARS)
+        share = max(MAX_ALL_FILES_BYTES // max(len(self._servers), 1), MIN_FILE_BYTES)
         for name, server in self._servers.items():
             made[f"mcp/{name}.d.ts"] = render_server(
                 name,
                 server.functions,
                 resources="resources" in server.groups,
                 prompts="prompts" in server.groups,
-                max_chars=min(share, MAX_FILE_CHARS),
+                max_bytes=min(share, self._max_file_bytes),
             )
         for name in self.connecting():
             made[f"mcp/{name}.d.ts"] = _CONNECTING.format(name)
         return made
+
+    @cached_property
+    def _aliases(self) -> dict[str, list[str]]:
+        """The paths of tools by their names in the dialect of Codex, as far as these are unique."""
+        found: defaultdict[str, list[list[str]]] = defaultdict(list)
+        for name, server in self._servers.items():
+            for identifier, tool in server.functions.items():
+                alias = f"mcp__{_plain(server.name)}__{_plain(tool.name)}"
+                found[alias].append([name, identifier])
+        return {alias: paths[0] for alias, paths in found.items() if len(paths) == 1}
 
     def setup(self) -> JsonObject | None:
         """Returns what a program has from the start; None if there is no server."""
@@ -156,6 +196,10 @@ class McpNamespace:
         parts = [part for part in path if isinstance(part, str)] if isinstance(path, list) else []
         if not isinstance(path, list) or len(parts) != len(path) or not parts:
             raise NamespaceCallRefused("MCP functions are called by their path.")
+        if len(parts) == 1 and (alias := parts[0]).startswith("mcp__"):
+            wanted, _, tool_name = alias.removeprefix("mcp__").partition("__")
+            own = (key for key, each in self._servers.items() if _plain(each.name) == wanted)
+            parts = self._aliases.get(alias) or [next(own, wanted), tool_name]
         name, server = self._server(parts[0])
         tool = server.find(parts[1:])
         if tool is None:
@@ -170,6 +214,8 @@ class McpNamespace:
 
     def describe(self, server: JsonValue, wanted: JsonValue, options: JsonValue) -> JsonObject:
         """Returns the answer of `$api`: declarations of all servers, of one, or of one tool.
+
+        Of one tool, it has the `id` too, which is not for the program.
 
         Raises:
             NamespaceCallRefused: There is no such server or tool.
@@ -188,14 +234,78 @@ class McpNamespace:
         tool = found.functions.get(identifier)
         if tool is None:
             raise self._no_tool(name, found, str(wanted)[:MAX_SHOWN])
-        header = render_server(name, {identifier: tool})
+        header = render_tool(name, identifier, tool, self._max_file_bytes)
         answer: JsonObject = {"header": header, "server": name, "tools": [identifier]}
+        answer["id"] = tool.id
         if schema:
             schemas: JsonObject = {"parameters": dict(tool.parameters)}
             if tool.output_schema is not None:
                 schemas["outputSchema"] = dict(tool.output_schema)
             answer["schemas"] = {identifier: schemas}
         return answer
+
+    # ---- Search ----
+
+    def search(self, query: str, limit: int, wanted: str) -> list[JsonObject]:
+        """Returns tools, resources and prompts for `$search`, each with the call that uses it.
+
+        Args:
+            query: The words that a program looks for.
+            limit: The most answers.
+            wanted: The server; empty for all servers.
+
+        Raises:
+            NamespaceCallRefused: There is no such server.
+        """
+        name = self._server(wanted)[0] if wanted else ""
+        servers = self._chosen(name)
+        entries = {
+            entry.tool.id: entry
+            for server in servers
+            for group in server.groups
+            for entry in self._lists.get((server.name, group), ())
+        }
+        if name not in self._finders:
+            tools = {tool.id: tool for server in servers for tool in server.functions.values()}
+            listed = {id_: entry.tool for id_, entry in entries.items()}
+            if self._make_finder is None:
+                return []  # Tool Search has no servers
+            self._finders[name] = self._make_finder((listed | tools).values())
+        finder = self._finders[name]
+        found: list[JsonObject] = []
+        for hit in finder.search(query, limit):
+            tool = finder.resolve(str(hit["id"]))
+            entry = entries.get(tool.id)
+            if entry is not None and entry.tool is tool:
+                del hit["id"]  # nothing can be called by it
+                call = f"MCP.{self._identifiers[tool.owner]}.{entry.call}"
+                found.append(hit | {"kind": entry.kind, "call": call})
+            else:
+                call = f"{self.call_of(tool)}({render_line(tool.parameters)})"
+                found.append(hit | {"kind": "tool", "call": call})
+        return found
+
+    def remember(self, tool: Tool, details: JsonValue) -> None:
+        """Keeps the list of resources or prompts that a call returned, for later searches."""
+        group, _, method = tool.name.partition("/")
+        if method == "list" and group in GROUPS:
+            self._lists[tool.owner, group] = read_list(group, details, tool.owner)
+            self._finders.clear()
+
+    def unsearched(self, wanted: str) -> str:
+        """Returns what a search leaves out because the host does not know it; empty if nothing."""
+        left = [f"MCP.{self._identifiers[name]} (not connected)" for name in sorted(self.absent)]
+        for server in self._chosen(self._identifiers.get(wanted, wanted)):
+            left += [
+                f"the {group} of MCP.{self._identifiers[server.name]}"
+                for group in server.groups
+                if (server.name, group) not in self._lists
+            ]
+        more = f" and {len(left) - MAX_LISTED} more" if len(left) > MAX_LISTED else ""
+        return ", ".join(left[:MAX_LISTED]) + more
+
+    def _chosen(self, name: str) -> list[_Server]:
+        return [server for key, server in self._servers.items() if name in ("", key)]
 
     # ---- Names ----
 
@@ -211,6 +321,9 @@ class McpNamespace:
         """Returns the name of a server whose tools are not known; None for other servers."""
         if not isinstance(wanted, str) or wanted in self._servers:
             return None
+        if wanted.startswith("mcp__"):
+            prefixes = {f"mcp__{_plain(name)}__": name for name in self.absent}
+            return next((prefixes[each] for each in prefixes if wanted.startswith(each)), None)
         if wanted in self.absent:
             return wanted
         return next((name for name in self.absent if self._identifiers[name] == wanted), None)
@@ -241,13 +354,19 @@ class McpNamespace:
             self._near[place] = spellings, NearNames(spellings)
         spellings, names = self._near[place]
         if found := names.find(wanted, 1):
-            return f": did you mean {known[spellings[found[0]]]}?"
+            right = known[spellings[found[0]]]
+            call = f"MCP.{place}.{right}(input)" if place else f"MCP.{right}.<tool>(input)"
+            return f": did you mean {right}? Write {call}."
         some = list(dict.fromkeys(known.values()))
         more = f" and {len(some) - MAX_LISTED} more" if len(some) > MAX_LISTED else ""
         return f": there are {', '.join(some[:MAX_LISTED])}{more}." if some else ""
 
 
-def _server(name: str, tools: list[Tool]) -> _Server:
+def _plain(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9_]", "_", name)
+
+
+def _server(name: str, tools: list[Tool], known: dict[str, str]) -> _Server:
     by_name = {tool.name: tool for tool in tools}
     groups: dict[str, dict[str, Tool]] = {}
     for group, members in GROUPS.items():
@@ -256,5 +375,5 @@ def _server(name: str, tools: list[Tool]) -> _Server:
         }
         if found:
             groups[group] = found
-    names = identifiers(by_name)
+    names = identifiers(by_name, known=known)
     return _Server(name, {names[key]: by_name[key] for key in sorted(by_name)}, groups, names)

@@ -8,7 +8,7 @@ namespace call is a tool call like any other.
 import json
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import date, time
 from functools import cached_property
 from typing import Any
@@ -24,7 +24,7 @@ from clawmode.catalog.namespaces import (
 )
 from clawmode.text import quote, shorten, without_surrogates
 from clawmode.tools.tool import Tool
-from clawmode.types import JsonObject, JsonValue
+from clawmode.types import JsonObject, JsonValue, dataclass
 
 MAX_SCOPE_DEPTH = 32
 MAX_SCOPE_BYTES = 256 << 10
@@ -270,4 +270,4 @@ def _json_safe(value: object) -> JsonValue:
 
 
 def _message(error: Exception) -> str:
-    return f"{type(error).__name__}: {without_surrogates(str(error))[:500]}"
+    return f"{type(error).__name__}: {shorten(without_surrogates(str(error)), 500)}"

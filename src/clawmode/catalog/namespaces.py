@@ -11,14 +11,14 @@ the scopes of a run and resolves the guest's calls.
 
 import inspect
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, TypeAlias
 
 from clawmode.context import RunContext
 from clawmode.exceptions import ClawmodeError, SandboxError
 from clawmode.text import without_surrogates
 from clawmode.tools.tool import Tool
-from clawmode.types import JsonValue
+from clawmode.types import JsonValue, dataclass
 
 RESERVED_WORDS = frozenset(
     "arguments await break case catch class const continue debugger default delete do else enum "
@@ -30,7 +30,8 @@ RESERVED_WORDS = frozenset(
 
 BUILT_IN_GLOBALS = frozenset(
     # Code mode
-    "ALL_TOOLS API MCP console json namespaces text tools yield_control "
+    "ALL_TOOLS API MCP console exit helpers image json load namespaces notify store text tools "
+    "yield_control "
     "setTimeout clearTimeout setInterval clearInterval "
     # The web
     "DOMException TextDecoder TextEncoder URL URLSearchParams atob btoa performance "

@@ -21,7 +21,6 @@ code:
 from collections import defaultdict
 from collections.abc import Collection, Generator, Iterable, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import islice
 from typing import Literal, TypeAlias
 
@@ -47,16 +46,21 @@ from clawmode.catalog.schema_reading import (
 from clawmode.catalog.typescript_text import (
     FULL,
     INDEX,
+    KEYS,
     LINE,
     MAX_DOC_CHARS,
     NEVER,
     NULL,
+    PLAIN,
     Form,
+    Limits,
     Member,
+    RenderedType,
     Type,
     clean_line,
     describe,
     quote_key,
+    render_note,
 )
 
 MAX_TUPLE = 20
@@ -67,23 +71,6 @@ STEP_CHARS = 8  # the cost of the smallest schema, so that endless empty ones ru
 # What encloses a reference in its alias: nothing, arrays, an intersection or a tuple, an object.
 # Inside an object every reference is allowed, and so it is outside of aliases.
 _Place: TypeAlias = Literal["bare", "list", "joined", "inside"]
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """The size and detail of a rendered type.
-
-    Attributes:
-        chars: Characters in total, indentation not counted exactly.
-        nesting: Levels of nested schemas.
-        objects: Levels of nested objects that are written out.
-        docs: True to describe inner properties, and those of an input at length.
-    """
-
-    chars: int = 16_000
-    nesting: int = 16
-    objects: int = 16
-    docs: bool = True
 
 
 STAGES = (Limits(), Limits(objects=2, docs=False), Limits(nesting=4, objects=0, docs=False))
@@ -97,24 +84,8 @@ LINE_STAGES = (
 )
 """Most characters of a line, and the limits that apply: a longer line loses its inner objects."""
 
-
-@dataclass(frozen=True, slots=True)
-class RenderedType:
-    """The text of a type, and the declarations that it needs.
-
-    Attributes:
-        text: The type. It may have several lines.
-        aliases: The declarations of aliases that the text uses, by name.
-        docs: One line about each property of an input that has a description or constraints.
-        optional: True if no property of the input is required.
-        cost: Characters that were rendered, including discarded attempts.
-    """
-
-    text: str
-    aliases: dict[str, str]
-    docs: dict[str, str]
-    optional: bool
-    cost: int
+MAX_RESULT_CHARS = 160
+RESULT_STAGES = tuple(Limits(2_000, objects=depth, docs=False) for depth in (3, 2, 1))
 
 
 def render_type(
@@ -158,6 +129,20 @@ def render_line(schema: Mapping[str, object]) -> str:
         if len(line) <= most and (members or not unions):
             return line
     return "{...}"
+
+
+def render_result(schema: Mapping[str, object] | None) -> str:
+    """Returns the type of a tool's result on one line, such as `{id, lines: {sku, count}[]}`.
+
+    Members of plain types are only named. The text is empty if the schema says nothing.
+    """
+    for limits in RESULT_STAGES if schema else ():
+        made = _Renderer(schema, limits, KEYS).render(schema).text
+        if made in ("any", "object", "any[]", "object[]", "null"):
+            return ""
+        if len(made) <= MAX_RESULT_CHARS:
+            return made
+    return ""
 
 
 class _Renderer:
@@ -284,6 +269,7 @@ class _Renderer:
             elif any(key in schema for key in ARRAY_KEYS):
                 kinds = "array"
         made: list[Type] = []
+        unknown, notes = self._form.unknown, self._form.one_line and not self._form.names_only
         several = kinds if isinstance(kinds, list) and kinds else [kinds]
         for kind in several[: len(PRIMITIVES) + 2]:
             if kind == "object":
@@ -292,12 +278,13 @@ class _Renderer:
                 made.append(self._render_array(schema))
             else:
                 name = PRIMITIVES.get(kind) if isinstance(kind, str) else None
-                made.append(Type((name,)) if name else self._form.unknown)
+                note = render_note(schema, name) if notes and name else ""
+                made.append(Type((name + note,)) if name else unknown)
         return self._form.unite(made)
 
     def _render_reference(self, reference: object) -> Type:
         target = find_reference(self._root, reference)
-        if not isinstance(target, Mapping) or is_short(target) or self._form is LINE:
+        if not isinstance(target, Mapping) or is_short(target) or self._form.one_line:
             return self.render(target)
         if self._place == "joined" and not is_plain_object(target):
             if any(target is other for other in self._spelled):
@@ -348,7 +335,7 @@ class _Renderer:
 
     def _render_object(self, schema: Schema) -> Type:
         # On one line, maps are short enough to be written out at any depth.
-        is_short = self._form is LINE and not schema.get("properties")
+        is_short = self._form.one_line and not schema.get("properties")
         if self._objects == self._limits.objects and not is_short:
             return self._form.any_object
         self._objects += 1
@@ -380,12 +367,16 @@ class _Renderer:
                 if is_input and doc:
                     self.docs[key] = doc
                 type_ = self.render(value).text
+                if form.names_only and {*type_.split(" | ")} <= PLAIN:
+                    type_ = ""
+                elif form.one_line and not demanded:
+                    type_ = type_.removesuffix(" | null")  # what can be left out need not be null
                 members.append(Member(head, type_, "" if is_input else doc, demanded))
             if len(members) < len(properties) + sum(key not in properties for key in required):
                 members.append(form.rest)
-            elif not members or form is FULL:
+            elif not members or not form.one_line:
                 index = self._render_index(schema)
-                if index != NEVER and (form is FULL or index != form.unknown):
+                if index != NEVER and (not form.one_line or index != form.unknown):
                     members.append(Member(INDEX, form.unknown.text if members else index.text))
         return members
 

@@ -1,8 +1,10 @@
-"""Search by words: BM25F over split identifiers, in plain Python.
+"""Search by words and related words: BM25F over split identifiers, in plain Python.
 
 An index knows texts and positions, not tools: the caller decides which texts are searchable. The
 score of a term in each document is computed once, so a search only adds scores. Equal documents in
 equal order give equal results on every machine.
+
+A query for several things is near to none of them as a whole, so each clause is also ranked alone.
 
 Written by hand: the engines that we measured (SQLite's FTS5, bm25s, tantivy) find the same tools,
 and this one needs no library and no second copy of the texts.
@@ -10,21 +12,21 @@ and this one needs no library and no second copy of the texts.
 
 import math
 import re
-import unicodedata
 from array import array
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from heapq import nsmallest
 from itertools import chain, pairwise
 from typing import NamedTuple, Protocol, TypeAlias
+
+from clawmode.catalog.words import FORM_MARK, split_words, stems_of, terms_and_forms, terms_of
 
 # A word in a name counts more than the same word in prose. Tuned on every other request of three
 # public data sets (Seal-Tools, Bifrost, MetaTool), within the usual range of BM25F;
 # `bench/search.py` measures all requests.
 K1 = 2.0
-WEIGHTS = (3.0, 2.0, 1.0, 1.0)  # the fields of a Document
-B = (0.75, 0.75, 0.5, 0.75)  # how much the length of a field lowers the score of its words
+WEIGHTS = (3.0, 2.0, 1.0, 1.0, 2.0, 0.5)  # the fields of a Document
+B = (0.75, 0.75, 0.5, 0.75, 0.5, 0.75)  # how much the length of a field lowers its scores
 FORM = 1 / 3  # the share of the exact form: a query for `teams` wants `get_teams` before `get_team`
 
 # Matches below this share of the best score are dropped. On the same data sets, 0.35 costs at most
@@ -32,25 +34,29 @@ FORM = 1 / 3  # the share of the exact form: a query for `teams` wants `get_team
 # and 15 at 20.
 CUTOFF = 0.35
 
+# The strength of a query is its best score, as a share of what a word that only one name has would
+# score; it is 1 if every word of the query occurs. Below the lower threshold nothing is returned;
+# below the higher one the hits are marked as weak. Of 40 requests that no tool answers, 68 % and
+# 88 % stay below them among 1,000 tools; of the requests of people in `bench/data`, 2 % and 10 %.
+MIN_STRENGTH = 0.15
+WEAK_STRENGTH = 0.3
+
+# A related word counts by its cosine, and more if no document has the word itself. One that cannot
+# come near to the score of the best word for the same meaning is skipped: it is a common word, and
+# expensive. 0.2 saves a fifth of the time and costs nothing.
+ABSENT = 1.5
+MIN_WORTH = 0.2
+
 MIN_RARITY_BASE = 20  # with fewer documents, document frequencies say little about a word
 
 # Bounds on the cost of untrusted text.
 MAX_FIELD_CHARS = 4_000
 MAX_QUERY_CHARS = 1_000
 MAX_QUERY_TERMS = 128
-MAX_WORD_CHARS = 64
+MAX_CLAUSES = 8
 
 
-STOP_WORDS = frozenset(
-    "a an and any are as at be by can could do does for from has have how i if in into is it its "
-    "let me my of on or our please s should so some t that the their them then these they this "
-    "those to us want was we were what when which will with would you your".split()
-)
-
-_WORD = re.compile(r"[^\W_]+")
-_ASCII_WORD = re.compile(r"[A-Za-z0-9]+")  # the same for plain text, twice as fast
-_FORM_MARK = "="  # in no word
-_PART = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+|[^A-Za-z0-9]+")
+_CLAUSE_END = re.compile(r"[.!?;]+\s|\n|\b(?:and|then)\b", re.IGNORECASE)
 
 
 class Document(NamedTuple):
@@ -60,6 +66,16 @@ class Document(NamedTuple):
     label: str = ""
     description: str = ""
     parameters: str = ""
+    server: str = ""
+    details: str = ""
+
+
+class RelatedWords(Protocol):
+    """Knows which words mean nearly the same. `tables` has an implementation."""
+
+    def of(self, stem: str) -> list[tuple[str, float]]:
+        """Returns the stems of related words and their cosines."""
+        ...
 
 
 class Ranker(Protocol):
@@ -70,20 +86,65 @@ class Ranker(Protocol):
         ...
 
 
-RankerMaker: TypeAlias = Callable[[Sequence[Document], Ranker], Ranker]
-"""Makes a ranker from documents and a ranker that ranks these by words. Must not block."""
-
-
-def go_by_words(documents: Sequence[Document], words: Ranker) -> Ranker:
-    """Returns `words` itself: the `RankerMaker` for ranking by words alone."""
-    return words
-
-
 class _Posting(NamedTuple):
     """The score of a term in each document that has it, and the maximum of these scores."""
 
     scores: dict[int, float]
     bound: float
+
+
+class _Group(NamedTuple):
+    """The words that one word of a query can match; for each document, the best one counts.
+
+    Attributes:
+        own: The word itself: its stem and its exact form, whose scores are added.
+        related: Related words and their weights.
+        bound: No document has a higher score.
+    """
+
+    own: list[_Posting]
+    related: list[tuple[float, _Posting]]
+    bound: float
+
+    def merge(self) -> dict[int, float]:
+        """Returns the score of every document that has one of the words."""
+        scores: dict[int, float] = {}
+        for posting in self.own:
+            if not scores:
+                scores = posting.scores.copy()
+                continue
+            for position, score in posting.scores.items():
+                scores[position] = scores.get(position, 0.0) + score
+        for weight, posting in self.related:
+            for position, score in posting.scores.items():
+                if (worth := weight * score) > scores.get(position, 0.0):
+                    scores[position] = worth
+        return scores
+
+    def add_to(self, scores: dict[int, float]) -> None:
+        """Adds to the scores of documents that are already scored."""
+        postings = len(self.own) + len(self.related)
+        entries = sum(len(posting.scores) for posting in self.own)
+        entries += sum(len(posting.scores) for _, posting in self.related)
+        if entries < postings * len(scores):
+            merged = self.merge()
+            for position in scores.keys() & merged.keys():
+                scores[position] += merged[position]
+            return
+        for position in scores:
+            best = 0.0
+            for posting in self.own:
+                best += posting.scores.get(position, 0.0)
+            for weight, posting in self.related:
+                if (worth := weight * posting.scores.get(position, 0.0)) > best:
+                    best = worth
+            scores[position] += best
+
+
+class _Ranking(NamedTuple):
+    query: str
+    scores: dict[int, float]
+    strength: float
 
 
 class SearchIndex:
@@ -94,27 +155,33 @@ class SearchIndex:
 
     Args:
         documents: The documents. Equal scores are ordered by position.
+        related: Finds related words; None to match only the words of the query.
     """
 
-    def __init__(self, documents: Sequence[Document]) -> None:
+    def __init__(self, documents: Sequence[Document], related: RelatedWords | None = None) -> None:
         self._base = max(len(documents), MIN_RARITY_BASE)
         self._fields = [
             _read_field(texts, weight, b)
             for texts, weight, b in zip(zip(*documents, strict=True), WEIGHTS, B, strict=False)
         ]
+        self._terms = set(chain.from_iterable(field.places for field in self._fields))
         self._postings: dict[str, _Posting] = {}
+        self._table = related
+        self._related: dict[str, list[tuple[float, _Posting]]] = {}
+        self._last = _Ranking("", {}, 1.0)
 
     def search(self, query: str, limit: int) -> list[tuple[int, float]]:
         """Returns at most `limit` positions and scores, the best first, without poor matches."""
-        postings = [self._posting(term) for term in query_terms(query) if self._has(term)]
-        if not postings or limit < 1:
+        _, scores, strength = self._rank(query)
+        if not scores or limit < 1 or strength < MIN_STRENGTH:
             return []
-        # A word that no document has would have scored high. Without this threshold, the query
-        # `get the moon phase` would return every tool with `get` in its name.
-        missing = CUTOFF * _rarity(self._base, 0) if self.unmatched(query) else 0.0
-        scores, least = _add_up(postings, missing)
+        least = CUTOFF * max(scores.values())
         good = [(-score, position) for position, score in scores.items() if score >= least]
         return [(position, -score) for score, position in nsmallest(limit, good)]
+
+    def strength(self, query: str) -> float:
+        """Returns how well the best match fits, at most 1; compare with the two thresholds."""
+        return self._rank(query).strength
 
     def unmatched(self, query: str) -> list[str]:
         """Returns the words of the query, without stop words, that occur in no document."""
@@ -130,8 +197,69 @@ class SearchIndex:
             if of and word not in known and not any(map(self._has, of))
         ]
 
+    def places(self) -> "list[dict[str, array[int]]]":
+        """Returns for each field the positions of each term, one for each occurrence."""
+        return [field.places for field in self._fields]
+
     def _has(self, term: str) -> bool:
-        return any(term in field.places for field in self._fields)
+        return term in self._terms
+
+    def _rank(self, query: str) -> "_Ranking":
+        """Returns the scores of a query, which are kept until the next one."""
+        if (last := self._last).query == query:
+            return last
+        scores = self._score(query)
+        best = max(scores.values(), default=0.0)
+        if scores and len(clauses := split_clauses(query)) > 1:
+            scores = _add_clauses(scores, [self._score(clause) for clause in clauses])
+        usual = (K1 + 1) * _rarity(self._base, 0)
+        # A word that no document has would have scored high. Otherwise, the query `get the moon
+        # phase` would return every tool with `get` in its name.
+        strength = min(best / usual, 1.0) if self.unmatched(query) else 1.0
+        if not any(map(self._has, query_terms(query))):  # nothing but related words
+            strength /= ABSENT
+        made = self._last = _Ranking(query, scores, strength)
+        return made
+
+    def _score(self, query: str) -> dict[int, float]:
+        """Returns scores by position; poor matches may be left out."""
+        words = _query_words(query)
+        of_words = _group_terms(words)
+        of_pairs = _group_terms(map("".join, _neighbours(words)))
+        groups = [self._group(terms, self._find_related(stem)) for stem, terms in of_words.items()]
+        groups += [
+            self._group(terms, []) for stem, terms in of_pairs.items() if stem not in of_words
+        ]
+        return _add_up([group for group in groups if group.bound])
+
+    def _group(self, terms: list[str], related: list[tuple[float, _Posting]]) -> _Group:
+        own = [self._posting(term) for term in terms if self._has(term)]
+        bound = sum(posting.bound for posting in own)
+        if related:
+            weight, posting = related[0]
+            bound = max(bound, weight * posting.bound)
+        worthy = [each for each in related if each[0] * each[1].bound >= MIN_WORTH * bound]
+        return _Group(own, worthy, bound)
+
+    def _find_related(self, stem: str) -> list[tuple[float, _Posting]]:
+        """Returns the related words that documents have, with their weights, the best first."""
+        if self._table is None:
+            return []
+        if stem not in self._related:
+            own = self._rarity_of(stem)
+            factor = 1.0 if self._has(stem) else ABSENT
+            found = [
+                (factor * cosine * min(1.0, own / self._rarity_of(other)), self._posting(other))
+                for other, cosine in self._table.of(stem)
+                if self._has(other)
+            ]
+            found.sort(key=lambda each: -each[0] * each[1].bound)
+            self._related[stem] = found
+        return self._related[stem]
+
+    def _rarity_of(self, stem: str) -> float:
+        count = len(self._posting(stem).scores) if self._has(stem) else 0
+        return _rarity(self._base, count)
 
     def _posting(self, term: str) -> _Posting:
         if term in self._postings:
@@ -140,18 +268,42 @@ class SearchIndex:
         for places, worth in self._fields:
             for position in places.get(term, ()):
                 frequencies[position] = frequencies.get(position, 0.0) + worth[position]
-        share = FORM if term.startswith(_FORM_MARK) else 1 - FORM
+        share = FORM if term.startswith(FORM_MARK) else 1 - FORM
         most = share * _rarity(self._base, len(frequencies)) * (K1 + 1)
         scores = {at: most * frequency / (frequency + K1) for at, frequency in frequencies.items()}
         made = self._postings[term] = _Posting(scores, max(scores.values()))
         return made
 
 
+RankerMaker: TypeAlias = Callable[[Sequence[Document], SearchIndex], Ranker]
+"""Makes a ranker from documents and their index. Must not block."""
+
+
+def go_by_words(documents: Sequence[Document], words: SearchIndex) -> Ranker:
+    """Returns `words` itself: the `RankerMaker` for ranking by words alone."""
+    return words
+
+
+def split_clauses(query: str) -> list[str]:
+    """Returns the first clauses of a query that have a word."""
+    parts = _CLAUSE_END.split(query[:MAX_QUERY_CHARS])
+    return [part for part in dict.fromkeys(parts) if split_words(part)][:MAX_CLAUSES]
+
+
 def query_terms(query: str) -> list[str]:
     """Returns the terms of a query: of its words, and of neighbours as one word (`time zone`)."""
     words = _query_words(query)
     wanted = chain(words, map("".join, _neighbours(words)))
-    return list(dict.fromkeys(chain.from_iterable(map(_terms_and_forms, wanted))))
+    return list(dict.fromkeys(chain.from_iterable(map(terms_and_forms, wanted))))
+
+
+def _group_terms(words: Iterable[str]) -> dict[str, list[str]]:
+    """Returns the terms of words by stem: the stem itself, and the exact forms that have it."""
+    groups: defaultdict[str, dict[str, None]] = defaultdict(dict)
+    for term in chain.from_iterable(map(terms_and_forms, words)):
+        stems = stems_of(term[1:]) if term.startswith(FORM_MARK) else ()
+        groups[stems[0] if stems else term][term] = None
+    return {stem: list(terms) for stem, terms in groups.items()}
 
 
 def _query_words(query: str) -> list[str]:
@@ -167,28 +319,47 @@ def _rarity(base: int, count: int) -> float:
     return math.log(1 + (base - count + 0.5) / (count + 0.5))
 
 
-def _add_up(postings: list[_Posting], least: float) -> tuple[dict[int, float], float]:
-    """Returns scores by position, and the minimum score of a match; lower scores may be partial.
+def _add_up(groups: list[_Group]) -> dict[int, float]:
+    """Returns scores by position; poor matches may be left out.
 
-    Rare terms come first. Once the remaining terms together cannot lift a new document to `least`,
-    they only add to documents that are already scored, which makes common words cheap.
+    Rare words come first. Once the remaining words together cannot lift a new document to `least`,
+    they only add to documents that can still reach it, which makes common words cheap.
     """
-    postings = sorted(postings, key=lambda posting: -posting.bound)[:MAX_QUERY_TERMS]
-    left = sum(posting.bound for posting in postings)
+    least = 0.0
+    groups = sorted(groups, key=lambda group: -group.bound)[:MAX_QUERY_TERMS]
+    left = sum(group.bound for group in groups)
     scores: dict[int, float] = {}
-    for posting in postings:
+    for group in groups:
         if left >= least:
-            others = posting.scores
-            if len(scores) < len(others):  # walk the smaller one, and never change a posting
-                scores, others = others.copy(), scores
+            others = group.merge()
+            if len(scores) < len(others):  # walk the smaller one
+                scores, others = others, scores
             for position, score in others.items():
                 scores[position] = scores.get(position, 0.0) + score
         else:
-            for position in scores.keys() & posting.scores.keys():
-                scores[position] += posting.scores[position]
+            scores = {at: score for at, score in scores.items() if score + left >= least}
+            group.add_to(scores)
         least = max(least, CUTOFF * max(scores.values(), default=0.0))
-        left -= posting.bound
-    return scores, least
+        left -= group.bound
+    return scores
+
+
+def _add_clauses(whole: dict[int, float], clauses: Sequence[dict[int, float]]) -> dict[int, float]:
+    """Adds to the scores of a whole query those of the clause that a document matches best.
+
+    The best match of every clause gets as much as the best match of the whole query.
+    """
+    best = max(whole.values())
+    shares: dict[int, float] = {}
+    for scores in clauses:
+        most = max(scores.values(), default=0.0)
+        for position, score in scores.items():
+            if (share := score / most) > shares.get(position, 0.0):
+                shares[position] = share
+    made = whole.copy()
+    for position, share in shares.items():
+        made[position] = made.get(position, 0.0) + share * best
+    return made
 
 
 # ---- Building the index ----
@@ -215,113 +386,8 @@ def _read_field(texts: Sequence[str], weight: float, b: float) -> _Field:
             words[word].append(position)
     places: dict[str, array[int]] = {}
     for word, positions in words.items():
-        for term in _terms_and_forms(word):
+        for term in terms_and_forms(word):
             places[term] = places[term] + positions if term in places else positions
     average = sum(lengths) / len(lengths) or 1.0
     # An occurrence in a long text counts less.
     return _Field(places, [weight / (1 - b + b * length / average) for length in lengths])
-
-
-# ---- Words and terms ----
-
-
-def split_words(text: str) -> list[str]:
-    """Returns the words of a text, without accents; `snake_case` is two, `camelCase` one."""
-    if text.isascii():
-        return _ASCII_WORD.findall(text)
-    letters = [c for c in unicodedata.normalize("NFKD", text) if not unicodedata.combining(c)]
-    return _WORD.findall(unicodedata.normalize("NFC", "".join(letters)))
-
-
-def split_identifier(word: str) -> list[str]:
-    """Returns the `camelCase` parts of a word, in lower case, without stop words."""
-    parts: list[str] = _PART.findall(word)
-    return [small for part in parts if (small := part.casefold()) not in STOP_WORDS]
-
-
-def terms_of(word: str) -> tuple[str, ...]:
-    """Returns the terms of a word: the stems of its `camelCase` parts, and of the whole word.
-
-    With the whole word, the query `github` finds `GitHub`.
-    """
-    if word.isascii() and (word.isdecimal() or (word.isalpha() and word[1:].islower())):  # most
-        return _stem_part(word.lower())
-    parts: list[str] = _PART.findall(word)
-    wanted = parts if len(parts) == 1 else [*parts, word]
-    return tuple(dict.fromkeys(chain.from_iterable(_stem_part(p.casefold()) for p in wanted)))
-
-
-def _terms_and_forms(word: str) -> list[str]:
-    """Returns the terms of a word and its unstemmed forms, so that exact forms rank higher."""
-    terms = terms_of(word)
-    forms = [word.casefold()] if terms else []
-    if len(terms) > 1:
-        forms += split_identifier(word)
-    return [*terms, *(_FORM_MARK + form[:MAX_WORD_CHARS] for form in forms)]
-
-
-def _stem_part(part: str) -> tuple[str, ...]:
-    if part in STOP_WORDS:
-        return ()
-    if part.isascii():
-        short = part[:MAX_WORD_CHARS]
-        return (stem(short) if part.isalpha() else short,)
-    if part < "\u3040" or len(part) < 3:
-        return (part,)
-    return tuple(map("".join, pairwise(part)))  # Chinese and Japanese have no spaces between words
-
-
-# ---- The stemmer ----
-#
-# It is light on purpose: endings that often change the meaning stay (`custom`, `customer`).
-
-_VOWEL = re.compile(r"[aeiouy]")
-_SHORT = re.compile(r"[^aeiouy]*[aeiouy][^aeiouwxy]")  # `rat` and `us`: ends in a lost `e`
-_IRREGULAR = {"embed": "embed", "embeds": "embed", "news": "news"}
-_DERIVATIONS = (
-    ("ization", "iz"),
-    ("izer", "iz"),
-    ("ysis", "ys"),
-    ("yzer", "ys"),
-    ("yze", "ys"),
-    ("yz", "ys"),
-    ("ator", "at"),
-    ("ion", ""),
-    ("ly", ""),
-)
-_DERIVED = tuple(ending for ending, _ in _DERIVATIONS)
-
-
-@lru_cache(maxsize=8192)  # names of tools repeat the same few words
-def stem(word: str) -> str:
-    """Removes English endings: `creates`, `created`, `creating` and `creation` are one term."""
-    if len(word) < 3:
-        return word
-    if word in _IRREGULAR:
-        return _IRREGULAR[word]
-    if word.endswith("s") and not word.endswith(("ss", "us", "is")):
-        word = word[:-2] if word.endswith(("sses", "ies")) else word[:-1]
-    word = _cut_derivation(_cut_tense(word))
-    if len(word) < 4:
-        return word
-    if word.endswith("e") and not _SHORT.fullmatch(word[:-1]):
-        return word[:-1]
-    return f"{word[:-1]}i" if word.endswith("y") and word[-2] not in "aeiou" else word
-
-
-def _cut_tense(word: str) -> str:
-    for ending in ("ing", "ed"):
-        root = word.removesuffix(ending)
-        if root != word and len(root) > 1 and _VOWEL.search(root) and not word.endswith("eed"):
-            if root[-1] == root[-2] and root[-1] not in "lsz":
-                return root[:-1]  # `plann` becomes `plan`
-            return f"{root}e" if _SHORT.fullmatch(root) else root  # `rat` becomes `rate`
-    return word
-
-
-def _cut_derivation(word: str) -> str:
-    for ending, replacement in _DERIVATIONS if word.endswith(_DERIVED) else ():
-        if word.endswith(ending):
-            root = word.removesuffix(ending) + replacement
-            return root if len(root) > 4 else word
-    return word

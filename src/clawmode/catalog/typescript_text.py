@@ -10,10 +10,11 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from inspect import cleandoc
 
 from clawmode.text import plain_line, without_surrogates
+from clawmode.types import dataclass
 
 MAX_DOC_CHARS = 300
 MAX_LITERAL_CHARS = 100
@@ -58,6 +59,7 @@ class Type:
 
 NEVER = Type(("never",))
 NULL = Type(("null",))
+PLAIN = {"string", "number", "boolean", "null", "any"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,42 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True)
+class Limits:
+    """The size and detail of a rendered type.
+
+    Attributes:
+        chars: Characters in total, indentation not counted exactly.
+        nesting: Levels of nested schemas.
+        objects: Levels of nested objects that are written out.
+        docs: True to describe inner properties, and those of an input at length.
+    """
+
+    chars: int = 16_000
+    nesting: int = 16
+    objects: int = 16
+    docs: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class RenderedType:
+    """The text of a type, and the declarations that it needs.
+
+    Attributes:
+        text: The type. It may have several lines.
+        aliases: The declarations of aliases that the text uses, by name.
+        docs: One line about each property of an input that has a description or constraints.
+        optional: True if no property of the input is required.
+        cost: Characters that were rendered, including discarded attempts.
+    """
+
+    text: str
+    aliases: dict[str, str]
+    docs: dict[str, str]
+    optional: bool
+    cost: int
+
+
+@dataclass(frozen=True, slots=True)
 class Form:
     """How types are written.
 
@@ -88,6 +126,8 @@ class Form:
         max_members: Most alternatives of a union; with more it is `unknown`.
         max_properties: Most properties of an object that are shown.
         max_key_chars: Properties with longer names are left out.
+        one_line: True if everything is on one line, without comments and aliases.
+        names_only: True if a member of a plain type is only its name.
     """
 
     unknown: Type
@@ -99,6 +139,8 @@ class Form:
     max_members: int
     max_properties: int
     max_key_chars: int
+    one_line: bool = False
+    names_only: bool = False
 
     def unite(self, types: Iterable[Type]) -> Type:
         """Returns the union of the types."""
@@ -164,7 +206,7 @@ class Form:
 
     def lay_out(self, members: list[Member], *, may_be_one_line: bool = True) -> str:
         """Renders an object type with these members."""
-        if self is LINE:
+        if self.one_line:
             if [member.head for member in members] == [INDEX]:
                 return f"Record<string, {members[0].type}>"
             return "{" + ", ".join(member.text for member in members) + "}"
@@ -201,7 +243,11 @@ LINE = Form(
     max_members=4,
     max_properties=12,
     max_key_chars=60,
+    one_line=True,
 )
+
+KEYS = replace(LINE, names_only=True)
+"""For results, where a reader needs the names of the members first."""
 
 
 # ---- Words ----
@@ -259,6 +305,9 @@ def indent(text: str) -> str:
 
 # ---- Notes ----
 
+FORMATS = ("date", "date-time", "time")
+MAX_SHOWN_NUMBER = 10**12
+
 _NOTED = (
     "format",
     "pattern",
@@ -291,3 +340,13 @@ def describe(schema: object, limit: int) -> str:
     if schema.get("type") == "integer" and (text or notes):
         notes.insert(0, "integer")
     return f"{text} ({clean_line(', '.join(notes), limit)})".lstrip() if notes else text
+
+
+def render_note(schema: Mapping[str, object], kind: str) -> str:
+    """Returns what a caller must know beyond the type: a common format, or the largest number."""
+    most, format_ = schema.get("maximum"), schema.get("format")
+    if kind == "string":
+        return f"({format_})" if format_ in FORMATS else ""
+    if kind != "number" or not isinstance(most, int | float) or isinstance(most, bool):
+        return ""
+    return f"(<={most:.10g})" if abs(most) < MAX_SHOWN_NUMBER else ""

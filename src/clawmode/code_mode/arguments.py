@@ -1,13 +1,23 @@
 """The arguments of `CodeMode`, and those that a model writes for `exec` and `wait`."""
 
+import contextlib
 import json
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from clawmode.code_mode.config import CodeModeConfig
-from clawmode.exceptions import ClawmodeError, ClawmodeWarning, ConfigurationError
+from clawmode.context import RunContext
+from clawmode.exceptions import (
+    ClawmodeError,
+    ClawmodeWarning,
+    ConfigurationError,
+    require,
+)
 from clawmode.sandbox.protocol import LANGUAGES, MAX_SOURCE, Language
+from clawmode.tools.approvals import Approvals
+from clawmode.tools.hooks import Hooks
+from clawmode.tools.policy import Policy
 from clawmode.tools.tool import Tool
 from clawmode.types import ErrorCode, JsonValue
 
@@ -75,15 +85,20 @@ def read_program(arguments: Mapping[str, object], default_language: str) -> tupl
     return given[0], language
 
 
-def read_run_id(arguments: Mapping[str, object]) -> str:
+def read_run_id(arguments: Mapping[str, object], *more: str) -> str:
     """Returns the run id of a `wait`.
+
+    Args:
+        arguments: The arguments of the model.
+        more: Other names under which the id may be given.
 
     Raises:
         BadArguments: It is missing, or not a string.
     """
-    run_id = arguments.get("runId", arguments.get("run_id"))
+    names = (*more, "runId", "run_id")
+    run_id = next((arguments[name] for name in names if name in arguments), None)
     if not isinstance(run_id, str):
-        raise BadArguments("invalid_input", "`runId` must be a string.")
+        raise BadArguments("invalid_input", f"`{names[0]}` must be a string.")
     return run_id
 
 
@@ -97,6 +112,14 @@ def check_program(code: str, language: str, allowed: Sequence[str]) -> Language:
         raise BadArguments("invalid_input", "`code` is empty.")
     if len(code.encode("utf-8", "replace")) > MAX_SOURCE:
         raise BadArguments("invalid_input", f"`code` is over {MAX_SOURCE} bytes.")
+    # Neither can be a program that works, and the engine's own errors would name something else.
+    if code.lstrip().startswith("```"):
+        raise BadArguments("invalid_input", "Send the program itself, without code fences (```).")
+    if code.lstrip().startswith("{"):
+        with contextlib.suppress(ValueError, RecursionError):
+            if json.loads(code):
+                text = "`code` is a JSON object: send the program itself, as plain text."
+                raise BadArguments("invalid_input", text)
     for known in LANGUAGES:
         if language == known and known in allowed:
             return known
@@ -106,6 +129,16 @@ def check_program(code: str, language: str, allowed: Sequence[str]) -> Language:
 
 
 # ---- Of `CodeMode` ----
+
+PARTS: dict[str, tuple[Any, str]] = {
+    "policy": ((Policy, Mapping), '{"allow": [...], "deny": [...]}'),
+    "hooks": (Hooks, "hooks = Hooks(); hooks.before_tool_call(function)"),
+    "approvals": (Approvals, 'Approvals(ask_for=["send_mail"])'),
+    "context": (RunContext, 'RunContext(run_id="r-1")'),
+}
+"""The types of arguments that `CodeMode` and `Agent` have in common, with an example of each."""
+
+A_POOL = "async with Pool() as pool: ..."
 
 
 def check_argument(name: str, value: object, kind: Any, example: str) -> None:
@@ -120,6 +153,16 @@ def check_argument(name: str, value: object, kind: Any, example: str) -> None:
             path=name,
             expected=example,
         )
+
+
+def check_parts(**parts: object) -> None:
+    """Checks the types of arguments that `PARTS` lists.
+
+    Raises:
+        ConfigurationError: A type is wrong; the message shows an example.
+    """
+    for name, part in parts.items():
+        check_argument(name, part, *PARTS[name])
 
 
 def read_config(config: object) -> CodeModeConfig:
@@ -156,9 +199,13 @@ def read_mcp_servers(
 
     Raises:
         ConfigurationError: An entry cannot be used.
+        MissingExtra: The extra `mcp` is not installed.
     """
+    servers = servers if isinstance(servers, Mapping) else list(servers)
+    if servers:
+        require("mcp", "mcp")
     if not isinstance(servers, Mapping):
-        return list(servers)
+        return servers
     from clawmode.config.mcp import read_servers
 
     named: Any = servers

@@ -9,17 +9,19 @@ import inspect
 import logging
 import sys
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING
 
 import anyio
+import anyio.lowlevel
 from anyio.abc import TaskGroup
 
-from clawmode.catalog.catalog import EXEC
-from clawmode.code_mode.bridge import BadRequest, Bridge, fail, refuse, settle
-from clawmode.code_mode.cell import GATE, CallGroup, Cell, Entry, OpenCall, Reply
-from clawmode.code_mode.gate import Gate, gate_input
-from clawmode.code_mode.stores import StoredCall
+from clawmode.catalog.controls import EXEC
+from clawmode.code_mode.answers import Answers
+from clawmode.code_mode.bridge import BadRequest, Bridge, fail, refuse, settle, too_large
+from clawmode.code_mode.cell import GATE, CallGroup, Cell, OpenCall, Reply, gate_input
+from clawmode.code_mode.gate import Gate
+from clawmode.code_mode.ledger import Entry
 from clawmode.code_mode.telemetry import Telemetry
 from clawmode.context import RunContext
 from clawmode.exceptions import StoreUnavailable
@@ -27,30 +29,17 @@ from clawmode.sandbox.protocol import Request, Settlement
 from clawmode.tools.approvals import Question
 from clawmode.tools.executor import Call, Executor, ToolFailure
 from clawmode.tools.tool import Tool
-from clawmode.types import CallState
+from clawmode.types import CallState, dataclass
 
 if TYPE_CHECKING:
     from clawmode.code_mode.config import CodeModeConfig
     from clawmode.code_mode.parking import Parking
+    from clawmode.code_mode.shapes import SeenShapes
 
 logger = logging.getLogger("clawmode.calls")
 
-SAVE_AGAIN = 1.0
-"""Seconds between attempts to store a reply."""
-
-SEAL_BYTES = 64
-"""The maximum that sealing adds to the size of a reply."""
-
-MAX_ERRORS = 48 << 10
-"""Bytes of an inbox that are reserved for errors, because every call of a batch may need one."""
-
 ENDED = "The program that made this call has ended."
 NO_STORE = "The call was not made: the store of waiting programs cannot be written."
-FULL = "The answers that wait for the program are too large: ask for less, page by page."
-UNKNOWN = (
-    "The process that made this call died before it was answered: whether it took effect is "
-    "unknown. Look before you repeat it."
-)
 
 
 async def _connect_nothing(server: str) -> None:
@@ -66,6 +55,7 @@ class Calls:
         groups: The cells whose calls are made here, by the id of the cell.
         tasks: Where calls run; None before the run is open.
         connect: Waits until an MCP server is connected, or has failed to connect.
+        shapes: Remembers the shapes of results.
     """
 
     executor: Executor
@@ -78,6 +68,11 @@ class Calls:
     groups: dict[str, CallGroup] = field(default_factory=dict[str, CallGroup])
     tasks: TaskGroup | None = None
     connect: Callable[[str], Awaitable[None]] = _connect_nothing
+    shapes: "SeenShapes | None" = None
+    answers: Answers = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.answers = Answers(self)
 
     def group(self, cell: Cell) -> CallGroup:
         """Returns the group of a cell's calls in this process."""
@@ -100,6 +95,7 @@ class Calls:
             cell.inbox.append(refuse(request, error.code, str(error), error.tool_id))
             return
         call = OpenCall(request, cell.ledger.add(request.id, tool), tool, given)
+        call.entry.keep_input(given, len(request.args))
         self.enqueue(cell, call)
 
     def open_gate(self, cell: Cell, question: Question) -> None:
@@ -121,54 +117,110 @@ class Calls:
         for request in requests:
             if request.method in ("call", "namespace"):
                 try:
-                    tool, _ = self.bridge.call_of(request)
+                    tool, given = self.bridge.call_of(request)
                 except BadRequest:
                     continue
-                cell.ledger.add(request.id, tool, "not_started")
+                entry = cell.ledger.add(request.id, tool, "not_started")
+                entry.keep_input(given, len(request.args))
+
+    def refuse_unstored(self, cell: Cell, group: CallGroup, call: OpenCall) -> None:
+        """Refuses a queued call with effects whose cell cannot be stored before."""
+        group.queue.remove(call)
+        group.calls.pop(call.id, None)
+        tool_id = call.entry.tool_id
+        cell.receive(refuse(call.request, "store_unavailable", NO_STORE, tool_id))
+        call.entry.state = "not_started"
 
     def start(self, group: CallGroup) -> None:
         """Starts queued calls, up to the maximum that may run concurrently."""
         while (call := self._next(group)) is not None:
             assert self.tasks is not None, "a CodeMode with tools is used inside of `async with`"
+            group.starting += 1
             self.tasks.start_soon(self._serve, group, call)
 
     def _next(self, group: CallGroup) -> OpenCall | None:
-        running = group.running + group.foreign
-        if not group.queue or running >= self.config.max_pending_tool_calls:
+        if group.held or not group.queue:
             return None
-        call = group.queue.popleft()
+        if self.places(group) > 0:
+            call = group.queue.popleft()
+        elif (found := self._next_question(group)) is not None:
+            call = found
+            group.queue.remove(call)
+            group.ahead.add(call.id)
+        else:
+            return None
         call.entry.state = "running"
         group.running += 1
         if not call.is_gate:
             self.telemetry.call(call.entry.tool_id)
         return call
 
+    def places(self, group: CallGroup) -> int:
+        """Returns how many queued calls may start now."""
+        running = group.running - len(group.ahead) + group.foreign
+        return self.config.max_pending_tool_calls - running
+
+    def _next_question(self, group: CallGroup) -> OpenCall | None:
+        """Returns a queued call that a person may be asked about ahead of its turn.
+
+        A program that makes 100 calls in a loop should ask one question, not one for each place.
+        So a place whose call waits for a person is lent to the question of another call. A call
+        that was asked ahead of its turn waits for a place before it runs.
+        """
+        if not group.asked or not self._has_place(group):
+            return None
+        asks, run = self.executor.approvals.asks_people, self.context
+        calls = (call for call in group.queue if call.tool is not None and not call.is_gate)
+        return next((call for call in calls if call.tool and asks(call.tool, run)), None)
+
+    def _has_place(self, group: CallGroup) -> bool:
+        """True if fewer calls run than may, without those that wait for people."""
+        running = group.running - len(group.asked) + group.foreign
+        return running < self.config.max_pending_tool_calls
+
     # ---- Making ----
 
     async def _serve(self, group: CallGroup, first: OpenCall) -> None:
-        """Makes a call and then queued ones, because starting a task costs more than most calls."""
+        """Makes a call and then queued ones, because starting a task costs more than most calls.
+
+        If nothing is queued, the cell is resumed here: it may make the next call at once.
+        """
+        group.starting -= 1
         call: OpenCall | None = first
-        while call is not None:
-            await self._make(group, call)
-            group.running -= 1
-            if group.ended:
-                group.changes.notify()
-            call = self._next(group)
+        with anyio.CancelScope() as scope:
+            while call is not None:
+                call.scope = scope
+                try:
+                    if not group.ended:  # else the cell ended before this call started
+                        await self._make(group, call)
+                finally:
+                    group.running -= 1
+                    group.asked.discard(call.id)
+                    group.ahead.discard(call.id)
+                    if group.ended or group.asked:
+                        group.changes.notify()
+                if group.starting:  # calls that came before the next one have not begun yet
+                    await anyio.lowlevel.checkpoint()
+                if group.queue or group.turn is None:
+                    call = self._next(group)
+                else:
+                    await group.turn.go_on(scope)
+                    call = self._next(group)
+                    self.start(group)
 
     async def _make(self, group: CallGroup, call: OpenCall) -> None:
-        if group.ended:
-            return  # the cell ended before this call started
-        reply: Settlement | None = None
-        with anyio.CancelScope() as call.scope:
-            reply = await self._call(group, call)
-        if reply is None or group.ended:
+        reply = await self._call(group, call)
+        if group.ended or call.owner:  # another process has taken the question over
             return
         cell = group.driven
         if cell is not None and not group.lock.locked():
             # The usual case: this process drives the cell, and no task is about to move it.
             group.calls.pop(call.id, None)
             cell.receive(reply)
-            group.changes.notify()
+            if call.stored == "running" and call.may_change and self.parking.effects:
+                self.answers.keep_copy(cell, call, reply)
+            if group.queue or group.turn is None:
+                group.changes.notify()
         else:
             with anyio.CancelScope(shield=True):
                 await self.deliver(group, call, Reply(reply))
@@ -178,11 +230,15 @@ class Calls:
             return answer
         assert call.tool is not None
         try:
-            if group.driven is None:
+            if group.driven is None or (self._needs_intent(call) and call.stored != "running"):
                 await self._change(group, call, "running")
             if call.is_gate:
                 return await self._ask_gate(group, call)
             result = await self.executor.call(self._made(group, call, call.tool))
+            if self.shapes is not None:
+                self.shapes.see(call.tool, result)
+            if call.tool.source == "mcp":
+                self.bridge.mcp.remember(call.tool, result.details)
             return settle(call.request, result, call.tool.id)
         except ToolFailure as error:
             return fail(call.request, error, call.tool.id)
@@ -192,36 +248,46 @@ class Calls:
             return refuse(call.request, "internal_error", text, call.tool.id)
 
     async def _connected(self, call: OpenCall) -> Settlement | None:
-        """Waits for the server of a call, and looks up the tool. Returns a reply if it has one.
-
-        The server has its own time limit for connecting; the cell may be parked meanwhile.
-        """
-        await self.connect(call.server)
-        if call.request.method == "api":
+        """Waits for the server of a call, and looks up the tool. Returns a reply if it has one."""
+        await self.connect(call.server)  # which has a time limit; the cell may be parked meanwhile
+        if call.request.method in ("api", "search"):
             return self.bridge.look_up(call.request)
         try:
             call.tool, call.input = self.bridge.call_of(call.request)
         except BadRequest as error:
             return refuse(call.request, error.code, str(error), error.tool_id)
         call.entry.tool_id, call.entry.effect = call.tool.id, call.tool.effect
+        call.entry.keep_input(call.input, len(call.request.args))
         return None
 
     def _made(self, group: CallGroup, call: OpenCall, tool: Tool) -> Call:
         async def on_state(state: CallState) -> None:
+            if state == "approval":
+                group.asked.add(call.id)
+            while call.id in group.asked and state == "running":
+                # Others may have been asked ahead of their turn: not all of them may run at once.
+                if self._has_place(group):
+                    group.asked.discard(call.id)
+                else:
+                    call.entry.state = "queued"
+                    await group.changes.wait()
             await self._change(group, call, state)
+            if state == "approval":
+                self.start(group)
 
         def on_asking(asking: bool) -> None:
             call.asking += 1 if asking else -1
             group.changes.notify()
 
         return Call(
-            id=_call_id(group, call),
+            id=group.call_id(call),
             tool=tool,
             input=call.input,
             run=self.context,
             parent_id=group.parent_id,
             on_state=on_state,
             on_asking=on_asking,
+            program=group.run_id,
             patience=self.config.snapshot_ttl_seconds,
         )
 
@@ -234,8 +300,12 @@ class Calls:
             question = admitted.question and replace(admitted.question, input=call.input)
         if question is not None:
             await self._change(group, call, "approval")
-            await self.executor.ask(replace(question, call_id=_call_id(group, call)))
+            await self.executor.ask(replace(question, call_id=group.call_id(call)))
         return Settlement(call.id, True, b"null")
+
+    def _needs_intent(self, call: OpenCall) -> bool:
+        """True if the store must know that the call is made before it is made."""
+        return self.parking.effects and call.may_change
 
     async def _change(self, group: CallGroup, call: OpenCall, state: CallState) -> None:
         """Changes the state of a call; for a parked cell, the store records it first.
@@ -247,14 +317,16 @@ class Calls:
             if group.ended:
                 raise ToolFailure("aborted", ENDED)
             call.entry.state = state
-            if group.driven is None:
+            if group.driven is None or (self._needs_intent(call) and call.stored != state):
                 owner = await self.parking.owner()
                 try:
+                    await self.parking.store_held(group.run_id)
                     known = await self.parking.store.mark(group.run_id, call.id, owner, state)
                 except StoreUnavailable:
                     raise ToolFailure("store_unavailable", NO_STORE) from None
                 if not known:
                     raise ToolFailure("aborted", ENDED)
+                call.stored = state
         group.changes.notify()
 
     # ---- Answering ----
@@ -262,62 +334,27 @@ class Calls:
     async def deliver(self, group: CallGroup, call: OpenCall, reply: Reply) -> None:
         """Gives a reply to the cell, or to the store if the cell is not driven here."""
         async with group.lock:
+            if call.owner:
+                return
             group.calls.pop(call.id, None)
             if (cell := group.driven) is not None:
                 cell.receive(reply.settled, unknown=reply.unknown)
             elif not group.ended:
                 state: CallState = "completed" if reply.settled.ok else "failed"
                 call.entry.state = "unknown" if reply.unknown else state
-                await self._save(group, call, reply)
+                await self.answers.save(group, call, reply)
         group.changes.notify()
         self.forget(group)
 
-    def fit_inbox(self, cell: Cell) -> None:
-        """Replaces replies that are too large for the inbox of a parked cell by errors."""
-        left = self._inbox_room()
-        for position, settled in enumerate(cell.inbox):
-            if (size := len(settled.value) + SEAL_BYTES) <= left:
-                left -= size
-            else:
-                entry = cell.ledger.find(settled.id)
-                cell.inbox[position] = _too_large(settled.id, entry.tool_id if entry else None)
-
-    def _inbox_room(self) -> int:
-        """Returns the bytes of an inbox for replies; the rest is reserved for errors."""
-        limit = self.config.max_snapshot_bytes
-        return limit - min(limit // 8, MAX_ERRORS)
-
-    async def _settle(self, run_id: str, call_id: int, tool_id: str | None, reply: Reply) -> None:
-        store = self.parking.store
-        sealed = self.parking.sealed_reply(run_id, reply)
-        if await store.settle(run_id, call_id, sealed, self._inbox_room()) == "full":
-            sealed = self.parking.sealed_reply(run_id, Reply(_too_large(call_id, tool_id)))
-            # Without a size limit, because a program without any reply would wait for ever.
-            await store.settle(run_id, call_id, sealed, sys.maxsize)
-
-    async def _save(self, group: CallGroup, call: OpenCall, reply: Reply) -> None:
-        try:
-            await self._settle(group.run_id, call.id, call.entry.tool_id, reply)
-        except StoreUnavailable:
-            # Kept in memory, so that the reply is lost only if this process dies.
-            group.unsaved[call.id] = (reply.settled, reply.unknown)
-            if len(group.unsaved) == 1 and self.tasks is not None:
-                self.tasks.start_soon(self._save_later, group)
-
-    async def _save_later(self, group: CallGroup) -> None:
-        """Retries to store replies: a `wait` in another process cannot fetch them from here."""
-        while group.unsaved and not group.ended:
-            await anyio.sleep(SAVE_AGAIN)
-            async with group.lock:
-                # Once the cell is driven here, `hand_over` has emptied `unsaved`.
-                for number, (settled, unknown) in list(group.unsaved.items()):
-                    try:
-                        await self._settle(group.run_id, number, None, Reply(settled, unknown))
-                    except StoreUnavailable:
-                        break
-                    del group.unsaved[number]
-            group.changes.notify()
-            self.forget(group)
+    async def settle(self, run_id: str, call_id: int, tool_id: str | None, reply: Reply) -> None:
+        """Puts a reply into the inbox in the store, or an error if the inbox is too full."""
+        await self.parking.store_held(run_id)
+        store, sealed = self.parking.store, self.parking.sealed_reply(run_id, reply)
+        owner, room = self.parking.name, self.answers.inbox_room()
+        if await store.settle(run_id, call_id, owner, sealed, room) == "full":
+            sealed = self.parking.sealed_reply(run_id, Reply(too_large(call_id, tool_id)))
+            # Else, the program would hang.
+            await store.settle(run_id, call_id, owner, sealed, sys.maxsize)
 
     def forget(self, group: CallGroup) -> None:
         """Drops a group that has no calls, no unsaved replies and no task."""
@@ -329,55 +366,6 @@ class Calls:
         for settled, unknown in group.unsaved.values():
             cell.receive(settled, unknown=unknown)
         group.unsaved.clear()
-
-    # ---- Calls of other processes ----
-
-    async def adopt(self, cell: Cell) -> bool:
-        """Takes over the calls of dead owners of a cell that this process has claimed or drives.
-
-        Returns:
-            True if living owners still make calls of the cell.
-        """
-        own = await self.parking.owner()
-        group, group.foreign = self.group(cell), 0
-        for call in [call for call in cell.calls.values() if call.owner]:
-            if call.id in group.unsaved:
-                continue
-            live = group.calls.get(call.id)
-            if live is not None:
-                # Our own call, which still runs: the cell was read from the store again.
-                call.entry.state, live.entry = live.entry.state, call.entry
-                cell.calls[call.id] = live
-            elif call.owner != own and await self.parking.store.alive(call.owner):
-                group.foreign += 1
-            else:
-                await self._take_over(cell, call, own)
-        self.start(group)
-        return group.foreign > 0
-
-    async def _take_over(self, cell: Cell, call: OpenCall, own: str) -> None:
-        state = call.entry.state
-        stored = StoredCall(call.id, call.owner, state, b"")
-        if not await self.parking.store.adopt(cell.id, stored, own):
-            return
-        call.owner = ""
-        try:
-            if call.is_gate and cell.start is not None:
-                call.tool, call.input = EXEC, gate_input(cell.start)
-            else:
-                call.tool, call.input = self.bridge.call_of(call.request)
-        except BadRequest as error:
-            answer = refuse(call.request, error.code, str(error), error.tool_id)
-            if state != "running":
-                await self.deliver(self.group(cell), call, Reply(answer))
-                return
-        repeatable = call.tool is not None and (call.tool.idempotent or call.is_gate)
-        if state == "running" and not repeatable:
-            answer = refuse(call.request, "outcome_unknown", UNKNOWN, call.entry.tool_id)
-            await self.deliver(self.group(cell), call, Reply(answer, unknown=True))
-            return
-        call.entry.state = "queued"
-        self.enqueue(cell, call)
 
     # ---- Ending ----
 
@@ -399,11 +387,3 @@ class Calls:
         group.queue.clear()
         group.calls.clear()
         group.changes.notify()
-
-
-def _too_large(call_id: int, tool_id: str | None) -> Settlement:
-    return refuse(Request(call_id, "call", b"[]"), "reply_too_large", FULL, tool_id)
-
-
-def _call_id(group: CallGroup, call: OpenCall) -> str:
-    return f"{group.run_id}:{call.id}"

@@ -6,27 +6,32 @@ to `Cell.receive`, and `parking` writes the cell to a store and reads it back.
 
 import secrets
 import time
-from collections import Counter, deque
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import field
 from itertools import islice
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import anyio
 
+from clawmode.code_mode.ledger import Entry, Ledger, add_inputs
+from clawmode.sandbox.images import MAX_IMAGES
 from clawmode.sandbox.protocol import Completion, Failure, Output, Request, Settlement, Start
 from clawmode.tasks import Notifier
 from clawmode.tools.approvals import Question
-from clawmode.tools.tool import Effect, Tool
-from clawmode.types import OPEN_STATES, CallState, JsonObject, JsonText, JsonValue
+from clawmode.tools.tool import Tool
+from clawmode.types import CallState, JsonObject, JsonText, JsonValue, dataclass
 
 if TYPE_CHECKING:
+    from clawmode.code_mode.batches import Turn
     from clawmode.code_mode.stores import StoredCall
     from clawmode.sandbox.pool import Tenancy
 
-MAX_LEDGER = 100
 MAX_SHOWN = 10
 """The maximum of pending lookups in a result; a cell may have a thousand."""
+
+SAME_CLOCK = 250.0
+"""Clocks of machines that differ by at most so many milliseconds count as the same."""
 
 GATE = 0
 """The id, in stores and results, of the question whether the cell may start. No call has it."""
@@ -39,60 +44,17 @@ NEXT_STAGES: dict[Stage, tuple[Stage, ...]] = {
     "new": ("driven", "ended"),
     "claimed": ("driven", "parked", "ended"),
     "driven": ("parked", "ended"),
-    "parked": (),  # a `wait` reads the cell from the store as a new object
+    "parked": ("ended",),  # a `wait` reads the cell from the store as a new object
     "ended": ("ended",),  # the task that drives an aborted cell ends the cell too
 }
 
 
-# ---- The ledger ----
-
-
-@dataclass(slots=True)
-class Entry:
-    """The state of one call in the ledger."""
-
-    id: int
-    tool_id: str
-    effect: Effect | None
-    state: CallState = "queued"
-
-    def to_json(self) -> JsonObject:
-        """Returns the row of `calls` in a failed result."""
-        row: JsonObject = {"id": str(self.id), "toolId": self.tool_id, "state": self.state}
-        return row | {"effect": self.effect} if self.effect is not None else row
-
-
-@dataclass(slots=True)
-class Ledger:
-    """The calls of a cell in order of their start: a failed result shows what was done already.
-
-    Beyond `MAX_LEDGER` entries, the oldest calls that have ended are only counted.
-    """
-
-    entries: list[Entry] = field(default_factory=list[Entry])
-    omitted: Counter[str] = field(default_factory=Counter[str])
-
-    def add(self, call_id: int, tool: Tool, state: CallState = "queued") -> Entry:
-        """Adds the entry of a new call, and returns it."""
-        return self.note(Entry(call_id, tool.id, tool.effect, state))
-
-    def note(self, entry: Entry) -> Entry:
-        """Adds an entry, and drops the oldest one that has ended if there are too many."""
-        self.entries.append(entry)
-        if len(self.entries) > MAX_LEDGER:
-            for position, old in enumerate(self.entries):
-                if old.state not in OPEN_STATES:
-                    self.omitted[old.state] += 1
-                    del self.entries[position]
-                    break
-        return entry
-
-    def find(self, call_id: int) -> Entry | None:
-        """Returns the entry of a call; None if it was dropped."""
-        return next((entry for entry in self.entries if entry.id == call_id), None)
-
-
 # ---- Calls ----
+
+
+def gate_input(start: Start) -> JsonObject:
+    """Returns the arguments of a cell, as hooks see them."""
+    return {"code": start.source, "command": start.source, "language": start.language}
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +75,7 @@ class OpenCall:
         question: The question whether the cell may start, if that is not a call.
         asking: The number of answers by people that the running tool waits for.
         server: The MCP server whose tools are not known yet.
+        stored: The state of the call in the store; None if the store does not have it.
     """
 
     request: Request
@@ -123,15 +86,21 @@ class OpenCall:
     question: Question | None = None
     asking: int = 0
     server: str = ""
+    stored: CallState | None = None
     scope: anyio.CancelScope | None = None
+    id: int = field(init=False)
 
-    @property
-    def id(self) -> int:
-        return self.request.id
+    def __post_init__(self) -> None:
+        self.id = self.request.id
 
     @property
     def is_gate(self) -> bool:
-        return self.request.id == GATE
+        return self.id == GATE
+
+    @property
+    def may_change(self) -> bool:
+        """True unless the call is known to only read."""
+        return not self.is_gate and (self.tool is None or self.tool.effect != "read")
 
     @property
     def waits_for_a_person(self) -> bool:
@@ -159,8 +128,13 @@ class CallGroup:
         unsaved: Replies that could not be stored, with True if the outcome of the call is unknown.
         foreign: The number of calls of the cell that other processes make.
         running: The number of calls that have been started.
+        asked: The started calls that wait for approval, and then for their place.
+        ahead: The started calls that were asked about ahead of their turn.
+        starting: The number of tasks for calls that have not begun yet.
+        held: True while no queued call may start, because the cell is being stored.
         lock: Held while the cell moves between this process and the store.
         changes: Wakes the task that drives the cell.
+        turn: Lets the tasks of calls drive the cell on while the task that drives it waits.
     """
 
     run_id: str
@@ -173,8 +147,13 @@ class CallGroup:
     )
     foreign: int = 0
     running: int = 0
+    asked: set[int] = field(default_factory=set[int])
+    ahead: set[int] = field(default_factory=set[int])
+    starting: int = 0
+    held: bool = False
     lock: anyio.Lock = field(default_factory=lambda: anyio.Lock(fast_acquire=True))
     changes: Notifier = field(default_factory=Notifier)
+    turn: "Turn | None" = None
     ended: bool = False
 
     @property
@@ -187,6 +166,15 @@ class CallGroup:
         """True if all running calls wait for people. Queued calls wait for a running one."""
         open_calls = [call for call in self.calls.values() if call.entry.state != "queued"]
         return bool(open_calls) and all(call.waits_for_a_person for call in open_calls)
+
+    def call_id(self, call: OpenCall) -> str:
+        """Returns the id of a call that is unique among the calls of all programs."""
+        return f"{self.run_id}:{call.id}"
+
+    def inputs(self) -> dict[str, JsonValue]:
+        """Returns the shortened inputs of the calls that are being made, by their ids."""
+        made = (call for call in self.calls.values() if call.entry.state != "queued")
+        return {self.call_id(call): call.entry.input for call in made}
 
     async def changed(self, version: int, seconds: float) -> None:
         """Waits until `changes.count` differs from `version`, or for `seconds`."""
@@ -218,9 +206,16 @@ class Cell:
         gate: Cancels the hooks and approvers that decide whether the cell may start.
         admission: The decision of the person who was asked whether the cell may start.
         tenancy: The place of the cell in the pool while it is driven.
+        attachments: Images for whoever reads the next result, as `{mimeType, data}`.
+        notes: Remarks of the host for whoever reads the next result.
+        told: Limits the rate of `notify`: it moves ahead with each message, and never beyond now.
+        waiting: The number of calls that the host has not got yet.
         lookups: Requests to the catalog that have no reply yet.
         inbox: Replies that the guest has not received yet.
-        due: The time of the next timer, in milliseconds since 1970; 0 if there is none.
+        shift: How far the guest's clock is ahead of this machine's, in milliseconds: the guest's
+            time goes on evenly, also on machines whose clocks differ.
+        due: The time of the next timer by the guest's clock, in milliseconds since 1970; 0 if there
+            is none.
         due_at: The same time by `time.monotonic`, in seconds.
         unheard: True if the caller of the `wait` that drives the cell was cancelled.
         outcome: How the cell ended, if no caller has received that yet.
@@ -229,7 +224,14 @@ class Cell:
         mark: The same number, sealed, as the store keeps it.
         image: The hash of the memory image that the snapshot is a difference to.
         build: The version of clawmode that parked the cell.
+        uses_state: True if the program names `load` or `store`.
         taken: True if the cell was taken out of the store, where other processes can abort it.
+        fence: The number of the claim under which this process has the cell; 0 if it has none.
+        have: The calls whose replies are here and, perhaps, still in the store.
+        unsure: A write to the store that may or may not have happened.
+        lost: True if another process has taken the cell over, and decides how it ends.
+        ordered: True if somebody has asked to abort the cell.
+        concluded: True if the store knows how the cell ended.
         since: When the cell was started or resumed, by `time.time`.
     """
 
@@ -242,12 +244,17 @@ class Cell:
     tenancy: "Tenancy | None" = None
     id: str = field(default_factory=lambda: "cm_" + secrets.token_hex(16))
     output: list[JsonValue] = field(default_factory=list[JsonValue])
+    attachments: list[JsonObject] = field(default_factory=list[JsonObject])
+    notes: list[str] = field(default_factory=list[str])
+    told: float = 0.0
     ledger: Ledger = field(default_factory=Ledger)
     calls: dict[int, OpenCall] = field(default_factory=dict[int, OpenCall])
+    waiting: int = 0
     yields: list[int] = field(default_factory=list[int])
     lookups: deque[Request] = field(default_factory=deque[Request])
     inbox: list[Settlement] = field(default_factory=list[Settlement])
     timers: int = 0
+    shift: float = 0.0
     due: float = 0.0
     due_at: float = float("inf")
     unheard: bool = False
@@ -257,7 +264,14 @@ class Cell:
     mark: bytes = b""
     image: bytes = b""
     build: str = ""
+    uses_state: bool = False
     taken: bool = False
+    fence: int = 0
+    have: set[int] = field(default_factory=set[int])
+    unsure: Callable[[], Awaitable[None]] | None = None
+    lost: bool = False
+    ordered: bool = False
+    concluded: bool = False
     since: float = field(default_factory=time.time)
 
     def move(self, stage: Stage) -> None:
@@ -277,15 +291,35 @@ class Cell:
         """Sets the number of pending timers, and the time of the next one (0 if there is none)."""
         self.timers, self.due, self.due_at = timers, due, float("inf")
         if due:
-            # `due` is by the wall clock: the guest uses it, and other machines have the same.
-            self.due_at = time.monotonic() + due / 1000 - time.time()
+            self.due_at = time.monotonic() + (due - self.clock) / 1000
+
+    @property
+    def clock(self) -> float:
+        """The time that the guest sees, in milliseconds since 1970."""
+        return time.time() * 1000 + self.shift
+
+    def set_clock(self, clock: float) -> None:
+        """Lets the guest's time go on from `clock`, whatever the clock of this machine says."""
+        shift = clock - time.time() * 1000
+        # Clocks that agree stay one clock: how long the store took would add up.
+        self.shift = shift if abs(shift) > SAME_CLOCK else 0.0
+        self.set_timers(self.timers, self.due)
 
     def take_output(self, items: tuple[Output, ...]) -> None:
         """Adds the output of a step, and subtracts its size from the budget."""
         for item in items:
+            if item.type == "image":
+                if len(self.attachments) < MAX_IMAGES and isinstance(item.parsed, dict):
+                    self.attachments.append(item.parsed)
+                continue
             self.output_left = max(0, self.output_left - item.size)
             key = "text" if item.type == "text" else "value"
             self.output.append({"type": item.type, key: item.parsed})
+
+    def forget_output(self) -> None:
+        """Drops output that the store has, and that a later result shows."""
+        self.output = []
+        self.attachments = []
 
     def receive(self, reply: Settlement, *, unknown: bool = False) -> None:
         """Puts the reply to a call into the inbox, and closes the call.
@@ -335,7 +369,10 @@ class Cell:
 
     def pending(self) -> list[JsonValue]:
         """Returns the `pendingToolCalls` of a waiting result."""
-        rows: list[JsonValue] = [call.to_json() for call in self.calls.values()]
+        rows = add_inputs((call.to_json(), call.entry.input) for call in self.calls.values())
+        if self.waiting:
+            row: JsonObject = {"id": "queue", "method": "call", "state": "queued"}
+            rows.append({**row, "count": self.waiting})
         rows.extend(
             {"id": str(request.id), "method": request.method, "state": "queued"}
             for request in islice(self.lookups, MAX_SHOWN)
@@ -344,5 +381,7 @@ class Cell:
             {"id": str(number), "method": "yield", "state": "running"} for number in self.yields
         )
         if self.timers:
-            rows.append({"id": "timer", "method": "timer", "state": "timer", "due": self.due})
+            rows.append(
+                {"id": "timer", "method": "timer", "state": "timer", "due": self.due - self.shift}
+            )
         return rows

@@ -5,17 +5,22 @@ import functools
 import logging
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Literal, overload
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Unpack
 
 import anyio
 from anyio.abc import AsyncResource, TaskGroup
 
 from clawmode.catalog.catalog import Catalog
+from clawmode.catalog.mcp_namespace import McpNamespace
 from clawmode.catalog.namespace_runtime import NamespaceRuntime
 from clawmode.catalog.namespaces import NamespaceContext, NamespaceRegistry, default_registry
+from clawmode.code_mode import codex
 from clawmode.code_mode.arguments import (
+    A_POOL,
     BadArguments,
     check_argument,
+    check_parts,
     read_arguments,
     read_config,
     read_mcp_servers,
@@ -29,20 +34,25 @@ from clawmode.code_mode.config import CodeModeConfig
 from clawmode.code_mode.driver import Driver
 from clawmode.code_mode.gate import Gate
 from clawmode.code_mode.memory_store import default_store
+from clawmode.code_mode.nodes import CellView
 from clawmode.code_mode.offer import Offer
 from clawmode.code_mode.parking import Parking
 from clawmode.code_mode.programs import Programs
 from clawmode.code_mode.results import CodeModeResult
+from clawmode.code_mode.shapes import SeenShapes
 from clawmode.code_mode.spans import cell_span, find_recorder
+from clawmode.code_mode.state import ProgramState
 from clawmode.code_mode.stores import SnapshotStore
 from clawmode.code_mode.surface import (
     WAIT_DESCRIPTION,
     WAIT_SCHEMA,
     Format,
+    HasDefinitions,
     definition,
     exec_description,
     exec_schema,
 )
+from clawmode.code_mode.sync import SyncArguments, SyncCodeMode, outside_of_loops
 from clawmode.code_mode.telemetry import Telemetry
 from clawmode.context import RandomId, RunContext
 from clawmode.exceptions import (
@@ -61,11 +71,6 @@ from clawmode.tools.tool import Tool
 from clawmode.types import JsonObject, JsonValue
 
 if TYPE_CHECKING:
-    # Optional SDKs: without them, type checkers see the definitions as `Any`.
-    from anthropic.types import ToolParam
-    from openai.types.chat import ChatCompletionToolParam
-    from openai.types.responses import FunctionToolParam
-
     from clawmode.mcp.servers import McpServers
     from clawmode.mcp.settings import ServerSettings
 
@@ -79,7 +84,7 @@ NO_RUN_ID = (
 REOPENED = "A CodeMode can be opened once: create a new object to open it again."
 
 
-class CodeMode(AsyncResource):
+class CodeMode(AsyncResource, HasDefinitions):
     """Runs cells for one run of an agent.
 
     Opened with `async with`, or with `start` and `aclose`, which may be called in different tasks.
@@ -103,6 +108,7 @@ class CodeMode(AsyncResource):
 
     Raises:
         ConfigurationError: An argument is invalid; the message says what to pass instead.
+        MissingExtra: There are MCP servers, but the extra `mcp` is not installed.
     """
 
     def __init__(
@@ -119,13 +125,10 @@ class CodeMode(AsyncResource):
         context: RunContext | None = None,
         pool: Pool | None = None,
     ) -> None:
-        check_argument("policy", policy, (Policy, Mapping), '{"allow": [...], "deny": [...]}')
-        check_argument("hooks", hooks, Hooks, "hooks = Hooks(); hooks.before_tool_call(function)")
-        check_argument("approvals", approvals, Approvals, 'Approvals(ask_for=["send_mail"])')
-        check_argument("context", context, RunContext, 'RunContext(run_id="r-1")')
-        check_argument("pool", pool, Pool, "async with Pool() as pool: ...")
+        check_parts(policy=policy, hooks=hooks, approvals=approvals, context=context)
+        check_argument("pool", pool, Pool, A_POOL)
         store = store or default_store
-        self.config = read_config(config).clamped(durable=store.durable)
+        self.config = read_config(config).clamped(durable=store.durable, fleet=store.fleet)
         self.context = context or RunContext()
         if store.durable and isinstance(self.context.run_id, RandomId):
             warnings.warn(NO_RUN_ID, ClawmodeWarning, stacklevel=2)
@@ -140,6 +143,8 @@ class CodeMode(AsyncResource):
         given = isinstance(mcp_servers, Iterable)
         self._settings = read_mcp_servers(mcp_servers) if given else []
         self._closed = False
+        self._shapes = SeenShapes(store, self.context)
+        self._used = frozenset[str]()
         self._offer = Offer(
             read_tools(tools),
             policy=policy,
@@ -147,6 +152,7 @@ class CodeMode(AsyncResource):
             scopes=NamespaceContext(self.context, self.config, lambda: self._closed),
             config=self.config,
             telemetry=self.telemetry,
+            seen=self._shapes.text,
             servers=None if given else mcp_servers,
         )
         gate = Gate(self.executor, self.context, self.config)
@@ -160,6 +166,7 @@ class CodeMode(AsyncResource):
             context=self.context,
             telemetry=self.telemetry,
             connect=self._offer.connect,
+            shapes=self._shapes,
         )
         self._offer.on_change = self._use_bridge
         self._owns_pool = pool is None
@@ -170,6 +177,7 @@ class CodeMode(AsyncResource):
             config=self.config,
             telemetry=self.telemetry,
             install=self._offer.setup,
+            state=ProgramState(store, self.context, self.config),
         )
         self._opened = contextlib.AsyncExitStack()
         # Calls continue while their cell is parked, so their tasks need their own lifetime.
@@ -187,6 +195,28 @@ class CodeMode(AsyncResource):
             is_closed=lambda: self._closed,
         )
 
+    @classmethod
+    def sync(cls, **arguments: "Unpack[SyncArguments]") -> SyncCodeMode:
+        """Returns an object for code without an event loop: its methods block.
+
+        Use it inside `with`. It has its own event loop in its own thread, so it can also be used
+        where an event loop runs, such as a notebook. The arguments are those of the class, except
+        that `pool` and an open `McpServers` belong to an event loop and cannot be passed.
+
+        Raises:
+            ConfigurationError: An argument is invalid; the message says what to pass instead.
+        """
+        given: dict[str, Any] = {**arguments}
+        for name in ("pool", "mcp_servers"):
+            value = given.get(name)
+            if value is not None and not isinstance(value, Iterable):
+                raise ConfigurationError(
+                    f"{name}: {type(value).__name__} belongs to the event loop that opened it, and "
+                    "CodeMode.sync has its own",
+                    path=name,
+                )
+        return SyncCodeMode(outside_of_loops(lambda: cls(**given)))
+
     # ---- Tools ----
 
     @property
@@ -195,15 +225,29 @@ class CodeMode(AsyncResource):
         return self._calls.bridge.catalog
 
     @property
+    def tools(self) -> list[Tool]:
+        """The tools that were given, and those of MCP servers; the policy may deny some of them."""
+        return list(self._offer.tools)
+
+    @property
     def namespaces(self) -> NamespaceRuntime:
         """The namespaces that programs see."""
         return self._calls.bridge.namespaces
 
+    @property
+    def mcp(self) -> McpNamespace:
+        """The MCP servers, as programs see them."""
+        return self._calls.bridge.mcp
+
+    def call_text(self, tool: Tool) -> str:
+        """Returns the call of a tool as a program writes it, with the type of its input."""
+        return self._calls.bridge.call(tool)
+
     def offer(self, tools: "Iterable[Tool | Callable[..., Any]]") -> None:
         """Replaces the tools that programs can call, as far as the policy allows them.
 
-        A program that runs already keeps the names that it started with; calls of removed tools
-        fail.
+        The tools of the MCP servers stay. A program that runs already keeps the names that it
+        started with; calls of removed tools fail.
 
         Raises:
             DuplicateTool: Two of them have the same id; nothing has changed.
@@ -269,12 +313,15 @@ class CodeMode(AsyncResource):
         """Ends running cells, and those that are parked in memory."""
         self._closed = True
         try:
-            await self._driver.abort_all()
+            await self._driver.exits.abort_all()
             if not self._parking.store.durable:
-                for run_id in list(self._driver.parked):
-                    await self._driver.abort(run_id)
+                for run_id in list(self._driver.exits.parked):
+                    await self._driver.exits.abort(run_id)
+                await self._parking.drop_state()
             await self._programs.waits.dismiss()
-            await self._parking.close()
+            # A cell that has ended must not be continued from its checkpoint by somebody else.
+            recorded = await self._driver.exits.catch_up_all()
+            await self._parking.close(leave=recorded or not self._parking.effects)
         finally:
             tasks.cancel_scope.cancel()
 
@@ -300,10 +347,10 @@ class CodeMode(AsyncResource):
         await self._end_all(session=True)
 
     async def _end_all(self, *, session: bool) -> None:
-        await self._driver.abort_all()
+        await self._driver.exits.end_all()
         for run_id in await self._parking.end_all(session=session):
             self.telemetry.snapshots["deleted"] += 1
-            self._driver.forget(run_id)
+            self._driver.exits.forget(run_id)
 
     async def abort(self, run_id: str) -> bool:
         """Ends a cell, running or parked, here or in another process that shares the store.
@@ -318,11 +365,46 @@ class CodeMode(AsyncResource):
             AbortUnconfirmed: The other process has not confirmed the end within 5 s. It ends the
                 cell as soon as it can.
         """
-        return await self._driver.abort(run_id)
+        return await self._driver.exits.abort(run_id)
 
     def cells(self) -> dict[str, float]:
         """Returns the ids of the cells that are not parked, with their start by `time.time`."""
         return {cell.id: cell.since for cell in self._driver.active.values()}
+
+    def views(self) -> list[CellView]:
+        """Returns the cells that run here, and the parked ones whose calls are made here."""
+        groups, active = self._calls.groups, self._driver.active
+        found = {each.id: CellView(each.id, each.parent_id) for each in active.values()}
+        for group in groups.values():
+            found.setdefault(group.run_id, CellView(group.run_id, group.parent_id))
+        for view in found.values():
+            cell, group = active.get(view.id), groups.get(view.id)
+            if cell is not None:
+                view.queued += cell.waiting
+                view.pid = 0 if cell.tenancy is None else cell.tenancy.pid
+            if group is not None:
+                view.queued += len(group.queue)
+                view.inputs = group.inputs()
+        return list(found.values())
+
+    async def unfinished(self) -> list[str]:
+        """Returns the ids of the run's programs that wait, and that no process drives.
+
+        Among them are programs whose process died during an `exec` with `durability: "effects"`,
+        so that nobody got their ids.
+
+        Raises:
+            StoreUnavailable: The store cannot be read.
+        """
+        known = await self._parking.store.cells(self.context.scope)
+        return [cell.id for cell in known if cell.state == "parked"]
+
+    @property
+    def idle(self) -> bool:
+        """True if closing the object ends no cell and no call."""
+        kept = self._parking.store.durable or not self._driver.exits.parked
+        at_work = self._driver.active or self._calls.groups or self._driver.exits.owing
+        return kept and not at_work
 
     def watch(self, watcher: Watcher) -> Callable[[], None]:
         """Calls `watcher` with the start, the updates and the end of every nested call.
@@ -335,34 +417,42 @@ class CodeMode(AsyncResource):
 
     # ---- For a model ----
 
-    @overload
-    def definitions(
-        self, format: Literal["openai"] = "openai"
-    ) -> "list[ChatCompletionToolParam]": ...
+    def prefer(self, tool_ids: Iterable[str]) -> None:
+        """Shows the signatures of these tools first where not all fit into the definitions.
 
-    @overload
-    def definitions(self, format: Literal["openai-responses"]) -> "list[FunctionToolParam]": ...
+        An agent calls this at the start of a run with the tools that the session has used before.
+        """
+        self._used = frozenset(tool_ids)
 
-    @overload
-    def definitions(self, format: Literal["anthropic"]) -> "list[ToolParam]": ...
-
-    @overload
-    def definitions(self, format: Literal["mcp"]) -> list[JsonObject]: ...
-
-    def definitions(self, format: Format = "openai") -> Any:
-        """Returns the definitions of the two tools, in the format of a provider or of MCP."""
+    def _define(self, format: Format, max_chars: int | None) -> list[JsonObject]:
         self._offer.refresh_namespaces()
-        bridge = self._calls.bridge
+        bridge, is_codex = self._calls.bridge, self.config.dialect == "codex"
+        if max_chars is not None and is_codex:
+            max_chars -= len(codex.EXEC_NOTE + codex.FREEFORM_NOTE)
         text = exec_description(
-            bridge.catalog, bridge.namespaces, bridge.mcp, self.config, list(self.missing_servers)
+            bridge.catalog,
+            bridge.namespaces,
+            bridge.mcp,
+            self.config,
+            used=self._used,
+            asks=lambda tool: self.approvals.needs_approval(tool, self.context),
+            max_chars=max_chars,
         )
+        if is_codex:
+            head, *rest = text.split("\n\n", 1)
+            text = "\n\n".join([head + codex.EXEC_NOTE, *rest])
+            exec_tool = definition(format, "exec", text, exec_schema(self.config))
+            if format == "openai-responses":
+                exec_tool = codex.freeform(text.replace(".", "." + codex.FREEFORM_NOTE, 1))
+            wait = definition(format, "wait", codex.WAIT_DESCRIPTION, codex.WAIT_SCHEMA)
+            return [exec_tool, wait]
         return [
             definition(format, "exec", text, exec_schema(self.config)),
             definition(format, "wait", WAIT_DESCRIPTION, WAIT_SCHEMA),
         ]
 
     async def call(
-        self, name: str, arguments: object, *, call_id: str = "exec"
+        self, name: str, arguments: object, *, call_id: str = "exec", with_images: bool = False
     ) -> dict[str, JsonValue]:
         """Makes a tool call of a model. Returns the JSON form of the result.
 
@@ -370,8 +460,11 @@ class CodeMode(AsyncResource):
 
         Args:
             name: `exec` or `wait`.
-            arguments: The arguments of the model: an object, or JSON text as OpenAI sends it.
+            arguments: The arguments of the model: an object, or JSON text as OpenAI sends it. In
+                the dialect of Codex, `exec` also takes the source as it is.
             call_id: The model's id of the call, which nested calls have as their parent.
+            with_images: Whether `attachments` have the images themselves: `take_images` separates
+                them from what the model reads as text.
 
         Raises:
             UnknownTool: The name is neither `exec` nor `wait`.
@@ -380,31 +473,58 @@ class CodeMode(AsyncResource):
         if name not in ("exec", "wait"):
             raise UnknownTool(f"code mode has `exec` and `wait`, not {name!r}", ("exec", "wait"))
         try:
-            given = read_arguments(arguments)
+            limits, source = codex.CallLimits(), None
+            is_codex = self.config.dialect == "codex"
+            if is_codex and name == "exec":
+                source, limits = codex.read_source(arguments)
+            given = read_arguments(arguments) if source is None else source
             if name == "wait":
-                return (await self.wait(read_run_id(given), call_id=call_id)).to_json()
+                run_id = read_run_id(given, *(["cell_id"] if is_codex else []))
+                limits = codex.read_wait_limits(given) if is_codex else limits
+                if limits.terminate:
+                    await self.abort(run_id)
+                result = await self.wait(run_id, call_id=call_id, yield_ms=limits.yield_ms)
+                return limits.cut(result.to_json(with_images=with_images))
             code, language = read_program(given, self.config.languages[0])
         except BadArguments as error:
             return self._programs.failed(error.code, str(error)).to_json()
-        return (await self.exec(code, language, call_id=call_id)).to_json()
+        result = await self.exec(code, language, call_id=call_id, yield_ms=limits.yield_ms)
+        return limits.cut(result.to_json(with_images=with_images))
 
     # ---- The two tools ----
 
     async def exec(
-        self, code: str, language: str = "javascript", *, call_id: str = "exec"
+        self,
+        code: str,
+        language: str = "javascript",
+        *,
+        call_id: str = "exec",
+        yield_ms: float | None = None,
     ) -> CodeModeResult:
         """Starts a cell and runs it until it completes, fails, or has to wait.
+
+        Args:
+            code: The program.
+            language: Its language.
+            call_id: The model's id of the call, which nested calls have as their parent.
+            yield_ms: Milliseconds after which a program that waits for a call or a timer is
+                returned as `waiting`; by default, and at most, `timeoutMs`.
 
         Raises:
             NotOpen: The object is not open.
         """
         with cell_span(self._spans, "exec", call_id, self.context) as span:
             self._require_open()
-            result = await self._programs.exec(code, language, call_id)
+            ran = await self._programs.exec(code, language, call_id, yield_ms)
+            result = self._with_news(ran)
+            if self._shapes.changed:
+                await self._shapes.save()
             span.conclude(result)
         return result
 
-    async def wait(self, run_id: str, *, call_id: str = "wait") -> CodeModeResult:
+    async def wait(
+        self, run_id: str, *, call_id: str = "wait", yield_ms: float | None = None
+    ) -> CodeModeResult:
         """Resumes a cell whose last result was `waiting`.
 
         Cancelling the caller does not end the cell: it runs to its next suspension and is parked
@@ -415,9 +535,16 @@ class CodeMode(AsyncResource):
         """
         with cell_span(self._spans, "wait", call_id, self.context) as span:
             self._require_open()
-            result = await self._programs.wait(run_id)
+            result = self._with_news(await self._programs.wait(run_id, yield_ms))
+            if self._shapes.changed:
+                await self._shapes.save()
             span.conclude(result)
         return result
+
+    def _with_news(self, result: CodeModeResult) -> CodeModeResult:
+        """Adds to a result which MCP servers are missing, if that has changed."""
+        news = self._offer.server_news()
+        return replace(result, mcp_servers=news) if news else result
 
     async def until_decided(self) -> None:
         """Waits while all programs that returned `waiting` wait for people only.

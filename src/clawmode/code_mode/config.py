@@ -17,7 +17,7 @@ from clawmode.exceptions import ClawmodeWarning, ConfigWarning
 from clawmode.records import (
     Items,
 )
-from clawmode.sandbox.protocol import LANGUAGES, Language
+from clawmode.sandbox.protocol import LANGUAGES, Language, Limits
 from clawmode.sections import (
     Section,
     option,
@@ -28,6 +28,10 @@ from clawmode.types import JsonValue
 
 Runtime: TypeAlias = Literal["quickjs-wasi"]
 Mode: TypeAlias = Literal["only"]
+StateLevel: TypeAlias = Literal["run", "session"]
+Isolation: TypeAlias = Literal["shared", "process-per-cell"]
+Durability: TypeAlias = Literal["parked", "effects"]
+Dialect: TypeAlias = Literal["standard", "codex"]
 
 PATH = "tools.codeMode"
 
@@ -67,6 +71,14 @@ class SearchLimits(Section):
 
 def _in_order(languages: tuple[Language, ...]) -> tuple[Language, ...]:
     return tuple(language for language in LANGUAGES if language in languages)
+
+
+QUEUED_CALLS = 128
+"""Calls of a cell that the host queues, in addition to those that run."""
+
+QUEUED_PER_CALL = 64
+"""Calls that may be queued for each call that may run, if that is more than `QUEUED_CALLS`. The
+host never gets them all: the others wait in the heap of the cell, and are parked with it."""
 
 
 class CodeModeConfig(SearchLimits):
@@ -109,11 +121,30 @@ class CodeModeConfig(SearchLimits):
     snapshot_ttl_seconds: int = option(
         "How long a parked program is kept.", 900, low=1, high=86_400
     )
+    durability: Durability = option(
+        'Which programs survive the death of their process: those that wait ("parked"), or also '
+        'those that run, as they were before their last call with effects ("effects"). By default '
+        '"effects" in a store that machines share.',
+        "parked",
+    )
+    state: StateLevel = option(
+        "How long programs find what earlier ones stored with `store`: the run, or the session.",
+        "run",
+    )
     index_max_chars: int = option(
         "The length of the tool index in the prompt; 0 disables the index.",
         4000,
         low=0,
         high=100_000,
+    )
+    dialect: Dialect = option(
+        'How models call the two tools. "codex" adds the forms that Codex and its models use.',
+        "standard",
+    )
+    isolation: Isolation = option(
+        'Whether programs use the same worker processes one after the other ("shared"), or each '
+        'program gets a process that ends with it ("process-per-cell").',
+        "shared",
     )
     max_suspended_runs: int = option(
         "The number of parked programs; by default 64 in memory and 10000 in a durable store.",
@@ -141,18 +172,34 @@ class CodeModeConfig(SearchLimits):
 
     def replace(self, **changes: Any) -> "CodeModeConfig":
         """Returns a copy with changes, which are checked as the arguments of the constructor."""
+        if not (changes or self.model_fields_set):
+            return self
         return CodeModeConfig(
             **{name: getattr(self, name) for name in self.model_fields_set} | changes
         )
 
-    def clamped(self, *, durable: bool = False) -> "CodeModeConfig":
-        """Returns a copy with a limit on parked programs, if none was set.
+    def clamped(self, *, durable: bool = False, fleet: bool = False) -> "CodeModeConfig":
+        """Returns a copy with the defaults that depend on the store, where nothing was set.
 
         Args:
             durable: True if parked programs outlive the process, so that more may be parked.
+            fleet: True if machines share the store.
         """
         unset = SUSPENDED_DURABLE if durable else SUSPENDED_IN_MEMORY
-        return self.model_copy(update={"max_suspended_runs": self.max_suspended_runs or unset})
+        update: dict[str, Any] = {"max_suspended_runs": self.max_suspended_runs or unset}
+        if fleet and "durability" not in self.model_fields_set:
+            update["durability"] = "effects"
+        return self.model_copy(update=update)
+
+    def limits(self) -> Limits:
+        """Returns the resources that one program may use."""
+        running = self.max_pending_tool_calls
+        return Limits(
+            memory_bytes=self.memory_limit_bytes,
+            max_calls=running + QUEUED_CALLS,
+            snapshot_bytes=self.max_snapshot_bytes,
+            max_waiting=max(QUEUED_PER_CALL * running - QUEUED_CALLS, 0),
+        )
 
     @classmethod
     def from_json(

@@ -4,17 +4,17 @@ Policies are often written for a shell tool `exec`, which has a `command`. So ho
 as `code` and as `command`, and may rewrite either.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from clawmode.catalog.catalog import EXEC
+from clawmode.catalog.controls import EXEC
 from clawmode.context import RunContext
-from clawmode.sandbox.protocol import LANGUAGES, Start
+from clawmode.sandbox.protocol import LANGUAGES
 from clawmode.tools.approvals import Question
 from clawmode.tools.executor import Executor, ToolFailure
 from clawmode.tools.hooks import AfterToolCall, BeforeToolCall
 from clawmode.tools.tool import ToolResult
-from clawmode.types import JsonObject
+from clawmode.types import JsonObject, dataclass
 
 if TYPE_CHECKING:
     from clawmode.code_mode.config import CodeModeConfig
@@ -80,11 +80,6 @@ class Gate:
         call = self.event(params, call_id)
         shown = ToolResult(details=result)
         await self.executor.hooks.tell(AfterToolCall(call=call, result=shown, seconds=seconds))
-
-
-def gate_input(start: Start) -> JsonObject:
-    """Returns the arguments of a cell, as hooks see them."""
-    return {"code": start.source, "command": start.source, "language": start.language}
 
 
 def _rewritten(before: JsonObject, after: JsonObject) -> tuple[str, str]:

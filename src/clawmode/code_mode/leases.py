@@ -34,9 +34,7 @@ class Leases:
         """Creates an owner, and returns its name."""
         owner = secrets.token_hex(16)
         self._folder.mkdir(mode=0o700, exist_ok=True)
-        for path in self._folder.iterdir():
-            if _OWNER.fullmatch(path.name):
-                self.alive(path.name)  # removes the files of dead owners
+        self.living()  # removes the files of dead owners
         # Locked before it has its final name: an unlocked file with that name means a dead owner.
         temporary = self._folder / f"{owner}.new"
         descriptor = open_lock(temporary, new=True)
@@ -45,6 +43,20 @@ class Leases:
         os.rename(temporary, self._folder / owner)
         self._locks[owner] = descriptor
         return owner
+
+    def living(self) -> dict[str, bytes]:
+        """Returns the living owners of all processes, and what each has noted."""
+        found: dict[str, bytes] = {}
+        for path in sorted(self._folder.iterdir()) if self._folder.exists() else ():
+            if _OWNER.fullmatch(path.name) and self.alive(path.name):
+                with contextlib.suppress(FileNotFoundError):
+                    found[path.name] = path.read_bytes()
+        return found
+
+    def note(self, owner: str, text: bytes) -> None:
+        """Lets an owner of this process note something about itself, for others to read."""
+        os.ftruncate(self._locks[owner], 0)
+        os.pwrite(self._locks[owner], text, 0)
 
     def release(self, owner: str) -> None:
         """Ends an owner of this process. Unknown owners are ignored."""

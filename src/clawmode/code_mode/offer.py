@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 import anyio
 
 from clawmode.catalog.catalog import Catalog
+from clawmode.catalog.mcp_lists import Lists
 from clawmode.catalog.mcp_namespace import McpNamespace
 from clawmode.catalog.namespace_runtime import NamespaceRuntime
 from clawmode.catalog.namespaces import NamespaceContext, NamespaceRegistry
@@ -25,6 +26,10 @@ from clawmode.tools.tool import Tool
 if TYPE_CHECKING:
     from clawmode.code_mode.config import CodeModeConfig
     from clawmode.code_mode.telemetry import Telemetry
+
+
+MAX_NEWS = 50
+"""MCP servers that one result mentions."""
 
 
 class ServerView(Protocol):
@@ -66,6 +71,7 @@ class Offer:
         scopes: What the scopes of namespaces receive.
         config: Limits.
         telemetry: Counts the catalog and searches without results.
+        seen: Returns the shape of what a tool has answered.
         servers: Open MCP servers whose tools are offered too.
 
     Attributes:
@@ -83,6 +89,7 @@ class Offer:
         scopes: NamespaceContext,
         config: "CodeModeConfig",
         telemetry: "Telemetry",
+        seen: Callable[[str], str] = lambda tool_id: "",
         servers: ToolServers | None = None,
     ) -> None:
         self._own_tools = tools
@@ -91,24 +98,31 @@ class Offer:
         self._scopes = scopes
         self._config = config
         self._telemetry = telemetry
+        self._seen = seen
         self._servers: ToolServers | None = None
+        self._told: dict[str, str] = {}
         self._unwatch: Callable[[], None] = lambda: None
         self._setup: CellSetup | None = None
+        self._lists: Lists = {}
+        self._identifiers: dict[str, dict[str, str]] = {}
         self.on_change: Callable[[Bridge], None] = lambda bridge: None
         if servers is not None:
             self.use_servers(servers)
-        self.tools = self._all_tools()
+        self.tools = self._all_tools(self._own_tools)
         self.bridge = self._make_bridge(self.tools)
 
     # ---- Tools ----
 
     def replace_tools(self, tools: Iterable[Tool]) -> None:
-        """Replaces the tools that programs can call.
+        """Replaces the tools that programs can call; those of the MCP servers stay.
 
         Raises:
             DuplicateTool: Two of them have the same id; nothing has changed.
         """
-        self._publish(self._make_bridge(tools))
+        own = list(tools)
+        offered = self._all_tools(own)
+        self._publish(self._make_bridge(offered))
+        self._own_tools, self.tools = own, offered
 
     def _make_bridge(self, tools: Iterable[Tool]) -> Bridge:
         visible = self._policy.effective(tools)
@@ -116,8 +130,18 @@ class Offer:
         namespaces = self._make_namespaces(visible)
         self._telemetry.catalog_size = len(catalog)
         self._telemetry.sources = catalog.breakdown()
-        mcp = McpNamespace(catalog.entries, self._absent)
-        return Bridge(catalog, namespaces, mcp, self._config, self._telemetry.miss)
+        mcp = self._make_mcp(catalog)
+        return Bridge(catalog, namespaces, mcp, self._config, self._telemetry.miss, self._seen)
+
+    def _make_mcp(self, catalog: Catalog) -> McpNamespace:
+        return McpNamespace(
+            catalog.entries,
+            self._absent,
+            max_file_bytes=self._config.max_output_bytes // 2,
+            make_finder=lambda tools: Catalog(tools, ranker=choose_ranker(), mcp=True),
+            lists=self._lists,
+            known=self._identifiers,
+        )
 
     def _publish(self, bridge: Bridge) -> None:
         self.bridge, self._setup = bridge, None
@@ -156,18 +180,30 @@ class Offer:
             if view.state in ("idle", "connecting", "down") and not view.all_tools
         }
 
-    def _all_tools(self) -> list[Tool]:
-        return [*self._own_tools, *([] if self._servers is None else self._servers.tools())]
+    def server_news(self) -> dict[str, str]:
+        """Returns how MCP servers are that were in another state when this was asked last.
+
+        A server is `unreachable`, `connecting`, or `connected` again. These words are in results,
+        because the description of `exec` must not change during a run.
+        """
+        now = dict.fromkeys(self._absent, "connecting")
+        now |= dict.fromkeys(self.missing_servers, "unreachable")
+        if now == self._told:
+            return {}
+        news = {name: now.get(name, "connected") for name in {**self._told, **now}}
+        news = {name: state for name, state in news.items() if self._told.get(name) != state}
+        self._told = now
+        return dict(sorted(news.items())[:MAX_NEWS])
+
+    def _all_tools(self, own: Sequence[Tool]) -> list[Tool]:
+        return [*own, *([] if self._servers is None else self._servers.tools())]
 
     def _refresh_servers(self) -> None:
-        tools = self._all_tools()
         # Most changes concern the health of a server, and a large catalog is slow to build.
-        if tools != self.tools:
-            self.replace_tools(tools)
-            self.tools = tools
+        if self._all_tools(self._own_tools) != self.tools:
+            self.replace_tools(self._own_tools)
         elif self._absent != self.bridge.mcp.absent:
-            mcp = McpNamespace(self.bridge.catalog.entries, self._absent)
-            self._publish(replace(self.bridge, mcp=mcp))
+            self._publish(replace(self.bridge, mcp=self._make_mcp(self.bridge.catalog)))
 
     # ---- Namespaces ----
 
@@ -199,6 +235,7 @@ class Offer:
                 names = json.dumps(catalog.convenience()).encode()
                 parts = (catalog.all_tools_json, names, json.dumps(scopes).encode())
                 parts = (*parts, json.dumps(mcp.setup()).encode())
-                data = b'{"tools":%s,"names":%s,"namespaces":%s,"mcp":%s}' % parts
+                parts = (*parts, json.dumps(self._config.dialect).encode())
+                data = b'{"tools":%s,"names":%s,"namespaces":%s,"mcp":%s,"dialect":%s}' % parts
                 self._setup = CellSetup(hashlib.sha256(data).digest(), data)
         return self._setup

@@ -4,16 +4,20 @@ Everything in a store was sealed here, and is trusted only if it can be unsealed
 `docs/reference/snapshot.md` describes the contents.
 """
 
-import contextlib
+import hashlib
 import json
 import struct
-from collections import Counter
+import time
+from collections.abc import Collection
+from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import anyio
-
 from clawmode import __version__
-from clawmode.code_mode.cell import Cell, Entry, OpenCall, Reply
+from clawmode.code_mode.cell import Cell, OpenCall, Reply
+from clawmode.code_mode.ledger import Entry, Ledger
+from clawmode.code_mode.record import read_calls, read_cell, write_calls, write_cell
+from clawmode.code_mode.share import Share
 from clawmode.code_mode.snapshots import bind, other_build, seal, seal_bytes, unseal, unseal_bytes
 from clawmode.code_mode.stores import (
     FULL,
@@ -22,28 +26,18 @@ from clawmode.code_mode.stores import (
     SnapshotStore,
     StoredCall,
     StoredCell,
-    abort_cell,
-    confirm,
+    StoredReply,
 )
 from clawmode.context import RunContext
-from clawmode.exceptions import (
-    Aborted,
-    SnapshotRefused,
-    SnapshotTooLarge,
-    StoreUnavailable,
-)
+from clawmode.exceptions import Aborted, SnapshotRefused, SnapshotTooLarge, StoreUnavailable
 from clawmode.sandbox import artifacts
 from clawmode.sandbox.protocol import (
     METHODS,
-    Completion,
-    Failure,
     FrozenCell,
-    Limits,
     Request,
     Settlement,
-    Start,
 )
-from clawmode.types import CALL_STATES, ERROR_CODES, OPEN_STATES, JsonObject, JsonValue
+from clawmode.types import OPEN_STATES, JsonObject, JsonValue
 
 if TYPE_CHECKING:
     from clawmode.code_mode.config import CodeModeConfig
@@ -57,7 +51,7 @@ FORMAT = 2
 REPLAYED = "an older copy of the program was put back into the store: it has run since"
 
 
-class Parking:
+class Parking(Share):
     """Parks the cells of one run in a store.
 
     Args:
@@ -67,33 +61,9 @@ class Parking:
     """
 
     def __init__(self, store: SnapshotStore, context: RunContext, config: "CodeModeConfig") -> None:
-        self.store = store
-        self._scope = context.scope
+        super().__init__(store, context)
         self._config = config
-        self._owner = ""
-        self._joining = anyio.Lock(fast_acquire=True)
-        self._closed = False
-
-    async def owner(self) -> str:
-        """Returns the name of this run as an owner of cells and calls.
-
-        Raises:
-            Aborted: The run is closed.
-        """
-        async with self._joining:
-            if self._closed:
-                raise Aborted("The run is closed.")
-            if not self._owner:
-                self._owner = await self.store.join()
-            return self._owner
-
-    async def close(self) -> None:
-        """Leaves the store for good: other processes may adopt the calls of this run."""
-        self._closed = True
-        owner, self._owner = self._owner, ""
-        if owner:
-            with contextlib.suppress(StoreUnavailable):  # logged by the store; nothing else to do
-                await self.store.leave(owner)
+        self.effects = config.durability == "effects" and store.durable
 
     # ---- Parking ----
 
@@ -109,64 +79,151 @@ class Parking:
             raise SnapshotTooLarge(text)
 
     async def check_room(self) -> None:
-        """Checks that the store has room for one more cell.
+        """Checks that the store has room for one more cell, if the store can be asked.
 
         Raises:
             SnapshotTooLarge: `maxSuspendedRuns` cells are parked.
         """
-        if not await self.store.room(self._config.max_suspended_runs):
-            raise SnapshotTooLarge(FULL)
+        with suppress(StoreUnavailable):
+            if not await self.store.room(self._config.max_suspended_runs):
+                raise SnapshotTooLarge(FULL)
 
-    async def park(self, cell: Cell, frozen: FrozenCell | None) -> None:
+    async def park(
+        self, cell: Cell, frozen: FrozenCell | None, away: StoreUnavailable | None = None
+    ) -> None:
         """Writes a cell to the store.
 
         Args:
             cell: The cell.
             frozen: Its memory; None if it has not started, or has ended unheard.
+            away: Given if the store is known to be unavailable; then it is not tried again.
 
         Raises:
             SnapshotTooLarge: The cell is too large, or too many cells are parked.
             Aborted: The cell has been aborted.
+            StoreUnavailable: The cell may or may not have been stored; `be_sure` stores it.
         """
-        owner, snapshot = await self.owner(), b""
+        # Sealed once: a repetition is known by its mark, and calls may be answered before.
+        stored, limit = self._sealed(cell, frozen), self._config.max_suspended_runs
+        # Set before the cell is stored: a task that is cancelled meanwhile cannot know if it was.
+        again, cell.stored = cell.stored, True
+        before = cell.unsure
+
+        async def write() -> None:
+            nonlocal before
+            owner = await self.owner()
+            if before is not None:
+                await before()
+                before = None
+            calls = tuple(replace(call, owner=owner) for call in stored.calls)
+            mine = replace(stored, calls=calls, fence=cell.fence)
+            await self.store.park(mine, owner, limit, again=again, have=cell.have)
+            _note_stored(cell, stored)
+            cell.inbox.clear()
+            cell.have.clear()
+
+        cell.unsure = write
+        try:
+            if away is not None:
+                raise away
+            await self.be_sure(cell)
+        except (Aborted, SnapshotTooLarge):
+            cell.unsure = None  # it was not stored, and must not be
+            raise
+
+    async def checkpoint(self, cell: Cell, frozen: FrozenCell, intents: Collection[int]) -> None:
+        """Writes a cell to the store that goes on to run here.
+
+        Args:
+            cell: The cell.
+            frozen: Its memory.
+            intents: The queued calls that are made as soon as this returns.
+
+        Raises:
+            SnapshotTooLarge: The cell is too large.
+            Aborted: The cell has been aborted, or another process has taken it over.
+            StoreUnavailable: The cell may or may not have been stored.
+        """
+        owner = await self.owner()
+        await self.be_sure(cell)
+        stored = self._sealed(cell, frozen, intents, goes_on=True)
+        again, cell.stored = cell.stored, True
+        have = frozenset(cell.have)
+
+        async def write() -> None:
+            cell.fence = await self.store.checkpoint(stored, owner, again=again, have=have)
+
+        cell.unsure = write
+        try:
+            await self.be_sure(cell)
+        except StoreUnavailable as error:
+            if error.unsent:
+                cell.unsure, cell.stored = None, again
+            raise
+        except Aborted:
+            cell.unsure = None  # it was not stored, and must not be
+            raise
+        _note_stored(cell, stored)
+        # The store has the inbox, too; the next write drops what the guest has got by then.
+        cell.have = {settled.id for settled in cell.inbox}
+
+    def _sealed(
+        self,
+        cell: Cell,
+        frozen: FrozenCell | None,
+        intents: Collection[int] = (),
+        *,
+        goes_on: bool = False,
+    ) -> StoredCell:
+        snapshot, image = b"", b""
+        cell.park += cell.stored
         size = sum(len(request.args) for request in cell.lookups)
         if size > (most := self._config.max_snapshot_bytes):
             text = f"The pending look-ups of the program are {size} bytes; {most} are allowed."
             raise SnapshotTooLarge(text)
         if frozen is not None:
             self.check_size(frozen)
+            image = frozen.image
             bound = self._bound(cell.id, f"snapshot {cell.park}")
             snapshot = seal(frozen, wasm_hash(), bound, self.store.keys)
         # Stores keep the answer to the question of the gate among the replies.
         replies = cell.inbox if cell.admission is None else [cell.admission, *cell.inbox]
         unknown = {entry.id for entry in cell.ledger.entries if entry.state == "unknown"}
         mine = [call for call in cell.calls.values() if not call.owner]
-        stored = StoredCell(
+        build: JsonObject = {
+            "format": FORMAT,
+            "build": __version__,
+            "engine": wasm_hash().hex(),
+            "image": image.hex(),
+        }
+        written = write_cell(cell, unheard=goes_on or cell.unheard)
+        due_in = cell.due_at - time.monotonic() if cell.due else None
+        return StoredCell(
             id=cell.id,
             scope=self._scope,
             ttl=float(self._config.snapshot_ttl_seconds),
-            record=self._seal(_record(cell, frozen), cell.id, "record"),
+            record=self._seal({**build, **written}, cell.id, "record"),
             snapshot=snapshot,
-            calls=tuple(self._stored(cell.id, call, owner) for call in mine),
+            calls=tuple(self._stored(cell.id, call, intents) for call in mine),
             replies=tuple(
-                self.sealed_reply(cell.id, Reply(item, item.id in unknown)) for item in replies
+                StoredReply(item.id, self.sealed_reply(cell.id, Reply(item, item.id in unknown)))
+                for item in replies
             ),
             mark=self._mark(cell.id, cell.park),
+            fence=cell.fence,
+            image=image_of(image),
+            due_in=due_in,
+            ledger=self._seal(write_calls(cell), cell.id, "ledger"),
         )
-        limit = self._config.max_suspended_runs
-        # Set before the cell is stored: a task that is cancelled meanwhile cannot know if it was.
-        again, cell.stored = cell.stored, True
-        await self.store.park(stored, owner, limit, again=again)
-        cell.inbox.clear()
 
-    def _stored(self, run_id: str, call: OpenCall, owner: str) -> StoredCall:
-        request, state = call.request, call.entry.state
+    def _stored(self, run_id: str, call: OpenCall, intents: Collection[int]) -> StoredCall:
+        request, state = call.request, "running" if call.id in intents else call.entry.state
         assert state in OPEN_STATES, f"call {call.id}: expected an open call, it is {state}"
         body: JsonObject = {
             "method": request.method,
             "args": request.args.decode("utf-8", "replace"),
         }
-        return StoredCall(call.id, owner, state, self._seal(body, run_id, f"call {call.id}"))
+        return StoredCall(call.id, self.name, state, self._seal(body, run_id, f"call {call.id}"))
 
     def sealed_reply(self, run_id: str, reply: Reply) -> bytes:
         """Returns a reply as the inbox in the store keeps it."""
@@ -177,23 +234,29 @@ class Parking:
 
     # ---- Resuming ----
 
-    async def claim(self, run_id: str) -> Cell | Refusal:
+    async def claim(self, run_id: str, image: bytes = b"") -> Cell | Refusal:
         """Claims a cell for a `wait` of this run, and reads it.
+
+        Args:
+            run_id: The cell.
+            image: The hash of the memory that cells start from here; empty if it is not known.
 
         Raises:
             SnapshotRefused: The stored cell is not the one that was parked. If another key or
                 build may still read it, it is kept; otherwise it is deleted.
         """
-        found = await self.store.claim(run_id, self._scope, await self.owner())
+        fleet = self.store.fleet and image
+        images = (image_of(b""), image_of(image)) if fleet else None
+        found = await self.store.claim(run_id, self._scope, await self.owner(), images)
         if isinstance(found, str):
             return found
         try:
             return self._read(found)
         except SnapshotRefused as error:
             if error.kept:
-                await self.release(run_id)
+                await self.store.release(run_id, await self.owner(), found.fence)
             else:
-                await self.end(run_id, "finished")
+                await self.store.end(run_id, self._scope, "finished", found.fence)
             raise
 
     def _read(self, stored: StoredCell) -> Cell:
@@ -201,7 +264,15 @@ class Parking:
             record = self._unseal(stored.record, stored.id, "record")
             if record.get("format") != FORMAT or record.get("engine") != wasm_hash().hex():
                 raise other_build(record.get("build"))
-            cell = _read_cell(stored.id, record)
+            listed = self._unseal(stored.ledger, stored.id, "ledger") if stored.ledger else record
+            if listed["park"] != record["park"]:
+                raise SnapshotRefused(REPLAYED)
+            cell = read_cell(stored.id, record)
+            cell.ledger, cell.fence = read_calls(listed), stored.fence
+            if "clock" in record:
+                cell.set_clock(record["clock"] + stored.age * 1000)
+            if stored.due_in is not None:
+                cell.due_at = time.monotonic() + stored.due_in
             bound = self._bound(stored.id, "park")
             mark = unseal_bytes(stored.mark, bound, self.store.keys) if stored.mark else b""
             if not mark or _NUMBER.unpack(mark)[0] != cell.park:
@@ -234,57 +305,66 @@ class Parking:
             Aborted: The cell has been aborted.
         """
         owner, mark = await self.owner(), self._mark(cell.id, cell.park + 1)
-        stored = await self.store.take(cell.id, owner, seen=cell.mark, mark=mark)
+        stored = await self.store.take(
+            cell.id, owner, cell.fence, seen=cell.mark, mark=mark, keep=self.effects
+        )
         if stored is None:
             raise Aborted
         bound = self._bound(cell.id, f"snapshot {cell.park}")
         cell.park += 1
         try:
-            for sealed in stored.replies:
-                self.deliver(cell, sealed)
+            self.deliver(cell, stored.replies)
             if cell.start is not None or cell.outcome is not None:
                 return None
             return unseal(stored.snapshot, wasm_hash(), bound, self.store.keys)
         except SnapshotRefused:
-            await self.end(cell.id, "finished")
+            await self.end(cell, "finished")
             raise
 
-    def deliver(self, cell: Cell, sealed: bytes) -> None:
-        """Gives a reply from the store to a cell that is driven here."""
-        data = unseal_bytes(sealed, self._bound(cell.id, "reply"), self.store.keys)
-        number, flag = _REPLY.unpack_from(data)
-        settled = Settlement(number, flag == b"+", data[_REPLY.size :])
-        cell.receive(settled, unknown=flag == b"?")
-
-    async def release(self, run_id: str) -> None:
-        """Ends a claim: the cell stays parked, and its time to live restarts."""
-        await self.store.release(run_id, await self.owner())
-
-    async def end(self, run_id: str, end: End) -> bool:
-        """Deletes a cell. Returns False if there is none."""
-        return await self.store.end(run_id, self._scope, end)
-
-    async def abort(self, run_id: str) -> bool:
-        """Aborts a cell, in whichever process it runs. Returns False if there is none.
-
-        Raises:
-            AbortUnconfirmed: The other process has not confirmed the end in time.
-        """
-        return await abort_cell(self.store, run_id, self._scope, self._owner)
-
-    async def give_up(self, run_id: str) -> None:
-        """Ends the share of this process in an aborted cell."""
-        await self.store.abort(run_id, self._scope, self._owner)
-
-    async def end_all(self, *, session: bool) -> set[str]:
-        """Aborts the cells of the run, or of the session, in whichever process they run.
-
-        Raises:
-            AbortUnconfirmed: Another process has not confirmed the end of a cell in time.
-        """
-        return await confirm(
-            lambda: self.store.end_all(self._scope, session=session, owner=self._owner)
+    async def fetch(self, cell: Cell) -> bool:
+        """Gives new replies in the store to a cell that is driven here. False if it has ended."""
+        found = await self.store.drain(
+            cell.id, await self.owner(), cell.fence, tuple(cell.have), keep=self.effects
         )
+        if found is None:
+            return False
+        if not self.effects:
+            cell.have.clear()
+        self.deliver(cell, found)
+        return True
+
+    def deliver(self, cell: Cell, replies: tuple[StoredReply, ...]) -> None:
+        """Gives replies from the store to a cell that is driven here."""
+        for call, sealed in replies:
+            data = unseal_bytes(sealed, self._bound(cell.id, "reply"), self.store.keys)
+            number, flag = _REPLY.unpack_from(data)
+            settled = Settlement(number, flag == b"+", data[_REPLY.size :])
+            cell.receive(settled, unknown=flag == b"?")
+            cell.have.add(call)
+
+    async def release(self, cell: Cell) -> None:
+        """Ends a claim: the cell stays parked, and its time to live restarts."""
+        await self.store.release(cell.id, await self.owner(), cell.fence)
+
+    async def end(self, cell: Cell, end: End) -> bool:
+        """Deletes a cell, and keeps its list of calls. False if it is not ours any more."""
+        await self.be_sure(cell)
+        ledger = self._seal(write_calls(cell), cell.id, "ledger")
+        return await self.store.end(cell.id, self._scope, end, cell.fence, ledger)
+
+    async def ledger(self, run_id: str) -> Ledger | None:
+        """Returns the calls of a cell that has ended; None if they are not known.
+
+        Raises:
+            StoreUnavailable: The store cannot be read.
+        """
+        ended = await self.store.ended(run_id, self._scope)
+        try:
+            if ended is None or not ended.ledger:
+                return None
+            return read_calls(self._unseal(ended.ledger, run_id, "ledger"))
+        except (SnapshotRefused, AttributeError, KeyError, TypeError, ValueError):
+            return None
 
     # ---- Sealing ----
 
@@ -301,74 +381,18 @@ class Parking:
         return json.loads(unseal_bytes(sealed, self._bound(run_id, what), self.store.keys))
 
 
+def _note_stored(cell: Cell, stored: StoredCell) -> None:
+    """Notes which states of its calls the store has."""
+    for call in stored.calls:
+        if call.id in cell.calls:
+            cell.calls[call.id].stored = call.state
+
+
 def wasm_hash() -> bytes:
     """Returns the hash of the engine, which snapshots depend on."""
     return bytes.fromhex(artifacts.locked_hash("quickjs"))
 
 
-# ---- The record ----
-
-
-def _record(cell: Cell, frozen: FrozenCell | None) -> JsonValue:
-    start: JsonValue = None
-    if cell.start is not None:
-        start = {"source": cell.start.source, "language": cell.start.language}
-    outcome: JsonValue = None
-    if isinstance(cell.outcome, Failure):
-        outcome = {"code": cell.outcome.code, "error": cell.outcome.error}
-    elif cell.outcome is not None:
-        outcome = {"value": cell.outcome.value.decode("utf-8", "replace")}
-    return {
-        "format": FORMAT,
-        "build": __version__,
-        "engine": wasm_hash().hex(),
-        "image": frozen.image.hex() if frozen is not None else "",
-        "park": cell.park,
-        "parent": cell.parent_id,
-        "outputLeft": cell.output_left,
-        "yields": list[JsonValue](cell.yields),
-        "lookups": [
-            [request.id, request.method, request.args.decode("utf-8", "replace")]
-            for request in cell.lookups
-        ],
-        "timers": cell.timers,
-        "due": cell.due,
-        "start": start,
-        # Output that no caller received, because the `wait` that drove the cell was cancelled.
-        "output": list[JsonValue](cell.output) if cell.unheard else [],
-        "outcome": outcome,
-        "ledger": [
-            [entry.id, entry.tool_id, entry.effect, entry.state] for entry in cell.ledger.entries
-        ],
-        "omitted": dict[str, JsonValue](cell.ledger.omitted),
-    }
-
-
-def _read_outcome(kept: Any) -> Completion | Failure | None:
-    if kept is None:
-        return None
-    if "value" in kept:
-        return Completion(kept["value"].encode(), parsed=json.loads(kept["value"]))
-    if kept["code"] not in ERROR_CODES:
-        raise ValueError(kept["code"])
-    return Failure(kept["code"], kept["error"])
-
-
-def _read_cell(run_id: str, record: Any) -> Cell:
-    cell = Cell(record["parent"], record["outputLeft"], id=run_id, stage="claimed", stored=True)
-    cell.park, cell.build = record["park"], record["build"]
-    cell.image = bytes.fromhex(record["image"])
-    cell.yields = record["yields"]
-    for number, method, args in record.get("lookups", ()):
-        cell.lookups.append(Request(number, method, args.encode()))
-    # `due` is an absolute time: a monotonic clock would mean nothing on another machine.
-    cell.set_timers(record["timers"], record["due"])
-    cell.output, cell.outcome = record["output"], _read_outcome(record["outcome"])
-    if record["start"] is not None:
-        cell.start = Start(record["start"]["source"], record["start"]["language"], Limits())
-    for number, tool_id, effect, state in record["ledger"]:
-        if state not in CALL_STATES:
-            raise ValueError(state)
-        cell.ledger.entries.append(Entry(number, tool_id, effect, state))
-    cell.ledger.omitted = Counter(record["omitted"])
-    return cell
+def image_of(memory: bytes) -> bytes:
+    """Returns which build can resume a cell, by the hash of the memory that it started from."""
+    return hashlib.sha256(b"%d" % FORMAT + wasm_hash() + memory).digest()

@@ -2,36 +2,33 @@
 
 Whatever a guest does, and whatever happens to its worker or its store, the caller gets a
 `CodeModeResult`.
-
-A caller of `wait` that is cancelled must not end the program that it waits for. So a separate task
-drives the program, and the caller only waits for the task. If the caller is cancelled, the program
-runs to its next suspension and is parked again; its result is kept for the next `wait`.
 """
 
 import math
 import re
 import time
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import field
 from typing import TYPE_CHECKING
 
 import anyio
-from anyio.abc import TaskGroup
 
 from clawmode.code_mode.arguments import BadArguments, check_program
-from clawmode.code_mode.cell import CallGroup, Cell, Ledger
-from clawmode.code_mode.gate import Gate, gate_input
+from clawmode.code_mode.cell import CallGroup, Cell, gate_input
+from clawmode.code_mode.exits import HELD, UNREAD
+from clawmode.code_mode.gate import Gate
+from clawmode.code_mode.ledger import Ledger
 from clawmode.code_mode.results import CodeModeResult
 from clawmode.code_mode.stores import Refusal
 from clawmode.code_mode.surface import advice
 from clawmode.code_mode.telemetry import Telemetry
+from clawmode.code_mode.waits import PendingWait, Waits
 from clawmode.exceptions import Aborted, SandboxError, SnapshotRefused, StoreUnavailable
 from clawmode.sandbox.protocol import Completion, Failure, Start
 from clawmode.tasks import Lifetime
 from clawmode.tools.approvals import Approvals
 from clawmode.tools.executor import ToolFailure
-from clawmode.types import ErrorCode, JsonObject
+from clawmode.types import ErrorCode, JsonObject, dataclass
 
 if TYPE_CHECKING:
     from clawmode.code_mode.calls import Calls
@@ -40,129 +37,17 @@ if TYPE_CHECKING:
     from clawmode.code_mode.parking import Parking
 
 RUN_ID = re.compile(r"cm_[0-9a-f]{32}")
-
 CLOSED = "The run is closed."
+TAKEN_OVER = "Another process has taken the program over: wait for it there, or here once more."
+UNSURE = "{} Whether another process has taken the program over is not known: wait for it again."
+KEPT_THERE = " Another process may keep it until its store is back: then wait there."
+ELSEWHERE = (
+    "Another build of clawmode has parked the program, and this one cannot resume it. The program "
+    "is kept until it expires, and waits for a process of its build."
+)
 
 MIN_HOOK_SECONDS = 0.25
 """The time that `after_tool_call` hooks get even if the program has used all of it."""
-
-MAX_UNHEARD = 256
-DISMISS_SECONDS = 2.0
-
-
-# ---- Pending waits ----
-
-
-@dataclass(slots=True)
-class PendingWait:
-    """A `wait` that has not returned.
-
-    Attributes:
-        left: True if the caller was cancelled.
-        on_leave: Called once when the caller is cancelled.
-        result: The result, once `done` is set.
-        error: The exception, once `done` is set.
-    """
-
-    left: bool = False
-    on_leave: Callable[[], None] = lambda: None
-    done: anyio.Event = field(default_factory=anyio.Event)
-    result: CodeModeResult | None = None
-    error: Exception | None = None
-
-
-@dataclass(slots=True)
-class Waits:
-    """The pending waits of one `CodeMode`."""
-
-    _under_way: dict[str, PendingWait] = field(default_factory=dict[str, PendingWait])
-    _unheard: OrderedDict[str, CodeModeResult] = field(
-        default_factory=OrderedDict[str, CodeModeResult]
-    )
-
-    async def free(self, run_id: str, deadline: float) -> bool:
-        """True if no `wait` for the program is pending.
-
-        A `wait` whose caller was cancelled is about to park the program, so this waits for its end.
-        """
-        waiting = self._under_way.get(run_id)
-        if waiting is not None and waiting.left:
-            with anyio.move_on_after(max(deadline - time.monotonic(), 0)):
-                await waiting.done.wait()
-        return run_id not in self._under_way
-
-    async def make(
-        self,
-        run_id: str,
-        tasks: TaskGroup | None,
-        wait: Callable[[PendingWait], Awaitable[CodeModeResult]],
-    ) -> CodeModeResult | None:
-        """Runs a `wait` for a program that is `free`. Returns None if `tasks` was cancelled.
-
-        Args:
-            run_id: The program.
-            tasks: Where the `wait` continues after the caller is cancelled; None to end it then.
-            wait: The `wait` itself.
-        """
-        waiting = self._under_way[run_id] = PendingWait()
-        earlier = self._unheard.pop(run_id, None)
-        if tasks is None:
-            await self._serve(run_id, waiting, wait, earlier)
-        else:
-            tasks.start_soon(self._serve, run_id, waiting, wait, earlier)
-        try:
-            await waiting.done.wait()
-        except BaseException:
-            waiting.left = True
-            waiting.on_leave()
-            self._keep(run_id, waiting)
-            raise
-        if waiting.error is not None:
-            raise waiting.error
-        return waiting.result
-
-    async def dismiss(self) -> None:
-        """Ends all waits as if their callers were cancelled, and gives them a moment to park."""
-        waits = list(self._under_way.values())
-        for waiting in waits:
-            waiting.on_leave()
-        with anyio.move_on_after(DISMISS_SECONDS):
-            for waiting in waits:
-                await waiting.done.wait()
-
-    async def _serve(
-        self,
-        run_id: str,
-        waiting: PendingWait,
-        wait: Callable[[PendingWait], Awaitable[CodeModeResult]],
-        earlier: CodeModeResult | None,
-    ) -> None:
-        try:
-            if earlier is not None and earlier.status != "waiting":
-                waiting.result = earlier
-                return
-            result = await wait(waiting)
-            if earlier is not None:
-                result = replace(result, output=earlier.output + result.output)
-            waiting.result = result
-        except Exception as error:  # raised in the caller; here it would cancel all programs
-            waiting.error = error
-        finally:
-            del self._under_way[run_id]
-            if waiting.left:
-                self._keep(run_id, waiting)
-            waiting.done.set()
-
-    def _keep(self, run_id: str, waiting: PendingWait) -> None:
-        """Keeps a result that the store does not have, because the program has already ended."""
-        result = waiting.result
-        if result is not None and (result.status != "waiting" or result.output):
-            self._unheard[run_id] = result
-            if len(self._unheard) > MAX_UNHEARD:
-                self._unheard.popitem(last=False)
-
-
-# ---- Programs ----
 
 
 @dataclass(slots=True)
@@ -188,10 +73,12 @@ class Programs:
     _left_waiting: dict[str, bool] = field(default_factory=dict[str, bool])
     """Programs that returned `waiting`, by id; True if a program waits for people only."""
 
-    async def exec(self, code: str, language: str, call_id: str) -> CodeModeResult:
+    async def exec(
+        self, code: str, language: str, call_id: str, yield_ms: float | None = None
+    ) -> CodeModeResult:
         """Starts a cell and runs it until it completes, fails, or has to wait."""
         self.telemetry.execs += 1
-        deadline, began = self._deadline(), time.monotonic()
+        deadline, until, began = self._deadline(), _time_to(yield_ms), time.monotonic()
         if self.is_closed():
             return self.failed("runtime_unavailable", CLOSED)
         try:
@@ -200,14 +87,14 @@ class Programs:
             return self.failed(error.code, str(error))
         cell = Cell(call_id, self.config.max_output_bytes, start)
         if self.gate.executor.hooks.empty:
-            return await self._result(cell, self.driver.start(cell, deadline))
-        result, params = await self._exec_gated(cell, gate_input(start), deadline)
+            return await self._result(cell, self.driver.start(cell, deadline, until))
+        result, params = await self._exec_gated(cell, gate_input(start), deadline, until)
         seconds = time.monotonic() - began
         await self._tell_hooks(params, call_id, result.to_json(), seconds, deadline)
         return result
 
     async def _exec_gated(
-        self, cell: Cell, params: JsonObject, deadline: float
+        self, cell: Cell, params: JsonObject, deadline: float, until: float
     ) -> tuple[CodeModeResult, JsonObject]:
         """Runs a cell if hooks and people allow it. Also returns `params` as they rewrote them."""
         try:
@@ -226,7 +113,7 @@ class Programs:
             return self.failed(error.code, str(error)), params
         if admitted.question is not None and not self.approvals.inline:
             self.calls.open_gate(cell, admitted.question)
-        return await self._result(cell, self.driver.start(cell, deadline)), params
+        return await self._result(cell, self.driver.start(cell, deadline, until)), params
 
     async def _tell_hooks(
         self,
@@ -253,38 +140,56 @@ class Programs:
         with anyio.move_on_after(max(deadline - time.monotonic(), MIN_HOOK_SECONDS)):
             await told.wait()
 
-    async def wait(self, run_id: str) -> CodeModeResult:
+    async def wait(self, run_id: str, yield_ms: float | None = None) -> CodeModeResult:
         """Resumes a cell. Only one `wait` for a cell is allowed at a time.
 
         The store rejects a second `wait` of other objects, and `waits` those of this one.
         """
-        deadline = self._deadline()
+        deadline, until = self._deadline(), _time_to(yield_ms)
         self.telemetry.waits += 1
         if self.is_closed():
             return self.failed("runtime_unavailable", CLOSED)
         if not RUN_ID.fullmatch(run_id):
             return self._refused(run_id, "unknown")
-        if not await self.waits.free(run_id, deadline):
+        free = await self.waits.free(run_id, deadline)
+        if not free or run_id in self.driver.active:
             return self._refused(run_id, "busy")
         result = await self.waits.make(
-            run_id, self.life.tasks, lambda waiting: self._resume(run_id, waiting, deadline)
+            run_id, self.life.tasks, lambda waiting: self._resume(run_id, waiting, deadline, until)
         )
-        return result or self.failed("aborted", CLOSED, ledger=self.driver.ledgers.get(run_id))
+        return result or self.failed(
+            "aborted", CLOSED, ledger=self.driver.exits.ledgers.get(run_id)
+        )
 
-    async def _resume(self, run_id: str, waiting: PendingWait, deadline: float) -> CodeModeResult:
+    async def _resume(
+        self, run_id: str, waiting: PendingWait, deadline: float, until: float
+    ) -> CodeModeResult:
         try:
-            cell = await self.parking.claim(run_id)
+            # Known before the claim, which leaves programs of other builds alone.
+            await self.driver.pool.ready()
+            await self.driver.exits.catch_up(run_id)
+            cell = await self.driver.exits.claim(run_id)
+            if not isinstance(cell, Cell):
+                return self._refused(run_id, cell, await self._ledger(run_id, cell))
         except StoreUnavailable as error:
-            return self.failed("snapshot_restore_failed", str(error))
+            if run_id in self.parking.held:
+                return self._elsewhere(run_id, HELD.format(error))
+            return self.failed("snapshot_restore_failed", UNREAD.format(error))
         except SandboxError as error:
             if not (isinstance(error, SnapshotRefused) and error.kept):
-                self.driver.forget(run_id)
+                self.driver.exits.forget(run_id)
             return self.failed(error.code, str(error))
-        if not isinstance(cell, Cell):
-            return self._refused(run_id, cell)
         cell.unheard = waiting.left
         waiting.on_leave = lambda: self.driver.leave(cell)
-        return await self._result(cell, self.driver.resume(cell, deadline))
+        return await self._result(cell, self.driver.resume(cell, deadline, until))
+
+    async def _ledger(self, run_id: str, why: Refusal) -> Ledger | None:
+        here, stored = self.driver.exits.ledgers.get(run_id), await self.parking.ledger(run_id)
+        if here is None or stored is None:
+            return here or stored
+        # The program has gone on elsewhere, unless its last calls were cancelled here.
+        newer = why != "aborted" or len(stored.entries) > len(here.entries)
+        return stored if newer else here
 
     async def until_decided(self) -> None:
         """Waits while all programs that returned `waiting` wait for people only."""
@@ -312,7 +217,15 @@ class Programs:
         try:
             outcome = await driven
         except SandboxError as error:
+            fenced = isinstance(error, Aborted) and cell.stored and not cell.ordered
+            try:
+                if cell.lost or (fenced and await self.parking.goes_on(cell.id)):
+                    return self._elsewhere(cell.id, TAKEN_OVER)
+            except StoreUnavailable as unknown:
+                return self._elsewhere(cell.id, UNSURE.format(unknown))
             return self.failed(error.code, str(error), cell)
+        if cell.lost:
+            return self._elsewhere(cell.id, TAKEN_OVER)
         if outcome is None:
             nothing_else = not (cell.yields or cell.timers or cell.due)
             self._left_waiting[cell.id] = nothing_else and cell.waits_for_people()
@@ -322,15 +235,23 @@ class Programs:
                 reason="yield" if cell.yielded else "pending_tools",
                 pending_tool_calls=cell.pending(),
                 output=cell.output,
+                attachments=cell.attachments,
+                notes=cell.notes,
                 telemetry=self.telemetry.to_json(),
             )
         if isinstance(outcome, Failure):
-            error = outcome.error + advice(outcome.error, self.calls.bridge.catalog, self.config)
-            return self.failed(outcome.code, error, cell)
+            bridge, error = self.calls.bridge, outcome.error
+            # In a thread, because a large catalog is indexed at the first wrong name.
+            answered = [it.tool_id for it in cell.ledger.entries if it.state == "completed"]
+            more = await anyio.to_thread.run_sync(bridge.advise, error, outcome.requests, answered)
+            more = advice(error, bridge.catalog, self.config) or more
+            return self.failed(outcome.code, error + more, cell)
         return CodeModeResult(
             status="completed",
             value=outcome.parsed,
             output=cell.output,
+            attachments=cell.attachments,
+            notes=cell.notes,
             telemetry=self.telemetry.to_json(),
         )
 
@@ -339,41 +260,61 @@ class Programs:
     ) -> CodeModeResult:
         self.telemetry.fail(code)
         ledger = cell.ledger if cell else ledger or Ledger()
+        omitted = ledger.omitted.copy()
+        if cell is not None and cell.waiting:
+            omitted["not_started"] += cell.waiting
         return CodeModeResult(
             status="failed",
             code=code,
             error=error,
             output=cell.output if cell else [],
-            calls=[entry.to_json() for entry in ledger.entries],
-            calls_omitted=dict(ledger.omitted),
+            attachments=cell.attachments if cell else [],
+            notes=cell.notes if cell else [],
+            calls=ledger.to_json(),
+            calls_omitted=dict(omitted),
             telemetry=self.telemetry.to_json(),
         )
 
-    def _refused(self, run_id: str, why: Refusal) -> CodeModeResult:
+    def _refused(self, run_id: str, why: Refusal, ledger: Ledger | None = None) -> CodeModeResult:
+        exits = self.driver.exits
+        if why == "expired":
+            self.telemetry.snapshots["expired"] += run_id in exits.parked
+        if why not in ("busy", "unknown", "elsewhere"):
+            exits.forget(run_id)
         match why:
             case "busy":
                 text = "Another `wait` for this program is under way, or it is running."
                 return self.failed("invalid_input", text)
+            case "elsewhere":
+                return self._elsewhere(run_id, ELSEWHERE)
             case "expired":
-                self.telemetry.snapshots["expired"] += run_id in self.driver.parked
-                self.driver.forget(run_id)
                 text = "The program waited too long and is gone."
-                return self.failed("snapshot_expired", text, ledger=self.driver.ledgers.get(run_id))
+                return self.failed("snapshot_expired", text, ledger=ledger)
             case "aborted":
-                self.driver.forget(run_id)
-                return self.failed(
-                    "aborted", str(Aborted()), ledger=self.driver.ledgers.get(run_id)
-                )
+                return self.failed("aborted", str(Aborted()), ledger=ledger)
             case "lost":
-                self.driver.forget(run_id)
                 text = "The program is lost: the process that ran it died."
-                return self.failed("runtime_unavailable", text)
+                return self.failed("runtime_unavailable", text, ledger=ledger)
             case "finished":
-                self.driver.forget(run_id)
-                return self.failed("invalid_input", f"The program {run_id[:80]!r} has ended.")
+                text = f"The program {run_id[:80]!r} has ended."
+                return self.failed("invalid_input", text, ledger=ledger)
             case "unknown":
                 text = f"There is no program {run_id[:80]!r} to wait for."
-                return self.failed("invalid_input", text)
+                return self.failed("invalid_input", text + KEPT_THERE * self.parking.store.fleet)
+
+    def _elsewhere(self, run_id: str, note: str) -> CodeModeResult:
+        """Returns the result for a program that goes on, but not here."""
+        return CodeModeResult(
+            status="waiting",
+            run_id=run_id,
+            reason="pending_tools",
+            notes=[note],
+            telemetry=self.telemetry.to_json(),
+        )
 
     def _deadline(self) -> float:
         return time.monotonic() + self.config.timeout_ms / 1000
+
+
+def _time_to(yield_ms: float | None) -> float:
+    return math.inf if yield_ms is None else time.monotonic() + yield_ms / 1000

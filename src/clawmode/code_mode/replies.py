@@ -5,42 +5,36 @@ processes.
 """
 
 import time
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import field
 from typing import TYPE_CHECKING
 
 import anyio
-import anyio.lowlevel
 
-from clawmode.code_mode.cell import CallGroup, Cell
+from clawmode.catalog.controls import EXEC
+from clawmode.code_mode.bridge import BadRequest, refuse, too_large
+from clawmode.code_mode.cell import CallGroup, Cell, OpenCall, Reply, gate_input
+from clawmode.code_mode.stores import StoredCall
 from clawmode.code_mode.telemetry import Telemetry
-from clawmode.exceptions import Aborted, SnapshotRefused
+from clawmode.exceptions import Aborted, SnapshotRefused, StoreUnavailable
 from clawmode.sandbox.protocol import Request, Settlement
+from clawmode.tasks import Pace
+from clawmode.types import dataclass
 
 if TYPE_CHECKING:
     from clawmode.code_mode.calls import Calls
     from clawmode.code_mode.parking import Parking
 
-SLICE = 0.005
-"""Seconds of work for one cell after which other tasks get a turn on the event loop."""
-
 MAX_ANSWERS = 4 << 20
 """Bytes of catalog replies that are held for a cell; after that, the cell is resumed with these."""
 
-POLL = 0.1
-"""Seconds between queries of the store for replies to calls of other processes."""
+SEAL_BYTES = 64
+"""The maximum that sealing adds to the size of a reply."""
 
-
-class Pace:
-    """Divides long work into slices, between which the event loop runs other tasks."""
-
-    def __init__(self) -> None:
-        self._end = time.monotonic() + SLICE
-
-    async def keep(self) -> None:
-        """Gives other tasks a turn if the slice is over."""
-        if time.monotonic() >= self._end:
-            await anyio.lowlevel.checkpoint()
-            self._end = time.monotonic() + SLICE
+UNKNOWN = (
+    "The process that made this call died before it was answered: whether it took effect is "
+    "unknown. Look before you repeat it."
+)
 
 
 @dataclass(slots=True)
@@ -63,9 +57,11 @@ class Replies:
         Stops at `MAX_ANSWERS` bytes: the cell is resumed with these replies first, which bounds the
         memory of the host.
         """
+        if cell.lookups and self.calls.shapes is not None:
+            await self.calls.shapes.load()
         pace, room = Pace(), MAX_ANSWERS
         while cell.lookups and room > 0 and not cell.ended:
-            reply = await self._look_up(cell.lookups[0], last)
+            reply = await self._look_up(cell, cell.lookups[0], last)
             if reply is None:
                 return
             cell.lookups.popleft()
@@ -73,7 +69,7 @@ class Replies:
             room -= len(reply.value)
             await pace.keep()
 
-    async def _look_up(self, request: Request, last: float) -> Settlement | None:
+    async def _look_up(self, cell: Cell, request: Request, last: float) -> Settlement | None:
         """Returns the reply to one catalog request; None if it would come too late."""
         left, bridge = last - time.monotonic(), self.calls.bridge
         if left <= 0:
@@ -85,7 +81,11 @@ class Replies:
         # longer than the program has.
         with anyio.move_on_after(left):
             reply = await anyio.to_thread.run_sync(
-                bridge.look_up, request, limiter=self.searching, abandon_on_cancel=True
+                bridge.look_up,
+                request,
+                cell.notes,
+                limiter=self.searching,
+                abandon_on_cancel=True,
             )
             self.telemetry.searches += 1
             return reply
@@ -97,31 +97,46 @@ class Replies:
         Returns:
             True if the cell can be resumed; False if it must be parked.
         """
-        await self._answer_lookups(cell, last)
         while True:
+            if cell.lookups:
+                await self._answer_lookups(cell, last)
+            foreign = await self._fetch(cell)
+            if group.turn is not None:
+                await group.turn.ended()
+                if group.turn.over:
+                    return True
+                if cell.lookups and not cell.has_replies and time.monotonic() < last:
+                    continue  # the step that has just ended asked for them
+            # Nothing is awaited from here to the decision.
             version, now = group.changes.count, time.monotonic()
             if cell.ended:
                 raise Aborted
-            foreign = await self._fetch(cell)
             if now < last and (cell.has_replies or cell.due_at <= now) and not cell.unheard:
                 return True
             # No `exec` stays open for a person, or for a timer that is due after its deadline.
             hopeless = self.parks and cell.waits_for_people() and cell.due_at >= last
             if cell.yields or now >= last or hopeless or cell.unheard:
                 return False
-            until = min(cell.due_at, last, now + POLL if foreign else last)
-            await group.changed(version, until - now)
+            until = min(cell.due_at, last, now + self.parking.store.bus.poll if foreign else last)
+            with self.parking.store.bus.watch(cell.id, group.changes.notify):
+                await group.changed(version, until - now)
 
     async def _fetch(self, cell: Cell) -> bool:
         """Fetches replies to calls of other processes. Returns True if there are such calls."""
         if not any(call.owner for call in cell.calls.values()):
             return False
-        replies = await self.parking.store.drain(cell.id)
-        if replies is None:
-            raise Aborted
-        for sealed in replies:
-            self.parking.deliver(cell, sealed)
-        return await self.calls.adopt(cell)
+        try:
+            if not await self.parking.fetch(cell):
+                raise Aborted
+            progress = await self.parking.store.progress(cell.id) if cell.stored else None
+        except StoreUnavailable:
+            return True  # replies from elsewhere arrive when the store is back
+        if progress is not None:
+            known = {call.id: call for call in progress.calls}
+            for call in cell.calls.values():
+                if call.owner and call.id in known:
+                    call.owner, call.entry.state = known[call.id].owner, known[call.id].state
+        return await self._adopt(cell)
 
     async def for_parked(self, cell: Cell, group: CallGroup, last: float) -> bool:
         """Waits until a parked cell can be resumed, or until the time `last`.
@@ -138,18 +153,19 @@ class Replies:
                 return False
             if cell.outcome is not None:
                 return True
-            foreign = await self.calls.adopt(cell)
+            foreign = await self._adopt(cell)
             prompt = cell.yields or cell.lookups or cell.due_at <= now
             if prompt or progress.replies or group.unsaved:
                 return True
             if not cell.calls and not cell.due:
                 # A parked cell always waits for something, so the file of the store was altered.
-                await self.parking.end(cell.id, "finished")
+                await self.parking.end(cell, "finished")
                 raise SnapshotRefused("the snapshot has been altered: it waits for nothing")
             if now >= last:
                 return False
-            until = min(cell.due_at, last, now + POLL if foreign else last)
-            await group.changed(version, until - now)
+            until = min(cell.due_at, last, now + self.parking.store.bus.poll if foreign else last)
+            with self.parking.store.bus.watch(cell.id, group.changes.notify):
+                await group.changed(version, until - now)
 
     async def gather(self, cell: Cell) -> None:
         """Collects the replies that a cell is parked with, as far as they fit into the inbox.
@@ -157,6 +173,73 @@ class Replies:
         Some replies came while the cell was frozen, others from other processes.
         """
         if any(call.owner for call in cell.calls.values()):
-            for sealed in await self.parking.store.drain(cell.id) or ():
-                self.parking.deliver(cell, sealed)
-        self.calls.fit_inbox(cell)
+            with suppress(StoreUnavailable):  # the store keeps them for the next `wait`
+                await self.parking.fetch(cell)
+        left = self.calls.answers.inbox_room()
+        for position, settled in enumerate(cell.inbox):
+            if (size := len(settled.value) + SEAL_BYTES) <= left:
+                left -= size
+            else:
+                entry = cell.ledger.find(settled.id)
+                cell.inbox[position] = too_large(settled.id, entry.tool_id if entry else None)
+
+    # ---- Calls of other processes ----
+
+    async def _adopt(self, cell: Cell) -> bool:
+        """Takes over the calls of dead owners of a cell that this process has claimed or drives.
+
+        If `Approvals.moves`, also questions of living owners: whoever waits here can answer them.
+
+        Returns:
+            True if living owners still make calls of the cell.
+        """
+        own = await self.parking.owner()
+        group, group.foreign = self.calls.group(cell), 0
+        for call in [call for call in cell.calls.values() if call.owner]:
+            if call.id in group.unsaved:
+                continue
+            live = group.calls.get(call.id)
+            if live is not None and call.owner != own:
+                # Another process has taken over this question, of which ours is an old copy.
+                live.owner = call.owner
+                del group.calls[call.id]
+                if live.scope is not None:
+                    live.scope.cancel()
+                live = None
+            moves = call.entry.state == "approval" and self.calls.executor.approvals.moves
+            if live is not None:
+                # Our own call, which still runs: the cell was read from the store again.
+                call.entry.state, live.entry = live.entry.state, call.entry
+                cell.calls[call.id] = live
+            elif call.owner != own and not moves and await self.parking.store.alive(call.owner):
+                group.foreign += 1
+            else:
+                await self._take_over(cell, call, own)
+        self.calls.start(group)
+        return group.foreign > 0
+
+    async def _take_over(self, cell: Cell, call: OpenCall, own: str) -> None:
+        state = call.entry.state
+        stored = StoredCall(call.id, call.owner, state, b"")
+        if not await self.parking.store.adopt(cell.id, stored, own, cell.fence):
+            self.calls.group(cell).foreign += 1  # its owner is alive after all: look again
+            return
+        call.owner = ""
+        try:
+            if call.is_gate and cell.start is not None:
+                call.tool, call.input = EXEC, gate_input(cell.start)
+            else:
+                call.tool, call.input = self.calls.bridge.call_of(call.request)
+        except BadRequest as error:
+            answer = refuse(call.request, error.code, str(error), error.tool_id)
+            if state != "running":
+                await self.calls.deliver(self.calls.group(cell), call, Reply(answer))
+                return
+        call.stored = state
+        repeatable = call.tool is not None and (call.tool.idempotent or not call.may_change)
+        if state == "running" and not repeatable:
+            answer = refuse(call.request, "outcome_unknown", UNKNOWN, call.entry.tool_id)
+            await self.calls.deliver(self.calls.group(cell), call, Reply(answer, unknown=True))
+            return
+        call.entry.state = "queued"
+        self.calls.enqueue(cell, call)

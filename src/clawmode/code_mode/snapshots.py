@@ -17,15 +17,21 @@ import stat
 import struct
 from functools import cache
 from pathlib import Path
-
-from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from typing import TYPE_CHECKING
 
 from clawmode import __version__
 from clawmode.context import Scope
-from clawmode.exceptions import SnapshotKeyLost, SnapshotOfOtherBuild, SnapshotRefused
+from clawmode.exceptions import (
+    ConfigurationError,
+    SnapshotKeyLost,
+    SnapshotOfOtherBuild,
+    SnapshotRefused,
+)
 from clawmode.files import create_atomic, file_lock, write_atomic
 from clawmode.sandbox.protocol import FrozenCell
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 MAGIC = b"CLMS"
 VERSION = 1
@@ -81,6 +87,30 @@ class KeyRing:
             raise SnapshotRefused(f"snapshot keys cannot be read from {path}: {error}") from None
 
     @classmethod
+    def shared(cls, path: Path | None = None) -> "KeyRing":
+        """Returns the keys of a file, or of the environment: those of a fleet are never made up.
+
+        Raises:
+            ConfigurationError: There are none.
+            SnapshotRefused: The keys cannot be read, or other users can read or write the file.
+        """
+        if path is None:
+            text = os.environ.get(KEY_VARIABLE)
+            if not text:
+                raise ConfigurationError(
+                    "programs that several machines share need a key that all of them have: make "
+                    f"one with `openssl rand -base64 32`, and set {KEY_VARIABLE} to it on every "
+                    "machine",
+                    path=KEY_VARIABLE,
+                )
+            return cls(_parse_keys(text.replace(",", "\n"), KEY_VARIABLE))
+        try:
+            # A link of the operator's own: mounted secrets are links.
+            return cls(_parse_keys(_read_private(path.resolve()), str(path)))
+        except (OSError, UnicodeDecodeError) as error:
+            raise SnapshotRefused(f"snapshot keys cannot be read from {path}: {error}") from None
+
+    @classmethod
     def rotate(cls, folder: Path) -> "KeyRing":
         """Adds a new key to those in `folder`. The old ones can still unseal."""
         cls.load(folder)
@@ -88,6 +118,11 @@ class KeyRing:
         with file_lock(folder):
             write_atomic(path, _encode_key(os.urandom(32)) + _read_private(path))
         return cls.load(folder)
+
+    @property
+    def ids(self) -> list[bytes]:
+        """The ids of the keys, the one that seals first."""
+        return sorted(self._keys, key=lambda identity: identity != key_id(self.current))
 
     def find(self, identity: bytes) -> bytes:
         """Returns the key with this id.
@@ -175,7 +210,7 @@ def seal_bytes(data: bytes, bound: bytes, keys: KeyRing) -> bytes:
     """Seals `data`, so that only the same keys with the same `bound` can unseal it."""
     nonce = os.urandom(12)
     identity = key_id(keys.current)
-    return identity + nonce + AESGCM(keys.current).encrypt(nonce, data, identity + bound)
+    return identity + nonce + _cipher(keys.current).encrypt(nonce, data, identity + bound)
 
 
 def unseal_bytes(data: bytes, bound: bytes, keys: KeyRing) -> bytes:
@@ -191,9 +226,18 @@ def unseal_bytes(data: bytes, bound: bytes, keys: KeyRing) -> bytes:
     return _decrypt(keys.find(identity), nonce, body, identity + bound)
 
 
+def _cipher(key: bytes) -> "AESGCM":
+    # Imported when the first program parks: most processes never get there.
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+    return AESGCM(key)
+
+
 def _decrypt(key: bytes, nonce: bytes, body: bytes, bound: bytes) -> bytes:
+    from cryptography.exceptions import InvalidTag
+
     try:
-        return AESGCM(key).decrypt(nonce, body, bound)
+        return _cipher(key).decrypt(nonce, body, bound)
     except (InvalidTag, ValueError):
         raise SnapshotRefused(
             "the snapshot has been altered, or belongs to another run, session or agent"
@@ -216,7 +260,7 @@ def seal(frozen: FrozenCell, wasm: bytes, bound: bytes, keys: KeyRing) -> bytes:
     numbers = (frozen.memory, frozen.heap, *frozen.pointers)
     identity = key_id(keys.current)
     header = _HEADER.pack(MAGIC, VERSION, identity, wasm, frozen.image, *numbers, nonce)
-    return header + AESGCM(keys.current).encrypt(nonce, frozen.pages, header + bound)
+    return header + _cipher(keys.current).encrypt(nonce, frozen.pages, header + bound)
 
 
 def unseal(data: bytes, wasm: bytes, bound: bytes, keys: KeyRing) -> FrozenCell:

@@ -14,12 +14,12 @@ import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import Token
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from clawmode.code_mode.results import CodeModeResult
 from clawmode.context import RunContext
 from clawmode.tools.executor import CallEvent
+from clawmode.types import dataclass
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context

@@ -4,63 +4,58 @@
 <folder>/cells.sqlite     the cells, in WAL mode
 <folder>/parks.sqlite     the mark of the last park of each cell; an older copy does not match
 <folder>/owners/<name>    the lease of an owner (see `leases`)
+<folder>/nodes/<id>       a process that uses the folder (see `nodes`)
 """
 
 import errno
-import functools
 import logging
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
-from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
+from typing import Literal
 
 from clawmode.code_mode import sqlite_tables as tables
 from clawmode.code_mode.leases import Leases
+from clawmode.code_mode.nodes import FolderNodes
 from clawmode.code_mode.snapshots import KeyRing
+from clawmode.code_mode.sqlite_shelves import SqliteShelves, in_thread
 from clawmode.code_mode.stores import (
+    ANY,
     FULL,
     AbortProgress,
     CellInfo,
     End,
+    Ended,
+    Only,
     Progress,
     Refusal,
     StoredCall,
     StoredCell,
-    state_of,
+    StoredReply,
 )
 from clawmode.context import Scope
 from clawmode.exceptions import Aborted, SnapshotTooLarge, StoreUnavailable
-from clawmode.files import Layout, SqliteFile
+from clawmode.files import Layout
 from clawmode.types import CallState
 
 logger = logging.getLogger("clawmode.store")
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 LOCK_SECONDS = 2.0
 """How long an operation waits for operations of other processes."""
 
 LAYOUT = Layout(
-    "The store of waiting programs", tables.VERSION, tables.SCHEMA, StoreUnavailable, logger
+    "The store of waiting programs",
+    tables.VERSION,
+    tables.SCHEMA,
+    StoreUnavailable,
+    logger,
+    tables.UPGRADES,
 )
 
 
-def _in_thread(
-    work: Callable[Concatenate["SqliteStore", P], T],
-) -> Callable[Concatenate["SqliteStore", P], Coroutine[Any, Any, T]]:
-    """Makes a blocking method async: it runs in a thread, one at a time for each store."""
-
-    @functools.wraps(work)
-    async def run(self: "SqliteStore", *args: P.args, **kwargs: P.kwargs) -> T:
-        return await self._run(work, self, *args, **kwargs)
-
-    return run
-
-
-class SqliteStore(SqliteFile):
+class SqliteStore(SqliteShelves):
     """Keeps parked cells in a folder. The file stays open while this process has owners.
 
     A cell is deleted `snapshotTtlSeconds` after its last `wait`, by default 15 minutes.
@@ -76,6 +71,7 @@ class SqliteStore(SqliteFile):
     """
 
     durable = True
+    fleet = False
 
     def __init__(
         self,
@@ -84,9 +80,11 @@ class SqliteStore(SqliteFile):
         keys: KeyRing | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        super().__init__(Path(folder) / "cells.sqlite", LAYOUT, lock_seconds=LOCK_SECONDS)
+        super().__init__(
+            Path(folder) / "cells.sqlite", LAYOUT, lock_seconds=LOCK_SECONDS, clock=clock
+        )
         self._keys = keys
-        self._clock = clock
+        self.nodes = FolderNodes(self.folder, self._run)
         self._leases = Leases(self.folder / "owners")
         self._latest = 0.0
         # Checked here, because the first program that cannot be parked would be lost.
@@ -107,12 +105,13 @@ class SqliteStore(SqliteFile):
         return self._keys
 
     def close(self) -> None:
-        """Ends all owners and closes the file. Idempotent; the next use opens the file again.
+        """Ends the node and all owners, and closes the file. Idempotent; the next use reopens it.
 
         Do not close a store that a `CodeMode` still uses: other processes would take its calls
         over.
         """
         self._leases.release_all()
+        self.nodes.close()
         super().close()
 
     def _open(self) -> sqlite3.Connection:
@@ -131,20 +130,21 @@ class SqliteStore(SqliteFile):
 
     # ---- Owners ----
 
-    @_in_thread
+    @in_thread
     def join(self) -> str:
         self._make_folder()
         owner = self._leases.acquire()
         with self._transaction() as database:
             # Ends expired cells whose process died while it held them.
-            overdue = "select id, running, holder from cells where holder != '' and expires <= ?"
-            for cell_id, running, holder in database.execute(overdue, (self._clock(),)).fetchall():
+            overdue = "select id, running and not kept, holder from cells"
+            overdue += " where running in (0, 1) and holder > '' and expires <= ?"
+            for cell_id, lost, holder in database.execute(overdue, (self._clock(),)).fetchall():
                 if not self._leases.alive(holder):
-                    tables.bury(database, cell_id, "lost" if running else "expired")
+                    tables.bury(database, cell_id, "lost" if lost else "expired")
             database.execute("delete from ledger.parks where cell not in (select id from cells)")
         return owner
 
-    @_in_thread
+    @in_thread
     def leave(self, owner: str) -> None:
         self._leases.release(owner)
         if not self._leases:
@@ -153,73 +153,87 @@ class SqliteStore(SqliteFile):
     def _forked(self) -> None:
         """Runs in the child of a fork, which must not keep the parent's owners alive."""
         self._leases.forget()
+        self.nodes.forget()
+        self.bus.forget()
         super()._forked()
 
-    @_in_thread
+    @in_thread
     def alive(self, owner: str) -> bool:
         return self._leases.alive(owner)
 
     # ---- Parking ----
 
-    @_in_thread
-    def room(self, limit: int) -> bool:
-        with self._transaction() as database:
-            self._purge(database)
-            return tables.count_parked(database) < limit
+    async def room(self, limit: int) -> bool:
+        return await self.count_parked() < limit
 
-    @_in_thread
-    def park(self, cell: StoredCell, owner: str, limit: int, *, again: bool) -> None:
+    @in_thread
+    def park(
+        self,
+        cell: StoredCell,
+        owner: str,
+        limit: int,
+        *,
+        again: bool,
+        have: Collection[int] = (),
+    ) -> None:
         with self._transaction() as database:
             self._purge(database)
-            held = tables.is_held_by(database, cell.id, owner) and tables.is_live(database, cell.id)
-            if again and not held:
-                raise Aborted
-            if tables.count_parked(database) >= limit:
+            if tables.is_written(database, cell, owner, again=again):
+                return
+            if tables.count(database) >= limit:
                 raise SnapshotTooLarge(FULL)
-            tables.insert_cell(database, cell, owner, self._clock() + cell.ttl)
+            now, fence = self._clock(), cell.fence
+            tables.write_cell(database, cell, owner, have, now, running=False, fence=fence)
+
+    @in_thread
+    def checkpoint(
+        self, cell: StoredCell, owner: str, *, again: bool, have: Collection[int] = ()
+    ) -> int:
+        with self._transaction() as database:
+            fence = cell.fence if again else 1
+            if not tables.is_written(database, cell, owner, again=again):
+                now = self._clock()
+                tables.write_cell(database, cell, owner, have, now, running=True, fence=fence)
+            elif not tables.is_of(database, cell.id, owner, fence):
+                raise Aborted  # somebody has claimed it since
+            return fence
 
     # ---- Resuming ----
 
-    @_in_thread
-    def claim(self, cell_id: str, scope: Scope, owner: str) -> StoredCell | Refusal:
+    @in_thread
+    def claim(
+        self, cell_id: str, scope: Scope, owner: str, images: Collection[bytes] | None = None
+    ) -> StoredCell | Refusal:
         with self._transaction() as database:
             self._purge(database)
-            row = database.execute(
-                "select running, holder, ttl, expires, record from cells where id = ?"
-                " and agent = ? and session = ? and session_key = ? and run = ?",
-                (cell_id, *scope),
-            ).fetchone()
-            if row is None or not tables.is_live(database, cell_id):
-                return tables.end_of(database, cell_id, scope)
-            running, holder, ttl, expires, record = row
-            if holder and holder != owner and self._leases.alive(holder):
+            row = tables.find(database, cell_id)
+            if row is None or not (row.live and row.scope == scope):
+                ended = tables.end_of(database, cell_id, scope)
+                return ended[0].end if ended else "unknown"
+            if row.holder and row.holder != owner and self._leases.alive(row.holder):
                 return "busy"
             # A claim of this owner keeps the cell alive, as in `_purge`.
-            if running or (holder != owner and expires <= self._clock()):
-                end: End = "lost" if running else "expired"
+            lost = row.running and not row.kept
+            if lost or (row.holder != owner and row.expires <= self._clock()):
+                end: End = "lost" if lost else "expired"
                 tables.bury(database, cell_id, end)
                 return end
-            database.execute("update cells set holder = ? where id = ?", (owner, cell_id))
-            return StoredCell(
-                id=cell_id,
-                scope=scope,
-                ttl=ttl,
-                record=record,
-                snapshot=b"",
-                calls=tables.calls_of(database, cell_id),
-                mark=tables.mark_of(database, cell_id),
-            )
+            if images is not None and row.image not in (b"", *images):
+                return "elsewhere"
+            claimed = "update cells set running = 0, holder = ?, fence = fence + 1 where id = ?"
+            database.execute(claimed, (owner, cell_id))
+            return tables.read_cell(database, cell_id, self._clock(), row.mark, snapshot=False)
 
-    @_in_thread
-    def release(self, cell_id: str, owner: str) -> None:
+    @in_thread
+    def release(self, cell_id: str, owner: str, fence: int) -> None:
         with self._transaction() as database:
             database.execute(
-                "update cells set holder = '', expires = ? + ttl"
-                " where id = ? and holder = ? and not running",
-                (self._clock(), cell_id, owner),
+                "update cells set holder = '', running = 0, expires = ? + ttl"
+                " where id = ? and holder = ? and fence = ? and (kept or not running)",
+                (self._clock(), cell_id, owner, fence),
             )
 
-    @_in_thread
+    @in_thread
     def progress(self, cell_id: str) -> Progress | None:
         with self._transaction("deferred") as database:
             if not tables.is_live(database, cell_id):
@@ -228,120 +242,119 @@ class SqliteStore(SqliteFile):
             (replies,) = database.execute(count, (cell_id,)).fetchone()
             return Progress(tables.calls_of(database, cell_id), replies)
 
-    @_in_thread
+    @in_thread
     def take(
-        self, cell_id: str, owner: str, *, seen: bytes = b"", mark: bytes = b""
+        self,
+        cell_id: str,
+        owner: str,
+        fence: int,
+        *,
+        seen: bytes = b"",
+        mark: bytes = b"",
+        keep: bool = False,
     ) -> StoredCell | None:
         with self._transaction() as database:
-            row = database.execute(
-                "select agent, session, session_key, run, ttl, record, snapshot from cells"
-                " where id = ? and holder = ? and not running",
-                (cell_id, owner),
-            ).fetchone()
-            if row is None or not tables.is_live(database, cell_id):
+            row, after = tables.find(database, cell_id), seen if keep else mark
+            if row is None or not row.of(owner, fence):
                 return None
-            if tables.mark_of(database, cell_id) != seen:
+            if row.mark != (after if row.running else seen):
                 return None
-            database.execute("update ledger.parks set mark = ? where cell = ?", (mark, cell_id))
-            *scope, ttl, record, snapshot = row
-            cell = StoredCell(
-                id=cell_id,
-                scope=Scope(*scope),
-                ttl=ttl,
-                record=record,
-                snapshot=snapshot,
-                calls=tables.calls_of(database, cell_id),
-                replies=tables.pop_replies(database, cell_id),
-                mark=seen,
-            )
-            running = "update cells set running = 1, snapshot = x'' where id = ?"
-            database.execute(running, (cell_id,))
-            database.execute("delete from calls where cell = ? and owner = ?", (cell_id, owner))
-            return cell
+            if not row.running:
+                running = "update cells set running = 1, kept = ? where id = ?"
+                database.execute(running, (keep, cell_id))
+                if not keep:
+                    changed = "update ledger.parks set mark = ? where cell = ?"
+                    database.execute(changed, (mark, cell_id))
+            return tables.read_cell(database, cell_id, self._clock(), seen, snapshot=True)
 
-    @_in_thread
-    def drain(self, cell_id: str) -> tuple[bytes, ...] | None:
+    @in_thread
+    def drain(
+        self,
+        cell_id: str,
+        owner: str,
+        fence: int,
+        have: Collection[int] = (),
+        *,
+        keep: bool = False,
+    ) -> tuple[StoredReply, ...] | None:
         with self._transaction() as database:
-            if not tables.is_live(database, cell_id):
+            row = tables.find(database, cell_id)
+            if row is None or not (row.running and row.of(owner, fence)):
                 return None
-            return tables.pop_replies(database, cell_id)
+            if not keep:
+                tables.drop_replies(database, cell_id, have)
+            found = tables.replies_of(database, cell_id)
+            return tuple(reply for reply in found if reply.call not in have)
 
     # ---- Calls ----
 
-    @_in_thread
+    @in_thread
     def mark(self, cell_id: str, call_id: int, owner: str, state: CallState) -> bool:
-        return self._change(cell_id, call_id, owner, owner, state)
-
-    @_in_thread
-    def adopt(self, cell_id: str, call: StoredCall, owner: str) -> bool:
-        return self._change(cell_id, call.id, call.owner, owner, call.state)
-
-    def _change(self, cell_id: str, call_id: int, old: str, new: str, state: CallState) -> bool:
         with self._transaction() as database:
+            changed = "update calls set state = ? where cell = ? and id = ? and owner = ?"
             if not tables.is_live(database, cell_id):
                 return False
+            return database.execute(changed, (state, cell_id, call_id, owner)).rowcount == 1
+
+    @in_thread
+    def adopt(self, cell_id: str, call: StoredCall, owner: str, fence: int) -> bool:
+        with self._transaction() as database:
+            if not tables.is_of(database, cell_id, owner, fence):
+                return False
             changed = database.execute(
-                "update calls set owner = ?, state = ? where cell = ? and id = ? and owner = ?",
-                (new, state, cell_id, call_id, old),
+                "update calls set owner = ? where cell = ? and id = ? and owner in (?, ?)"
+                " and state = ?",
+                (owner, cell_id, call.id, call.owner, owner, call.state),
             )
             return changed.rowcount == 1
 
-    @_in_thread
+    @in_thread
     def settle(
-        self, cell_id: str, call_id: int, reply: bytes, limit: int
+        self, cell_id: str, call_id: int, owner: str, reply: bytes, limit: int
     ) -> Literal["kept", "full", "gone"]:
-        with self._transaction() as database:
-            found = "select 1 from calls where cell = ? and id = ?"
-            if not database.execute(found, (cell_id, call_id)).fetchone():
-                return "gone"
-            total = "select coalesce(sum(length(body)), 0) from replies where cell = ?"
-            (waiting,) = database.execute(total, (cell_id,)).fetchone()
-            if waiting + len(reply) > limit:
-                return "full"
-            database.execute("delete from calls where cell = ? and id = ?", (cell_id, call_id))
-            database.execute("insert into replies (cell, body) values (?, ?)", (cell_id, reply))
-            return "kept"
+        with self._changing(cell_id) as database:
+            return tables.settle(database, cell_id, call_id, owner, reply, limit)
 
     # ---- Ending ----
 
-    @_in_thread
-    def end(self, cell_id: str, scope: Scope, end: End) -> bool:
+    @in_thread
+    def end(self, cell_id: str, scope: Scope, end: End, fence: int, ledger: bytes = b"") -> bool:
+        with self._changing(cell_id) as database:
+            row = tables.find(database, cell_id)
+            if row is None:
+                ended = tables.end_of(database, cell_id, scope)
+                return ended is not None and (ended[0].end, ended[1]) == (end, fence)
+            if row.fence != fence or row.scope != scope:
+                return False
+            tables.bury(database, cell_id, end, ledger)
+            return True
+
+    @in_thread
+    def ended(self, cell_id: str, scope: Scope) -> Ended | None:
         with self._transaction() as database:
-            found = tables.is_of_scope(database, cell_id, scope)
-            if found:
-                tables.bury(database, cell_id, end)
-            return found
+            self._purge(database)
+            found = tables.end_of(database, cell_id, scope)
+            return found[0] if found else None
 
-    @_in_thread
-    def abort(self, cell_id: str, scope: Scope, owner: str = "") -> AbortProgress | None:
-        with self._transaction() as database:
-            found = tables.is_of_scope(database, cell_id, scope)
-            return self._abort_one(database, cell_id, owner) if found else None
+    @in_thread
+    def abort(
+        self, cell_id: str, scope: Scope, owner: str = "", fence: int | None = None
+    ) -> AbortProgress | None:
+        with self._changing(cell_id) as database:
+            row = tables.find(database, cell_id)
+            if row is None or row.scope != scope:
+                return None
+            mine = row.fence == fence and row.holder in ("", owner)
+            if row.live and fence is not None and not mine:
+                return "ended"
+            return tables.abort(database, cell_id, owner, self._leases.alive)
 
-    def _abort_one(self, database: sqlite3.Connection, cell_id: str, owner: str) -> AbortProgress:
-        own = (cell_id, owner)
-        database.execute(
-            "update cells set holder = '', running = 0, snapshot = x'' where id = ? and holder = ?",
-            own,
-        )
-        database.execute("delete from calls where cell = ? and owner = ?", own)
-        others = database.execute(
-            "select holder from cells where id = ? and running"
-            " union select owner from calls where cell = ? and state = 'running'",
-            (cell_id, cell_id),
-        ).fetchall()
-        if not any(self._leases.alive(other) for (other,) in others):
-            tables.bury(database, cell_id, "aborted")
-            return "ended"
-        tables.note_end(database, cell_id, "aborted")
-        return "asked"
-
-    @_in_thread
+    @in_thread
     def gone(self, cell_ids: Iterable[str]) -> set[str]:
         with self._transaction("deferred") as database:
             return {cell_id for cell_id in cell_ids if not tables.is_live(database, cell_id)}
 
-    @_in_thread
+    @in_thread
     def end_all(
         self, scope: Scope, *, session: bool = False, owner: str = ""
     ) -> dict[str, AbortProgress]:
@@ -351,27 +364,25 @@ class SqliteStore(SqliteFile):
                 " and (? or run = ?)",
                 (*scope[:3], session, scope.run_id),
             ).fetchall()
-            return {cell_id: self._abort_one(database, cell_id, owner) for (cell_id,) in rows}
+            alive = self._leases.alive
+            return {cell_id: tables.abort(database, cell_id, owner, alive) for (cell_id,) in rows}
 
-    @_in_thread
-    def cells(self) -> list[CellInfo]:
+    # ---- Watching ----
+
+    @in_thread
+    def count_parked(self) -> int:
         with self._transaction() as database:
             self._purge(database)
-            now = self._clock()
-            rows = database.execute(
-                "select id, agent, session, session_key, run, running, holder, ttl, expires"
-                " from cells order by expires"
-            ).fetchall()
-            return [
-                CellInfo(
-                    id=cell_id,
-                    scope=Scope(*scope),
-                    state=state_of(bool(running), bool(holder) and self._leases.alive(holder)),
-                    age=now - expires + ttl,
-                    left=expires - now,
-                )
-                for cell_id, *scope, running, holder, ttl, expires in rows
-            ]
+            return tables.count(database)
+
+    @in_thread
+    def cells(
+        self, scope: Scope | None = None, limit: int | None = None, only: Only = ANY
+    ) -> list[CellInfo]:
+        with self._transaction() as database:
+            self._purge(database)
+            now, alive = self._clock(), self._leases.alive
+            return tables.list_cells(database, scope, limit, only, now, alive)
 
     def _purge(self, database: sqlite3.Connection) -> None:
         now = self._clock()
@@ -382,6 +393,7 @@ class SqliteStore(SqliteFile):
             database.execute(clamp, (now, now))
         self._latest = now
         # A pending `wait` keeps a cell alive, and restarts its time to live at its end.
-        expired = "select id from cells where holder = '' and expires <= ?"
+        expired = "select id from cells where running = 0 and holder = '' and expires <= ?"
         for (cell_id,) in database.execute(expired, (now,)).fetchall():
             tables.bury(database, cell_id, "expired")
+        self._purge_shelves(database)

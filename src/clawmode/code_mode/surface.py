@@ -4,8 +4,9 @@ Equal catalogs give equal text, byte for byte, so that providers can cache the p
 never contains words of MCP servers or clients, because they are untrusted.
 """
 
-from collections.abc import Sequence
-from typing import Literal, TypeAlias
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
 
 from clawmode.catalog.catalog import Catalog
 from clawmode.catalog.mcp_namespace import McpNamespace
@@ -13,9 +14,17 @@ from clawmode.catalog.namespace_runtime import NamespaceRuntime
 from clawmode.code_mode.config import CodeModeConfig
 from clawmode.exceptions import ConfigurationError
 from clawmode.sandbox.source import SHELL, TYPESCRIPT
+from clawmode.tools.tool import Tool
 from clawmode.types import JsonObject, JsonValue
 
-Format: TypeAlias = Literal["openai", "openai-responses", "anthropic", "mcp"]
+if TYPE_CHECKING:
+    # Optional SDKs: without them, type checkers see the definitions as `Any`.
+    from anthropic.types import ToolParam
+    from google.genai.types import FunctionDeclarationDict
+    from openai.types.chat import ChatCompletionToolParam
+    from openai.types.responses import FunctionToolParam
+
+Format: TypeAlias = Literal["openai", "openai-responses", "anthropic", "google", "mcp"]
 
 SHELLS = ("exec", "bash", "shell", "sh", "run_command", "terminal")
 """Common names of tools that run shell commands."""
@@ -26,30 +35,48 @@ WAIT_DESCRIPTION = (
 )
 
 _EXEC = """\
-Run a short {languages} program. It is the body of an async function: use `await`, and \
-`return` the final value (a trailing expression is not returned). It calls the real tools; \
-nothing else is visible to you.
-- `await tools.search(query, {{limit}})` finds tools, `await tools.describe(id)` gives a \
-tool's input schema, `await tools.call(id, input)` calls it; `tools.name(input)` works where a \
-name is unique. `ALL_TOOLS` lists all, without schemas.
-- Independent calls go in parallel: `await Promise.all([...])`. Up to {pending} run at once.
-- A failed call throws an Error with `code` and `toolId`: catch it if the program can go on.
-- `text(value)` and `json(value)` add output; keep it and the value under {output} bytes in \
-all, and filter large results in the program.
-- You have {seconds} seconds for each `exec` or `wait`. If a call takes longer or a person \
-must approve it, the result has status `waiting` and a `runId`: call `wait` with it. `await \
-yield_control()` does the same on purpose. A failed result lists in `calls` what was done \
-already: do not repeat it blindly.
-- No imports, files, network or shell: only tools. Plain JavaScript globals, timers, `URL` and \
-`TextEncoder` exist. Time zone UTC."""
+Run a {languages} program: the body of an async function. `return` the final value (a trailing \
+expression is not returned). You see only its value and output; it calls the real tools.
+- `await tools.name(input)` calls a tool of the list below, `await tools.call(id, input)` any \
+tool. `await tools.search(query, {{limit}})` finds tools and shows their `call`, `await \
+tools.describe(id)` has a tool's schemas, `ALL_TOOLS` lists all tools.
+- Start independent calls together: `await Promise.all([...])`, above all those that a person \
+must approve. {pending} run at once, the others queue.
+- A failed call throws an Error with a `code`: `invalid_tool_input`, `not_approved`, \
+`rate_limited` (with `retryAfterMs`), `tool_failed`, `outcome_unknown` (look before you repeat \
+it). Catch it if the program can go on.
+- `text(value)` and `json(value)` add output. Output and value have {output} bytes in all: \
+filter and sum up in the program.
+- `helpers.byCursor((cursor) => tools.list({{cursor}}), {{limit}})` and `helpers.byPage((page) => \
+…)` return all items of a list, `helpers.map(items, work, {{concurrency}})` works on many, \
+`helpers.retry(() => …)` obeys rate limits; all need `await`.
+- Variables end with the program; `store(key, value)` and `load(key)` keep JSON for later ones.
+- After {seconds} seconds, or if a person must approve, the result has status `waiting` and a \
+`runId`: call `wait` with it. `await yield_control()` returns what there is so far and keeps the \
+variables for `wait`. A failed result lists in `calls` what was done: do not repeat it blindly.
+- No imports, files, network or shell. Time zone UTC."""
 
+_EXEC_BRIEF = """\
+Run a {languages} program: the body of an async function. `return` the final value; you see only \
+it and the output of `text(value)`, {output} bytes in all. It calls the real tools: `await \
+tools.name(input)`, or `await tools.call(id, input)`. Find tools with `await \
+tools.search(query)`, read schemas with `await tools.describe(id)`. Start independent calls \
+together: `await Promise.all([...])`. A failed call throws an Error with a `code`. After \
+{seconds} seconds, or if a person must approve, the status is `waiting`: call `wait` with the \
+`runId`. Variables end with the program; `store(key, value)` and `load(key)` keep JSON for later \
+ones. No imports, files, network or shell."""
 
 _MCP = """\
-MCP servers: {servers}. `await API.list("mcp")` lists files of declarations, `await \
-API.read("mcp/<server>.d.ts")` shows one; then call `await MCP.<server>.<tool>(input)` with one \
-object. `isError: true` in a result is the tool's own failure."""
+MCP servers: {servers}. `await MCP.$search(query)` finds their tools, `await \
+API.read("mcp/index.d.ts")` lists the names of all, `API.read("mcp/<server>/<tool>.d.ts")` \
+declares one; `API.list("mcp")` lists files. `await MCP.<server>.<tool>(input)` takes one object; \
+read `structuredContent` of the result (`isError: true`: the tool failed)."""
 
 MAX_SERVERS = 50
+DESCRIPTION_CHARS = 5_200
+"""What the description takes if the operator sets no length for the index."""
+LEAST_INDEX_CHARS = 2_400
+"""The room for the index that long texts of namespaces cannot take away."""
 
 
 def exec_description(
@@ -57,37 +84,51 @@ def exec_description(
     namespaces: NamespaceRuntime,
     mcp: McpNamespace,
     config: CodeModeConfig,
-    missing: Sequence[str] = (),
+    *,
+    used: Collection[str] = (),
+    asks: Callable[[Tool], bool] = lambda tool: False,
+    max_chars: int | None = None,
 ) -> str:
-    """Returns the description of `exec`: how to write a program, namespaces, the index of tools."""
+    """Returns the description of `exec`: how to write a program, namespaces, the index of tools.
+
+    Args:
+        catalog: The tools.
+        namespaces: Their texts are in the description.
+        mcp: The MCP servers. Only their names are in the description, whether they can be reached
+            or not, so that a server that comes and goes does not change it.
+        config: The limits that a program should know.
+        used: Ids of tools that the session has used; their signatures come first.
+        asks: True for tools whose calls need approval.
+        max_chars: The most characters in all. The texts become shorter, then those of namespaces
+            and of the index.
+    """
     languages = {"javascript": "JavaScript", "typescript": "TypeScript"}
-    parts = [
-        _EXEC.format(
-            languages=" or ".join(languages[name] for name in config.languages),
-            pending=config.max_pending_tool_calls,
-            output=config.max_output_bytes,
-            seconds=f"{config.timeout_ms / 1000:g}",
-        )
-    ]
-    if mcp:
-        # The operator chooses the names of servers; names of their tools are untrusted.
-        names = mcp.server_names()
-        more = f" and {len(names) - MAX_SERVERS} more" if len(names) > MAX_SERVERS else ""
-        parts.append(_MCP.format(servers=", ".join(names[:MAX_SERVERS]) + more))
-    if connecting := mcp.connecting():
-        names = ", ".join(connecting[:MAX_SERVERS])
-        parts.append(
-            f"MCP servers that are still connecting: {names}. A call waits for its server; "
-            "`await MCP.<server>.$api()` waits too and returns the declarations."
-        )
-    if missing:
-        names = ", ".join(missing[:MAX_SERVERS])
-        parts.append(f"MCP servers that cannot be reached now: {names}.")
-    if prompts := namespaces.prompt_text():
+    limits = {
+        "languages": " or ".join(languages[name] for name in config.languages),
+        "pending": config.max_pending_tool_calls,
+        "output": config.max_output_bytes,
+        "seconds": f"{config.timeout_ms / 1000:g}",
+    }
+    full, brief = _EXEC.format(**limits), _EXEC_BRIEF.format(**limits)
+    parts = [full if max_chars is None else brief]
+    # The operator chooses the names of servers; names of their tools are untrusted.
+    if servers := mcp.all_names():
+        longest = max(map(len, servers))
+        most = MAX_SERVERS if max_chars is None else max(max_chars // 8 // longest, 1)
+        more = f" and {len(servers) - most} more" if len(servers) > most else ""
+        parts.append(_MCP.format(servers=", ".join(servers[:most]) + more))
+    prompts = namespaces.prompt_text()
+    if prompts and (max_chars is None or len(prompts) < max_chars // 4):
         parts.append("Namespaces:\n" + prompts)
-    if index := catalog.index_text(config.index_max_chars):
+    taken = len("\n\n".join([*parts, "Tools:\n"]))
+    room = config.index_max_chars
+    if max_chars is not None:
+        room = min(room, max_chars - taken)
+    elif "index_max_chars" not in config.model_fields_set:
+        room = min(room, max(DESCRIPTION_CHARS - taken, LEAST_INDEX_CHARS))
+    if index := catalog.index_text(room, used=used, asks=asks):
         parts.append("Tools:\n" + index)
-    return "\n\n".join(parts)
+    return "\n\n".join(parts)[:max_chars]
 
 
 def shell_hint(catalog: Catalog) -> str:
@@ -151,10 +192,53 @@ def definition(format: Format, name: str, description: str, schema: JsonObject) 
             return flat | {"parameters": schema, "strict": False}
         case "anthropic":
             return {"name": name, "description": description, "input_schema": schema}
+        case "google":
+            return {"name": name, "description": description, "parameters_json_schema": schema}
         case "mcp":
             return {"name": name, "description": description, "inputSchema": schema}
         case _:
-            known = "openai, openai-responses, anthropic, mcp"
+            known = "openai, openai-responses, anthropic, google, mcp"
             raise ConfigurationError(
                 f"there is no format {format!r}; use one of {known}", path="format", expected=known
             )
+
+
+class HasDefinitions(ABC):
+    """Base class of `CodeMode` and `SyncCodeMode`, with the type of the definitions by format."""
+
+    @overload
+    def definitions(
+        self, format: Literal["openai"] = "openai", *, max_chars: int | None = None
+    ) -> "list[ChatCompletionToolParam]": ...
+
+    @overload
+    def definitions(
+        self, format: Literal["openai-responses"], *, max_chars: int | None = None
+    ) -> "list[FunctionToolParam]": ...
+
+    @overload
+    def definitions(
+        self, format: Literal["anthropic"], *, max_chars: int | None = None
+    ) -> "list[ToolParam]": ...
+
+    @overload
+    def definitions(
+        self, format: Literal["google"], *, max_chars: int | None = None
+    ) -> "list[FunctionDeclarationDict]": ...
+
+    @overload
+    def definitions(
+        self, format: Literal["mcp"], *, max_chars: int | None = None
+    ) -> list[JsonObject]: ...
+
+    def definitions(self, format: Format = "openai", *, max_chars: int | None = None) -> Any:
+        """Returns the definitions of the two tools, in the format of a provider or of MCP.
+
+        Args:
+            format: The provider's API, or MCP.
+            max_chars: The most characters of a description, for clients that cut longer ones.
+        """
+        return self._define(format, max_chars)
+
+    @abstractmethod
+    def _define(self, format: Format, max_chars: int | None) -> list[JsonObject]: ...

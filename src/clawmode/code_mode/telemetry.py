@@ -1,9 +1,9 @@
 """The counters of one run, under the names of the spec. They contain no inputs and no secrets."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 
-from clawmode.types import JsonValue
+from clawmode.types import JsonValue, dataclass
 
 MAX_TOOL_IDS = 100
 

@@ -1,50 +1,35 @@
 """The commands `run` and `wait`: one cell at the terminal."""
 
-from typing import Annotated
+import signal
+from typing import Annotated, Any, NoReturn
 
 import typer
 
 from clawmode.commands.options import (
+    EXIT,
+    LIMITS,
+    TOOLS,
     USAGE,
-    ApproveOption,
-    ConfigOption,
     JsonOption,
-    McpConfigOption,
-    MemoryOption,
-    OutputOption,
-    PolicyOption,
+    Options,
     QuietOption,
-    SnapshotOption,
-    StateOption,
-    TimeoutOption,
-    ToolsOption,
     command,
+    exit_on_error,
     fail,
-    gather,
-    limits_of,
     load_setup,
     read_source,
+    takes,
 )
 
-EXIT = {"completed": 0, "failed": 1, "waiting": 3}
 
-
+@takes(*TOOLS, "approve", "state", *LIMITS)
 def run(
+    options: Options,
     file: Annotated[str, typer.Argument(help="A JavaScript or TypeScript file, or - for stdin.")],
     language: Annotated[
         str | None,
         typer.Option(help="javascript or typescript. Default: by the extension of the file."),
     ] = None,
-    tools: ToolsOption = None,
-    config: ConfigOption = None,
-    mcp_config: McpConfigOption = None,
-    policy: PolicyOption = None,
-    approve: ApproveOption = "ask",
-    state: StateOption = None,
-    timeout_ms: TimeoutOption = None,
-    memory_limit_bytes: MemoryOption = None,
-    max_output_bytes: OutputOption = None,
-    max_snapshot_bytes: SnapshotOption = None,
     wait: Annotated[
         bool,
         typer.Option(
@@ -61,41 +46,19 @@ def run(
     Exit status: 0 completed, 1 failed, 2 wrong usage, 3 waiting, 130 stopped.
     """
     chosen = language or ("typescript" if file.endswith((".ts", ".mts", ".cts")) else "javascript")
-    limits = limits_of(timeout_ms, memory_limit_bytes, max_output_bytes, max_snapshot_bytes)
-    with command() as out:
+    with exit_on_error():
         from clawmode.sandbox.protocol import LANGUAGES
-        from clawmode.terminal.cell import TerminalCell
 
         if chosen not in LANGUAGES:
             fail(f"--language must be {' or '.join(LANGUAGES)}, not {chosen!r}", USAGE)
-        code = read_source(file)
-        options = gather(tools, config, mcp_config, policy, approve, state, limits)
-        cell = TerminalCell(
-            options=options,
-            setup=load_setup(options),
-            out=out,
-            approve=approve,
-            wait=wait,
-            as_json=as_json,
-            quiet=quiet,
-            stdin_is_taken=file == "-",
-        )
-        result = cell.run(lambda code_mode: code_mode.exec(code, chosen))
-    raise typer.Exit(EXIT[result.status])
+        cell = {"code": read_source(file), "language": chosen, "wait": wait}
+    _run_cell(options, as_json=as_json, quiet=quiet, taken=file == "-", **cell)
 
 
+@takes(*TOOLS, "approve", "state", *LIMITS)
 def wait_for(
+    options: Options,
     run_id: Annotated[str, typer.Argument(metavar="RUNID", help="The id that `run` printed.")],
-    tools: ToolsOption = None,
-    config: ConfigOption = None,
-    mcp_config: McpConfigOption = None,
-    policy: PolicyOption = None,
-    approve: ApproveOption = "ask",
-    state: StateOption = None,
-    timeout_ms: TimeoutOption = None,
-    memory_limit_bytes: MemoryOption = None,
-    max_output_bytes: OutputOption = None,
-    max_snapshot_bytes: SnapshotOption = None,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
@@ -103,18 +66,27 @@ def wait_for(
 
     The program needs the same tools. The exit statuses are those of `run`.
     """
-    limits = limits_of(timeout_ms, memory_limit_bytes, max_output_bytes, max_snapshot_bytes)
-    with command() as out:
-        from clawmode.terminal.cell import TerminalCell
+    _run_cell(options, run_id=run_id, as_json=as_json, quiet=quiet)
 
-        options = gather(tools, config, mcp_config, policy, approve, state, limits)
-        cell = TerminalCell(
+
+def _run_cell(
+    options: Options, *, as_json: bool, quiet: bool, taken: bool = False, **given: Any
+) -> NoReturn:
+    """Runs the cell that a `CellRequest` describes, and exits."""
+    with command() as out:
+        from clawmode.terminal.cell import CellRequest, CellTurn, CellView
+        from clawmode.terminal.turn import TerminalTurn
+
+        request = CellRequest(**given)
+        result = TerminalTurn(
+            turn=CellTurn(load_setup(options)),
             options=options,
-            setup=load_setup(options),
             out=out,
-            approve=approve,
+            view=CellView,
             as_json=as_json,
             quiet=quiet,
-        )
-        result = cell.run(lambda code_mode: code_mode.wait(run_id), run_id)
+            stdin_is_taken=taken,
+            later=not request.wait,
+            signals=(signal.SIGINT,),
+        ).run(request)
     raise typer.Exit(EXIT[result.status])

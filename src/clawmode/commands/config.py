@@ -5,24 +5,19 @@ from typing import Annotated
 
 import typer
 
-from clawmode.commands.options import (
-    FAILED,
-    JsonOption,
-    StateOption,
-    command,
-    new_app,
-)
+from clawmode.commands.options import FAILED, JsonOption, Options, command, new_app, takes
 
 app = new_app("Check and trust the configuration, or print its schema.")
 
 
 @app.command("check")
+@takes("state")
 def check_config(
+    options: Options,
     file: Annotated[
         str | None, typer.Argument(help="The file. Default: the file that every command uses.")
     ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Fail on warnings, too.")] = False,
-    state: StateOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """List the errors and warnings of the configuration file.
@@ -37,7 +32,7 @@ def check_config(
         from clawmode.app.setup import state_folder
         from clawmode.terminal.listings import print_report
 
-        report = check(file, state_folder(state))
+        report = check(file, state_folder(options.state))
         if as_json:
             path = None if report.path is None else str(report.path)
             out.json(asdict(report) | {"path": path})

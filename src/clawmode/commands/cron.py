@@ -5,31 +5,29 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from clawmode.commands.options import (
-    FAILED,
-    STOPPED,
+    EXIT,
+    TOOLS,
     USAGE,
-    AgentApproveOption,
-    ConfigOption,
+    AgentOption,
     JsonOption,
-    McpConfigOption,
-    PolicyOption,
-    StateOption,
-    ToolsOption,
+    ModelOption,
+    OnlyReplyOption,
+    Options,
+    ThinkingOption,
     command,
     fail,
     find_gateway,
-    gather,
-    load_basic_setup,
     load_setup,
     new_app,
     read_source,
+    read_thinking,
     say,
+    takes,
 )
 
 if TYPE_CHECKING:
     from clawmode.app.setup import Setup
 
-EXIT = {"ok": 0, "error": FAILED, "timeout": FAILED, "aborted": STOPPED}
 
 app = new_app("List, add, switch, run and remove jobs.")
 
@@ -37,22 +35,24 @@ JobArgument = Annotated[str, typer.Argument(metavar="ID", help="The name of the 
 
 
 @app.command("list")
-def list_jobs(
-    config: ConfigOption = None, state: StateOption = None, as_json: JsonOption = False
-) -> None:
+def list_jobs(options: Options, as_json: JsonOption = False) -> None:
     """List jobs with their next time and their last run."""
     with command() as out:
-        from clawmode.terminal.cron_turn import list_all, print_jobs
+        import anyio
 
-        setup = load_basic_setup(config, state)
+        from clawmode.terminal.cron_turn import open_jobs, print_jobs
+
+        setup = load_setup(options)
+        found = anyio.run(open_jobs(setup).list)
         if as_json:
-            out.json({"jobs": list_all(setup)})
+            out.json({"jobs": [status.described() for status in found]})
         else:
-            print_jobs(out, setup)
+            print_jobs(out, setup, found)
 
 
 @app.command("add")
 def add_job(
+    options: Options,
     job_id: JobArgument,
     cron: Annotated[
         str,
@@ -76,13 +76,9 @@ def add_job(
         str,
         typer.Option("--message", "-m", help="The message to the agent; - reads it from stdin."),
     ] = "",
-    agent_id: Annotated[
-        str, typer.Option("--agent", help="The agent. Default: the default agent.")
-    ] = "",
-    model: Annotated[str, typer.Option(help="provider/model, instead of the agent's.")] = "",
-    thinking: Annotated[
-        str, typer.Option(help="off, minimal, low, medium or high, instead of the agent's.")
-    ] = "",
+    agent_id: AgentOption = "",
+    model: ModelOption = "",
+    thinking: ThinkingOption = "",
     timeout: Annotated[
         float | None, typer.Option(metavar="SECONDS", help="The time limit of a turn.")
     ] = None,
@@ -91,8 +87,6 @@ def add_job(
     disabled: Annotated[
         bool, typer.Option("--disabled", help="Run the job only with `cron run`.")
     ] = False,
-    config: ConfigOption = None,
-    state: StateOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Add a job: a turn of an agent at set times.
@@ -100,14 +94,12 @@ def add_job(
     Each turn has a session of its own.
     """
     with command() as out:
-        from clawmode.cron.job import Job
-        from clawmode.cron.schedule import in_words
-        from clawmode.models.base import THINKING_LEVELS
-        from clawmode.terminal.cron_turn import add, next_time
+        import anyio
 
-        level = next((it for it in THINKING_LEVELS if it == thinking), None)
-        if thinking and level is None:
-            fail(f"--thinking must be one of {', '.join(THINKING_LEVELS)}, got {thinking!r}", USAGE)
+        from clawmode.cron.job import Job, check_named
+        from clawmode.cron.schedule import in_words
+        from clawmode.terminal.cron_turn import next_time, open_jobs
+
         if not message:
             fail("--message is required (- reads it from stdin)", USAGE)
         job = Job(
@@ -120,76 +112,75 @@ def add_job(
             enabled=not disabled,
             agent=agent_id,
             model=model,
-            thinking=level,
+            thinking=read_thinking(thinking),
             timeout_seconds=timeout,
             channel=channel,
             target=target,
         )
-        setup = load_basic_setup(config, state)
-        added = add(setup, job)
+        setup = load_setup(options)
+        check_named(setup.configuration, job)
+        added = anyio.run(open_jobs(setup).add, job)
         if as_json:
             out.json(added.described())
         else:
             out.say(f"{added.job.id}: {in_words(job.schedule())}; next: {next_time(added)}")
-        _warn_if_idle(setup, state)
+        _warn_if_idle(setup, options)
 
 
 @app.command("enable")
-def enable_job(job_id: JobArgument, config: ConfigOption = None, state: StateOption = None) -> None:
+def enable_job(options: Options, job_id: JobArgument) -> None:
     """Let a disabled job run at its times again."""
-    _switch(job_id, config, state, enabled=True)
+    _switch(options, job_id, enabled=True)
 
 
 @app.command("disable")
-def disable_job(
-    job_id: JobArgument, config: ConfigOption = None, state: StateOption = None
-) -> None:
+def disable_job(options: Options, job_id: JobArgument) -> None:
     """Keep a job from running at its times.
 
     `cron run` still runs the job.
     """
-    _switch(job_id, config, state, enabled=False)
+    _switch(options, job_id, enabled=False)
 
 
-def _switch(job_id: str, config: str | None, state: str | None, *, enabled: bool) -> None:
+def _switch(options: Options, job_id: str, *, enabled: bool) -> None:
     with command() as out:
-        from clawmode.terminal.cron_turn import enable, next_time
+        import anyio
 
-        setup = load_basic_setup(config, state)
-        changed = enable(setup, job_id, enabled)
+        from clawmode.terminal.cron_turn import next_time, open_jobs
+
+        setup = load_setup(options)
+        changed = anyio.run(open_jobs(setup).enable, job_id, enabled)
         out.say(f"{changed.job.id}: next: {next_time(changed)}")
         if enabled:
-            _warn_if_idle(setup, state)
+            _warn_if_idle(setup, options)
 
 
-def _warn_if_idle(setup: "Setup", state: str | None) -> None:
+def _warn_if_idle(setup: "Setup", options: Options) -> None:
     """Prints why no job runs at its times now, if that is so."""
     if not setup.configuration.cron.enabled:
         say("cron.enabled is false, so no job runs at its times")
-    elif find_gateway(gather(None, None, None, None, "ask", state)) is None:
+    elif find_gateway(options) is None:
         say("no gateway runs on this state folder: start one with clawmode gateway to run the job")
 
 
 @app.command("remove")
-def remove_job(job_id: JobArgument, config: ConfigOption = None, state: StateOption = None) -> None:
+def remove_job(options: Options, job_id: JobArgument) -> None:
     """Remove a job that was added, and the records of its runs. Its sessions are kept."""
     with command():
-        from clawmode.terminal.cron_turn import remove
+        import anyio
 
-        remove(load_basic_setup(config, state), job_id)
+        from clawmode.terminal.cron_turn import open_jobs
+
+        anyio.run(open_jobs(load_setup(options)).remove, job_id)
 
 
 @app.command("run")
+@takes(*TOOLS, "agent_approve", "state")
 def run_job(
+    options: Options,
     job_id: JobArgument,
-    tools: ToolsOption = None,
-    config: ConfigOption = None,
-    mcp_config: McpConfigOption = None,
-    policy: PolicyOption = None,
-    approve: AgentApproveOption = None,
-    state: StateOption = None,
     as_json: JsonOption = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the reply.")] = False,
+    quiet: OnlyReplyOption = False,
 ) -> None:
     """Run a job now, whatever its times are.
 
@@ -198,19 +189,17 @@ def run_job(
     Exit status: 0 done, 1 failed or already running, 2 wrong usage, 130 stopped.
     """
     with command() as out:
-        from clawmode.terminal.agent_view import turn_view
+        from clawmode.terminal.agent_view import AgentView
         from clawmode.terminal.cron_turn import JobTurn
         from clawmode.terminal.turn import TerminalTurn
 
-        options = gather(tools, config, mcp_config, policy, approve, state)
         turn = JobTurn(load_setup(options, "agent"), job_id)
         result = TerminalTurn(
             turn=turn,
             options=options,
             out=out,
-            view=turn_view(out, as_json=as_json, quiet=quiet),
-            approve=approve,
+            view=AgentView,
             as_json=as_json,
+            quiet=quiet,
         ).run(turn.request())
-        assert result is not None, "a run of a job is never left waiting"
     raise typer.Exit(EXIT[result.status])

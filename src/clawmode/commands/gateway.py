@@ -1,4 +1,4 @@
-"""The commands of `gateway`: serve, status, stop, reload, logs, and the tokens of clients."""
+"""The commands of `gateway`: serve, status, stop, reload, logs, tokens; and `dashboard`."""
 
 import logging
 import sys
@@ -8,19 +8,16 @@ import typer
 
 from clawmode.commands.options import (
     FAILED,
+    TOOLS,
     USAGE,
-    ConfigOption,
     JsonOption,
-    McpConfigOption,
-    PolicyOption,
-    StateOption,
-    ToolsOption,
+    Options,
     command,
     fail,
-    gather,
-    load_basic_setup,
+    load_setup,
     new_app,
     say,
+    takes,
 )
 
 if TYPE_CHECKING:
@@ -34,7 +31,9 @@ app.add_typer(token_app, name="token")
 
 
 @app.callback(invoke_without_command=True, no_args_is_help=False)
+@takes(*TOOLS, "state")
 def gateway(
+    options: Options,
     context: typer.Context,
     host: Annotated[
         str, typer.Option(help="The address to listen on, instead of the configuration's.")
@@ -42,11 +41,6 @@ def gateway(
     port: Annotated[
         int | None, typer.Option(min=0, max=65_535, help="The port; 0 selects a free port.")
     ] = None,
-    tools: ToolsOption = None,
-    config: ConfigOption = None,
-    mcp_config: McpConfigOption = None,
-    policy: PolicyOption = None,
-    state: StateOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Serve agents over WebSocket, and run schedules and channels, until you stop it.
@@ -71,7 +65,6 @@ def gateway(
 
         logs.log_to_stderr()
         try:
-            options = gather(tools, config, mcp_config, policy, "ask", state)
             setup = set_up(options, "gateway")
             logs.learn(known_secrets(setup))  # from here on, the log redacts these
             for note in setup.notes:
@@ -86,9 +79,7 @@ def gateway(
 
 
 @app.command("status")
-def status(
-    config: ConfigOption = None, state: StateOption = None, as_json: JsonOption = False
-) -> None:
+def status(options: Options, as_json: JsonOption = False) -> None:
     """Show whether a gateway runs on the state folder.
 
     Exit status: 0 a gateway runs, 1 no gateway runs.
@@ -96,7 +87,7 @@ def status(
     with command() as out:
         from clawmode.rpc import presence
 
-        setup = load_basic_setup(config, state)
+        setup = load_setup(options)
         known = presence.find(setup.state)
         runs = known is not None and presence.is_held(setup.state)
         if as_json:
@@ -110,7 +101,7 @@ def status(
 
 
 @app.command("stop")
-def stop(config: ConfigOption = None, state: StateOption = None) -> None:
+def stop(options: Options) -> None:
     """Stop the gateway of the state folder.
 
     Runs that do not end in time are resumed at the next start.
@@ -118,13 +109,13 @@ def stop(config: ConfigOption = None, state: StateOption = None) -> None:
     with command() as out:
         from clawmode.gateway.command import stop_gateway
 
-        setup = load_basic_setup(config, state)
+        setup = load_setup(options)
         stopped = stop_gateway(setup.state, say)
         out.say("not running" if stopped is None else f"stopped (process {stopped.pid})")
 
 
 @app.command("reload")
-def reload(config: ConfigOption = None, state: StateOption = None) -> None:
+def reload(options: Options) -> None:
     """Make the gateway read its configuration again.
 
     The command prints what changed and what needs a restart.
@@ -136,7 +127,7 @@ def reload(config: ConfigOption = None, state: StateOption = None) -> None:
         from clawmode.gateway.reload import summary
         from clawmode.rpc.protocol import RpcError
 
-        setup = load_basic_setup(config, state)
+        setup = load_setup(options)
         try:
             done = ask_gateway(setup.state, "config.reload")
         except RpcError as error:
@@ -151,14 +142,13 @@ def texts(value: "JsonValue | None") -> list[str]:
 
 @app.command("logs")
 def show_logs(
+    options: Options,
     lines: Annotated[
         int, typer.Option("--lines", "-n", min=1, max=2_000, help="The number of lines.")
     ] = 100,
     level: Annotated[
         str, typer.Option(help="Show only lines of this level: info, warning or error.")
     ] = "",
-    config: ConfigOption = None,
-    state: StateOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Print the last lines of the gateway's log, the newest last.
@@ -169,7 +159,7 @@ def show_logs(
         from clawmode.gateway.command import ask_gateway
         from clawmode.gateway.logs import in_words
 
-        setup = load_basic_setup(config, state)
+        setup = load_setup(options)
         params: JsonObject = {"limit": lines, **({"level": level} if level else {})}
         found: Any = ask_gateway(setup.state, "logs.tail", params)["lines"]
         for line in found:
@@ -179,11 +169,41 @@ def show_logs(
                 out.say(in_words(line))
 
 
+@takes("config", "state")
+def dashboard(
+    options: Options,
+    no_open: Annotated[
+        bool, typer.Option("--no-open", help="Print the link, and open no browser.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Open the page of the running gateway in a browser.
+
+    The link logs a browser in, once, within a minute.
+
+    Exit status: 0 done, 1 no gateway runs.
+    """
+    with command() as out:
+        import webbrowser
+
+        from clawmode.gateway.command import dashboard_link
+
+        setup = load_setup(options)
+        url, seconds = dashboard_link(setup.state)
+        if as_json:
+            out.json({"url": url, "expiresInMs": seconds * 1000})
+        else:
+            out.say(url)
+        if no_open or as_json or not webbrowser.open(url):
+            say(f"open this link in a browser on this machine; it works once, for {seconds} s")
+
+
 # ---- Tokens ----
 
 
 @token_app.command("add")
 def add_token(
+    options: Options,
     name: Annotated[
         str, typer.Argument(help="The name of the client, shown in logs and as the sender.")
     ],
@@ -191,8 +211,6 @@ def add_token(
         list[str] | None,
         typer.Option(help="read, write, approvals or admin; can be repeated. Default: all."),
     ] = None,
-    config: ConfigOption = None,
-    state: StateOption = None,
 ) -> None:
     """Create a token and print it.
 
@@ -208,20 +226,18 @@ def add_token(
             fail(f"--scope must be one of {', '.join(SCOPES)}, got {unknown[0]!r}", USAGE)
         if not name.isprintable() or not 0 < len(name) <= 100:
             fail(f"NAME must have 1 to 100 printable characters, got {name[:120]!r}", USAGE)
-        setup = load_basic_setup(config, state)
+        setup = load_setup(options)
         scopes = tuple(it for it in SCOPES if it in wanted) or SCOPES
         out.say(Tokens(setup.state).add(name, scopes))
 
 
 @token_app.command("list")
-def list_tokens(
-    config: ConfigOption = None, state: StateOption = None, as_json: JsonOption = False
-) -> None:
+def list_tokens(options: Options, as_json: JsonOption = False) -> None:
     """List the names of the tokens and their scopes."""
     with command() as out:
         from clawmode.rpc.tokens import Tokens
 
-        setup = load_basic_setup(config, state)
+        setup = load_setup(options)
         found = Tokens(setup.state).list()
         if as_json:
             known = [it.model_dump(mode="json", exclude={"digest"}) for it in found]
@@ -232,17 +248,16 @@ def list_tokens(
 
 @token_app.command("revoke")
 def revoke_token(
-    name: Annotated[str, typer.Argument(help="The name of the client.")],
-    config: ConfigOption = None,
-    state: StateOption = None,
+    options: Options, name: Annotated[str, typer.Argument(help="The name of the client.")]
 ) -> None:
     """Revoke a token.
 
-    Nobody can connect with the token again, but open connections stay open.
+    Nobody can connect with the token again. Pages in browsers that used it are logged out; other
+    connections stay open.
     """
     with command() as out:
         from clawmode.rpc.tokens import Tokens
 
-        setup = load_basic_setup(config, state)
+        setup = load_setup(options)
         Tokens(setup.state).revoke(name)
         out.say(f"revoked: {name}")

@@ -7,8 +7,10 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import wraps
+from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, TypeAlias, TypeVar, cast
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -16,11 +18,17 @@ from typer.core import TyperCommand, TyperGroup
 if TYPE_CHECKING:
     from clawmode.app.console import ProgramOutput
     from clawmode.app.setup import Options, Purpose, Setup
+    from clawmode.models.base import ThinkingLevel
     from clawmode.rpc.presence import RunningGateway
+else:
+    Options = Any  # its import takes long; typer looks at the annotations of commands
 
 FAILED = 1
 USAGE = 2
 STOPPED = 130
+EXIT = {"ok": 0, "completed": 0, "error": FAILED, "failed": FAILED, "timeout": FAILED, "waiting": 3}
+"""The exit statuses of turns."""
+
 GATEWAY_LOCK = "gateway.lock"
 
 Run = TypeVar("Run", bound=Callable[..., Any])
@@ -61,7 +69,13 @@ class _Group(TyperGroup):
 
 class _App(typer.Typer):
     def command(self, name: str | None = None, **options: Any) -> Callable[[Run], Run]:
-        return super().command(name, cls=_Command, **options)
+        def decorate(run: Run) -> Run:
+            # A command of a group uses the configuration and the state folder if it uses any.
+            takes_some = next(iter(signature(run).parameters), "") == "options"
+            return add(takes("config", "state")(run) if takes_some else run)
+
+        add = super().command(name, cls=_Command, **options)
+        return decorate
 
 
 def new_app(about: str, *, completion: bool = False) -> typer.Typer:
@@ -84,119 +98,101 @@ def new_app(about: str, *, completion: bool = False) -> typer.Typer:
 # ---- Options ----
 
 Approve: TypeAlias = Literal["ask", "always", "never"]
+_APPROVE = 'How to decide about calls of tools that are not declared effect="read".'
+_APPROVE_DEFAULT = " Default: `tools.approve` of the configuration, else ask."
 
-ToolsOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--tools",
-        metavar="MODULE:ATTRIBUTE",
-        help="Python tools: a Tool, a list of them, or a function that returns either. Can be "
+
+def _option(kind: Any, help: str, metavar: str | None = None, default: Any = None) -> Parameter:
+    annotation = Annotated[kind, typer.Option(metavar=metavar, help=help)]
+    return Parameter("_", Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
+
+
+_SHARED: dict[str, Parameter] = {
+    "tools": _option(
+        list[str] | None,
+        "Python tools: a Tool, a list of them, or a function that returns either. Can be "
         "repeated. Modules are also imported from the current folder.",
+        "MODULE:ATTRIBUTE",
     ),
-]
-ConfigOption = Annotated[
-    str | None,
-    typer.Option(
-        "--config",
-        metavar="FILE",
-        help="The configuration file. Default: clawmode.json5, if there is one.",
+    "config": _option(
+        str | None, "The configuration file. Default: clawmode.json5, if there is one.", "FILE"
     ),
-]
-McpConfigOption = Annotated[
-    str | None,
-    typer.Option(
-        "--mcp-config",
-        metavar="FILE",
-        help="A file with the MCP servers of another client (mcpServers), in addition to the "
+    "mcp_config": _option(
+        str | None,
+        "A file with the MCP servers of another client (mcpServers), in addition to the "
         "servers of the configuration.",
+        "FILE",
     ),
-]
-PolicyOption = Annotated[
-    str | None,
-    typer.Option(
-        "--policy",
-        metavar="JSON|FILE",
-        help="Restrict the tools further than the configuration does: "
-        '{"allow": [...], "deny": [...]}.',
+    "policy": _option(
+        str | None,
+        'Restrict the tools further than the configuration does: {"allow": [...], "deny": [...]}.',
+        "JSON|FILE",
     ),
-]
-ApproveOption = Annotated[
-    Approve,
-    typer.Option(
-        metavar="ask|always|never",
-        help='How to decide about calls of tools that are not declared effect="read".',
-    ),
-]
-AgentApproveOption = Annotated[
-    Approve | None,
-    typer.Option(
-        metavar="ask|always|never",
-        help='How to decide about calls of tools that are not declared effect="read". Default: '
-        "`tools.approve` of the configuration, else ask.",
-    ),
-]
-StateOption = Annotated[
-    str | None,
-    typer.Option(
-        "--state",
-        metavar="FOLDER",
-        help="The state folder, with waiting programs, sessions and logins. Default: "
+    "approve": _option(Approve, _APPROVE, "ask|always|never", "ask"),
+    "agent_approve": _option(Approve | None, _APPROVE + _APPROVE_DEFAULT, "ask|always|never"),
+    "state": _option(
+        str | None,
+        "The state folder, with waiting programs, sessions and logins. Default: "
         "CLAWMODE_STATE, else the user's state folder.",
+        "FOLDER",
     ),
-]
-TimeoutOption = Annotated[
-    int | None, typer.Option(help="The time limit of each exec or wait, in milliseconds.")
-]
-MemoryOption = Annotated[int | None, typer.Option(help="The most memory for a program.")]
-OutputOption = Annotated[
-    int | None, typer.Option(help="The largest output and value of a program, as JSON.")
-]
-SnapshotOption = Annotated[
-    int | None, typer.Option(help="The largest snapshot of a waiting program.")
-]
+    "timeout_ms": _option(int | None, "The time limit of each exec or wait, in milliseconds."),
+    "memory_limit_bytes": _option(int | None, "The most memory for a program."),
+    "max_output_bytes": _option(int | None, "The largest output and value of a program, as JSON."),
+    "max_snapshot_bytes": _option(int | None, "The largest snapshot of a waiting program."),
+}
+TOOLS = ("tools", "config", "mcp_config", "policy")
+LIMITS = ("timeout_ms", "memory_limit_bytes", "max_output_bytes", "max_snapshot_bytes")
+
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Do not show nested calls.")]
+OnlyReplyOption = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the reply.")]
+AgentOption = Annotated[str, typer.Option("--agent", help="The agent. Default: the default agent.")]
+ModelOption = Annotated[str, typer.Option(help="provider/model, instead of the agent's.")]
+ThinkingOption = Annotated[
+    str, typer.Option(help="off, minimal, low, medium or high, instead of the agent's.")
+]
+SessionOption = Annotated[
+    str, typer.Option(help="The conversation: a key or an id. Default: the main session.")
+]
+
+
+def takes(
+    *names: str, first: Callable[[dict[str, Any]], None] = lambda given: None
+) -> Callable[[Run], Run]:
+    """Adds shared options to a command, which gets them as its parameter `options: Options`.
+
+    Args:
+        names: The options.
+        first: Called with all arguments, before anything slow is imported.
+    """
+    added = [_SHARED[name].replace(name=name.removeprefix("agent_")) for name in names]
+
+    def decorate(run: Run) -> Run:
+        @wraps(run)
+        def made(**given: Any) -> None:
+            first(given)
+            from clawmode.app.setup import Options
+
+            shared = {it.name: given.pop(it.name) for it in added}
+            shared["tools"] = tuple(shared.get("tools") or ())
+            limits = {name: shared.pop(name, None) for name in LIMITS}
+            shared["limits"] = {name: it for name, it in limits.items() if it is not None}
+            run(Options(**shared), **given)
+
+        _, *own = signature(run).parameters.values()
+        own = [it.replace(kind=Parameter.KEYWORD_ONLY) for it in own]
+        last = [it for it in own if it.name in ("as_json", "quiet")]  # also in the help
+        made.__dict__["__signature__"] = Signature([*own[: len(own) - len(last)], *added, *last])
+        return cast("Run", made)
+
+    return decorate
 
 
 # ---- Reading them ----
 
 
-def limits_of(
-    timeout_ms: int | None, memory: int | None, output: int | None, snapshot: int | None
-) -> dict[str, int | None]:
-    """Returns the limits by the name of their setting; None for those that were not given."""
-    return {
-        "timeout_ms": timeout_ms,
-        "memory_limit_bytes": memory,
-        "max_output_bytes": output,
-        "max_snapshot_bytes": snapshot,
-    }
-
-
-def gather(
-    tools: list[str] | None,
-    config: str | None,
-    mcp_config: str | None,
-    policy: str | None,
-    approve: Approve | None = None,
-    state: str | None = None,
-    limits: dict[str, int | None] | None = None,
-) -> "Options":
-    """Returns the options that commands share as an `Options` object."""
-    from clawmode.app.setup import Options
-
-    return Options(
-        tools=tuple(tools or ()),
-        config=config,
-        mcp_config=mcp_config,
-        policy=policy,
-        approve=approve,
-        state=state,
-        limits={name: value for name, value in (limits or {}).items() if value is not None},
-    )
-
-
-def load_setup(options: "Options", purpose: "Purpose" = "look") -> "Setup":
+def load_setup(options: Options, purpose: "Purpose" = "look") -> "Setup":
     """Loads the setup that the options name, and prints its warnings."""
     from clawmode.app.loading import set_up
 
@@ -206,12 +202,7 @@ def load_setup(options: "Options", purpose: "Purpose" = "look") -> "Setup":
     return setup
 
 
-def load_basic_setup(config: str | None, state: str | None) -> "Setup":
-    """Loads the setup of a command that needs no tools and asks no questions."""
-    return load_setup(gather(None, config, None, None, "ask", state))
-
-
-def find_gateway(options: "Options") -> "RunningGateway | None":
+def find_gateway(options: Options) -> "RunningGateway | None":
     """Returns the gateway that runs on the state folder, or None."""
     from clawmode.app.setup import state_folder
 
@@ -235,6 +226,16 @@ def with_all_tools(setup: "Setup") -> "Setup":
     from clawmode.app.servers import with_servers
 
     return with_servers(setup)
+
+
+def read_thinking(text: str) -> "ThinkingLevel | None":
+    """Returns the value of `--thinking`; None if it was not given."""
+    from clawmode.models.base import THINKING_LEVELS
+
+    level = next((it for it in THINKING_LEVELS if it == text), None)
+    if text and level is None:
+        fail(f"--thinking must be one of {', '.join(THINKING_LEVELS)}, got {text!r}", USAGE)
+    return level
 
 
 def read_source(file: str) -> str:

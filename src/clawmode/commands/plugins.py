@@ -6,16 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from clawmode.commands.options import (
-    FAILED,
-    ConfigOption,
-    JsonOption,
-    StateOption,
-    command,
-    load_basic_setup,
-    new_app,
-    say,
-)
+from clawmode.commands.options import FAILED, JsonOption, Options, command, load_setup, new_app, say
 
 if TYPE_CHECKING:
     from clawmode.app.console import ProgramOutput
@@ -25,15 +16,13 @@ app = new_app("List, check, install and remove plugins.")
 
 
 @app.command("list")
-def list_plugins(
-    config: ConfigOption = None, state: StateOption = None, as_json: JsonOption = False
-) -> None:
+def list_plugins(options: Options, as_json: JsonOption = False) -> None:
     """List all plugins, whether each is loaded, and the reason if not."""
     with plugin_command() as out:
         from clawmode.plugins.setup import open_plugins
         from clawmode.terminal.plugin_listings import print_views
 
-        setup = load_basic_setup(config, state)
+        setup = load_setup(options)
         views = open_plugins(setup.configuration, setup.state).views
         if as_json:
             out.json({"plugins": [view.to_json() for view in views]})
@@ -45,12 +34,11 @@ def list_plugins(
 
 @app.command("install")
 def install_plugin(
+    options: Options,
     source: Annotated[
         str,
         typer.Argument(help="A plugin or a skill: a folder, or an archive (.zip, .tar.gz, .tgz)."),
     ],
-    config: ConfigOption = None,
-    state: StateOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Install or update a plugin or a skill.
@@ -67,7 +55,7 @@ def install_plugin(
         from clawmode.plugins.setup import open_plugins
         from clawmode.terminal.plugin_listings import print_installed
 
-        setup = load_basic_setup(config, state)
+        setup = load_setup(options)
         plugins = open_plugins(setup.configuration, setup.state)
         for view in plugins.views:
             if view.problem is not None:
@@ -82,14 +70,13 @@ def install_plugin(
 
 @app.command("remove")
 def remove_plugin(
+    options: Options,
     name: Annotated[
         str,
         typer.Argument(
             metavar="ID", help="The id of a plugin or the name of a skill; or skill:NAME."
         ),
     ],
-    config: ConfigOption = None,
-    state: StateOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Remove an installed plugin or skill.
@@ -98,10 +85,10 @@ def remove_plugin(
     """
     with plugin_command() as out:
         from clawmode.plugins.install import remove
-        from clawmode.plugins.setup import describe_plugins
+        from clawmode.plugins.setup import open_plugins
 
-        setup = load_basic_setup(config, state)
-        done = remove(setup.state, name, describe_plugins(setup.configuration, setup.state))
+        setup = load_setup(options)
+        done = remove(setup.state, name, open_plugins(setup.configuration, setup.state, load=False))
         if as_json:
             out.json(done.to_json())
         else:
@@ -110,12 +97,10 @@ def remove_plugin(
 
 @app.command("check")
 def check_plugins(
+    options: Options,
     which: Annotated[
-        str,
-        typer.Argument(metavar="ID|FOLDER", help="The plugin. Default: all enabled plugins."),
+        str, typer.Argument(metavar="ID|FOLDER", help="The plugin. Default: all enabled plugins.")
     ] = "",
-    config: ConfigOption = None,
-    state: StateOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Load plugins, and list their problems.
@@ -127,7 +112,7 @@ def check_plugins(
         from clawmode.plugins.setup import open_plugins, settings_of
         from clawmode.terminal.plugin_listings import print_report
 
-        setup = load_basic_setup(config, state)
+        setup = load_setup(options)
         plugins = open_plugins(setup.configuration, setup.state)
         found = reports(plugins, which, settings_of(setup.configuration))
         if as_json:
@@ -151,7 +136,12 @@ async def _install(installer: "Installer", source: str) -> "InstallResult":
 def plugin_command() -> "Iterator[ProgramOutput]":
     """Like `command`, and prints the log of the block on stderr, escaped."""
     with command() as out:
-        from clawmode.terminal.plugin_listings import printed_logs
+        import logging
 
-        with printed_logs():
+        from clawmode.app.console import printed_logs
+
+        def hides(record: logging.LogRecord) -> bool:  # errors of plugins, which the table shows
+            return record.name == "clawmode.plugins" and record.levelno >= logging.ERROR
+
+        with printed_logs(hides=hides):
             yield out

@@ -6,17 +6,15 @@ import typer
 
 from clawmode.commands.options import (
     FAILED,
-    ConfigOption,
+    TOOLS,
     JsonOption,
-    McpConfigOption,
-    PolicyOption,
-    ToolsOption,
+    Options,
     command,
     fail,
-    gather,
     load_setup,
     new_app,
     say,
+    takes,
     with_all_tools,
 )
 
@@ -24,11 +22,9 @@ app = new_app("Look at the tools that programs can call.")
 
 
 @app.command("list")
+@takes(*TOOLS)
 def list_tools(
-    tools: ToolsOption = None,
-    config: ConfigOption = None,
-    mcp_config: McpConfigOption = None,
-    policy: PolicyOption = None,
+    options: Options,
     everything: Annotated[
         bool, typer.Option("--all", help="Include denied tools, with the reason.")
     ] = False,
@@ -38,7 +34,7 @@ def list_tools(
     with command() as out:
         from clawmode.terminal.listings import list_all, print_entries
 
-        setup = with_all_tools(load_setup(gather(tools, config, mcp_config, policy)))
+        setup = with_all_tools(load_setup(options))
         entries = list_all(setup.tools, setup.policy)
         shown = [entry for entry in entries if everything or "denied" not in entry]
         if as_json:
@@ -51,12 +47,10 @@ def list_tools(
 
 
 @app.command("search")
+@takes(*TOOLS)
 def search_tools(
+    options: Options,
     query: Annotated[str, typer.Argument(help="The words to search for.")],
-    tools: ToolsOption = None,
-    config: ConfigOption = None,
-    mcp_config: McpConfigOption = None,
-    policy: PolicyOption = None,
     limit: Annotated[int | None, typer.Option(min=1, help="The most tools to list.")] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -64,7 +58,7 @@ def search_tools(
     with command() as out:
         from clawmode.terminal.listings import print_found, search
 
-        setup = with_all_tools(load_setup(gather(tools, config, mcp_config, policy)))
+        setup = with_all_tools(load_setup(options))
         wanted = min(limit or setup.config.search_default_limit, setup.config.max_search_limit)
         found = search(setup.catalog(), query, wanted)
         if as_json:
@@ -74,14 +68,12 @@ def search_tools(
 
 
 @app.command("show")
+@takes(*TOOLS)
 def show_tool(
+    options: Options,
     reference: Annotated[
         str, typer.Argument(metavar="ID", help="An id, or a name that only one tool has.")
     ],
-    tools: ToolsOption = None,
-    config: ConfigOption = None,
-    mcp_config: McpConfigOption = None,
-    policy: PolicyOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show what a tool does, how to call it, and its JSON Schema.
@@ -92,7 +84,7 @@ def show_tool(
         from clawmode.exceptions import ToolLookupError
         from clawmode.terminal.listings import page_of, print_page, why_not
 
-        setup = with_all_tools(load_setup(gather(tools, config, mcp_config, policy)))
+        setup = with_all_tools(load_setup(options))
         try:
             page = page_of(setup.catalog(), reference)
         except ToolLookupError as error:

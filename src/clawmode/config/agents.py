@@ -18,6 +18,7 @@ from clawmode.config.operations import (
     HookSection,
     Messages,
     PluginSection,
+    PostgresSection,
     SecuritySection,
     Session,
     Skills,
@@ -25,20 +26,8 @@ from clawmode.config.operations import (
 from clawmode.config.tools import ToolSettings
 from clawmode.exceptions import ConfigurationError, ConfigWarning
 from clawmode.models.base import ThinkingLevel
-from clawmode.records import (
-    Entries,
-    Issue,
-    Maybe,
-    Named,
-    Text,
-    join,
-    wrong,
-)
-from clawmode.sections import (
-    Section,
-    option,
-    unused,
-)
+from clawmode.records import Entries, Issue, Maybe, Named, Text, join, wrong
+from clawmode.sections import Section, option, unused
 from clawmode.text import show
 
 YEAR_SECONDS = 31_536_000
@@ -94,7 +83,7 @@ class Sandbox(Section):
     """The section `sandbox` of an agent."""
 
     IGNORED: ClassVar = unused(
-        *("backend", "scope", "workspaceAccess", "docker", "ssh", "browser", "prune"),
+        *("backend", "scope", "workspaceAccess", "docker", "ssh", "browser", "prune")
     )
 
     mode: SandboxMode = option("Which sessions are sandboxed.", "off")
@@ -309,6 +298,12 @@ class Configuration(Section):
     schema_address: Maybe[Text] = option(
         "The address of the JSON Schema of this file, for editors.", key="$schema"
     )
+    state: Maybe[Text] = option(
+        "A database for programs that wait, which several machines share: `postgresql://…`, or the "
+        "variable with its address, such as `${DATABASE_URL}`. By default, the state folder.",
+        secret=True,
+    )
+    postgres: PostgresSection = option("How the database of `state` is used.", PostgresSection)
     agents: Agents = option("Agents, their models and limits.", Agents)
     models: Models = option("Model providers.", Models)
     auth: Auth = option("Keys of model providers.", Auth)

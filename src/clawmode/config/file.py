@@ -9,8 +9,8 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import field
 from pathlib import Path
 
 import platformdirs
@@ -18,15 +18,21 @@ import platformdirs
 from clawmode.config import json5
 from clawmode.config.trust import check_owner
 from clawmode.exceptions import ConfigurationError, ConfigWarning
-from clawmode.text import show
-from clawmode.types import JsonValue
+from clawmode.redaction import hide_keys
+from clawmode.text import show_plain
+from clawmode.types import JsonValue, dataclass
 
 NAME = "clawmode.json5"
 VARIABLE = "CLAWMODE_CONFIG"
+HERE = Path()
 MAX_SIZE = 1 << 20
 
 _LINE_BREAK = re.compile(r"\r\n|\r|\n")
 _VARIABLE = re.compile(r"\$\{(?:env:)?([A-Za-z_]\w*)\}", re.ASCII)
+_TOML_NAME = r"""[A-Za-z0-9_-]+|"(?:[^"\\]|\\.)*"|'[^']*'"""
+_TOML_LINE = re.compile(
+    rf"[ \t]*(?:\[(?P<table>[^\[\]]+)\]|(?P<key>(?:{_TOML_NAME})(?:\s*\.\s*(?:{_TOML_NAME}))*)\s*=)"
+)
 _PART = re.compile(r"""([A-Za-z_$][A-Za-z0-9_$]*)|\[(\d+)\]|\[("(?:[^"\\]|\\.)*")\]""")
 
 # Matches names of secrets, and long words with digits, which may be secrets themselves.
@@ -88,16 +94,17 @@ class Report:
 # ---- Finding and reading ----
 
 
-def find(explicit: str | Path | None = None) -> Path | None:
+def find(explicit: str | Path | None = None, folder: Path = HERE) -> Path | None:
     """Returns the file to read, if any.
 
     That is `explicit`, or the file that `CLAWMODE_CONFIG` names, or the first existing file of
-    `./clawmode.json5` and `clawmode/clawmode.json5` in the user's configuration folder.
+    `clawmode.json5` in the working folder, which is `folder`, and `clawmode/clawmode.json5` in the
+    user's configuration folder.
     """
     named = os.environ.get(VARIABLE) if explicit is None else str(explicit)
     if named or explicit is not None:
         return Path(os.path.expanduser(named or ""))
-    places = [Path(NAME)]
+    places = [folder / NAME]
     with contextlib.suppress(RuntimeError):  # the user has no home folder
         places.append(platformdirs.user_config_path("clawmode") / NAME)
     return next((path for path in places if _exists(path)), None)
@@ -118,26 +125,26 @@ def _exists(path: Path) -> bool:
     return True
 
 
-def load(path: str | Path | None = None) -> ConfigFile:
+def load(path: str | Path | None = None, folder: Path = HERE) -> ConfigFile:
     """Reads the file that `find` returns.
 
     Raises:
         ConfigurationError: The file cannot be read, another user can change it, or it is not a
             JSON5 object.
     """
-    found = find(path)
+    found = find(path, folder)
     if found is None:
         return ConfigFile({})
-    unnamed = path is None and not os.environ.get(VARIABLE) and found == Path(NAME)
+    unnamed = path is None and not os.environ.get(VARIABLE) and found == folder / NAME
     if unnamed and found.is_fifo():
         # A downloaded folder may contain a named pipe, and reading a pipe may block for ever.
         raise ConfigurationError(
             f"cannot read the configuration {found}: it is a named pipe; replace it by a file"
         )
     text, digest = _read(found)
-    document = _parse(text, str(found))
+    document = _parse_toml(text, found) if found.suffix == ".toml" else _parse(text, str(found))
     if not isinstance(document.value, dict):
-        text = f"{found}:1:1: found {show(document.value)}, expected an object: {{ ... }}"
+        text = f"{found}:1:1: found {show_plain(document.value)}, expected an object: {{ ... }}"
         raise ConfigurationError(text, expected="an object", line=1, column=1)
     return ConfigFile(document.value, found, document, digest, unnamed)
 
@@ -147,7 +154,7 @@ def _parse(text: str, name: str) -> json5.Document:
         return json5.parse(text, name)
     except ConfigurationError as error:
         around = _LINE_BREAK.split(text)[max(error.line - 2, 0) : error.line]
-        if not any(_SECRETIVE.search(line) for line in around):
+        if not any(_SECRETIVE.search(line) or hide_keys(line) != line for line in around):
             raise
         message = str(error).partition("\n")[0]
         raise ConfigurationError(
@@ -155,6 +162,34 @@ def _parse(text: str, name: str) -> json5.Document:
             line=error.line,
             column=error.column,
         ) from None
+
+
+def _parse_toml(text: str, path: Path) -> json5.Document:
+    """Parses a file of another MCP client. Members of inline tables have no place of their own."""
+    import tomllib  # takes long, and few commands read TOML
+
+    try:
+        value = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        # The message may quote a character of the file, and has the place at its end.
+        found = re.search(r"at line (\d+), column (\d+)", str(error))
+        line, column = map(int, found.groups()) if found else (text.count("\n") + 1, 1)
+        message = f"{path}:{line}:{column}: the file is not valid TOML"
+        raise ConfigurationError(message, line=line, column=column) from None
+
+    def members() -> Iterator[tuple[json5.Parts, int]]:
+        table: json5.Parts = ()
+        start = 0
+        for line in text.splitlines(keepends=True):
+            if match := _TOML_LINE.match(line):
+                names = re.findall(_TOML_NAME, match["table"] or match["key"])
+                parts = tuple(name.strip("\"'") for name in names)
+                table = parts if match["table"] else table
+                place = start + len(line) - len(line.lstrip())
+                yield (table if match["table"] else table + parts), place
+            start += len(line)
+
+    return json5.Document(text, value, dict(members()))
 
 
 def _read(path: Path) -> tuple[str, str]:
@@ -210,8 +245,9 @@ def _problem(
     line, column = locator.find(issue.path)
     expected = issue.expected if isinstance(issue, ConfigurationError) else ""
     what = str(issue).removeprefix(f"{issue.path}: ").removesuffix(f", expected {expected}")
-    text = f"{file.path}:{line}:{column}: {issue}"
-    return Problem(issue.path, line, text, column, what, expected)
+    # An operator can paste a key into any place, also as the name of a model or as a key of JSON.
+    path, text, what, expected = map(hide_keys, (issue.path, str(issue), what, expected))
+    return Problem(path, line, f"{file.path}:{line}:{column}: {text}", column, what, expected)
 
 
 class Locator:

@@ -7,14 +7,11 @@ accepted text a second time for the offsets of its members.
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TypeAlias
 
-import pyjson5
-
-from clawmode.exceptions import ConfigurationError
+from clawmode.exceptions import ConfigurationError, naming_extras
 from clawmode.text import printable
-from clawmode.types import JsonValue
+from clawmode.types import JsonValue, dataclass
 
 Parts: TypeAlias = tuple[str | int, ...]
 """The path to a member: keys of objects and indexes of lists."""
@@ -51,17 +48,21 @@ def parse(text: str, name: str) -> Document:
         ConfigurationError: The text is not valid JSON5, or an object has a key twice (pyjson5
             would drop the first value). The exception has line and column.
     """
+    with naming_extras():
+        import pyjson5
     try:
         value: JsonValue = pyjson5.decode(text, maxdepth=MAX_DEPTH)
     except pyjson5.Json5DecoderException as error:
         raise _fault(text, name, *_translate(text, error)) from None
     offsets: dict[Parts, int] = {}
-    for parts, offset in _members(text):
+    for token, parts, begins in walk(text):
+        if not begins:
+            continue
         if parts in offsets:
             line, _ = place(text, offsets[parts])
             message = f"duplicate key {parts[-1]!r}, first used in line {line}"
-            raise _fault(text, name, message, offset)
-        offsets[parts] = offset
+            raise _fault(text, name, message, token.start())
+        offsets[parts] = token.start()
     return Document(text, value, offsets)
 
 
@@ -102,7 +103,7 @@ _TERMS = {
 }
 
 
-def _translate(text: str, error: pyjson5.Json5DecoderException) -> tuple[str, int]:
+def _translate(text: str, error: Exception) -> tuple[str, int]:
     """Returns message and offset of an error; an unknown message is kept, with offset 0."""
     original = str(error.args[0])
     near = re.search(r" near (\d+)", original)
@@ -112,7 +113,7 @@ def _translate(text: str, error: pyjson5.Json5DecoderException) -> tuple[str, in
         message = message.replace(term, replacement)
     message = re.sub(r"b'(\w[\w ]*)'", r"\1", message)
     message = re.sub(r"U\+([0-9A-Fa-f]+)", lambda match: ascii(chr(int(match[1], 16))), message)
-    if isinstance(error, pyjson5.Json5ExtraData) and len(error.args) > 2:
+    if type(error).__name__ == "Json5ExtraData" and len(error.args) > 2:
         # This offset is the end of the value, before white space and comments.
         offset = max(text.find(str(error.args[2]), offset + 1), offset)
     return message[:1].lower() + message[1:], offset
@@ -121,18 +122,24 @@ def _translate(text: str, error: pyjson5.Json5DecoderException) -> tuple[str, in
 # ---- Offsets of members ----
 
 
-def _members(text: str) -> Iterator[tuple[Parts, int]]:
-    """Yields path and offset of every member of every object and list of a valid text."""
+def walk(text: str) -> Iterator[tuple[re.Match[str], Parts, bool]]:
+    """Yields the tokens of a valid text, without white space and comments.
+
+    Yields:
+        The token; the path of the member that it belongs to, or, for the brace or comma after a
+        member, of this member; and whether the token begins the member.
+    """
     path: list[str | int] = []  # the current key of each open object, the index of each list
     fresh = False  # the next token begins a member
     for token in _TOKEN.finditer(text):
         mark = token.group()
         if token.lastgroup == "skip":
             continue
-        if fresh and mark not in "}]":
+        begins = fresh and mark not in "}]"
+        if begins:
             last = path[-1]
             path[-1] = last + 1 if isinstance(last, int) else _key(mark)
-            yield tuple(path), token.start()
+        yield token, tuple(path), begins
         fresh = mark in "{[,"
         if mark in "{[":
             path.append("" if mark == "{" else -1)
@@ -140,9 +147,31 @@ def _members(text: str) -> Iterator[tuple[Parts, int]]:
             path.pop()
 
 
+def values(text: str, *, valid: bool) -> Iterator[tuple[re.Match[str], bool, Parts]]:
+    """Yields every text, number and word: the token, whether it is a key, and its path.
+
+    Args:
+        text: A text; if it is not valid, paths are empty, a token may be taken for a key, and
+            comments are yielded too: they may be a part of a text whose quote is missing.
+        valid: Whether `parse` accepts the text.
+    """
+    if valid:
+        for token, parts, begins in walk(text):
+            if token.lastgroup != "mark":
+                yield token, begins and not isinstance(parts[-1], int), parts
+        return
+    tokens = [token for token in _TOKEN.finditer(text) if not token.group().isspace()]
+    marks = [token.group() for token in tokens]
+    for token, after in zip(tokens, [*marks[1:], ""], strict=False):
+        if token.lastgroup != "mark":
+            yield token, after == ":", ()
+
+
 def _key(token: str) -> str:
     """Returns the key that a token spells: quoted, plain, or with escapes."""
     if not {"'", '"', "\\"} & set(token):
         return token
+    import pyjson5
+
     (key,) = pyjson5.decode("{" + token + ":0}")
     return str(key)

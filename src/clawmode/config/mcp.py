@@ -1,52 +1,37 @@
 """The MCP servers of a configuration: finds their sections, and collects settings and errors.
 
-clawmode's own section is `mcp.servers`. Other clients write the same entries in `mcpServers`, or in
-a separate file in `servers`; their files can be used unchanged. `config.mcp_entry` reads single
-entries. Entries contain secrets: no message quotes a value. Does not import the MCP library.
+clawmode's own section is `mcp.servers`. The files of other clients can be used unchanged:
+`config.mcp_formats` translates their entries. `config.mcp_entry` reads single entries. Entries
+contain secrets: no message quotes a value. Does not import the MCP library.
 """
 
 import difflib
 import itertools
 import os
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import field, replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from clawmode.config import file as config_file
-from clawmode.config.mcp_entry import (
-    MAX_COMPARED,
-    MAX_NAME,
-    TIMEOUTS_MS,
+from clawmode.config.mcp_entry import KEYS, MAX_COMPARED, MAX_NAME, Entry
+from clawmode.config.mcp_formats import (
     URL_KEYS,
-    Entry,
-    Part,
+    Translation,
+    denied_by,
+    inputs_of,
+    predefined,
+    sections_of,
+    translate,
 )
+from clawmode.config.mcp_values import AskInput, Surroundings
 from clawmode.exceptions import ConfigurationError, ConfigWarning
-from clawmode.mcp.settings import (
-    ServerSettings,
-)
-from clawmode.records import (
-    MAX_PROBLEMS,
-    Issues,
-)
-from clawmode.sections import (
-    UNKNOWN_KEY,
-)
-from clawmode.text import nearest, printable
+from clawmode.mcp.settings import ServerSettings
+from clawmode.records import MAX_PROBLEMS, Issues, join, wrong
+from clawmode.sections import UNKNOWN_KEY
+from clawmode.text import kind_of, nearest, printable
 from clawmode.tools.rules import safe_server_name
-from clawmode.types import JsonValue
-
-KEYS = (
-    *("command", "args", "env", "cwd", "url", "headers", "transport", "type", "auth"),
-    *("timeoutMs", "connectTimeoutMs", "enabled", "disabled", "trustAnnotations"),
-)
-AUTH_KEYS = (
-    *("type", "token", "clientId", "clientSecret", "scopes", "grant", "issuer", "redirectPort"),
-)
-
-FOREIGN = frozenset({"oauth", "timeout"})
-"""Keys of other clients that resemble our keys, and are not misspelled."""
+from clawmode.types import JsonObject, JsonValue, dataclass
 
 
 @dataclass(slots=True)
@@ -93,13 +78,22 @@ class McpConfig:
 # ---- Reading ----
 
 
-def load(path: str | Path, environment: Mapping[str, str] | None = None) -> McpConfig:
-    """Reads a configuration file of clawmode or of another client, in JSON or JSON5.
+def load(
+    path: str | Path,
+    environment: Mapping[str, str] | None = None,
+    ask: AskInput = lambda asked: None,
+) -> McpConfig:
+    """Reads a configuration file of clawmode or of another client, in JSON, JSON5 or TOML.
 
     Errors and warnings name the file and the line.
 
+    Args:
+        path: The file.
+        environment: The environment variables.
+        ask: Asks the user for values that the file leaves open.
+
     Raises:
-        ConfigurationError: The file cannot be read, is not a JSON5 object, or has no servers.
+        ConfigurationError: The file cannot be read or parsed, or has no servers.
     """
     try:
         file = config_file.load(path)
@@ -107,8 +101,16 @@ def load(path: str | Path, environment: Mapping[str, str] | None = None) -> McpC
         # The second line of the message quotes the file, and may contain a token.
         text = str(error).partition("\n")[0]
         raise ConfigurationError(text, line=error.line, column=error.column) from None
+    assert file.path is not None
     reader = _Reader(os.environ if environment is None else environment)
-    reader.read_sections(file.data, ("mcpServers", "servers"))
+    around = reader.around
+    around.predefined = predefined(file.path)
+    around.folder = Path(around.predefined["workspaceFolder"])
+    around.inputs, around.ask = inputs_of(file.data), ask
+    mcp = file.data.get("mcp")
+    if "mcp" in file.data and (not isinstance(mcp, dict) or "servers" in mcp):
+        reader.read_own(file.data)
+    reader.read_foreign(file.data, sections_of(file.data))
     if not reader.sections:
         text = f"{file.path}: no servers in this file, expected mcpServers{_hint(file.data)}"
         raise ConfigurationError(text, expected="mcpServers")
@@ -158,20 +160,21 @@ def _is_entry(value: JsonValue) -> bool:
 def read(data: Mapping[str, JsonValue], environment: Mapping[str, str] | None = None) -> McpConfig:
     """Reads the sections `mcp.servers` and `mcpServers` of a whole configuration."""
     reader = _Reader(os.environ if environment is None else environment)
-    reader.read_sections(data, ("mcpServers",))
+    reader.read_own(data)
+    if "mcpServers" in data:
+        reader.read_foreign(data, [("mcpServers", "mcpServers", data["mcpServers"])])
     return reader.found
 
 
-def read_servers(
-    value: JsonValue,
-    environment: Mapping[str, str] | None = None,
-    *,
-    path: str = "mcp_servers",
-) -> McpConfig:
-    """Reads an object that maps names to servers."""
+def read_servers(value: JsonValue, environment: Mapping[str, str] | None = None) -> McpConfig:
+    """Reads an object that maps names to servers: the argument `mcp_servers`."""
     reader = _Reader(os.environ if environment is None else environment)
-    reader.read_servers(Part(path, value), ours=True)
+    reader.read_section("mcp_servers", value, _as_it_is)
     return reader.found
+
+
+def _as_it_is(entry: JsonObject, name: str, path: str) -> Translation:
+    return Translation(entry)
 
 
 class _Reader:
@@ -181,97 +184,129 @@ class _Reader:
         self._issues = Issues()
         self.found = McpConfig(warnings=self._issues.warnings)
         self.sections = 0
+        self.around = Surroundings(environment)
         self._compared = 0
-        self._environment = environment
-        self._by_policy_name: dict[str, Part] = {}
+        self._by_policy_name: dict[str, str] = {}
 
-    def read_sections(self, data: Mapping[str, JsonValue], theirs: tuple[str, ...]) -> None:
-        """Reads the section `mcp`, and the sections of other clients."""
-        whole = Part("", dict(data)).members()
-        mcp = whole.get("mcp", Part("mcp", {}))
-        if isinstance(mcp.value, dict):
-            members = mcp.members()
-            self._warn_unknown(members, ("servers",), ours=False)
-            if "servers" in members:
-                self.read_servers(members["servers"], ours=True)
-        else:
-            self.found.errors.append(mcp.mismatch("an object with `servers`"))
-        for key in theirs:
-            if key in whole:
-                self.read_servers(whole[key], ours=False)
+    def read_own(self, data: Mapping[str, JsonValue]) -> None:
+        """Reads our own section, `mcp`."""
+        mcp = data.get("mcp", {})
+        if not isinstance(mcp, dict):
+            self.found.errors.append(wrong("mcp", "an object with `servers`", kind_of(mcp)))
+            return
+        for key in mcp:
+            if key != "servers" and (near := nearest(key, ("servers",), cutoff=0.8)):
+                self._issues.add([ConfigWarning(join("mcp", key), f"{UNKNOWN_KEY} {near}")])
+        if "servers" in mcp:
+            self.read_section("mcp.servers", mcp["servers"], _as_it_is)
 
-    def read_servers(self, section: Part, *, ours: bool) -> None:
+    def read_foreign(
+        self,
+        data: Mapping[str, JsonValue],
+        sections: Iterable[tuple[str, str, JsonValue]],
+    ) -> None:
+        """Reads sections that another client has written."""
+        for path, key, value in sections:
+            members = value.items() if isinstance(value, dict) else ()
+            denied = [name for name, _ in members if denied_by(data, key, name)]
+            for name in denied:
+                text = "is left out, because `mcp.allowed` or `mcp.excluded` says so"
+                self._issues.add([ConfigWarning(join(path, name), text)])
+
+            def adapt(entry: JsonObject, name: str, place: str, key: str = key) -> Translation:
+                return translate(name, place, entry, data, key, self.around.environment)
+
+            kept = {name: entry for name, entry in members if name not in denied}
+            self.read_section(path, kept if isinstance(value, dict) else value, adapt, ours=False)
+
+    def read_section(
+        self,
+        path: str,
+        section: JsonValue,
+        adapt: "Callable[[JsonObject, str, str], Translation]",
+        *,
+        ours: bool = True,
+    ) -> None:
         """Reads the entries of one section."""
         self.sections += 1
-        if not isinstance(section.value, dict):
-            self.found.errors.append(section.mismatch("an object that maps names to servers"))
+        if not isinstance(section, dict):
+            expected = "an object that maps names to servers"
+            self.found.errors.append(wrong(path, expected, kind_of(section)))
             return
-        for name, entry in section.members().items():
+        for name, value in section.items():
+            place = join(path, name)
             errors: list[ConfigurationError] = []
-            settings = None
+            settings, made, entry = None, None, None
             try:
-                self._check_name(name, entry)
-                settings = Entry(name, entry, self._environment, errors).read()
+                self._check_name(name, place)
+                if not isinstance(value, dict):
+                    raise wrong(place, "an object with a command or a url", kind_of(value))
+                made = adapt(value, name, place)
+                known = self._without_unknown(made.entry, ours=ours)
+                entry = Entry(name, place, known, self.around)
+                settings = entry.read()
+                errors += entry.errors
             except ConfigurationError as error:
-                errors.append(error)
-            if errors or settings is None:
+                errors += [*(entry.errors if entry is not None else ()), error]
+            if errors or settings is None or made is None or entry is None:
+                errors = [_moved(error, place, made) for error in errors]
                 self.found.errors += errors
                 # An invalid name, or the name of another server, is replaced by the path.
-                valid = self._by_policy_name.get(_policy_name(name)) is entry
-                shown = name if valid else printable(entry.path, "?")[:MAX_NAME]
+                valid = self._by_policy_name.get(_policy_name(name)) == place
+                shown = name if valid else printable(place, "?")[:MAX_NAME]
                 self.found.broken[shown] = errors
                 continue
-            members = entry.members()
-            self._warn_unknown(members, KEYS, ours=ours)
-            auth = members.get("auth")
-            if auth is not None and isinstance(auth.value, dict):
-                self._warn_unknown(auth.members(), AUTH_KEYS, ours=True)
-            self._issues.add(_warnings(members, settings))
+            self._issues.add(
+                replace(warning, path=made.original(place, warning.path))
+                for warning in (*made.warnings, *entry.warnings, *_warnings(place, settings))
+            )
             self.found.servers.append(settings)
 
-    def _warn_unknown(
-        self, members: Mapping[str, Part], known: tuple[str, ...], *, ours: bool
-    ) -> None:
-        """Warns of all unknown keys in our own section, and of misspelled keys in foreign ones."""
-        for key, part in members.items():
-            if key in known or key in URL_KEYS or (not ours and key in FOREIGN):
-                continue
-            self._compared += 1
-            if self._compared > MAX_COMPARED or len(self.found.warnings) > MAX_PROBLEMS:
-                return  # the search for similar names is slow
-            if near := nearest(key, known, cutoff=0.0 if ours else 0.8):
-                self._issues.add([ConfigWarning(part.path, f"{UNKNOWN_KEY} {near}")])
+    def _without_unknown(self, entry: JsonObject, *, ours: bool) -> JsonObject:
+        """Leaves out keys that nobody has to be warned of.
 
-    def _check_name(self, name: str, entry: Part) -> None:
+        In sections of other clients, these are all but misspelt keys. The search for similar names
+        is slow, so that there is a limit.
+        """
+        made: JsonObject = {}
+        for key, value in entry.items():
+            if key not in KEYS:
+                self._compared += 1
+                if self._compared > MAX_COMPARED or len(self.found.warnings) > MAX_PROBLEMS:
+                    continue
+                if not ours and not nearest(key, KEYS, cutoff=0.8):
+                    continue
+            made[key] = value
+        return made
+
+    def _check_name(self, name: str, path: str) -> None:
         # A colon separates the parts of a tool's id, so tools of two servers could share an id.
         if not name or len(name) > MAX_NAME or ":" in name or not name.isprintable():
             rule = f"a name of 1 to {MAX_NAME} printable characters without a colon"
-            raise entry.mismatch(rule, f"the name {name[:MAX_NAME]!r}")
-        if (other := self._by_policy_name.setdefault(_policy_name(name), entry)) is not entry:
-            raise entry.error(
-                f"tool policy cannot tell this name from {other.path}; rename one of them"
-            )
+            raise wrong(path, rule, f"the name {name[:MAX_NAME]!r}")
+        if (other := self._by_policy_name.setdefault(_policy_name(name), path)) != path:
+            text = f"tool policy cannot tell this name from {other}; rename one of them"
+            raise ConfigurationError(f"{path}: {text}", path=path)
 
 
 def _policy_name(name: str) -> str:
     return safe_server_name(name).casefold()
 
 
-# ---- Warnings ----
+def _moved(error: ConfigurationError, place: str, made: Translation | None) -> ConfigurationError:
+    """Returns the error with the path in the original file."""
+    path = error.path if made is None else made.original(place, error.path)
+    if path == error.path:
+        return error
+    text = str(error).replace(error.path, path, 1)
+    return ConfigurationError(text, path=path, expected=error.expected)
 
 
-def _warnings(members: Mapping[str, Part], settings: ServerSettings) -> Iterator[ConfigWarning]:
-    for key in ("timeoutMs", "connectTimeoutMs"):
-        value = members[key].value if key in members else None
-        low, high = TIMEOUTS_MS
-        if isinstance(value, int | float) and not low <= value <= high:
-            used = low if value < low else high
-            yield ConfigWarning(members[key].path, f"must be {low} to {high}: {used} is used")
+def _warnings(path: str, settings: ServerSettings) -> Iterator[ConfigWarning]:
     url = urlsplit(settings.url)
     if (
         url.scheme == "http"
         and (settings.headers or settings.auth)
         and url.hostname not in (*("localhost", "127.0.0.1", "::1"),)
     ):
-        path = next(members[key].path for key in URL_KEYS if key in members)
-        yield ConfigWarning(path, "headers are sent unencrypted; use https://")
+        yield ConfigWarning(join(path, "url"), "headers are sent unencrypted; use https://")

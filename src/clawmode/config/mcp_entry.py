@@ -3,30 +3,32 @@
 Entries contain secrets: no error quotes a value. Does not import the MCP library.
 """
 
-import itertools
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal, TypeAlias
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
-from clawmode.exceptions import ConfigurationError
+from pydantic import BeforeValidator
+
+from clawmode.config.mcp_formats import URL_KEYS
+from clawmode.config.mcp_values import Surroundings, Texts, secret_arguments
+from clawmode.exceptions import ConfigurationError, ConfigWarning
 from clawmode.mcp.settings import (
     DEFAULT_CONNECT_TIMEOUT_MS,
     DEFAULT_TIMEOUT_MS,
     SECRETIVE,
     Auth,
     Bearer,
+    Credentials,
     OAuth,
     ServerSettings,
     Transport,
 )
-from clawmode.records import (
-    join,
-)
-from clawmode.text import kind_of, nearest
-from clawmode.types import JsonValue
+from clawmode.records import Issue, Items, Maybe, Text, join, wrong
+from clawmode.sections import Section, option, read
+from clawmode.text import kind_of, nearest, show_plain
+from clawmode.types import JsonObject, JsonValue
 
 TRANSPORTS: dict[str, Transport] = {
     "stdio": "stdio",
@@ -40,41 +42,128 @@ TRANSPORTS: dict[str, Transport] = {
     "remote": "streamable-http",
 }
 
-TIMEOUTS_MS = (100, 3_600_000)
+LOW_MS, HIGH_MS = 100, 3_600_000
 
 MAX_NAME = 64
 MAX_COMPARED = 1_000
 """The maximum number of unknown keys that are compared with known keys, which is slow."""
 
-MIN_SECRET = 6
-"""Shorter values are not redacted: they are hardly secrets, and occur in ordinary words."""
+AUTH_FORMS = '"oauth", {type: "bearer", token: ...} or {type: "oauth", ...}'
+ADDRESS = "an address that begins with http:// or https://"
 
-URL_KEYS = ("url", "serverUrl", "httpUrl")
-"""Our key, and the keys that some other clients use instead."""
-
-_VARIABLE = re.compile(r"\$\{(?:env:)?([A-Za-z_]\w*)(?::-([^}]*))?\}", re.ASCII)
-_UNKNOWN_EXPRESSION = re.compile(r"\$\{([^}]{0,40})")
-_WORD = re.compile(r"[A-Za-z_-]{1,24}")
 _HEADER = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
-    """A value of the configuration with its path. Errors name its type, never the value."""
+# ---- The fields ----
 
-    path: str
-    value: JsonValue
 
-    def members(self) -> "dict[str, Part]":
-        assert isinstance(self.value, dict)
-        return {key: Part(join(self.path, key), item) for key, item in self.value.items()}
+def _positive(value: Any) -> Any:
+    if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+        expected = f"milliseconds, {LOW_MS} to {HIGH_MS}"
+        raise ValueError(f"found {kind_of(value)}, expected {expected}")
+    return value
 
-    def mismatch(self, expected: str, found: str = "") -> ConfigurationError:
-        text = f"{self.path}: found {found or kind_of(self.value)}, expected {expected}"
-        return ConfigurationError(text, path=self.path, expected=expected)
 
-    def error(self, message: str) -> ConfigurationError:
-        return ConfigurationError(f"{self.path}: {message}", path=self.path)
+def _port(value: Any) -> Any:
+    if type(value) is not int or not 0 <= value < 65_536:
+        raise ValueError(f"found {kind_of(value)}, expected a port number")
+    return value
+
+
+def _auth_form(value: Any) -> Any:
+    if value != "oauth" and not isinstance(value, dict):
+        raise ValueError(f"found {kind_of(value)}, expected {AUTH_FORMS}")
+    return value
+
+
+Milliseconds: TypeAlias = Annotated[int, BeforeValidator(_positive)]
+Names: TypeAlias = dict[str, str]
+
+
+class AuthEntry(Section):
+    """How to authenticate with a server."""
+
+    SHORT = (str, "type")
+
+    type: Maybe[Literal["bearer", "oauth"]] = option("The kind of authentication.")
+    token: Maybe[str] = option("The token of `bearer`.", secret=True)
+    client_id: Maybe[str] = option("The id of the client.", secret=True)
+    client_secret: Maybe[str] = option("The secret of the client.", secret=True)
+    private_key: Maybe[str] = option("A PEM key with which the client signs.", secret=True)
+    client_metadata_url: Maybe[str] = option("A document about the client.", secret=True)
+    scopes: Annotated[
+        Items[str], BeforeValidator(lambda it: it.split() if isinstance(it, str) else it)
+    ] = option("The scopes to request.", (), expected="a list of strings", secret=True)
+    grant: Literal["authorization_code", "client_credentials"] = option(
+        "The grant.", "authorization_code"
+    )
+    issuer: Maybe[str] = option("Who may get the secret.", secret=True)
+    redirect_port: Annotated[int, BeforeValidator(_port)] = option("The local port.", 0)
+
+    def check(self, path: str) -> Iterator[Issue]:
+        if self.type is None:
+            yield wrong(join(path, "type"), '"bearer" or "oauth"', "nothing")
+        if self.type == "bearer" and self.token is None:
+            yield wrong(join(path, "token"), "a string", "nothing")
+        proof = "client_secret" if self.private_key is None else "private_key"
+        needed = ("client_id", proof, "issuer")
+        if self.grant == "client_credentials" and not all(getattr(self, it) for it in needed):
+            place, keys = join(path, "grant"), [type(self).model_fields[it].alias for it in needed]
+            text = f"{place}: client_credentials needs {', '.join(map(str, keys))}"
+            yield ConfigurationError(text, path=place)
+        if self.client_id is not None and self.client_metadata_url is not None:
+            place = join(path, "clientMetadataUrl")
+            text = f"{place}: `clientId` is set too; remove one of them"
+            yield ConfigurationError(text, path=place)
+
+
+class ServerEntry(Section):
+    """The entry of one server."""
+
+    timeout_ms: Milliseconds = option(
+        "Time limit of a call.", DEFAULT_TIMEOUT_MS, low=LOW_MS, high=HIGH_MS
+    )
+    connect_timeout_ms: Milliseconds = option(
+        "Time limit of the start.", DEFAULT_CONNECT_TIMEOUT_MS, low=LOW_MS, high=HIGH_MS
+    )
+    trust_annotations: bool = option("Believe what the server says about its tools.", False)
+    auth: Annotated[Maybe[AuthEntry], BeforeValidator(_auth_form)] = option("Authentication.")
+    credentials: Credentials = option("Whose login is used over HTTP.", "shared")
+    url: Maybe[str] = option("The address of the server.", secret=True)
+    headers: Names = option(
+        "Headers of every request.",
+        dict,
+        secret=True,
+        expected="an object that maps names to strings",
+    )
+    command: Maybe[Text] = option("The command that starts the server.", secret=True)
+    args: Items[str] = option(
+        "Arguments of the command.", (), secret=True, expected="a list of strings"
+    )
+    env: Names = option(
+        "Variables of the server.",
+        dict,
+        secret=True,
+        expected="an object that maps names to strings",
+    )
+    env_file: Maybe[Text] = option("A file with more variables.", secret=True)
+    cwd: Maybe[Text] = option("The working folder of the server.", secret=True)
+    transport: Any = option("stdio, streamable-http or sse.", secret=True)
+    type: Any = option("The same as `transport`.", secret=True)
+    enabled: bool = option("False to leave the server out.", True)
+    disabled: bool = option("True to leave the server out.", False)
+    enabled_tools: Maybe[Items[str]] = option(
+        "The only tools that may be used.", expected="a list of names"
+    )
+    disabled_tools: Items[str] = option(
+        "Tools that may not be used.", (), expected="a list of names"
+    )
+
+
+KEYS = tuple(str(about.alias) for about in ServerEntry.model_fields.values())
+
+
+# ---- An entry ----
 
 
 class Entry:
@@ -82,280 +171,210 @@ class Entry:
 
     Args:
         name: The name of the server.
-        entry: The value in the configuration.
-        environment: The variables that the entry may use.
-        errors: Receives the errors of single fields. An entry with errors must not be used.
+        path: The path of the entry.
+        value: The entry, in our format.
+        around: What the texts of the entry may refer to.
 
-    Raises:
-        ConfigurationError: The entry is not an object, or its transport is not clear.
+    Attributes:
+        errors: The errors of single fields. An entry with errors must not be used.
+        warnings: Unknown keys, and numbers out of range.
     """
 
-    def __init__(
-        self,
-        name: str,
-        entry: Part,
-        environment: Mapping[str, str],
-        errors: list[ConfigurationError],
-    ) -> None:
-        if not isinstance(entry.value, dict):
-            raise entry.mismatch("an object with a command or a url")
+    def __init__(self, name: str, path: str, value: JsonObject, around: Surroundings) -> None:
         self._name = name
-        self._entry = entry
-        self._members = {
-            key: part for key, part in entry.members().items() if part.value is not None
-        }
-        self._environment = environment
-        self._errors = errors
-        self._secrets: set[str] = set()
+        self._path = path
+        self._members = {key: item for key, item in value.items() if item is not None}
+        self._around = around
+        self._texts = Texts(name, around)
+        self.errors: list[ConfigurationError] = []
+        self.warnings: list[ConfigWarning] = []
 
     def read(self) -> ServerSettings:
-        transport = self._transport()
-        if not self._is_enabled():
+        """Returns the settings.
+
+        Raises:
+            ConfigurationError: It is not clear how to reach the server.
+        """
+        members = self._members
+        transport = self._transport(members.get("url"))
+        for key in ("enabled", "disabled"):
+            if not isinstance(members.get(key, True), bool):
+                raise wrong(join(self._path, key), "true or false", kind_of(members[key]))
+        enabled = members.get("enabled", True)
+        if members.get("disabled", not enabled) == enabled and "enabled" in members:
+            raise self._error("disabled", "`disabled` contradicts `enabled`; remove one of them")
+        if not enabled or members.get("disabled"):
             # The variables of a disabled server need not be set.
             return ServerSettings(name=self._name, transport=transport, enabled=False)
-        remote = transport != "stdio"
-        # All fields are read, so that all mistakes are reported at once.
-        fields: dict[str, Callable[[], Any]] = {
-            "timeout": lambda: self._seconds("timeoutMs", DEFAULT_TIMEOUT_MS),
-            "connect_timeout": lambda: self._seconds(
-                "connectTimeoutMs", DEFAULT_CONNECT_TIMEOUT_MS
-            ),
-            "trust_annotations": lambda: self._flag("trustAnnotations", default=False),
-            "auth": lambda: self._auth(remote),
+        found = read(ServerEntry, {**members}, self._path)
+        self.errors += found.errors
+        self.warnings += found.warnings
+        return self._settings(found.section, transport)
+
+    def _settings(self, entry: ServerEntry, transport: Transport) -> ServerSettings:
+        values: dict[str, Any] = {
+            "timeout": entry.timeout_ms / 1000,
+            "connect_timeout": entry.connect_timeout_ms / 1000,
+            "trust_annotations": entry.trust_annotations,
+            "credentials": entry.credentials,
+            "enabled_tools": entry.enabled_tools,
+            "disabled_tools": entry.disabled_tools,
         }
+        remote = transport != "stdio"
+        form = (entry.auth.type, entry.auth.grant) if entry.auth else ()
+        if entry.credentials == "user" and form != ("oauth", "authorization_code"):
+            text = '"user" needs a login that users make: `auth: "oauth"`'
+            self.errors.append(self._error("credentials", text))
+        # All fields are read, so that all mistakes are reported at once.
+        fields: dict[str, Callable[[], Any]] = {}
+        if entry.auth is not None:
+            auth = entry.auth
+            fields["auth"] = lambda: self._auth(auth, remote)
         if remote:
-            fields |= {"url": self._url, "headers": lambda: self._map("headers", _header_fault)}
+            fields["url"] = lambda: self._url(entry.url)
+            fields["headers"] = lambda: self._map("headers", entry.headers, _header_fault)
         else:
-            fields |= {"command": lambda: os.path.expanduser(self._text("command"))}
-            fields |= {"args": self._args, "env": lambda: self._map("env", _env_fault)}
-            if "cwd" in self._members:
-                fields["cwd"] = lambda: os.path.expanduser(self._text("cwd"))
-        values: dict[str, Any] = {}
-        for name, read in fields.items():
+            fields["command"] = lambda: self._file("command", entry.command)
+            fields["args"] = lambda: self._args(entry.args)
+            fields["env"] = lambda: self._env(entry)
+            if entry.cwd is not None:
+                fields["cwd"] = lambda: self._file("cwd", entry.cwd)
+        bad = [error.path for error in self.errors]
+        for name, make in fields.items():
+            place = join(self._path, name)
+            if any(path == place or path.startswith((f"{place}.", f"{place}[")) for path in bad):
+                continue  # reported already
             try:
-                values[name] = read()
+                values[name] = make()
             except ConfigurationError as error:
-                self._errors.append(error)
-        # Longest first, because a secret may contain another one.
-        secrets = tuple(sorted(self._secrets, key=lambda secret: (-len(secret), secret)))
+                self.errors.append(error)
+        secrets = self._texts.secrets
         return ServerSettings(name=self._name, transport=transport, secrets=secrets, **values)
 
     # ---- Transport ----
 
-    def _transport(self) -> Transport:
-        named = [self._members[key] for key in ("transport", "type") if key in self._members]
-        chosen = {self._named_transport(part) for part in named}
+    def _transport(self, url: JsonValue) -> Transport:
+        named = [key for key in ("transport", "type") if key in self._members]
+        chosen = {self._named_transport(key) for key in named}
         if len(chosen) > 1:
-            raise named[1].error("`type` contradicts `transport`; remove one of them")
-        url, command = self._url_part(), self._members.get("command")
+            raise self._error("type", "`type` contradicts `transport`; remove one of them")
+        command = self._members.get("command")
         if chosen:
             (transport,) = chosen
         elif url is not None and command is not None:
-            raise self._entry.error("both command and url are set; choose one with `transport`")
+            text = f"{self._path}: both command and url are set; choose one with `transport`"
+            raise ConfigurationError(text, path=self._path)
         elif command is not None:
             return "stdio"
         elif url is not None:
             # By convention of older clients, a path that ends with /sse means SSE.
-            address = url.value if isinstance(url.value, str) else ""
+            address = url if isinstance(url, str) else ""
             is_sse = address.partition("?")[0].rstrip("/").endswith("/sse")
             return "sse" if is_sse else "streamable-http"
         else:
             wanted = ("command", *URL_KEYS)
             slips = ((key, nearest(key, wanted)) for key in list(self._members)[:MAX_COMPARED])
             found = (f"{key[:MAX_NAME]!r} (did you mean {near!r}?)" for key, near in slips if near)
-            raise self._entry.mismatch("a command or a url", next(found, "neither"))
+            if slip := next(found, ""):
+                raise wrong(self._path, "a command or a url", slip)
+            text = "the entry has neither a `command` nor a `url`; it needs one of them"
+            raise ConfigurationError(f"{self._path}: {text}", path=self._path)
         if (command if transport == "stdio" else url) is None:
             needed = "command" if transport == "stdio" else "url"
-            raise self._entry.mismatch(f"a {needed} for the transport {transport}", f"no {needed}")
+            expected = f"a {needed} for the transport {transport}"
+            raise wrong(self._path, expected, f"no {needed}")
         return transport
 
-    @staticmethod
-    def _named_transport(part: Part) -> Transport:
-        known = TRANSPORTS.get(part.value.lower()) if isinstance(part.value, str) else None
+    def _named_transport(self, key: str) -> Transport:
+        value = self._members[key]
+        known = TRANSPORTS.get(value.lower()) if isinstance(value, str) else None
         if known is None:
-            word = isinstance(part.value, str) and _WORD.fullmatch(part.value)
-            found = repr(part.value) if word else ""  # a longer text may be a secret
-            raise part.mismatch('"stdio" or "streamable-http" or "sse"', found)
+            found = show_plain(value, TRANSPORTS)
+            raise wrong(join(self._path, key), '"stdio" or "streamable-http" or "sse"', found)
         return known
-
-    def _is_enabled(self) -> bool:
-        enabled = self._flag("enabled", default=True)
-        disabled = self._flag("disabled", default=not enabled)
-        if enabled == disabled and "enabled" in self._members:
-            raise self._members["disabled"].error(
-                "`disabled` contradicts `enabled`; remove one of them"
-            )
-        return not disabled
 
     # ---- Fields ----
 
-    def _flag(self, key: str, *, default: bool) -> bool:
-        part = self._members.get(key)
-        if part is None:
-            return default
-        if not isinstance(part.value, bool):
-            raise part.mismatch("true or false")
-        return part.value
-
-    def _seconds(self, key: str, default: int) -> float:
-        part = self._members.get(key)
-        if part is None:
-            return default / 1000
-        low, high = TIMEOUTS_MS
-        value = part.value
-        if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
-            raise part.mismatch(f"milliseconds, {low} to {high}")
-        return min(max(value, low), high) / 1000
-
-    def _text(self, key: str) -> str:
-        part = self._members.get(key) or Part(join(self._entry.path, key), None)
-        text = self._string(part)
+    def _file(self, key: str, value: str | None) -> str:
+        path = join(self._path, key)
+        text = os.path.expanduser(self._texts.fill(path, value or ""))
         if not text:
-            raise part.mismatch("a string that is not empty")
+            raise wrong(path, "a string that is not empty", kind_of(text))
         return text
 
-    def _args(self) -> tuple[str, ...]:
-        part = self._members.get("args") or Part("", [])
-        if not isinstance(part.value, list):
-            raise part.mismatch("a list of strings")
-        parts = [Part(f"{part.path}[{n}]", item) for n, item in enumerate(part.value)]
-        args = tuple(map(self._string, parts))
-        self._hide(*secret_arguments(args))
+    def _args(self, given: Sequence[str]) -> tuple[str, ...]:
+        path = join(self._path, "args")
+        args = tuple(self._texts.fill(f"{path}[{n}]", item) for n, item in enumerate(given))
+        self._texts.hide(*secret_arguments(args))
         return args
 
-    def _map(self, key: str, fault: Callable[[str, str], str]) -> dict[str, str]:
-        part = self._members.get(key) or Part("", {})
-        if not isinstance(part.value, dict):
-            raise part.mismatch("an object that maps names to strings")
+    def _map(
+        self, key: str, given: Mapping[str, str], fault: Callable[[str, str], str]
+    ) -> dict[str, str]:
         made: dict[str, str] = {}
-        for name, member in part.members().items():
-            made[name] = self._string(member)
+        for name, value in given.items():
+            place = join(join(self._path, key), name)
+            made[name] = self._texts.fill(place, value)
             if why := fault(name, made[name]):
-                raise member.error(why)
+                raise ConfigurationError(f"{place}: {why}", path=place)
             if key == "headers" or SECRETIVE.search(name):
-                self._hide(made[name])
-                self._hide(made[name].partition(" ")[2])  # the token after "Bearer"
+                self._texts.hide(made[name])
+                self._texts.hide(made[name].partition(" ")[2])  # the token after "Bearer"
         return made
 
-    def _url_part(self) -> Part | None:
-        return next((self._members[key] for key in URL_KEYS if key in self._members), None)
+    def _env(self, entry: ServerEntry) -> dict[str, str]:
+        made = self._map("env", entry.env, _env_fault)
+        if entry.env_file is None:
+            return made
+        file = self._around.folder / self._file("envFile", entry.env_file)
+        try:
+            added = self._texts.read_env_file(file)
+        except (OSError, ValueError) as error:
+            why = getattr(error, "strerror", None) or "it is not UTF-8"
+            raise self._error("envFile", f"the file cannot be read: {why}") from None
+        return added | made
 
-    def _url(self) -> str:
-        part = self._url_part()
-        assert part is not None
-        url = self._string(part)
+    def _url(self, value: str | None) -> str:
+        path = join(self._path, "url")
+        url = self._texts.fill(path, value or "")
         parsed = _split(url)
         if parsed is None:
-            raise part.mismatch("an address that begins with http:// or https://")
-        self._hide(unquote(parsed.password or ""), parsed.password or "")
+            raise wrong(path, ADDRESS, kind_of(url))
+        self._texts.hide(unquote(parsed.password or ""), parsed.password or "")
         for _, value in parse_qsl(parsed.query):
-            self._hide(value)
+            self._texts.hide(value)
         return url
 
-    # ---- Auth ----
-
-    def _auth(self, remote: bool) -> Auth | None:
-        part = self._members.get("auth")
-        if part is None:
-            return None
+    def _auth(self, auth: AuthEntry, remote: bool) -> Auth:
+        path = join(self._path, "auth")
         if not remote:
-            raise part.error("auth needs a url; pass secrets to a command in `env`")
-        if part.value == "oauth":
-            return OAuth()
-        if not isinstance(part.value, dict):
-            raise part.mismatch('"oauth", {type: "bearer", token: ...} or {type: "oauth", ...}')
-        members = part.members()
-        kind = members.get("type") or Part(join(part.path, "type"), None)
-        if kind.value == "bearer":
-            return self._bearer(part, members)
-        if kind.value == "oauth":
-            return self._oauth(members)
-        raise kind.mismatch('"bearer" or "oauth"')
-
-    def _bearer(self, part: Part, members: dict[str, Part]) -> Bearer:
-        token = members.get("token") or Part(join(part.path, "token"), None)
-        text = self._string(token).strip()
-        if not text or not text.isprintable():
-            raise token.mismatch("a token, such as ${TOKEN}")
-        self._hide(text)
-        return Bearer(token=text)
-
-    def _oauth(self, members: dict[str, Part]) -> OAuth:
-        texts = {
-            key: self._string(members[key])
-            for key in ("clientId", "clientSecret", "grant", "issuer")
-            if key in members
-        }
-        self._hide(texts.get("clientSecret", ""))
-        grant = texts.get("grant", "authorization_code")
-        if grant not in ("authorization_code", "client_credentials"):
-            raise members["grant"].mismatch('"authorization_code" or "client_credentials"')
-        needed = ("clientId", "clientSecret", "issuer")
-        if grant == "client_credentials" and not all(map(texts.get, needed)):
-            raise members["grant"].error(f"client_credentials needs {', '.join(needed)}")
+            raise self._error("auth", "auth needs a url; pass secrets to a command in `env`")
+        texts: dict[str, Any] = {}
+        for name, about in AuthEntry.model_fields.items():
+            value = getattr(auth, name)
+            if isinstance(value, str) and name not in ("type", "grant"):
+                texts[name] = self._texts.fill(join(path, str(about.alias)), value)
+                if name in ("token", "client_secret", "private_key"):
+                    self._texts.hide(texts[name])
+        if auth.type == "bearer":
+            token = texts["token"].strip()
+            if not token or not token.isprintable():
+                raise wrong(join(path, "token"), "a token, such as ${TOKEN}", "no token")
+            return Bearer(token=token)
         if "issuer" in texts and _split(texts["issuer"]) is None:
-            raise members["issuer"].mismatch("an address that begins with http:// or https://")
-        port = members.get("redirectPort") or Part("", 0)
-        if type(port.value) is not int or not 0 <= port.value < 65_536:
-            raise port.mismatch("a port number")
+            raise wrong(join(path, "issuer"), ADDRESS, kind_of(texts["issuer"]))
+        document = urlsplit(texts.get("client_metadata_url", "https://x/x"))
+        if document.scheme != "https" or not document.path.strip("/"):
+            expected = "an address with https:// and a path"
+            raise wrong(join(path, "clientMetadataUrl"), expected, "a string")
+        texts.pop("token", None)
         return OAuth(
-            client_id=texts.get("clientId"),
-            client_secret=texts.get("clientSecret"),
-            scopes=self._scopes(members.get("scopes") or Part("", [])),
-            grant=grant,
-            issuer=texts.get("issuer"),
-            redirect_port=port.value,
+            **texts, scopes=auth.scopes, grant=auth.grant, redirect_port=auth.redirect_port
         )
 
-    def _scopes(self, part: Part) -> tuple[str, ...]:
-        words = part.value.split() if isinstance(part.value, str) else part.value
-        if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
-            raise part.mismatch("a list of strings")
-        return tuple(map(str, words))
-
-    # ---- Variables and secrets ----
-
-    def _string(self, part: Part) -> str:
-        """Returns a string with its variables replaced. Their values are secrets."""
-        if not isinstance(part.value, str):
-            raise part.mismatch("a string")
-
-        def fill(match: re.Match[str]) -> str:
-            name, default = match.groups()
-            value = self._environment.get(name)
-            if value or (value is not None and default is None):
-                self._hide(value)
-                return value
-            if default is None:
-                raise part.error(
-                    f"the environment variable {name} of server {self._name!r} is not set; "
-                    f"set it, or use ${{{name}:-default}}"
-                )
-            return default
-
-        for unknown in _UNKNOWN_EXPRESSION.finditer(_VARIABLE.sub("", part.value)):
-            word = re.match(r"\w*", unknown[1])
-            assert word is not None
-            raise part.error(
-                f"${{{word[0]}...}} of server {self._name!r} is not supported; "
-                "use ${VARIABLE} or ${VARIABLE:-default}"
-            )
-        text = _VARIABLE.sub(fill, part.value)
-        if "\0" in text:
-            raise part.error("the string contains a NUL character")
-        return text
-
-    def _hide(self, *values: str) -> None:
-        stripped = (value.strip() for value in values)
-        self._secrets.update(value for value in stripped if len(value) >= MIN_SECRET)
-
-
-def secret_arguments(args: Sequence[str]) -> Iterator[str]:
-    """Yields the arguments of a command that are values of a flag such as `--token`."""
-    for flag, following in itertools.zip_longest(args, args[1:], fillvalue=""):
-        name, equals, value = flag.partition("=")
-        if SECRETIVE.search(name) and (name.startswith("-") or equals):
-            yield value if equals else following
+    def _error(self, key: str, text: str) -> ConfigurationError:
+        path = join(self._path, key)
+        return ConfigurationError(f"{path}: {text}", path=path)
 
 
 def _split(url: str) -> SplitResult | None:

@@ -6,20 +6,8 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 from pydantic import Field
 
 from clawmode.models.base import ThinkingLevel
-from clawmode.records import (
-    Entries,
-    Issue,
-    Maybe,
-    Named,
-    Text,
-    join,
-    wrong,
-)
-from clawmode.sections import (
-    Section,
-    option,
-    unused,
-)
+from clawmode.records import Entries, Issue, Maybe, Named, Text, join, wrong
+from clawmode.sections import Section, option, unused
 
 DAY_MS = 86_400_000
 DAY_SECONDS = 86_400
@@ -30,6 +18,23 @@ Drop: TypeAlias = Literal["summarize", "old", "new"]
 Milliseconds: TypeAlias = Annotated[int, Field(ge=0, le=60_000)]
 
 ADDRESS = "an address that begins with http:// or https://"
+
+
+# ---- The database of programs that wait ----
+
+
+class PostgresSection(Section):
+    """The section `postgres`: how the database of `state` is used."""
+
+    pool_size: int = option("The maximum number of connections for statements.", 8, low=1, high=100)
+    listen: bool = option(
+        "Whether notifications are received; false behind PgBouncer in transaction mode.", True
+    )
+    migrate: bool = option("Whether a start creates and upgrades the tables.", True)
+    name: Maybe[Text] = option("The name of this node; by default machine and process id.")
+    key_file: Maybe[Text] = option(
+        "A file with the snapshot keys; by default, `CLAWMODE_SNAPSHOT_KEY` contains them."
+    )
 
 
 # ---- Sessions, messages, diagnostics ----
@@ -340,6 +345,7 @@ class GatewaySection(Section):
     auth: GatewayAuth = option("Authentication of clients.", GatewayAuth)
     tls: Maybe[GatewayTls] = option("The certificate of the gateway.")
     allowed_origins: Entries[Text] = option("Origins of web pages that may connect.", ())
+    allowed_hosts: Entries[Text] = option("Host names under which clients reach it.", ())
     max_clients: int = option(
         "The maximum number of connected clients.", 1_000, low=1, high=100_000
     )

@@ -5,17 +5,11 @@ import os
 from collections.abc import Sequence
 
 from clawmode import records, sections
-from clawmode.config.agents import (
-    AgentEntry,
-    Configuration,
-)
+from clawmode.config.agents import AgentEntry, Configuration
 from clawmode.config.agents import AuthProfile as AuthProfile
 from clawmode.config.agents import KeySource as KeySource
 from clawmode.config.agents import ProviderEntry as ProviderEntry
-from clawmode.config.tools import (
-    ToolRules,
-    ToolSettings,
-)
+from clawmode.config.tools import ToolRules, ToolSettings
 from clawmode.exceptions import ConfigurationError
 from clawmode.text import show
 from clawmode.tools.approvals import Mode
@@ -61,7 +55,7 @@ def agent(configuration: Configuration, agent_id: str | None = None) -> AgentEnt
     """
     agent_id = default_agent(configuration) if agent_id is None else agent_id
     check_agent(configuration, agent_id)
-    entry = _entry(configuration, agent_id) or AgentEntry(id=agent_id)
+    entry = _entry(configuration, agent_id) or AgentEntry.model_construct(id=agent_id)
     own = {"tools": tools(configuration, agent_id)}
     return entry.over(configuration.agents.defaults).model_copy(update=own)
 
@@ -150,8 +144,8 @@ def policy(
     """
     everyone = configuration.tools
     entry = _entry(configuration, agent_id)
-    own = entry.tools if entry else ToolSettings()
-    sandbox = own.sandbox.tools or everyone.sandbox.tools or ToolRules()
+    own = entry.tools if entry else ToolSettings.model_construct()
+    sandbox = own.sandbox.tools or everyone.sandbox.tools or ToolRules.model_construct()
     made = Policy.from_config(
         everyone.rules(),
         agent=own.rules(),

@@ -6,19 +6,8 @@ from typing import ClassVar, Literal, TypeAlias
 from clawmode.code_mode.config import CodeModeConfig, SearchLimits
 from clawmode.core_tools.exec_approvals import Ask, Security
 from clawmode.exceptions import ConfigurationError
-from clawmode.records import (
-    Entries,
-    Issue,
-    Maybe,
-    Named,
-    Text,
-    join,
-)
-from clawmode.sections import (
-    Section,
-    option,
-    unused,
-)
+from clawmode.records import Entries, Issue, Maybe, Named, Text, join
+from clawmode.sections import Section, option, unused
 from clawmode.tools.approvals import Mode
 from clawmode.tools.policy import PolicyLayer
 from clawmode.tools.rules import Rule

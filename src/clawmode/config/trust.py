@@ -9,16 +9,14 @@ act as the user. Two rules follow:
   user must trust it once. Its path and digest are stored, and a changed file must be trusted again.
 """
 
-import grp
 import json
 import os
-import pwd
 import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from clawmode.exceptions import ConfigurationError
+from clawmode.exceptions import ConfigurationError, UnsupportedPlatform
 from clawmode.files import write_atomic
 
 FILE = "trusted-configs.json"
@@ -43,7 +41,10 @@ def check_owner(path: Path, opened: os.stat_result) -> None:
 
     Raises:
         ConfigurationError: Another user can change or replace the file.
+        UnsupportedPlatform: The operating system does not tell who can.
     """
+    if not hasattr(os, "geteuid"):
+        raise UnsupportedPlatform("A configuration file")
     reason = _why_not(opened, str(path))
     if not reason and stat.S_ISREG(opened.st_mode):
         reason = next(_unsafe_steps(path, opened), "")
@@ -107,6 +108,8 @@ def _why_not(status: os.stat_result, what: str) -> str:
     who = "everybody"
     if not others:
         try:
+            import grp  # not on Windows
+
             who = f"the group {grp.getgrgid(status.st_gid).gr_name}"
         except KeyError:
             who = f"the group {status.st_gid}"
@@ -118,6 +121,8 @@ def _owner(status: os.stat_result) -> str:
 
 
 def _user(uid: int) -> str:
+    import pwd
+
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
@@ -126,6 +131,9 @@ def _user(uid: int) -> str:
 
 def _is_private(gid: int) -> bool:
     """True for the user's private group; many systems create one for each user."""
+    import grp
+    import pwd
+
     try:
         group, user = grp.getgrgid(gid), pwd.getpwuid(os.geteuid())
     except KeyError:

@@ -11,8 +11,10 @@ shell language would accept what has to be rejected here.
 import re
 import shlex
 import unicodedata
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import NamedTuple
+
+from clawmode.types import dataclass
 
 MAX_CHARS = 16_384
 

@@ -27,7 +27,7 @@ from pathlib import Path
 from weakref import WeakValueDictionary
 
 from clawmode.core_tools.places import FOLDER, MAX_NAME_BYTES, FileLimits, Place, explained, shown
-from clawmode.exceptions import ConfigurationError, ToolProblem
+from clawmode.exceptions import ConfigurationError, ToolProblem, UnsupportedPlatform
 
 MAX_PATH_BYTES = 4_096
 MAX_NAMES = 512
@@ -52,9 +52,12 @@ class Workspace:
 
     Raises:
         ConfigurationError: The root is not a folder, or is the root of the file system.
+        UnsupportedPlatform: The operating system cannot open a file without following links.
     """
 
     def __init__(self, root: Path, limits: FileLimits | None = None) -> None:
+        if not hasattr(os, "O_NOFOLLOW"):
+            raise UnsupportedPlatform("A workspace")
         try:
             resolved = root.resolve(strict=True)
         except (OSError, ValueError, RuntimeError):

@@ -18,7 +18,6 @@ import time
 import uuid
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias, get_args
 
@@ -26,14 +25,9 @@ from pydantic import AfterValidator, ConfigDict, Field
 
 from clawmode.exceptions import ConfigurationError
 from clawmode.files import file_lock, write_atomic
-from clawmode.records import (
-    AnyJson,
-    Items,
-    Maybe,
-    Record,
-    parse,
-)
-from clawmode.types import JsonObject, JsonValue
+from clawmode.records import AnyJson, Items, Maybe, Record, parse
+from clawmode.text import shorten
+from clawmode.types import JsonObject, JsonValue, dataclass
 
 Security: TypeAlias = Literal["deny", "allowlist", "full"]
 Ask: TypeAlias = Literal["off", "on-miss", "always"]
@@ -218,7 +212,7 @@ class HostFile:
             base: The digest of the content that was edited; empty to skip the comparison.
 
         Raises:
-            Changed: The file was changed since it was read.
+            FileChanged: The file was changed since it was read.
             OSError, ValueError: The content is invalid, or the file cannot be written.
         """
         if len(json.dumps(data, indent=2)) > MAX_BYTES:
@@ -226,7 +220,7 @@ class HostFile:
         _check(data)
         with self._locked():
             if base and base != digest(self._load()):
-                raise Changed("the file was changed in the meantime; read it again")
+                raise FileChanged("the file was changed in the meantime; read it again")
             self._store(data)
 
     # ---- The file ----
@@ -263,7 +257,7 @@ class HostFile:
         write_atomic(self.path, json.dumps(data, indent=2, ensure_ascii=False))
 
 
-class Changed(ValueError):
+class FileChanged(ValueError):
     """The file was changed since it was read."""
 
 
@@ -283,7 +277,7 @@ def _check(data: object) -> FileContent:
 def _usage(command: str, program: str) -> JsonObject:
     return {
         "lastUsedAt": int(time.time() * 1000),
-        "lastUsedCommand": command[:MAX_COMMAND],
+        "lastUsedCommand": shorten(command, MAX_COMMAND),
         "lastResolvedPath": program,
     }
 

@@ -12,22 +12,17 @@ import re
 import shutil
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Literal, TypeAlias
 
 import anyio.to_thread
 
 from clawmode.context import RunContext
 from clawmode.core_tools.command_line import NotUnderstood, Segment, parse, pinned
-from clawmode.core_tools.exec_approvals import (
-    AllowlistEntry,
-    ExecRules,
-    HostFile,
-    HostRules,
-)
+from clawmode.core_tools.exec_approvals import AllowlistEntry, ExecRules, HostFile, HostRules
 from clawmode.exceptions import ToolProblem
 from clawmode.tools.hooks import BeforeToolCall, Hooks, RequireApproval, ToolCallDecision
-from clawmode.types import JsonObject, JsonValue
+from clawmode.types import JsonObject, JsonValue, dataclass
 
 logger = logging.getLogger("clawmode.exec")
 
@@ -271,8 +266,7 @@ class ExecGuard:
             return
         if here is None:
             raise ToolProblem(
-                "not_decided",
-                "no decision about this command: the exec policy is not installed",
+                "not_decided", "no decision about this command: the exec policy is not installed"
             )
         if not here.granted or here.plan != plan_of(tool_id, params):
             raise ToolProblem("not_decided", "the call was changed after it was approved")

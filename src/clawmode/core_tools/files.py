@@ -5,7 +5,7 @@ in the meantime. All tools block, and run in threads.
 """
 
 import contextlib
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from clawmode.core_tools.confined import Workspace
 from clawmode.core_tools.patches import Add, Change, Delete, Effort, parse, patched
@@ -13,7 +13,7 @@ from clawmode.core_tools.places import FileLimits, Place, Signature, shown
 from clawmode.exceptions import ToolProblem
 from clawmode.tools.function import tool
 from clawmode.tools.tool import Tool, ToolResult
-from clawmode.types import JsonObject, JsonValue
+from clawmode.types import JsonObject, JsonValue, dataclass
 
 MAX_LINE_CHARS = 2_000
 MAX_ENTRIES = 1_000

@@ -7,8 +7,10 @@ bounded number of times. The price is small: a `>` in an attribute ends its tag.
 
 import html
 import re
-from dataclasses import dataclass, field
+from dataclasses import field
 from urllib.parse import urljoin
+
+from clawmode.types import dataclass
 
 MAX_TITLE = 300
 MAX_DEPTH = 100

@@ -19,10 +19,11 @@ read, and a hunk has to be found without line numbers.
 
 from bisect import bisect_left
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TypeAlias
 
 from clawmode.exceptions import ToolProblem
+from clawmode.types import dataclass
 
 MAX_CHANGES = 200
 MAX_SHOWN = 100
@@ -131,7 +132,15 @@ class _Reader:
         if (path := self._header(DELETE)) is not None:
             return Delete(path)
         if (path := self._header(UPDATE)) is not None:
-            return self._update(path)
+            move_to = self._header(MOVE)
+            hunks: list[Hunk] = []
+            while self._inside():
+                hunk = self._hunk()
+                if hunk.lines:
+                    hunks.append(hunk)
+            if not hunks and move_to is None:
+                raise self._problem(f"nothing is changed in {path[:MAX_SHOWN]!r}")
+            return Update(path, move_to, tuple(hunks))
         raise self._problem("expected '*** Add File: ', '*** Update File: ' or '*** Delete File: '")
 
     def _header(self, kind: str) -> str | None:
@@ -145,17 +154,6 @@ class _Reader:
 
     def _inside(self) -> bool:
         return self.at < len(self.lines) and not self.lines[self.at].startswith("*** ")
-
-    def _update(self, path: str) -> Update:
-        move_to = self._header(MOVE)
-        hunks: list[Hunk] = []
-        while self._inside():
-            hunk = self._hunk()
-            if hunk.lines:
-                hunks.append(hunk)
-        if not hunks and move_to is None:
-            raise self._problem(f"nothing is changed in {path[:MAX_SHOWN]!r}")
-        return Update(path, move_to, tuple(hunks))
 
     def _hunk(self) -> Hunk:
         start = self.at

@@ -10,20 +10,22 @@ import os
 import secrets
 import stat
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
-from types import TracebackType
 from typing import TypeAlias
 
 from clawmode.exceptions import ToolProblem
 from clawmode.text import quote
+from clawmode.types import dataclass
 
 MAX_NAME_BYTES = 255
 
+# Windows has none of these flags, and `Workspace` cannot be made there.
+_SAFE = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
 # `O_PATH` (only on Linux) needs no permission to read the folder.
-FOLDER = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+FOLDER = getattr(os, "O_PATH", os.O_RDONLY) | getattr(os, "O_DIRECTORY", 0) | _SAFE
+_FILE = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0) | _SAFE
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _SAFE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,12 +113,7 @@ class Place:
     def __enter__(self) -> "Place":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.discard()
         os.close(self.folder)
 

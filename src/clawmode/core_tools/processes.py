@@ -11,7 +11,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal, NamedTuple, TypeAlias
 
 import anyio
@@ -19,18 +19,15 @@ from anyio.abc import Process
 
 from clawmode.context import RunContext
 from clawmode.exceptions import ToolProblem
-from clawmode.tasks import Notifier, TaskOwner
+from clawmode.tasks import GONE, Notifier, TaskOwner, close_pipes, exited, signal_group
+from clawmode.types import dataclass
 
 State: TypeAlias = Literal["running", "completed", "failed"]
 
-QUICK_LOOKS, QUICK, SLOW = 100, 0.01, 0.05
-"""Polling for the end of a command: the number of quick polls, and both intervals in seconds."""
 DRAIN_SECONDS = 0.5
 """How long the remaining output is read after a command has ended."""
 
 DESCRIPTORS = "/proc/self/fd" if os.path.isdir("/proc/self/fd") else "/dev/fd"
-
-GONE = (OSError, anyio.BrokenResourceError, anyio.ClosedResourceError)
 
 
 class Owner(NamedTuple):
@@ -126,7 +123,6 @@ class Command:
     deadline: float
     in_background: bool = False
     timed_out: bool = False
-    killed: bool = False
     exit_code: int | None = None
     reported: int = 0
     began: float = field(default_factory=time.monotonic)
@@ -152,9 +148,7 @@ class Command:
 
     def signal(self, number: signal.Signals) -> None:
         """Sends a signal to the whole process group of the command."""
-        # The leader's pid identifies the group as long as the group has a member.
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.process.pid, number)
+        signal_group(self.process, number)
 
 
 class ShellSessions(TaskOwner):
@@ -259,8 +253,7 @@ class ShellSessions(TaskOwner):
         try:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._listen, command)
-                await _exited(command, command.deadline)
-                if command.process.returncode is None:
+                if not await exited(command.process, command.deadline - time.monotonic()):
                     command.timed_out = True
                     await self._stop(command)
                 command.signal(signal.SIGKILL)  # processes that the command left running
@@ -269,12 +262,8 @@ class ShellSessions(TaskOwner):
         finally:
             command.signal(signal.SIGKILL)
             with anyio.CancelScope(shield=True):
-                await _exited(command, time.monotonic() + DRAIN_SECONDS)
-            # asyncio would wait for a pipe that a survivor holds, and warn.
-            transport = getattr(getattr(command.process, "_process", None), "_transport", None)
-            if transport is not None:
-                with contextlib.suppress(PermissionError):
-                    transport.close()
+                await exited(command.process, DRAIN_SECONDS)
+            close_pipes(command.process)
             command.exit_code = command.process.returncode
             command.seconds = time.monotonic() - command.began
             command.ended.set()
@@ -295,10 +284,9 @@ class ShellSessions(TaskOwner):
                 command.add_output(chunk)
 
     async def _stop(self, command: Command) -> None:
-        command.signal(signal.SIGTERM)
-        await _exited(command, time.monotonic() + self.limits.grace_seconds)
-        command.signal(signal.SIGKILL)
-        await _exited(command, time.monotonic() + self.limits.grace_seconds)
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            command.signal(number)
+            await exited(command.process, self.limits.grace_seconds)
 
     # ---- Background commands ----
 
@@ -327,7 +315,6 @@ class ShellSessions(TaskOwner):
         """Ends a command, and waits for its end."""
         if command.ended.is_set():
             return
-        command.killed = True
         with anyio.CancelScope(shield=True):
             await self._stop(command)
             with anyio.move_on_after(self.limits.grace_seconds + 2 * DRAIN_SECONDS):
@@ -336,15 +323,3 @@ class ShellSessions(TaskOwner):
     def forget(self, command: Command) -> None:
         """Removes a finished command and its output."""
         self._commands.pop(command.id, None)
-
-
-async def _exited(command: Command, deadline: float) -> bool:
-    """True if a command ends before the deadline. Polls, because `wait` also waits for pipes."""
-    looks = 0
-    while command.process.returncode is None:
-        left = deadline - time.monotonic()
-        if left <= 0:
-            return False
-        looks += 1
-        await anyio.sleep(min(QUICK if looks < QUICK_LOOKS else SLOW, left))
-    return True

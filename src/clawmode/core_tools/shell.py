@@ -11,7 +11,7 @@ import os
 import re
 import signal
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal, TypeAlias
 
 import anyio
@@ -22,9 +22,10 @@ from clawmode.core_tools.exec_policy import EXEC_ID, PROCESS_ID, ExecGuard
 from clawmode.core_tools.processes import Command, ProcessLimits, ShellSessions
 from clawmode.exceptions import ToolProblem
 from clawmode.redaction import Redactor, secrecy_of
+from clawmode.text import shorten
 from clawmode.tools.function import tool
 from clawmode.tools.tool import Tool, ToolContext, ToolResult
-from clawmode.types import JsonObject, JsonValue
+from clawmode.types import JsonObject, JsonValue, dataclass
 
 logger = logging.getLogger("clawmode.core_tools")
 
@@ -53,6 +54,9 @@ class WithheldSecrets:
     def __or__(self, other: "WithheldSecrets") -> "WithheldSecrets":
         values = dict.fromkeys((*self.values, *other.values))
         return WithheldSecrets(self.names | other.names, tuple(values))
+
+
+NO_SECRETS = WithheldSecrets()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,12 +199,15 @@ class _Shell:
                 {
                     "sessionId": command.id,
                     "status": command.state,
-                    "command": command.text[:500],
+                    "command": shorten(command.text, 500),
                     "durationMs": round(command.duration * 1000),
                 }
                 for command in commands
             ]
-            lines = [f"{command.id} {command.state}: {command.text[:200]}" for command in commands]
+            lines = [
+                f"{command.id} {command.state}: {shorten(command.text, 200)}"
+                for command in commands
+            ]
             return ToolResult("\n".join(lines) or "[no commands]", {"sessions": sessions})
         if not sessionId:
             raise ToolProblem("bad_input", f"{action} needs a sessionId; use `list` to find it")
@@ -251,7 +258,7 @@ _NEEDED = frozenset({"PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "TERM",
 def reduced(
     environment: Mapping[str, str],
     keep: Iterable[str] = (),
-    withheld: WithheldSecrets = WithheldSecrets(),  # noqa: B008 - frozen
+    withheld: WithheldSecrets = NO_SECRETS,
 ) -> dict[str, str]:
     """Removes variables that contain a known secret, or whose name or value looks like one."""
     kept = _NEEDED.union(keep)

@@ -76,9 +76,5 @@ def make_core_tools(
     if guard is None:
         guard = ExecGuard(shell.rules, search_path=shell.environment().get("PATH", ""))
     running = sessions or ShellSessions(shell.limits)
-    tools = (
-        *file_tools(place, files),
-        *shell_tools(place, shell, running, guard),
-        *web_tools(web),
-    )
+    tools = (*file_tools(place, files), *shell_tools(place, shell, running, guard), *web_tools(web))
     return CoreTools(tools, guard, running, owns_sessions=sessions is None)

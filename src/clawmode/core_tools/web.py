@@ -13,19 +13,20 @@ import secrets
 import ssl
 import zlib
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import anyio
-import httpx2
 
 from clawmode import __version__
 from clawmode.addresses import Resolve, Target, ask_system, find_target
 from clawmode.core_tools.page_text import read_page
-from clawmode.exceptions import ToolProblem
+from clawmode.exceptions import ToolProblem, require
 from clawmode.tools.function import tool
 from clawmode.tools.tool import Tool, ToolResult
-from clawmode.types import JsonObject
+from clawmode.types import JsonObject, dataclass
+
+if TYPE_CHECKING:
+    import httpx2  # of the extra `agent`
 
 MAX_URL = 4_096
 CONNECT_TRIES = 3
@@ -66,7 +67,12 @@ class WebSettings:
 
 
 def web_tools(settings: WebSettings) -> tuple[Tool, ...]:
-    """Returns the tool `web_fetch`, in a tuple."""
+    """Returns the tool `web_fetch`, in a tuple.
+
+    Raises:
+        MissingExtra: The extra `agent` is not installed.
+    """
+    require("httpx2", "agent")
 
     @tool(effect="read", idempotent=True)
     async def web_fetch(
@@ -118,6 +124,8 @@ async def fetch(url: str, settings: WebSettings) -> FetchResult:
     Raises:
         ToolProblem: The URL must not or cannot be fetched.
     """
+    import httpx2
+
     here = parse_url(url)
     for _ in range(settings.max_redirects + 1):
         port = here.port or PORTS[here.scheme]
@@ -139,12 +147,14 @@ async def fetch(url: str, settings: WebSettings) -> FetchResult:
     raise ToolProblem("too_many_redirects", f"more than {settings.max_redirects} redirects")
 
 
-def parse_url(text: str) -> httpx2.URL:
+def parse_url(text: str) -> "httpx2.URL":
     """Parses a URL.
 
     Raises:
         ToolProblem: The URL is invalid, or of a kind that is not fetched.
     """
+    import httpx2
+
     if len(text) > MAX_URL or not text.isprintable() or " " in text or "\\" in text:
         raise ToolProblem("bad_url", f"{text[:200]!r} is not an address")
     try:
@@ -163,9 +173,11 @@ def parse_url(text: str) -> httpx2.URL:
 
 @contextlib.asynccontextmanager
 async def _opened(
-    url: httpx2.URL, target: Target, settings: WebSettings
-) -> AsyncIterator[httpx2.Response]:
+    url: "httpx2.URL", target: Target, settings: WebSettings
+) -> "AsyncIterator[httpx2.Response]":
     """Opens a response whose body has not been read."""
+    import httpx2
+
     async with httpx2.AsyncClient(
         verify=settings.verify or _tls(),
         trust_env=False,  # a proxy would resolve names itself
@@ -181,8 +193,12 @@ async def _opened(
                 await response.aclose()
 
 
-async def _ask(client: httpx2.AsyncClient, url: httpx2.URL, target: Target) -> httpx2.Response:
+async def _ask(
+    client: "httpx2.AsyncClient", url: "httpx2.URL", target: Target
+) -> "httpx2.Response":
     """Returns the response of the first address that accepts a connection."""
+    import httpx2
+
     failure: httpx2.HTTPError | None = None
     for address in target.addresses[:CONNECT_TRIES]:
         request = client.build_request("GET", url.copy_with(host=address, fragment=None))
@@ -207,6 +223,8 @@ async def _ask(client: httpx2.AsyncClient, url: httpx2.URL, target: Target) -> h
 @functools.cache
 def _tls() -> ssl.SSLContext:
     """Returns a shared context, because reading the certificates takes 30 ms."""
+    import httpx2
+
     return httpx2.create_ssl_context()
 
 
@@ -214,8 +232,10 @@ def _tls() -> ssl.SSLContext:
 
 
 async def _read(
-    asked: str, url: httpx2.URL, response: httpx2.Response, max_bytes: int
+    asked: str, url: "httpx2.URL", response: "httpx2.Response", max_bytes: int
 ) -> FetchResult:
+    import httpx2
+
     decoder = Decoder(response.headers.get("content-encoding", ""), max_bytes)
     kind = response.headers.get("content-type", "")
     try:
@@ -305,11 +325,7 @@ def _present(fetched: FetchResult, format: Format, limit: int) -> ToolResult:
         # A program that asks for the raw response wants to parse it, for example as JSON.
         "text": text if format == "raw" else marked,
         "truncated": truncated,
-        "externalContent": {
-            "untrusted": True,
-            "source": "web_fetch",
-            "wrapped": format != "raw",
-        },
+        "externalContent": {"untrusted": True, "source": "web_fetch", "wrapped": format != "raw"},
     }
     head = f"HTTP {fetched.status}" + (", cut" if truncated else "")
     return ToolResult(f"{head}\n{marked}", details)

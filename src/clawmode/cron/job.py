@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, fields, replace
 from typing import Any
 
 from pydantic import ConfigDict
@@ -14,13 +14,9 @@ from clawmode.config.operations import DAY_SECONDS, CronSection
 from clawmode.cron.schedule import BadSchedule, Schedule, read_at, read_cron, read_every, read_zone
 from clawmode.exceptions import ConfigurationError
 from clawmode.models.base import THINKING_LEVELS, ThinkingLevel
-from clawmode.records import (
-    Flag,
-    Number,
-    parse,
-)
+from clawmode.records import Flag, Number, parse
 from clawmode.sessions.keys import InvalidSession, check_agent_id
-from clawmode.types import JsonObject
+from clawmode.types import JsonObject, dataclass
 
 MAX_TEXT_CHARS = 500
 """The longest model, channel or target."""

@@ -11,7 +11,7 @@ import sqlite3
 import time
 import uuid
 from collections.abc import Callable, Coroutine, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import wraps
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -22,8 +22,9 @@ from clawmode.cron.ledger import LEASE_SECONDS, RunRecord, RunStatus, State
 from clawmode.cron.schedule import BadSchedule, in_words
 from clawmode.exceptions import ClawmodeError, ConfigurationError
 from clawmode.files import Layout, SqliteFile
+from clawmode.text import shorten
 from clawmode.tools.near_names import NearNames
-from clawmode.types import JsonObject
+from clawmode.types import JsonObject, dataclass
 
 logger = logging.getLogger("clawmode.cron")
 
@@ -313,7 +314,8 @@ class Jobs(SqliteFile):
             state.run, state.owner, state.forced = claim.run_id, owner, int(forced)
             state.lease, state.attempt = now + LEASE_SECONDS, state.attempt + 1
             ledger.write_state(database, job.id, state)
-            ledger.begin_run(database, job.id, claim.run_id, now)
+            begin = "insert into runs (job, id, started, status) values (?, ?, ?, 'running')"
+            database.execute(begin, (job.id, claim.run_id, now))
             return claim
 
     @_in_thread
@@ -354,8 +356,8 @@ class Jobs(SqliteFile):
             state = ledger.read_state(database, job.id)
             if state is None or state.run != claim.run_id:
                 return False
-            now = self._clock()
-            ledger.end_run(database, state.run, status, now, error[:MAX_ERROR_CHARS], session_key)
+            now, error = self._clock(), shorten(error, MAX_ERROR_CHARS)
+            ledger.end_run(database, state.run, status, now, error, session_key)
             state.free()
             state.attempt = 0
             if status != "aborted":
@@ -370,10 +372,8 @@ class Jobs(SqliteFile):
     def leave(self, claim: Claim) -> None:
         """Releases the claim of a run that has not ended, for another process to continue."""
         with self._transaction() as database:
-            database.execute(
-                "update states set lease = 0, owner = '' where job = ? and run = ?",
-                (claim.job.id, claim.run_id),
-            )
+            left = "update states set lease = 0, owner = '' where job = ? and run = ?"
+            database.execute(left, (claim.job.id, claim.run_id))
 
     @_in_thread
     def annotate(self, claim: Claim, error: str) -> None:
@@ -382,7 +382,7 @@ class Jobs(SqliteFile):
             database.execute(
                 "update runs set error = case error when '' then '' else error || '; ' end || ?"
                 " where id = ?",
-                (error[:MAX_ERROR_CHARS], claim.run_id),
+                (shorten(error, MAX_ERROR_CHARS), claim.run_id),
             )
 
 

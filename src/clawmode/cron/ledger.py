@@ -5,10 +5,10 @@ All functions work inside a transaction that `jobs` has begun.
 
 import sqlite3
 import uuid
-from dataclasses import astuple, dataclass, fields
+from dataclasses import astuple, fields
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from clawmode.types import JsonObject
+from clawmode.types import JsonObject, dataclass
 
 if TYPE_CHECKING:
     from clawmode.cron.job import Job
@@ -92,14 +92,6 @@ def read_runs(database: sqlite3.Connection, job_id: str) -> tuple[RunRecord, ...
         (job_id, KEPT_RUNS),
     )
     return tuple(RunRecord(*row) for row in rows)
-
-
-def begin_run(database: sqlite3.Connection, job_id: str, run_id: str, now: float) -> None:
-    """Records the start of a run."""
-    database.execute(
-        "insert into runs (job, id, started, status) values (?, ?, ?, 'running')",
-        (job_id, run_id, now),
-    )
 
 
 def end_run(

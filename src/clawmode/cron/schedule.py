@@ -12,7 +12,6 @@ the first kind can miss its next time after the change.
 import math
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, tzinfo
 from typing import TypeAlias, assert_never
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
@@ -20,6 +19,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from cronsim import CronSim, CronSimError
 
 from clawmode.exceptions import ConfigurationError
+from clawmode.types import dataclass
 
 MAX_CHARS = 500
 

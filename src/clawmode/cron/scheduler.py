@@ -13,7 +13,7 @@ from anyio.abc import TaskGroup
 
 from clawmode.agent.requests import AgentRequest, RunResult
 from clawmode.cron.job import Job
-from clawmode.cron.jobs import Claim, Jobs, JobStatus, JobsUnavailable, SkippedTime, UnknownJob
+from clawmode.cron.jobs import Claim, Jobs, JobsUnavailable, SkippedTime, UnknownJob
 from clawmode.cron.ledger import LEASE_SECONDS
 from clawmode.cron.turns import Clock, Runtime, WallClock, request_for, run_turn
 from clawmode.exceptions import ClawmodeError, message_of
@@ -142,7 +142,7 @@ class Scheduler:
         now = self._clock.now()
         due = [each for each in statuses if each.due is not None and each.due <= now]
         looks_again = False
-        for each in sorted(due, key=_due):
+        for each in sorted(due, key=lambda each: each.due or now):
             if each.running or self._under_way < self._max:
                 looks_again = True
                 room = self._under_way < self._max
@@ -286,8 +286,3 @@ class Scheduler:
             self._on_event({"job": job.id, "phase": phase, "at": at, **about})
         except Exception as error:
             logger.error("job %s: on_event: %s", job.id, message_of(error))
-
-
-def _due(status: JobStatus) -> float:
-    assert status.due is not None
-    return status.due

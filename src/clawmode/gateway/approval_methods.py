@@ -1,5 +1,7 @@
 """The methods for questions to people: `exec.approval.*`, `plugin.approval.*`, `input.*`.
 
+`approval.group.*` is about questions that one program asks at the same time.
+
 And `exec.approvals.*`: the commands that agents may run on this host.
 """
 
@@ -14,9 +16,16 @@ import anyio
 from anyio.lowlevel import checkpoint
 
 from clawmode.context import RunContext
-from clawmode.core_tools.exec_approvals import HOST_FILE, Changed, HostFile, digest
+from clawmode.core_tools.exec_approvals import HOST_FILE, FileChanged, HostFile, digest
 from clawmode.core_tools.exec_policy import EXEC_ID, analyse
-from clawmode.gateway.approvals import QuestionRecord, describe, describe_input
+from clawmode.gateway.approvals import (
+    QuestionRecord,
+    answer_of,
+    describe,
+    describe_group,
+    describe_input,
+    describe_settled,
+)
 from clawmode.gateway.methods import (
     NAME,
     OBJECT,
@@ -33,9 +42,9 @@ from clawmode.messaging.slash import DECISIONS
 from clawmode.rpc.protocol import RpcError
 from clawmode.sessions.keys import session_key
 from clawmode.tools.approvals import Decision, Question, Resolution
-from clawmode.tools.hooks import Severity
+from clawmode.tools.tool import SEVERITIES
 from clawmode.tools.validation import InvalidSchema, Validator
-from clawmode.types import JsonObject
+from clawmode.types import JsonObject, JsonValue
 
 Family: TypeAlias = Literal["exec", "plugin"]
 
@@ -44,7 +53,6 @@ WAIT_MS = 30_000
 MAX_WAITING = 500
 """The most pending questions; then clients cannot ask more."""
 
-SEVERITIES: tuple[Severity, ...] = ("info", "warning", "critical")
 NOTHING_MORE = "nothing beyond this"
 REQUEST_ID = "client:client:request"
 """The `toolId` of a question that a client asks, and that is not about a command."""
@@ -141,12 +149,19 @@ def _find(call: MethodCall, *families: Family) -> QuestionRecord:
 
 async def _get(family: Family, call: MethodCall) -> JsonObject:
     record = _find(call, family)
-    return describe(record) | {"decision": record.resolution, "settled": record.settled.is_set()}
+    return describe(record) | {"settled": record.settled.is_set(), **answer_of(record)}
 
 
 async def _list(family: Family, call: MethodCall) -> JsonObject:
     pending = call.gateway.questions.waiting()
-    return {"approvals": [describe(record) for record in pending if record.family == family]}
+    return {
+        "approvals": [describe(record) for record in pending if record.family == family],
+        "settled": [
+            describe_settled(record)
+            for record in call.gateway.questions.settled()
+            if record.family == family
+        ],
+    }
 
 
 async def _resolve(family: Family, call: MethodCall) -> JsonObject:
@@ -154,10 +169,11 @@ async def _resolve(family: Family, call: MethodCall) -> JsonObject:
     families: tuple[Family, ...] = ("exec", "plugin") if family == "exec" else ("plugin",)
     record, wanted = _find(call, *families), call.params.text("decision")
     decision: Decision = next(known for known in DECISIONS if known == wanted)
-    resolved = call.gateway.approvals.resolve(record.question.id, decision)
+    by = call.client.principal
+    resolved = call.gateway.approvals.resolve(record.question.id, decision, by)
     if not resolved and record.resolution != decision:
         raise RpcError("NOT_FOUND", "this question is no longer pending", field="id")
-    return {"id": record.question.id, "decision": decision}
+    return {"id": record.question.id, "decision": decision, "by": record.by or None}
 
 
 async def _wait(family: Family, call: MethodCall) -> JsonObject:
@@ -167,12 +183,62 @@ async def _wait(family: Family, call: MethodCall) -> JsonObject:
     return {"id": record.question.id, "decision": decision}
 
 
+# ---- Groups ----
+
+
+def _find_group(call: MethodCall) -> list[QuestionRecord]:
+    group_id, questions = call.params.text("id"), call.gateway.questions
+    group = questions.groups().get(group_id)
+    if group is None:
+        text = f"there is no group {group_id[:80]!r}, or it was answered long ago"
+        raise RpcError("NOT_FOUND", text, field="id")
+    return questions.members(group)
+
+
+async def _get_group(call: MethodCall) -> JsonObject:
+    return describe_group(_find_group(call), int(call.params.number("first", 0)))
+
+
+async def _list_groups(call: MethodCall) -> JsonObject:
+    questions = call.gateway.questions
+    groups = [questions.members(group) for group in questions.groups().values()]
+    pending = [each for each in groups if any(not it.settled.is_set() for it in each)]
+    return {"groups": [describe_group(each) for each in pending]}
+
+
+async def _resolve_group(call: MethodCall) -> JsonObject:
+    """Answers all questions of a group that are still pending, or those that are named.
+
+    The first answer to a question counts. Questions that were answered before are not an error.
+    """
+    records, decision = _find_group(call), call.params.text("decision")
+    named = call.params.object("decisions")
+    ids = {record.question.id for record in records}
+    if bool(decision) == bool(named):
+        text = "give `decision` for all questions, or `decisions` by their ids"
+        raise RpcError("INVALID_REQUEST", text, field="decision")
+    if strangers := [each for each in named if each not in ids]:
+        text = f"{strangers[0][:80]!r} is not a question of this group"
+        raise RpcError("INVALID_REQUEST", text, field="decisions")
+    wanted = named or dict.fromkeys(ids, decision)
+    answer = {each: known for each in ids for known in DECISIONS if known == wanted.get(each)}
+    group = records[0].group
+    assert group is not None
+    answered = call.gateway.approvals.resolve_group(group, answer, call.client.principal)
+    if not answered and all(record.settled.is_set() for record in records):
+        raise RpcError("NOT_FOUND", "this group is no longer pending", field="id")
+    left = sum(each.id in ids for it in call.gateway.approvals.groups() for each in it.questions)
+    return {"id": group.id, "answered": list[JsonValue](answered), "pending": left}
+
+
 # ---- Input for tools ----
 
 
 async def _inputs(call: MethodCall) -> JsonObject:
+    pending = call.gateway.approvals.pending_inputs()
     return {
-        "inputs": [describe_input(question) for question in call.gateway.approvals.pending_inputs()]
+        "inputs": [describe_input(question) for question in pending],
+        "settled": call.gateway.questions.settled_inputs(),
     }
 
 
@@ -187,7 +253,7 @@ async def _answer(call: MethodCall) -> JsonObject:
         with suppress(InvalidSchema):
             if problems := Validator(schema).validate(content):
                 raise RpcError("INVALID_REQUEST", problems[0], field="content")
-    if not call.gateway.approvals.answer(question_id, content):
+    if not call.gateway.approvals.answer(question_id, content, call.client.principal):
         text = f"no question {question_id[:80]!r} is pending"
         raise RpcError("NOT_FOUND", text, field="id")
     return {"id": question_id}
@@ -214,7 +280,7 @@ async def _set_rules(call: MethodCall) -> JsonObject:
     host, data = _host_file(call), call.params.object("file")
     try:
         await anyio.to_thread.run_sync(host.replace, data, call.params.text("baseHash"))
-    except Changed as error:
+    except FileChanged as error:
         raise RpcError("CONFLICT", str(error), field="baseHash") from None
     except ValueError as error:
         raise RpcError("INVALID_REQUEST", str(error), field="file") from None
@@ -237,6 +303,7 @@ ASKING: dict[str, JsonObject] = {
 }
 COMMAND: JsonObject = {"type": "string", "minLength": 1, "maxLength": 65_536}
 CONTENT: JsonObject = {"type": ["object", "null"]}
+CHOICES: JsonObject = {"type": "object", "additionalProperties": choice(*DECISIONS)}
 
 
 def _family(family: Family, ask: Handler, asking: JsonObject) -> tuple[Method, ...]:
@@ -260,6 +327,19 @@ METHODS = (
         "plugin",
         _request_plugin,
         params("title", title=NAME, description=STRING, severity=choice(*SEVERITIES), **ASKING),
+    ),
+    method("approval.group.list", "operator.approvals", _list_groups),
+    method(
+        "approval.group.get",
+        "operator.approvals",
+        _get_group,
+        params("id", id=NAME, first=integer(0, 10_000)),
+    ),
+    method(
+        "approval.group.resolve",
+        "operator.approvals",
+        _resolve_group,
+        params("id", id=NAME, decision=choice(*DECISIONS), decisions=CHOICES),
     ),
     method("input.list", "operator.approvals", _inputs),
     method(

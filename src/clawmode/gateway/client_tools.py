@@ -2,7 +2,7 @@
 
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import get_args
 
 import anyio
@@ -10,7 +10,7 @@ import anyio
 from clawmode.exceptions import ClawmodeError
 from clawmode.gateway.clients import Client, EncodedEvent
 from clawmode.tools.tool import Effect, Tool, ToolContext, ToolResult
-from clawmode.types import JsonObject, JsonValue
+from clawmode.types import JsonObject, JsonValue, dataclass
 
 GRACE_SECONDS = 30.0
 """How long a disconnected client may take to return before its calls fail."""

@@ -5,7 +5,7 @@ import time
 import uuid
 from collections import deque
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import anyio
 
@@ -14,7 +14,7 @@ from clawmode.rpc.protocol import Hello
 from clawmode.rpc.scopes import Scope, may_see
 from clawmode.tasks import Notifier
 from clawmode.text import without_surrogates
-from clawmode.types import JsonObject, JsonValue
+from clawmode.types import JsonObject, JsonValue, dataclass
 
 MAX_FRAMES = 20_000
 """The most frames that wait to be sent to one client."""
@@ -30,12 +30,14 @@ class EncodedEvent:
         payload: The JSON text.
         session_key: The session that the event is about; empty if it is for all clients.
         run_id: The run that the event is about; the client that started the run receives it.
+        at: The number of the event in the gateway; 0 for an event to one client.
     """
 
     name: str
     payload: str
     session_key: str = ""
     run_id: str = ""
+    at: int = 0
 
     @classmethod
     def of(
@@ -51,21 +53,31 @@ class Client:
 
     Attributes:
         principal: The name of the client's token.
+        token: The hash of the token.
+        session: The session of a browser that opened the connection; empty for all other clients.
         following: The keys of the sessions whose events it receives; `*` for all sessions.
         runs: The runs that it started: it receives their events in any case.
+        follows_runs: Whether the client receives `runs.changed`.
+        missed_runs: Whether the client was too slow for a `runs.changed`.
         closing: The code and reason with which the connection is closed after the last frame.
+        finished: Set when the connection is to be closed.
         dropped: Set if the client does not read. Then nothing more is sent.
     """
 
     hello: Hello
     principal: str
     scopes: frozenset[Scope]
+    token: str = ""
+    session: str = ""
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     since: float = field(default_factory=time.time)
     following: set[str] = field(default_factory=set[str])
     runs: set[str] = field(default_factory=set[str])
+    follows_runs: bool = False
+    missed_runs: bool = False
     seq: int = 0
     closing: tuple[int, str] | None = None
+    finished: anyio.Event = field(default_factory=anyio.Event)
     dropped: anyio.Event = field(default_factory=anyio.Event)
     _frames: deque[str] = field(default_factory=deque[str])
     _buffered: int = 0
@@ -85,23 +97,37 @@ class Client:
         self._changed.notify()
 
     def finish(self, code: int, reason: str) -> None:
-        """Closes the connection after the queued frames. The first code and reason count."""
+        """Closes the connection after the queued frames. The first code and reason count.
+
+        A client that does not read them in time is disconnected without them.
+        """
         self.closing = self.closing or (code, reason)
+        self.finished.set()
         self._changed.notify()
 
-    def notify(self, event: EncodedEvent) -> None:
-        """Queues an event if the client may see it and follows its session or run."""
+    @property
+    def buffered(self) -> int:
+        """The number of characters that wait to be sent."""
+        return self._buffered
+
+    def receives(self, event: EncodedEvent) -> bool:
+        """Returns whether the client may see an event and follows its session or run."""
         follows = (
             not (event.session_key or event.run_id)
             or EVERYTHING in self.following
             or event.session_key in self.following
             or (event.run_id != "" and event.run_id in self.runs)
         )
-        if follows and may_see(event.name, self.scopes):
+        return follows and may_see(event.name, self.scopes)
+
+    def notify(self, event: EncodedEvent) -> None:
+        """Queues an event if the client `receives` it."""
+        if self.receives(event):
             self.seq += 1
             # Built around the encoded payload, so that an event for many clients is encoded once.
             head = f'{{"type":"event","event":"{event.name}","payload":{event.payload}'
-            self.send(f'{head},"seq":{self.seq}}}')
+            at = f',"at":{event.at}' if event.at else ""
+            self.send(f'{head},"seq":{self.seq}{at}}}')
 
     async def frames(self) -> AsyncIterator[str]:
         """Yields queued frames, and ends when the connection is to be closed."""
@@ -124,5 +150,5 @@ class Client:
             "principal": self.principal,
             "scopes": list[JsonValue](sorted(self.scopes)),
             "since": int(self.since * 1000),
-            "buffered": self._buffered,
+            "buffered": self.buffered,
         }

@@ -1,14 +1,19 @@
-"""The methods `codemode.*`: programs that are running or parked, of all sessions."""
+"""The methods `codemode.*`: programs of all sessions, running or parked, and those of clients."""
 
 import time
-from dataclasses import dataclass
 
-from clawmode.code_mode.stores import CellState, abort_cell
+from clawmode.agent.requests import AgentRequest
+from clawmode.code_mode.aborts import abort_cell
+from clawmode.code_mode.stores import CellState, Only
 from clawmode.context import Scope
-from clawmode.gateway.methods import NAME, MethodCall, method, params
+from clawmode.gateway.methods import NAME, MethodCall, choice, integer, method, params
 from clawmode.rpc.protocol import RpcError
+from clawmode.sandbox.protocol import LANGUAGES
 from clawmode.sessions.keys import session_key
-from clawmode.types import JsonObject
+from clawmode.types import JsonObject, dataclass
+
+MOST = 1_000
+"""The number of programs that are listed or aborted at a time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,11 +44,14 @@ class _Cell:
         }
 
 
-async def _cells(call: MethodCall) -> dict[str, _Cell]:
-    """Returns all programs that have not ended, with those of other processes, by id."""
+async def _cells(call: MethodCall, only: Only, limit: int) -> dict[str, _Cell]:
+    """Returns programs that have not ended, with those of other processes, by id.
+
+    Those of this process are all there, and up to `limit` others: those that expire first.
+    """
     runtime, now = call.runtime, time.time()
     found: dict[str, _Cell] = {}
-    for known in await runtime.store.cells():
+    for known in await runtime.store.cells(limit=limit, only=only):
         expires = None if known.state == "running" else now + known.left
         found[known.id] = _Cell(
             id=known.id,
@@ -53,23 +61,25 @@ async def _cells(call: MethodCall) -> dict[str, _Cell]:
             expires=expires,
         )
     # For a program of this process, what the process knows is newer than the store.
-    for programs in runtime.programs():
+    for programs in call.gateway.feed.programs():
+        scope = programs.context.scope
         for cell_id, since in programs.cells().items():
-            scope = programs.context.scope
-            found[cell_id] = _Cell(id=cell_id, scope=scope, state="running", since=since)
+            if only.fits(cell_id, scope):
+                found[cell_id] = _Cell(id=cell_id, scope=scope, state="running", since=since)
     return found
 
 
 async def _runs(call: MethodCall) -> JsonObject:
     key, run_id = call.params.text("sessionKey"), call.params.text("runId")
-    key = session_key(key) if key else ""
-    cells = sorted((await _cells(call)).values(), key=lambda cell: cell.since)
+    only = Only(session_key=session_key(key) if key else "", run_id=run_id)
+    limit = int(call.params.number("limit", 200))
+    # One more than is listed, to know if there are more. Those that run come first.
+    found = (await _cells(call, only, limit + 1)).values()
+    shown = sorted(found, key=lambda cell: cell.state != "running")[:limit]
     return {
-        "cells": [
-            cell.to_json()
-            for cell in cells
-            if key in ("", cell.scope.session_key) and run_id in ("", cell.scope.run_id)
-        ]
+        "cells": [cell.to_json() for cell in sorted(shown, key=lambda cell: cell.since)],
+        "more": len(found) > limit,
+        "parked": await call.runtime.store.count_parked(),
     }
 
 
@@ -79,26 +89,76 @@ async def _abort(call: MethodCall) -> JsonObject:
     if bool(cell_id) is bool(run_id):
         text = "exactly one of `cellId` and `runId` is required"
         raise RpcError("INVALID_REQUEST", text, field="cellId")
-    aborted = [
-        cell
-        for cell in (await _cells(call)).values()
-        if (cell_id == cell.id or run_id == cell.scope.run_id) and await _end(call, cell)
-    ]
+    only, aborted = Only(cell_id=cell_id, run_id=run_id), 0
+    while True:
+        found = await _cells(call, only, MOST)
+        ended = sum([await _end(call, cell) for cell in found.values()])
+        aborted += ended
+        if len(found) < MOST or not ended:
+            break
     if cell_id and not aborted:
         raise RpcError("NOT_FOUND", f"there is no program {cell_id[:80]!r}", field="cellId")
-    return {"aborted": len(aborted)}
+    return {"aborted": aborted}
 
 
 async def _end(call: MethodCall, cell: _Cell) -> bool:
     """Aborts a program through its owner in this process, if any, so that its calls end too."""
-    runtime = call.runtime
-    for programs in runtime.programs():
+    for programs in call.gateway.feed.programs():
         if programs.context.scope == cell.scope:
             return await programs.abort(cell.id)
-    return await abort_cell(runtime.store, cell.id, cell.scope)
+    return await abort_cell(call.runtime.store, cell.id, cell.scope)
 
+
+# ---- Programs of clients ----
+
+
+async def _run(call: MethodCall) -> JsonObject:
+    """Runs a program against the catalog of an agent, under its policy and approvals."""
+    given = call.params
+    request = AgentRequest(
+        agent_id=call.agent_id(),
+        session_key=given.text("sessionKey"),
+        sender=call.client.principal,
+        origin="gateway",
+    )
+    yield_ms = given.number("timeoutMs", 0) or None
+    lone = call.gateway.feed.lone
+    return await lone.run(request, given.text("code"), given.text("language"), yield_ms)
+
+
+async def _wait(call: MethodCall) -> JsonObject:
+    yield_ms = call.params.number("timeoutMs", 0) or None
+    return await call.gateway.feed.lone.wait(call.params.text("runId"), yield_ms)
+
+
+CODE: JsonObject = {"type": "string", "minLength": 1, "maxLength": 256 << 10}
 
 METHODS = (
-    method("codemode.runs", "operator.read", _runs, params(sessionKey=NAME, runId=NAME)),
+    method(
+        "codemode.runs",
+        "operator.read",
+        _runs,
+        params(sessionKey=NAME, runId=NAME, limit=integer(1, MOST)),
+    ),
     method("codemode.abort", "operator.write", _abort, params(cellId=NAME, runId=NAME)),
+    method(
+        "codemode.run",
+        "operator.admin",
+        _run,
+        params(
+            "code",
+            code=CODE,
+            language=choice(*LANGUAGES),
+            agentId=NAME,
+            sessionKey=NAME,
+            timeoutMs=integer(1, 60_000),
+        ),
+        effect=True,
+    ),
+    method(
+        "codemode.wait",
+        "operator.admin",
+        _wait,
+        params("runId", runId=NAME, timeoutMs=integer(1, 60_000)),
+    ),
 )

@@ -7,14 +7,15 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import anyio
 
 from clawmode import __version__
+from clawmode.addresses import Site
 from clawmode.app.host import open_host
 from clawmode.app.setup import Setup
 from clawmode.config import resolve as settings
@@ -25,6 +26,7 @@ from clawmode.gateway.approvals import SharedQuestions
 from clawmode.gateway.dispatch import Dispatcher
 from clawmode.gateway.gateway import Gateway
 from clawmode.gateway.ledger import Ledger
+from clawmode.gateway.logins import SESSIONS_FILE, Logins
 from clawmode.gateway.method_table import METHODS
 from clawmode.gateway.reload import reload_at_signal
 from clawmode.gateway.server import GatewayApp, serve
@@ -34,7 +36,7 @@ from clawmode.rpc.client import GatewayClient
 from clawmode.rpc.listen import check_reach, listen_at, tokens_of
 from clawmode.rpc.presence import RunningGateway
 from clawmode.rpc.tokens import Tokens, new_token
-from clawmode.types import JsonObject
+from clawmode.types import JsonObject, dataclass
 
 logger = logging.getLogger("clawmode.gateway")
 
@@ -98,10 +100,16 @@ class GatewayCommand:
                 config=str(self.setup.file or ""),
             )
             async with self._open(tokens) as gateway:
+                # Before the first request: a page that reconnects must not be sent to the login.
+                gateway.logins.restore(tokens)
                 gateway.max_clients = descriptors.clients
                 routes = [channel.route() for channel in gateway.host.webhooks]
                 dispatcher = Dispatcher(gateway, METHODS)
-                app = GatewayApp(dispatcher, section.allowed_origins, routes)
+                origins = section.allowed_origins
+                names = [urlsplit(origin).hostname or "" for origin in origins]
+                names += [name.lower() for name in section.allowed_hosts]
+                site = Site(listen.host, names=frozenset(names) - {""})
+                app = GatewayApp(dispatcher, origins, routes, site)
                 if warning := settings.approval_warning(self.setup.configuration):
                     logger.warning("%s", warning)
                 with presence.announced(self.setup.state, here):
@@ -136,6 +144,7 @@ class GatewayCommand:
                 tokens=tokens,
                 ledger=Ledger(setup.state, process),
                 jobs=jobs,
+                logins=Logins(file=setup.state / SESSIONS_FILE),
             )
             opened.append(gateway)
             yield gateway
@@ -221,12 +230,12 @@ def stop_gateway(
     began, told = time.monotonic(), False
     while presence.is_held(state):
         waited = time.monotonic() - began
-        if waited > seconds:
-            text = f"process {known.pid} has not stopped in {seconds:g} s; kill -9 {known.pid}"
-            raise ConfigurationError(f"{text} ends it, and the next start continues its runs")
         if waited > TELL_SECONDS and not told:
             told = True
             tell(f"waiting for process {known.pid}" + (f" and {runs} to end" if runs else ""))
+        if waited > seconds:
+            text = f"process {known.pid} has not stopped in {seconds:g} s; kill -9 {known.pid}"
+            raise ConfigurationError(f"{text} ends it, and the next start continues its runs")
         time.sleep(0.05)
     return known
 
@@ -243,6 +252,23 @@ def ask_gateway(state: Path, method: str, params: JsonObject | None = None) -> J
             return await client.call(method, params or {}, timeout=ASK_SECONDS)
 
     return anyio.run(ask)
+
+
+def dashboard_link(state: Path) -> tuple[str, int]:
+    """Returns a link that logs a browser on this machine in, and the seconds that it is valid.
+
+    Raises:
+        ClawmodeError: No gateway runs, or it responds with an error.
+    """
+    answer: Any = ask_gateway(state, "dashboard.link")
+    known = presence.find(state)
+    if known is None:
+        raise ConfigurationError("the gateway has just stopped")
+    url = f"http{known.url.removeprefix('ws')}"
+    # A gateway that listens on every address is reached on this one.
+    for every, here in (("//0.0.0.0:", "//127.0.0.1:"), ("//[::]:", "//[::1]:")):
+        url = url.replace(every, here)
+    return url + answer["path"], int(answer["expiresInMs"]) // 1000
 
 
 def _count_runs(state: Path) -> str:

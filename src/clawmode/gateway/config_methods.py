@@ -1,5 +1,6 @@
 """The methods `config.*`: read the configuration file without secrets, replace it, reload it."""
 
+import functools
 import hashlib
 import os
 import shutil
@@ -14,6 +15,7 @@ import anyio
 from clawmode.app.secrets import known_secrets
 from clawmode.app.setup import state_folder
 from clawmode.config import file as config_file
+from clawmode.config import json5
 from clawmode.config import resolve as settings
 from clawmode.config import trust as config_trust
 from clawmode.config.file import variable_name
@@ -22,19 +24,20 @@ from clawmode.exceptions import ConfigurationError
 from clawmode.files import staged
 from clawmode.gateway.methods import NAME, TEXT, MethodCall, method, params
 from clawmode.gateway.reload import CheckedConfiguration, check, reload
-from clawmode.records import (
-    member_schema,
-    schema_of,
-)
-from clawmode.redaction import HIDDEN, Redactor
+from clawmode.records import member_schema, schema_of
+from clawmode.redaction import Redactor
 from clawmode.rpc.protocol import RpcError
-from clawmode.sections import (
-    Section,
-)
+from clawmode.sections import Section
+from clawmode.text import HIDDEN
 from clawmode.types import JsonObject, JsonValue
 
 if TYPE_CHECKING:
     from clawmode.app.host import Host
+
+MAX_RAW = 1 << 20
+"""The bytes of the largest file whose text is shown."""
+
+PLAIN = ("true", "false", "null", "")
 
 # Two clients that write at the same time must not both pass the check of `baseHash`.
 _writing = threading.Lock()
@@ -55,7 +58,9 @@ async def _get(call: MethodCall) -> JsonObject:
         "valid": not checked.report.errors,
         "hash": digest,
         "config": redactor.value(without_secrets(Configuration, data)),
+        "raw": await anyio.to_thread.run_sync(_raw, setup.file, data is not None, redactor),
         "issues": checked.issues,
+        "warnings": checked.warnings,
     }
 
 
@@ -88,6 +93,60 @@ def without_secrets(kind: type[Section], value: JsonValue) -> JsonValue:
         return value if is_known and "writeOnly" not in node else _hidden(value)
 
     return show(schema, value)
+
+
+def _raw(path: Path, valid: bool, redactor: Redactor) -> str | None:
+    """Returns the text of the file with its lines and columns of keys, but without secrets.
+
+    Null if the file cannot be read, or is not JSON5. In a file that cannot be parsed, nobody knows
+    which text is a secret, so everything but the names of options is redacted.
+    """
+    try:
+        text = path.read_text("utf-8-sig") if path.stat().st_size <= MAX_RAW else None
+    except (OSError, ValueError):
+        text = None
+    if text is None or path.suffix == ".toml":
+        return None
+    shown = (redactor.text(line) for line in _blanked(text, valid).split("\n"))
+    return "\n".join(shown)
+
+
+def _blanked(text: str, valid: bool) -> str:
+    schema, made, done = schema_of(Configuration), list[str](), 0
+    for token, is_key, parts in json5.values(text, valid=valid):
+        word = token.group()
+        inner = word.strip("\"'")
+        node: Mapping[str, Any] = schema
+        for part in parts:
+            node = {} if "writeOnly" in node else member_schema(schema, node, part)
+        if is_key:
+            # In a broken text, a part of a secret may look like a key.
+            shown = valid or inner in _option_names()
+        else:
+            is_known = valid and node.get("type") not in (None, "object", "array")
+            shown = is_known and "writeOnly" not in node
+        if shown or inner in PLAIN or variable_name(inner):
+            continue
+        lines = "\n" * word.count("\n")
+        made += [text[done : token.start()], f'"{HIDDEN}"{lines}']
+        done = token.end()
+    return "".join([*made, text[done:]])
+
+
+@functools.cache
+def _option_names() -> frozenset[str]:
+    """Returns the names of all options of a configuration."""
+    found: set[str] = set()
+    level: list[Any] = [settings.schema()]
+    while level:
+        node = level.pop()
+        if isinstance(node, dict):
+            properties = node.get("properties")
+            found |= properties.keys() if isinstance(properties, dict) else set()
+            level += node.values()
+        elif isinstance(node, list):
+            level += node
+    return frozenset(found)
 
 
 def _hidden(value: JsonValue) -> JsonValue:
@@ -174,10 +233,6 @@ def _check_secrets(path: Path) -> None:
             level += value
 
 
-async def _reload(call: MethodCall) -> JsonObject:
-    return await reload(call.gateway)
-
-
 METHODS = (
     method("config.get", "operator.admin", _get),
     method("config.schema", "operator.admin", _schema),
@@ -189,5 +244,5 @@ METHODS = (
         effect=True,
         repeatable=True,
     ),
-    method("config.reload", "operator.admin", _reload),
+    method("config.reload", "operator.admin", lambda call: reload(call.gateway)),
 )

@@ -5,7 +5,7 @@ import json
 import logging
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, TypeAlias
 
 import anyio
@@ -18,7 +18,7 @@ from clawmode.rpc.protocol import IDEMPOTENCY, Request, RpcError
 from clawmode.sessions.keys import InvalidSession, SessionError, UnknownSession
 from clawmode.sessions.lock import SessionBusy
 from clawmode.tasks import must_propagate
-from clawmode.types import JsonObject
+from clawmode.types import JsonObject, dataclass
 
 if TYPE_CHECKING:
     from clawmode.gateway.clients import Client
@@ -52,7 +52,7 @@ class Dispatcher:
 
     def allowed(self, client: "Client") -> list[str]:
         """Returns the names of the methods that a client may call."""
-        return [method.name for method in self.methods.values() if method.scope in client.scopes]
+        return [method.name for method in self.methods.values() if method.is_allowed(client.scopes)]
 
     async def answer(self, client: "Client", request: Request) -> str:
         """Executes a request, and returns the frame of the response."""
@@ -83,7 +83,7 @@ class Dispatcher:
         method = self.methods.get(request.method)
         if method is None:
             raise RpcError("NOT_FOUND", f"there is no method {request.method[:80]!r}")
-        if method.scope not in client.scopes:
+        if not method.is_allowed(client.scopes):
             text = f"{method.name} needs the scope {method.scope}"
             raise RpcError("FORBIDDEN", text, details={"scope": method.scope})
         call = MethodCall(self.gateway, client, method.check(request.params))
@@ -91,13 +91,8 @@ class Dispatcher:
             return await method.run(call)
         if self.gateway.stopping:
             raise RpcError("UNAVAILABLE", "the gateway is stopping", retry_after_ms=5_000)
-        return await self._run_once(method, call)
-
-    async def _run_once(self, method: Method, call: MethodCall) -> JsonObject:
-        """Executes a request with an effect, unless an earlier one with its key was executed.
-
-        A task of the gateway executes it, so that a client that disconnects does not cancel it.
-        """
+        # A request with an effect is executed unless an earlier one with its key was. A task of the
+        # gateway executes it, so that a client that disconnects does not cancel it.
         key = (call.client.principal, method.name, call.params.text(IDEMPOTENCY))
         while (earlier := self.gateway.effects.get(key)) is not None:
             await earlier.wait()

@@ -61,8 +61,3 @@ class Figures:
         if data.get("phase") == "end":
             made_by = "program" if "parentId" in data else "model"
             self.calls[made_by, "error" if data.get("isError") else "ok"] += 1
-
-    def cron_event(self, event: JsonObject) -> None:
-        """Counts a run of a job that has ended or was skipped."""
-        if event.get("phase") == "finished":
-            self.cron[str(event.get("status"))] += 1

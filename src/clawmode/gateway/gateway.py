@@ -6,7 +6,8 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -20,20 +21,22 @@ from clawmode.agent.hooks import GatewayEvent
 from clawmode.agent.run import AgentRun
 from clawmode.cron.jobs import Jobs
 from clawmode.cron.scheduler import Scheduler
-from clawmode.exceptions import message_of
 from clawmode.gateway import logs, restart
 from clawmode.gateway.approvals import SharedQuestions
 from clawmode.gateway.client_tools import ClientTools
 from clawmode.gateway.clients import Client, EncodedEvent
+from clawmode.gateway.event_log import EventLog
 from clawmode.gateway.figures import Figures
 from clawmode.gateway.ledger import Ledger, LedgerUnavailable
+from clawmode.gateway.logins import Grant, Logins, Session
+from clawmode.gateway.run_feed import RunFeed
 from clawmode.rpc import protocol
 from clawmode.rpc.protocol import RpcError, read_hello
 from clawmode.rpc.scopes import EVENTS, granted
 from clawmode.rpc.tokens import Token, TokenError, Tokens
 from clawmode.tasks import run_logged
 from clawmode.tools.approvals import Approvals
-from clawmode.types import JsonObject
+from clawmode.types import JsonObject, dataclass
 
 if TYPE_CHECKING:
     from clawmode.app.host import Host
@@ -42,6 +45,9 @@ logger = logging.getLogger("clawmode.gateway")
 
 NOTE_SECONDS = 2.0
 """The pause before another attempt to write to the ledger."""
+
+LOGIN_SECONDS = 2.0
+"""The time between checks of the tokens of open pages."""
 
 SHUTDOWN_NOTICE = 0.2
 """The time for the event `shutdown` to reach clients before they are disconnected."""
@@ -57,10 +63,14 @@ class Gateway:
         process: The id of this process in the ledger.
         attempts: The failed attempts to authenticate, by address.
         token_lock: Held while a token is looked up, so that concurrent guesses count one by one.
+        doctor_lock: Held while a client has everything checked.
         stopping: True from the start of the shutdown on: no new work is accepted.
         ready: True while the gateway accepts work.
         counters: The number of requests by method.
         watch: The monitor of stuck sessions, unless diagnostics are disabled.
+        logins: The sessions of browsers.
+        log: The last events, for clients that reconnect.
+        feed: The tree of what runs now, and the clients that follow it.
         max_clients: The most connected clients; 0 for the limit of the configuration.
         effects: Requests with an effect that are being executed, by principal, method and
             idempotency key. Each event is set at the end of its request.
@@ -74,6 +84,7 @@ class Gateway:
     process: str = field(default_factory=lambda: uuid.uuid4().hex)
     attempts: Attempts = field(default_factory=Attempts)
     token_lock: anyio.Lock = field(default_factory=anyio.Lock)
+    doctor_lock: anyio.Lock = field(default_factory=anyio.Lock)
     started_at: float = field(default_factory=time.time)
     clients: dict[str, Client] = field(default_factory=dict[str, Client])
     stopping: bool = False
@@ -83,6 +94,9 @@ class Gateway:
     counters: dict[str, int] = field(default_factory=dict[str, int])
     figures: Figures = field(default_factory=Figures)
     watch: SessionMonitor | None = None
+    logins: Logins = field(default_factory=Logins)
+    log: EventLog = field(default_factory=EventLog)
+    feed: RunFeed = field(init=False)
     max_clients: int = 0
     effects: dict[tuple[str, str, str], anyio.Event] = field(
         default_factory=dict[tuple[str, str, str], anyio.Event]
@@ -101,7 +115,8 @@ class Gateway:
             on_event=self._on_cron_event,
             continues=True,
         )
-        self.questions.publish = self.broadcast
+        self.feed = RunFeed(self)
+        self.questions.publish = self.feed.publish_question
 
     @property
     def approvals(self) -> Approvals:
@@ -129,11 +144,13 @@ class Gateway:
                 self._tasks = tasks
                 tasks.start_soon(self._write_notes, receive)
                 tasks.start_soon(self._tick)
+                tasks.start_soon(self._check_logins)
+                tasks.start_soon(self.feed.serve)
                 if configuration.diagnostics.enabled:
-                    self.watch = SessionMonitor(
-                        runtime, configuration.diagnostics, self._on_diagnosis
-                    )
+                    tell = partial(self.broadcast, "diagnostics")
+                    self.watch = SessionMonitor(runtime, configuration.diagnostics, tell)
                     tasks.start_soon(self.watch.serve)
+                await self.feed.restore(runtime.store)
                 await restart.continue_runs(runtime, self.ledger, self.scheduler, tasks)
                 await restart.restore_messages(self.host.inbox, self.ledger)
                 self.host.inbox.keeper = self.ledger
@@ -153,9 +170,9 @@ class Gateway:
         """Waits for runs to end, for a limited time. The next start continues the others."""
         self.stopping, self.ready = True, False
         self.broadcast("shutdown", {"reason": "stop", "restartExpectedMs": None})
+        tasks.start_soon(run_logged, logger, "drain", self.host.backend.nodes.drain)
         seconds = self.host.setup.configuration.gateway.shutdown_seconds
-        under_way = sum(not run.ended.is_set() for run in self.host.runtime.runs())
-        if under_way:
+        if under_way := sum(not run.ended.is_set() for run in self.host.runtime.runs()):
             runs = "1 run" if under_way == 1 else f"{under_way} runs"
             logger.info("waiting for %s to end, at most %d s", runs, seconds)
         with anyio.move_on_after(seconds):
@@ -193,20 +210,32 @@ class Gateway:
 
     # ---- Clients ----
 
-    async def connect(self, params: JsonObject, address: str) -> Client:
+    async def connect(
+        self, params: JsonObject, address: str, session: Session | None = None
+    ) -> Client:
         """Authenticates a client.
+
+        Args:
+            params: The parameters of `connect`.
+            address: The address of the client.
+            session: The session of a browser, which takes the place of a token.
 
         Raises:
             RpcError: The parameters of `connect` or the token are not accepted.
         """
         hello = read_hello(params)
-        token = await self.token_of(hello.auth.token, address)
-        scopes = granted(token.scopes, hello.scopes)
+        if session is not None and not hello.auth.token:
+            grant, session_id = session.grant, session.id
+        elif not hello.auth.token:  # not a guess, so that an expired session locks nobody out
+            raise RpcError("UNAUTHORIZED", "a token is required", field="auth.token")
+        else:
+            grant, session_id = Grant.of(await self.token_of(hello.auth.token, address)), ""
+        scopes = granted(grant.scopes, hello.scopes)
         if not scopes:
             raise RpcError(
                 "FORBIDDEN", "the token has none of the requested scopes", field="scopes"
             )
-        return Client(hello, token.name, scopes)
+        return Client(hello, grant.principal, scopes, grant.token, session_id)
 
     async def token_of(self, token: str, address: str, where: str = "connect") -> Token:
         """Looks up a token that was sent from an address.
@@ -236,6 +265,31 @@ class Gateway:
                 raise RpcError("UNAUTHORIZED", "this token is unknown", field="auth.token")
         return record
 
+    async def is_valid(self, grant: Grant) -> bool:
+        """Returns whether the token of a grant still exists."""
+        try:
+            return await anyio.to_thread.run_sync(self.tokens.has, grant.token)
+        except TokenError as error:
+            logger.error("login: %s", error)
+            return False
+
+    def log_out(self, session_id: str, reason: str) -> None:
+        """Ends the session of a browser, and its connections."""
+        self.logins.close(session_id)
+        for client in tuple(self.clients.values()):
+            if client.session == session_id:
+                client.finish(protocol.CLOSE_LOGGED_OUT, reason)
+
+    async def _check_logins(self) -> None:
+        """Ends the sessions whose token was revoked, and keeps those of open pages alive."""
+        while True:
+            await anyio.sleep(LOGIN_SECONDS)
+            await self.logins.save()
+            for session_id in {client.session for client in self.clients.values()} - {""}:
+                session = self.logins.touch(session_id)
+                if session is None or not await self.is_valid(session.grant):
+                    self.log_out(session_id, "the session has ended")
+
     def join(self, client: Client, methods: Iterable[str]) -> JsonObject:
         """Adds a client, and returns the response to its `connect`.
 
@@ -257,6 +311,7 @@ class Gateway:
             methods=tuple(sorted(methods)),
             events=tuple(sorted(EVENTS)),
             snapshot={"uptimeMs": int((time.time() - self.started_at) * 1000)},
+            position=self.log.position,
         )
 
     def leave(self, client: Client) -> None:
@@ -265,16 +320,25 @@ class Gateway:
         self.client_tools.hand_over(client)
 
     def broadcast(
-        self, name: str, payload: JsonObject, session_key: str = "", run_id: str = ""
+        self, name: str, payload: JsonObject, session_key: str = "", run_id: str = "", **kept: Any
     ) -> None:
-        """Sends an event to all clients that may see it and follow its session or run."""
-        if self.clients:
-            event = EncodedEvent.of(name, payload, session_key, run_id)
-            # A search in the text is cheap; redacting the payload is not.
-            if self.host.runtime.known.are_in(event.payload):
-                event = EncodedEvent.of(name, self.without_secrets(payload), session_key, run_id)
-            for client in tuple(self.clients.values()):
-                client.notify(event)
+        """Sends an event to all clients that may see it and follow its session or run.
+
+        `kept` says how the event is kept for clients that reconnect: see `EventLog.add`.
+        """
+        event = self.log.add(self.encode(name, payload, session_key, run_id), **kept)
+        for client in tuple(self.clients.values()):
+            client.notify(event)
+
+    def encode(
+        self, name: str, payload: JsonObject, session_key: str = "", run_id: str = ""
+    ) -> EncodedEvent:
+        """Returns an event without the configuration's secrets."""
+        event = EncodedEvent.of(name, payload, session_key, run_id)
+        # A search in the text is cheap; redacting the payload is not.
+        if self.host.runtime.known.are_in(event.payload):
+            event = EncodedEvent.of(name, self.without_secrets(payload), session_key, run_id)
+        return event
 
     def without_secrets(self, payload: JsonObject) -> JsonObject:
         """Returns a payload with the configuration's secrets redacted."""
@@ -292,10 +356,13 @@ class Gateway:
 
     async def _accept(self, run: AgentRun) -> None:
         await self.ledger.accept(restart.row_of(run))
+        self.feed.tree.accept(run)
 
     def _on_agent_event(self, event: AgentEvent) -> None:
         key, run_id = event.session_key, event.run_id
-        self.broadcast("agent", event.to_json(), key, run_id)
+        self.feed.tree.take(event)
+        # A part of a text is of no use without the others: `chat` has the text so far.
+        self.broadcast("agent", event.to_json(), key, run_id, keep="delta" not in event.data)
         if event.stream == "tool":
             self.figures.tool_event(event.data)
             self.broadcast("session.tool", {"sessionKey": key, **event.data}, key, run_id)
@@ -319,29 +386,15 @@ class Gateway:
     async def _write_notes(self, notes: AsyncIterator[AgentRun]) -> None:
         """Writes the start or the end of each run to the ledger."""
         async for run in notes:
-            # Retried without end: a run whose end is missing would be continued at the next start.
-            while True:
-                result = run.result
-                try:
-                    if result is None:
-                        await self.ledger.start(run.id, run.started_at)
-                    else:
-                        await self.ledger.end(
-                            run.id, result.ended_at, result.status, result.to_json()
-                        )
-                    break
-                except LedgerUnavailable as error:
-                    logger.error("run %s: %s", run.id, message_of(error))
-                    await anyio.sleep(NOTE_SECONDS)
+            await restart.note(self.ledger, run, NOTE_SECONDS)
 
     def _on_cron_event(self, event: JsonObject) -> None:
-        self.figures.cron_event(event)
+        if event.get("phase") == "finished":  # a run has ended, or was skipped
+            self.figures.cron[str(event.get("status"))] += 1
         self.broadcast("cron", event)
-
-    def _on_diagnosis(self, event: JsonObject) -> None:
-        self.broadcast("diagnostics", event)
 
     def chat(self, event: JsonObject) -> None:
         """Sends an event of a chat to its clients. `Host` calls this."""
         key, run_id = str(event["sessionKey"]), str(event["runId"])
-        self.broadcast("chat", event, key, run_id)
+        last = event["state"] != "delta"
+        self.broadcast("chat", event, key, run_id, slot=f"chat {run_id}", last=last)

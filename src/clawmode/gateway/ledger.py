@@ -8,14 +8,14 @@ import json
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from clawmode.exceptions import ClawmodeError
 from clawmode.files import Layout, SqliteFile
 from clawmode.messaging.channel import InboundMessage
-from clawmode.types import JsonObject
+from clawmode.types import JsonObject, dataclass
 
 logger = logging.getLogger("clawmode.gateway")
 

@@ -4,6 +4,7 @@ Secrets of the configuration, and texts that look like secrets, are redacted bef
 or written.
 """
 
+import itertools
 import json
 import logging
 import sys
@@ -29,7 +30,9 @@ ABOUT = "about"
 MODEL = ("provider", "model")
 
 RECENT: deque[JsonObject] = deque(maxlen=MAX_LINES)
-"""The last lines, for the method `logs.tail`."""
+"""The last lines, for the method `logs.tail`. Each has its number `n`."""
+
+_numbers = itertools.count(1)
 
 
 class _LineHandler(logging.Handler):
@@ -55,7 +58,7 @@ class _LineHandler(logging.Handler):
             about: JsonObject | None = getattr(record, ABOUT, None)
             if about:
                 line[ABOUT] = self.redactor.value(about)
-            RECENT.append(line)
+            RECENT.append({**line, "n": next(_numbers)})
             at = time.strftime("%H:%M:%S", time.localtime(record.created))
             shown = json.dumps(line) if self._json else in_words(line, at)
             sys.stderr.write(f"{shown}\n")

@@ -6,7 +6,6 @@ do not import the gateway, and the gateway imports no method. `method_table` lis
 
 import hashlib
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from clawmode.agent.requests import AgentRequest
@@ -15,7 +14,7 @@ from clawmode.messages import Image
 from clawmode.rpc import protocol
 from clawmode.rpc.protocol import IDEMPOTENCY, RpcError
 from clawmode.rpc.scopes import Scope
-from clawmode.types import JsonObject, JsonValue
+from clawmode.types import JsonObject, JsonValue, dataclass
 
 if TYPE_CHECKING:
     from clawmode.agent.runtime import AgentRuntime
@@ -26,6 +25,8 @@ if TYPE_CHECKING:
 
 MAX_TEXT = 4_096
 MAX_KEY = 128
+MAX_NUMBER = (1 << 53) - 1
+"""The largest number that every language with floating-point numbers reads exactly."""
 
 
 class Params(dict[str, JsonValue]):
@@ -127,7 +128,7 @@ class Method:
     """A method that clients can call.
 
     Attributes:
-        scope: The scope that a client needs.
+        scope: The scope that a client needs; None: every connected client may call the method.
         run: Executes the method.
         schema: The JSON Schema of the parameters.
         effect: Whether the method changes something. Then a request needs an `idempotencyKey`, and
@@ -137,11 +138,15 @@ class Method:
     """
 
     name: str
-    scope: Scope
+    scope: Scope | None
     run: Handler
     schema: JsonObject
     effect: bool = False
     repeatable: bool = False
+
+    def is_allowed(self, scopes: frozenset[Scope]) -> bool:
+        """Returns whether a client with these scopes may call the method."""
+        return self.scope is None or self.scope in scopes
 
     def check(self, params: JsonObject) -> Params:
         """Returns the parameters.
@@ -201,7 +206,7 @@ def params(*required: str, **properties: JsonObject) -> JsonObject:
 
 def method(
     name: str,
-    scope: Scope,
+    scope: Scope | None,
     run: Handler,
     schema: JsonObject | None = None,
     *,

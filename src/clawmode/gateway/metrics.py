@@ -78,7 +78,7 @@ def render(gateway: "Gateway") -> str:
                 "resident_memory_bytes",
                 "gauge",
                 "Resident memory of this process, without its workers.",
-                _memory(),
+                resident_bytes(),
             ),
             "",
         )
@@ -135,10 +135,10 @@ def _number(value: float) -> str:
     return str(int(value)) if value == int(value) else repr(value)
 
 
-def _memory() -> int:
-    """Returns the resident memory in bytes; 0 where there is no `/proc`."""
+def resident_bytes(process: int | str = "self") -> int:
+    """Returns the resident memory of a process; 0 if it has ended, or where there is no `/proc`."""
     try:
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        pages = int(Path(f"/proc/{process}/statm").read_text().split()[1])
     except (OSError, ValueError, IndexError):
         return 0
     return pages * os.sysconf("SC_PAGE_SIZE")

@@ -1,22 +1,21 @@
 """The methods for operators: `commands.*`, `skills.*`, `logs.*`, `trajectory.*`, `cron.*`."""
 
-import os
+import base64
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import anyio
 
-from clawmode.app.secrets import known_secrets
-from clawmode.app.setup import Setup
-from clawmode.config import resolve as settings
+from clawmode.app.secrets import export_folder, export_session
 from clawmode.config.operations import DAY_SECONDS
 from clawmode.cron.job import Job, check_named
 from clawmode.cron.jobs import JobError, JobsUnavailable, UnknownJob
 from clawmode.exceptions import ConfigurationError
 from clawmode.gateway import logs
+from clawmode.gateway.logins import CODE_SECONDS, Grant
 from clawmode.gateway.methods import (
     BOOLEAN,
+    MAX_NUMBER,
     NAME,
     SESSION,
     STRING,
@@ -29,17 +28,18 @@ from clawmode.gateway.methods import (
 )
 from clawmode.messaging.slash import COMMANDS
 from clawmode.models.base import THINKING_LEVELS
-from clawmode.redaction import Redactor
 from clawmode.rpc.protocol import RpcError
-from clawmode.sessions.export import ExportError, export
+from clawmode.sessions.export import ExportError, read_bundle
 from clawmode.sessions.history import read_transcript
-from clawmode.sessions.store import Session
-from clawmode.sessions.trajectory import sidecar_path
-from clawmode.sessions.workspaces import workspace_of
 from clawmode.types import JsonObject, JsonValue
+
+LINK = "/login#code="
+"""The address of the login page, before a code. A browser sends nothing of what follows `#`."""
 
 LEVELS = ("debug", "info", "warning", "error", "critical")
 LINES = 200
+PART_BYTES = 512 << 10
+"""The bytes of a file in one answer of `trajectory.read`."""
 
 
 # ---- Commands, skills, logs ----
@@ -75,8 +75,23 @@ async def _skills(call: MethodCall) -> JsonObject:
 async def _tail(call: MethodCall) -> JsonObject:
     """Returns the last lines of the gateway's log. Secrets were redacted when they were written."""
     wanted = LEVELS[LEVELS.index(call.params.text("level", "debug")) :]
-    lines: list[JsonValue] = [line for line in logs.RECENT if line["level"] in wanted]
-    return {"lines": lines[-int(call.params.number("limit", LINES)) :]}
+    recent = tuple(logs.RECENT)
+    last = int(str(recent[-1]["n"])) if recent else 0
+    after = int(call.params.number("after", 0))
+    # A number that is too high comes from an earlier process.
+    first = after if after <= last else 0
+    lines: list[JsonValue] = [
+        line for line in recent if line["level"] in wanted and int(str(line["n"])) > first
+    ]
+    return {"lines": lines[-int(call.params.number("limit", LINES)) :], "next": last}
+
+
+async def _link(call: MethodCall) -> JsonObject:
+    """Returns a link that logs a browser in, once, with the rights of the client."""
+    client = call.client
+    grant = Grant(client.token, client.principal, tuple(sorted(client.scopes)))
+    code = call.gateway.logins.new_code(grant)
+    return {"path": LINK + code, "expiresInMs": int(CODE_SECONDS * 1000)}
 
 
 # ---- Trajectories ----
@@ -89,30 +104,31 @@ async def _export(call: MethodCall) -> JsonObject:
     if not session.transcript.exists():
         raise RpcError("NOT_FOUND", "this session has no messages yet", field="sessionKey")
     try:
-        return await anyio.to_thread.run_sync(_write_bundle, setup, session, name)
+        return await anyio.to_thread.run_sync(
+            lambda: export_session(setup, session, read_transcript(session.transcript), name)
+        )
     except ExportError as error:
         if not name:
             raise
         raise RpcError("INVALID_REQUEST", str(error), field="name") from None
 
 
-def _write_bundle(setup: Setup, session: Session, name: str) -> JsonObject:
-    agent = settings.agent(setup.configuration, session.agent_id)
-    workspace = workspace_of(setup.state, agent.id, agent.workspace)
-    bundle = export(
-        read_transcript(session.transcript),
-        sidecar_path(session.transcript, session.id),
-        workspace=workspace,
-        name=name or None,
-        redactor=Redactor(known_secrets(setup), workspace=workspace, home=Path.home()),
-    )
+async def _read_export(call: MethodCall) -> JsonObject:
+    """Returns a part of a file of an exported bundle, so that a client can save it."""
+    session, given = await call.session(), call.params
+    workspace = export_folder(call.host.setup, session)
+    after = int(given.number("after", 0))
+    try:
+        size, data = await anyio.to_thread.run_sync(
+            read_bundle, workspace, given.text("name"), given.text("file"), after, PART_BYTES
+        )
+    except ExportError as error:
+        raise RpcError("NOT_FOUND", str(error), field="name") from None
+    end = after + len(data)
     return {
-        "sessionKey": session.key,
-        "folder": os.fspath(bundle.folder),
-        "files": list[JsonValue](bundle.files),
-        "events": bundle.events,
-        "runtimeEvents": bundle.runtime_events,
-        "skipped": bundle.skipped,
+        "size": size,
+        "data": base64.b64encode(data).decode(),
+        "next": end if data and end < size else None,
     }
 
 
@@ -204,20 +220,25 @@ JOB: dict[str, JsonObject] = {
 }
 
 METHODS = (
+    method("dashboard.link", "operator.read", _link),
     method("commands.list", "operator.read", _commands),
     method("skills.list", "operator.read", _skills, params(agentId=NAME)),
     method(
         "logs.tail",
         "operator.admin",
         _tail,
-        params(limit=integer(1, logs.MAX_LINES), level=choice(*LEVELS)),
+        params(
+            limit=integer(1, logs.MAX_LINES), level=choice(*LEVELS), after=integer(0, MAX_NUMBER)
+        ),
     ),
     method(
-        "trajectory.export",
+        "trajectory.export", "operator.admin", _export, params(**SESSION, name=NAME), effect=True
+    ),
+    method(
+        "trajectory.read",
         "operator.admin",
-        _export,
-        params(**SESSION, name=NAME),
-        effect=True,
+        _read_export,
+        params("name", "file", **SESSION, name=NAME, file=NAME, after=integer(0, MAX_NUMBER)),
     ),
     method("cron.list", "operator.read", _jobs),
     method("cron.status", "operator.read", _cron_status),

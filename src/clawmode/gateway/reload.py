@@ -6,7 +6,7 @@ plugin behind them need a restart, and keep their old values until then.
 
 import logging
 import signal
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,10 +21,8 @@ from clawmode.config.file import Problem, Report
 from clawmode.config.resolve import Configuration
 from clawmode.cron.job import Job, configured_jobs
 from clawmode.rpc.protocol import RpcError
-from clawmode.sections import (
-    keys_of,
-)
-from clawmode.types import JsonObject, JsonValue
+from clawmode.sections import keys_of
+from clawmode.types import JsonObject, JsonValue, dataclass
 
 if TYPE_CHECKING:
     from clawmode.app.host import Host

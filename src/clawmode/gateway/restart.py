@@ -10,8 +10,8 @@ from anyio.abc import TaskGroup
 
 from clawmode.agent.requests import AgentRequest, RunResult
 from clawmode.cron.turns import CRON
-from clawmode.exceptions import ClawmodeError
-from clawmode.gateway.ledger import Ledger, RunRow
+from clawmode.exceptions import ClawmodeError, message_of
+from clawmode.gateway.ledger import Ledger, LedgerUnavailable, RunRow
 from clawmode.messages import Image
 from clawmode.messaging.channel import InboundMessage
 from clawmode.sessions.history import read_transcript
@@ -62,6 +62,29 @@ def row_of(run: "AgentRun") -> RunRow:
         request={**kept, "images": pictures},
         accepted_at=run.accepted_at,
     )
+
+
+async def note(ledger: Ledger, run: "AgentRun", pause: float) -> None:
+    """Records the start or the end of a run.
+
+    Retried without end: a run whose end is missing would be continued at the next start.
+
+    Args:
+        ledger: The ledger.
+        run: The run.
+        pause: The seconds before another attempt.
+    """
+    while True:
+        result = run.result
+        try:
+            if result is None:
+                await ledger.start(run.id, run.started_at)
+            else:
+                await ledger.end(run.id, result.ended_at, result.status, result.to_json())
+            return
+        except LedgerUnavailable as error:
+            logger.error("run %s: %s", run.id, message_of(error))
+            await anyio.sleep(pause)
 
 
 def request_of(row: RunRow, *, resume: bool) -> AgentRequest:

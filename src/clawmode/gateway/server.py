@@ -3,28 +3,29 @@
 import logging
 import secrets
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
-from urllib.parse import urlsplit
 
 import anyio
-import uvicorn
 from starlette.applications import Starlette
+from starlette.requests import HTTPConnection
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
-from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.http11 import Request as Upgrade
 
-from clawmode.addresses import is_loopback
+from clawmode.addresses import Site
 from clawmode.gateway import metrics
 from clawmode.gateway.clients import Client
 from clawmode.gateway.dispatch import Dispatcher
+from clawmode.gateway.http_api import HttpApi
+from clawmode.gateway.page_server import Guarded, PageServer
 from clawmode.rpc import admission, protocol
-from clawmode.rpc.admission import AcceptedSocket, ListeningSocket
+from clawmode.rpc.admission import ListeningSocket
+from clawmode.rpc.http_server import TRUST, QuietServer
 from clawmode.rpc.listen import ListenAddress
 from clawmode.rpc.protocol import BadFrame, Request, RpcError
 from clawmode.types import JsonObject
@@ -42,54 +43,28 @@ MAX_UNREAD = 64 << 10
 """The most bytes of pongs that a client may leave unread."""
 
 CLOSE_SECONDS = 2.0
-"""The time for a client to read the closing of its connection."""
+"""The time for a client to read what it was sent before its connection is closed, and after."""
 
 PAGE = """\
 This is a clawmode gateway. Clients connect by WebSocket to this address, with a token.
 
+clawmode dashboard       open its page in a browser, on this machine
 clawmode chat            chat with its agents, on this machine
 clawmode gateway status  whether it runs; also: logs, reload, stop, token add
 /healthz, /readyz        whether it responds, and accepts work
 /metrics                 metrics for Prometheus; needs a token
 POST /channels/<name>    signed messages of a webhook
+/v1                      agents for OpenAI's clients: /v1/models, /v1/chat/completions,
+                         /v1/responses; needs a token, and so does POST /tools/invoke
 
 For programs: clawmode.GatewayClient in Python, or the protocol, in docs/operate/gateway.md.
 """
-"""The page that a browser shows."""
+"""The text for clients that do not accept HTML, such as `curl`."""
 
-TRUST, ABORT = "clawmode.trust", "clawmode.abort"
-"""Keys of the ASGI state: callables of the connection, for the application above it."""
+ON_LOOPBACK = Site("127.0.0.1")
 
-NOISE = ("Invalid HTTP request received.", "Unsupported upgrade request.")
-
-
-def _without_noise(record: logging.LogRecord) -> bool:
-    """Drops tracebacks, and lines with which strangers could fill the log."""
-    record.exc_info = None
-    return record.msg not in NOISE
-
-
-logging.getLogger("uvicorn.error").addFilter(_without_noise)
-
-
-class LimitedHttp(H11Protocol):
-    """uvicorn's protocol with a time limit for the request: see `admission`."""
-
-    accepted: AcceptedSocket | None = None
-
-    def connection_made(self, transport: Any) -> None:
-        super().connection_made(transport)
-        self.accepted = admission.accepted(transport)
-        if self.accepted is not None:
-            self.accepted.keep(transport)
-
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        # The clock stops when the whole request was received.
-        complete = self.cycle is not None and not self.cycle.more_body
-        upgraded = self.transport.get_protocol() is not self
-        if self.accepted is not None and (complete or upgraded):
-            self.accepted.stop_clock()
+ABORT = "clawmode.abort"
+"""The key of the ASGI state with a callable that aborts the connection. See also `TRUST`."""
 
 
 class LimitedProtocol(WebSocketsSansIOProtocol):
@@ -110,6 +85,11 @@ class LimitedProtocol(WebSocketsSansIOProtocol):
             self.scope["state"][TRUST] = self.trust
             self.scope["state"][ABORT] = self.transport.abort
 
+    async def run_asgi(self) -> None:
+        await super().run_asgi()
+        # A closed transport waits for a client that does not read, without a limit.
+        self.loop.call_later(CLOSE_SECONDS, self.transport.abort)
+
     def handle_ping(self) -> None:
         # A client that sends pings and does not read would fill the memory with pongs.
         if self.transport.get_write_buffer_size() > MAX_UNREAD:
@@ -129,8 +109,9 @@ class GatewayApp:
 
     Args:
         dispatcher: Executes requests of clients.
-        origins: Origins of web pages that may connect, in addition to the gateway's own address.
+        origins: Origins of web pages that may connect, in addition to the gateway's own page.
         routes: More routes: those of channels.
+        site: The names of the gateway: requests under other names are rejected.
     """
 
     def __init__(
@@ -138,21 +119,26 @@ class GatewayApp:
         dispatcher: Dispatcher,
         origins: Sequence[str] = (),
         routes: Sequence[BaseRoute] = (),
+        site: Site = ON_LOOPBACK,
     ) -> None:
         self._dispatcher = dispatcher
         self._gateway = dispatcher.gateway
         self._origins = frozenset(origins)
-        self.asgi = Starlette(
+        self._site = site
+        self._page = PageServer(self._gateway, site, PAGE)
+        app = Starlette(
             routes=[
                 WebSocketRoute("/", self._serve),
-                Route("/", self._page),
                 WebSocketRoute("/ws", self._serve),
                 Route("/healthz", self._health),
                 Route("/readyz", self._ready),
                 Route("/metrics", self._metrics),
+                *HttpApi(dispatcher, self._is_allowed_origin).routes,
+                *self._page.routes,
                 *routes,
             ]
         )
+        self.asgi = Guarded(app, site)
 
     # ---- WebSocket ----
 
@@ -168,22 +154,35 @@ class GatewayApp:
         if client is None:
             return
         try:
-            await self._converse(socket, client)
+            async with anyio.create_task_group() as tasks:
+
+                async def write() -> None:
+                    with suppress(WebSocketDisconnect, RuntimeError):  # the client has disconnected
+                        async for frame in client.frames():
+                            await socket.send_text(frame)
+                        await _close(socket, *(client.closing or (1000, "")))
+                    tasks.cancel_scope.cancel()
+
+                async def drop() -> None:
+                    await client.finished.wait()
+                    with anyio.move_on_after(CLOSE_SECONDS):  # `write` ends this if it can
+                        await client.dropped.wait()
+                    socket.scope["state"][ABORT]()
+                    tasks.cancel_scope.cancel()
+
+                tasks.start_soon(drop)
+                tasks.start_soon(write)
+                await self._read(socket, client)
         finally:
             self._gateway.leave(client)
 
-    def _is_allowed_origin(self, socket: WebSocket) -> bool:
+    def _is_allowed_origin(self, socket: HTTPConnection) -> bool:
         """Returns whether a web page may connect: it would act with the token of its reader."""
         origin = socket.headers.get("origin")
         if origin is None or origin in self._origins:
             return True
-        own = socket.headers.get("host", "")
-        with suppress(ValueError):  # the header is not an address
-            # On loopback only: elsewhere a page could choose a host name that points here.
-            return urlsplit(origin).netloc == own and is_loopback(
-                urlsplit(f"//{own}").hostname or ""
-            )
-        return False
+        # `Guarded` has checked the host: no page can choose a name that points here.
+        return self._site.is_own(origin, socket.headers.get("host", ""))
 
     async def _greet(self, socket: WebSocket) -> Client | None:
         """Sends the challenge and waits for `connect`; None if the client is rejected."""
@@ -194,7 +193,8 @@ class GatewayApp:
             with anyio.fail_after(admission.CONNECT_SECONDS):
                 request = protocol.parse(await _receive(socket), connected=False)
             address = socket.client.host if socket.client else ""
-            client = await self._gateway.connect(request.params, address)
+            session = await self._page.page_session(socket)
+            client = await self._gateway.connect(request.params, address, session)
             answer = self._gateway.join(client, self._dispatcher.allowed(client))
             socket.scope["state"][TRUST]()
             client.send(protocol.response(request.id, answer))
@@ -215,25 +215,6 @@ class GatewayApp:
             pass
         return None
 
-    async def _converse(self, socket: WebSocket, client: Client) -> None:
-        async with anyio.create_task_group() as tasks:
-
-            async def write() -> None:
-                with suppress(WebSocketDisconnect, RuntimeError):  # the client has disconnected
-                    async for frame in client.frames():
-                        await socket.send_text(frame)
-                    await _close(socket, *(client.closing or (1000, "")))
-                tasks.cancel_scope.cancel()
-
-            async def drop() -> None:
-                await client.dropped.wait()
-                socket.scope["state"][ABORT]()
-                tasks.cancel_scope.cancel()
-
-            tasks.start_soon(drop)
-            tasks.start_soon(write)
-            await self._read(socket, client)
-
     async def _read(self, socket: WebSocket, client: Client) -> None:
         """Executes requests until the client disconnects or sends an invalid frame."""
         # Two limits: a client whose requests all wait must still be able to send the request that
@@ -253,6 +234,8 @@ class GatewayApp:
                 else:
                     limit = waits if request.method in WAITING else work
                     await limit.acquire()
+                    if client.closing is not None:  # logged out, but it does not read that
+                        break
                     tasks.start_soon(self._answer, client, request, limit)
 
     async def _answer(self, client: Client, request: Request, limit: anyio.Semaphore) -> None:
@@ -263,15 +246,15 @@ class GatewayApp:
 
     # ---- HTTP ----
 
-    async def _page(self, request: HttpRequest) -> Response:
-        return PlainTextResponse(PAGE)
-
     async def _health(self, request: HttpRequest) -> Response:
         return JSONResponse({"status": "ok"})
 
     async def _ready(self, request: HttpRequest) -> Response:
-        ready = self._gateway.ready
-        return JSONResponse({"ready": ready}, 200 if ready else 503)
+        # A gateway without its database still computes and reads, but parks no program.
+        reachable = self._gateway.host.backend.nodes.reachable
+        ready = self._gateway.ready and reachable
+        said = {"ready": ready} if reachable else {"ready": ready, "store": "unreachable"}
+        return JSONResponse(said, 200 if ready else 503)
 
     async def _metrics(self, request: HttpRequest) -> Response:
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
@@ -316,35 +299,20 @@ async def _close(socket: WebSocket, code: int, reason: str) -> None:
 # ---- Serving ----
 
 
-class _Server(uvicorn.Server):
-    """uvicorn's server, which leaves signals to `command`."""
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
 async def serve(
     app: GatewayApp, listen: ListenAddress, bound: ListeningSocket, stop: anyio.Event
 ) -> None:
     """Serves until `stop` is set, then closes open connections."""
-    config = uvicorn.Config(
+    server = QuietServer(
         app.asgi,
-        log_config=None,
-        access_log=False,
-        http=LimitedHttp,
         ws=LimitedProtocol,
-        proxy_headers=False,  # otherwise a client could choose the address that is limited
         headers=[("connection", "close")],  # one request for each connection: see `admission`
         ws_max_size=protocol.MAX_PAYLOAD,
         ws_per_message_deflate=False,
         ssl_certfile=listen.cert or None,
         ssl_keyfile=listen.key or None,
-        lifespan="off",
         timeout_graceful_shutdown=5,
-        h11_max_incomplete_event_size=64 << 10,
     )
-    server = _Server(config)
     async with anyio.create_task_group() as tasks:
 
         async def watch() -> None:

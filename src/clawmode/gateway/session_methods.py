@@ -5,7 +5,9 @@ import time
 import anyio
 
 from clawmode.gateway.clients import EVERYTHING
+from clawmode.gateway.history_methods import list_sessions
 from clawmode.gateway.methods import (
+    BOOLEAN,
     IMAGE,
     NAME,
     SESSION,
@@ -33,6 +35,7 @@ from clawmode.rpc.protocol import IDEMPOTENCY, RpcError
 from clawmode.sessions.history import read_transcript
 from clawmode.sessions.keys import session_key
 from clawmode.sessions.store import Session
+from clawmode.text import shorten
 from clawmode.types import JsonObject, JsonValue
 
 MAX_LISTED = 1_000
@@ -64,12 +67,7 @@ def describe(session: Session) -> JsonObject:
 
 
 async def _list(call: MethodCall) -> JsonObject:
-    found = await call.runtime.sessions.list(
-        call.params.text("agentId") or None,
-        limit=int(call.params.number("limit", 100)),
-        offset=int(call.params.number("offset", 0)),
-    )
-    return {"sessions": [describe(session) for session in found]}
+    return await list_sessions(call, describe)
 
 
 async def _get(call: MethodCall) -> JsonObject:
@@ -79,7 +77,7 @@ async def _get(call: MethodCall) -> JsonObject:
         "session": describe(session),
         "runs": [{"runId": run.id, "state": run.state} for run in runs],
         "waiting": [
-            {"id": waiting.id, "text": waiting.message.text[:500]}
+            {"id": waiting.id, "text": shorten(waiting.message.text, 500)}
             for waiting in call.host.inbox.waiting(session.key)
         ],
     }
@@ -204,11 +202,7 @@ async def _send(call: MethodCall) -> JsonObject:
     receipt = await call.host.inbox.receive(message)
     if receipt.id:
         call.client.runs.add(receipt.id)
-    answer: JsonObject = {
-        "runId": receipt.id,
-        "status": receipt.how,
-        "sessionKey": session.key,
-    }
+    answer: JsonObject = {"runId": receipt.id, "status": receipt.how, "sessionKey": session.key}
     return {**answer, "text": receipt.text} if receipt.text else answer
 
 
@@ -277,7 +271,14 @@ METHODS = (
         "sessions.list",
         "operator.read",
         _list,
-        params(agentId=NAME, limit=integer(1, MAX_LISTED), offset=integer(0, 1_000_000)),
+        params(
+            agentId=NAME,
+            query=STRING,
+            limit=integer(1, MAX_LISTED),
+            offset=integer(0, 1_000_000),
+            before=NAME,
+            previews=BOOLEAN,
+        ),
     ),
     method("sessions.get", "operator.read", _get, params(**SESSION)),
     method(
@@ -333,10 +334,7 @@ METHODS = (
         repeatable=True,
     ),
     method(
-        "chat.history",
-        "operator.read",
-        _history,
-        params(**SESSION, limit=integer(1, MAX_HISTORY)),
+        "chat.history", "operator.read", _history, params(**SESSION, limit=integer(1, MAX_HISTORY))
     ),
     method("chat.abort", "operator.write", _abort, params(**SESSION, runId=NAME)),
     method(

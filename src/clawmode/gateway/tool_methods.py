@@ -5,7 +5,8 @@ from collections.abc import Iterable
 
 from clawmode.agent.requests import AgentRequest
 from clawmode.agent.run import AgentRun
-from clawmode.catalog.catalog import CONTROL_NAMES, EXEC, WAIT, Catalog, exposed_name
+from clawmode.catalog.catalog import Catalog
+from clawmode.catalog.controls import CONTROL_NAMES, EXEC, WAIT, exposed_name
 from clawmode.exceptions import AmbiguousTool, UnknownTool
 from clawmode.gateway.methods import (
     ANYTHING,
@@ -18,7 +19,7 @@ from clawmode.gateway.methods import (
     params,
 )
 from clawmode.rpc.protocol import RpcError
-from clawmode.tools.executor import Call, CallEvent, Executor, ToolFailure
+from clawmode.tools.executor import Call, CallEvent, Executor, ToolFailure, unwatched
 from clawmode.tools.tool import Tool
 from clawmode.types import CallState, JsonObject, JsonValue
 
@@ -102,7 +103,7 @@ async def _invoke(call: MethodCall) -> JsonObject:
             tool=tool,
             input=call.params.object("args"),
             run=run.context,
-            on_state=_allow if call.params.flag("confirm", True) else _reject_approval,
+            on_state=unwatched if call.params.flag("confirm", True) else _reject_approval,
         )
         try:
             result = await executor.call(tool_call)
@@ -113,10 +114,6 @@ async def _invoke(call: MethodCall) -> JsonObject:
         except ToolFailure as failure:
             error: JsonObject = {"code": failure.code, "message": str(failure)}
             return {"ok": False, "toolName": tool.name, "error": error}
-
-
-async def _allow(state: CallState) -> None:
-    """Lets the call wait for a person."""
 
 
 async def _reject_approval(state: CallState) -> None:

@@ -1,15 +1,14 @@
-"""OAuth for MCP servers: the SDK's flow, with storage of tokens and a callback for the browser.
+"""The parts of an OAuth login to an MCP server: its file, its addresses, and the browser.
 
 The user opens an address in a browser. The browser is then redirected to a port of this machine
-that other machines cannot reach.
+that other machines cannot reach. `login` has the flow itself.
 """
 
 import contextlib
 import hashlib
-import json
 import logging
-import socket
-from collections.abc import AsyncGenerator, Awaitable, Callable
+import os
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TypeAlias
@@ -19,22 +18,29 @@ from urllib.request import getproxies, proxy_bypass
 import anyio
 import httpx2
 from anyio.abc import Listener, SocketStream
-from mcp.client.auth import (
-    AuthorizationCodeResult,
-    OAuthClientProvider,
-    OAuthFlowError,
+from mcp.client.auth import AuthorizationCodeResult, OAuthFlowError
+from mcp.shared.auth import (
+    OAuthClientInformationFull,
+    OAuthMetadata,
+    OAuthToken,
+    ProtectedResourceMetadata,
 )
-from mcp.shared.auth import OAuthClientInformationFull, OAuthClientMetadata, OAuthToken
 
 from clawmode.addresses import Resolve, ask_system, find_target
 from clawmode.exceptions import ToolProblem
-from clawmode.files import write_atomic
+from clawmode.files import open_lock, try_lock, write_atomic
 from clawmode.mcp.settings import OAuth, ServerSettings
+from clawmode.records import Record
 
 logger = logging.getLogger("clawmode.mcp")
 
 LOGIN_SECONDS = 300.0
 READ_SECONDS = 10.0
+REQUEST_SECONDS = 30.0
+"""Time limit of each request of the flow, apart from the one that needs the token."""
+RENEW_SECONDS = 60.0
+"""The longest time to wait for another process that renews the same login."""
+POLL = 0.02
 MAX_REQUEST = 16 << 10
 HOST = "127.0.0.1"
 
@@ -49,61 +55,100 @@ Pause: TypeAlias = Callable[[], AbstractContextManager[None]]
 """Suspends the time limits of a server while the user logs in."""
 
 
-def make_auth(
-    settings: ServerSettings,
-    on_login: OnLogin | None,
-    tokens: Path | None,
-    pause: Pause,
-    resolve: Resolve = ask_system,
-) -> httpx2.Auth | None:
-    """Returns the object that authorizes each request; None if the server does not use OAuth.
+# ---- Tokens ----
+
+
+class StoredLogin(Record):
+    """What is kept of a login: the tokens, the client, and where a token is renewed.
+
+    Attributes:
+        expires_at: When the access token expires, in seconds since 1970; None if unknown.
+        metadata: The authorization server that issued the tokens.
+        resource: What the MCP server said about itself.
+    """
+
+    tokens: OAuthToken | None = None
+    client: OAuthClientInformationFull | None = None
+    expires_at: float | None = None
+    metadata: OAuthMetadata | None = None
+    resource: ProtectedResourceMetadata | None = None
+
+
+class TokenFile:
+    """The file of one login. Without a folder, nothing is kept.
 
     Args:
         settings: The settings of the server.
-        on_login: Asks the user to log in.
-        tokens: The folder for tokens; without it they are kept in memory only.
-        pause: Suspends time limits while the user logs in.
-        resolve: Resolves host names.
+        folder: The folder of all logins.
+        principal: Whose login it is; empty for the login that all users share.
     """
-    wanted = settings.auth
-    if not isinstance(wanted, OAuth) or not settings.enabled:
-        return None
-    scope = " ".join(wanted.scopes) or None
-    storage = _TokenStorage(settings, tokens)
-    if wanted.grant == "client_credentials":
-        # Imports a JWT library, which is slow and rarely needed.
-        from mcp.client.auth.extensions.client_credentials import ClientCredentialsOAuthProvider
 
-        assert wanted.client_id is not None
-        assert wanted.client_secret is not None
-        client = ClientCredentialsOAuthProvider(
-            settings.url,
-            storage,
-            wanted.client_id,
-            wanted.client_secret,
-            scope=scope,
-            issuer=wanted.issuer,
-        )
-        return _GuardedAuth(client, settings, resolve)
-    login = _BrowserLogin(settings.name, on_login, pause, wanted.redirect_port or _free_port())
-    metadata = OAuthClientMetadata.model_validate(
-        {"redirect_uris": [login.address], "client_name": "clawmode", "scope": scope}
-    )
-    storage.expect(wanted, login.address)
-    flow = OAuthClientProvider(settings.url, metadata, storage, login.begin, login.finish)
-    return _GuardedAuth(flow, settings, resolve)
+    def __init__(self, settings: ServerSettings, folder: Path | None, principal: str = "") -> None:
+        owner = f"\0{principal}" if principal else ""
+        whose = f"{settings.name}\0{settings.url}{owner}"
+        key = hashlib.sha256(whose.encode()).hexdigest()[:32]
+        self._path = None if folder is None else folder / f"{key}.json"
+        self._version: tuple[int, ...] = ()
 
+    def changed(self) -> StoredLogin | None:
+        """Returns the content if the file has changed since the last `changed` or `write`."""
+        if self._path is None:
+            return None
+        try:
+            version = self._stamp(self._path)
+            if version == self._version:
+                return None
+            self._version = version
+            return StoredLogin.model_validate_json(self._path.read_bytes())
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            kind = type(error).__name__
+            logger.warning("the OAuth tokens in %s cannot be used: %s", self._path, kind)
+            return None
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return int(probe.getsockname()[1])
+    def write(self, login: StoredLogin) -> None:
+        if self._path is None:
+            return
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            write_atomic(self._path, login.model_dump_json(exclude_none=True))
+            self._version = self._stamp(self._path)
+        except OSError as error:
+            logger.warning("the OAuth tokens cannot be kept in %s: %s", self._path, error.strerror)
+
+    @staticmethod
+    def _stamp(path: Path) -> tuple[int, ...]:
+        about = os.stat(path)
+        return about.st_ino, about.st_mtime_ns, about.st_size
+
+    @contextlib.asynccontextmanager
+    async def locked(self) -> AsyncIterator[None]:
+        """Holds the lock of the login, which all processes share.
+
+        Raises:
+            ConnectError: Another process holds the lock for too long.
+        """
+        if self._path is None:
+            yield
+            return
+        descriptor = open_lock(self._path.with_suffix(".lock"))
+        try:
+            deadline = anyio.current_time() + RENEW_SECONDS
+            while not try_lock(descriptor):
+                if anyio.current_time() > deadline:
+                    text = f"another process has been renewing its login for {RENEW_SECONDS:g} s"
+                    raise httpx2.ConnectError(text)
+                await anyio.sleep(POLL)
+            yield
+        finally:
+            os.close(descriptor)
 
 
 # ---- Addresses of the flow ----
 
 
-class _GuardedAuth(httpx2.Auth):
+class GuardedAuth(httpx2.Auth):
     """Keeps an OAuth flow away from private addresses, unless the server is at one itself.
 
     The server chooses the addresses of the flow: of its metadata, of the authorization server, of
@@ -131,6 +176,9 @@ class _GuardedAuth(httpx2.Auth):
         try:
             outgoing = await anext(flow)
             while True:
+                if outgoing is not request:
+                    limits = httpx2.Timeout(REQUEST_SECONDS).as_dict()
+                    outgoing.extensions.setdefault("timeout", limits)
                 sent = await self._pinned(outgoing)
                 response = yield sent
                 if sent is not outgoing:
@@ -192,83 +240,17 @@ def _unpin(response: httpx2.Response, request: httpx2.Request) -> None:
         following.headers["host"] = location.netloc.decode("ascii")
 
 
-# ---- Tokens ----
-
-
-class _TokenStorage:
-    """Stores tokens and the client's registration, in memory and optionally in a file."""
-
-    def __init__(self, settings: ServerSettings, folder: Path | None) -> None:
-        key = hashlib.sha256(f"{settings.name}\0{settings.url}".encode()).hexdigest()[:32]
-        self._path = None if folder is None else folder / f"{key}.json"
-        self._address = ""
-        self._client: OAuthClientInformationFull | None = None
-        self._tokens: OAuthToken | None = None
-        if self._path is None:
-            return
-        try:
-            data = json.loads(self._path.read_bytes())
-            self._tokens = OAuthToken.model_validate(data["tokens"]) if data["tokens"] else None
-            if data["client"]:
-                self._client = OAuthClientInformationFull.model_validate(data["client"])
-        except FileNotFoundError:
-            pass
-        except (OSError, ValueError, TypeError, KeyError) as error:
-            logger.warning(
-                "the OAuth tokens in %s cannot be used: %s", self._path, type(error).__name__
-            )
-
-    def expect(self, wanted: OAuth, address: str) -> None:
-        """Prepares the client: the configured one, or a stored registration for this address."""
-        known = self._client.redirect_uris if self._client is not None else None
-        if wanted.client_id is not None:
-            self._client = OAuthClientInformationFull.model_validate(
-                {
-                    "client_id": wanted.client_id,
-                    "client_secret": wanted.client_secret,
-                    "redirect_uris": [address],
-                    "token_endpoint_auth_method": (
-                        "client_secret_post" if wanted.client_secret else "none"
-                    ),
-                }
-            )
-        elif address not in map(str, known or ()) and self._tokens is None:
-            self._client = None
-
-    def _write(self) -> None:
-        if self._path is None:
-            return
-        data = {
-            "tokens": self._tokens and self._tokens.model_dump(mode="json"),
-            "client": self._client and self._client.model_dump(mode="json"),
-        }
-        self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        write_atomic(self._path, json.dumps(data))
-
-    async def get_tokens(self) -> OAuthToken | None:
-        return self._tokens
-
-    async def set_tokens(self, tokens: OAuthToken) -> None:
-        self._tokens = tokens
-        self._write()
-
-    async def get_client_info(self) -> OAuthClientInformationFull | None:
-        return self._client
-
-    async def set_client_info(self, client_info: OAuthClientInformationFull) -> None:
-        self._client = client_info
-        self._write()
-
-
 # ---- Login in the browser ----
 
 
-class _BrowserLogin:
+class BrowserLogin:
     """Asks the user to log in, and receives the redirect of the browser."""
 
-    def __init__(self, server: str, on_login: OnLogin | None, pause: Pause, port: int) -> None:
+    def __init__(
+        self, settings: ServerSettings, on_login: OnLogin | None, pause: Pause, port: int
+    ) -> None:
         self.address = f"http://{HOST}:{port}/callback"
-        self._server = server
+        self._settings = settings
         self._on_login = on_login
         self._pause = pause
         self._port = port
@@ -281,13 +263,15 @@ class _BrowserLogin:
             OAuthFlowError: The user does not.
         """
         if self._on_login is None:
-            raise OAuthFlowError("it requires a login, and no user can be asked")
+            command = self._settings.login_command
+            way_out = f"run `{command}`" if command else "no user can be asked"
+            raise OAuthFlowError(f"it requires a login, and {way_out}")
         # Listen first: the browser may be redirected before `on_login` returns.
         listener = await anyio.create_tcp_listener(local_host=HOST, local_port=self._port)
         async with contextlib.AsyncExitStack() as open_until_asked:
             open_until_asked.push_async_callback(listener.aclose)
             with self._pause():
-                willing = await self._on_login(self._server, url)
+                willing = await self._on_login(self._settings.name, url)
             if not willing:
                 raise OAuthFlowError("it requires a login, and the user did not log in")
             open_until_asked.pop_all()

@@ -31,7 +31,8 @@ from clawmode.mcp.requests import (
     OpenRequests,
     Undelivered,
 )
-from clawmode.mcp.sdk import CURRENT, Dispatcher, RawResult, is_end
+from clawmode.mcp.sdk import CURRENT, Dispatcher, is_end
+from clawmode.mcp.server_tasks import EXTENSION, RawResult, TaskFollower, find_task
 from clawmode.mcp.settings import ServerSettings
 from clawmode.mcp.wire import (
     NOT_AUTHORIZED,
@@ -46,7 +47,7 @@ from clawmode.mcp.wire import (
 )
 from clawmode.tasks import backoff, must_propagate
 from clawmode.tools.tool import ToolContext
-from clawmode.types import JsonObject
+from clawmode.types import JsonObject, JsonValue
 
 logger = logging.getLogger("clawmode.mcp")
 
@@ -98,6 +99,7 @@ class Connection:
             logging_callback=self._log,
             message_handler=self._handle_message,
             client_info=types.Implementation(name="clawmode", version=__version__),
+            extensions={EXTENSION: {}},
         )
 
     # ---- Start and end ----
@@ -127,6 +129,11 @@ class Connection:
     def usable(self) -> bool:
         """True if requests can be made."""
         return self._over is None
+
+    @property
+    def idle_seconds(self) -> float:
+        """The seconds since the last request; 0 if a request is pending."""
+        return self._open.idle_seconds
 
     def clocks_stopped(self) -> contextlib.AbstractContextManager[None]:
         """Suspends all time limits for the time of the block, while a user is asked."""
@@ -275,7 +282,10 @@ class Connection:
                 request, RawResult, progress_callback=call.progress
             )
             if result.root.get("resultType") != "input_required":
-                return {key: value for key, value in result.root.items() if key not in ENVELOPE}
+                found = result.root
+                if (task := find_task(found)) is not None:
+                    found = await TaskFollower(self._session, task, call, self._open).result()
+                return {key: value for key, value in found.items() if key not in ENVELOPE}
             asked = types.InputRequiredResult.model_validate(result.root)
             if not asked.input_requests:  # the server only wants to be asked again later
                 await anyio.sleep(backoff(number, 0.05, 0.25, jitter=0))
@@ -299,7 +309,7 @@ class Connection:
             if is_end(error):
                 self.link.events.ring(over=True)
                 return None
-            return self._translate_error(error.code, error.message)
+            return self._translate_error(error.code, error.message, error.data)
         if isinstance(error, ValidationError):
             first = error.errors(include_url=False, include_input=False)[0]
             where = ".".join(map(str, first["loc"]))[:100]
@@ -308,7 +318,7 @@ class Connection:
         logger.error("%s: %s: %s", self._settings.name, type(error).__name__, message_of(error))
         return self._error("protocol", f"could not be called: {type(error).__name__}")
 
-    def _translate_error(self, code: int, message: str) -> McpError:
+    def _translate_error(self, code: int, message: str, data: JsonValue) -> McpError:
         text = self.link.clean(message)
         if code in (NOT_DELIVERED, SESSION_LOST):
             return Undelivered(self._settings.name, "unavailable", text)
@@ -324,10 +334,10 @@ class Connection:
             return self._error("protocol", f"sent an answer that cannot be parsed: {text}")
         if code in (types.METHOD_NOT_FOUND, types.INVALID_PARAMS):
             self.link.events.ring(stale=True)  # our list of tools may be outdated
-        return self._error("refused", f"answered with error {code}: {text}")
+        return self._error("refused", f"answered with error {code}: {text}", data)
 
-    def _error(self, kind: FailureKind, text: str) -> McpError:
-        return McpError(self._settings.name, kind, text)
+    def _error(self, kind: FailureKind, text: str, data: JsonValue = None) -> McpError:
+        return McpError(self._settings.name, kind, text, data)
 
     # ---- Notifications of the server ----
 
@@ -368,6 +378,8 @@ class Connection:
                     hints=annotations.model_dump(
                         by_alias=True, exclude_none=True, exclude={"title"}
                     ),
+                    needs_task=tool.execution is not None
+                    and tool.execution.task_support == "required",
                 )
                 listing.add(offer)
             cursor = page.next_cursor or None

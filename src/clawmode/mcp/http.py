@@ -7,6 +7,7 @@ end every call of the server with `CancelledError`, and an answer could have any
 import contextlib
 import functools
 import json
+import re
 import ssl
 from collections.abc import AsyncIterator
 from typing import Any
@@ -31,6 +32,7 @@ from clawmode.mcp.wire import (
     encode,
     why_refused,
 )
+from clawmode.tasks import close_iterator
 
 MAX_CONNECTIONS = 256
 MAX_PEEK = 4_096
@@ -74,6 +76,7 @@ class _CheckedSink:
     """Rejects messages that cannot be encoded.
 
     The SDK encodes them itself, in a task of the transport, where a failure would end every call.
+    So a message is encoded twice; the check takes a third of the time of the SDK's own encoding.
     """
 
     def __init__(self, inner: MessageSink) -> None:
@@ -174,8 +177,14 @@ def explain(error: BaseException, place: str) -> str:
     return ""
 
 
+_SECONDS = re.compile(r"[0-9]{1,6}")
+
+
 def _status(response: httpx2.Response) -> str:
-    return f"HTTP {response.status_code} {response.reason_phrase}".strip()
+    status = f"HTTP {response.status_code} {response.reason_phrase}".strip()
+    pause = response.headers.get("retry-after", "")
+    # Only a number: the header is the server's text.
+    return f"{status}, retry after {pause} s" if _SECONDS.fullmatch(pause) else status
 
 
 async def _ends_session(response: httpx2.Response) -> bool:
@@ -215,24 +224,27 @@ class _BoundedBody(httpx2.AsyncByteStream):
 
     def __init__(self, inner: httpx2.AsyncByteStream, *, events: bool, packed: bool) -> None:
         self._inner = inner
+        self._chunks = aiter(inner)
         self._events = events
         self._packed = packed
         self._size = 0
         self._containers = 0
 
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        # The SDK catches SSEError only for event streams, and StreamError only for other bodies.
-        # An error that it does not catch would end all calls.
-        kind = httpx2.SSEError if self._events else httpx2.StreamError
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self
+
+    async def __anext__(self) -> bytes:
         try:
-            async for chunk in self._inner:
-                if why := self._measure(chunk):
-                    raise kind(why)
-                yield chunk
+            chunk = await anext(self._chunks)
         except httpx2.TransportError as error:
             if self._events:  # the SDK can resume the stream
                 raise
             raise httpx2.StreamError(f"the connection was lost: {error}") from None
+        if why := self._measure(chunk):
+            # The SDK catches SSEError only for event streams, and StreamError only for other
+            # bodies. An error that it does not catch would end all calls.
+            raise httpx2.SSEError(why) if self._events else httpx2.StreamError(why)
+        return chunk
 
     def _measure(self, chunk: bytes) -> str:
         if self._packed:
@@ -246,4 +258,5 @@ class _BoundedBody(httpx2.AsyncByteStream):
         return why_refused(self._size, self._containers)
 
     async def aclose(self) -> None:
+        await close_iterator(self._chunks)  # the SDK does not
         await self._inner.aclose()

@@ -7,12 +7,13 @@ always gives the same tools.
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
+from fnmatch import fnmatchcase
 from typing import Any
 
 from clawmode.text import shorten
 from clawmode.tools.tool import Execute, Tool
-from clawmode.types import JsonObject, JsonValue
+from clawmode.types import JsonObject, JsonValue, dataclass
 
 MAX_TOOLS = 1_000
 MAX_LISTED = 5_000
@@ -58,6 +59,18 @@ def show(name: str) -> str:
     return ascii(shorten(name, SHOWN, "..."))
 
 
+def fits(name: str, patterns: Iterable[str]) -> bool:
+    """True if one of the patterns is the name; a `*` in a pattern stands for any text."""
+    return any(fnmatchcase(name, pattern.replace("[", "[[]")) for pattern in patterns)
+
+
+def _dig(value: JsonValue, *keys: str) -> JsonValue:
+    """Returns a member of nested objects; None if there is no such member."""
+    for key in keys:
+        value = value.get(key) if isinstance(value, dict) else None
+    return value
+
+
 # ---- One entry ----
 
 
@@ -79,21 +92,24 @@ def sift(entries: JsonValue, problems: Problems) -> list[JsonObject]:
         name = entry.get("name") if isinstance(entry, dict) else None
         who = show(name) if isinstance(name, str) else f"entry {index}"
         try:
+            if not isinstance(entry, dict):
+                raise _NoTool("it is not an object")
             made.append(_sift_entry(entry, name, who, problems))
         except _NoTool as error:
             problems.add(f"the tool {who} is left out: {error}")
     return made
 
 
-def _sift_entry(entry: JsonValue, name: JsonValue, who: str, problems: Problems) -> JsonObject:
-    if not isinstance(entry, dict):
-        raise _NoTool("it is not an object")
+def _sift_entry(entry: JsonObject, name: JsonValue, who: str, problems: Problems) -> JsonObject:
     if not isinstance(name, str) or not name:
         raise _NoTool("it has no name")
     if len(name) > MAX_NAME:
         raise _NoTool(f"its name has {len(name)} characters, more than {MAX_NAME}")
     if not name.isprintable() or name != name.strip():
         raise _NoTool("its name has invisible characters")
+    visibility = _dig(entry, "_meta", "ui", "visibility")
+    if isinstance(visibility, (list, str)) and "model" not in visibility:
+        raise _NoTool("it is only for the app of the server, not for models")
     made: JsonObject = {"name": name, "inputSchema": dict(ANY_OBJECT)}
     if (given := entry.get("inputSchema")) is not None:
         made["inputSchema"] = _object_schema(given)
@@ -103,15 +119,14 @@ def _sift_entry(entry: JsonValue, name: JsonValue, who: str, problems: Problems)
             made["outputSchema"] = _object_schema(output)
         except _NoTool as error:
             problems.add(f"the output schema of the tool {who} is left out: {error}")
-    description = entry.get("description")
-    if isinstance(description, str):
-        made["description"] = shorten(description, MAX_DESCRIPTION)
-    if isinstance(title := entry.get("title"), str):
-        made["title"] = shorten(title, MAX_TITLE)
-    annotations = entry.get("annotations")
-    hints = annotations if isinstance(annotations, dict) else {}
-    kept: JsonObject = {key: hints[key] for key in HINTS if isinstance(hints.get(key), bool)}
-    if isinstance(title := hints.get("title"), str):
+    for key, limit in (("description", MAX_DESCRIPTION), ("title", MAX_TITLE)):
+        if isinstance(text := entry.get(key), str):
+            made[key] = shorten(text, limit)
+    if _dig(entry, "execution", "taskSupport") == "required":
+        made["execution"] = {"taskSupport": "required"}
+    hints = {key: _dig(entry, "annotations", key) for key in HINTS}
+    kept: JsonObject = {key: hint for key, hint in hints.items() if type(hint) is bool}
+    if isinstance(title := _dig(entry, "annotations", "title"), str):
         kept["title"] = shorten(title, MAX_TITLE)
     made["annotations"] = kept
     return made
@@ -139,6 +154,17 @@ def _object_schema(schema: JsonValue) -> JsonObject:
     return {**schema, "type": "object"}
 
 
+def for_models(blocks: JsonValue) -> list[JsonValue]:
+    """Returns the blocks of a result without those that are not for the assistant."""
+
+    def is_hidden(block: JsonValue) -> bool:
+        audience = _dig(block, "annotations", "audience")
+        # An empty list is as good as none: content for nobody would have no purpose.
+        return isinstance(audience, list) and audience != [] and "assistant" not in audience
+
+    return [block for block in blocks if not is_hidden(block)] if isinstance(blocks, list) else []
+
+
 # ---- A list ----
 
 
@@ -152,6 +178,7 @@ class Offer:
     label: str | None = None
     output_schema: JsonObject | None = None
     hints: Mapping[str, bool] = field(default_factory=dict)
+    needs_task: bool = False
 
 
 class Listing:

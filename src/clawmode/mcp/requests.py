@@ -7,7 +7,7 @@ import contextlib
 import logging
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal, TypeAlias
 
 import anyio
@@ -16,8 +16,10 @@ from mcp.client.session import ClientRequestContext
 
 from clawmode.exceptions import ClawmodeError
 from clawmode.tasks import must_propagate
+from clawmode.text import shorten
 from clawmode.tools.tool import InputRequest, ToolContext
-from clawmode.types import JsonObject
+from clawmode.tools.validation import Validator
+from clawmode.types import JsonObject, JsonValue, dataclass
 
 logger = logging.getLogger("clawmode.mcp")
 
@@ -40,11 +42,13 @@ class McpError(ClawmodeError):
         kind: `unavailable`: the server was not called. `lost`, `timeout`: the call may have had an
             effect. `refused`: the server answered with an error. `protocol`, `too_large`: the
             answer is invalid or too large. `invalid_input`, `gone`: the call cannot be made.
+        data: What the server added to its error, where rate limits are looked for.
     """
 
-    def __init__(self, server: str, kind: FailureKind, text: str) -> None:
+    def __init__(self, server: str, kind: FailureKind, text: str, data: JsonValue = None) -> None:
         super().__init__(f"MCP server {server!r} {text}")
         self.server = server
+        self.data = data
         self.kind: FailureKind = kind
 
 
@@ -107,7 +111,7 @@ class OpenRequest:
         if total is not None and math.isfinite(total):
             report["total"] = total
         if message:
-            report["message"] = message[:500]
+            report["message"] = shorten(message, 500)
         self.context.update(report)
 
 
@@ -119,6 +123,12 @@ class OpenRequests:
         self._open: set[OpenRequest] = set()
         self._questions = 0
         self._stopped_at = 0.0
+        self._ended_at = anyio.current_time()
+
+    @property
+    def idle_seconds(self) -> float:
+        """The seconds since the last request; 0 if a request is pending."""
+        return 0.0 if self._open else anyio.current_time() - self._ended_at
 
     @contextlib.contextmanager
     def opened(self, timeout: float, context: ToolContext | None) -> Iterator[OpenRequest]:
@@ -131,6 +141,7 @@ class OpenRequests:
             yield request
         finally:
             self._open.discard(request)
+            self._ended_at = anyio.current_time()
             request.sending.cancel()
 
     def fail(self, error: McpError) -> None:
@@ -194,16 +205,18 @@ class OpenRequests:
         if context is None:
             return declined
         if isinstance(params, types.ElicitRequestURLParams):
-            request = InputRequest(message=params.message[:MAX_QUESTION], url=params.url)
+            request = InputRequest(message=shorten(params.message, MAX_QUESTION), url=params.url)
         else:
             schema = params.requested_schema
-            request = InputRequest(message=params.message[:MAX_QUESTION], schema=schema)
+            request = InputRequest(message=shorten(params.message, MAX_QUESTION), schema=schema)
         try:
             with self.clocks_stopped():
                 answer = await context.ask(request)
             if answer is None:
                 return declined
-            content = None if request.url else answer
+            # The protocol has the client fill in defaults (SEP-1034).
+            defaults = Validator(request.schema).defaults if request.schema else {}
+            content = None if request.url else {**defaults, **answer}
             return types.ElicitResult.model_validate({"action": "accept", "content": content})
         except BaseException as error:
             if must_propagate(error):

@@ -10,9 +10,9 @@ import mcp_types as types
 from mcp.shared.dispatcher import CallOptions
 from mcp.shared.exceptions import MCPError
 from mcp.shared.jsonrpc_dispatcher import JSONRPCDispatcher
-from pydantic import RootModel
 
 from clawmode.mcp.listing import MAX_ENTRIES, MAX_LISTED, Problems, sift
+from clawmode.mcp.server_tasks import hide_task
 from clawmode.mcp.settings import ServerSettings
 from clawmode.mcp.wire import TOO_LARGE, IncomingStream, Link, OutgoingStream
 
@@ -55,10 +55,6 @@ for _name in (
 # ---- Answers ----
 
 
-class RawResult(RootModel[dict[str, Any]]):
-    """A result as the server sent it: the SDK's models would drop unknown members."""
-
-
 class Dispatcher(JSONRPCDispatcher):
     """Reports its end, and filters answers before the SDK validates them."""
 
@@ -82,6 +78,8 @@ class Dispatcher(JSONRPCDispatcher):
                 self.problems.add(f"a page lists {len(tools)} tools; {MAX_LISTED} are read")
                 tools = tools[:MAX_LISTED]
             return {**answer, "tools": sift(tools, self.problems)}
+        if method == "tools/call":
+            answer = hide_task(answer)
         for key, value in answer.items():
             if isinstance(value, list) and len(value) > MAX_ENTRIES:
                 raise MCPError(TOO_LARGE, f"its answer has over {MAX_ENTRIES} entries in {key!r}")

@@ -1,16 +1,34 @@
 """`ServerTools`: the tools of an MCP server, whose calls become requests to the server."""
 
 import contextlib
+import json
+import math
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Protocol
 
 import mcp_types as types
 
-from clawmode.mcp.listing import MAX_ENTRIES, MAX_PAGES, Offer, make_protocol_tools, make_tool
+from clawmode.mcp.listing import (
+    MAX_ENTRIES,
+    MAX_PAGES,
+    Offer,
+    Problems,
+    fits,
+    for_models,
+    make_protocol_tools,
+    make_tool,
+    show,
+)
 from clawmode.mcp.requests import McpError
 from clawmode.mcp.settings import ServerSettings
+from clawmode.tools.rate_limits import rate_limit_in
 from clawmode.tools.tool import Execute, Tool, ToolContext, ToolResult
+from clawmode.tools.validation import measure
 from clawmode.types import JsonObject, JsonValue
+
+MAX_JSON_CHARS = 1 << 20
+MAX_JSON_DEPTH = 32
+"""Of a text that is also read as JSON."""
 
 
 class Requester(Protocol):
@@ -50,9 +68,24 @@ class ServerTools:
         self._tools: dict[str, Tool] = {}
         self._protocol: dict[str, Tool] = {}
 
-    def tools(self, offers: Iterable[Offer]) -> tuple[Tool, ...]:
-        """Returns the tools of a new list. A tool that has not changed stays the same object."""
+    def tools(self, offers: Iterable[Offer], problems: Problems) -> tuple[Tool, ...]:
+        """Returns the tools of a new list. A tool that has not changed stays the same object.
+
+        Args:
+            offers: The tools that the server lists.
+            problems: Receives the names in the settings that match no tool.
+        """
         fresh = {offer.name: offer for offer in offers}
+        enabled, disabled = self._settings.enabled_tools, self._settings.disabled_tools
+        for key, patterns in (("enabledTools", enabled or ()), ("disabledTools", disabled)):
+            for pattern in patterns:
+                if pattern != "*" and not any(fits(name, [pattern]) for name in fresh):
+                    problems.add(f"{key} has {show(pattern)}, and the server has no such tool")
+        fresh = {
+            name: offer
+            for name, offer in fresh.items()
+            if (enabled is None or fits(name, enabled)) and not fits(name, disabled)
+        }
         self._tools = {
             name: self._tools[name] if self._offers.get(name) == offer else self._tool(offer)
             for name, offer in fresh.items()
@@ -78,13 +111,21 @@ class ServerTools:
             if offer.name not in self._offers:
                 text = f"does not offer the tool {offer.name!r} any more"
                 raise McpError(self._settings.name, "gone", text)
-            params = types.CallToolRequestParams(name=offer.name, arguments=given)
+            task = types.TaskMetadata() if offer.needs_task else None
+            params = types.CallToolRequestParams(name=offer.name, arguments=given, task=task)
             result = await self._server.request(types.CallToolRequest(params=params), context)
-            details: JsonObject = {"content": result.get("content", [])}
-            if result.get("structuredContent") is not None:
-                details["structuredContent"] = result["structuredContent"]
+            details: JsonObject = {"content": for_models(result.get("content"))}
+            structured = result.get("structuredContent")
+            if structured is None:
+                structured = read_json_text(details["content"])
+            if structured is not None:
+                details["structuredContent"] = structured
             if result.get("isError") is True:
                 details["isError"] = True
+                if (limit := rate_limit_in([*details.values()])) is not None:
+                    details["code"] = "rate_limited"
+                    if limit.retry_after_ms is not None:
+                        details["retryAfterMs"] = limit.retry_after_ms
             return ToolResult(details=details)
 
         return make_tool(
@@ -136,7 +177,43 @@ class ServerTools:
             name=str(given["name"]), arguments={key: str(value) for key, value in texts}
         )
         request = types.GetPromptRequest(params=params)
-        return ToolResult(details=await self._server.request(request, context))
+        details = await self._server.request(request, context)
+        messages = details.get("messages")
+        return ToolResult(
+            details={
+                **details,
+                "messages": [
+                    each
+                    for each in (messages if isinstance(messages, list) else [])
+                    if for_models([each.get("content") if isinstance(each, dict) else None])
+                ],
+            }
+        )
+
+
+def read_json_text(content: JsonValue) -> JsonValue:
+    """Returns the object or array that is the only text of a result; None if there is none.
+
+    Many servers send JSON only as text. A text that is too long or too deep, that has more than
+    the JSON in it, or numbers that JSON does not have, stays a text.
+    """
+    blocks = content if isinstance(content, list) else []
+    texts = [block["text"] for block in blocks if isinstance(block, dict) and "text" in block]
+    if len(texts) != 1 or not isinstance(text := texts[0], str) or len(text) > MAX_JSON_CHARS:
+        return None
+    if not text.lstrip().startswith(("{", "[")):
+        return None
+    try:
+        value = json.loads(text, parse_constant=_finite, parse_float=_finite)
+        return value if measure(value).depth <= MAX_JSON_DEPTH else None
+    except (ValueError, RecursionError):
+        return None
+
+
+def _finite(text: str) -> float:
+    if not math.isfinite(number := float(text)):
+        raise ValueError(f"{text} is not a number of JSON")
+    return number
 
 
 def _cursor(given: JsonObject) -> str | None:
@@ -168,7 +245,7 @@ async def _list_all(
         seen.add(cursor)
         page = await connection.request(request(cursor))
         found = page.get(key)
-        entries += found if isinstance(found, list) else []
+        entries += for_models(found)
         following = page.get("nextCursor")
         cursor = following if isinstance(following, str) and following else None
         if cursor is None or one_page:

@@ -1,12 +1,16 @@
 """Settings of one MCP server, as plain data whose `repr` shows no secrets."""
 
+import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal, TypeAlias
 from urllib.parse import urlsplit
 
+from clawmode.types import dataclass
+
 Transport: TypeAlias = Literal["stdio", "streamable-http", "sse"]
+Credentials: TypeAlias = Literal["shared", "user"]
 Grant: TypeAlias = Literal["authorization_code", "client_credentials"]
 
 SECRETIVE = re.compile(r"key|token|secret|pass|credential|auth|cookie|bearer|pwd", re.IGNORECASE)
@@ -33,6 +37,10 @@ class OAuth:
         issuer: The only authorization server that receives the client secret. Without it the MCP
             server could choose the receiver.
         redirect_port: The local port to which the browser returns; 0 for any free port.
+        private_key: The key in PEM format with which the client signs who it is, in place of a
+            secret (`private_key_jwt`).
+        client_metadata_url: The address of a document that describes the client. It is the client
+            id at authorization servers that support such documents.
     """
 
     client_id: str | None = None
@@ -41,6 +49,8 @@ class OAuth:
     grant: Grant = "authorization_code"
     issuer: str | None = None
     redirect_port: int = 0
+    private_key: str | None = field(default=None, repr=False)
+    client_metadata_url: str | None = None
 
 
 Auth: TypeAlias = Bearer | OAuth
@@ -55,7 +65,13 @@ class ServerSettings:
         env: Variables for a `stdio` server, in addition to a few harmless ones.
         timeout: Seconds for a call. Progress extends it; a question to a user suspends it.
         connect_timeout: Seconds to start, to perform the handshake and to list the tools.
+        credentials: `user` if each user of `clawmode mcp --http` has a connection and a login.
+        idle_timeout: Seconds without a call after which the connection is closed until the next.
+        login_command: What to run if a login is missing, for error messages.
         trust_annotations: True to believe the server that a tool is read-only or idempotent.
+        enabled_tools: The only tools that are listed and can be called; None for all of them. A
+            `*` in a name stands for any text.
+        disabled_tools: Tools that are neither listed nor can be called.
         secrets: The strings that `redact` replaces.
         fault: Why the entry is invalid. Such a server is never connected.
     """
@@ -69,10 +85,15 @@ class ServerSettings:
     url: str = field(default="", repr=False)
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     auth: Auth | None = None
+    credentials: Credentials = "shared"
+    idle_timeout: float = math.inf
+    login_command: str = ""
     timeout: float = DEFAULT_TIMEOUT_MS / 1000
     connect_timeout: float = DEFAULT_CONNECT_TIMEOUT_MS / 1000
     enabled: bool = True
     trust_annotations: bool = False
+    enabled_tools: tuple[str, ...] | None = None
+    disabled_tools: tuple[str, ...] = ()
     secrets: tuple[str, ...] = field(default=(), repr=False)
     fault: str = ""
 

@@ -34,12 +34,12 @@ from clawmode.mcp.wire import (
     find_id,
     why_refused,
 )
+from clawmode.tasks import GONE, close_pipes, exited, signal_group
 
 logger = logging.getLogger("clawmode.mcp.stderr")
 
 LAST_WORDS = 0.5
 """Seconds to wait for the exit status after the output has ended."""
-POLL = 0.01
 EDGE = 512
 """Bytes kept of both ends of a line that is too long, to find the id of the message."""
 MAX_STDERR_LINE = 4_096
@@ -50,9 +50,6 @@ NETWORK_VARIABLES = frozenset(
 )
 STDERR_BURST = 100
 STDERR_PER_SECOND = 10.0
-
-GONE = (OSError, anyio.BrokenResourceError, anyio.ClosedResourceError)
-"""Exceptions of a pipe that was closed on either side."""
 
 
 class CannotStart(ClawmodeError):
@@ -153,7 +150,7 @@ class _Pipes:
         try:
             return SessionMessage(_read_message(line))
         except ValueError:
-            self._link.add_garbage(line[:MAX_STDERR_LINE])
+            self._link.add_garbage(_shortened(line))
             request_id = find_id(line[:EDGE], line[-EDGE:])
             if request_id is None:
                 return None
@@ -191,7 +188,7 @@ class _Pipes:
 
     async def last_words(self) -> str:
         """Returns how the process ended, and its last lines of stderr."""
-        await _exited(self._process, LAST_WORDS)
+        await exited(self._process, LAST_WORDS)
         code = self._process.returncode
         if code is None:
             return "closed its output"
@@ -282,6 +279,11 @@ class _LineSplitter:
         self._tail = (self._tail + part)[-EDGE:]
 
 
+def _shortened(line: bytes) -> bytes:
+    # The mark lets redaction find the half of a secret.
+    return line if len(line) <= MAX_STDERR_LINE else line[:MAX_STDERR_LINE] + "…".encode()
+
+
 class _StderrLog:
     """Logs the stderr of a server line by line, with a rate limit."""
 
@@ -295,9 +297,9 @@ class _StderrLog:
 
     def feed(self, chunk: bytes) -> None:
         *lines, rest = (self._buffer + chunk).split(b"\n")
-        self._buffer = rest[:MAX_STDERR_LINE]
+        self._buffer = rest[: MAX_STDERR_LINE + 1]  # one more, to know that the line is longer
         for line in filter(bytes.strip, lines):
-            self._link.last_lines.append(line[:MAX_STDERR_LINE])
+            self._link.last_lines.append(_shortened(line))
             now = time.monotonic()
             self._budget = min(STDERR_BURST, self._budget + (now - self._since) * STDERR_PER_SECOND)
             self._since = now
@@ -310,7 +312,7 @@ class _StderrLog:
             if self._dropped:
                 logger.warning("%s: %d lines of stderr were dropped", self._name, self._dropped)
                 self._dropped = 0
-            logger.info("%s: %s", self._name, self._link.clean_bytes(line[:MAX_STDERR_LINE]))
+            logger.info("%s: %s", self._name, self._link.clean_bytes(_shortened(line)))
 
 
 # ---- The end ----
@@ -321,29 +323,9 @@ async def _stop(process: Process, patience: float) -> None:
     assert process.stdin is not None
     with contextlib.suppress(*GONE):
         await process.stdin.aclose()
-    if not await _exited(process, patience):
-        _signal(process, signal.SIGTERM)
-        await _exited(process, patience)
-    _signal(process, signal.SIGKILL)  # also children that the process has left behind
-    await _exited(process, GRACE)
-    # A child that left the group may hold a pipe open; asyncio would wait for it, and warn.
-    transport = getattr(getattr(process, "_process", None), "_transport", None)
-    if transport is not None:
-        with contextlib.suppress(PermissionError):
-            transport.close()
-
-
-def _signal(process: Process, number: signal.Signals) -> None:
-    # The pid of the leader remains the id of the group as long as the group has a process.
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, number)
-
-
-async def _exited(process: Process, seconds: float) -> bool:
-    """Returns True if the process exits in time. Polls, because `wait` also waits for the pipes."""
-    deadline = anyio.current_time() + seconds
-    while process.returncode is None:
-        if anyio.current_time() >= deadline:
-            return False
-        await anyio.sleep(POLL)
-    return True
+    if not await exited(process, patience):
+        signal_group(process, signal.SIGTERM)
+        await exited(process, patience)
+    signal_group(process, signal.SIGKILL)  # also children that the process has left behind
+    await exited(process, GRACE)
+    close_pipes(process)

@@ -8,8 +8,9 @@ own calls.
 import contextlib
 import logging
 import math
+import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import field, replace
 from typing import Literal, TypeAlias
 
 import anyio
@@ -27,9 +28,9 @@ from clawmode.mcp.server_tools import ServerTools
 from clawmode.mcp.settings import ServerSettings
 from clawmode.mcp.stdio import CannotStart, open_stdio
 from clawmode.mcp.wire import GRACE, NOT_AUTHORIZED, SHORT_GRACE, ConnectionEvents, Link
-from clawmode.tasks import Notifier, backoff, must_propagate
+from clawmode.tasks import Notifier, TimedSlot, backoff, must_propagate
 from clawmode.tools.tool import Tool, ToolContext
-from clawmode.types import JsonObject
+from clawmode.types import JsonObject, dataclass
 
 logger = logging.getLogger("clawmode.mcp")
 
@@ -48,6 +49,9 @@ MAX_WAIT = 2.0
 MIN_PAUSE, MAX_PAUSE = 0.1, 10.0
 """Seconds between two readings of a list that changes."""
 CLOSE_SECONDS = 3.0
+IDLE = "had no calls"
+SLOT_SECONDS = 5.0
+"""After this time, a server that does not answer no longer keeps others from starting."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,8 +59,7 @@ class ServerView:
     """The state of a server. While the server is down, its view keeps the last tools.
 
     Attributes:
-        resources: The tools `resources/list` and `resources/read`, if the server has resources.
-        prompts: The tools `prompts/list` and `prompts/get`, if the server has prompts.
+        resources, prompts: The tools that list and read them, such as `resources/list`, if any.
         problem: Why the server cannot be called, as text that completes "the server ...".
         notes: Faults in its list of tools.
         instructions: The server's own description. Untrusted, like every text of a server.
@@ -70,6 +73,7 @@ class ServerView:
     problem: str | None = None
     notes: tuple[str, ...] = ()
     instructions: str | None = None
+    since: float = field(default_factory=time.time, compare=False)
 
     @property
     def all_tools(self) -> tuple[Tool, ...]:
@@ -86,7 +90,7 @@ class ServerSupervisor:
 
     Args:
         settings: The settings of the server.
-        slots: Limits how many servers start at once.
+        slots: Limits how many processes start at once.
         asks: True if the server may ask users questions.
         logs: True to log problems as warnings, False for debug level.
         on_change: Called with every new view.
@@ -159,11 +163,6 @@ class ServerSupervisor:
         self._wanted = True
         self._wake.notify()
 
-    async def settled(self) -> None:
-        """Waits until the first attempt to connect has ended."""
-        while self._wanted and not self._attempts and not self._closing:
-            await self._turn.wait()
-
     def _unavailable(self, text: str) -> McpError:
         return McpError(self.settings.name, "unavailable", text)
 
@@ -230,7 +229,9 @@ class ServerSupervisor:
         ended, problem, hopeless = False, "was closed", False
         began: float | None = None
         limit = self.settings.connect_timeout
-        await self._slots.acquire_on_behalf_of(self)
+        slot = TimedSlot(self._slots, SLOT_SECONDS)
+        if self.settings.transport == "stdio":
+            await slot.acquire()
         try:
             with anyio.CancelScope(deadline=anyio.current_time() + limit) as self._life:
                 if self._closing:
@@ -245,7 +246,7 @@ class ServerSupervisor:
                         await self._prepare(connection)
                         began = anyio.current_time()
                         self._life.deadline = math.inf
-                        self._slots.release_on_behalf_of(self)
+                        slot.release()
                         self._set_ready(connection)
                         problem = await self._tend(connection)
                         ended = True
@@ -261,10 +262,9 @@ class ServerSupervisor:
             refused = isinstance(leaf, MCPError) and leaf.code == NOT_AUTHORIZED
             hopeless = refused or isinstance(leaf, CannotStart)
         finally:
-            if began is None:
-                self._slots.release_on_behalf_of(self)
-                if self._life.cancel_called and not self._closing:
-                    problem = f"did not answer within {limit:g} s{link.hint()}"
+            slot.release()
+            if began is None and self._life.cancel_called and not self._closing:
+                problem = f"did not answer within {limit:g} s{link.hint()}"
             lived = None if began is None else anyio.current_time() - began
             self._set_down(problem, lived=lived, hopeless=hopeless)
 
@@ -282,14 +282,17 @@ class ServerSupervisor:
 
     async def _tend(self, connection: Connection) -> str:
         """Handles the events of a connection until it ends. Returns the reason of the end."""
-        link = connection.link
-        events = link.events
+        link, events = connection.link, connection.link.events
         connection.watch()
         link.patience = GRACE
-        listed, pause = anyio.current_time(), MIN_PAUSE
+        listed, pause = (ready := anyio.current_time()), MIN_PAUSE  # the time before was not idle
         while not self._closing:
+            idle = min(connection.idle_seconds, anyio.current_time() - ready)
+            if (rest := self.settings.idle_timeout - idle) <= 0:
+                self._wanted = False
+                return IDLE
             due = listed + pause if events.stale else math.inf
-            with anyio.CancelScope(deadline=due):
+            with anyio.CancelScope(deadline=min(due, anyio.current_time() + rest)):
                 await events.wait()
             if events.over:
                 link.patience = SHORT_GRACE
@@ -328,7 +331,7 @@ class ServerSupervisor:
         instructions = connection.instructions
         self._listed = replace(
             self.view,
-            tools=self._tools.tools(offers),
+            tools=self._tools.tools(offers, problems),
             resources=self._tools.protocol_tools(RESOURCES) if can.resources else (),
             prompts=self._tools.protocol_tools(PROMPTS) if can.prompts else (),
             notes=problems.texts(),
@@ -354,6 +357,8 @@ class ServerSupervisor:
         if self._connection is not None:
             self._connection.conclude(self._lost(problem))
             self._connection = None
+        if problem == IDLE:
+            return self._show(replace(self.view, state="idle"))
         if lived is None:
             self._attempts += 1
             self._failures += 1
@@ -374,7 +379,8 @@ class ServerSupervisor:
 
     def _show(self, view: ServerView) -> None:
         if view != self.view:
-            self.view = view
+            since = self.view.since if view.state == self.view.state else time.time()
+            self.view = view = replace(view, since=since)
             self._on_change(view)
         self._turn.notify()
 

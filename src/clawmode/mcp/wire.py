@@ -8,7 +8,7 @@ import json
 import re
 from collections import deque
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Protocol, Self
 
 import anyio
@@ -24,6 +24,7 @@ from mcp_types import (
 
 from clawmode.tasks import Notifier
 from clawmode.text import one_line
+from clawmode.types import dataclass
 
 MAX_MESSAGE = 8 << 20
 MAX_REQUEST = 1 << 20
@@ -157,7 +158,7 @@ class Link:
     @property
     def stderr_note(self) -> str:
         """The most useful of the last lines of stderr, in parentheses."""
-        cleaned = [self.clean_bytes(line, 200) for line in self.last_lines]
+        cleaned = [_FRAME.sub("", self.clean_bytes(line, 200)) for line in self.last_lines]
         lines = [line for line in cleaned if _WORD.search(line)]
         last = lines[-SHOWN_LINES:]
         earlier = [line for line in lines[:-SHOWN_LINES] if _FAILURE.search(line)]
@@ -272,6 +273,8 @@ def encode(message: JSONRPCMessage) -> bytes:
 # ---- Text ----
 
 _WORD = re.compile(r"\w")
+_FRAME = re.compile(r"^\s*[|+][|+\s-]*(?:\d+ -+$)?")
+"""What Python draws around the exceptions of a group."""
 _FAILURE = re.compile(r"error|exception|fail|fatal|denied|refused|cannot|can't|not found", re.I)
 
 

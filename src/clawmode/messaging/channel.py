@@ -5,13 +5,13 @@ import re
 import uuid
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any, Protocol, TypeAlias
 
 from clawmode.exceptions import ClawmodeError
 from clawmode.messages import Image
 from clawmode.sessions.keys import InvalidSession, check_agent_id, session_key
-from clawmode.types import JsonObject, JsonValue
+from clawmode.types import JsonObject, JsonValue, dataclass
 
 
 class ChannelError(ClawmodeError):

@@ -7,7 +7,7 @@ turn only with messages of the same sender.
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
 import anyio
@@ -27,6 +27,7 @@ from clawmode.messaging.slash import DECISIONS, SlashCommand, SlashCommands, des
 from clawmode.sessions.store import Session
 from clawmode.tasks import BackgroundTasks, hold
 from clawmode.tools.approvals import Question
+from clawmode.types import dataclass
 
 if TYPE_CHECKING:
     from clawmode.agent.runtime import AgentRuntime
@@ -226,6 +227,10 @@ class Inbox:
         """Returns the waiting messages of a session, oldest first."""
         line = self._lines.get(session_key)
         return [] if line is None else list(line.waiting)
+
+    def waiting_total(self) -> int:
+        """Returns the number of waiting messages of all sessions."""
+        return sum(len(line.waiting) for line in self._lines.values())
 
     # ---- Accepting ----
 

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
 import anyio
@@ -10,6 +10,7 @@ import anyio
 from clawmode.agent.hooks import AgentHooks, MessageEvent
 from clawmode.messaging.channel import Channel, ChannelError
 from clawmode.tasks import hold
+from clawmode.types import dataclass
 
 logger = logging.getLogger("clawmode.channels")
 
@@ -64,55 +65,30 @@ class Outbox:
         session_key: str = "",
         sender: str = "",
         limit: int = MAX_CHARS,
+        edited: str = "",
     ) -> Receipt:
-        """Sends a message, in parts if it is long, unless a hook cancels it.
+        """Sends a message, or changes the message `edited`, unless a hook cancels that.
 
-        Raises:
-            ChannelError: There is no such channel.
-        """
-        event = MessageEvent(
-            text=text, channel=channel, target=target, sender=sender, session_key=session_key
-        )
-        return await self._pass(_Job(self._find(channel), event, limit))
-
-    async def edit(
-        self,
-        channel: str,
-        target: str,
-        message_id: str,
-        text: str,
-        *,
-        session_key: str = "",
-        sender: str = "",
-        limit: int = MAX_CHARS,
-    ) -> Receipt:
-        """Changes a message, unless a hook cancels it; sends the rest of a long text after it.
+        What is too long for one message is sent in parts.
 
         Raises:
             ChannelError: There is no such channel, or it cannot change messages.
         """
-        found = self._find(channel)
-        if not found.can_edit:
+        found = self._channels.get(channel)
+        if found is None:
+            known, name = ", ".join(sorted(self._channels)) or "none", channel[:80]
+            raise ChannelError(f"there is no channel {name!r}; the configuration has: {known}")
+        if edited and not found.can_edit:
             raise ChannelError(f"the channel {channel!r} cannot change messages")
-        event = MessageEvent(
+        given = MessageEvent(
             text=text, channel=channel, target=target, sender=sender, session_key=session_key
         )
-        return await self._pass(_Job(found, event, limit, message_id))
-
-    def _find(self, name: str) -> Channel:
-        channel = self._channels.get(name)
-        if channel is None:
-            known = ", ".join(sorted(self._channels)) or "none"
-            raise ChannelError(f"there is no channel {name[:80]!r}; the configuration has: {known}")
-        return channel
-
-    async def _pass(self, job: "_Job") -> Receipt:
         # Hooks run under the lock too: a slow hook must not let a later message overtake.
-        async with hold(self._turns, (job.event.channel, job.event.target)):
-            event = await self._hooks.send(job.event)
+        async with hold(self._turns, (channel, target)):
+            event = await self._hooks.send(given)
             if event is None or not event.text.strip():
                 return Receipt(status="cancelled")
-            receipt = await replace(job, event=event).run()
+            receipt = await _Job(found, event, limit, edited).run()
         # Outside of the lock: these hooks only watch, and may send messages themselves.
         sent = replace(event, error=receipt.error or None)
         await self._hooks.hooks.notify("message_sent", sent)

@@ -6,14 +6,14 @@ This module is plain state; the inbox decides when to use it.
 import re
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any, TypeAlias, get_args
 
 from clawmode.config.operations import Drop, Queue, QueueMode
 from clawmode.messages import Image
 from clawmode.messaging.channel import InboundMessage
 from clawmode.text import shorten
-from clawmode.types import JsonObject, JsonValue
+from clawmode.types import JsonObject, JsonValue, dataclass
 
 MODES: tuple[QueueMode, ...] = get_args(QueueMode)
 DROPS: tuple[Drop, ...] = get_args(Drop)

@@ -7,7 +7,7 @@ twice, even after retries, and `NO_REPLY` is never sent.
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, TypeAlias
 
 import anyio
@@ -18,7 +18,7 @@ from clawmode.agent.requests import RunResult
 from clawmode.messaging.channel import Channel
 from clawmode.messaging.outbox import MAX_CHARS, Outbox
 from clawmode.tasks import BackgroundTasks, Notifier
-from clawmode.types import JsonObject
+from clawmode.types import JsonObject, dataclass
 
 if TYPE_CHECKING:
     from clawmode.agent.run import AgentRun
@@ -248,8 +248,8 @@ class Delivery:
         if not reply.growing:
             reply.growing = await self._post(reply, text)
         elif text != reply.shown:
-            key = reply.run.session.key
-            changed = await self._outbox.edit(*reply.to, reply.growing, text, session_key=key)
+            key, edited = reply.run.session.key, reply.growing
+            changed = await self._outbox.send(*reply.to, text, session_key=key, edited=edited)
             if changed.status == "failed":
                 logger.error(
                     "run %s: a message could not be changed: %s", reply.run.id, changed.error

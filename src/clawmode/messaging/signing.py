@@ -35,6 +35,7 @@ class Signer:
     Args:
         secrets: The secret, and further ones that are still accepted. In Standard Webhooks, a
             secret of the form `whsec_<base64>` is decoded.
+        clock: Returns the time like `time.time`.
 
     Raises:
         ValueError: A secret begins with `whsec_`, and continues with something other than base64.

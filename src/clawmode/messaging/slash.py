@@ -5,8 +5,7 @@ A text that begins with an unknown command goes to the model, because paths begi
 
 import json
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING
 
 from clawmode.agent.operator_hooks import OperatorHooks
 from clawmode.agent.requests import AgentRequest
@@ -16,13 +15,13 @@ from clawmode.messaging.channel import InboundMessage
 from clawmode.messaging.queue import QueueSettings, parse_override, settings_for
 from clawmode.sessions.store import Session
 from clawmode.text import escape, one_line
-from clawmode.tools.approvals import Decision, Question
-from clawmode.types import JsonObject
+from clawmode.tools.approvals import Question
+from clawmode.tools.questions import DECISIONS
+from clawmode.types import JsonObject, dataclass
 
 if TYPE_CHECKING:
     from clawmode.agent.runtime import AgentRuntime
 
-DECISIONS: tuple[Decision, ...] = get_args(Decision)
 MAX_LISTED = 10
 MAX_INPUT_CHARS = 2_000
 MAX_TITLE_CHARS = 200
@@ -208,7 +207,7 @@ class SlashCommands:
         decision = next((it for it in DECISIONS if it == words[-1].lower()), None)
         if len(words) != 2 or decision is None:
             return f"/approve <id> {'|'.join(DECISIONS)}"
-        if not approvals.resolve(words[0], decision):
+        if not approvals.resolve(words[0], decision, message.sender):
             return f"No question {words[0][:40]!r} is open."
         return f"{words[0]}: {decision}."
 

@@ -29,9 +29,7 @@ from clawmode.messaging.webhook_request import (
     parse_note,
     read_signed,
 )
-from clawmode.records import (
-    join,
-)
+from clawmode.records import join
 from clawmode.sessions.keys import InvalidSession
 from clawmode.types import JsonObject
 
@@ -85,9 +83,7 @@ def read_signer(
         ) from None
 
 
-def check_secrets(
-    channels: Mapping[str, ChannelEntry], environment: Mapping[str, str] | None = None
-) -> Iterator[ConfigurationError]:
+def check_secrets(channels: Mapping[str, ChannelEntry]) -> Iterator[ConfigurationError]:
     """Yields an error for each channel that shares its secret with another one.
 
     The name of a channel is not signed, so each would accept what was signed for the other.
@@ -96,7 +92,7 @@ def check_secrets(
     for name, entry in channels.items():
         path = join("channels", name) + ".secret"
         try:
-            signer = read_signer(name, entry, environment)
+            signer = read_signer(name, entry)
         except ConfigurationError:  # reported by `check_channel`
             continue
         for other, its in known:
@@ -115,6 +111,7 @@ class WebhookChannel(AsyncResource):
 
     Args:
         name: The name in the configuration.
+        entry: The entry of the configuration.
         receive: Accepts the messages.
         environment: The variables for `${VARIABLE}`.
         retry: How often sending is retried.

@@ -11,7 +11,6 @@ import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 import anyio
@@ -21,11 +20,9 @@ from clawmode import __version__
 from clawmode.exceptions import ConfigurationError
 from clawmode.messaging.channel import ChannelError
 from clawmode.messaging.signing import Signer
-from clawmode.records import (
-    join,
-)
-from clawmode.tasks import backoff
-from clawmode.types import JsonObject
+from clawmode.records import join
+from clawmode.tasks import backoff, read_bounded
+from clawmode.types import JsonObject, dataclass
 
 logger = logging.getLogger("clawmode.channels")
 
@@ -36,13 +33,9 @@ CONNECTIONS = 10
 _posting: ContextVar[bool] = ContextVar("clawmode_channel_posting", default=False)
 
 
-def _is_not_ours(record: logging.LogRecord) -> bool:
-    return not _posting.get()
-
-
 for _name in ("connection", "http11"):
     # At level DEBUG these loggers log hosts and all headers of a response.
-    logging.getLogger(f"httpcore2.{_name}").addFilter(_is_not_ours)
+    logging.getLogger(f"httpcore2.{_name}").addFilter(lambda record: not _posting.get())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,13 +195,8 @@ def _check(response: httpx2.Response) -> None:
 
 async def _read(response: httpx2.Response) -> JsonObject:
     """Reads the response; returns an empty object if it is too large or not JSON."""
-    body = bytearray()
     try:
-        async for chunk in response.aiter_raw():
-            body += chunk
-            if len(body) > MAX_ANSWER:
-                return {}
-        answer = json.loads(body)
+        answer = json.loads(await read_bounded(response.aiter_raw(), MAX_ANSWER) or b"")
     except (httpx2.HTTPError, httpx2.StreamError, ValueError, RecursionError):
         return {}
     return answer if isinstance(answer, dict) else {}

@@ -3,23 +3,21 @@
 A request is hostile until its signature is checked, and still untrusted input afterwards.
 """
 
-import base64
 import json
-from dataclasses import dataclass
 
 import anyio
 from starlette.requests import ClientDisconnect, Request
 
-from clawmode.messages import Image
+from clawmode.messages import IMAGE_TYPES, BadMessage, Image
 from clawmode.messaging.signing import OWN, STANDARD, Signer
-from clawmode.types import JsonObject, JsonValue
+from clawmode.tasks import read_bounded
+from clawmode.types import JsonObject, JsonValue, dataclass, refuse_constant
 
 MAX_BODY = 1 << 20
 BODY_SECONDS = 10.0
 MAX_ID = 200
 MAX_TARGET = 500
 MAX_IMAGES = 10
-IMAGES = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp"})
 
 
 class Refused(Exception):
@@ -71,20 +69,18 @@ async def _read_body(request: Request) -> bytes:
     length = request.headers.get("content-length", "")
     if length.isdecimal() and (len(length) > 12 or int(length) > MAX_BODY):
         raise _too_large()
-    body = bytearray()
     try:
         with anyio.fail_after(BODY_SECONDS):
-            async for chunk in request.stream():
-                body += chunk
-                if len(body) > MAX_BODY:
-                    raise _too_large()
+            body = await read_bounded(request.stream(), MAX_BODY)
     except TimeoutError:
         raise Refused(
             408, "too_slow", f"the body did not arrive within {BODY_SECONDS:g} s"
         ) from None
     except ClientDisconnect:
         raise Refused(400, "broken_off", "the body is not complete") from None
-    return bytes(body)
+    if body is None:
+        raise _too_large()
+    return body
 
 
 def _too_large() -> Refused:
@@ -113,7 +109,7 @@ def parse_note(body: bytes) -> Note:
         Refused: The body is not a valid message.
     """
     try:
-        data = json.loads(body.decode("utf-8"), parse_constant=_refuse)
+        data = json.loads(body.decode("utf-8"), parse_constant=refuse_constant)
     except (ValueError, RecursionError):
         raise Refused(400, "bad_json", "the body is not JSON") from None
     if not isinstance(data, dict):
@@ -132,10 +128,6 @@ def parse_note(body: bytes) -> Note:
     if not note.text.strip() and not note.images:
         raise _wrong("text", "a text that is not empty")
     return note
-
-
-def _refuse(constant: str) -> None:
-    raise ValueError(constant)
 
 
 def _wrong(field: str, expected: str) -> Refused:
@@ -160,12 +152,9 @@ def _images(value: JsonValue) -> tuple[Image, ...]:
 
 def _image(item: JsonValue, field: str) -> Image:
     data, kind = (item.get("data"), item.get("mimeType")) if isinstance(item, dict) else (0, 0)
-    if not isinstance(data, str) or not isinstance(kind, str) or kind not in IMAGES:
-        raise _wrong(field, "{data, mimeType} with one of " + ", ".join(sorted(IMAGES)))
+    if not isinstance(data, str) or kind not in IMAGE_TYPES:
+        raise _wrong(field, "{data, mimeType} with one of " + ", ".join(IMAGE_TYPES))
     try:
-        found = base64.b64decode(data, validate=True)
-    except ValueError:
-        found = b""
-    if not found:
-        raise _wrong(f"{field}.data", "base64")
-    return Image(data, kind)
+        return Image.parse(data, str(kind))
+    except BadMessage:
+        raise _wrong(f"{field}.data", "base64") from None

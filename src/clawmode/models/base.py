@@ -6,12 +6,11 @@ An implementation raises only `ModelError`, whose `kind` tells the agent loop ho
 import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias
 
 from clawmode.exceptions import ClawmodeError
 from clawmode.messages import AssistantMessage, Message
-from clawmode.types import JsonObject
+from clawmode.types import JsonObject, dataclass
 
 ThinkingLevel: TypeAlias = Literal["off", "minimal", "low", "medium", "high"]
 THINKING_LEVELS: tuple[ThinkingLevel, ...] = ("off", "minimal", "low", "medium", "high")

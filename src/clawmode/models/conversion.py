@@ -10,7 +10,6 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from pydantic_ai.messages import (
@@ -39,8 +38,8 @@ from clawmode.messages import (
 )
 from clawmode.models.base import ModelError, read_arguments
 from clawmode.models.providers import Api
-from clawmode.text import without_surrogates
-from clawmode.types import JsonObject
+from clawmode.text import shorten, without_surrogates
+from clawmode.types import JsonObject, dataclass
 
 NOTHING = "(nothing)"
 """Replaces empty content, which some providers reject."""
@@ -137,7 +136,11 @@ def _content(content: Sequence[Text | Image], dialect: Dialect) -> Iterator[str 
             if words.strip():
                 yield words
             words = ""
-            yield _picture(part)
+            try:
+                data = base64.b64decode(part.data, validate=True)
+            except (binascii.Error, ValueError):
+                raise ModelError("invalid_request", "an image is not valid base64") from None
+            yield BinaryContent(data, media_type=part.media_type)
     if words.strip():
         yield words
 
@@ -146,14 +149,6 @@ def _one_or_many(content: Sequence[str | BinaryContent]) -> Any:
     if len(content) == 1 and isinstance(content[0], str):
         return content[0]
     return list(content) or NOTHING
-
-
-def _picture(image: Image) -> BinaryContent:
-    try:
-        data = base64.b64decode(image.data, validate=True)
-    except (binascii.Error, ValueError):
-        raise ModelError("invalid_request", "an image is not valid base64") from None
-    return BinaryContent(data, media_type=image.media_type)
 
 
 def _response_parts(
@@ -260,7 +255,7 @@ def from_response(
         model=model,
         usage=_usage(response),
         stop=stop,
-        error=str(refusal)[:500] if stop == "refused" and refusal else None,
+        error=shorten(str(refusal), 500) if stop == "refused" and refusal else None,
         meta={"api": dialect.api, "id": response.provider_response_id},
     )
 

@@ -15,11 +15,10 @@ import logging
 import os
 import re
 import sys
-from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from clawmode.redaction import Redactor
-from clawmode.types import JsonValue
+from clawmode.types import JsonValue, dataclass
 
 logger = logging.getLogger("clawmode.models")
 

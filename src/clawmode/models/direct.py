@@ -2,18 +2,17 @@
 
 Three APIs are supported: OpenAI's chat completions and Responses, and Anthropic's messages; with
 these, every server that implements one of them. The SDKs' retries are off: the agent loop retries.
-Importing this module takes seconds; `providers.open_provider` imports it when it is called.
+Importing this module takes a second, and the SDK of an API another one or two: `open_provider`
+imports this module, and only a model of an API imports its SDK.
 """
 
 import hashlib
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from anthropic import AsyncAnthropic
 from anyio.abc import AsyncResource
-from openai import AsyncOpenAI
 from pydantic_ai.direct import model_request_stream
 from pydantic_ai.exceptions import UserError
 from pydantic_ai.messages import (
@@ -31,19 +30,8 @@ from pydantic_ai.messages import (
 )
 from pydantic_ai.models import Model as TheirModel
 from pydantic_ai.models import ModelRequestParameters, StreamedResponse
-from pydantic_ai.models.anthropic import AnthropicModel, AnthropicModelSettings
-from pydantic_ai.models.openai import (
-    OpenAIChatModel,
-    OpenAIResponsesModel,
-    OpenAIResponsesModelSettings,
-)
-from pydantic_ai.models.openrouter import OpenRouterModel
 from pydantic_ai.profiles.anthropic import ANTHROPIC_THINKING_BUDGET_MAP
 from pydantic_ai.profiles.openai import OpenAIModelProfile
-from pydantic_ai.providers.anthropic import AnthropicProvider
-from pydantic_ai.providers.openai import OpenAIProvider
-from pydantic_ai.providers.openai_compatible import OpenAICompatibleProvider
-from pydantic_ai.providers.openrouter import OpenRouterProvider
 from pydantic_ai.tools import ToolDefinition as TheirTool
 
 from clawmode import __version__
@@ -64,8 +52,12 @@ from clawmode.models.base import (
 )
 from clawmode.models.conversion import Dialect, encodable, from_response, to_history
 from clawmode.models.failures import to_model_error
-from clawmode.models.providers import Api, ModelSettings, ProviderSettings, complete
+from clawmode.models.providers import Api, ModelSettings, ProviderSettings, complete, load_sdk
 from clawmode.models.wire import Exchange, KeyHeaders, announce, make_client, transport_kind
+
+if TYPE_CHECKING:
+    from pydantic_ai.models.anthropic import AnthropicModelSettings
+    from pydantic_ai.models.openai import OpenAIResponsesModelSettings
 
 PLACEHOLDER = "set-by-the-wire"
 """The SDKs require a key at construction; the HTTP client replaces it by the real one."""
@@ -105,28 +97,15 @@ class Provider(AsyncResource):
 
     def library_model(self, name: str, known: ModelSettings) -> TheirModel:
         """Returns the model of pydantic-ai that makes the requests."""
-        common: dict[str, Any] = {
+        client: dict[str, Any] = {
             "api_key": PLACEHOLDER,
             "base_url": self.settings.base_url,
             "http_client": self._http,
             "timeout": self._http.timeout,
             "max_retries": 0,
         }
-        if self.api == "anthropic-messages":
-            client = AsyncAnthropic(**common, open_telemetry=False)
-            provider = AnthropicProvider(anthropic_client=client)
-            return AnthropicModel(name, provider=provider, profile=self._profile(known))
-        openai = AsyncOpenAI(**common)
-        if self.settings.id == "openrouter" and self.api == "openai-completions":
-            # Chat completions with additions: thinking of other providers, with their signatures.
-            router = OpenRouterProvider(openai_client=openai)
-            return OpenRouterModel(name, provider=router, profile=self._profile(known))
-        if self.settings.id == "openai":
-            ours = OpenAIProvider(openai_client=openai)
-        else:
-            ours = OpenAICompatibleProvider(self.settings.id, openai_client=openai)
-        kind = OpenAIChatModel if self.api == "openai-completions" else OpenAIResponsesModel
-        return kind(name, provider=ours, profile=self._profile(known))
+        sdk = load_sdk(self.api)
+        return sdk.make_library_model(name, self.settings, client, self._profile(known))
 
     def _profile(self, known: ModelSettings) -> OpenAIModelProfile:
         """Overrides what pydantic-ai guesses from the name of the model."""
@@ -274,19 +253,30 @@ class DirectModel(AsyncResource):
 
     def _settings(self, request: ModelRequest) -> Any:
         max_tokens = request.max_tokens or self._known.max_tokens
-        common: dict[str, Any] = {
+        common: Any = {
             "thinking": False if request.thinking == "off" else request.thinking,
             "extra_headers": {"User-Agent": f"clawmode/{__version__}"},
         }
         if max_tokens is not None:
             common["max_tokens"] = max_tokens
         if self._dialect.api == "anthropic-messages":
-            return self._anthropic_settings(request, AnthropicModelSettings(**common))
-        return self._openai_settings(request, OpenAIResponsesModelSettings(**common))
+            return self._anthropic_settings(request, common)
+        settings: OpenAIResponsesModelSettings = common
+        if request.cache_key and not self._provider.local:
+            key = request.cache_key
+            if len(key) > MAX_CACHE_KEY:
+                key = hashlib.sha256(key.encode()).hexdigest()
+            settings["openai_prompt_cache_key"] = key
+        if self._dialect.api == "openai-responses":
+            # The provider stores nothing: encrypted thinking travels with the conversation.
+            settings["openai_store"] = False
+            if request.thinking != "off" and self._thinks:
+                settings["openai_reasoning_summary"] = "auto"
+        return settings
 
     def _anthropic_settings(
-        self, request: ModelRequest, settings: AnthropicModelSettings
-    ) -> AnthropicModelSettings:
+        self, request: ModelRequest, settings: "AnthropicModelSettings"
+    ) -> "AnthropicModelSettings":
         if request.cache_key:
             # Marks in the blocks: some gateways do not support the mark for the whole request.
             settings["anthropic_cache_instructions"] = True
@@ -298,21 +288,6 @@ class DirectModel(AsyncResource):
             least = ANTHROPIC_THINKING_BUDGET_MAP[request.thinking] + ANSWER_TOKENS
             if "max_tokens" in settings:
                 settings["max_tokens"] = max(settings["max_tokens"], least)
-        return settings
-
-    def _openai_settings(
-        self, request: ModelRequest, settings: OpenAIResponsesModelSettings
-    ) -> OpenAIResponsesModelSettings:
-        if request.cache_key and not self._provider.local:
-            key = request.cache_key
-            if len(key) > MAX_CACHE_KEY:
-                key = hashlib.sha256(key.encode()).hexdigest()
-            settings["openai_prompt_cache_key"] = key
-        if self._dialect.api == "openai-responses":
-            # The provider stores nothing: encrypted thinking travels with the conversation.
-            settings["openai_store"] = False
-            if request.thinking != "off" and self._thinks:
-                settings["openai_reasoning_summary"] = "auto"
         return settings
 
     @property

@@ -3,13 +3,16 @@
 Importing this module loads no provider SDK: `open_provider` imports one when it is called.
 """
 
+import gc
 import ipaddress
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from dataclasses import field, replace
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from urllib.parse import urlsplit
 
-from clawmode.exceptions import ConfigurationError
+from clawmode.exceptions import ConfigurationError, MissingExtra, naming_extras
+from clawmode.types import dataclass
 
 if TYPE_CHECKING:
     from clawmode.models.direct import DirectModel, Provider
@@ -179,17 +182,35 @@ def open_provider(settings: ProviderSettings) -> "Provider":
         ConfigurationError: The settings are invalid, or the SDK is not installed.
     """
     completed = complete(settings)
-    try:
-        from clawmode.models.direct import Provider
-    except ImportError as error:
-        missing = (error.name or "").partition(".")[0]
-        if missing not in ("pydantic_ai", "openai", "anthropic", "tiktoken"):
-            raise
-        raise ConfigurationError(
-            f"models need the extra `agent`, and {missing} is not installed: "
-            "pip install 'clawmode[agent]'"
-        ) from error
+    assert completed.api is not None
+    load_sdk(completed.api)
+    from clawmode.models.direct import Provider
+
     return Provider(completed)
+
+
+def load_sdk(api: Api) -> Any:
+    """Imports what the models of an API need, and nothing of the other APIs: it takes seconds.
+
+    Returns:
+        The module with `make_library_model`.
+
+    Raises:
+        ConfigurationError: The SDK is not installed.
+    """
+    sdk = "anthropic_sdk" if api == "anthropic-messages" else "openai_sdk"
+    collects = gc.isenabled()
+    gc.disable()  # thousands of modules are imported, none of which is garbage: 15 % of the time
+    try:
+        with naming_extras():
+            import_module("clawmode.models.direct")
+            return import_module(f"clawmode.models.{sdk}")
+    except MissingExtra as error:
+        text = f"models need the extra `{error.extra}`: {error}"
+        raise ConfigurationError(text) from None
+    finally:
+        if collects:
+            gc.enable()
 
 
 def make_model(settings: ProviderSettings, model_id: str) -> "DirectModel":

@@ -10,23 +10,17 @@ from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 import httpx2
 
 from clawmode.models.auth import Credential
 from clawmode.models.base import ErrorKind, ModelError
-from clawmode.models.debug import (
-    MAX_EVENT,
-    MAX_PAYLOAD,
-    DebugFlags,
-    debug_flags,
-    for_log,
-    log,
-)
+from clawmode.models.debug import MAX_EVENT, MAX_PAYLOAD, DebugFlags, debug_flags, for_log, log
 from clawmode.redaction import Redactor
+from clawmode.tasks import close_iterator
 from clawmode.text import printable
+from clawmode.types import dataclass
 
 CONNECT_SECONDS = 30.0
 READ_SECONDS = 600.0
@@ -300,6 +294,7 @@ class _ObservedBody(httpx2.AsyncByteStream):
         redactor: Redactor,
     ) -> None:
         self._inner = inner
+        self._chunks = aiter(inner)
         self._response = response
         self._exchange = exchange
         self._flags = flags
@@ -311,16 +306,19 @@ class _ObservedBody(httpx2.AsyncByteStream):
             _EventLog(exchange.label, flags, redactor) if is_events and flags.sse else None
         )
 
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        async for chunk in self._inner:
-            self._bytes += len(chunk)
-            # The end marker may be split between two chunks.
-            self._tail = (self._tail + chunk)[-64:]
-            if DONE in self._tail:
-                self._exchange.done = True
-            if self._events is not None:
-                self._events.feed(chunk)
-            yield chunk
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self
+
+    async def __anext__(self) -> bytes:
+        chunk = await anext(self._chunks)
+        self._bytes += len(chunk)
+        # The end marker may be split between two chunks.
+        self._tail = (self._tail + chunk)[-64:]
+        if DONE in self._tail:
+            self._exchange.done = True
+        if self._events is not None:
+            self._events.feed(chunk)
+        return chunk
 
     async def aclose(self) -> None:
         if not self._closed and self._flags.transport:
@@ -328,6 +326,7 @@ class _ObservedBody(httpx2.AsyncByteStream):
             status, label = self._response.status_code, self._exchange.label
             log("%s: status %d, %d ms, %d bytes", label, status, ms, self._bytes)
         self._closed = True
+        await close_iterator(self._chunks)  # the SDKs do not
         await self._inner.aclose()
 
 

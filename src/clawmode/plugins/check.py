@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
 from clawmode.agent.skills import SkillLoader
@@ -16,7 +16,7 @@ from clawmode.plugins.loader import Plugins, PluginView
 from clawmode.plugins.manifest import PluginError
 from clawmode.tools.tool import Tool
 from clawmode.tools.validation import InvalidSchema, validate
-from clawmode.types import JsonObject, JsonValue
+from clawmode.types import JsonObject, JsonValue, dataclass
 
 
 @dataclass(frozen=True, slots=True)

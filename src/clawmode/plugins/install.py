@@ -16,7 +16,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,7 +32,7 @@ from clawmode.plugins.loader import Plugins
 from clawmode.plugins.manifest import PluginError
 from clawmode.plugins.setup import FOLDER, settings_of
 from clawmode.plugins.staging import InstallRefused, Kind, Limits, Material, Stage
-from clawmode.types import JsonObject, JsonValue
+from clawmode.types import JsonObject, JsonValue, dataclass
 
 if TYPE_CHECKING:
     from clawmode.config.agents import Configuration

@@ -8,7 +8,6 @@
 A program that cannot be run, fails, times out or answers nonsense refuses.
 """
 
-import contextlib
 import json
 import os
 import signal
@@ -21,6 +20,7 @@ import anyio
 
 from clawmode.exceptions import ConfigurationError
 from clawmode.plugins.staging import Material
+from clawmode.tasks import signal_group
 from clawmode.types import JsonObject
 
 if TYPE_CHECKING:
@@ -123,9 +123,7 @@ async def _run(command: Sequence[str], seconds: float, request: bytes) -> bytes:
                 _check_size(stdout)
             _check_size(stdout)
         finally:
-            # The process group keeps the id of its leader while any member lives.
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)
+            signal_group(process, signal.SIGKILL)
             with anyio.move_on_after(GRACE, shield=True):
                 await process.wait()
         if process.returncode != 0:

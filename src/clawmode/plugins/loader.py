@@ -12,7 +12,7 @@ import logging
 import os
 import traceback
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, field, replace
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -26,7 +26,7 @@ from clawmode.plugins.manifest import Manifest, PluginError
 from clawmode.tools.hooks import Hooks
 from clawmode.tools.tool import Tool
 from clawmode.tools.validation import InvalidSchema, validate
-from clawmode.types import JsonObject, JsonValue, copy_json
+from clawmode.types import JsonObject, JsonValue, copy_json, dataclass
 
 logger = logging.getLogger("clawmode.plugins")
 

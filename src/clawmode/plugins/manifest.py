@@ -7,13 +7,7 @@ from typing import Annotated, TypeAlias
 from pydantic import AfterValidator, ConfigDict, Field, model_validator
 
 from clawmode.exceptions import ClawmodeError, ConfigurationError
-from clawmode.records import (
-    AnyObject,
-    Items,
-    Record,
-    Text,
-    parse,
-)
+from clawmode.records import AnyObject, Items, Record, Text, parse
 from clawmode.types import JsonValue
 
 FILE = "clawmode.plugin.json"

@@ -9,9 +9,7 @@ from typing import TYPE_CHECKING
 from clawmode.catalog.namespaces import NamespaceRegistry, default_registry
 from clawmode.exceptions import ConfigurationError, ConfigWarning
 from clawmode.plugins.loader import Plugins
-from clawmode.records import (
-    join,
-)
+from clawmode.records import join
 from clawmode.text import nearest, show
 from clawmode.tools.hooks import Hooks
 from clawmode.types import JsonValue
@@ -29,21 +27,30 @@ def open_plugins(
     *,
     hooks: Hooks | None = None,
     namespaces: NamespaceRegistry | None = None,
+    load: bool = True,
 ) -> Plugins:
-    """Loads the plugins of a configuration, of the state folder and of installed packages.
+    """Finds the plugins of a configuration, of the state folder and of installed packages.
 
     Args:
         configuration: A configuration without errors.
         state: The state folder.
         hooks: Receives the hooks of the plugins.
         namespaces: Receives the namespaces of the plugins.
+        load: Load them, too. Otherwise none of their code runs.
 
     Returns:
-        The loaded plugins. `views` lists those that failed, with the reason; `unload` removes
+        The plugins. `views` lists those that failed to load, with the reason; `unload` removes
         everything that they registered.
     """
-    plugins = describe_plugins(configuration, state, hooks=hooks, namespaces=namespaces)
-    plugins.load()
+    section = configuration.plugins
+    paths = [Path(os.path.expanduser(each)) for each in section.load.paths]
+    own = state / FOLDER
+    if os.path.isdir(own):
+        paths.append(own)
+    settings = settings_of(configuration)
+    plugins = Plugins(paths, settings, hooks=hooks, namespaces=namespaces, enabled=section.enabled)
+    if load:
+        plugins.load()
     return plugins
 
 
@@ -58,28 +65,6 @@ def loaded_plugins(configuration: "Configuration", state: Path) -> Iterator[Plug
         yield plugins
     finally:
         plugins.unload()
-
-
-def describe_plugins(
-    configuration: "Configuration",
-    state: Path,
-    *,
-    hooks: Hooks | None = None,
-    namespaces: NamespaceRegistry | None = None,
-) -> Plugins:
-    """Finds the same plugins as `open_plugins`, without running their code."""
-    section = configuration.plugins
-    paths = [Path(os.path.expanduser(each)) for each in section.load.paths]
-    own = state / FOLDER
-    if os.path.isdir(own):
-        paths.append(own)
-    return Plugins(
-        paths,
-        settings_of(configuration),
-        hooks=hooks,
-        namespaces=namespaces,
-        enabled=section.enabled,
-    )
 
 
 def plugin_faults(
@@ -100,7 +85,7 @@ def plugin_faults(
             yield ConfigurationError(text, path=path, expected="a folder with plugins")
     if not section.load.paths and not section.entries:
         return
-    plugins = describe_plugins(configuration, state)
+    plugins = open_plugins(configuration, state, load=False)
     entries = "plugins.entries"
     for plugin_id, problem in plugins.faults():
         path = join(join(entries, plugin_id), "config")

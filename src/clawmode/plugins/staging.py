@@ -9,12 +9,12 @@ import os
 import re
 import unicodedata
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from pathlib import Path
 from typing import Literal, TypeAlias
 
 from clawmode.plugins.manifest import PluginError
-from clawmode.types import JsonObject, JsonValue
+from clawmode.types import JsonObject, JsonValue, dataclass
 
 Kind: TypeAlias = Literal["plugin", "skill"]
 

@@ -7,12 +7,12 @@ can never keep out a client with a token.
 """
 
 import asyncio
-import resource
 import socket
 import weakref
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
+
+from clawmode.types import dataclass
 
 CONNECT_SECONDS = 15.0
 """The time for a connection to send its HTTP request, and then again for the request `connect`."""
@@ -54,6 +54,8 @@ class Descriptors:
 
 def raise_descriptor_limit() -> int:
     """Raises the soft limit on descriptors as far as the hard limit allows, and returns it."""
+    import resource  # not on Windows
+
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     unlimited = resource.RLIM_INFINITY
     wanted = MAX_DESCRIPTORS if hard == unlimited else min(hard, MAX_DESCRIPTORS)

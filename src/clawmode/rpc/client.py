@@ -13,7 +13,7 @@ import ssl
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 import anyio
 
 from clawmode import __version__
+from clawmode.addresses import LOOPBACK
 from clawmode.exceptions import ClawmodeError, ConfigurationError
 from clawmode.rpc import presence
 from clawmode.rpc.connection import MAX_EVENTS, Connection
@@ -30,7 +31,7 @@ from clawmode.rpc.presence import Address, GatewayUnreachable
 from clawmode.rpc.protocol import RpcError
 from clawmode.rpc.served_tools import ServedTools, describe
 from clawmode.tools.tool import Tool
-from clawmode.types import JsonObject, JsonValue
+from clawmode.types import JsonObject, JsonValue, dataclass
 
 __all__ = [
     "GAP",
@@ -49,8 +50,6 @@ ACCEPT_SECONDS = 60.0
 HAND_IN_SECONDS = 600.0
 POLL_SECONDS = 2.0
 """How often `agent.wait` is called while no event tells of the run's end."""
-
-LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,7 +250,7 @@ class GatewayClient(Connection):
 def _local_address(state: Path) -> Address:
     found = presence.find(state)
     if found is None or not presence.is_held(state):
-        raise GatewayUnreachable("no gateway runs on this state folder")
+        raise GatewayUnreachable(f"no gateway runs on the state folder {state}")
     if not found.cert:
         return Address(url=found.url, token=found.token)
     # Trusts the gateway's own certificate only, which its announcement names, whatever host name

@@ -7,7 +7,7 @@ import logging
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Protocol
 
 import anyio
@@ -19,7 +19,7 @@ from clawmode.rpc.events import GAP, Event, Events
 from clawmode.rpc.presence import Address, GatewayUnreachable
 from clawmode.rpc.protocol import IDEMPOTENCY, RpcError
 from clawmode.tasks import TaskOwner, backoff
-from clawmode.types import JsonObject, JsonValue
+from clawmode.types import JsonObject, JsonValue, dataclass
 
 LOGGER = "clawmode.gateway.connection"
 """The logger of lost connections, for programs that show these in another way."""
@@ -43,6 +43,7 @@ EFFECTS = frozenset(
         "agent",
         "chat.inject",
         "chat.send",
+        "codemode.run",
         "config.set",
         "cron.add",
         "cron.remove",
@@ -55,6 +56,7 @@ EFFECTS = frozenset(
         "sessions.delete",
         "sessions.patch",
         "sessions.reset",
+        "tokens.revoke",
         "tools.invoke",
         "trajectory.export",
     }
@@ -158,7 +160,11 @@ class Connection(TaskOwner):
         if method in EFFECTS:
             given.setdefault(IDEMPOTENCY, uuid.uuid4().hex)
         call = _Call(uuid.uuid4().hex, "")
-        call.frame = _checked_frame(call.id, method, given)
+        try:
+            call.frame = protocol.request(call.id, method, given)
+        except (ValueError, TypeError, RecursionError) as error:
+            raise RpcError("INVALID_REQUEST", f"params: {error}", field="params") from None
+        protocol.parse(call.frame, connected=True)  # the gateway would close the connection
         if self._failure is not None:
             raise self._failure
         self._calls[call.id] = call
@@ -277,17 +283,3 @@ class Connection(TaskOwner):
                 call.settle({}, failure)
         for reader in tuple(self._readers):
             reader.end(failure)
-
-
-def _checked_frame(request_id: str, method: str, params: JsonObject) -> str:
-    """Encodes a request, unless the gateway would close the connection because of it.
-
-    Raises:
-        RpcError: The request is too large, or not JSON.
-    """
-    try:
-        frame = protocol.request(request_id, method, params)
-    except (ValueError, TypeError, RecursionError) as error:
-        raise RpcError("INVALID_REQUEST", f"params: {error}", field="params") from None
-    protocol.parse(frame, connected=True)
-    return frame

@@ -2,11 +2,10 @@
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from clawmode.exceptions import ClawmodeError
 from clawmode.tasks import Notifier
-from clawmode.types import JsonObject
+from clawmode.types import JsonObject, dataclass
 
 GAP = "client.gap"
 """An event that the client inserts where events are missing. Payload: `{reason, missed?}`."""

@@ -9,23 +9,17 @@ import logging
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass
 from typing import Any
 
 import anyio
 from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import (
-    ConnectionClosed,
-    InvalidStatus,
-    InvalidURI,
-    WebSocketException,
-)
+from websockets.exceptions import ConnectionClosed, InvalidStatus, InvalidURI, WebSocketException
 
 from clawmode.exceptions import ConfigurationError
 from clawmode.rpc import protocol
 from clawmode.rpc.presence import Address, GatewayUnreachable
 from clawmode.rpc.protocol import RpcError
-from clawmode.types import JsonObject, JsonValue
+from clawmode.types import JsonObject, JsonValue, dataclass
 
 CHALLENGE_SECONDS = 15.0
 OPEN_SECONDS = 10.0

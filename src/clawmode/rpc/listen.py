@@ -7,7 +7,6 @@ import os
 import socket
 import ssl
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from clawmode.addresses import is_loopback
@@ -16,6 +15,7 @@ from clawmode.config.operations import GatewaySection
 from clawmode.exceptions import ClawmodeError, ConfigurationError
 from clawmode.rpc.admission import ListeningSocket
 from clawmode.rpc.tokens import CONFIGURED, LOCAL, Token, Tokens, digest
+from clawmode.types import dataclass
 
 MIN_TOKEN = 16
 

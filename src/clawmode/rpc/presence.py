@@ -8,15 +8,14 @@ import os
 import ssl
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from clawmode.exceptions import ClawmodeError, ConfigurationError
 from clawmode.files import file_lock, is_locked, write_atomic
-from clawmode.records import (
-    adapter,
-)
+from clawmode.records import adapter
+from clawmode.types import dataclass
 
 LOCK = "gateway.lock"
 FILE = "gateway.json"

@@ -2,7 +2,7 @@
 
     client  {type: "req", id, method, params}
     gateway {type: "res", id, ok: true, payload} | {type: "res", id, ok: false, error}
-    gateway {type: "event", event, payload, seq}
+    gateway {type: "event", event, payload, seq, at}
 
 Each frame is a JSON object in a WebSocket text message of its own. The gateway starts with the
 event `connect.challenge`, the client's first request is `connect`, and the response to that request
@@ -11,21 +11,17 @@ is `hello-ok`. `docs/reference/gateway-protocol.md` describes the protocol for a
 
 import json
 import math
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Annotated, Any, Literal, TypeAlias, get_args
 
 from pydantic import Field
 
 from clawmode import __version__, records
 from clawmode.exceptions import ClawmodeError, ConfigurationError
-from clawmode.records import (
-    Items,
-    Record,
-    secret,
-)
+from clawmode.records import AnyObject, Items, Record, secret
 from clawmode.text import without_surrogates
 from clawmode.tools.validation import Validator
-from clawmode.types import JsonObject, JsonValue
+from clawmode.types import JsonObject, JsonValue, dataclass, refuse_constant
 
 PROTOCOL = 4
 """The version of the protocol. A client names the range that it supports."""
@@ -67,6 +63,8 @@ CODES: tuple[Code, ...] = get_args(Code)
 CLOSE_POLICY = 1008
 CLOSE_TOO_LARGE = 1009
 CLOSE_RESTART = 1012
+CLOSE_LOGGED_OUT = 4001
+"""The session of the browser has ended: the page asks for a login."""
 CLOSE_SLOW = 4008
 """The client does not read fast enough."""
 
@@ -122,13 +120,17 @@ class BadFrame(RpcError):
         self.fatal = fatal
 
 
+Word: TypeAlias = Annotated[str, Field(min_length=1, max_length=MAX_ID)]
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """A request of a client, parsed but not checked against its method's schema."""
 
-    id: str
-    method: str
-    params: JsonObject = field(default_factory=dict[str, JsonValue])
+    id: Annotated[Word, Field(title=f"a string of 1 to {MAX_ID} characters")]
+    method: Annotated[Word, Field(title=f"a string of 1 to {MAX_ID} characters")]
+    params: AnyObject = field(default_factory=dict[str, JsonValue])
+    type: Literal["req"] = "req"
 
 
 # ---- Parsing ----
@@ -154,26 +156,22 @@ def parse(text: str | bytes, *, connected: bool) -> Request:
     # Counted before parsing: a short text can hold millions of values.
     if sum(map(text.count, "[{,")) > MAX_PARTS:
         raise BadFrame(f"the frame has more than {MAX_PARTS} values", code="TOO_LARGE", fatal=True)
-    frame = _load(text)
-    frame_id = frame.get("id")
-    if not isinstance(frame_id, str) or not 0 < len(frame_id) <= MAX_ID:
-        raise BadFrame(f"`id` must be a string of 1 to {MAX_ID} characters", fatal=not connected)
-    if frame.get("type") != "req":
-        raise BadFrame('`type` must be "req"', id=frame_id, fatal=not connected)
-    method, params = frame.get("method"), frame.get("params", {})
-    if not isinstance(method, str) or not 0 < len(method) <= MAX_ID:
-        text = f"`method` must be a string of 1 to {MAX_ID} characters"
-        raise BadFrame(text, id=frame_id, fatal=not connected)
-    if not isinstance(params, dict):
-        raise BadFrame("`params` must be an object", id=frame_id, fatal=not connected)
-    if not connected and method != CONNECT:
-        raise BadFrame("the first request must be `connect`", id=frame_id, fatal=True)
-    return Request(frame_id, method, params)
+    frame = {"type": None, **_load(text)}
+    try:
+        request = records.parse(Request, frame)
+    except ConfigurationError as error:
+        frame_id = "" if error.path == "id" else str(frame["id"])
+        text = f"`{error.path}` must be {error.expected}"
+        raise BadFrame(text, id=frame_id, fatal=not connected) from None
+    if not connected and request.method != CONNECT:
+        raise BadFrame("the first request must be `connect`", id=request.id, fatal=True)
+    return request
 
 
 def _load(text: str) -> dict[str, Any]:
+    # By `json`, not by pydantic, which keeps lone surrogates out by an error, and has other limits.
     try:
-        frame = json.loads(text, parse_constant=_reject_constant, parse_float=_parse_float)
+        frame = json.loads(text, parse_constant=refuse_constant, parse_float=_parse_float)
         _check_depth(frame)
         # A lone surrogate can only come from an escape: a WebSocket text is valid UTF-8.
         if "\\u" in text:
@@ -195,10 +193,6 @@ def _parse_float(text: str) -> float:
     if math.isinf(number):
         raise ValueError(f"{text[:20]} is too large for a number")
     return number
-
-
-def _reject_constant(name: str) -> None:
-    raise ValueError(f"{name} is not a JSON number")
 
 
 def _check_depth(value: JsonValue) -> None:
@@ -223,7 +217,10 @@ def _check_depth(value: JsonValue) -> None:
 
 
 def parse_error(frame: dict[str, Any]) -> RpcError:
-    """Returns the error of a response, as its client sees it. The gateway is not trusted here."""
+    """Returns the error of a response, as its client sees it. The gateway is not trusted here.
+
+    Read by hand: each member that is wrong gets a default, so that the others are still shown.
+    """
     error = frame.get("error")
     given: dict[str, Any] = error if isinstance(error, dict) else {}
     details = given.get("details")
@@ -366,14 +363,25 @@ def hello_ok(
     methods: tuple[str, ...],
     events: tuple[str, ...],
     snapshot: JsonObject,
+    position: JsonObject | None = None,
 ) -> JsonObject:
-    """Returns the payload of the response to `connect`."""
+    """Returns the payload of the response to `connect`.
+
+    Args:
+        connection_id: The id of the connection.
+        scopes: The scopes that the client has.
+        methods: The methods that it may call.
+        events: The events that exist.
+        snapshot: What the client should know at once.
+        position: The last event before the connection, for `events.since`.
+    """
     return {
         "type": "hello-ok",
         "protocol": PROTOCOL,
         "server": {"version": __version__, "connId": connection_id},
         "features": {"methods": list[JsonValue](methods), "events": list[JsonValue](events)},
         "snapshot": snapshot,
+        "events": position or {},
         "auth": {"role": "operator", "scopes": list[JsonValue](scopes)},
         "policy": {
             "maxPayload": MAX_PAYLOAD,

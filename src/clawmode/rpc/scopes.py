@@ -25,6 +25,7 @@ EVENTS: dict[str, Scope | None] = {
     "session.message": "operator.read",
     "session.tool": "operator.read",
     "sessions.changed": "operator.read",
+    "runs.changed": "operator.read",
     "diagnostics": "operator.read",
     "cron": "operator.read",
     "tool.call": "operator.write",
@@ -32,6 +33,8 @@ EVENTS: dict[str, Scope | None] = {
     "exec.approval.resolved": "operator.approvals",
     "plugin.approval.requested": "operator.approvals",
     "plugin.approval.resolved": "operator.approvals",
+    "approval.group.requested": "operator.approvals",
+    "approval.group.resolved": "operator.approvals",
     "input.requested": "operator.approvals",
     "input.resolved": "operator.approvals",
 }

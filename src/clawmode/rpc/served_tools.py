@@ -4,18 +4,19 @@ import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TypeAlias
 
 import anyio
 
 from clawmode.context import RunContext
 from clawmode.exceptions import message_of
+from clawmode.text import shorten
 from clawmode.tools.approvals import Approvals
 from clawmode.tools.executor import Call, Executor, ToolFailure
 from clawmode.tools.policy import Policy
 from clawmode.tools.tool import Tool
-from clawmode.types import JsonObject, JsonValue
+from clawmode.types import JsonObject, JsonValue, dataclass
 
 logger = logging.getLogger("clawmode.gateway")
 
@@ -170,8 +171,8 @@ class ServedTools:
         try:
             result = await self._executor.call(call)
         except ToolFailure as failure:
-            return {"error": (str(failure) or failure.code)[:MAX_ERROR]}
+            return {"error": shorten(str(failure) or failure.code, MAX_ERROR)}
         except Exception as error:
             logger.exception("tool %s", tool.name)
-            return {"error": f"the client failed: {message_of(error)}"[:MAX_ERROR]}
+            return {"error": shorten(f"the client failed: {message_of(error)}", MAX_ERROR)}
         return {"result": result.value}

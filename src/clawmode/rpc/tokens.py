@@ -12,14 +12,11 @@ from pydantic import Field
 
 from clawmode.exceptions import ClawmodeError, ConfigurationError
 from clawmode.files import file_lock, write_atomic
-from clawmode.records import (
-    Items,
-    Record,
-    parse,
-)
+from clawmode.records import Items, Record, parse
 from clawmode.rpc.scopes import SCOPES, Scope
 
-FILE = "gateway-tokens.json"
+FILE, MCP_FILE = "gateway-tokens.json", "mcp-clients.json"
+"""The tokens of the gateway, and those of `clawmode mcp --http`."""
 MAX_FILE = 1 << 20
 MAX_TOKENS = 1_000
 PREFIX = "cm_"
@@ -70,11 +67,17 @@ class Tokens:
         state: The state folder.
         extra: Tokens that are not in the file: the token of this process first, then the one of the
             configuration.
+        file: The name of the file in the state folder.
     """
 
-    def __init__(self, state: Path, extra: Iterable[Token] = ()) -> None:
-        self._path = state / FILE
+    def __init__(self, state: Path, extra: Iterable[Token] = (), file: str = FILE) -> None:
+        self._path = state / file
         self._extra = tuple(extra)
+
+    @property
+    def own(self) -> tuple[Token, ...]:
+        """The tokens that are not in the file."""
+        return self._extra
 
     def find(self, token: str) -> Token | None:
         """Returns the record of a token; None if the token is unknown.
@@ -91,6 +94,14 @@ class Tokens:
             if hmac.compare_digest(record.digest, wanted):
                 found = found or record
         return found
+
+    def has(self, wanted: str) -> bool:
+        """Returns whether the token with this hash still exists.
+
+        Raises:
+            TokenError: The file cannot be used. Then no token is valid.
+        """
+        return any(record.digest == wanted for record in (*self._extra, *self.list()))
 
     def are_chosen(self) -> bool:
         """Returns whether the operator created a token, besides the one of this process.
@@ -152,7 +163,7 @@ class Tokens:
             others = [record for record in known if record.name != name]
             if len(others) == len(known):
                 raise TokenError(
-                    f"there is no token named {name!r}: `clawmode gateway token list` names them"
+                    f"there is no token named {name!r}; `token list` shows the names of all tokens"
                 )
             self._write(others)
 

@@ -1,4 +1,4 @@
-"""Parent side: the third-party files of the sandbox, and the cache of their machine code.
+"""Parent side: the third-party files of the sandbox, and the cache of machine code and image.
 
 Files from the npm registry are checked against `guest.lock.json` each time they are loaded. Machine
 code is compiled once per wasm, wasmtime release and CPU, and kept in the user's cache. It is
@@ -46,6 +46,7 @@ REMINDER_SECONDS = 20.0
 KEEP_SECONDS = 30 * 24 * 3600
 """How long unused machine code stays in the cache."""
 
+IMAGE_MODULES = ("image", "machine", "output", "wasm")
 MAX_LOADED = 8
 MAX_ENTRIES = 1000
 """Files of the cache folder that are read to find old ones."""
@@ -53,12 +54,15 @@ MAX_ENTRIES = 1000
 CACHE_ADVICE = "set XDG_CACHE_HOME or CLAWMODE_CACHE_DIR to a folder that this user can write"
 
 _NAMES: dict[Part, str] = {"quickjs": "JavaScript", "swc": "TypeScript"}
-_ENTRY = re.compile(r"\.?[0-9a-f]{40}\.code(\.\w+)?")  # with an ending while it is being written
+_ENTRY = re.compile(
+    r"\.?[0-9a-f]{40}\.(code|image)(\.\w+)?"
+)  # with an ending while it is being written
 
 _loading: dict[tuple[Part, Path, Path], Future[bytes]] = {}
 _loading_lock = threading.Lock()
 # A forked child lacks the threads that would complete the futures.
-os.register_at_fork(after_in_child=_loading.clear)
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_loading.clear)
 
 
 def python_command(module: str, *arguments: str) -> list[str]:
@@ -201,12 +205,47 @@ def is_cached(part: Part) -> bool:
     return _read_entry(path) is not None
 
 
+def load_cached(part: Part) -> bytes | None:
+    """Loads machine code of `part` from the cache; returns None if the code has to be compiled."""
+    folder = cache_folder()
+    code = _read_entry(folder / f"{_key(read_checked(FILES[part]))}.code")
+    if code is not None:
+        found: Future[bytes] = Future()
+        found.set_result(code)
+        with _loading_lock:
+            _loading.setdefault((part, GUEST, folder), found)
+    return code
+
+
 def forget(part: Part) -> None:
     """Removes the cached machine code of `part`, because a worker could not load it."""
     with _loading_lock:
         for key in [key for key, future in _loading.items() if key[0] == part and future.done()]:
             del _loading[key]
     (cache_folder() / f"{_key(read_checked(FILES[part]))}.code").unlink(missing_ok=True)
+
+
+# ---- The image ----
+
+
+def cached_image() -> bytes:
+    """Returns the cached image that cells start from; empty if there is no valid one."""
+    return _read_entry(_image_path()) or b""
+
+
+def keep_image(image: bytes) -> None:
+    """Writes an image that the template has built to the cache."""
+    with contextlib.suppress(OSError):  # the machine code has told the user about the cache
+        write_atomic(_image_path(), hashlib.sha256(image).digest() + image, sync=False)
+
+
+def _image_path() -> Path:
+    digest = hashlib.sha256(locked_hash("quickjs").encode())
+    # What the prelude's run depends on: the scripts, and the modules that run them.
+    sources = [Path(__file__).parent / f"{name}.py" for name in IMAGE_MODULES]
+    for path in (*sources, *sorted(GUEST.glob("*.js"))):
+        digest.update(hashlib.sha256(path.read_bytes()).digest())
+    return cache_folder() / f"{digest.hexdigest()[:40]}.image"
 
 
 def _open_lock(folder: Path) -> int | None:

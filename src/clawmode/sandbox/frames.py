@@ -16,16 +16,22 @@ from typing import Any, NoReturn
 import msgpack
 
 from clawmode.exceptions import ProtocolError
+from clawmode.sandbox.images import MAX_IMAGES, MAX_IMAGES_CHARS, media_type
 from clawmode.sandbox.protocol import (
     ITEM_BYTES,
     MAX_ERROR,
     MAX_REQUEST,
+    MAX_STATE_BYTES,
+    MAX_STATE_KEYS,
+    MAX_STATE_NAME,
+    MAX_STATE_VALUE,
     METHODS,
     Acknowledgement,
     Answer,
     Boot,
     Completion,
     Failure,
+    Fork,
     Freeze,
     FrozenCell,
     Install,
@@ -37,6 +43,7 @@ from clawmode.sandbox.protocol import (
     Resume,
     Settlement,
     Start,
+    Stored,
     Suspension,
 )
 from clawmode.types import ERROR_CODES, JsonText, JsonValue
@@ -48,8 +55,9 @@ MAX_DEPTH = 128
 """Levels that a value can have. The prelude cuts values at 100 levels."""
 
 HEADER = struct.Struct(">I")
+WORD = 1 << 32
 
-_QUESTIONS = {kind.kind: kind for kind in (Boot, Provide, Install, Freeze)}
+_QUESTIONS = {kind.kind: kind for kind in (Boot, Fork, Provide, Install, Freeze)}
 
 
 def _reader(kind: type) -> Callable[[Any], tuple[Any, ...]]:
@@ -63,7 +71,7 @@ def _reader(kind: type) -> Callable[[Any], tuple[Any, ...]]:
 _FIELDS = {
     kind: _reader(kind)
     for kind in (
-        *(Boot, Provide, Install, Start, Resume, Freeze),
+        *(Boot, Fork, Provide, Install, Start, Resume, Freeze),
         *(Acknowledgement, Completion, Suspension, Failure, FrozenCell),
         *(Limits, Settlement, Request, Output),
     )
@@ -108,8 +116,8 @@ def _unpack(body: bytes, most: int, unicode_errors: str = "strict") -> list[Any]
     except Exception as error:
         # msgpack raises a dozen types, ValueError and RecursionError among them.
         raise ProtocolError(f"the frame is not msgpack: {type(error).__name__}") from None
-    match message:
-        case [str(), int(), *_]:
+    if isinstance(message, list) and len(message) > 1:
+        if isinstance(message[0], str) and isinstance(message[1], int):
             return message
     raise ProtocolError("the frame is not a list that starts with kind and number")
 
@@ -157,8 +165,9 @@ def _typed(value: Any, kind: type) -> Any:
 
 
 def _ready(values: list[Any]) -> Acknowledgement:
-    image, notes = values
-    return Acknowledgement(_typed(image, bytes), tuple(_typed(note, str) for note in notes))
+    image, notes, built = values
+    texts = tuple(_typed(note, str) for note in notes)
+    return Acknowledgement(_typed(image, bytes), texts, _typed(built, bytes))
 
 
 def _frozen(values: list[Any]) -> FrozenCell:
@@ -175,7 +184,7 @@ def _frozen(values: list[Any]) -> FrozenCell:
 
 def _word(value: Any) -> int:
     """Returns a number that fits a 32-bit word of the guest: an address, a length, an id."""
-    if not 0 <= _typed(value, int) < 1 << 32:
+    if not 0 <= _typed(value, int) < WORD:
         raise ProtocolError(f"{value} does not fit into a 32-bit word")
     return int(value)
 
@@ -183,7 +192,7 @@ def _word(value: Any) -> int:
 def _outputs(values: Iterable[Any]) -> tuple[Output, ...]:
     made = []
     for kind, body in values:
-        if kind not in ("text", "json"):
+        if kind not in ("text", "json", "image"):
             raise ProtocolError(f"unknown output type {kind!r}")
         made.append(Output(kind, _typed(body, bytes)))
     return tuple(made)
@@ -194,29 +203,52 @@ def _requests(values: Iterable[Any]) -> tuple[Request, ...]:
     for number, method, args in values:
         if method not in METHODS:
             raise ProtocolError(f"unknown method {method!r}")
-        made.append(Request(_word(number), method, _typed(args, bytes)))
+        if type(number) is not int or type(args) is not bytes or not 0 <= number < WORD:
+            number, args = _word(number), _typed(args, bytes)  # which says what is wrong
+        made.append(Request(number, method, args))
     return tuple(made)
 
 
+def _stored(values: list[Any]) -> Stored:
+    if values == []:
+        return ()
+    made: dict[str, JsonText | None] = {}
+    size = 0
+    for key, value in values:
+        made[_typed(key, str)] = value if value is None else _typed(value, bytes)
+        if len(key.encode()) > MAX_STATE_NAME or len(value or b"") > MAX_STATE_VALUE:
+            raise ProtocolError("a key or value over its limit was stored")
+        size += len(value or b"")
+    # A program may delete all keys that it found, and store as many again.
+    if len(made) > 2 * MAX_STATE_KEYS or size > MAX_STATE_BYTES:
+        raise ProtocolError(f"{len(made)} keys and {size} bytes were stored")
+    for value in made.values():
+        if value is not None:
+            read_json(value)
+    return tuple(made.items())
+
+
 def _done(values: list[Any]) -> Completion:
-    value, output = values
-    return Completion(_typed(value, bytes), _outputs(output))
+    value, output, stored, unmade = values
+    return Completion(_typed(value, bytes), _outputs(output), _stored(stored), _word(unmade))
 
 
 def _suspended(values: list[Any]) -> Suspension:
-    requests, timers, due, output, frozen_at_most = values
+    requests, timers, due, output, frozen_at_most, waiting, stored = values
     if not (math.isfinite(_typed(due, float)) and due >= 0 and _typed(timers, int) >= 0):
         raise ProtocolError(f"{timers} timers due at {due}")
     made = _requests(requests)
-    return Suspension(made, timers, due, _outputs(output), _word(frozen_at_most))
+    size, waiting = _word(frozen_at_most), _word(waiting)
+    return Suspension(made, timers, due, _outputs(output), size, waiting, _stored(stored))
 
 
 def _failed(values: list[Any]) -> Failure:
-    code, error, output, requests, crashed = values
+    code, error, output, requests, crashed, waiting, stored = values
     if code not in ERROR_CODES:
         raise ProtocolError(f"unknown error code {code!r}")
     emitted, made = _outputs(output), _requests(requests)
-    return Failure(code, _typed(error, str), emitted, made, _typed(crashed, bool))
+    text, crashed = _typed(error, str), _typed(crashed, bool)
+    return Failure(code, text, emitted, made, crashed, _word(waiting), _stored(stored))
 
 
 _ANSWERS = {
@@ -240,9 +272,16 @@ def read_json(text: JsonText) -> JsonValue:
     """
     # The careful decoder calls Python for every number, so only suspicious texts pay for it.
     shape = text.translate(_SHAPES)
-    decoder = _CAREFUL if any(each in shape for each in _SUSPICIOUS) else _QUICK
+    decoder = _QUICK
+    for each in _SUSPICIOUS:  # not `any`, whose generator would take longer than the search
+        if each in shape:
+            decoder = _CAREFUL
+    value: JsonValue
     try:
-        value: JsonValue = decoder.decode(text.decode())
+        decoded = text.decode()
+        value, end = decoder.raw_decode(decoded)
+        if end != len(decoded):
+            raise ValueError
         if decoder is _CAREFUL:
             json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
@@ -298,7 +337,7 @@ def answer_bounds(question: Question) -> tuple[int, int]:
         limits, left = question.limits, question.output_left
         # Requests were text in the guest's heap; output has a limit of its own.
         items = max(limits.max_calls + limits.max_others, left // ITEM_BYTES["text"])
-        return 2 * limits.memory_bytes + left + (1 << 20), items + 16
+        return 2 * limits.memory_bytes + left + MAX_STATE_BYTES + (1 << 20), items + 16
     return (MAX_FRAME if isinstance(question, Freeze) else 1 << 16), 64
 
 
@@ -313,7 +352,8 @@ def verify(question: Question, answer: Answer) -> Answer:
             _check_limits(asked, answer)
             output = tuple(map(_parse_output, answer.output))
             if isinstance(answer, Completion):
-                return Completion(answer.value, output, read_json(answer.value))
+                parsed = read_json(answer.value)
+                return Completion(answer.value, output, answer.stored, answer.unmade, parsed)
             return replace(answer, output=output) if output else answer
         case ((Boot() | Provide() | Install()), Acknowledgement()):
             return answer
@@ -324,8 +364,12 @@ def verify(question: Question, answer: Answer) -> Answer:
 
 
 def _check_limits(asked: Start | Resume, answer: Completion | Suspension | Failure) -> None:
-    size = sum(item.size for item in answer.output)
-    size += len(answer.value) if isinstance(answer, Completion) else 0
+    size = len(answer.value) if isinstance(answer, Completion) else 0
+    if answer.output:
+        size += sum(item.size for item in answer.output)
+        images = [len(item.body) for item in answer.output if item.type == "image"]
+        if len(images) > MAX_IMAGES or sum(images) > MAX_IMAGES_CHARS:
+            raise ProtocolError(f"{len(images)} images of {sum(images)} bytes")
     if size > asked.output_left:
         raise ProtocolError(f"{size} bytes of output, {asked.output_left} allowed")
     if isinstance(answer, Failure) and len(answer.error) > MAX_ERROR:
@@ -333,14 +377,21 @@ def _check_limits(asked: Start | Resume, answer: Completion | Suspension | Failu
     requests = () if isinstance(answer, Completion) else answer.requests
     if len(requests) > asked.limits.max_calls + asked.limits.max_others:
         raise ProtocolError(f"{len(requests)} requests")
-    if any(len(request.args) > 4 * MAX_REQUEST for request in requests):
-        raise ProtocolError("a request over its limit")
-    ids = [request.id for request in requests]
-    if ids != sorted(set(ids)):
-        raise ProtocolError("requests out of order")
+    last = -1
+    for request in requests:
+        if len(request.args) > 4 * MAX_REQUEST:
+            raise ProtocolError("a request over its limit")
+        if request.id <= last:
+            raise ProtocolError("requests out of order")
+        last = request.id
 
 
 def _parse_output(item: Output) -> Output:
+    if item.type == "image":
+        kind = media_type(item.body)
+        if not kind:
+            raise ProtocolError("an attachment that is no image")
+        return Output("image", item.body, {"mimeType": kind, "data": item.body.decode()})
     value = read_json(item.body)
     if item.type == "text" and not isinstance(value, str):
         raise ProtocolError(f"text output that is {type(value).__name__}")

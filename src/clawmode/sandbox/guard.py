@@ -8,10 +8,9 @@ few cells whose text could use a module at all (`Start.needs`).
 Security does not depend on this module: the guest has no module loader. It gives a clear error.
 """
 
-from collections.abc import Callable
-
 import wasmtime
 
+from clawmode.sandbox.deadline import Arm
 from clawmode.sandbox.machine import GUEST_STACK, Handles, Machine, guest_file
 from clawmode.sandbox.source import HEAD, PreparedSource
 
@@ -47,7 +46,7 @@ class Guard:
         engine: wasmtime.Engine,
         module: wasmtime.Module,
         acorn: bytes,
-        arm: Callable[[wasmtime.Store], None],
+        arm: Arm,
     ) -> None:
         self._engine, self._module, self._arm = engine, module, arm
         self._acorn = acorn

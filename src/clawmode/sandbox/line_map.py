@@ -2,8 +2,9 @@
 
 from bisect import bisect_right
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cached_property
+
+from clawmode.types import dataclass
 
 
 class LineMap:
@@ -30,7 +31,7 @@ class LineMap:
         return cls(mappings, prefix=int(prefix), last_line=int(last_line))
 
     def encode(self) -> str:
-        """Returns the map as text. The guest's memory keeps it, so it is frozen with the cell."""
+        """Returns the map as text, on one line."""
         return f"{self._prefix} {self._last_line} {self._mappings}"
 
     def original(self, line: int, column: int) -> tuple[int, int]:

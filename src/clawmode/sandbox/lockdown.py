@@ -33,11 +33,13 @@ library of the system that many containers lack.
 import ctypes
 import errno
 import os
-import resource
 import struct
 import sys
 from collections.abc import Callable
 from typing import Literal, TypeAlias
+
+if sys.platform != "win32":
+    import resource  # now: a worker that is locked down can import nothing more
 
 Mode: TypeAlias = Literal["off", "best-effort", "required"]
 

@@ -7,12 +7,24 @@ cut at a character, and the guest is stopped at once; it cannot catch this.
 import json
 from typing import ClassVar
 
+from clawmode.sandbox.images import media_type
 from clawmode.sandbox.line_map import CompileFailure
-from clawmode.sandbox.protocol import ITEM_BYTES, Output
+from clawmode.sandbox.protocol import (
+    ITEM_BYTES,
+    MAX_STATE_BYTES,
+    MAX_STATE_KEYS,
+    MAX_STATE_NAME,
+    MAX_STATE_VALUE,
+    Output,
+)
 
 
 class OutputLimit(Exception):
     """Raised through the guest's stack when it has emitted too much."""
+
+
+class Exited(Exception):
+    """Raised through the guest's stack when it has called `exit`."""
 
 
 class Outbox:
@@ -25,10 +37,24 @@ class Outbox:
         compile_failure: Set if the error is that the source did not compile.
         omitted: Bytes that were left out of an item over the limit.
         prefix: The beginning of an item that is over the limit, while the rest is being counted.
+        state: What programs have stored; None if the host has not passed it.
+        stored: What this step has stored, as JSON by key; None for a deleted key.
     """
 
-    CHANNELS: ClassVar[tuple[bytes, ...]] = (b"t", b"j", b"v", b"f", b"o", b"p")
-    """Text, JSON, value, failure, omitted, prefix: the emitters of the prelude, in its order."""
+    CHANNELS: ClassVar[tuple[bytes, ...]] = (
+        b"t",
+        b"j",
+        b"v",
+        b"f",
+        b"o",
+        b"p",
+        b"s",
+        b"x",
+        b"i",
+        b"b",
+    )
+    """Text, JSON, value, failure, omitted, prefix, state, exit, image, the size of a text: the
+    prelude's emitters."""
 
     def __init__(self, left: int) -> None:
         self.left = left
@@ -38,12 +64,20 @@ class Outbox:
         self.compile_failure: CompileFailure | None = None
         self.omitted = 0
         self.prefix: bytes | None = None
+        self.state: dict[str, bytes] | None = None
+        self.stored: dict[str, bytes | None] = {}
+        self._known: frozenset[str] = frozenset()
 
-    def emit(self, channel: bytes, data: bytes) -> None:
-        """Accepts `data` from the prelude.
+    def use_state(self, state: dict[str, bytes] | None) -> None:
+        """Sets what the step can load and change; the host knows the keys in it."""
+        self.state, self._known = state, frozenset(state or ())
+
+    def emit(self, channel: bytes, data: bytes) -> bytes | None:
+        """Accepts `data` from the prelude. Images and questions about the state have an answer.
 
         Raises:
             OutputLimit: The data exceeds the budget.
+            Exited: The program has called `exit`, with `data` as its value.
         """
         match channel:
             case b"t":
@@ -52,19 +86,54 @@ class Outbox:
                 self._append(Output("text", json_string(data.decode("utf-8", "replace"))), data)
             case b"j":
                 self._append(Output("json", data), data)
-            case b"v":
+            case b"v" | b"x":
                 if self.omitted or len(data) > self.left:
                     self._cut(data)
                 self.left -= len(data)
                 self.value = data
+                if channel == b"x":
+                    raise Exited
             case b"f":
                 self.failure = data
             case b"o":
                 self.omitted += len(data)
             case b"p":
                 self.prefix = data
+            case b"s" | b"i":
+                return self._ask_state(data) if channel == b"s" else self._attach(data)
+            case b"b":
+                return str(len(data)).encode()  # counting in the guest would take 0.3 s per MB
             case _:
                 raise RuntimeError(f"unknown channel {channel!r}")
+        return None
+
+    def _attach(self, image: bytes) -> bytes | None:
+        """Accepts an image in base64; "!" if it is none."""
+        if not media_type(image):
+            return b"!"
+        self.output.append(Output("image", image))
+        return None
+
+    def _ask_state(self, question: bytes) -> bytes | None:
+        """Answers `load` with JSON, and `store` with nothing; "!" and a reason is a refusal."""
+        if self.state is None:
+            return UNNAMED
+        head, _, value = question[1:].partition(b"\n")
+        key = str(json.loads(head))
+        if question[:1] == b"l":
+            return self.state.get(key)
+        others = {other: body for other, body in self.state.items() if other != key}
+        if value:
+            total = sum(map(len, others.values())) + len(value)
+            if why := _refuse_state(len(others) + 1, total, len(key.encode()), len(value)):
+                return f"!store({head[:100].decode(errors='ignore')}): {why}".encode()
+        elif key not in self._known:
+            self.state = others
+            self.stored.pop(key, None)  # the host has never heard of the key
+            return None
+        self.state = {**others, key: value} if value else others
+        self.stored[key] = value or None
+        return None
 
     def _append(self, item: Output, data: bytes) -> None:
         if self.omitted or item.size > self.left:
@@ -88,6 +157,26 @@ class Outbox:
         self.omitted += len(data) - len(kept.encode())
         self.left = 0
         raise OutputLimit
+
+
+UNNAMED = (
+    b"!A program gets what was stored only if its text has the words `load` or `store`: write "
+    b'load("key") and store("key", value).'
+)
+
+
+def _refuse_state(keys: int, total: int, name: int, size: int) -> str:
+    if name > MAX_STATE_NAME:
+        return f"the key is over {MAX_STATE_NAME} bytes: choose a shorter one."
+    if size > MAX_STATE_VALUE:
+        return "the value is over 1 MiB: keep less of it, or split it over several keys."
+    drop = "drop one with store(key, undefined)"
+    if keys > MAX_STATE_KEYS:
+        return f"there are {MAX_STATE_KEYS} keys already: {drop}, or put several values into one."
+    if total > MAX_STATE_BYTES:
+        most = f"{MAX_STATE_BYTES >> 20} MiB"
+        return f"all values together would be over {most}: keep less, or {drop}."
+    return ""
 
 
 def json_string(text: str) -> bytes:

@@ -7,13 +7,13 @@ belongs to another question, or is larger than the question allows.
 import contextlib
 import logging
 import os
+import select
 import signal
-import subprocess
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Literal
+from typing import TYPE_CHECKING
 
 import anyio
 
@@ -33,6 +33,7 @@ from clawmode.sandbox.frames import (
     frame_length,
     verify,
 )
+from clawmode.sandbox.pipes import Pipes
 from clawmode.sandbox.protocol import (
     MAX_SETUPS,
     Acknowledgement,
@@ -43,9 +44,14 @@ from clawmode.sandbox.protocol import (
     Part,
     Provide,
     Question,
+    Start,
 )
+from clawmode.sandbox.template import ForkedWorker, SpawnedWorker, Template, TemplateFailed
 from clawmode.tasks import backoff
 from clawmode.types import JsonText
+
+if TYPE_CHECKING:
+    from clawmode.sandbox.lockdown import Mode
 
 logger = logging.getLogger("clawmode.sandbox")
 
@@ -56,8 +62,6 @@ GRACE = 0.25
 ABORT_GRACE = 0.015
 """Seconds after an abort in which the worker may still answer; then it is killed."""
 
-Lockdown = Literal["off", "best-effort", "required"]
-
 
 class WorkerProcess:
     """A subprocess that runs guests.
@@ -65,94 +69,119 @@ class WorkerProcess:
     Attributes:
         booted: Resolves to the hash of the worker's image when the worker is ready.
         provided: The parts that the worker has, besides the engine.
-        cells: The number of cells that the worker has started.
+        cells: The number of cells that the worker has started or restored.
         notes: The parts of the lockdown that this system lacks.
+        alone: True if the worker is not to be used again after its present cell.
         idle_since: When the worker became idle, by `time.monotonic`.
     """
 
-    def __init__(self, lockdown: Lockdown) -> None:
+    def __init__(self, lockdown: "Mode", template: Template | None = None) -> None:
         self.booted: Future[bytes] = Future()
         self.provided: set[Part] = set()
         self.cells = 0
+        self.alone = False
         self._setups: dict[bytes, None] = {}
         self.notes: tuple[str, ...] = ()
         self._boot_began = float("inf")
         self.idle_since = time.monotonic()
-        self._lockdown: Lockdown = lockdown
+        self._lockdown: Mode = lockdown
         self._number = 0
-        self._buffer = bytearray()
         self._asking = False
         self._abort_wanted = False
         self._dead = False
         self._killing = threading.Lock()  # the boot thread may kill the worker too
-        self._answered: anyio.Event | None = None
-        self._start()
+        self._process: SpawnedWorker | ForkedWorker | None = None
+        self._started = threading.Event()  # the process is there, or will never be
+        self._template = template if template is not None and template.usable else None
+        self._open()
+        if self._template is None:
+            try:
+                self._spawn()
+            except OSError as error:
+                self._close(*self._ours, *self._theirs)
+                raise RuntimeUnavailable(f"cannot start a worker: {error}") from None
         threading.Thread(target=self._boot, name="clawmode-boot", daemon=True).start()
 
     # ---- Start and end ----
 
-    def _start(self) -> None:
+    def _open(self) -> None:
+        """Opens the pipes: input, output, errors and control of the worker."""
+        pipes: list[tuple[int, int]] = []
         try:
-            control, self._control = os.pipe()
+            while len(pipes) < 4:
+                pipes.append(os.pipe())
         except OSError as error:
+            self._close(*(end for pipe in pipes for end in pipe))
             raise RuntimeUnavailable(f"cannot start a worker: {error}") from None
-        try:
-            self._process = subprocess.Popen(  # noqa: S603 - our own module and interpreter
-                artifacts.python_command("worker", str(control), self._lockdown),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                bufsize=0,
-                env={},
-                cwd="/",
-                pass_fds=(control,),
-                start_new_session=True,
-            )
-        except OSError as error:
-            os.close(self._control)
-            raise RuntimeUnavailable(f"cannot start a worker: {error}") from None
-        finally:
-            os.close(control)
-        process = self._process
-        self._streams = [pipe for pipe in (process.stdin, process.stdout, process.stderr) if pipe]
-        self._input, self._output, self._errors = (pipe.fileno() for pipe in self._streams)
+        (source, self._input), (self._output, sink), (self._errors, errors), last = pipes
+        control, self._control = last
+        self._theirs = [source, sink, errors, control]
+        self._ours = [self._input, self._output, self._errors]
+        self._pipes = Pipes(self._input, self._output)
+        for descriptor in self._ours:
+            os.set_blocking(descriptor, False)
+
+    def _close(self, *descriptors: int) -> None:
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+    def _spawn(self) -> None:
+        """Starts the process without a template."""
+        source, sink, errors, control = self._theirs
+        command = artifacts.python_command("worker", str(control), self._lockdown)
+        self._adopt(SpawnedWorker(command, source, sink, errors, control))
+
+    def _adopt(self, process: SpawnedWorker | ForkedWorker) -> None:
+        self._close(*self._theirs)
+        self._theirs = []
+        with self._killing:
+            self._process = process
+            if self._dead:
+                process.kill()
+        self._started.set()
 
     def _boot(self) -> None:
-        """Runs in the boot thread: sends the machine code and waits until the worker is ready."""
-        watchdog = threading.Timer(BOOT_SECONDS, self.kill)
-        watchdog.daemon = True
+        """Runs in the boot thread: gets the process, and waits until the worker is ready."""
         try:
             coming = artifacts.prepare("quickjs")
             while not coming.done():
-                if self._dead:
-                    raise RuntimeUnavailable("it was ended while its machine code was prepared")
+                self._check_boot()
                 with contextlib.suppress(TimeoutError):
                     coming.exception(0.1)
             # Not earlier: compiling can take minutes, and `artifacts` bounds it.
-            watchdog.start()
-            ready = self._shake_hands(coming.result())
+            ready = self._shake_hands(coming.result(), time.monotonic() + BOOT_SECONDS)
         except Exception as error:
             reason = str(error)
             if not self._dead and not isinstance(error, SandboxError):
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    self._process.wait(0.5)
-                reason = f"{self._ending()} ({type(error).__name__})"
-            self.booted.set_exception(RuntimeUnavailable(f"a worker did not start: {reason}"))
+                reason = f"{self._ending(0.5)} ({type(error).__name__})"
             self.kill()
+            self._started.set()
+            self._close(*self._theirs)
+            self._theirs = []
+            self.booted.set_exception(RuntimeUnavailable(f"a worker did not start: {reason}"))
             return
-        finally:
-            watchdog.cancel()
         self.notes = ready.notes
-        os.set_blocking(self._input, False)
-        os.set_blocking(self._output, False)
         self.booted.set_result(ready.image)
 
-    def _shake_hands(self, code: bytes) -> Acknowledgement:
+    def _check_boot(self) -> None:
+        if self._dead:
+            raise RuntimeUnavailable("it was ended while it was started")
+
+    def _shake_hands(self, code: bytes, until: float) -> Acknowledgement:
         self._boot_began = time.monotonic()
-        view = memoryview(encode(Boot(code), 0))
-        while view:
-            view = view[os.write(self._input, view) :]
-        body = self._read_blocking(frame_length(self._read_blocking(HEADER.size)))
+        if self._template is not None:
+            try:
+                self._adopt(self._template.fork(code, self._lockdown, self._theirs))
+            except TemplateFailed:
+                self._check_boot()
+                self._spawn()
+        if isinstance(self._process, SpawnedWorker):
+            view = memoryview(encode(Boot(code, artifacts.cached_image()), 0))
+            while view:
+                self._await(self._input, select.POLLOUT, until)
+                with contextlib.suppress(BlockingIOError):
+                    view = view[os.write(self._input, view) :]
+        body = self._read_boot(frame_length(self._read_boot(HEADER.size, until)), until)
         ready = decode_answer(body, 0)
         if isinstance(ready, Failure):
             # The machine code is whole, and yet it cannot be loaded: the next worker compiles anew.
@@ -162,29 +191,44 @@ class WorkerProcess:
             raise ProtocolError(f"expected ready, found {ready.kind}")
         return ready
 
-    def _read_blocking(self, length: int) -> bytes:
+    def _await(self, descriptor: int, event: int, until: float) -> None:
+        poll = select.poll()
+        poll.register(descriptor, event)
+        if not poll.poll(max(until - time.monotonic(), 0) * 1000):
+            raise TimeoutError("a worker hung during its start")
+
+    def _read_boot(self, length: int, until: float) -> bytes:
         data = b""
         while len(data) < length:
+            self._await(self._output, select.POLLIN, until)
             chunk = os.read(self._output, length - len(data))
             if not chunk:
                 raise EOFError
             data += chunk
         return data
 
-    def _ending(self) -> str:
+    def _ending(self, patience: float = 0) -> str:
         """Describes how the process ended. Its stderr is only logged, as models read errors."""
-        os.set_blocking(self._errors, False)
+        if self._process is None:
+            return "it was never started"
+        ended = self._process.poll()
+        until = time.monotonic() + patience
+        while ended is None and time.monotonic() < until:
+            time.sleep(0.005)
+            ended = self._process.poll()
         stderr = b""
         with contextlib.suppress(BlockingIOError):
             stderr = os.read(self._errors, 65536)
         if lines := stderr.decode(errors="replace").strip().splitlines():
             logger.error("last line on stderr of worker %d: %r", self.pid, lines[-1][:500])
-        status = self._process.poll()
-        return "it ended" if status is None else f"it ended with status {status}"
+        known = isinstance(self._process, SpawnedWorker) and ended is not None
+        return f"it ended with status {ended}" if known else "it ended"
 
     @property
     def pid(self) -> int:
-        return self._process.pid
+        """The process, after waiting until it is forked; 0 if it never was."""
+        self._started.wait(BOOT_SECONDS)
+        return self._process.pid if self._process is not None else 0
 
     def booting_for(self) -> float:
         """Returns the seconds since the worker was sent its machine code."""
@@ -196,7 +240,7 @@ class WorkerProcess:
 
     @property
     def alive(self) -> bool:
-        return not self._dead and self._process.poll() is None
+        return not self._dead and (self._process is None or self._process.poll() is None)
 
     def kill(self) -> None:
         """Kills the worker, if it is alive. Idempotent."""
@@ -204,19 +248,28 @@ class WorkerProcess:
             if self._dead:
                 return
             self._dead = True
-        self._process.kill()
+            if self._process is not None:
+                self._process.kill()
         os.close(self._control)
 
     def reaped(self) -> bool:
         """True if a killed worker is gone; its pipes are then closed."""
         # The boot thread, or a pending question, still reads the pipes until they break.
-        if self._process.poll() is None or not self.booted.done() or self._asking:
+        if not self.booted.done() or self._asking:
             return False
-        for pipe in self._streams:
-            pipe.close()
+        if self._process is not None and not self._process.gone():
+            return False
+        self._pipes.release()
+        self._close(*self._ours)
+        self._ours = []
         return True
 
     # ---- Asking ----
+
+    def is_equipped(self, start: Start) -> bool:
+        """True if the worker has the parts and the setup that a cell starts with."""
+        has_setup = not start.setup or start.setup in self._setups
+        return has_setup and self.provided.issuperset(start.needs())
 
     async def provide(self, part: Part, deadline: float) -> None:
         """Sends a part, unless the worker has it.
@@ -255,15 +308,19 @@ class WorkerProcess:
         assert not self._asking, "a worker gets one question at a time"
         self._asking, self._abort_wanted = True, False
         self._number += 1
-        self._answered = anyio.Event()
+        allowed, most = answer_bounds(question)
         answered = False
         try:
-            with anyio.move_on_after(max(deadline - time.monotonic(), 0) + GRACE):
-                await self._send(encode(question, self._number))
-                answer = verify(question, await self._receive(*answer_bounds(question)))
-                answered = True
-                return answer
-            raise DeadlineExceeded("The program ran longer than it may, and its worker hung.")
+            frame = encode(question, self._number)
+            body = await self._pipes.exchange(
+                frame, allowed, max(deadline, time.monotonic()) + GRACE
+            )
+            answer = verify(question, decode_answer(body, self._number, most))
+            answered = True
+            return answer
+        except TimeoutError:
+            text = "The program ran longer than it may, and its worker hung."
+            raise DeadlineExceeded(text) from None
         except (OSError, EOFError):
             if self._abort_wanted:
                 raise Aborted from None
@@ -274,43 +331,8 @@ class WorkerProcess:
             raise RuntimeUnavailable(f"the worker sent an invalid answer: {error}") from None
         finally:
             self._asking = False
-            self._answered.set()
             if not answered:
                 self.kill()
-
-    async def _send(self, data: bytes) -> None:
-        fd = self._input
-        view = memoryview(data)
-        while True:
-            with contextlib.suppress(BlockingIOError):
-                view = view[os.write(fd, view) :]
-            if not view:
-                return
-            await anyio.wait_writable(fd)
-
-    async def _receive(self, allowed: int, most: int) -> Answer:
-        length = frame_length(await self._read(HEADER.size))
-        if length > allowed:
-            raise ProtocolError(f"an answer of {length} bytes, {allowed} allowed")
-        body = await self._read(length)
-        if self._buffer:
-            raise ProtocolError("more than one answer")
-        return decode_answer(body, self._number, most)
-
-    async def _read(self, length: int) -> bytes:
-        fd, buffer = self._output, self._buffer
-        while len(buffer) < length:
-            try:
-                chunk = os.read(fd, max(65536, min(length - len(buffer), 1 << 20)))
-            except BlockingIOError:
-                await anyio.wait_readable(fd)
-                continue
-            if not chunk:
-                raise EOFError
-            buffer += chunk
-        data = bytes(buffer[:length])
-        del buffer[:length]
-        return data
 
     async def abort(self) -> None:
         """Stops the running step, if there is one: through the control pipe, or by a kill."""
@@ -319,15 +341,15 @@ class WorkerProcess:
         number, self._abort_wanted = self._number, True
         with contextlib.suppress(OSError):
             os.write(self._control, number.to_bytes(8, "big"))
-        with anyio.move_on_after(ABORT_GRACE):
-            assert self._answered is not None
-            await self._answered.wait()
+        await self._pipes.answered(ABORT_GRACE)
         if self._asking and self._number == number:
             self.kill()
 
     def signal(self, number: signal.Signals) -> None:
         """Sends a signal to the worker; for tests."""
-        self._process.send_signal(number)
+        self._started.wait(BOOT_SECONDS)
+        if self._process is not None:
+            self._process.send_signal(number)
 
 
 async def loaded(part: Part, check: Callable[[], object] = bool) -> bytes:

@@ -6,11 +6,12 @@ numbers are those of the source; columns of the first line are corrected here.
 
 import json
 import re
-from dataclasses import dataclass
+from functools import cache
+from typing import NamedTuple
 
 from clawmode.sandbox.line_map import CompileFailure, LineMap
-from clawmode.sandbox.protocol import Start
-from clawmode.types import ErrorCode
+from clawmode.sandbox.protocol import MAX_ERROR, Failure, Start
+from clawmode.types import ErrorCode, dataclass
 
 HEAD = "(async function () {"
 TAIL = "\n})"
@@ -19,37 +20,54 @@ MAX_FRAMES = 12
 
 _FRAME = re.compile(r"^\s*at (?:(?P<name>.*) \()?cell:(?P<line>\d{1,9}):(?P<column>\d{1,9})\)?$")
 
-_COMMANDS = "|".join(
-    map(
-        re.escape,
-        """
-        alias apt apt-get awk basename bash brew bun cargo cat cd chmod chown cmake composer cp curl
-        cut date deno df diff dirname docker du echo env export find gcc gem git go grep head helm
-        java javac jq kill kubectl less ln ls lsof make mkdir mv mvn node npm npx perl php ping pip
-        pip3 pnpm poetry ps psql pwd pytest python python3 rg rm rmdir rsync ruby scp sed sh sleep
-        sort source sqlite3 ssh sudo systemctl tail tar tee terraform test touch tr tree tsc uname
-        uniq unset unzip uv wc wget which whoami xargs yarn zip zsh
-        """.split(),
-    )
-)
+_COMMANDS = """
+    alias apt apt-get awk basename bash brew bun cargo cat cd chmod chown cmake composer cp curl cut
+    date deno df diff dirname docker du echo env export find gcc gem git go grep head helm java
+    javac jq kill kubectl less ln ls lsof make mkdir mv mvn node npm npx perl php ping pip pip3 pnpm
+    poetry ps psql pwd pytest python python3 rg rm rmdir rsync ruby scp sed sh sleep sort source
+    sqlite3 ssh sudo systemctl tail tar tee terraform test touch tr tree tsc uname uniq unset unzip
+    uv wc wget which whoami xargs yarn zip zsh
+"""
 _JAVASCRIPT_WORDS = (
     "abstract|as|async|class|const|declare|default|enum|function|in|instanceof|interface|let|"
     "namespace|of|type|var"
 )
-_STARTS_COMMAND = re.compile(rf"(?:{_COMMANDS})(?:\s|$)")
-_COMMAND = re.compile(
-    rf"(?:{_COMMANDS})\s+(?!(?:{_JAVASCRIPT_WORDS})\b)"
-    r"""(?:[\w"'$~]|-{1,2}\w|/\w|\*[./]|\.(?:[\s./]|$))"""
-)
-_OTHER_SHELL = re.compile(
-    rf"""\#! | \$\s
-    | (?:[A-Z_][A-Z0-9_]*=\S*\s+)+ (?:{_COMMANDS}|\.{{0,2}}/)
-    | (?:\.{{1,2}}|~|/(?:bin|etc|home|opt|root|tmp|usr|var)) /[\w.-]+ (?:/[\w.-]+)* (?:\s|$)
-    | for\s+\w+\s+in\b [^:]* \bdo\b
-    | (?:if|while|until)\s+ (?:\[ | \S.*;\s*(?:then|do)\b)""",
-    re.VERBOSE,
-)
 _BETWEEN_COMMANDS = re.compile(r"\|\|?|&&|;")
+
+
+class UnbalancedSource(Exception):
+    """The source closes the function that it is wrapped in."""
+
+
+TOO_MANY = "The program opened more calls at once than it may. Await some before starting more."
+STUCK = "The program waits for a promise that nothing can settle."
+
+
+class _ShellPatterns(NamedTuple):
+    """Patterns of lines that a shell would run."""
+
+    first_word: re.Pattern[str]
+    command: re.Pattern[str]
+    other: re.Pattern[str]
+
+
+@cache
+def _shell_patterns() -> _ShellPatterns:
+    # Not at import: compiling them takes longer than everything else here, and few sources fail.
+    commands = "|".join(map(re.escape, _COMMANDS.split()))
+    command = (
+        rf"(?:{commands})\s+(?!(?:{_JAVASCRIPT_WORDS})\b)"
+        r"""(?:[\w"'$~]|-{1,2}\w|/\w|\*[./]|\.(?:[\s./]|$))"""
+    )
+    other = rf"""\#! | \$\s
+        | (?:[A-Z_][A-Z0-9_]*=\S*\s+)+ (?:{commands}|\.{{0,2}}/)
+        | (?:\.{{1,2}}|~|/(?:bin|etc|home|opt|root|tmp|usr|var)) /[\w.-]+ (?:/[\w.-]+)* (?:\s|$)
+        | for\s+\w+\s+in\b [^:]* \bdo\b
+        | (?:if|while|until)\s+ (?:\[ | \S.*;\s*(?:then|do)\b)"""
+    return _ShellPatterns(
+        re.compile(rf"(?:{commands})(?:\s|$)"), re.compile(command), re.compile(other, re.VERBOSE)
+    )
+
 
 SHELL = (
     "This is not JavaScript: it looks like a shell command. `exec` runs the body of an async "
@@ -65,11 +83,14 @@ class PreparedSource:
         wrapped: UTF-8 of the function that the source is the body of.
         body: Where the function must end, in UTF-16 units.
         line_map: Where positions come from, if the source was printed anew.
+        origin: For TypeScript, the map and the submitted source as text. The guest's memory keeps
+            the text, so it is frozen with the cell.
     """
 
     wrapped: bytes
     body: int
     line_map: LineMap | None = None
+    origin: str = ""
 
     @property
     def unclosed(self) -> bytes:
@@ -77,13 +98,20 @@ class PreparedSource:
         return self.wrapped.removesuffix(TAIL.encode()) + b"\n)"
 
 
-def wrap(source: str, line_map: LineMap | None = None) -> PreparedSource:
-    """Wraps a source into the one function that the prelude's `accept` expects."""
+def wrap(source: str, line_map: LineMap | None = None, submitted: str = "") -> PreparedSource:
+    """Wraps a source into the one function that the prelude's `accept` expects.
+
+    Args:
+        source: JavaScript.
+        line_map: Where its positions come from, if it was printed anew.
+        submitted: The TypeScript that it was made of.
+    """
     text = HEAD + source + TAIL
     body = len(text) - 2
     if not text.isascii():
         body += sum(1 for character in source if character > "\uffff")
-    return PreparedSource(text.encode("utf-8", "surrogatepass"), body, line_map)
+    origin = f"{line_map.encode() if line_map else ''}\n{submitted}" if submitted else ""
+    return PreparedSource(text.encode("utf-8", "surrogatepass"), body, line_map, origin)
 
 
 def looks_like_shell(source: str) -> bool:
@@ -92,7 +120,7 @@ def looks_like_shell(source: str) -> bool:
         return True
     lines = _shell_lines(source)
     if not lines or not _is_command(lines[0]):
-        return bool(lines and _OTHER_SHELL.match(lines[0]))
+        return bool(lines and _shell_patterns().other.match(lines[0]))
     # A single word is not enough: the first line of a program may begin an expression.
     return " " in lines[0] or all(map(_is_command, lines))
 
@@ -105,9 +133,11 @@ def _shell_lines(source: str) -> list[str]:
 
 def _is_command(line: str) -> bool:
     parts = [part.strip() for part in _BETWEEN_COMMANDS.split(line)]
-    if not _STARTS_COMMAND.match(parts[0]):
+    if not _shell_patterns().first_word.match(parts[0]):
         return False
-    return line == parts[0].split()[0] or any(_COMMAND.match(part) for part in parts)
+    return line == parts[0].split()[0] or any(
+        _shell_patterns().command.match(part) for part in parts
+    )
 
 
 def _is_undefined_command(source: str, message: str) -> bool:
@@ -142,7 +172,8 @@ def describe_failure(
         return "memory_limit_exceeded", "The program used more memory than it may."
     if start and compile_failure:
         return _describe_syntax(headline, failure["stack"], start, compile_failure)
-    line_map = LineMap.decode(failure["map"]) if failure["map"] else None
+    encoded, _, submitted = failure["origin"].partition("\n")
+    line_map = LineMap.decode(encoded) if encoded else None
     positions = _positions(failure["stack"], line_map)
     frames = "".join(f"\n    at {name} (cell:{line}:{column})" for name, line, column in positions)
     if start and name == "ReferenceError":
@@ -150,9 +181,21 @@ def describe_failure(
             return "invalid_input", SHELL
         if start.language == "javascript" and _names_type(start.source, message):
             frames += f"\n{TYPESCRIPT}"
+    if kind == "error" and name == "TypeError" and (missed := failure["missed"]):
+        # The engine's message names nothing, and this failure may be about another name.
+        found = zip(positions[:1], _positions(failure["missedAt"], line_map), strict=False)
+        # The engine's columns of the two places differ by a few letters.
+        if any(f[1] == m[1] and abs(f[2] - m[2]) <= len(missed) for f, m in found):
+            headline = headline.replace(" not a function", f" {missed} is not a function")
+            return "nested_tool_failed", f"{headline}{frames}\n{MISSING.format(missed)}"
+        if message == "not a function":
+            frames += f"\n{MAYBE_MISSING.format(missed)}"
     if kind == "tool":
         tool = f" (tool {failure['tool']})" if failure["tool"] else ""
-        return "nested_tool_failed", headline + tool + frames
+        if failure.get("pause") is not None:
+            tool += f" (rate_limited: wait {failure['pause']} ms and call it again)"
+        source = submitted or failure["source"][len(HEAD) - 1 :]
+        return "nested_tool_failed", headline + tool + _excerpt(source, positions) + frames
     return "internal_error", headline + frames
 
 
@@ -184,6 +227,12 @@ def _describe_syntax(
     return "invalid_input", error
 
 
+def is_typescript(start: Start, failure: Failure) -> bool:
+    """True if a program did not compile as JavaScript and looks like TypeScript."""
+    refused = start.language == "javascript" and failure.code == "invalid_input"
+    return refused and failure.error.endswith(TYPESCRIPT)
+
+
 def _describe_end(source: str, *, closed: bool) -> str:
     offset, message = len(source.rstrip()), "Unexpected end of the program"
     if closed:
@@ -208,6 +257,8 @@ _WORD = re.compile(r"\w*")
 _MODULE_SYNTAX = re.compile(r"(?:^|[;{}])\s*(export|import)(?:\s+type)?$")
 
 TYPESCRIPT = "This looks like TypeScript."
+MISSING = "There is no {}."
+MAYBE_MISSING = "The program also looked for {}, which does not exist."
 
 _TYPE = (
     r"(?:(?:any|bigint|boolean|never|null|number|object|string|symbol|undefined|unknown|void)\b"
@@ -237,7 +288,9 @@ def _is_type_syntax(before: str, after: str) -> bool:
 def _names_type(source: str, message: str) -> bool:
     """True for `f<number>(1)`, which compiles as a comparison: `number` is not defined."""
     missing = re.match(rf"'?({_TYPE}\w*)'? is not defined$", message)
-    return missing is not None and re.search(rf"\w<{missing[1]}[<>,\[]", source) is not None
+    return (
+        missing is not None and re.search(rf"\w<{re.escape(missing[1])}[<>,\[]", source) is not None
+    )
 
 
 def _positions(stack: str, line_map: LineMap | None) -> list[tuple[str, int, int]]:
@@ -256,8 +309,27 @@ def _positions(stack: str, line_map: LineMap | None) -> list[tuple[str, int, int
     return found[:MAX_FRAMES]
 
 
+def _excerpt(source: str, positions: list[tuple[str, int, int]]) -> str:
+    """Returns the line that made a failed call; empty if the guest has hidden the position."""
+    lines = source.split("\n")
+    if not positions or not 0 < positions[0][1] <= len(lines):
+        return ""
+    _, line, column = positions[0]
+    return _pointed(lines[line - 1], line, min(column, len(lines[line - 1]) + 1))
+
+
 def _pointed(text: str, line: int, column: int) -> str:
     text = text.expandtabs(1).rstrip()
     start = max(0, column - 60)
     shown = text[start : start + 120]
     return f" (line {line}, column {column})\n    {shown}\n    {' ' * (column - 1 - start)}^"
+
+
+def clean_text(text: str) -> str:
+    """Replaces lone surrogates, which cannot be encoded, and bounds the length."""
+    return text[: MAX_ERROR - 1].encode("utf-8", "replace").decode()
+
+
+def last_line(error: Exception) -> str:
+    """Returns the last line of an error of wasmtime, which says what happened."""
+    return (str(error).strip().splitlines() or ["trap"])[-1].strip()[:200]

@@ -16,6 +16,8 @@ from typing import Any, NoReturn, TypeAlias
 
 import wasmtime
 
+from clawmode.sandbox.deadline import Arm
+
 MAX_TRANSFORMS = 1000
 MAX_MEMORY = 64 << 20
 """After this many transforms, or beyond this much memory (which never shrinks), an instance is
@@ -56,7 +58,7 @@ class Swc:
         self,
         engine: wasmtime.Engine,
         module: wasmtime.Module,
-        arm: Callable[[wasmtime.Store], None],
+        arm: Arm,
     ) -> None:
         self._engine = engine
         self._module = module

@@ -18,17 +18,17 @@ import re
 import secrets
 import unicodedata
 from bisect import bisect_right
-from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, TypeAlias
 
 import wasmtime
 
+from clawmode.sandbox.deadline import Arm
 from clawmode.sandbox.line_map import LineMap
-from clawmode.sandbox.source import last_brace
+from clawmode.sandbox.source import SHELL, last_brace, looks_like_shell
 from clawmode.sandbox.swc import REPRINT, STRIP, Swc, TransformerCrash, Value
 from clawmode.sandbox.swc import TransformerMismatch as TransformerMismatch
+from clawmode.types import ErrorCode, dataclass
 
 Kind: TypeAlias = Literal["syntax", "module", "unsupported"]
 
@@ -64,6 +64,19 @@ class TransformError(Exception):
         self.column = column
         self.snippet = snippet
 
+    def describe(self, source: str) -> tuple[ErrorCode, str]:
+        """Returns the error code and the text for the author of `source`."""
+        if looks_like_shell(source):
+            return "invalid_input", SHELL
+        if self.kind == "module":
+            return "module_access_denied", (
+                f"Line {self.line}, column {self.column}: programs have no modules. "
+                "Call tools instead."
+            )
+        position = f" (line {self.line}, column {self.column})" if self.line else ""
+        snippet = f"\n    {self.snippet}" if self.snippet else ""
+        return "typescript_transform_failed", f"{self.message}{position}{snippet}"
+
 
 @dataclass(frozen=True)
 class TransformedSource:
@@ -80,7 +93,7 @@ class TypeScript:
         self,
         engine: wasmtime.Engine,
         module: wasmtime.Module,
-        arm: Callable[[wasmtime.Store], None],
+        arm: Arm,
     ) -> None:
         self._swc = Swc(engine, module, arm)
         # `break` is valid only inside of the block with its label, and the source cannot guess the

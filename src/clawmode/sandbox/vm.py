@@ -14,17 +14,25 @@ import os
 import struct
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import wasmtime
 
 from clawmode.exceptions import SnapshotRefused, SnapshotTooLarge
-from clawmode.sandbox.image import build_image, heap_in_use
+from clawmode.sandbox.image import Image, Setup, SnapshotSize, build_image, heap_in_use
 from clawmode.sandbox.line_map import CompileFailure
 from clawmode.sandbox.machine import Machine
 from clawmode.sandbox.output import Outbox
-from clawmode.sandbox.protocol import MAX_SETUPS, PAGE, FrozenCell, Limits, Settlement, Start
+from clawmode.sandbox.protocol import (
+    MAX_SETUPS,
+    PAGE,
+    FrozenCell,
+    Limits,
+    Resume,
+    Start,
+    State,
+)
 from clawmode.sandbox.source import PreparedSource
+from clawmode.types import dataclass
 
 SCRUB_FROM = 1 << 20
 """Changed bytes from which free memory is zeroed before a freeze."""
@@ -37,6 +45,7 @@ SEED, OUTPUT_LIMIT, MAX_CALLS, MAX_OTHERS, ARGUMENT = 0, 4, 5, 6, 7
 MAIN_STATE, QUEUED, OPEN_CALLS, OPEN_OTHERS, TIMEOUTS, NEXT_DUE, OVERFLOW, STARTED, HEAP = range(
     8, 17
 )
+MAX_WAITING, WAITING_CALLS, UNSEEN_CALLS = 17, 18, 19
 MAILBOX = 24
 PENDING, FULFILLED, REJECTED = 0, 1, 2
 
@@ -44,21 +53,6 @@ COMPILE_ONLY = 1 << 5
 """The engine's flag that compiles a text without running it."""
 
 MAX_SETUP_HEAP = 256 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class Setup:
-    """A memory that a cell starts from: the bare image, one with a catalog, or a snapshot's.
-
-    Attributes:
-        memory: The whole linear memory.
-        heap: The heap in use.
-        size: The bytes that this memory takes as a snapshot, a difference from the bare image.
-    """
-
-    memory: bytes
-    heap: int
-    size: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +66,7 @@ class IdleState:
         due: When the next timer is due, in milliseconds since 1970; 0 if there is none.
         ended: True if the main promise is fulfilled and nothing is pending.
         stuck: True if nothing can settle the main promise.
+        waiting: Calls that the host has not got yet, because it has enough of them.
         overflow: True if the guest opened too many requests.
         filled: True if the heap has been about as large as it may be.
     """
@@ -82,6 +77,7 @@ class IdleState:
     due: float
     ended: bool
     stuck: bool
+    waiting: int
     overflow: bool
     filled: bool
 
@@ -94,19 +90,24 @@ class Vm:
         engine: wasmtime.Engine,
         module: wasmtime.Module,
         arm: Callable[[wasmtime.Store], None],
+        image: Image | None = None,
     ) -> None:
         self._engine, self._module, self._arm = engine, module, arm
-        self.image = build_image(engine, module)
+        self.image = image or build_image(engine, module)
         self._machine: Machine | None = None
         self._bare = self._origin = Setup(self.image.memory, self.image.heap)
         self._setups: dict[bytes, Setup] = {}
         self._filled_at = 0
+        self._measured = SnapshotSize()
+        self._last = self._bare
+        self._laid_out: Setup | None = None
+        self._attached: Limits | None = None
+        self._state: dict[str, bytes] | None = None
         self.live = False
 
     def warm_up(self) -> None:
         """Creates the instance that the first cell will use."""
-        self._reset(self._bare, Limits(), Outbox(0))
-        self.live = False
+        self._lay_out(self._bare)
 
     # ---- Starting and resuming ----
 
@@ -119,15 +120,16 @@ class Vm:
         instance = machine.instance
         memory = instance.read(0, instance.memory_size())
         size = len(self.image.compress(instance, self.image.changed_pages(instance)))
-        self._setups[key] = Setup(memory, heap_in_use(machine), size)
+        self._setups[key] = self._last = Setup(memory, heap_in_use(machine), size)
         if len(self._setups) > MAX_SETUPS:
             del self._setups[next(iter(self._setups))]
         self.live = False
 
     def start(self, prepared: PreparedSource, start: Start, outbox: Outbox) -> bool:
         """Compiles a cell and calls it. Returns False if the text is not exactly one function."""
-        setup = self._setups[start.setup] if start.setup else self._bare
+        setup = self._last = self._setups[start.setup] if start.setup else self._bare
         machine = self._reset(setup, start.limits, outbox)
+        self._use_state(start.state, outbox)
         handles = self.image.handles
         self._mail[SEED : SEED + 4] = struct.unpack("<4I", os.urandom(16))
         self._mail[STARTED] = time.time() * 1000
@@ -141,8 +143,8 @@ class Vm:
             outbox.compile_failure = CompileFailure(closed, prepared.line_map)
             return True
         arguments = [main]
-        if prepared.line_map is not None:
-            arguments.append(machine.new_text(prepared.line_map.encode().encode()))
+        if prepared.origin:
+            arguments.append(machine.new_text(prepared.origin.encode()))
         accepted = machine.call_with(handles.accept, *arguments)
         for text in arguments[1:]:
             machine.free_value(text)
@@ -166,9 +168,11 @@ class Vm:
         machine.free_value(machine.get_exception() if refused else made)
         return not refused
 
-    def resume(self, settled: tuple[Settlement, ...], limits: Limits, outbox: Outbox) -> None:
+    def resume(self, resume: Resume, outbox: Outbox) -> None:
         """Delivers replies to the live cell, in the given order."""
-        machine = self._attach(limits, outbox)
+        machine, settled = self._attach(resume.limits, outbox), resume.settled
+        machine.shift = resume.shift
+        self._use_state(resume.state, outbox)
         if settled:
             replies = b",".join(
                 b"[%d,%s,%s]" % (item.id, b"true" if item.ok else b"false", item.value)
@@ -177,12 +181,22 @@ class Vm:
             handles = self.image.handles
             machine.check(machine.call_with_text(handles.deliver, b"[" + replies + b"]"))
 
+    def _use_state(self, state: State | None, outbox: Outbox) -> None:
+        """Lets the cell load and store: in `state`, or in what its last step left."""
+        if state is not None:
+            self._state = dict(state)
+        outbox.use_state(self._state)
+
+    def keep_state(self, outbox: Outbox) -> None:
+        """Keeps what the step has stored for the next step of the live cell."""
+        self._state = outbox.state
+
     def run(self, now: float) -> IdleState:
         """Runs jobs and due timers until the guest is idle.
 
         Args:
-            now: A lower bound of the time, in milliseconds since 1970: a cell that was resumed for
-                a timer must find it due, whatever this machine's clock says.
+            now: A lower bound of the guest's time, in milliseconds since 1970: a cell that was
+                resumed for a timer must find it due, whatever this machine's clock says.
         """
         machine, mail, handles = self._live_machine(), self._mail, self.image.handles
         while True:
@@ -193,12 +207,16 @@ class Vm:
             if mail[MAIN_STATE] == REJECTED:
                 break
             due = mail[NEXT_DUE]
-            clock = max(now, time.time() * 1000)
+            clock = max(now, time.time() * 1000 + machine.shift)
             if due == 0 or due > clock:
                 break
             mail[ARGUMENT] = clock
             machine.check(machine.call_with(handles.fire))
         return self._idle(machine)
+
+    def unmade_calls(self) -> int:
+        """Returns the number of calls that the guest has opened and the host has not seen."""
+        return int(self._mail[UNSEEN_CALLS] + self._mail[WAITING_CALLS])
 
     def _idle(self, machine: Machine) -> IdleState:
         mail, handles = self._mail, self.image.handles
@@ -222,25 +240,40 @@ class Vm:
             due=mail[NEXT_DUE],
             ended=ended,
             stuck=stuck,
+            waiting=int(mail[WAITING_CALLS]),
             overflow=bool(mail[OVERFLOW]),
             filled=machine.instance.memory_size() >= self._filled_at,
         )
 
     # ---- Freezing and restoring ----
 
-    def freeze(self) -> FrozenCell:
-        """Returns the live cell's difference from the image. The VM holds no cell afterwards."""
-        machine, image = self._live_machine(), self.image
+    def freeze(self, *, packed: bool = True, keep: bool = False) -> FrozenCell:
+        """Returns the live cell's difference from the image.
+
+        Args:
+            packed: Whether to compress it.
+            keep: Whether the cell stays live. If not, the VM holds no cell afterwards.
+        """
+        machine, image, began = self._live_machine(), self.image, time.monotonic()
         instance = machine.instance
         changed = image.changed_pages(instance)
+        looked = time.monotonic() - began
         if len(changed) * PAGE > SCRUB_FROM:
             machine.run_gc()
             self._scrub(machine)
             changed = image.changed_pages(instance)
-        self.close()
-        pages = image.compress(instance, changed)
-        heap = min(int(self._mail[HEAP]), MAX_SETUP_HEAP)
-        return FrozenCell(image.digest, instance.memory_size(), image.pointers, pages, heap)
+            self._attached = None  # the cell may grow again if it goes on
+        if not keep:
+            self.close()
+        if packed:
+            pages = image.compress(instance, changed)
+        else:
+            pages = b"".join(image.changes(instance, changed))
+        heap, memory = min(int(self._mail[HEAP]), MAX_SETUP_HEAP), instance.memory_size()
+        if keep and packed and self._measured.memory:  # the true size of a large cell was wanted
+            self._origin = Setup(instance.read(0, memory), heap, len(pages))
+            self._measured.note(memory, len(pages), looked)
+        return FrozenCell(image.digest, memory, image.pointers, pages, heap)
 
     def _scrub(self, machine: Machine) -> None:
         """Zeroes free memory, which would otherwise be stored like memory in use.
@@ -289,19 +322,21 @@ class Vm:
         if frozen.memory > limits.snapshot_bytes:
             memory = machine.instance.read(0, frozen.memory)
             self._origin = Setup(memory, heap, len(frozen.pages))
-        self.live = True
+        self.live, self._attached = True, None
 
-    def frozen_at_most(self, limit: int) -> int:
+    def frozen_at_most(self, limit: int, ran: float) -> int:
         """Returns an upper bound of the live cell's size as a snapshot, without freezing it.
 
         A page that has changed since the memory that the cell started from adds at most its own
         size. If the whole memory is not over `limit`, its size is a sufficient bound.
+
+        Args:
+            limit: The size that a snapshot may have.
+            ran: Seconds that the last step took.
         """
-        instance, origin = self._live_machine().instance, self._origin
-        most = instance.memory_size()
-        if most > limit:
-            most = min(most, origin.size + PAGE * instance.count_changed(origin.memory, PAGE))
-        return most
+        instance = self._live_machine().instance
+        memory = instance.memory_size()
+        return memory if memory <= limit else self._measured.bound(instance, self._origin, ran)
 
     # ---- The machine ----
 
@@ -310,11 +345,11 @@ class Vm:
         self.close()
         if self._machine is not None:
             self._machine.instance.store.close()
-        self._machine = None
+        self._machine = self._laid_out = None
 
     def close(self) -> None:
         """Discards the live cell; the instance can be used for the next cell."""
-        self.live, self._origin = False, self._bare
+        self.live, self._origin, self._state = False, self._bare, None
 
     def _wall(self, limits: Limits, heap: int = 0) -> int:
         # The heap limit counts memory in use only; fragmentation may take half as much again.
@@ -325,9 +360,13 @@ class Vm:
             raise RuntimeError("no cell is live in this worker")
         return self._machine
 
-    def _reset(self, setup: Setup, limits: Limits, outbox: Outbox) -> Machine:
-        self.live = False
-        machine, image = self._machine, self.image
+    def lay_out(self) -> None:
+        """Replaces the memory of a cell that has ended by what the next probably starts from."""
+        if not self.live and self._laid_out is None:
+            self._lay_out(self._last)
+
+    def _lay_out(self, setup: Setup) -> Machine:
+        machine, handles, self._laid_out = self._machine, self.image.handles, None
         if machine is not None:
             grown = machine.instance.memory_size() - len(setup.memory)
             if grown > KEEP_GROWN:
@@ -336,32 +375,41 @@ class Vm:
             elif grown > 0:
                 machine.instance.fill(len(setup.memory), grown)
         if machine is None:
-            machine = Machine(self._engine, self._module, fixed=False)
-            machine.handles = image.handles
-            mail = ctypes.c_double * MAILBOX
-            self._mail = mail.from_address(machine.instance.base + image.handles.mailbox)
-            self._machine = machine
-        machine.instance.store.set_limits(memory_size=self._wall(limits, setup.heap))
+            machine = self._machine = Machine(self._engine, self._module, fixed=False)
+            machine.handles, mail = handles, ctypes.c_double * MAILBOX
+            self._mail = mail.from_address(machine.instance.base + handles.mailbox)
+        machine.instance.store.set_limits(memory_size=len(setup.memory))
         machine.instance.grow_to(len(setup.memory))
         machine.instance.write(0, setup.memory)
+        machine.rejections.clear()  # handles into the memory of the last cell
+        self._laid_out = setup
+        return machine
+
+    def _reset(self, setup: Setup, limits: Limits, outbox: Outbox) -> Machine:
+        self.live, self._state = False, None
+        if self._machine is None or self._laid_out is not setup:
+            self._lay_out(setup)
         self._mail[HEAP] = setup.heap
-        # They are handles into the previous cell's memory: a getter may have rejected a promise
-        # while the prelude described the failure.
-        machine.rejections.clear()
-        self.live, self._origin = True, setup
-        return self._attach(limits, outbox)
+        self._laid_out = self._attached = None
+        self.live, self._origin, self._measured = True, setup, SnapshotSize()
+        machine = self._attach(limits, outbox)
+        machine.shift = 0.0
+        return machine
 
     def _attach(self, limits: Limits, outbox: Outbox) -> Machine:
         machine = self._live_machine()
         machine.emit = outbox.emit
-        heap = min(int(self._mail[HEAP]), MAX_SETUP_HEAP)
-        machine.instance.store.set_limits(memory_size=self._wall(limits, heap))
         self._arm(machine.instance.store)
-        # The cell's limit counts on top of the heap that it started with.
-        machine.set_memory_limit(heap + limits.memory_bytes)
-        other = len(self.image.memory) - self.image.heap
-        self._filled_at = other + heap + limits.memory_bytes * 9 // 10
+        if limits != self._attached:
+            self._attached = limits
+            heap = min(int(self._mail[HEAP]), MAX_SETUP_HEAP)
+            machine.instance.store.set_limits(memory_size=self._wall(limits, heap))
+            # The cell's limit counts on top of the heap that it started with.
+            machine.set_memory_limit(heap + limits.memory_bytes)
+            other = len(self.image.memory) - self.image.heap
+            self._filled_at = other + heap + limits.memory_bytes * 9 // 10
+            self._mail[MAX_CALLS] = limits.max_calls
+            self._mail[MAX_OTHERS] = limits.max_others
+            self._mail[MAX_WAITING] = limits.max_waiting
         self._mail[OUTPUT_LIMIT] = outbox.left
-        self._mail[MAX_CALLS] = limits.max_calls
-        self._mail[MAX_OTHERS] = limits.max_others
         return machine

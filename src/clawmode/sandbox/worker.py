@@ -12,24 +12,27 @@ import os
 import signal
 import struct
 import threading
-import time
 from collections.abc import Callable
+from dataclasses import replace
+from typing import NoReturn
 
 import wasmtime
 
 from clawmode.exceptions import SnapshotError
+from clawmode.sandbox.deadline import DeadlinePassed, DeadlineTimer
 from clawmode.sandbox.frames import HEADER, decode_question, encode, frame_length
 from clawmode.sandbox.guard import Guard, ModuleAccess
+from clawmode.sandbox.image import load_image
 from clawmode.sandbox.lockdown import Mode, give_up_calls, give_up_files
 from clawmode.sandbox.machine import OutOfGuestMemory
-from clawmode.sandbox.output import Outbox, OutputLimit
+from clawmode.sandbox.output import Exited, Outbox, OutputLimit
 from clawmode.sandbox.protocol import (
-    MAX_ERROR,
     Acknowledgement,
     Answer,
     Boot,
     Completion,
     Failure,
+    Fork,
     Freeze,
     Install,
     Limits,
@@ -38,66 +41,26 @@ from clawmode.sandbox.protocol import (
     Question,
     Request,
     Resume,
+    Settlement,
     Start,
     Suspension,
 )
-from clawmode.sandbox.source import SHELL, describe_failure, looks_like_shell, wrap
+from clawmode.sandbox.source import (
+    STUCK,
+    TOO_MANY,
+    UnbalancedSource,
+    clean_text,
+    describe_failure,
+    last_line,
+    wrap,
+)
 from clawmode.sandbox.typescript import TransformError, TypeScript
 from clawmode.sandbox.vm import FULFILLED, PENDING, REJECTED, IdleState, Vm
-from clawmode.sandbox.wasm import THREAD_STACK, is_interrupt, new_engine
+from clawmode.sandbox.wasm import THREAD_STACK, is_interrupt
 from clawmode.types import ErrorCode
 
 STEP = struct.Struct(">Q")
-
-
-class DeadlinePassed(Exception):
-    """The deadline passed before the guest was entered."""
-
-
-class DeadlineTimer:
-    """The deadline of the running step. The serving thread sets it, the main thread enforces it."""
-
-    def __init__(self) -> None:
-        self.engine = new_engine()
-        self.step = 0
-        self.aborted = False
-        self._deadline = float("inf")
-
-    def begin(self, budget: float) -> None:
-        """Starts the timer of a step that may take `budget` seconds."""
-        self.aborted = False
-        self._deadline = time.monotonic() + budget
-        signal.setitimer(signal.ITIMER_REAL, max(budget, 1e-6))
-
-    def end(self) -> None:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        self._deadline = float("inf")
-        self.aborted = False
-
-    def arm(self, store: wasmtime.Store) -> None:
-        """Lets `store` run until the next epoch.
-
-        Raises:
-            DeadlinePassed: The deadline has passed already.
-        """
-        store.set_epoch_deadline(1)
-        # Checked after the line above, so that an epoch incremented in between is not lost.
-        if self.aborted or time.monotonic() >= self._deadline:
-            raise DeadlinePassed
-
-    def on_alarm(self, *_: object) -> None:
-        """Main thread: handles an alarm of this step, or a late one of the previous step."""
-        left = self._deadline - time.monotonic()
-        if left <= 0.0005:
-            self.engine.increment_epoch()
-        elif left != float("inf"):
-            signal.setitimer(signal.ITIMER_REAL, left)
-
-    def on_abort(self, step: int) -> None:
-        """Main thread: stops `step`, if it still runs."""
-        if step == self.step and self._deadline != float("inf"):
-            self.aborted = True
-            self.engine.increment_epoch()
+TRAPS = (wasmtime.Trap, wasmtime.WasmtimeError)
 
 
 class Worker:
@@ -126,17 +89,19 @@ class Worker:
                     self._guard = Guard(engine, self._module, question.data, arm)
                 return Acknowledgement()
             case Install():
-                self._running().install(question.key, question.data)
+                self.running().install(question.key, question.data)
                 return Acknowledgement()
             case Start():
                 return self._step(question, lambda outbox: self._start(question, outbox))
             case Resume():
                 return self._step(question, lambda outbox: self._resume(question, outbox))
+            case Fork():
+                raise AssertionError("only the template forks")
             case Freeze():
                 try:
-                    return self._running().freeze()
+                    return self.running().freeze(packed=question.packed, keep=question.keep)
                 except MemoryError:
-                    self._running().drop()
+                    self.running().drop()
                     text = "The program is too large to be frozen."
                     return Failure("snapshot_limit_exceeded", text)
 
@@ -145,58 +110,88 @@ class Worker:
         try:
             self._module = wasmtime.Module.deserialize(engine, boot.quickjs)
         except wasmtime.WasmtimeError as error:
-            return Failure("runtime_unavailable", _clean(f"the engine: {_first_line(error)}"))
-        self._vm = Vm(engine, self._module, self.timer.arm)
+            return Failure("runtime_unavailable", clean_text(f"the engine: {last_line(error)}"))
+        image = None
+        if boot.image:
+            with contextlib.suppress(ValueError):  # of another build, so the prelude runs again
+                image = load_image(boot.image)
+        self._vm = Vm(engine, self._module, self.timer.arm, image)
         self._vm.warm_up()
         gc.collect()
         gc.freeze()
-        return Acknowledgement(self._vm.image.digest, self.notes)
+        built = b"" if image is not None else self._vm.image.dump()
+        return replace(self.ready(), built=built)
 
-    def _running(self) -> Vm:
+    def warm_up(self) -> None:
+        """Runs a program of our own, so that forks find everything loaded and compiled."""
+        source = "return await tools.call('t')"
+        resume = Resume((Settlement(1, True, b"1"),))
+        for question in (Start(source), resume, Start(source), Freeze(packed=False)):
+            encode(self.answer(decode_question(encode(question, 0)[HEADER.size :])[0]), 0)
+        self.running().lay_out()
+        gc.collect()
+        gc.freeze()
+
+    @property
+    def booted(self) -> bool:
+        return self._vm is not None
+
+    def ready(self) -> Acknowledgement:
+        """Returns the answer of a worker that has booted."""
+        return Acknowledgement(self.running().image.digest, self.notes)
+
+    def running(self) -> Vm:
         assert self._vm is not None
         return self._vm
 
     # ---- One step of a cell ----
 
     def _step(self, question: Start | Resume, enter: Callable[[Outbox], IdleState]) -> Outcome:
-        outbox, vm = Outbox(question.output_left), self._running()
+        outbox, vm = Outbox(question.output_left), self.running()
         self.timer.begin(question.budget)
         try:
             outcome = self._judge(enter(outbox), outbox, question.limits)
+        except Exited:
+            unmade = vm.unmade_calls()
+            vm.drop()  # the guest was stopped in the middle of its code
+            outcome = Completion(outbox.value or b"null", tuple(outbox.output), unmade=unmade)
         except Exception as error:
             vm.drop()
             code, text = self._describe(error, outbox)
-            trapped = isinstance(error, wasmtime.Trap | wasmtime.WasmtimeError)
-            crashed = trapped and not is_interrupt(error)
-            outcome = Failure(code, _clean(text), tuple(outbox.output), crashed=crashed)
+            crashed = isinstance(error, TRAPS) and not is_interrupt(error)
+            outcome = Failure(code, clean_text(text), tuple(outbox.output), crashed=crashed)
         finally:
             self.timer.end()
-        if not isinstance(outcome, Suspension):
+        if isinstance(outcome, Suspension):
+            vm.keep_state(outbox)
+        else:
             vm.close()
+        if outbox.stored:
+            outcome = replace(outcome, stored=tuple(outbox.stored.items()))
         return outcome
 
     def _start(self, start: Start, outbox: Outbox) -> IdleState:
         self._started = start
-        source, line_map = start.source, None
         if start.language == "typescript":
             assert self._typescript is not None
-            transformed = self._typescript.transform(source)
-            source, line_map = transformed.code, transformed.line_map
-        prepared = wrap(source, line_map)
+            transformed = self._typescript.transform(start.source)
+            prepared = wrap(transformed.code, transformed.line_map, start.source)
+        else:
+            prepared = wrap(start.source)
         if "acorn" in start.needs():
             assert self._guard is not None
             self._guard.check(prepared)
-        vm = self._running()
+        vm = self.running()
         if not vm.start(prepared, start, outbox):
             raise UnbalancedSource
         return vm.run(0)
 
     def _resume(self, resume: Resume, outbox: Outbox) -> IdleState:
-        vm = self._running()
+        vm = self.running()
         self._started = None
         if resume.frozen is not None:
             vm.restore(resume.frozen, resume.limits)
-        vm.resume(resume.settled, resume.limits, outbox)
+        vm.resume(resume, outbox)
         return vm.run(resume.now)
 
     def _judge(self, idle: IdleState, outbox: Outbox, limits: Limits) -> Outcome:
@@ -214,17 +209,18 @@ class Worker:
             code, text = describe_failure(
                 outbox.failure, self._started, outbox.compile_failure, filled=idle.filled
             )
-            return Failure(code, _clean(text), output, requests)
+            return Failure(code, clean_text(text), output, requests, waiting=idle.waiting)
         if idle.overflow:
-            return Failure("too_many_pending_tool_calls", TOO_MANY, output, requests)
+            code = "too_many_pending_tool_calls"
+            return Failure(code, TOO_MANY, output, requests, waiting=idle.waiting)
         if idle.stuck:
             return Failure("internal_error", STUCK, output)
         if idle.ended and idle.state == FULFILLED:
             return Completion(outbox.value or b"null", output)
         # A cell can complete while an interval runs, but its main promise may wait for a tick.
         timers = idle.timeouts or int(idle.state == PENDING and idle.due > 0)
-        frozen_at_most = self._running().frozen_at_most(limits.snapshot_bytes)
-        return Suspension(requests, timers, idle.due, output, frozen_at_most)
+        frozen_at_most = self.running().frozen_at_most(limits.snapshot_bytes, self.timer.ran())
+        return Suspension(requests, timers, idle.due, output, frozen_at_most, idle.waiting)
 
     def _describe(self, error: Exception, outbox: Outbox) -> tuple[ErrorCode, str]:
         """Returns the error code and the text for an exception that ended a step."""
@@ -237,7 +233,7 @@ class Worker:
                 return "memory_limit_exceeded", "The program used more memory than it may."
             case TransformError():
                 assert self._started is not None
-                return _transform_failure(error, self._started.source)
+                return error.describe(self._started.source)
             case ModuleAccess():
                 return "module_access_denied", (
                     f"`{error.what}` at line {error.line}, column {error.column}: programs have "
@@ -255,40 +251,10 @@ class Worker:
                     outbox.cut_short()
                 return self._describe(OutputLimit(), outbox)
             return "timeout", "The program ran longer than it may."
-        if isinstance(error, wasmtime.Trap | wasmtime.WasmtimeError):
-            return "internal_error", f"The program crashed its sandbox: {_first_line(error)}"
+        if isinstance(error, TRAPS):
+            return "internal_error", f"The program crashed its sandbox: {last_line(error)}"
         _report(error)
         return "internal_error", f"The sandbox failed: {type(error).__name__}"
-
-
-class UnbalancedSource(Exception):
-    """The source closes the function that it is wrapped in."""
-
-
-TOO_MANY = "The program opened more calls at once than it may. Await some before starting more."
-STUCK = "The program waits for a promise that nothing can settle."
-
-
-def _transform_failure(error: TransformError, source: str) -> tuple[ErrorCode, str]:
-    if looks_like_shell(source):
-        return "invalid_input", SHELL
-    if error.kind == "module":
-        return "module_access_denied", (
-            f"Line {error.line}, column {error.column}: programs have no modules. "
-            "Call tools instead."
-        )
-    position = f" (line {error.line}, column {error.column})" if error.line else ""
-    snippet = f"\n    {error.snippet}" if error.snippet else ""
-    return "typescript_transform_failed", f"{error.message}{position}{snippet}"
-
-
-def _clean(text: str) -> str:
-    """Replaces lone surrogates, which cannot be encoded, and bounds the length."""
-    return text[: MAX_ERROR - 1].encode("utf-8", "replace").decode()
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or ["trap"])[-1].strip()[:200]
 
 
 # ---- The process ----
@@ -300,14 +266,16 @@ def serve(worker: Worker, source: int, sink: int, lockdown: Mode) -> None:
     try:
         # Here, because no other thread can be started, and no module imported, after this.
         worker.notes += give_up_calls(lockdown)
+        if worker.booted:  # it is a fork, whose parent waits for this answer
+            write(sink, worker.ready())
         while True:
-            header = _read(source, HEADER.size)
-            body = _read(source, frame_length(header))
+            header = read(source, HEADER.size)
+            body = read(source, frame_length(header))
             question, number = decode_question(body)
             worker.timer.step = number
-            answer = memoryview(encode(worker.answer(question), number))
-            while answer:
-                answer = answer[os.write(sink, answer) :]
+            write(sink, worker.answer(question), number)
+            if worker.booted:
+                worker.running().lay_out()  # while the parent reads the answer
     except EOFError:
         os._exit(0)
     except BaseException as error:
@@ -323,37 +291,45 @@ def _report(error: BaseException) -> None:
         os.write(2, f"{type(error).__name__}: {str(error)[:500]}\n".encode(errors="replace"))
 
 
-def _read(fd: int, length: int) -> bytes:
-    first = os.read(fd, length)
-    if len(first) == length:
-        return first
-    chunks, missing = [first], length - len(first)
-    while missing:
-        if not chunks[-1]:
+def read(fd: int, length: int) -> bytes:
+    """Reads exactly `length` bytes, or raises EOFError."""
+    data = bytearray()
+    while len(data) < length:
+        chunk = os.read(fd, min(length - len(data), 1 << 20))
+        if not chunk:
             raise EOFError
-        chunks.append(os.read(fd, min(missing, 1 << 20)))
-        missing -= len(chunks[-1])
-    return b"".join(chunks)
+        data += chunk
+    return bytes(data)
 
 
-def main(descriptor: str, lockdown: Mode) -> None:
-    """Runs a worker on standard input and output, with the control pipe `descriptor`."""
-    control = int(descriptor)
-    # A stray print must not end up in the middle of a frame.
-    source, sink = os.dup(0), os.dup(1)
-    null = os.open(os.devnull, os.O_RDWR)
-    os.dup2(null, 0)
-    os.dup2(null, 1)
-    os.close(null)
+def write(fd: int, answer: Answer, number: int = 0) -> None:
+    """Writes an answer as one frame."""
+    data = memoryview(encode(answer, number))
+    while data:
+        data = data[os.write(fd, data) :]
+
+
+def run(worker: Worker, source: int, sink: int, control: int, lockdown: Mode) -> NoReturn:
+    """Locks this process down and serves in a second thread, until the parent is gone."""
+    timer = worker.timer
     os.set_blocking(2, False)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    timer = DeadlineTimer()
     signal.signal(signal.SIGALRM, timer.on_alarm)
     threading.stack_size(THREAD_STACK)
-    worker = Worker(timer)
     # In this thread, before the other is started: Landlock binds a thread and its later children.
     worker.notes += give_up_files(lockdown)
     threading.Thread(target=serve, args=(worker, source, sink, lockdown), daemon=True).start()
     while step := os.read(control, STEP.size):
         timer.on_abort(STEP.unpack(step)[0])
     os._exit(0)
+
+
+def main(descriptor: str, lockdown: Mode) -> None:
+    """Runs a worker on standard input and output, with the control pipe `descriptor`."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # A stray print must not end up in the middle of a frame.
+    source, sink = os.dup(0), os.dup(1)
+    null = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null, 0)
+    os.dup2(null, 1)
+    os.close(null)
+    run(Worker(DeadlineTimer()), source, sink, int(descriptor), lockdown)

@@ -10,7 +10,7 @@ import json
 import os
 import platform
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,7 +28,7 @@ from clawmode.sessions.trajectory import (
     iso_time,
     without_images,
 )
-from clawmode.types import JsonObject, JsonValue
+from clawmode.types import JsonObject, JsonValue, dataclass
 
 if TYPE_CHECKING:
     from clawmode.sessions.entries import Header

@@ -4,17 +4,13 @@
 """
 
 import json
-from dataclasses import dataclass, field
-from typing import ClassVar, NoReturn
+from dataclasses import field
+from typing import ClassVar
 
 from clawmode.exceptions import ClawmodeError
 from clawmode.messages import Message, from_json, to_json
-from clawmode.records import (
-    CAMEL,
-    Number,
-    adapter,
-)
-from clawmode.types import JsonObject, JsonValue
+from clawmode.records import CAMEL, Number, adapter
+from clawmode.types import JsonObject, JsonValue, dataclass, refuse_constant
 
 VERSION = 1
 
@@ -170,11 +166,7 @@ class NestedCall:
 # ---- Parsing ----
 
 
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")
-
-
-_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
+_DECODER = json.JSONDecoder(parse_constant=refuse_constant)
 
 
 def decode(line: bytes) -> JsonValue:

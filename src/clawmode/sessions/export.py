@@ -8,12 +8,13 @@ import contextlib
 import os
 import re
 import secrets
+import stat
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import ClassVar
 
-from clawmode.exceptions import ClawmodeError
+from clawmode.exceptions import ClawmodeError, UnsupportedPlatform
 from clawmode.redaction import Redactor
 from clawmode.sessions.bundle import Bundle, ExportLimits, ExportResult
 from clawmode.sessions.entries import Header, TranscriptError
@@ -25,7 +26,7 @@ EXPORTS = "trajectory-exports"
 
 MAX_PARTS = 4
 _PART = re.compile(r"\w[\w.+ -]{0,99}")
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+_FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW", 0)
 
 
 class ExportError(ClawmodeError):
@@ -90,6 +91,30 @@ def export(
     return result
 
 
+def read_bundle(workspace: Path, name: str, file: str, start: int, most: int) -> tuple[int, bytes]:
+    """Reads a part of a file of a bundle; returns the size of the file, and the part.
+
+    The workspace belongs to an agent, so no link is followed. Blocks: call it in a thread.
+
+    Raises:
+        ExportError: The name is invalid, or there is no such file.
+    """
+    try:
+        parts = [*_parts(name), *_parts(file)]
+        with _parent(workspace, parts, create=False) as folder:
+            flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+            with open(os.open(parts[-1], flags, dir_fd=folder), "rb") as opened:
+                about = os.fstat(opened.fileno())
+                if not stat.S_ISREG(about.st_mode):
+                    raise ExportError(f"{file[:100]!r} is not a file.")
+                opened.seek(min(start, about.st_size))  # file systems reject large positions
+                return about.st_size, opened.read(most)
+    except OSError as error:
+        why = error.strerror or str(error)
+        text = f"{file[:100]!r} of the bundle {name[:100]!r} cannot be read: {why}."
+        raise ExportError(text) from None
+
+
 # ---- Input ----
 
 
@@ -137,13 +162,16 @@ def _parts(name: str) -> list[str]:
 
 
 @contextlib.contextmanager
-def _parent(workspace: Path, parts: list[str]) -> Iterator[int]:
-    """Opens the folder in which the bundle is created, without following a link on the way."""
+def _parent(workspace: Path, parts: list[str], *, create: bool = True) -> Iterator[int]:
+    """Opens the folder of the last part, without following a link on the way."""
+    if not hasattr(os, "O_NOFOLLOW"):
+        raise UnsupportedPlatform("The export of a session")
     current = os.open(workspace, os.O_RDONLY | os.O_DIRECTORY)
     try:
         for part in (EXPORTS, *parts[:-1]):
-            with contextlib.suppress(FileExistsError):
-                os.mkdir(part, 0o700, dir_fd=current)
+            if create:
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(part, 0o700, dir_fd=current)
             try:
                 below = os.open(part, _FOLDER, dir_fd=current)
             except OSError:

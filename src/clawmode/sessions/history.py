@@ -8,9 +8,9 @@ import logging
 import os
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 
 from clawmode.messages import (
     AssistantMessage,
@@ -21,13 +21,9 @@ from clawmode.messages import (
     ToolMessage,
     UserMessage,
 )
-from clawmode.sessions.entries import (
-    Entry,
-    Header,
-    NestedCall,
-    TranscriptError,
-    decode,
-)
+from clawmode.sessions.entries import Entry, Header, NestedCall, TranscriptError, decode
+from clawmode.text import shorten
+from clawmode.types import dataclass
 
 logger = logging.getLogger("clawmode.sessions")
 
@@ -188,7 +184,14 @@ class History:
         self._ids.add(entry.id)
         message = entry.message
         if entry.type == "run":
-            self._follow_run(entry)
+            if entry.data.get("phase") == "end":
+                self._ended.add(entry.run_id)
+                self._open.pop(entry.run_id, None)
+                self._last.pop(entry.run_id, None)
+                self._unanswered.pop(entry.run_id, None)
+            elif entry.run_id not in self._ended:
+                # A resumed run keeps the entry of its first start.
+                self._open.setdefault(entry.run_id, entry)
         elif isinstance(message, ToolMessage):
             self._unanswered[entry.run_id].pop(message.call_id, None)
         elif isinstance(message, AssistantMessage) and (kept := _replayed(message)) is not None:
@@ -196,16 +199,6 @@ class History:
                 self._unanswered[entry.run_id][call.id] = call
         if message is not None:
             self._last[entry.run_id] = message
-
-    def _follow_run(self, entry: Entry) -> None:
-        if entry.data.get("phase") == "end":
-            self._ended.add(entry.run_id)
-            self._open.pop(entry.run_id, None)
-            self._last.pop(entry.run_id, None)
-            self._unanswered.pop(entry.run_id, None)
-        elif entry.run_id not in self._ended:
-            # A resumed run keeps the entry of its first start.
-            self._open.setdefault(entry.run_id, entry)
 
     def has(self, entry_id: str) -> bool:
         """True if there is an entry with this id."""
@@ -216,6 +209,9 @@ class History:
         self.unreadable += 1
         if len(self.problems) < MAX_PROBLEMS:
             self.problems.append(Problem(line, reason))
+
+
+T = TypeVar("T", bound=History)
 
 
 def _lost(call: ToolCall, at: float) -> ToolMessage:
@@ -263,14 +259,27 @@ def read_transcript(path: Path | str) -> History:
         TranscriptRefused: The transcript has another version.
         TranscriptError: The transcript cannot be read.
     """
-    history = History()
+    return read_into(History(), path)
+
+
+def read_into(history: T, path: Path | str) -> T:
+    """Adds the entries of a transcript to a history; raises as `read_transcript`."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-        with open(descriptor, "rb", buffering=READ_BYTES) as file:
+        with open_transcript(path) as file:
             read_lines(file, history, Path(path).name)
     except OSError as error:
         raise failed(Path(path), "read", error) from None
     return history
+
+
+def open_transcript(path: Path | str) -> BinaryIO:
+    """Opens a transcript for reading. Links are not followed.
+
+    Raises:
+        OSError: The file cannot be opened.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    return open(descriptor, "rb", buffering=READ_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,7 +337,7 @@ def _add_line(line: bytes, history: History, name: str) -> str | None:
             return None
         entry = Entry.parse(value)
     except (ValueError, OverflowError, RecursionError) as error:
-        return f"{type(error).__name__}: {error}"[:200]
+        return shorten(f"{type(error).__name__}: {error}", 200)
     if history.has(entry.id):
         return f"an earlier entry has the id {entry.id} too"
     history.add(entry)

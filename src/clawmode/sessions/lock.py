@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, ClassVar
@@ -31,6 +31,7 @@ from anyio.lowlevel import checkpoint_if_cancelled, current_token
 from clawmode.exceptions import ClawmodeError
 from clawmode.files import open_lock, try_lock, unlock
 from clawmode.tasks import Notifier, backoff
+from clawmode.types import dataclass
 
 logger = logging.getLogger("clawmode.sessions")
 
@@ -131,7 +132,8 @@ def _leave_to_the_parent() -> None:
     _places.clear()
 
 
-os.register_at_fork(after_in_child=_leave_to_the_parent)
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_leave_to_the_parent)
 
 
 def current_hold(path: Path | str) -> Hold | None:

@@ -10,13 +10,14 @@ key a new session.
 
 import json
 import logging
+import math
 import sqlite3
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from clawmode.context import RunContext
 from clawmode.files import Layout, SqliteFile
@@ -34,7 +35,7 @@ from clawmode.sessions.keys import (
 )
 from clawmode.sessions.lock import ACQUIRE_SECONDS, SessionLock
 from clawmode.tools.near_names import NearNames
-from clawmode.types import JsonObject, JsonValue
+from clawmode.types import JsonObject, JsonValue, dataclass
 
 logger = logging.getLogger("clawmode.sessions")
 
@@ -65,6 +66,7 @@ create index sessions_by_update on sessions (current, updated);
 create index sessions_of_key on sessions (key);
 """
 
+CURRENT = "select * from sessions where current and agent = coalesce(?, agent)"
 BY_ID = "select * from sessions where id = ?"
 BY_KEY = "select * from sessions where key = ? and current"
 
@@ -123,6 +125,10 @@ class Session:
             workspace="" if workspace is None else str(workspace),
         )
 
+
+Place: TypeAlias = tuple[float, str]
+TOP: Place = (math.inf, "")
+"""The time of the last use and the id of a session in the list of all; the top of the list."""
 
 LAYOUT = Layout("The index of sessions", VERSION, SCHEMA, SessionsUnavailable, logger)
 
@@ -191,11 +197,12 @@ class SessionStore(SqliteFile):
         return await self._run(self._get, _reference(reference))
 
     async def list(
-        self, agent_id: str | None = None, *, limit: int = 100, offset: int = 0
+        self, agent_id: str | None = None, *, limit: int = 100, offset: int = 0, after: Place = TOP
     ) -> Sequence[Session]:
-        """Returns current sessions, the last used one first."""
+        """Returns current sessions, the last used one first, after the one at a place."""
         owner = None if agent_id is None else check_agent_id(agent_id)
-        return await self._run(self._list, owner, max(0, min(limit, MAX_LISTED)), max(0, offset))
+        limit = max(0, min(limit, MAX_LISTED))
+        return await self._run(self._list, (owner, *after, limit, max(0, offset)))
 
     async def touch(
         self,
@@ -263,12 +270,9 @@ class SessionStore(SqliteFile):
 
     def _resolve_key(self, key: str, create: bool) -> Session:
         with self._transaction("deferred") as database:
-            session = self._find(database, key)
+            session = self._find(database, key) if create else self._known(database, key)
         if session is not None:
             return session
-        if not create:
-            with self._transaction("deferred") as database:
-                raise _unknown(database, key)
         with self._transaction() as database:
             # Another process may have been faster.
             found = self._find(database, key)
@@ -278,14 +282,10 @@ class SessionStore(SqliteFile):
         with self._transaction("deferred") as database:
             return self._known(database, reference)
 
-    def _list(self, agent_id: str | None, limit: int, offset: int) -> Sequence[Session]:
+    def _list(self, given: tuple[Any, ...]) -> Sequence[Session]:
+        query = f"{CURRENT} and (-updated, id) > (-?, ?) order by updated desc, id limit ? offset ?"
         with self._transaction("deferred") as database:
-            rows = database.execute(
-                "select * from sessions where current and agent = coalesce(?, agent)"
-                " order by updated desc, id limit ? offset ?",
-                (agent_id, limit, offset),
-            )
-            return [self._session(row) for row in rows.fetchall()]
+            return [self._session(row) for row in database.execute(query, given).fetchall()]
 
     def _touch(
         self, reference: str, changes: dict[str, str | None], usage: Usage, data: JsonObject

@@ -14,15 +14,14 @@ import re
 import stat
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import UTC, datetime
 from pathlib import Path
-from types import TracebackType
 
 from clawmode.messages import IMAGE_KEYS, MAX_BLOB_CHARS
 from clawmode.redaction import MAX_DEPTH, Redactor
 from clawmode.text import truncate
-from clawmode.types import JsonObject, JsonValue
+from clawmode.types import JsonObject, JsonValue, dataclass
 
 logger = logging.getLogger("clawmode.trajectory")
 
@@ -195,12 +194,7 @@ class Trajectory:
     def __enter__(self) -> "Trajectory":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

@@ -32,7 +32,8 @@ logger = logging.getLogger("clawmode.sessions")
 RunStatus: TypeAlias = Literal["ok", "error", "aborted", "timeout"]
 NestedState: TypeAlias = Literal["started", "completed", "failed", "cancelled"]
 
-MAX_DETAILS_BYTES = 64 << 10
+MAX_DETAILS_BYTES = 128 << 10
+"""Enough for a whole result of code mode with the default limit of its output."""
 
 _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 _ASCII_ENCODER = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
@@ -247,11 +248,7 @@ class Transcript(History):
             raise TranscriptError(f"The run {run_id[:80]!r} {state}: nothing was recorded.")
 
     def _record(
-        self,
-        kind: str,
-        run_id: str,
-        data: JsonObject | None = None,
-        message: Message | None = None,
+        self, kind: str, run_id: str, data: JsonObject | None = None, message: Message | None = None
     ) -> Entry:
         entry = Entry(
             type=kind,
@@ -328,15 +325,9 @@ def open_session(
     timeout_seconds: float = ACQUIRE_SECONDS,
     *,
     workspace: Path | None = None,
-    allow_reentrant: bool = False,
 ) -> AbstractAsyncContextManager[Transcript]:
     """Opens the transcript of a session, and holds its lock: see `open_transcript`."""
-    return open_transcript(
-        session.transcript,
-        session.header(workspace),
-        timeout_seconds,
-        allow_reentrant=allow_reentrant,
-    )
+    return open_transcript(session.transcript, session.header(workspace), timeout_seconds)
 
 
 @asynccontextmanager
@@ -344,8 +335,6 @@ async def open_transcript(
     path: Path | str,
     header: Header,
     timeout_seconds: float = ACQUIRE_SECONDS,
-    *,
-    allow_reentrant: bool = False,
 ) -> AsyncIterator[Transcript]:
     """Opens a transcript, and holds its session's lock inside of the block.
 
@@ -356,7 +345,7 @@ async def open_transcript(
         TranscriptError: The transcript cannot be opened.
     """
     lock = SessionLock(path)
-    async with lock.hold(timeout_seconds, allow_reentrant=allow_reentrant):
+    async with lock.hold(timeout_seconds):
         with anyio.CancelScope(shield=True):  # a cancelled caller would leave the file open
             transcript = await anyio.to_thread.run_sync(Transcript.open, path, header)
         try:

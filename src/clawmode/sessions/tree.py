@@ -3,11 +3,12 @@
 Plain data, read from a `History`. `terminal/trajectory_view` renders it, `bundle` exports it.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from clawmode.messages import AssistantMessage, ToolCall, ToolMessage
 from clawmode.sessions.entries import Entry, NestedCall
+from clawmode.types import dataclass
 
 if TYPE_CHECKING:
     from clawmode.sessions.history import History

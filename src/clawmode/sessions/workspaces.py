@@ -62,14 +62,14 @@ def holds_state(folder: Path, state: Path) -> bool:
     return state.resolve().is_relative_to(folder.resolve())
 
 
-def current_folder(state: Path) -> Path | None:
-    """Returns the current directory if an agent may work there, else None.
+def current_folder(state: Path, folder: Path | None = None) -> Path | None:
+    """Returns the current directory, or another folder, if an agent may work there, else None.
 
     An agent may not work in a folder that contains the state folder or the user's home folder,
     which holds keys.
     """
     try:
-        here, home = Path.cwd().resolve(), Path.home().resolve()
+        here, home = (folder or Path.cwd()).resolve(), Path.home().resolve()
     except (OSError, RuntimeError):  # the directory was removed; the user has no home folder
         return None
     return None if holds_state(here, state) or home.is_relative_to(here) else here

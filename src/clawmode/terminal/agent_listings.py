@@ -2,22 +2,19 @@
 
 import os
 import time
-from pathlib import Path
 from typing import Any
 
 import anyio
 
 from clawmode.app.console import ProgramOutput, duration, print_note
-from clawmode.app.secrets import known_secrets
+from clawmode.app.secrets import export_session, known_secrets
 from clawmode.app.setup import Setup
 from clawmode.config import resolve as settings
 from clawmode.redaction import Redactor
-from clawmode.sessions.export import export as export_bundle
 from clawmode.sessions.history import History, read_transcript
 from clawmode.sessions.keys import SessionError, is_session_id
 from clawmode.sessions.store import Session, SessionStore
 from clawmode.sessions.trajectory import read_sidecar, sidecar_path
-from clawmode.sessions.workspaces import workspace_of
 from clawmode.terminal.trajectory_view import render
 from clawmode.types import JsonObject, JsonValue
 
@@ -112,24 +109,7 @@ def _terminal_width() -> int:
 
 def export(setup: Setup, reference: str, name: str) -> JsonObject:
     """Writes the bundle of a session to the agent's workspace; returns a description of it."""
-    session, history = _open(setup, reference)
-    agent = settings.agent(setup.configuration, session.agent_id)
-    workspace = workspace_of(setup.state, agent.id, agent.workspace)
-    bundle = export_bundle(
-        history,
-        sidecar_path(session.transcript, session.id),
-        workspace=workspace,
-        name=name or None,
-        redactor=Redactor(known_secrets(setup), workspace=workspace, home=Path.home()),
-    )
-    return {
-        "folder": os.fspath(bundle.folder),
-        "files": list(bundle.files),
-        "events": bundle.events,
-        "runtimeEvents": bundle.runtime_events,
-        "skipped": bundle.skipped,
-        "cut": dict(bundle.cut),
-    }
+    return export_session(setup, *_open(setup, reference), name)
 
 
 def _open(setup: Setup, reference: str) -> tuple[Session, History]:

@@ -10,13 +10,13 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from typing import Any
 
 from clawmode.agent.events import AgentEvent
 from clawmode.agent.requests import RunResult
-from clawmode.app.console import ProgramOutput, duration, print_stderr
+from clawmode.app.console import RED, ProgramOutput, duration, print_stderr, wrap
 from clawmode.terminal.call_tree import CallView
 from clawmode.text import one_line
 from clawmode.tools.executor import CallEvent
@@ -97,11 +97,27 @@ class AgentView:
             return
         # Without events of the model, a hook may have answered in its place.
         if self._events_lost or (not self._has_text and result.status == "ok"):
-            self._print_missed(result)
+            # The texts of the result that were not shown, and the rest of one that was cut off.
+            for payload in result.payloads:
+                text = str(payload.get("text", "")).strip()
+                if self._out is None or (payload.get("isError") and result.error is not None):
+                    continue  # errors are printed on stderr
+                if self._replies[text]:
+                    self._replies[text] -= 1
+                elif not (self._has_text and payload.get("kind")):
+                    rest = text.removeprefix("".join(self._reply).strip()).lstrip()
+                    self._reply.clear()
+                    if rest:
+                        self._out.say(rest)
         elif result.status in ("aborted", "timeout"):
             self._write_reply()
         if self._summary:
             print_stderr(_footer(result, time.time() - self._began))
+        if result.error is not None and result.status != "aborted" and self._out is not None:
+            text = f"{result.status}: {result.error}"
+            with suppress(OSError):  # stderr is not a terminal
+                text = wrap(text, os.get_terminal_size(2).columns - 1)
+            print_stderr(text, RED)
 
     def mark_lost(self, note: str = "") -> None:
         """Records that events were lost. The missing text is shown at the end.
@@ -119,7 +135,19 @@ class AgentView:
     def _show(self, event: AgentEvent) -> None:
         data: dict[str, Any] = dict(event.data)
         if event.stream == "assistant":
-            self._show_text(data)
+            self._close_calls()
+            if data.get("reset"):
+                self._clear_note()
+                self._end_line()
+                print_stderr("(the reply was cut off; the model starts again)")
+            if self._out is not None and not self._events_lost:
+                self._add_text(data, self._out)
+            if "text" in data:
+                self._end_line()
+                self.note(WAITS)
+            if "call" in data:
+                self._end_line()
+                self.note(f"… the model writes a call of {one_line(str(data['call']), 40)}")
         elif event.stream == "tool":
             self._show_call(data)
         elif event.stream == "thinking":
@@ -134,21 +162,6 @@ class AgentView:
             self._note = ""
 
     # ---- The reply ----
-
-    def _show_text(self, data: dict[str, Any]) -> None:
-        self._close_calls()
-        if data.get("reset"):
-            self._clear_note()
-            self._end_line()
-            print_stderr("(the reply was cut off; the model starts again)")
-        if self._out is not None and not self._events_lost:
-            self._add_text(data, self._out)
-        if "text" in data:
-            self._end_line()
-            self.note(WAITS)
-        if "call" in data:
-            self._end_line()
-            self.note(f"… the model writes a call of {one_line(str(data['call']), 40)}")
 
     def _add_text(self, data: dict[str, Any], out: ProgramOutput) -> None:
         if data.get("reset"):
@@ -175,20 +188,6 @@ class AgentView:
             self._out.stream(text if text.endswith("\n") else f"{text}\n")
         self._reply.clear()
 
-    def _print_missed(self, result: RunResult) -> None:
-        """Writes the texts of the result that were not shown; the rest of one that was cut off."""
-        for payload in result.payloads:
-            text = str(payload.get("text", "")).strip()
-            if self._out is None or (payload.get("isError") and result.error is not None):
-                continue  # errors are printed on stderr
-            if self._replies[text]:
-                self._replies[text] -= 1
-            elif not (self._has_text and payload.get("kind")):
-                rest = text.removeprefix("".join(self._reply).strip()).lstrip()
-                self._reply.clear()
-                if rest:
-                    self._out.say(rest)
-
     def _end_line(self) -> None:
         if self._in_line and self._out is not None:
             self._out.stream("\n")
@@ -210,7 +209,13 @@ class AgentView:
             data.get("code"),
         )
         if nested:
-            self._add_nested(event)
+            if event.phase == "start":
+                self._nested[event.call_id] = event
+            elif event.phase == "end":
+                self._nested.pop(event.call_id, None)
+            if self._calls is not None:
+                self._calls.add(self._below(event))
+                self._settle()
         else:
             self._add_outer(event, str(data["name"]))
 
@@ -235,15 +240,6 @@ class AgentView:
             self._open.pop(event.call_id, None)
             self._settle()
 
-    def _add_nested(self, event: CallEvent) -> None:
-        if event.phase == "start":
-            self._nested[event.call_id] = event
-        elif event.phase == "end":
-            self._nested.pop(event.call_id, None)
-        if self._calls is not None:
-            self._calls.add(self._below(event))
-            self._settle()
-
     def _below(self, event: CallEvent) -> CallEvent:
         """Returns the event with its parent in the tree: the `exec`, or the `wait` after it."""
         if event.parent_id in self._open:
@@ -261,22 +257,6 @@ class AgentView:
         if self._calls is not None:
             self._calls.close()
             self._calls = None
-
-
-def turn_view(out: ProgramOutput, *, as_json: bool, quiet: bool) -> AgentView:
-    """Makes the view for a command that runs one turn.
-
-    Args:
-        out: The stdout of the command.
-        as_json: True if the result is printed as JSON instead of the reply.
-        quiet: True if only the reply is shown.
-    """
-    is_terminal = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
-    return AgentView(
-        None if as_json else out,
-        live=is_terminal and not quiet,
-        summary=not quiet and (is_terminal or not as_json),
-    )
 
 
 def _call_text(data: dict[str, Any]) -> str:

@@ -10,13 +10,13 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from clawmode.app.console import duration
 from clawmode.text import one_line
 from clawmode.tools.executor import CallEvent
-from clawmode.types import JsonValue
+from clawmode.types import dataclass
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -81,6 +81,7 @@ class CallTree:
     _ended: int = 0
     _failed: int = 0
     _dropped: int = 0
+    _said: str = ""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def add(self, event: CallEvent) -> None:
@@ -95,15 +96,27 @@ class CallTree:
                 if len(self._rows) > MAX_CALLS_KEPT and (oldest := next(ended, None)):
                     del self._rows[oldest]
                     self._dropped += 1
-            elif row is not None and event.phase == "update":
-                row.update = _show_update(event.update)
+            elif event.phase == "update" and (row is not None or event.tool_id == "notify"):
+                # What a program says with `notify` belongs to the call that runs the program.
+                row = row or self._rows.get(event.parent_id or "")
+                value = event.update
+                try:
+                    text = (
+                        value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+                    )
+                except (TypeError, ValueError, RecursionError):
+                    text = f"({type(value).__name__})"
+                if row is None:
+                    self._said = f"  {one_line(text, MAX_UPDATE_CHARS)}"
+                else:
+                    row.update = one_line(text, MAX_UPDATE_CHARS)
             elif row is not None and row.state == "open":
                 row.state, row.seconds = event.state or "completed", event.seconds
                 self._ended += 1
                 self._failed += row.state == "failed"
 
     def __bool__(self) -> bool:
-        return bool(self._rows)
+        return bool(self._rows or self._said)
 
     @property
     def open(self) -> int:
@@ -119,7 +132,8 @@ class CallTree:
             left_out = count - len(shown)
             failed = f", {self._failed} failed" if self._failed else ""
             still = f", {self.open} open" if self.open else ""
-            head = f"{self.title}: {count} {'call' if count == 1 else 'calls'}{failed}{still}"
+            calls = f"{count} {'call' if count == 1 else 'calls'}{failed}{still}"
+            head = f"{self.title}: {calls}{self._said}"
             lines = [Line("", "", "", head)]
             if left_out:
                 lines.append(Line("├─ ", "⋮", "dim", f"{left_out} earlier"))
@@ -145,14 +159,6 @@ def _branches(rows: dict[str, _CallRow]) -> list[Line]:
             guide = stem + ("└─ " if place == len(nested) - 1 else "├─ ")
             lines.append(Line(guide, *SYMBOLS[child.state], str(child)))
     return lines
-
-
-def _show_update(value: JsonValue) -> str:
-    try:
-        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    except (TypeError, ValueError, RecursionError):
-        text = f"({type(value).__name__})"
-    return one_line(text, MAX_UPDATE_CHARS)
 
 
 class CallView:

@@ -4,23 +4,23 @@ The agent is a `Partner`: it runs in this process, or in a gateway.
 """
 
 import difflib
+import gc
 import math
 import os
 import signal
 import threading
 import time
 from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, TypeAlias
+from typing import Protocol
 
 import anyio
 from anyio.abc import TaskGroup
 from anyio.streams.memory import MemoryObjectReceiveStream
 
 from clawmode.agent.events import AgentEvent, Listener
-from clawmode.app.console import RED, wrap
+from clawmode.agent.requests import AgentRequest
+from clawmode.app.console import RED, printed_logs, wrap
 from clawmode.exceptions import ClawmodeError, ConfigurationError
 from clawmode.messaging.inbox import How
 from clawmode.messaging.slash import COMMANDS, tell_stopped
@@ -28,10 +28,13 @@ from clawmode.tasks import Notifier
 from clawmode.terminal.agent_view import AgentView
 from clawmode.terminal.chat_prompt import Prompt, PromptTerminal, TerminalChannel
 from clawmode.terminal.chat_screen import Screen
-from clawmode.terminal.chat_view import ChatView, LineWriter, MakeRunCalls
+from clawmode.terminal.chat_view import ChatView, LineWriter
 from clawmode.terminal.desk import Desk, make_approvals
+from clawmode.terminal.interrupts import interruptible, join_tool_threads
+from clawmode.terminal.turn import Exchange
 from clawmode.text import one_line
-from clawmode.tools.approvals import Approvals, Mode
+from clawmode.tools.approvals import Mode
+from clawmode.types import dataclass
 
 HISTORY = "chat_history"
 """The file in the state folder that keeps earlier input."""
@@ -69,11 +72,16 @@ class Receipt:
     text: str = ""
 
 
-class Partner(Protocol):
+class Partner(Exchange[AgentRequest, AgentView], Protocol):
     """The agent that a chat talks with.
 
     The methods may raise `ClawmodeError`: the chat shows the error, or ends if `serve` raised it.
     """
+
+    @property
+    def opening(self) -> str:
+        """What the chat shows until the agent can be reached."""
+        ...
 
     @property
     def trouble(self) -> str:
@@ -85,14 +93,14 @@ class Partner(Protocol):
         """The number of messages that wait."""
         ...
 
-    def subscribe(
-        self, watch: Listener, tell: Callable[[str], None], changed: Callable[[], None]
-    ) -> Callable[[], None]:
-        """Starts to report what happens; returns a function that stops the reports.
+    def attach(
+        self, watch: Listener, channel: TerminalChannel, changed: Callable[[], None]
+    ) -> None:
+        """Tells the partner, before `open`, where to report what happens.
 
         Args:
             watch: Receives the events of runs.
-            tell: Receives messages that are not part of a run's reply.
+            channel: Delivers messages that are not part of a run's reply.
             changed: Called when `trouble` or `waiting` has changed.
         """
         ...
@@ -109,14 +117,6 @@ class Partner(Protocol):
         """Sends a message or a command."""
         ...
 
-    async def stop(self) -> int:
-        """Stops the runs, and drops waiting messages; returns the number of runs."""
-        ...
-
-    async def leave(self, say: Callable[[str], None]) -> None:
-        """Ends the conversation, and tells the user what happens to active runs."""
-        ...
-
 
 class Chat:
     """A conversation between the user and an agent.
@@ -124,25 +124,26 @@ class Chat:
     Args:
         screen: The terminal.
         history: The file that keeps earlier input.
-        key: The key of the session.
-        make_calls: Makes the view for the calls of a run.
+        partner: The agent, not open yet.
 
     Attributes:
         terminal: Where questions are put.
-        channel: Delivers messages to the user.
     """
 
-    _partner: Partner  # from `run` on
+    def __init__(self, screen: Screen, history: Path, partner: Partner) -> None:
+        def make_calls() -> AgentView:
+            return AgentView(None, live=False, summary=True)
 
-    def __init__(self, screen: Screen, history: Path, key: str, make_calls: MakeRunCalls) -> None:
         self._screen = screen
-        self._key = key
+        self._partner = partner
+        self._key = ""
         self._view = ChatView(screen.say, lambda: screen.width, self._show_run_failure, make_calls)
         self._prompt = Prompt(
             screen, history, NAMES, above=lambda: self._view.part, status=self._status
         )
         self.terminal = PromptTerminal(screen, self._prompt)
-        self.channel = TerminalChannel(self._show_message, self._show_answer)
+        channel = TerminalChannel(self._show_message, self._show_answer)
+        partner.attach(self._watch, channel, self._prompt.redraw)
         self._tasks: TaskGroup | None = None
         self._model = ""
         self._stopping = False
@@ -151,19 +152,18 @@ class Chat:
         self._ending = anyio.Event()
         self._run_ended = Notifier()
 
-    async def run(self, partner: Partner, desk: Desk | None) -> None:
+    async def run(self, key: str, desk: Desk | None) -> None:
         """Runs the conversation until the user leaves.
 
         Args:
-            partner: The agent.
+            key: The key of the session.
             desk: Puts questions at `terminal`; None if the user is not asked.
 
         Raises:
             ClawmodeError: The agent cannot be reached any more.
         """
-        self._partner = partner
+        self._key = key
         await self._look_up_model()
-        unsubscribe = partner.subscribe(self._watch, self._show_message, self._prompt.redraw)
         # Unbounded: the prompt must never wait for a command that takes long.
         typed, lines = anyio.create_memory_object_stream[str](math.inf)
         self._prompt.listen(line=typed.send_nowait, interrupt=self._interrupt, end=self._end)
@@ -180,9 +180,8 @@ class Chat:
                 if desk is not None:
                     tasks.start_soon(desk.serve)
                 if not await self._prompt.run():
-                    await partner.leave(self._screen.say_now)
+                    await self._partner.leave(self._screen.say_now)
                 tasks.cancel_scope.cancel()
-        unsubscribe()
         if self._failure is not None:
             raise self._failure
 
@@ -340,48 +339,54 @@ def hint(text: str) -> str:
 # ---- The command ----
 
 
-OpenPartner: TypeAlias = Callable[[Chat, Approvals], AbstractAsyncContextManager[Partner]]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TerminalChat:
     """The command `chat`.
 
     Attributes:
+        partner: The agent.
         state: The state folder.
-        session: The conversation: a key or an id; empty for the main session.
-        agent_id: The agent; empty for the default agent.
-        model: The model from now on; empty for the present one.
         approve: Who decides about calls; None for the mode of the configuration.
     """
 
+    partner: Partner
     state: Path
-    session: str = ""
-    agent_id: str = ""
-    model: str = ""
     approve: Mode | None = None
 
-    async def talk(
-        self, screen: Screen, key: str, mode: Mode, until: str, open_partner: OpenPartner
-    ) -> None:
-        """Runs the conversation to its end.
+    def run(self, request: AgentRequest) -> None:
+        """Runs the chat to its end.
 
         Args:
-            screen: The terminal.
-            key: The key of the session.
-            mode: Who decides about calls.
-            until: How long the answer `always` is remembered.
-            open_partner: Opens the agent.
+            request: The session, the agent, and the model from now on.
+
+        Raises:
+            ConfigurationError: The session, agent or model is invalid.
+            ClawmodeError: The agent cannot be reached.
+            KeyboardInterrupt: The user stopped it before the chat began.
         """
+        view = AgentView(None, live=True, summary=False)
+        with printed_logs(view.paused):
+            try:
+                mode = self.partner.prepare(request, view)
+            finally:
+                view.close(None)
+            anyio.run(self._drive, request, self.approve or mode)
+        join_tool_threads()
+        gc.freeze()  # otherwise the interpreter collects garbage in all libraries before it exits
 
-        def make_calls() -> AgentView:
-            return AgentView(None, live=False, summary=True)
-
-        chat, desk = Chat(screen, self.state / HISTORY, key, make_calls), None
-        if mode == "ask":
-            desk = Desk(chat.terminal, screen.paused, until=until, in_chat=True)
-        async with open_partner(chat, make_approvals(mode, desk, tell=screen.say)) as partner:
-            await chat.run(partner, desk)
+    async def _drive(self, request: AgentRequest, mode: Mode) -> None:
+        desk = None
+        async with interruptible():
+            with Screen() as screen:
+                screen.note(self.partner.opening)
+                chat = Chat(screen, self.state / HISTORY, self.partner)
+                if mode == "ask":
+                    until = self.partner.until
+                    desk = Desk(chat.terminal, screen.paused, until=until, in_chat=True)
+                async with self.partner.open(make_approvals(mode, desk, tell=screen.say)):
+                    session = await self.partner.start(request)
+                    assert session is not None, "only a turn can be stopped while it starts"
+                    await chat.run(session.session_key, desk)
 
 
 def reset_error(session_id: str, key: str) -> ConfigurationError:

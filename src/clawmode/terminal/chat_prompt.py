@@ -4,10 +4,11 @@ import os
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
 import anyio
+from anyio.lowlevel import checkpoint_if_cancelled
 from prompt_toolkit import PromptSession
 from prompt_toolkit.buffer import Buffer
 from prompt_toolkit.completion import CompleteEvent, Completer, Completion
@@ -20,6 +21,7 @@ from prompt_toolkit.shortcuts import CompleteStyle
 
 from clawmode.app.console import CYAN, YELLOW
 from clawmode.terminal.chat_screen import Screen
+from clawmode.types import dataclass
 
 READY = "> "
 REDRAW_SECONDS = 0.05
@@ -86,9 +88,10 @@ class Prompt:
 
     def _message(self) -> StyleAndTextTuples:
         """Returns the text in front of the input."""
-        if self._question is not None:  # without `above`, which could pass for the question
+        if self._question is not None:
             return [("ansiyellow", self._question.prompt)]
-        above = self._above()
+        # While a question is about to be asked, `above` could pass for it.
+        above = "" if self._screen.is_paused else self._above()
         return [("", f"{above}\n" if above else ""), ("ansicyan", READY)]
 
     def listen(
@@ -129,6 +132,8 @@ class Prompt:
         messages, and an unfinished line is restored afterwards.
         """
         await self._screen.shown()
+        # `shown` cannot be cancelled. A question that was withdrawn meanwhile must not take a line.
+        await checkpoint_if_cancelled()
         app = self._session.app
         if app.is_running:  # process the keys that were pressed until now
             app.key_processor.feed_multiple(self._screen.keys.read_keys())
@@ -270,13 +275,13 @@ class TerminalChannel:
     block_streaming = False
 
     def __init__(self, tell: Callable[[str], None], answer: Callable[[str], None]) -> None:
-        self._tell = tell
+        self.tell = tell
         self._answer = answer
         self._count = 0
         self.answers = f"answers-{uuid.uuid4().hex}"
 
     async def send(self, target: str, text: str) -> str:
-        (self._answer if target == self.answers else self._tell)(text)
+        (self._answer if target == self.answers else self.tell)(text)
         self._count += 1
         return str(self._count)
 

@@ -22,12 +22,11 @@ from contextlib import (
 
 import anyio
 from prompt_toolkit.application import in_terminal
-from prompt_toolkit.input.vt100 import Vt100Input
 from prompt_toolkit.output import ColorDepth
 from prompt_toolkit.output.defaults import create_output
 from prompt_toolkit.utils import get_cwidth
 
-from clawmode.exceptions import ConfigurationError
+from clawmode.exceptions import ConfigurationError, UnsupportedPlatform
 from clawmode.tasks import Notifier
 from clawmode.text import IN_TEXT, escape
 
@@ -41,6 +40,12 @@ MAX_HELD = 10_000
 
 DRAIN_SECONDS = 0.5
 """How long to wait at the end for the last output of processes."""
+
+
+if sys.platform != "win32":
+    from prompt_toolkit.input.vt100 import Vt100Input
+else:
+    from prompt_toolkit.input import DummyInput as Vt100Input  # `Screen` cannot be opened there
 
 
 class Keys(Vt100Input):
@@ -76,6 +81,8 @@ class Screen:
         self._printing = anyio.Lock()
 
     def __enter__(self) -> "Screen":
+        if sys.platform == "win32":
+            raise UnsupportedPlatform("The chat")
         sys.stdout.flush()
         sys.stderr.flush()
         saved = [os.dup(fd) for fd in range(3)]
@@ -159,6 +166,11 @@ class Screen:
                     self._kept.clear()
                 self._wake()
 
+    @property
+    def is_paused(self) -> bool:
+        """True while a question is open, also before it is shown."""
+        return self._pauses > 0
+
     async def serve(self) -> None:
         """Shows lines as they come, until it is cancelled."""
         self._loop = asyncio.get_running_loop()
@@ -173,8 +185,10 @@ class Screen:
         async with self._printing:
             with suppress(OSError):  # the terminal is gone; the prompt will end the chat
                 if self._lines:
-                    async with in_terminal():
-                        self._print()
+                    # Shielded: a cancelled `in_terminal` would block every later one.
+                    with anyio.CancelScope(shield=True):
+                        async with in_terminal():
+                            self._print()
 
     def _print(self) -> None:
         with self._lock:

@@ -127,16 +127,13 @@ class _RunView:
         elif event.stream == "compaction":
             self.step = "summarizing the conversation"
         elif event.stream == "tool":
-            self._add_call(data)
-
-    def _add_call(self, data: dict[str, Any]) -> None:
-        if data["phase"] == "start":
-            self._open[data["callId"]] = one_line(str(data["name"]), MAX_NAME_CHARS)
-        elif data["phase"] == "end":
-            self._open.pop(data["callId"], None)
-        names = list(self._open.values())
-        more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
-        self.step = ", ".join(names[-MAX_NAMES:]) + more if names else "waiting for the model"
+            if data["phase"] == "start":
+                self._open[data["callId"]] = one_line(str(data["name"]), MAX_NAME_CHARS)
+            elif data["phase"] == "end":
+                self._open.pop(data["callId"], None)
+            names = list(self._open.values())
+            more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+            self.step = ", ".join(names[-MAX_NAMES:]) + more if names else "waiting for the model"
 
 
 class ChatView:

@@ -1,21 +1,21 @@
-"""`clawmode cron` at a terminal: lists, adds, removes and runs jobs."""
+"""`clawmode cron` at a terminal: lists and runs jobs."""
 
 import time
 import uuid
+from collections.abc import Callable, Sequence
 
 import anyio
 
 from clawmode.agent.requests import AgentRequest, RunResult
 from clawmode.app.console import ProgramOutput, duration, print_note
 from clawmode.app.setup import Setup
-from clawmode.cron.job import Job, check_named, configured_jobs
+from clawmode.cron.job import configured_jobs
 from clawmode.cron.jobs import Claim, Jobs, JobStatus
 from clawmode.cron.schedule import clock, in_words, read_zone
 from clawmode.cron.scheduler import Scheduler
 from clawmode.cron.turns import request_for
 from clawmode.terminal.local_turn import LocalTurn
-from clawmode.terminal.turn import WaitingRun
-from clawmode.types import JsonValue
+from clawmode.text import shorten
 
 MAX_ERROR_CHARS = 80
 
@@ -32,14 +32,8 @@ def open_jobs(setup: Setup) -> Jobs:
 # ---- Listing ----
 
 
-def list_all(setup: Setup) -> list[JsonValue]:
-    """Returns all jobs as JSON, sorted by id."""
-    return [status.described() for status in anyio.run(open_jobs(setup).list)]
-
-
-def print_jobs(out: ProgramOutput, setup: Setup) -> None:
-    """Prints all jobs as a table."""
-    found = anyio.run(open_jobs(setup).list)
+def print_jobs(out: ProgramOutput, setup: Setup, found: Sequence[JobStatus]) -> None:
+    """Prints jobs as a table."""
     if not found:
         print_note("there are no jobs: see `clawmode cron add --help`")
         return
@@ -48,7 +42,7 @@ def print_jobs(out: ProgramOutput, setup: Setup) -> None:
         job, last, ago, outcome = status.job, status.last, "-", "-"
         if last is not None:
             ago = f"{duration(max(time.time() - last.started_at, 0))} ago"
-            error = f": {last.error[:MAX_ERROR_CHARS]}" if last.error else ""
+            error = f": {shorten(last.error, MAX_ERROR_CHARS)}" if last.error else ""
             # The ledger still says `running` if the process of a run died: it recorded no end.
             lost = last.status == "running" and not status.running
             outcome = "lost" if lost else f"{last.status}{error}"
@@ -67,38 +61,6 @@ def next_time(status: JobStatus) -> str:
     return clock(status.due, read_zone(status.job.tz))
 
 
-# ---- Changing ----
-
-
-def add(setup: Setup, job: Job) -> JobStatus:
-    """Adds a job to the state folder.
-
-    Raises:
-        ConfigurationError: The job is invalid, or names an unknown agent or channel.
-        JobError: There is a job with this id.
-    """
-    check_named(setup.configuration, job)
-    return anyio.run(open_jobs(setup).add, job)
-
-
-def enable(setup: Setup, job_id: str, enabled: bool) -> JobStatus:
-    """Switches a job on or off.
-
-    Raises:
-        JobError: There is no such job, or it belongs to the configuration.
-    """
-    return anyio.run(open_jobs(setup).enable, job_id, enabled)
-
-
-def remove(setup: Setup, job_id: str) -> None:
-    """Removes a job from the state folder.
-
-    Raises:
-        JobError: There is no such job, or it belongs to the configuration.
-    """
-    anyio.run(open_jobs(setup).remove, job_id)
-
-
 # ---- Running ----
 
 
@@ -113,7 +75,6 @@ class JobTurn(LocalTurn):
         JobError: There is no such job.
     """
 
-    works_here = False  # as in a gateway
     _scheduler: Scheduler
     _claim: Claim
 
@@ -125,18 +86,20 @@ class JobTurn(LocalTurn):
         """Returns the request of the job, for `TerminalTurn.run`."""
         return request_for(self._job, uuid.uuid4().hex)
 
-    async def start(self, request: AgentRequest) -> WaitingRun:
+    def workspace(self) -> None:
+        """As in a gateway, each agent has a folder in the state folder."""
+
+    async def start(self, request: AgentRequest) -> None:
         # The claim makes a request with a run id and a session of its own.
         cleanup_seconds = self._setup.configuration.cron.cleanup_seconds
         jobs = open_jobs(self._setup)
-        self._scheduler = Scheduler(jobs, self._runtime, cleanup_seconds=cleanup_seconds)
+        self._scheduler = Scheduler(jobs, self._host.runtime, cleanup_seconds=cleanup_seconds)
         self._claim = await self._scheduler.claim_now(self._job.id)
         self._run_id = self._claim.run_id
-        return WaitingRun(run_id=self._run_id, session_key=request.session_key, session_id="")
 
     async def result(self) -> RunResult:
         return await self._scheduler.carry_out(self._claim)
 
-    async def leave(self) -> bool:
+    async def leave(self, say: Callable[[str], None]) -> bool:
         await self.stop()
         return False

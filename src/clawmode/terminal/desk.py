@@ -1,22 +1,31 @@
 """Approvals at a terminal: puts the questions to the user, one at a time, and reads the answers.
 
-A call can be allowed only after all of its arguments were shown.
+Calls that one program makes at the same time are one question. A call can be allowed only after
+all of its arguments were shown.
 """
 
 import os
 import sys
-import termios
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractContextManager, asynccontextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import IO, Literal, Protocol
 
 import anyio
 
-from clawmode.app.console import print_note
+from clawmode.app.console import forget_keys, print_note
 from clawmode.tasks import Notifier
-from clawmode.terminal.forms import MAX_WORDS, RULE, describe, fill_in, introduce
+from clawmode.terminal.forms import (
+    MAX_WORDS,
+    RULE,
+    InvalidAnswer,
+    describe,
+    describe_calls,
+    fill_in,
+    introduce,
+    read_choice,
+)
 from clawmode.text import one_line
 from clawmode.tools.approvals import (
     Approvals,
@@ -24,6 +33,7 @@ from clawmode.tools.approvals import (
     InputQuestion,
     Mode,
     Question,
+    QuestionGroup,
     Resolution,
     may_change,
 )
@@ -42,6 +52,10 @@ ANSWERS: dict[str, Decision] = {
     "n": "deny",
 }
 HINT = "Please answer once (or yes), always, or deny (or no).\n"
+HINT_FOR_CALLS = (
+    "Please answer y (allow all once), a (allow all always) or n (deny all), each with or without "
+    "numbers such as 1 3-5. Numbers alone allow these calls once.\n"
+)
 HINT_TO_SHOW = "Not all of the arguments were shown: please answer show, or deny (or no).\n"
 MAX_ANSWER_BYTES = 4096
 COMMAND_ENDS, GATEWAY_STOPS = "this command ends", "the gateway stops"
@@ -109,8 +123,7 @@ class Terminal:
         self._target.flush()
 
     async def ask(self, prompt: str) -> str | None:
-        # Keys that were pressed before the question appeared must not answer it.
-        termios.tcflush(self._source, termios.TCIFLUSH)
+        forget_keys(self._source)
         self.show(prompt)
         await anyio.wait_readable(self._source)
         typed = os.read(self._source, MAX_ANSWER_BYTES)
@@ -121,7 +134,7 @@ class Terminal:
 
 
 class Desk:
-    """Puts questions to the user at a terminal, one at a time; an `Asker`.
+    """Puts questions to the user at a terminal, one at a time; a `GroupAsker`.
 
     A question that is answered elsewhere, or whose run has ended, is withdrawn.
 
@@ -150,9 +163,9 @@ class Desk:
         self._paused = paused
         self._until = until
         self._in_chat = in_chat
-        self._waiting: deque[Question | InputQuestion] = deque()
+        self._waiting: deque[Question | InputQuestion | QuestionGroup] = deque()
         self._changes = Notifier()
-        self._shown_id = ""
+        self._shown_ids: set[str] = set()
         self._shown = anyio.CancelScope()
 
     @classmethod
@@ -171,11 +184,16 @@ class Desk:
         self._waiting.append(question)
         self._changes.notify()
 
+    def put_group(self, group: QuestionGroup) -> None:
+        self._waiting.append(group)
+        self._changes.notify()
+
     def settle(
         self, question: Question | InputQuestion, answer: Resolution | JsonObject | None
     ) -> None:
-        if self._shown_id == question.id:
+        if self._shown_ids == {question.id}:
             self._shown.cancel()
+        self._shown_ids.discard(question.id)
         self._changes.notify()
 
     async def serve(self) -> None:
@@ -185,13 +203,15 @@ class Desk:
                 await self._changes.wait()
                 continue
             question = self._waiting.popleft()
-            # The question may have expired or been withdrawn while it waited for its turn.
+            asked = question.questions if isinstance(question, QuestionGroup) else (question,)
+            # Questions may have expired or been withdrawn while they waited for their turn.
             pending = (*self.approvals.pending(), *self.approvals.pending_inputs())
-            if any(question.id == other.id for other in pending):
+            ids = {each.id for each in asked} & {each.id for each in pending}
+            if ids:
                 with self._paused(), anyio.CancelScope() as self._shown:
-                    self._shown_id = question.id
+                    self._shown_ids = ids
                     await self._ask(question)
-                self._shown_id = ""
+                self._shown_ids = set()
 
     async def wait_until_clear(self) -> bool:
         """Waits until no question is open; False if the user wants to decide later."""
@@ -199,12 +219,14 @@ class Desk:
             await self._changes.wait()
         return not self.postponed
 
-    async def _ask(self, question: Question | InputQuestion) -> None:
+    async def _ask(self, question: Question | InputQuestion | QuestionGroup) -> None:
         answered = False
         terminal = self._terminal
         try:
             with anyio.move_on_after(question.expires - time.time()):
-                if isinstance(question, InputQuestion):
+                if isinstance(question, QuestionGroup):
+                    in_time = await self._decide_group(question)
+                elif isinstance(question, InputQuestion):
                     terminal.show(introduce(question, terminal.width - RULE))
                     content = await fill_in(question, terminal.ask, terminal.show)
                     in_time = self.approvals.answer(question.id, content)
@@ -213,19 +235,66 @@ class Desk:
                     in_time = True
                     if decision is not None:
                         in_time = self.approvals.resolve(question.id, decision)
-                    elif self._in_chat:
-                        command = f"/approve {question.id} allow-once|allow-always|deny"
-                        terminal.show(f"The call waits. Answer later with: {command}\n")
                     else:
-                        self.postponed = True
-                        terminal.show("\nThe program is left waiting.\n")
-                        self._changes.notify()
+                        command = f"/approve {question.id} allow-once|allow-always|deny"
+                        self._postpone(f"The call waits. Answer later with: {command}")
                 answered = True
                 if not in_time:
                     terminal.show("The answer came too late.\n")
         finally:
             if not answered:
                 terminal.show("\nThe question is no longer open.\n")
+
+    def _postpone(self, in_chat: str) -> None:
+        if self._in_chat:
+            self._terminal.show(f"{in_chat}\n")
+            return
+        self.postponed = True
+        self._terminal.show("\nThe program is left waiting.\n")
+        self._changes.notify()
+
+    async def _decide_group(self, group: QuestionGroup) -> bool:
+        """Asks about calls until all are answered. Returns False if an answer came too late."""
+        everything, in_time = False, True
+        while left := [each for each in group.questions if each.id in self._shown_ids]:
+            width, until = self._terminal.width, self._until
+            text, complete = describe_calls(left, width, everything=everything, until=until)
+            self._terminal.show(text)
+            if (answer := await self._choose(complete)) is None:
+                self._postpone("The calls wait. Answer later with /approve, which lists them.")
+                return in_time
+            everything = answer == "show"
+            if not isinstance(answer, tuple):
+                continue
+            decision, numbers = answer
+            chosen = QuestionGroup(tuple(left[number] for number in numbers))
+            answered = self.approvals.resolve_group(chosen, decision)
+            self._shown_ids.difference_update(each.id for each in chosen.questions)
+            in_time = in_time and len(answered) == len(numbers)
+        return in_time
+
+    async def _choose(
+        self, complete: list[bool]
+    ) -> "tuple[Decision, list[int]] | Literal['show'] | None":
+        """Returns the user's decision and its calls, or that the user wants to see all of them."""
+        while True:
+            line = await self._terminal.ask("y, a or n for all, numbers, or show? (Ctrl-D: later) ")
+            if line is None:
+                return None
+            try:
+                word, numbers = read_choice(line, len(complete))
+            except InvalidAnswer as error:
+                self._terminal.show(f"{error}. {HINT_FOR_CALLS}")
+                continue
+            decision = ANSWERS.get(word or "once" * bool(line))
+            if word == "show":
+                return "show"
+            if decision is None:
+                self._terminal.show(HINT_FOR_CALLS)
+            elif decision != "deny" and not all(complete[number] for number in numbers):
+                self._terminal.show(HINT_TO_SHOW)
+            else:
+                return decision, numbers
 
     async def _decide(self, question: Question) -> Decision | None:
         """Returns the user's decision; None if the user wants to decide later."""
@@ -247,16 +316,6 @@ class Desk:
 
 
 # ---- With or without a desk ----
-
-
-@asynccontextmanager
-async def questions_served(desk: Desk | None) -> AsyncIterator[None]:
-    """Puts questions to the user while the block runs, if there is a desk."""
-    async with anyio.create_task_group() as tasks:
-        if desk is not None:
-            tasks.start_soon(desk.serve)
-        yield
-        tasks.cancel_scope.cancel()
 
 
 def make_approvals(

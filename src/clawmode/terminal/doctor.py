@@ -5,8 +5,6 @@ import os
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -14,30 +12,35 @@ import anyio
 
 from clawmode.agent.models import ModelPool
 from clawmode.app import loading
+from clawmode.app.backends import backend_of, closing
 from clawmode.app.check import NO_KEY, OWN_TOOLS, missing_key, named_models
 from clawmode.app.protected_paths import protected_paths
-from clawmode.app.servers import log_file, open_servers
 from clawmode.app.setup import Options, Setup, state_folder
-from clawmode.catalog.vectors import MissingExtra, choose_ranker
 from clawmode.code_mode.code_mode import CodeMode
 from clawmode.code_mode.memory_store import MemoryStore
-from clawmode.code_mode.sqlite_store import SqliteStore
 from clawmode.config import resolve as settings
 from clawmode.core_tools.exec_approvals import HOST_FILE, HostFile
-from clawmode.exceptions import ClawmodeError, ConfigurationError
-from clawmode.plugins.setup import describe_plugins
+from clawmode.exceptions import ClawmodeError, ConfigurationError, MissingExtra, require
+from clawmode.plugins.setup import open_plugins
 from clawmode.rpc import presence
 from clawmode.sandbox import artifacts
 from clawmode.sandbox.pool import Pool
 from clawmode.sessions.workspaces import current_folder
 from clawmode.terminal.listings import count
+from clawmode.types import dataclass
 
 Health: TypeAlias = Literal["ok", "note", "problem"]
 
-AGENT_LIBRARIES = ("pydantic_ai", "openai", "anthropic")
-"""The libraries of the extra `agent`."""
+EXTRA_LIBRARIES = {
+    "acp": ("editors that speak the Agent Client Protocol", ("acp",)),
+    "agent": ("the models of agents", ("pydantic_ai", "openai", "anthropic", "httpx2")),
+    "gateway": ("the gateway", ("starlette", "uvicorn", "websockets", "standardwebhooks")),
+    "mcp": ("MCP servers and `clawmode mcp`", ("mcp", "httpx2", "jwt", "starlette", "uvicorn")),
+    "postgres": ("programs in PostgreSQL", ("psycopg",)),
+    "search": ("search by meaning", ("numpy",)),
+}
+"""What the extras are for, and libraries that they install."""
 
-INSTALL_AGENT = "pip install 'clawmode[agent]'"
 MAX_NAMED = 5
 
 CELLS = {"javascript": "return 1 + 1", "typescript": "const n: number = 2; return n"}
@@ -85,7 +88,7 @@ async def examine(options: Options, tell: Tell = lambda text: None) -> AsyncIter
         tell(f"connecting {count(setup.servers, 'MCP server')}, which may take {seconds} s")
     async for finding in _servers(setup):
         yield finding
-    plugins = describe_plugins(setup.configuration, setup.state)  # runs none of their code
+    plugins = open_plugins(setup.configuration, setup.state, load=False)  # runs none of their code
     for found in plugins.find():
         about = f"{found.manifest.version}, at {found.folder}"
         yield Finding(f"plugin {found.manifest.id}", "ok", about)
@@ -129,22 +132,22 @@ def _machine_code() -> Finding:
     return Finding("machine code", "note", f"{detail}; {artifacts.CACHE_ADVICE}")
 
 
-def _missing_library() -> str:
-    """Returns a library of the extra `agent` that is not installed, without importing any."""
-    return next((name for name in AGENT_LIBRARIES if find_spec(name) is None), "")
+def _missing(extra: str) -> str:
+    """Returns what is missing of an extra, and how to install it; empty if nothing is missing."""
+    try:
+        for library in EXTRA_LIBRARIES[extra][1]:
+            require(library, extra)
+    except MissingExtra as error:
+        return str(error)
+    return ""
 
 
 def _extras() -> Iterator[Finding]:
-    if missing := _missing_library():
-        advice = f"agents have no models, because {missing} is missing: {INSTALL_AGENT}"
-        yield Finding("extra agent", "note", advice)
-    else:
-        yield Finding("extra agent", "ok", "the model libraries are installed")
-    try:
-        choose_ranker(required=True)
-        yield Finding("extra search", "ok", "tools are found by words and by meaning")
-    except MissingExtra as error:
-        yield Finding("extra search", "note", f"tools are found only by words: {error}")
+    for extra, (purpose, _) in EXTRA_LIBRARIES.items():
+        if missing := _missing(extra):
+            yield Finding(f"extra {extra}", "note", f"not available: {purpose}; {missing}")
+        else:
+            yield Finding(f"extra {extra}", "ok", f"installed, for {purpose}")
 
 
 def _configuration(options: Options, setup: Setup) -> Iterator[Finding]:
@@ -173,8 +176,8 @@ def _models(setup: Setup) -> Iterator[Finding]:
     if not main:
         hint = 'set agents.defaults.model, such as "anthropic/claude-sonnet-5"'
         yield Finding("model", "note", f"none is configured, so agents cannot run: {hint}")
-    if main and _missing_library():
-        yield Finding("model", "problem", f"{main} needs the extra `agent`: {INSTALL_AGENT}")
+    if main and (missing := _missing("agent")):
+        yield Finding("model", "problem", f"{main} needs the extra `agent`: {missing}")
     keys: dict[str, Finding] = {}
     for name in dict.fromkeys((main, *(name for _, name in named_models(setup.configuration)))):
         try:
@@ -214,16 +217,24 @@ def _workspaces(setup: Setup) -> Iterator[Finding]:
 
 
 async def _store(setup: Setup) -> Finding:
+    place = ""
     try:
-        store = SqliteStore(setup.state)
-        await store.leave(await store.join())
-        await anyio.to_thread.run_sync(lambda: store.keys)
+        async with closing(backend_of(setup)) as backend:
+            place = backend.place
+            await backend.cells.leave(await backend.cells.join())
+            await anyio.to_thread.run_sync(lambda: backend.cells.keys)
     except ClawmodeError as error:
-        return Finding("store", "problem", f"{setup.state}: {error}")
-    return Finding("store", "ok", str(setup.state))
+        return Finding("store", "problem", f"{place}: {error}" if place else str(error))
+    return Finding("store", "ok", place)
 
 
 async def _servers(setup: Setup) -> AsyncIterator[Finding]:
+    if setup.servers and (missing := _missing("mcp")):
+        yield Finding("MCP servers", "problem", missing)
+    if not setup.servers or _missing("mcp"):
+        return
+    from clawmode.app.servers import log_file, open_servers  # of the extra `mcp`
+
     # The findings report problems of servers; the log would repeat them on stderr.
     logging.getLogger("clawmode.mcp").propagate = False
     logging.getLogger("clawmode.mcp").addHandler(logging.NullHandler())

@@ -7,12 +7,13 @@ is sent.
 
 import json
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from clawmode.app.console import duration, fold, fold_words
 from clawmode.text import escape, one_line
 from clawmode.tools.approvals import InputQuestion, Question
+from clawmode.tools.tool import SEVERITIES
 from clawmode.types import JsonObject, JsonValue
 
 AskLine: TypeAlias = Callable[[str], Awaitable[str | None]]
@@ -26,6 +27,9 @@ MAX_LINES = 40
 
 RULE = 6
 """The columns of the rule on the left, with some to spare."""
+
+MAX_CALL_LINES, MAX_GROUP_LINES = 6, 60
+"""The most lines of one call in a list of calls, and of the list, until the user asks for all."""
 
 MAX_WORDS = 300
 TRUE, FALSE = ("y", "yes", "true"), ("n", "no", "false")
@@ -147,7 +151,17 @@ def _parse(typed: str, schema: Mapping[str, Any]) -> JsonValue:
             return typed.lower() in TRUE
         raise InvalidAnswer("please answer yes or no")
     if schema.get("type") in ("integer", "number"):
-        return _parse_number(typed, schema)
+        try:
+            value = int(typed) if schema["type"] == "integer" else float(typed)
+        except ValueError:
+            kind = "an integer" if schema["type"] == "integer" else "a number"
+            raise InvalidAnswer(f"this is not {kind}") from None
+        least, most = schema.get("minimum"), schema.get("maximum")
+        if isinstance(least, int | float) and value < least:
+            raise InvalidAnswer(f"the value must be at least {least}")
+        if isinstance(most, int | float) and value > most:
+            raise InvalidAnswer(f"the value must be at most {most}")
+        return value
     return _choose(typed, _choices(schema))
 
 
@@ -155,20 +169,6 @@ def _choose(typed: str, choices: list[JsonValue]) -> str:
     if choices and typed not in choices:
         raise InvalidAnswer("this is none of the choices")
     return typed
-
-
-def _parse_number(typed: str, schema: Mapping[str, Any]) -> JsonValue:
-    try:
-        value = int(typed) if schema["type"] == "integer" else float(typed)
-    except ValueError:
-        kind = "an integer" if schema["type"] == "integer" else "a number"
-        raise InvalidAnswer(f"this is not {kind}") from None
-    least, most = schema.get("minimum"), schema.get("maximum")
-    if isinstance(least, int | float) and value < least:
-        raise InvalidAnswer(f"the value must be at least {least}")
-    if isinstance(most, int | float) and value > most:
-        raise InvalidAnswer(f"the value must be at most {most}")
-    return value
 
 
 # ---- The question whether a call may run ----
@@ -188,20 +188,10 @@ def describe(
         max_lines: The most lines of arguments; None for all of them.
         until: How long the answer `always` is remembered.
     """
-    run = question.run
-    origin = {
-        "agent": run.agent_id,
-        "session": run.session_key or run.session_id,
-        "sender": run.sender,
-        "channel": run.channel,
-    }
-    asked_by = ", ".join(f"{kind} {name}" for kind, name in origin.items() if name)
     given = escape(json.dumps(question.input, indent=2, ensure_ascii=False), "\n")
     arguments = [part for line in given.split("\n") for part in fold(line, width - RULE)]
     shown = arguments[:max_lines]
     left_out = len(arguments) - len(shown)
-    at = time.strftime("%H:%M:%S", time.localtime(question.expires))
-    left = duration(max(question.expires - time.time(), 0))
     lines = [
         "",
         *_words(f"Approval needed ({question.severity}): ", question.title, width),
@@ -210,11 +200,91 @@ def describe(
         "  arguments:",
         *(f"  │ {line}" for line in shown),
         *([f"  └ {left_out} more lines: answer `show` to see them"] if left_out else ()),
-        *_words("  asked by: ", asked_by, width),
-        *_words(f"  always would remember, until {until}: ", question.always, width),
-        f"  expires in {left}, at {at}; no answer is a no",
+        *_origin([question], width, until),
     ]
     return "".join(f"{line}\n" for line in lines), not left_out
+
+
+def describe_calls(
+    questions: Sequence[Question], width: int, *, everything: bool, until: str
+) -> tuple[str, list[bool]]:
+    """Returns the text of a question about several calls.
+
+    Args:
+        questions: The calls of one program that need approval.
+        width: The columns of the terminal.
+        everything: True to show all arguments of all calls.
+        until: How long the answer `always` is remembered.
+
+    Returns:
+        The text, and for each call True if the text shows all of its arguments.
+    """
+    worst = max((each.severity for each in questions), key=SEVERITIES.index)
+    calls = "1 call" if len(questions) == 1 else f"{len(questions)} calls"
+    lines = ["", f"Approval needed ({worst}): {calls} of one program"]
+    complete: list[bool] = []
+    for number, each in enumerate(questions, 1):
+        if not everything and len(lines) >= MAX_GROUP_LINES:
+            more = f"{len(questions) - number + 1} more calls"
+            lines.append(f"  └ {more}: answer `show` to see them")
+            break
+        given = escape(json.dumps(each.input, ensure_ascii=False))
+        arguments = fold(given, width - RULE)
+        shown = arguments if everything else arguments[:MAX_CALL_LINES]
+        complete.append(len(shown) == len(arguments))
+        what = " ".join(filter(None, [each.tool_id, each.title, each.description]))
+        lines += _words(f"  {number}. ", what, width)
+        lines += [f"  │ {line}" for line in shown]
+        if not complete[-1]:
+            left_out = len(arguments) - len(shown)
+            lines.append(f"  └ {left_out} more lines: answer `show` to see them")
+    complete += [False] * (len(questions) - len(complete))
+    lines += _origin(questions, width, until)
+    return "".join(f"{line}\n" for line in lines), complete
+
+
+def read_choice(typed: str, count: int) -> tuple[str, list[int]]:
+    """Parses an answer about several calls: a word, numbers, or a word and numbers.
+
+    Returns:
+        The word (empty if there is none), and the chosen calls, counted from 0.
+
+    Raises:
+        InvalidAnswer: A part is neither a word nor the number of a call.
+    """
+    first, *rest = typed.lower().replace(",", " ").split() or [""]
+    if first[:1].isdigit():
+        first, rest = "", [first, *rest]
+    chosen: set[int] = set()
+    for part in rest:
+        low, _, high = part.partition("-")
+        if not (low.isdecimal() and (high or low).isdecimal() and len(part) < 20):
+            raise InvalidAnswer(f"{one_line(part, 40)} is not the number of a call")
+        numbers = range(int(low), int(high or low) + 1)
+        if not numbers or numbers[0] < 1 or numbers[-1] > count:
+            raise InvalidAnswer(f"the calls have the numbers 1 to {count}")
+        chosen.update(number - 1 for number in numbers)
+    return first, sorted(chosen) if rest else list(range(count))
+
+
+def _origin(questions: Sequence[Question], width: int, until: str) -> list[str]:
+    """Returns who asks, what `always` would remember, and when the first question expires."""
+    run = questions[0].run
+    origin = {
+        "agent": run.agent_id,
+        "session": run.session_key or run.session_id,
+        "sender": run.sender,
+        "channel": run.channel,
+    }
+    asked_by = ", ".join(f"{kind} {name}" for kind, name in origin.items() if name)
+    remembered = "; ".join(dict.fromkeys(each.always for each in questions))
+    expires = min(each.expires for each in questions)
+    at = time.strftime("%H:%M:%S", time.localtime(expires))
+    return [
+        *_words("  asked by: ", asked_by, width),
+        *_words(f"  always would remember, until {until}: ", remembered, width),
+        f"  expires in {duration(max(expires - time.time(), 0))}, at {at}; no answer is a no",
+    ]
 
 
 def _words(label: str, text: str, width: int) -> list[str]:

@@ -10,41 +10,40 @@ import anyio
 from anyio.abc import TaskStatus
 
 from clawmode.app.console import print_note
+from clawmode.tasks import background_tasks
 
 THREADS_SECONDS = 0.5
 """How long idle threads may take to end before a note says that a tool still runs."""
 
 
 @asynccontextmanager
-async def interruptible() -> AsyncIterator[None]:
+async def interruptible(*ending: signal.Signals) -> AsyncIterator[None]:
     """Lets Ctrl-C cancel the block; the block then raises `KeyboardInterrupt`.
 
     asyncio's own handler cancels the task from outside, which the scopes of anyio can mistake for
     their own cancellation. A second Ctrl-C, during the cancellation, has the default effect.
+
+    Args:
+        ending: More signals that cancel the block, which then ends without an exception.
     """
     stopped = False
-    failure: Exception | None = None
 
     async def watch(*, task_status: TaskStatus[None]) -> None:
         nonlocal stopped
-        with anyio.open_signal_receiver(signal.SIGINT) as signals:
+        with anyio.open_signal_receiver(signal.SIGINT, *ending) as signals:
             task_status.started()
-            async for _ in signals:
-                stopped = True
+            async for number in signals:
+                stopped = number == signal.SIGINT
                 tasks.cancel_scope.cancel()
                 return
 
-    async with anyio.create_task_group() as tasks:
-        await tasks.start(watch)
-        try:
+    try:
+        async with background_tasks() as tasks:
+            await tasks.start(watch)
             yield
-        except Exception as error:  # the task group would wrap it in an ExceptionGroup
-            failure = error
-        tasks.cancel_scope.cancel()
-    if stopped:
-        raise KeyboardInterrupt
-    if failure is not None:
-        raise failure
+    finally:
+        if stopped:
+            raise KeyboardInterrupt
 
 
 def join_tool_threads() -> None:

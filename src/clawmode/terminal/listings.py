@@ -12,7 +12,7 @@ from clawmode.exceptions import ToolLookupError, UnknownTool
 from clawmode.text import IN_TEXT, escape
 from clawmode.tools.policy import Policy
 from clawmode.tools.tool import Tool
-from clawmode.types import JsonObject
+from clawmode.types import JsonObject, JsonValue
 
 # ---- Tools ----
 
@@ -53,10 +53,13 @@ def list_all(tools: list[Tool], policy: Policy) -> list[JsonObject]:
 def search(catalog: Catalog, query: str, limit: int) -> JsonObject:
     """Searches as a program does; `unmatched` has the words that are in no tool."""
     found = catalog.search(query, limit, include_mcp=True)
-    tools = [catalog.resolve(str(entry["id"]), include_mcp=True) for entry in found]
+    tools: list[JsonValue] = []
+    for hit in found:
+        tool = catalog.resolve(str(hit["id"]), include_mcp=True)
+        tools.append(entry_of(catalog, tool) | ({"weak": True} if "weak" in hit else {}))
     return {
         "query": query,
-        "tools": [entry_of(catalog, tool) for tool in tools],
+        "tools": tools,
         "unmatched": list(catalog.unmatched(query, include_mcp=True)),
     }
 
@@ -85,6 +88,8 @@ def print_found(out: ProgramOutput, found: JsonObject) -> None:
     assert isinstance(unmatched, list)
     if entries:
         print_entries(out, [entry for entry in entries if isinstance(entry, dict)])
+        if all(isinstance(entry, dict) and "weak" in entry for entry in entries):
+            print_note(f"only weak matches for {found['query']!r}")
         return
     words = f" (in no tool: {', '.join(map(str, unmatched))})" if unmatched else ""
     print_note(f"nothing matches {found['query']!r}{words}")

@@ -3,22 +3,23 @@
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import anyio
 
+from clawmode.agent.events import Listener
 from clawmode.agent.models import ModelPool
 from clawmode.agent.preview import Preview
 from clawmode.agent.requests import AgentRequest, RunResult
 from clawmode.agent.resolver import ConfigResolver
-from clawmode.agent.runtime import AgentRuntime
 from clawmode.app.console import ProgramOutput, print_note
-from clawmode.app.host import open_host
+from clawmode.app.host import Host, open_host
 from clawmode.app.setup import Setup
 from clawmode.config import resolve as settings
 from clawmode.exceptions import ConfigurationError
+from clawmode.messaging.channel import Channel
 from clawmode.sessions.keys import UnknownSession
 from clawmode.sessions.store import Session, SessionStore
 from clawmode.sessions.workspaces import current_folder
@@ -56,46 +57,52 @@ class LocalTurn:
         setup: The settings, tools and servers.
 
     Attributes:
-        works_here: True if the current folder is the workspace, unless the configuration names one.
+        channels: Channels in addition to those of the configuration.
     """
 
     until = COMMAND_ENDS
-    works_here = True
-    _view: AgentView
+    channels: tuple[Channel, ...] = ()
+    _watch: Listener
     _models: ModelPool
-    _runtime: AgentRuntime
+    _host: Host
 
     def __init__(self, setup: Setup) -> None:
         self._setup = setup
         self._run_id = ""
 
     def prepare(self, request: AgentRequest, view: AgentView) -> Mode:
-        self._view = view
+        self._watch = view.add
         self._models = load_models(self._setup, request, view)
         return approve_mode(self._setup, request.agent_id)
 
     @asynccontextmanager
     async def open(self, approvals: Approvals) -> AsyncIterator[None]:
-        workspace = find_workspace(self._setup) if self.works_here else None
-        async with open_host(self._setup, approvals, self._models, workspace=workspace) as host:
-            self._runtime = host.runtime
-            unsubscribe = host.runtime.subscribe(self._view.add)
+        async with open_host(
+            self._setup, approvals, self._models, channels=self.channels, workspace=self.workspace()
+        ) as self._host:
+            unsubscribe = self._host.runtime.subscribe(self._watch)
             yield
             # Closing cancels open calls. The view is to show them as open, not as cancelled.
             unsubscribe()
 
-    async def start(self, request: AgentRequest) -> WaitingRun:
-        run = await self._runtime.start(request)
-        self._run_id = run.id
-        return WaitingRun(run_id=run.id, session_key=run.session.key, session_id=run.session.id)
+    def workspace(self) -> Path | None:
+        """Returns the workspace of agents for which the configuration names none."""
+        return find_workspace(self._setup)
+
+    async def start(self, request: AgentRequest) -> WaitingRun | None:
+        run = await self._host.runtime.start(request)
+        self._run_id, session = run.id, run.session
+        return WaitingRun(
+            request=request, run_id=run.id, session_key=session.key, session_id=session.id
+        )
 
     async def result(self) -> RunResult:
-        return await self._runtime.result(self._run_id)
+        return await self._host.runtime.result(self._run_id)
 
-    async def stop(self) -> None:
-        self._runtime.abort(self._run_id)
+    async def stop(self) -> int:
+        return int(self._host.runtime.abort(self._run_id))
 
-    async def leave(self) -> bool:
+    async def leave(self, say: Callable[[str], None]) -> bool:
         """The run continues from its transcript: nothing has to be done."""
         return True
 

@@ -1,10 +1,8 @@
-"""The output of `clawmode plugins`: the table, the reports and the log."""
+"""The output of `clawmode plugins`: the table and the reports."""
 
-import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
-from clawmode.app.console import ProgramOutput, print_stderr
+from clawmode.app.console import ProgramOutput
 from clawmode.plugins.check import Report
 from clawmode.plugins.install import InstallResult
 from clawmode.plugins.loader import PluginView
@@ -46,23 +44,3 @@ def print_installed(out: ProgramOutput, done: InstallResult) -> None:
     out.say(f"installed the {done.kind} {done.name}{version}{was}: {done.folder}")
     for note in done.notes:
         out.say(f"  note: {note}")
-
-
-class _LogPrinter(logging.Handler):
-    """Prints log records on stderr, except errors of plugins, which the table shows."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        if record.name != "clawmode.plugins" or record.levelno < logging.ERROR:
-            print_stderr(f"{record.name}: {record.getMessage()}")
-
-
-@contextmanager
-def printed_logs() -> Iterator[None]:
-    """Prints the log of the block on stderr."""
-    logger = logging.getLogger("clawmode")
-    handler = _LogPrinter()
-    logger.addHandler(handler)
-    try:
-        yield
-    finally:
-        logger.removeHandler(handler)

@@ -1,22 +1,22 @@
-"""Questions and events of a gateway's run, read from the wire; answers go back to the gateway."""
+"""Questions of a gateway's run, read from the wire; answers go back to the gateway.
+
+The questions are read by hand. Their types have other members than the wire (the run is spread over
+four of them), and a gateway of another version may leave out members or add a severity: an unknown
+severity counts as critical, and only a question that could mislead the user is rejected.
+"""
 
 import logging
-from typing import Any, get_args
+from typing import Any
 
 import anyio
 
-from clawmode.agent.events import AgentEvent, Stream
 from clawmode.context import RunContext
 from clawmode.rpc.client import Event, GatewayClient, RpcError
 from clawmode.tools.approvals import Approvals, InputQuestion, Question
-from clawmode.tools.hooks import Severity
-from clawmode.tools.tool import InputRequest
+from clawmode.tools.tool import SEVERITIES, InputRequest
 from clawmode.types import JsonObject
 
 logger = logging.getLogger("clawmode.gateway")
-
-SEVERITIES: tuple[Severity, ...] = ("info", "warning", "critical")
-STREAMS: tuple[Stream, ...] = get_args(Stream)
 
 
 class RemoteQuestions:
@@ -43,7 +43,9 @@ class RemoteQuestions:
                 scope.cancel()
             return False
         is_ours = all(event.payload.get(name) == value for name, value in self._only.items())
+        # The event of a group repeats questions that have events of their own.
         asks = event.name.endswith(".requested") and is_ours
+        asks = asks and not event.name.startswith("approval.group.")
         if not asks or question_id in self._asked_ids:
             return False
         self._asked_ids.add(question_id)
@@ -99,22 +101,6 @@ class RemoteQuestions:
 # ---- From the wire ----
 
 
-def read_event(data: dict[str, Any]) -> AgentEvent | None:
-    """Parses an event of a run; None if its kind is unknown."""
-    stream = next((it for it in STREAMS if it == data.get("stream")), None)
-    content = data.get("data")
-    if stream is None or not isinstance(content, dict):
-        return None
-    return AgentEvent(
-        run_id=str(data.get("runId")),
-        seq=int(data.get("seq", 0)),
-        stream=stream,
-        data=content,
-        session_key=str(data.get("sessionKey", "")),
-        at=data.get("ts", 0) / 1000,
-    )
-
-
 def read_question(data: dict[str, Any]) -> Question:
     """Parses a question whether a call may run."""
     return Question(
@@ -126,6 +112,7 @@ def read_question(data: dict[str, Any]) -> Question:
         input=dict(data["input"]),
         run=_run_of(data),
         call_id=str(data.get("callId", "")),
+        program=str(data.get("groupId", "")),  # what the gateway puts together is put so here, too
         always=str(data["always"]),
         expires=float(data["expiresAtMs"]) / 1000,
     )

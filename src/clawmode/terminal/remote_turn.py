@@ -1,38 +1,31 @@
 """`clawmode agent` with a gateway: a turn that the gateway runs, shown like a local one."""
 
 import uuid
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
-from pathlib import Path
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any, get_args
 
 import anyio
 from anyio.abc import TaskGroup
 
+from clawmode.agent.events import AgentEvent
 from clawmode.agent.requests import AgentRequest, RunResult, Status
 from clawmode.app.console import print_note, print_stderr
-from clawmode.app.setup import Options, option_of
+from clawmode.app.setup import Options, option_of, state_folder
 from clawmode.config import file as config_file
 from clawmode.config import resolve as settings
 from clawmode.exceptions import ClawmodeError, ConfigurationError
-from clawmode.rpc.client import (
-    GAP,
-    Events,
-    GatewayClient,
-    GatewayUnreachable,
-    RpcError,
-    TurnResult,
-)
+from clawmode.rpc.client import GAP, Events, GatewayClient, GatewayUnreachable, RpcError, TurnResult
 from clawmode.rpc.presence import RunningGateway
+from clawmode.tasks import background_tasks
 from clawmode.terminal.agent_view import AgentView
 from clawmode.terminal.desk import GATEWAY_STOPS
 from clawmode.terminal.interrupts import interruptible
-from clawmode.terminal.remote_questions import RemoteQuestions, read_event
+from clawmode.terminal.remote_questions import RemoteQuestions
 from clawmode.terminal.turn import WaitingRun
 from clawmode.tools.approvals import Approvals, Mode
 from clawmode.types import JsonObject
 
-CLIENT = "clawmode-agent"
 ABORT_SECONDS = 10.0
 GONE_SECONDS = 120.0
 """How long the gateway may be unreachable before the command gives up."""
@@ -76,23 +69,41 @@ def check_options(options: Options, gateway: RunningGateway) -> None:
         )
 
 
+@contextmanager
+def rejections() -> Iterator[None]:
+    """Turns the error of a request that the gateway rejects into a `ConfigurationError`."""
+    try:
+        yield
+    except RpcError as error:
+        if error.code in ("INVALID_REQUEST", "NOT_FOUND"):
+            raise ConfigurationError(str(error)) from None
+        raise
+
+
 class RemoteTurn:
     """A turn that the gateway runs.
 
     Args:
-        state: The state folder of the gateway.
+        options: The options of the command.
+        gateway: The gateway.
+
+    Raises:
+        ConfigurationError: The gateway does not accept an option.
     """
 
     until = GATEWAY_STOPS
+    client_id = "clawmode-agent"
     _view: AgentView
     _client: GatewayClient
     _events: Events
     _approvals: Approvals
     _questions: RemoteQuestions
     _run: WaitingRun
+    _stopped = False
 
-    def __init__(self, state: Path) -> None:
-        self._state = state
+    def __init__(self, options: Options, gateway: RunningGateway) -> None:
+        check_options(options, gateway)
+        self._state = state_folder(options.state)
         self._end_shown = anyio.Event()
 
     def prepare(self, request: AgentRequest, view: AgentView) -> Mode:
@@ -102,7 +113,7 @@ class RemoteTurn:
     @asynccontextmanager
     async def open(self, approvals: Approvals) -> AsyncIterator[None]:
         self._approvals = approvals
-        self._client = GatewayClient.local(self._state, client_id=CLIENT, mode="cli")
+        self._client = GatewayClient.local(self._state, client_id=self.client_id, mode="cli")
         async with self._client:
             with self._client.events() as self._events:
                 yield
@@ -123,6 +134,7 @@ class RemoteTurn:
                             await self._client.call("sessions.abort", {"runId": run.run_id})
                     raise
         except KeyboardInterrupt:  # the outer `interruptible` would wrap it in an ExceptionGroup
+            self._stopped = True
             return None
         self._questions = RemoteQuestions(self._client, self._approvals, runId=self._run.run_id)
         return self._run
@@ -140,7 +152,7 @@ class RemoteTurn:
         }
         session = {name: value for name, value in session.items() if value}
         found: dict[str, Any] = {"runId": request.run_id}
-        try:
+        with rejections():
             if request.resume:
                 await self._check_run(request.run_id)
             else:
@@ -159,12 +171,11 @@ class RemoteTurn:
                 known = answer["session"]
                 found |= {"sessionKey": known["key"], "sessionId": known["sessionId"]}
             await self._client.follow(found["sessionKey"])
-        except RpcError as error:
-            if error.code in ("INVALID_REQUEST", "NOT_FOUND"):
-                raise ConfigurationError(str(error)) from None
-            raise
         return WaitingRun(
-            run_id=found["runId"], session_key=found["sessionKey"], session_id=found["sessionId"]
+            request=request,
+            run_id=found["runId"],
+            session_key=found["sessionKey"],
+            session_id=found["sessionId"],
         )
 
     async def _check_run(self, run_id: str) -> None:
@@ -181,23 +192,18 @@ class RemoteTurn:
 
     # ---- The run ----
 
-    async def result(self) -> RunResult:
+    async def result(self) -> RunResult | None:
+        if self._stopped:
+            return None
         ended: TurnResult | None = None
-        failure: ClawmodeError | None = None
-        async with anyio.create_task_group() as tasks:
+        async with background_tasks() as tasks:
             tasks.start_soon(self._follow, tasks)
             tasks.start_soon(self._give_up, tasks.cancel_scope)
-            try:
-                ended = await self._client.wait(self._run.run_id)
-                with anyio.move_on_after(LAST_SECONDS) as late:
-                    await self._end_shown.wait()
-                if late.cancelled_caught:
-                    self._view.mark_lost()
-            except ClawmodeError as error:  # the task group would wrap it in an ExceptionGroup
-                failure = error
-            tasks.cancel_scope.cancel()
-        if failure is not None:
-            raise failure
+            ended = await self._client.wait(self._run.run_id)
+            with anyio.move_on_after(LAST_SECONDS) as late:
+                await self._end_shown.wait()
+            if late.cancelled_caught:
+                self._view.mark_lost()
         if ended is None:
             raise GatewayUnreachable(
                 f"the gateway is gone; it resumes the run {self._run.run_id} when it is back"
@@ -213,7 +219,7 @@ class RemoteTurn:
                     self._view.mark_lost(LOST)
                     await self._ask_pending(tasks)
                 elif event.name == "agent":
-                    shown = read_event(event.payload)
+                    shown = AgentEvent.read(event.payload)
                     if shown is not None and shown.run_id == self._run.run_id:
                         self._view.add(shown)
                         phase = shown.data.get("phase")
@@ -241,20 +247,24 @@ class RemoteTurn:
                 since = anyio.current_time()
         scope.cancel()
 
-    async def stop(self) -> None:
+    async def stop(self) -> int:
         try:
             run_id: JsonObject = {"runId": self._run.run_id}
             await self._client.call("sessions.abort", run_id, timeout=ABORT_SECONDS)
         except ClawmodeError as error:
             print_stderr(f"the run could not be stopped and may continue: {error}")
+        return 1
 
-    async def leave(self) -> bool:
+    async def leave(self, say: Callable[[str], None]) -> bool:
         """The gateway continues the run, and keeps its questions open."""
         return True
 
 
 def read_result(run: WaitingRun, ended: TurnResult) -> RunResult:
-    """Parses the result of a run."""
+    """Parses the result of a run.
+
+    By hand: a result always ends the turn, so every member that is missing gets a default.
+    """
     data: dict[str, Any] = ended.data
     return RunResult(
         run_id=run.run_id,

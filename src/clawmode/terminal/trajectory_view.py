@@ -15,7 +15,7 @@ from clawmode.sessions.history import History
 from clawmode.sessions.trajectory import Sidecar
 from clawmode.sessions.tree import RunSteps, Step, runs_of, steps_of
 from clawmode.terminal.call_tree import MAX_ID_CHARS, SYMBOLS, Line, State
-from clawmode.text import one_line
+from clawmode.text import one_line, shorten
 from clawmode.types import JsonValue
 
 MAX_RUNS = 100
@@ -140,7 +140,19 @@ class _Painter:
     def _step(self, step: Step) -> _Node:
         message, data = step.entry.message, step.entry.data
         if step.call is not None:
-            return self._call(step)
+            call = step.call
+            words = [self._text(call.name, MAX_ID_CHARS)]
+            seconds = self._durations.get((step.entry.run_id, call.id), step.seconds)
+            if seconds is not None:
+                words.append(duration(seconds))
+            if step.state == "started":
+                words.append("not answered")
+            given = call.arguments
+            if isinstance(given, dict) and isinstance(code := given.get("code"), str):
+                given = code  # the program of an `exec`
+            if given not in ({}, ""):
+                words.append(self._text(_plain(given), MAX_ARGUMENT_CHARS))
+            return _Node(_symbol(step.state), "  ".join(words), self._nested(step))
         if isinstance(message, UserMessage):
             parts = [it.text if isinstance(it, Text) else " (picture) " for it in message.content]
             return _Node((">", "cyan"), f"user: {self._text(''.join(parts))}", [])
@@ -158,22 +170,6 @@ class _Painter:
         name = data.get("name") if step.entry.type == "custom" else step.entry.type
         return _Node(("•", "dim"), self._text(_plain(name), MAX_ID_CHARS), [])
 
-    def _call(self, step: Step) -> _Node:
-        assert step.call is not None
-        call = step.call
-        words = [self._text(call.name, MAX_ID_CHARS)]
-        seconds = self._durations.get((step.entry.run_id, call.id), step.seconds)
-        if seconds is not None:
-            words.append(duration(seconds))
-        if step.state == "started":
-            words.append("not answered")
-        given = call.arguments
-        if isinstance(given, dict) and isinstance(code := given.get("code"), str):
-            given = code  # the program of an `exec`
-        if given not in ({}, ""):
-            words.append(self._text(_plain(given), MAX_ARGUMENT_CHARS))
-        return _Node(_symbol(step.state), "  ".join(words), self._nested(step))
-
     def _nested(self, step: Step) -> list[_Node]:
         nodes = _earlier(len(step.nested) - MAX_NESTED)
         for call in (nested.call for nested in step.nested[-MAX_NESTED:]):
@@ -185,7 +181,7 @@ class _Painter:
         return nodes
 
     def _text(self, text: str, limit: int = MAX_TEXT_CHARS) -> str:
-        return one_line(self._redactor.text(text[:MAX_SCANNED_CHARS]), limit)
+        return one_line(self._redactor.text(shorten(text, MAX_SCANNED_CHARS)), limit)
 
 
 def _earlier(count: int) -> list[_Node]:

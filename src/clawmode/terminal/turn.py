@@ -1,49 +1,76 @@
-"""One turn of an agent at a terminal: its output, its logs, its questions, and its end.
+"""One turn at a terminal: its output, its logs, its questions, and its end.
 
-A `Turn` runs in this process or in a gateway; `TerminalTurn` shows either in the same way.
+A `Turn` is a cell, or a turn of an agent in this process or in a gateway; `TerminalTurn` shows each
+of them in the same way.
 """
 
 import gc
-import logging
 import os
-import shlex
 import signal
-from collections.abc import Iterator
-from contextlib import AbstractAsyncContextManager, contextmanager
-from dataclasses import dataclass
-from typing import Protocol
+import sys
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from typing import Any, Generic, Protocol, TypeVar
 
 import anyio
 
 from clawmode.agent.requests import AgentRequest, RunResult
-from clawmode.app.console import RED, YELLOW, ProgramOutput, print_stderr, wrap
+from clawmode.app.console import YELLOW, ProgramOutput, print_note, print_stderr, printed_logs
 from clawmode.app.setup import Options
-from clawmode.terminal.agent_view import AgentView
+from clawmode.code_mode.results import CodeModeResult
+from clawmode.tasks import background_tasks
 from clawmode.terminal.desk import Desk, make_approvals
 from clawmode.terminal.interrupts import interruptible, join_tool_threads
 from clawmode.tools.approvals import Approvals, Mode
-from clawmode.types import JsonObject
+from clawmode.types import JsonObject, dataclass
+
+
+class TurnView(Protocol):
+    """Shows a turn while it runs."""
+
+    def paused(self) -> AbstractContextManager[None]:
+        """Shows nothing while the block runs."""
+        ...
+
+    def close(self, result: Any) -> None:
+        """Ends the output, and shows the result; None if there is none."""
+        ...
+
+
+Request = TypeVar("Request")
+View = TypeVar("View", bound=TurnView)
+Result = TypeVar("Result", bound=RunResult | CodeModeResult)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitingRun:
     """A run that has begun, and that may be left waiting for a decision of the user."""
 
+    request: AgentRequest
     run_id: str
     session_key: str
     session_id: str
+    status = "waiting"
+    reason = "approval"
+
+    @property
+    def resume_words(self) -> list[str]:
+        """The command that resumes the run, without the options of `Options`."""
+        given = {"--model": self.request.model, "--thinking": self.request.thinking}
+        options = [word for option, value in given.items() if value for word in (option, value)]
+        return ["agent", "--continue", self.run_id, "--session", self.session_key, *options]
 
     def to_json(self) -> JsonObject:
         return {
             "runId": self.run_id,
             "sessionKey": self.session_key,
             "sessionId": self.session_id,
-            "status": "waiting",
+            "status": self.status,
         }
 
 
-class Turn(Protocol):
-    """One turn of an agent. The methods are called in this order, each of them once.
+class Exchange(Protocol[Request, View]):
+    """A turn, or a conversation. The methods are called in this order.
 
     Any of them may raise `ClawmodeError`, for example if the request is invalid.
     """
@@ -53,7 +80,7 @@ class Turn(Protocol):
         """How long the answer `always` to a question is remembered, as text."""
         ...
 
-    def prepare(self, request: AgentRequest, view: AgentView) -> Mode:
+    def prepare(self, request: Request, view: View) -> Mode:
         """Prepares the turn before the event loop runs; returns who decides about calls.
 
         Args:
@@ -66,160 +93,123 @@ class Turn(Protocol):
         """Opens the agent, or the connection to it, inside of the block."""
         ...
 
-    async def start(self, request: AgentRequest) -> WaitingRun | None:
-        """Starts the turn; None if the user stopped it first."""
+    async def start(self, request: Request) -> WaitingRun | None:
+        """Starts a turn, or finds a session; None if it cannot be left waiting."""
         ...
 
-    async def result(self) -> RunResult:
-        """Waits for the end of the turn; its events go to the view, its questions to approvals."""
+    async def stop(self) -> int:
+        """Aborts what runs; returns the number of runs."""
         ...
 
-    async def stop(self) -> None:
-        """Aborts the turn; `result` then returns."""
+    async def leave(self, say: Callable[[str], None]) -> bool:
+        """Called when the user leaves, or wants to decide later; False if nothing continues then.
+
+        Args:
+            say: Tells the user what happens.
+        """
         ...
 
-    async def leave(self) -> bool:
-        """Called when the user wants to decide later; False if the turn cannot wait for that."""
+
+class Turn(Exchange[Request, View], Protocol[Request, View, Result]):
+    """One turn. Its events go to the view, its questions to the approvals."""
+
+    async def result(self) -> Result | None:
+        """Waits for the end of the turn; None if the user stopped it and it has no result."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TerminalTurn:
+class TerminalTurn(Generic[Request, View, Result]):
     """Runs a turn, and shows it at a terminal.
 
     Attributes:
         turn: The turn.
-        options: The user's options, for the command that resumes the run.
+        options: The user's options: who decides, and what the command that resumes the turn needs.
         out: Where the reply goes.
-        view: Shows the run.
-        approve: Who decides about calls; None for the mode of the configuration.
+        view: The class that shows the turn.
         as_json: Print the result as JSON instead of the reply.
+        quiet: Do not show calls.
         stdin_is_taken: True if the message was read from stdin, so answers cannot be.
+        later: True if nobody is asked now: the turn is left waiting.
+        signals: The signals that stop the turn. A second one ends the command.
     """
 
-    turn: Turn
+    turn: Turn[Request, View, Result]
     options: Options
     out: ProgramOutput
-    view: AgentView
-    approve: Mode | None = None
+    view: Callable[..., View]
     as_json: bool = False
+    quiet: bool = False
     stdin_is_taken: bool = False
+    later: bool = False
+    signals: tuple[signal.Signals, ...] = (signal.SIGINT, signal.SIGTERM)
 
-    def run(self, request: AgentRequest) -> RunResult | None:
-        """Runs a turn and shows it; None if the user decides later and the run is left waiting.
+    def run(self, request: Request) -> Result | WaitingRun:
+        """Runs a turn and shows it, until it ends or is left waiting for the user's decision.
 
         Raises:
             ConfigurationError: The request or the configuration is invalid; nothing ran.
-            KeyboardInterrupt: The run was stopped.
+            KeyboardInterrupt: The turn was stopped.
         """
-        result: RunResult | None = None
-        with printed_logs(self.view):
+        ended: Result | WaitingRun | None = None
+        watched = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+        view = self.view(
+            None if self.as_json else self.out,
+            live=watched and not self.quiet,
+            summary=not self.quiet and (watched or not self.as_json),
+        )
+        with printed_logs(view.paused):
             try:
-                mode = self.turn.prepare(request, self.view)
-                ended = anyio.run(self._drive, request, self.approve or mode)
-                result = ended if isinstance(ended, RunResult) else None
+                mode = self.turn.prepare(request, view)
+                gc.freeze()  # a collection of what was imported would find nothing
+                ended = anyio.run(self._drive, request, self.options.approve or mode, view)
             finally:
-                self.view.close(result)
+                view.close(None if isinstance(ended, WaitingRun) else ended)
         if self.as_json:
             self.out.json(ended.to_json())
-        if isinstance(ended, WaitingRun):
-            print_stderr("waiting (approval); resume with:", YELLOW)
-            print_stderr(f"  {self._resume_command(ended, request)}")
-            return None
         if ended.status == "aborted":
             raise KeyboardInterrupt  # the exit status is 130, as after Ctrl-C anywhere else
-        if ended.error is not None and not self.as_json:
-            text = f"{ended.status}: {ended.error}"
-            try:
-                text = wrap(text, os.get_terminal_size(2).columns - 1)
-            except OSError:
-                pass  # stderr is not a terminal
-            print_stderr(text, RED)
+        if not isinstance(ended, RunResult) and ended.status == "waiting":
+            words = ended.resume_words if isinstance(ended, WaitingRun) else ("wait", ended.run_id)
+            print_stderr(f"waiting ({ended.reason}); resume with:", YELLOW)
+            print_stderr(f"  {self.options.resume_command(*words)}")
         join_tool_threads()
         gc.freeze()  # otherwise the interpreter collects garbage in all libraries before it exits
         return ended
 
-    async def _drive(self, request: AgentRequest, mode: Mode) -> RunResult | WaitingRun:
+    async def _drive(self, request: Request, mode: Mode, view: View) -> Result | WaitingRun:
         desk = None
-        if mode == "ask":
+        if mode == "ask" and not self.later:
             taken = self.stdin_is_taken
-            desk = Desk.at_terminal(self.view.paused, stdin_is_taken=taken, until=self.turn.until)
-        ended: RunResult | WaitingRun | None = None
-        async with interruptible(), self.turn.open(make_approvals(mode, desk)):
+            desk = Desk.at_terminal(view.paused, stdin_is_taken=taken, until=self.turn.until)
+        approvals = make_approvals(mode, desk, later=self.later)
+        ended: Result | WaitingRun | None = None
+        async with interruptible(), self.turn.open(approvals):
             run = await self.turn.start(request)
-            if run is not None:
-                ended = await self._follow(desk) or run
+            ended = await self._follow(desk) or run
         if ended is None:  # raised here: inside of `interruptible` it would be wrapped
             raise KeyboardInterrupt
         return ended
 
-    async def _follow(self, desk: Desk | None) -> RunResult | None:
-        """Waits for the end of the turn; returns None if the user wants to decide later."""
-        result: RunResult | None = None
-        failure: Exception | None = None
+    async def _follow(self, desk: Desk | None) -> Result | None:
+        """Waits for the end of the turn; None if it was stopped, or the user decides later."""
+        result: Result | None = None
 
         async def put_questions(desk: Desk) -> None:
             await desk.serve()
-            if await self.turn.leave():
+            if await self.turn.leave(print_note):
                 tasks.cancel_scope.cancel()
 
         async def stop_on_signal() -> None:
             # The first Ctrl-C aborts the run, and records that; a second one ends the command.
-            with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+            with anyio.open_signal_receiver(*self.signals) as signals:
                 async for _ in signals:
                     break
             await self.turn.stop()
 
-        async with anyio.create_task_group() as tasks:
+        async with background_tasks() as tasks:
             tasks.start_soon(stop_on_signal)
             if desk is not None:
                 tasks.start_soon(put_questions, desk)
-            try:
-                result = await self.turn.result()
-            except Exception as error:  # the task group would wrap it in an ExceptionGroup
-                failure = error
-            tasks.cancel_scope.cancel()
-        if failure is not None:
-            raise failure
+            result = await self.turn.result()
         return result
-
-    def _resume_command(self, run: WaitingRun, request: AgentRequest) -> str:
-        """Returns the shell command that resumes a run, for use in the same folder."""
-        words = shlex.split(self.options.resume_command(run.run_id))
-        at = words.index("wait")
-        given = {"--model": request.model, "--thinking": request.thinking}
-        words[at : at + 2] = ["agent", "--continue", run.run_id, "--session", run.session_key]
-        words += [word for option, value in given.items() if value for word in (option, value)]
-        return shlex.join(words)
-
-
-# ---- Logs ----
-
-
-class _LogPrinter(logging.Handler):
-    """Prints log records on stderr: one escaped line each, without tracebacks."""
-
-    def __init__(self, view: AgentView) -> None:
-        super().__init__()
-        self._view = view
-
-    def emit(self, record: logging.LogRecord) -> None:
-        if record.name == "clawmode.mcp" and record.levelno == logging.WARNING:
-            return  # `open_servers` and calls report a server that cannot be reached
-        text = record.getMessage()
-        if record.exc_info and record.exc_info[1] is not None:
-            text += f": {type(record.exc_info[1]).__name__}: {record.exc_info[1]}"
-        with self._view.paused():
-            print_stderr(f"{record.name}: {text}")
-
-
-@contextmanager
-def printed_logs(view: AgentView) -> Iterator[None]:
-    """Prints the log of the block on stderr, between the output of the view."""
-    logger = logging.getLogger("clawmode")
-    handler = _LogPrinter(view)
-    logger.addHandler(handler)
-    try:
-        yield
-    finally:
-        logger.removeHandler(handler)

@@ -13,7 +13,7 @@ import json
 import math
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import anyio
@@ -25,6 +25,7 @@ from clawmode.models.providers import Api, KeySource, ModelSettings, ProviderSet
 from clawmode.tasks import TaskOwner
 from clawmode.testing.script_wires import WIRES, Wire, status_of
 from clawmode.testing.scripted import Pause, PlayedTurn, Player, Raw, Script, ScriptRequest
+from clawmode.types import dataclass
 
 HOST = "127.0.0.1"
 MAX_HEAD = 64 << 10

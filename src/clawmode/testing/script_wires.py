@@ -5,7 +5,6 @@ one JSON document, or as the events of a stream.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from clawmode.messages import StopReason, ToolCall
@@ -20,6 +19,7 @@ from clawmode.testing.scripted import (
     arguments_text,
     pieces,
 )
+from clawmode.types import dataclass
 
 Body: TypeAlias = dict[str, Any]
 """JSON of a request or response."""
@@ -357,10 +357,7 @@ def _responses_view(body: Body) -> tuple[str, str, dict[str, str | None]]:
 def _responses_whole(played: PlayedTurn, body: Body) -> Body:
     usage = played.usage
     read = usage.input + usage.cache_read + usage.cache_write
-    reasons: Mapping[StopReason, str] = {
-        "length": "max_output_tokens",
-        "refused": "content_filter",
-    }
+    reasons: Mapping[StopReason, str] = {"length": "max_output_tokens", "refused": "content_filter"}
     reason = reasons.get(played.turn.stop)
     return {
         "id": f"resp_{played.number}",

@@ -21,12 +21,13 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass, field
+from contextlib import aclosing, asynccontextmanager, suppress
+from dataclasses import field
 from typing import Any, TypeAlias
 
 import anyio
 
+from clawmode.code_mode.results import read_compact
 from clawmode.messages import (
     AssistantMessage,
     StopReason,
@@ -50,7 +51,7 @@ from clawmode.models.base import (
     ThinkingDelta,
     read_arguments,
 )
-from clawmode.types import JsonObject
+from clawmode.types import JsonObject, dataclass
 
 PIECE = 11
 """Characters per event: a real stream splits text anywhere, also inside of words and JSON."""
@@ -200,14 +201,17 @@ class ScriptRequest:
     results: Mapping[str, str | None] = field(default_factory=dict)
 
     def last_result(self) -> Any:
-        """Returns the newest tool result, parsed as JSON; its text if it is no JSON."""
+        """Returns the newest tool result, parsed; its text if it cannot be parsed.
+
+        The result of a program is an object, with the output of the program as one text.
+        """
         newest = next(
             (result for result in reversed([*self.results.values()]) if result is not None), "null"
         )
-        try:
-            return json.loads(newest)
-        except ValueError:
-            return newest
+        for parse in (json.loads, read_compact):
+            with suppress(ValueError):
+                return parse(newest)
+        return newest
 
 
 Reaction: TypeAlias = Callable[[ScriptRequest], "Turn | str | Awaitable[Turn | str]"]
@@ -255,18 +259,6 @@ class Player:
         Raises:
             ModelError: The script has no more turns.
         """
-        turn = await self._next_turn(request)
-        parts: list[Say | Think | Pause | ToolCall] = []
-        for index, part in enumerate(turn.parts):
-            if isinstance(part, Call):
-                given = part.arguments(request) if callable(part.arguments) else part.arguments
-                part = ToolCall(part.id or f"call_{request.number}_{index}", part.name, given)
-            parts.append(part)
-        written = sum(len(_text_of(part)) for part in parts)
-        estimate = Usage(size // CHARACTERS_PER_TOKEN, written // CHARACTERS_PER_TOKEN + 1)
-        return PlayedTurn(request.number, turn, tuple(parts), turn.usage or estimate)
-
-    async def _next_turn(self, request: ScriptRequest) -> Turn:
         if callable(self._script):
             found: Turn | str | Reaction = self._script
         elif request.number <= len(self._script):
@@ -279,7 +271,16 @@ class Player:
         if callable(found):
             made = found(request)
             found = await made if inspect.isawaitable(made) else made
-        return Turn(found) if isinstance(found, str) else found
+        turn = Turn(found) if isinstance(found, str) else found
+        parts: list[Say | Think | Pause | ToolCall] = []
+        for index, part in enumerate(turn.parts):
+            if isinstance(part, Call):
+                given = part.arguments(request) if callable(part.arguments) else part.arguments
+                part = ToolCall(part.id or f"call_{request.number}_{index}", part.name, given)
+            parts.append(part)
+        written = sum(len(_text_of(part)) for part in parts)
+        estimate = Usage(size // CHARACTERS_PER_TOKEN, written // CHARACTERS_PER_TOKEN + 1)
+        return PlayedTurn(request.number, turn, tuple(parts), turn.usage or estimate)
 
 
 def _text_of(part: Say | Think | Pause | ToolCall) -> str:
@@ -323,7 +324,22 @@ class ScriptedModel:
     async def stream(self, request: ModelRequest) -> AsyncIterator[AsyncIterator[ModelEvent]]:
         """Plays the next turn. See `Model.stream`."""
         self.requests.append(request)
-        view = _view(request, self._player.count())
+        said = ""
+        results: dict[str, str | None] = {}
+        for message in request.messages:
+            if isinstance(message, UserMessage):
+                said = "".join(part.text for part in message.content if isinstance(part, Text))
+            elif isinstance(message, ToolMessage):
+                results[message.call_id] = message.text
+            else:
+                results |= dict.fromkeys((part.id for part in message.calls), None)
+        view = ScriptRequest(
+            number=self._player.count(),
+            system=request.system,
+            said=said,
+            tool_names=tuple(tool.name for tool in request.tools),
+            results=results,
+        )
         played = await self._player.play(view, len(str(request)))
         if played.turn.raw is not None:
             raise ModelError("garbage", "`raw` needs a ScriptServer: ScriptedModel has no HTTP")
@@ -369,22 +385,3 @@ class ScriptedModel:
             usage=played.usage,
             stop=played.turn.stop,
         )
-
-
-def _view(request: ModelRequest, number: int) -> ScriptRequest:
-    said = ""
-    results: dict[str, str | None] = {}
-    for message in request.messages:
-        if isinstance(message, UserMessage):
-            said = "".join(part.text for part in message.content if isinstance(part, Text))
-        elif isinstance(message, ToolMessage):
-            results[message.call_id] = message.text
-        else:
-            results |= dict.fromkeys((part.id for part in message.calls), None)
-    return ScriptRequest(
-        number=number,
-        system=request.system,
-        said=said,
-        tool_names=tuple(tool.name for tool in request.tools),
-        results=results,
-    )

@@ -8,89 +8,43 @@ the list can be shown and revoked.
 
 import inspect
 import logging
-import secrets
+import math
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, Generic, Literal, Protocol, TypeAlias, TypeVar
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import field
+from typing import Generic, Literal, TypeAlias, TypeVar
 
 import anyio
 
 from clawmode.context import RunContext
 from clawmode.exceptions import ClawmodeError, ConfigurationError
-from clawmode.tools.hooks import RequireApproval, Severity
+from clawmode.tools.hooks import RequireApproval
+from clawmode.tools.questions import (
+    Asker,
+    Decision,
+    Gathering,
+    GroupAsker,
+    InputQuestion,
+    Question,
+    QuestionGroup,
+    Resolution,
+)
 from clawmode.tools.rules import Names, Rule, UnmatchedRule, find_unmatched, matches
 from clawmode.tools.tool import InputRequest, Tool
-from clawmode.types import JsonObject, copy_json
+from clawmode.types import JsonObject, copy_json, dataclass
 
 logger = logging.getLogger("clawmode.approvals")
 
-Decision: TypeAlias = Literal["allow-once", "allow-always", "deny"]
 Mode: TypeAlias = Literal["ask", "always", "never"]
 """How calls that may change something are approved: `tools.approve` and `--approve`."""
-Resolution: TypeAlias = Literal["allow-once", "allow-always", "deny", "timeout"]
 
 EXPIRY_SECONDS = 1800.0
-
-
-class NotApproved(ClawmodeError):
-    """A question was denied, for the reason in the message."""
-
-
 ASK_FOR = "Approvals(ask_for=…)"
 """Where the patterns of `ask_for` are set, for error messages."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
-    """A question whether a call may be made.
-
-    Attributes:
-        id: The id to answer the question by.
-        tool_id: The tool that would be called.
-        input: The exact input of the call.
-        run: The run that makes the call.
-        call_id: The call that waits. For a nested call, `<id of the program>:<number>`.
-        always: What `allow-always` would remember, for people.
-        expires: By `time.time`; after that the question counts as denied.
-        on_resolution: Called with the resolution. If there are any, `allow-always` is remembered by
-            them, not here.
-    """
-
-    kind: ClassVar[str] = "approval"
-    id: str = field(default_factory=lambda: "ap_" + secrets.token_hex(8))
-    title: str
-    description: str = ""
-    severity: Severity = "warning"
-    tool_id: str
-    input: JsonObject
-    run: RunContext
-    call_id: str = ""
-    always: str
-    expires: float
-    on_resolution: tuple[Callable[[Any], None], ...] = field(default=(), repr=False, compare=False)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InputQuestion:
-    """A question of a tool for input from a person.
-
-    Attributes:
-        id: The id to answer the question by.
-        tool_id: The tool that asks. The texts of an MCP server's tool are not trusted.
-        request: The request of the tool.
-        run: The run that made the call.
-        call_id: As in `Question`.
-        expires: By `time.time`; after that the question counts as declined.
-    """
-
-    kind: ClassVar[str] = "input"
-    id: str = field(default_factory=lambda: "in_" + secrets.token_hex(8))
-    tool_id: str
-    request: InputRequest
-    run: RunContext
-    call_id: str = ""
-    expires: float
+class NotApproved(ClawmodeError):
+    """A question was denied, for the reason in the message."""
 
 
 Approver: TypeAlias = Callable[[Question], "Awaitable[Decision] | Decision"]
@@ -98,24 +52,6 @@ Approver: TypeAlias = Callable[[Question], "Awaitable[Decision] | Decision"]
 
 Answerer: TypeAlias = Callable[[InputQuestion], "Awaitable[JsonObject | None] | JsonObject | None"]
 """Code that gives tools input in a person's place. None declines, and so does an exception."""
-
-
-class Asker(Protocol):
-    """Puts pending questions to people, who answer by `Approvals.resolve` and `Approvals.answer`.
-
-    The methods must return at once and must not raise.
-    """
-
-    def put(self, question: Question | InputQuestion) -> None:
-        """Called when a question starts to wait for an answer."""
-
-    def settle(
-        self, question: Question | InputQuestion, answer: Resolution | JsonObject | None
-    ) -> None:
-        """Called when a question needs no answer any more, even if it was never put.
-
-        The answer is None if the call was cancelled, or if nobody gave the input.
-        """
 
 
 def may_change(tool: Tool) -> bool:
@@ -128,7 +64,7 @@ Answer = TypeVar("Answer")
 
 
 @dataclass(slots=True)
-class _Pending(Generic[AnyQuestion, Answer]):
+class _PendingQuestion(Generic[AnyQuestion, Answer]):
     question: AnyQuestion
     answered: anyio.Event = field(default_factory=anyio.Event)
     answer: Answer | None = None
@@ -144,12 +80,15 @@ class Approvals:
         approver: Code that answers instead of a person.
         inputs: Where tools get input from: a person (`ask`), nobody (`decline`), or code.
         expiry_seconds: How long a person has to answer.
-        asker: Puts the questions to people; by default, callers read `pending`.
+        asker: Puts the questions to people; by default, callers read `pending` or `groups`. A
+            `GroupAsker` gets the questions of sibling calls of a program together.
 
     Attributes:
         mode: Returns the mode for the id of an agent. `always` asks only the questions of hooks.
             `never` denies all questions, and overrides an earlier `allow-always`.
         on_question: Called with every question that starts to wait for a person.
+        on_answer: Called with the id of a question that was answered, and who answered it.
+        moves: True if a question moves to the process that waits for its program.
 
     Raises:
         ConfigurationError: `ask_for` is neither names nor a function, or has an unknown group.
@@ -167,23 +106,23 @@ class Approvals:
         # A `FunctionTool` is callable too, but is not a function that decides.
         decides = callable(ask_for) and not isinstance(ask_for, Tool)
         self._rules = () if decides else _read_rules(ask_for)
-        self._asks = ask_for if decides else self._is_named
-        self._approver = approver
-        self._answerer = inputs
-        self._expiry = expiry_seconds
-        self._asker = asker
-        self._pending: dict[str, _Pending[Question, Decision]] = {}
-        self._inputs: dict[str, _Pending[InputQuestion, JsonObject]] = {}
+        self._asks = ask_for if decides else self._is_named if self._rules else lambda tool: False
+        self._approver, self._answerer = approver, inputs
+        self._expiry, self.asker = expiry_seconds, asker
+        self._pending: dict[str, _PendingQuestion[Question, Decision]] = {}
+        self._inputs: dict[str, _PendingQuestion[InputQuestion, JsonObject]] = {}
+        self._gatherings: dict[str, Gathering] = {}
         self._always: set[tuple[str, str]] = set()
         self.mode: Callable[[str], Mode] = lambda agent_id: "ask"
         self.on_question: Callable[[Question], None] | None = None
+        self.on_answer: Callable[[str, str], None] = lambda question_id, by: None
+        self.moves = False
 
     # ---- Asking ----
 
     def _is_named(self, tool: Tool) -> bool:
         names = Names.of(tool)
-        # For a policy, a pattern with a colon matches ids only. Here it also matches such a name:
-        # an unnecessary question does less harm than a missing one.
+        # Unlike in a policy, a pattern with a colon also matches names: better a question too many.
         return any(
             rule.denies(names) or any(matches(pattern, names.name) for pattern in rule.patterns)
             for rule in self._rules
@@ -192,6 +131,11 @@ class Approvals:
     def needs_approval(self, tool: Tool, run: RunContext) -> bool:
         """True if calls of a tool need approval even if no hook requires it."""
         return self.mode(run.agent_id) != "always" and self._asks(tool)
+
+    def asks_people(self, tool: Tool, run: RunContext) -> bool:
+        """True if a person is asked about every valid call of a tool, whatever hooks say."""
+        asks = self.mode(run.agent_id) == "ask" and not self.inline
+        return asks and (run.agent_id, tool.id) not in self._always and self._asks(tool)
 
     def unmatched(self, tools: Sequence[Tool]) -> list[UnmatchedRule]:
         """Returns the patterns of `ask_for` that match none of the tools."""
@@ -228,9 +172,7 @@ class Approvals:
         if not wishes and not self.needs_approval(tool, run):
             return None
         wish = wishes[0] if wishes else RequireApproval(title=f"Run {tool.label or tool.name}?")
-        seconds = min(wish.timeout_seconds or self._expiry, self._expiry)
-        if patience is not None:
-            seconds = min(seconds, patience)
+        seconds = min(wish.timeout_seconds or self._expiry, self._expiry, patience or math.inf)
         return Question(
             title=wish.title,
             description=wish.description,
@@ -262,8 +204,8 @@ class Approvals:
                     listener(resolution or "cancelled")
                 except Exception as error:
                     logger.error("on_resolution: %s: %s", type(error).__name__, error)
-            if self._asker is not None:
-                self._asker.settle(question, resolution)
+            if self.asker is not None:
+                self.asker.settle(question, resolution)
 
     async def _ask(self, question: Question) -> Resolution:
         if self.mode(question.run.agent_id) == "never":
@@ -272,7 +214,7 @@ class Approvals:
             answer = self._approver(question)
             decision = await answer if inspect.isawaitable(answer) else answer
             return self._accept(question, decision)
-        pending = _Pending[Question, Decision](question)
+        pending = _PendingQuestion[Question, Decision](question)
         await self._wait(pending, self._pending)
         if pending.reason:
             raise NotApproved(pending.reason)
@@ -280,22 +222,56 @@ class Approvals:
 
     async def _wait(
         self,
-        pending: _Pending[AnyQuestion, Answer],
-        waiting: dict[str, _Pending[AnyQuestion, Answer]],
+        pending: _PendingQuestion[AnyQuestion, Answer],
+        waiting: dict[str, _PendingQuestion[AnyQuestion, Answer]],
     ) -> None:
         """Waits for the answer, until the question expires."""
         question = pending.question
         waiting[question.id] = pending
-        if self._asker is not None:
-            self._asker.put(question)
-        if self.on_question is not None and isinstance(question, Question):
-            self.on_question(question)
+        gathering = None
+        if isinstance(question, Question):
+            gathering = self._gather(question)
+            if self.on_question is not None:
+                self.on_question(question)
+        elif self.asker is not None:
+            self.asker.put(question)
         try:
             with anyio.move_on_after(max(question.expires - time.time(), 0)):
+                if gathering is not None:
+                    await gathering.wait(pending.answered)
+                    self._put(gathering)
                 await pending.answered.wait()
         finally:
             # Also if the call was cancelled: nobody should be asked about it any more.
             waiting.pop(question.id, None)
+            if gathering is not None:
+                self._put(gathering)
+
+    def _gather(self, question: Question) -> Gathering | None:
+        """Puts a question, or adds it to its siblings. Returns the gathering if it is the first."""
+        if not (question.program and isinstance(self.asker, GroupAsker)):
+            if self.asker is not None:
+                self.asker.put(question)
+            return None
+        known = self._gatherings.get(question.program)
+        gathering = self._gatherings.setdefault(question.program, known or Gathering())
+        gathering.questions.append(question)
+        return None if known else gathering
+
+    def _put(self, gathering: Gathering) -> None:
+        """Puts the questions of a gathering that are still open, once."""
+        asked, gathering.questions = gathering.questions, list[Question]()
+        if not asked or not isinstance(self.asker, GroupAsker):
+            return
+        del self._gatherings[asked[0].program]
+        left = tuple(each for each in asked if self._is_open(each.id))
+        if len(left) > 1:
+            self.asker.put_group(QuestionGroup(left))
+        elif left:
+            self.asker.put(left[0])
+
+    def _is_open(self, question_id: str) -> bool:
+        return question_id in self._pending and self._pending[question_id].answer is None
 
     @property
     def takes_input(self) -> bool:
@@ -306,8 +282,7 @@ class Approvals:
         self, tool: Tool, request: InputRequest, run: RunContext, patience: float | None = None
     ) -> InputQuestion:
         """Returns the question for a tool's request; arguments as for `question`."""
-        seconds = self._expiry if patience is None else min(self._expiry, patience)
-        expires = time.time() + seconds
+        expires = time.time() + min(self._expiry, patience or math.inf)
         return InputQuestion(tool_id=tool.id, request=request, run=run, expires=expires)
 
     async def ask_input(self, question: InputQuestion) -> JsonObject | None:
@@ -317,18 +292,17 @@ class Approvals:
         if self._answerer != "ask":
             answer = self._answerer(question)
             return await answer if inspect.isawaitable(answer) else answer
-        pending = _Pending[InputQuestion, JsonObject](question)
+        pending = _PendingQuestion[InputQuestion, JsonObject](question)
         try:
             await self._wait(pending, self._inputs)
         finally:
-            if self._asker is not None:
-                self._asker.settle(question, pending.answer)
+            if self.asker is not None:
+                self.asker.settle(question, pending.answer)
         return pending.answer
 
     def _accept(self, question: Question, decision: Decision) -> Decision:
         if decision not in ("allow-once", "allow-always", "deny"):
-            known = "allow-once, allow-always or deny"
-            raise ValueError(f"{decision!r} is not a decision; expected {known}")
+            raise ValueError(f"{decision!r} is not a decision: allow-once, allow-always or deny")
         if decision == "allow-always" and not question.on_resolution:
             self._always.add((question.run.agent_id, question.tool_id))
         return decision
@@ -339,13 +313,38 @@ class Approvals:
         """Returns the questions that wait for an answer, oldest first."""
         return [pending.question for pending in self._pending.values()]
 
-    def resolve(self, question_id: str, decision: Decision) -> bool:
-        """Answers a question. Returns False if no question with this id is pending."""
+    def groups(self) -> list[QuestionGroup]:
+        """Returns the pending questions, those of one program together, oldest first."""
+        found: dict[str, list[Question]] = {}
+        for question in filter(lambda each: self._is_open(each.id), self.pending()):
+            found.setdefault(question.program or question.id, []).append(question)
+        return [QuestionGroup(tuple(questions)) for questions in found.values()]
+
+    def resolve_group(
+        self, group: QuestionGroup, answer: Decision | Mapping[str, Decision], by: str = ""
+    ) -> list[str]:
+        """Answers the questions of a group that are still open.
+
+        Args:
+            group: The questions that the person has seen.
+            answer: A decision about all of them, or decisions by ids; other questions stay open.
+            by: Who answers.
+
+        Returns:
+            The ids of the questions that this call answered.
+        """
+        ids = [question.id for question in group.questions]
+        given = dict.fromkeys(ids, answer) if isinstance(answer, str) else answer
+        return [each for each in ids if each in given and self.resolve(each, given[each], by)]
+
+    def resolve(self, question_id: str, decision: Decision, by: str = "") -> bool:
+        """Answers a question for `by`. Returns False if no question with this id is pending."""
         # The first of several answers counts: the waiting call may not have seen it yet.
-        pending = self._pending.get(question_id)
-        if pending is None or pending.answer is not None:
+        if not self._is_open(question_id):
             return False
+        pending = self._pending[question_id]
         pending.answer = self._accept(pending.question, decision)
+        self.on_answer(question_id, by)
         pending.answered.set()
         return True
 
@@ -356,22 +355,22 @@ class Approvals:
             question_id: The id of the question.
             reason: Why, and what to do about it, for the program that made the call.
         """
-        pending = self._pending.get(question_id)
-        if pending is None or pending.answer is not None:
+        if not self._is_open(question_id):
             return False
-        pending.reason = reason
+        self._pending[question_id].reason = reason
         return self.resolve(question_id, "deny")
 
     def pending_inputs(self) -> list[InputQuestion]:
         """Returns the questions for input that wait for an answer, oldest first."""
         return [pending.question for pending in self._inputs.values()]
 
-    def answer(self, question_id: str, content: JsonObject | None) -> bool:
+    def answer(self, question_id: str, content: JsonObject | None, by: str = "") -> bool:
         """Gives a tool its input; None declines. Returns False if the question is not pending."""
         pending = self._inputs.get(question_id)
         if pending is None or pending.answered.is_set():
             return False
         pending.answer = content
+        self.on_answer(question_id, by)
         pending.answered.set()
         return True
 
@@ -381,9 +380,9 @@ class Approvals:
 
     def revoke(self, agent_id: str, tool_id: str) -> bool:
         """Forgets an `allow-always`. Returns False if there was none."""
-        known = (agent_id, tool_id) in self._always
-        self._always.discard((agent_id, tool_id))
-        return known
+        known = {(agent_id, tool_id)} & self._always
+        self._always -= known
+        return bool(known)
 
 
 def _read_rules(ask_for: object) -> tuple[Rule, ...]:

@@ -10,7 +10,7 @@ import logging
 import time
 import traceback
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Literal, TypeAlias
 
 import anyio
@@ -20,11 +20,19 @@ from clawmode.context import RunContext
 from clawmode.exceptions import ClawmodeError, message_of
 from clawmode.tasks import must_propagate
 from clawmode.tools.approvals import Approvals, NotApproved, Question
-from clawmode.tools.hooks import AfterToolCall, BeforeToolCall, Hooks, Verdict
+from clawmode.tools.hooks import (
+    AfterToolCall,
+    ApprovalNeeded,
+    BeforeToolCall,
+    Hooks,
+    RequireApproval,
+    Verdict,
+)
 from clawmode.tools.policy import Policy
+from clawmode.tools.rate_limits import rate_limit_of
 from clawmode.tools.tool import Execute, InputRequest, Tool, ToolContext, ToolResult
 from clawmode.tools.validation import InvalidSchema, validate, with_defaults
-from clawmode.types import CallState, JsonObject, JsonValue, copy_json
+from clawmode.types import CallState, JsonObject, JsonValue, copy_json, dataclass
 
 logger = logging.getLogger("clawmode.executor")
 
@@ -40,18 +48,26 @@ class ToolFailure(Exception):
     """A call was rejected or failed. The message may reach the program that made the call.
 
     Attributes:
-        code: `denied`, `blocked`, `not_approved`, `invalid_tool_input`, `tool_failed` or
-            `invalid_tool_output`.
+        code: `denied`, `blocked`, `not_approved`, `invalid_tool_input`, `tool_failed`,
+            `rate_limited` or `invalid_tool_output`.
         name: The type of the exception that the tool raised; else `ToolError`.
         message: The description, without the name.
+        retry_after_ms: How long to wait before the call is made again, if the tool says so.
     """
 
-    def __init__(self, code: str, message: str, name: str = "ToolError") -> None:
+    def __init__(
+        self,
+        code: str,
+        message: str,
+        name: str = "ToolError",
+        retry_after_ms: int | None = None,
+    ) -> None:
         plain = name in ("ToolError", message)
         super().__init__(message if plain else f"{name}: {message}")
         self.code = code
         self.name = name
         self.message = message
+        self.retry_after_ms = retry_after_ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +88,8 @@ Watcher: TypeAlias = Callable[[CallEvent], None]
 """Called with every event. It must not raise and must not block."""
 
 
-async def _unwatched(state: CallState) -> None:
-    pass
+async def unwatched(state: CallState) -> None:
+    """Does nothing with the state of a call."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +100,7 @@ class Call:
         on_state: Awaited before the call waits for an approval, and before it runs after that. May
             raise `ToolFailure`: then the tool is not called.
         on_asking: Called with True before the running tool waits for input, and with False after.
+        program: The id of the program that makes the call; empty for a direct call.
         patience: Seconds after which an answer of a person cannot reach the caller any more.
     """
 
@@ -92,7 +109,8 @@ class Call:
     input: JsonObject
     run: RunContext
     parent_id: str | None = None
-    on_state: Callable[[CallState], Awaitable[None]] = _unwatched
+    program: str = ""
+    on_state: Callable[[CallState], Awaitable[None]] = unwatched
     on_asking: Callable[[bool], None] = lambda asking: None
     patience: float | None = None
 
@@ -138,7 +156,7 @@ class Executor:
             parent_id=call.parent_id,
         )
         if self.watchers:
-            self._emit(CallEvent("start", call.id, call.tool.id, call.parent_id))
+            self.emit(CallEvent("start", call.id, call.tool.id, call.parent_id))
         # A cancellation is no `Exception`: then the state stays, and no hook is called.
         state: EndState = "cancelled"
         code: str | None = None
@@ -149,8 +167,10 @@ class Executor:
             if verdict.params is not event.params:
                 # The hooks after the call see the rewritten input, even if it is rejected next.
                 event = replace(event, params=verdict.params)
-            await self._check_call(call, verdict)
-            outcome = _finalize(await self._execute(call, verdict.params))
+            self._validate(call.tool, verdict.params)
+            # Approval comes after it, because the answer is for exactly these arguments.
+            await self._approve(call, verdict.params, verdict.approvals)
+            outcome = _finalize(await self._run(call, verdict.params))
             state = "completed"
         except ToolFailure as failure:
             outcome, state, code = failure, "failed", failure.code
@@ -161,7 +181,7 @@ class Executor:
             seconds = time.monotonic() - began
             if self.watchers:
                 ids = (call.id, call.tool.id, call.parent_id)
-                self._emit(CallEvent("end", *ids, state, seconds, code=code))
+                self.emit(CallEvent("end", *ids, state, seconds, code=code))
         if isinstance(outcome, ToolFailure):
             if not self.hooks.empty:
                 failed = AfterToolCall(call=event, error=str(outcome), code=code, seconds=seconds)
@@ -173,27 +193,29 @@ class Executor:
 
     # ---- Stages ----
 
-    async def _check_call(self, call: Call, verdict: Verdict) -> None:
-        """Validates the input that the hooks left, and asks for approval if that is needed."""
-        tool = call.tool
+    def _validate(self, tool: Tool, params: JsonObject) -> None:
+        """Validates the input that the hooks left."""
         try:
-            problems = validate(tool, verdict.params)
+            problems = validate(tool, params)
         except InvalidSchema as error:
             text = f"{tool.id} cannot be called: {error}"
             raise ToolFailure("invalid_tool_input", text) from None
         if problems:
             raise ToolFailure("invalid_tool_input", f"{tool.id}: " + "; ".join(problems))
-        # Approval comes last, because the answer is for exactly these arguments.
-        question = self.approvals.question(
-            tool, verdict.params, call.run, verdict.approvals, call.patience
-        )
+
+    async def _approve(
+        self, call: Call, params: JsonObject, wishes: tuple[RequireApproval, ...]
+    ) -> None:
+        question = self.approvals.question(call.tool, params, call.run, wishes, call.patience)
         if question is not None:
             if not self.approvals.inline:
                 await call.on_state("approval")
-            await self.ask(replace(question, call_id=call.id))
+            await self.ask(replace(question, call_id=call.id, program=call.program))
             await call.on_state("running")
 
     async def _decide(self, event: BeforeToolCall) -> Verdict:
+        if self.hooks.empty:
+            return Verdict(event.params)
         verdict = await self.hooks.decide(event)
         if verdict.blocked is not None:
             raise ToolFailure("blocked", f"{event.tool_id} was blocked: {verdict.blocked}")
@@ -236,19 +258,35 @@ class Executor:
         question = self.approvals.question(tool, verdict.params, event.run, wishes, patience)
         return Admission(verdict.params, question)
 
-    async def _execute(self, call: Call, params: JsonObject) -> object:
+    async def _run(self, call: Call, params: JsonObject) -> object:
+        """Calls the tool, and once more with the approval that it asks for itself."""
+        try:
+            return await self._execute(call, params)
+        except ApprovalNeeded as need:
+            await self._approve(call, params, (need.wish,))
+        try:
+            return await self._execute(call, params, approved=True)
+        except ApprovalNeeded as need:
+            raise _tool_failed(call.tool, need) from None
+
+    async def _execute(self, call: Call, params: JsonObject, *, approved: bool = False) -> object:
         running = True
 
         def update(value: JsonValue) -> None:
             if running:  # the thread of a cancelled call may still report progress
                 ids = (call.id, call.tool.id, call.parent_id)
-                self._emit(CallEvent("update", *ids, update=value))
+                self.emit(CallEvent("update", *ids, update=value))
 
         async def ask(request: InputRequest) -> JsonObject | None:
             return await self._ask_input(call, request)
 
         context = ToolContext(
-            run=call.run, call_id=call.id, parent_id=call.parent_id, update=update, ask=ask
+            run=call.run,
+            call_id=call.id,
+            parent_id=call.parent_id,
+            update=update,
+            ask=ask,
+            approved=approved,
         )
         execute = call.tool.execute
         if call.tool.source != "mcp":  # the MCP client encodes the input, and changes nothing
@@ -266,7 +304,7 @@ class Executor:
             )
             return await answer if inspect.isawaitable(answer) else answer
         except BaseException as error:
-            if must_propagate(error):
+            if must_propagate(error) or isinstance(error, ApprovalNeeded):
                 raise
             raise _tool_failed(call.tool, error) from None
         finally:
@@ -289,7 +327,8 @@ class Executor:
         finally:
             call.on_asking(False)
 
-    def _emit(self, event: CallEvent) -> None:
+    def emit(self, event: CallEvent) -> None:
+        """Passes an event on to all watchers."""
         for watcher in self.watchers:
             try:
                 watcher(event)
@@ -319,28 +358,36 @@ def _tool_failed(tool: Tool, error: BaseException) -> ToolFailure:
     if isinstance(error, _FromThread) and error.__cause__ is not None:
         error = error.__cause__
     name = type(error).__name__
+    limit = rate_limit_of(error)
+    code, pause = ("rate_limited", limit.retry_after_ms) if limit else ("tool_failed", None)
     if isinstance(error, ClawmodeError):  # raised on purpose, with a message for the caller
         logger.info("tool %s: %s: %s", tool.id, name, message_of(error))
-        return ToolFailure("tool_failed", message_of(error))
+        return ToolFailure(code, message_of(error), retry_after_ms=pause)
+    if limit is not None:  # an everyday event that needs no traceback
+        logger.info("tool %s: rate limit: %s", tool.id, name)
+        return ToolFailure(code, message_of(error), name, pause)
     # A handler that writes UTF-8 would fail on lone surrogates, and the log line would be lost.
     text = "".join(traceback.format_exception(error))
     clean = text.encode("utf-8", "backslashreplace").decode()
     shown = error if clean == text else RuntimeError(clean).with_traceback(error.__traceback__)
     logger.error("tool %s raised %s", tool.id, name, exc_info=shown)
-    return ToolFailure("tool_failed", message_of(error), name)
+    return ToolFailure(code, message_of(error), name)
+
+
+# `json.dumps` would make an encoder for each result.
+_ENCODER = json.JSONEncoder(allow_nan=False, ensure_ascii=False)
 
 
 def _finalize(answer: object) -> ToolResult:
     """Checks that a tool's answer is JSON, and encodes it, once for all readers."""
+    text, details = None, answer
     if isinstance(answer, ToolResult):
-        result = answer
+        text, details = answer.text, answer.details
     elif isinstance(answer, str):
-        result = ToolResult(text=answer)
-    else:
-        result = ToolResult(details=answer)  # pyrefly: ignore[bad-argument-type] - checked below
+        text, details = answer, None
     try:
-        encoded = json.dumps(result.value, allow_nan=False, ensure_ascii=False)
-        return replace(result, encoded=encoded.encode("utf-8", "replace"))
+        encoded = _ENCODER.encode(text if details is None else details).encode("utf-8", "replace")
+        return ToolResult(text, details, encoded)  # pyrefly: ignore[bad-argument-type] - it is JSON
     except (TypeError, ValueError, RecursionError) as error:
         reason = f"the tool returned a value that is not JSON: {error}"
         raise ToolFailure("invalid_tool_output", reason) from None

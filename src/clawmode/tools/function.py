@@ -9,7 +9,7 @@ import inspect
 import sys
 import types
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 from pydantic import TypeAdapter, ValidationError
@@ -35,7 +35,7 @@ from clawmode.tools.signature import (
     unpeel,
 )
 from clawmode.tools.tool import Effect, Execute, Tool, ToolContext, ToolResult, ToolSource
-from clawmode.types import JsonObject, JsonValue
+from clawmode.types import JsonObject, JsonValue, dataclass
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -131,7 +131,7 @@ def tool(
     return make if function is None else make(function)
 
 
-def read_tools(given: "Iterable[Tool | Function]", path: str = "tools") -> list[Tool]:
+def read_tools(given: "Iterable[Tool | Function]") -> list[Tool]:
     """Returns the tools of a list in which plain functions stand for tools.
 
     Raises:
@@ -139,12 +139,12 @@ def read_tools(given: "Iterable[Tool | Function]", path: str = "tools") -> list[
     """
     if isinstance(given, Tool) or not isinstance(given, Iterable):
         kind = type(given).__name__
-        raise InvalidTool(f"{path}: expected a list of tools, found one {kind}: write [it]")
+        raise InvalidTool(f"tools: expected a list of tools, found one {kind}: write [it]")
     found: list[Tool] = []
     for each in given:
         if not isinstance(each, Tool) and not callable(each):
             kind = type(each).__name__
-            raise InvalidTool(f"{path}: expected tools or functions, found {kind}: see `@tool`")
+            raise InvalidTool(f"tools: expected tools or functions, found {kind}: see `@tool`")
         found.append(each if isinstance(each, Tool) else tool(each))
     return found
 
@@ -255,7 +255,7 @@ class Plan:
             return finish_later(answer) if inspect.isawaitable(answer) else self.finish(answer)
 
         async def run_async(input: JsonObject, context: ToolContext) -> "ToolResult | JsonValue":
-            return await finish_later(self.call(input, context))
+            return self.finish(await self.call(input, context))
 
         return functools.update_wrapper(
             run_async if is_async(self.function) else run, self.function
@@ -271,9 +271,10 @@ class Plan:
             given = self.adapter.validate_python(input)
         except ValidationError as error:
             raise ValueError(_problems(error)) from None
-        # A function with `**kwargs` accepts any name, but input must never set these.
-        given = {key: given[key] for key in given if key not in self.hidden}
-        given |= dict.fromkeys(self.contexts, context)
+        if self.hidden:
+            # A function with `**kwargs` accepts any name, but input must never set these.
+            given = {key: given[key] for key in given if key not in self.hidden}
+            given |= dict.fromkeys(self.contexts, context)
         return self.function(*[given.pop(key) for key in self.positional], **given)
 
     def finish(self, answer: object) -> "ToolResult | JsonValue":

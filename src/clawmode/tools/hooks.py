@@ -13,22 +13,20 @@ import difflib
 import inspect
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal, TypeAlias
 
 import anyio
 
 from clawmode.context import RunContext
-from clawmode.exceptions import UnknownHook, message_of
+from clawmode.exceptions import ClawmodeError, UnknownHook, message_of
 from clawmode.tasks import must_propagate
-from clawmode.tools.tool import ToolResult
-from clawmode.types import ErrorCode, JsonObject
+from clawmode.tools.tool import Severity, ToolResult
+from clawmode.types import ErrorCode, JsonObject, dataclass
 
 logger = logging.getLogger("clawmode.hooks")
 
 HOOK_SECONDS = 30.0
-
-Severity: TypeAlias = Literal["info", "warning", "critical"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +64,20 @@ class RequireApproval:
     timeout_seconds: float | None = None
     on_resolution: Callable[[Any], None] | None = None
     always: str = ""
+
+
+class ApprovalNeeded(ClawmodeError):
+    """Raised by a tool that must not run with this input before a person has approved the call.
+
+    The tool must raise it before it changes anything: after the approval it is called again.
+
+    Attributes:
+        wish: What the person is asked.
+    """
+
+    def __init__(self, title: str, description: str = "", severity: Severity = "warning") -> None:
+        super().__init__(title)
+        self.wish = RequireApproval(title=title, description=description, severity=severity)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,7 +244,8 @@ class Hooks:
     @property
     def empty(self) -> bool:
         """True if there are no hooks of tool calls."""
-        return not self.has("before_tool_call", "after_tool_call")
+        found = self._registered  # twice for each call: without a generator
+        return not (found.get("before_tool_call") or found.get("after_tool_call"))
 
     # ---- Running ----
 

@@ -5,7 +5,7 @@ rule names tools. The functions here decide and change nothing; `executor` asks 
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TypeAlias
 
 from clawmode.exceptions import ConfigurationError
@@ -19,7 +19,7 @@ from clawmode.tools.rules import (
     unknown_name,
 )
 from clawmode.tools.tool import Tool
-from clawmode.types import JsonValue
+from clawmode.types import JsonValue, dataclass
 
 IMPLIED = {"write": "apply_patch"}
 """A rule that allows the left tool also allows the right one. To deny, both must be named."""
@@ -213,6 +213,8 @@ class Policy:
 
     def why_denied(self, tool: Tool) -> str | None:
         """Returns why a tool does not pass, with layer and rule; None if it does."""
+        if not self.layers:
+            return None
         names = Names.of(tool)
         for layer in self.layers:
             if (reason := layer.why_denied(names)) is not None:

@@ -6,11 +6,11 @@ An MCP server chooses the names of its tools, so a bare name never allows one of
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from clawmode.exceptions import ConfigurationError
 from clawmode.tools.near_names import NearNames
 from clawmode.tools.tool import Tool
+from clawmode.types import dataclass
 
 ALIASES = {"bash": "exec"}
 

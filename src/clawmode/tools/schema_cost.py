@@ -9,10 +9,10 @@ This module owns the graph and its arithmetic; `validation` owns the limits for 
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 from urllib.parse import unquote
 
-from clawmode.types import JsonValue
+from clawmode.types import JsonValue, dataclass
 
 Schema = dict[str, JsonValue]
 

@@ -4,15 +4,18 @@
 """
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal, TypeAlias, get_args
 
 from clawmode.context import RunContext
 from clawmode.exceptions import InvalidTool
-from clawmode.types import JsonObject, JsonText, JsonValue
+from clawmode.types import JsonObject, JsonText, JsonValue, dataclass
 
 ToolSource: TypeAlias = Literal["openclaw", "plugin", "mcp", "client"]
 Effect: TypeAlias = Literal["read", "write"]
+Severity: TypeAlias = Literal["info", "warning", "critical"]
+SEVERITIES: tuple[Severity, ...] = get_args(Severity)
+"""How much a question about a call matters."""
 
 DEFAULT_OWNERS: dict[ToolSource, str] = {"openclaw": "core", "client": "client"}
 
@@ -50,6 +53,8 @@ class ToolContext:
         parent_id: The `exec` call that this call is nested in, if there is one.
         update: Reports progress to the watchers of the run. May be called in any thread.
         ask: Asks a person for input. May only be called in the event loop.
+        approved: True if the tool has raised `ApprovalNeeded` for this call, and a person, or an
+            earlier `allow-always`, has approved the call.
     """
 
     run: RunContext
@@ -57,6 +62,7 @@ class ToolContext:
     parent_id: str | None = None
     update: Callable[[JsonValue], None] = lambda value: None
     ask: Ask = decline
+    approved: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +89,9 @@ Execute: TypeAlias = Callable[
 """Runs a tool with input that fits its schema.
 
 May raise: the calling program gets the name and the message of the exception, and the logger
-`clawmode.executor` gets the traceback.
+`clawmode.executor` gets the traceback. A tool that finds out only from its input that a person has
+to approve the call raises `ApprovalNeeded` before it changes anything; after the approval it is
+called again, with `context.approved`.
 May be cancelled if it is async. A plain function runs in a thread, which cannot be cancelled: it
 runs to its end, and its result is dropped.
 """

@@ -7,7 +7,6 @@ module owns the limits and the engines.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Never
 from urllib.parse import quote
@@ -32,11 +31,10 @@ from clawmode.tools.schema_cost import (
     SchemaGraph,
     UnusableSchema,
     as_map,
-    children,
     locate,
 )
 from clawmode.tools.tool import Tool
-from clawmode.types import JsonObject, JsonValue, copy_json
+from clawmode.types import JsonObject, JsonValue, copy_json, dataclass
 
 MAX_DEPTH = 128
 MAX_VALUES = 1_000_000
@@ -285,14 +283,15 @@ def measure(value: JsonValue) -> Size:
     while True:
         below: list[JsonValue] = []
         for item in layer:
-            inside = children(item)
-            if not inside:
-                size.leaves += 1
-            if isinstance(item, str):
-                size.characters += len(item)
-            elif isinstance(item, dict):
+            if isinstance(item, dict) and item:
                 size.characters += sum(map(len, item))
-            below.extend(inside)
+                below.extend(item.values())
+            elif isinstance(item, list) and item:
+                below.extend(item)
+            else:
+                size.leaves += 1
+                if isinstance(item, str):
+                    size.characters += len(item)
         if not below:
             return size
         size.depth += 1

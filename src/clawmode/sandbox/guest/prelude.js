@@ -11,7 +11,7 @@
 // method is called on a value (`map.get(k)`), only captured functions are (`mapGet(map, k)`).
 //
 // The host calls the functions returned at the end, and reads and writes `mailbox` in place.
-(function (emitText, emitJson, emitValue, emitFailure, emitOmitted, emitPrefix, web) {
+(function (emitText, emitJson, emitValue, emitFailure, emitOmitted, emitPrefix, askState, emitExit, emitImage, countBytes, web) {
   "use strict";
 
   // ---- Captured intrinsics ----
@@ -21,6 +21,7 @@
   const { parse, stringify } = JSON;
   const { create, defineProperty, getPrototypeOf, hasOwn, keys: objectKeys } = Object;
   const { isArray } = Array;
+  const arrayFrom = Array.from.bind(Array);
   const { isView } = ArrayBuffer;
   const { min, max } = Math;
   const NativePromise = Promise;
@@ -87,7 +88,7 @@
   const mailbox = new Float64Array(24);
   const SEED = 0; // 0 to 3: four 32-bit words of entropy, written by the host at start
   const OUTPUT_LIMIT = 4; // bytes that output and value may still take
-  const MAX_CALLS = 5; // tool and namespace calls that may be open at once
+  const MAX_CALLS = 5; // tool and namespace calls that the host gets at once; others wait
   const MAX_OTHERS = 6; // searches, descriptions and yields that the host gets at once; others wait
   const ARGUMENT = 7; // a number that the host passes with a call
   const MAIN_STATE = 8; // 0 pending, 1 fulfilled, 2 failed and described to the host
@@ -98,6 +99,9 @@
   const NEXT_DUE = 13; // when the earliest timer is due, in milliseconds since 1970; 0 for none
   const OVERFLOW = 14; // 1 if the guest opened more requests than it may
   const STARTED = 15; // when the cell started, in milliseconds since 1970; only the host uses 16
+  const MAX_WAITING = 17; // calls that may wait until the host has answered others
+  const WAITING_CALLS = 18;
+  const UNSEEN_CALLS = 19; // calls that the host has not collected
 
   // ---- The value adapter ----
 
@@ -496,7 +500,8 @@
     return { __proto__: null, name, message: property(error, "message") };
   }
 
-  let lineMap = ""; // maps the transformed source to the submitted one; part of every failure
+  let program; // the function that the source is the body of
+  let origin = ""; // of TypeScript: the map to the submitted source, and that source
 
   const nested = new NativeWeakMap(); // errors made from replies → the id of the tool that failed
 
@@ -528,6 +533,14 @@
     return (property(error, "message") === "" ? length + " errors: " : ": ") + text;
   }
 
+  // The failed call that an error was made from, as `new Error("…", { cause })`.
+  function causeOf(error) {
+    const cause = attempt((holder) => holder.cause, error);
+    if (failedTool(cause, 1) === undefined) return "";
+    const { name, message } = describeError(cause);
+    return " (caused by " + name + (message === "" ? "" : ": " + slice(message, 0, 1000)) + ")";
+  }
+
   function describeFailure(error) {
     if (typeof error === "object" && error !== null) {
       if (attempt(getPrototypeOf, error) === OutOfMemoryPrototype) {
@@ -535,10 +548,11 @@
       }
       if (isErrorObject(error)) {
         const { name } = describeError(error);
-        const message = property(error, "message") + reasonsOf(error);
+        const message = property(error, "message") + reasonsOf(error) + causeOf(error);
         const tool = failedTool(error, 0);
         const kind = tool === undefined ? "error" : "tool";
-        return { __proto__: null, kind, name, message, stack: property(error, "stack"), tool };
+        const pause = attempt((holder) => holder.retryAfterMs, error);
+        return { __proto__: null, kind, name, message, stack: property(error, "stack"), tool, pause };
       }
     }
     // The engine throws null if it has no room for an error. The host knows whether it had room.
@@ -557,7 +571,11 @@
       ',"message":' + cut(failure.message, 16384) +
       ',"stack":' + cut(failure.stack, 16384) +
       ',"tool":' + (failure.tool === undefined ? "null" : cut(failure.tool, 1024)) +
-      ',"map":' + tag(lineMap) + "}",
+      ',"missed":' + (missed === null ? "null" : cut(missed.name, 200)) +
+      ',"missedAt":' + (missed === null ? '""' : tag(missed.stack)) +
+      ',"pause":' + (typeof failure.pause === "number" ? toShortJson(failure.pause) : "null") +
+      ',"origin":' + tag(origin) +
+      ',"source":' + (failure.kind === "tool" && origin === "" ? tag(attempt(functionToString, program) ?? "") : '""') + "}",
     );
   }
 
@@ -575,9 +593,9 @@
   const waiting = new NativeMap(); // request id → how to settle it
   let outbox = ""; // a line for each request: id, method, JSON of the arguments
   let lastRequest = 0;
-  const backlog = create(null); // requests that wait until others have been answered, in order
-  let backlogStart = 0;
-  let backlogEnd = 0;
+  // Requests that wait until others have been answered, in order.
+  const calls = { __proto__: null, list: create(null), start: 0, end: 0, slot: OPEN_CALLS, most: MAX_CALLS };
+  const others = { __proto__: null, list: create(null), start: 0, end: 0, slot: OPEN_OTHERS, most: MAX_OTHERS };
 
   const MAX_REQUEST = 1048576;
   const nothing = () => {};
@@ -586,13 +604,7 @@
 
   // True if the UTF-8 of a text is over a limit. One unit of UTF-16 takes up to three bytes.
   function isLongerThan(text, bytes) {
-    if (text.length * 3 <= bytes) return false;
-    let length = text.length;
-    for (let i = 0; i < text.length; i++) {
-      const code = charCodeAt(text, i);
-      if (code > 0x7f) length += code > 0x7ff && (code < 0xd800 || code > 0xdfff) ? 2 : 1;
-    }
-    return length > bytes;
+    return text.length * 3 > bytes && +countBytes(text) > bytes;
   }
 
   // The program's own frames of a stack.
@@ -618,15 +630,16 @@
         reject(replyError({ __proto__: null, name: "ToolError", message, code: "invalid_input", toolId }, stack));
         return;
       }
-      const slot = counted ? OPEN_CALLS : OPEN_OTHERS;
-      const open = { __proto__: null, resolve, reject, slot, stack, method, text: sink.text };
-      if (mailbox[slot] < mailbox[counted ? MAX_CALLS : MAX_OTHERS]) {
+      const queue = counted ? calls : others;
+      const open = { __proto__: null, resolve, reject, slot: queue.slot, stack, method, text: sink.text };
+      if (mailbox[queue.slot] < mailbox[queue.most]) {
         send(open);
-      } else if (counted) {
+      } else if (counted && mailbox[WAITING_CALLS] >= mailbox[MAX_WAITING]) {
         mailbox[OVERFLOW] = 1;
       } else {
-        backlog[backlogEnd] = open;
-        backlogEnd++;
+        queue.list[queue.end] = open;
+        queue.end++;
+        if (counted) mailbox[WAITING_CALLS]++;
       }
     });
   }
@@ -641,12 +654,14 @@
     lastRequest = id;
     mailbox[open.slot]++;
     mailbox[QUEUED]++;
+    if (open.slot === OPEN_CALLS) mailbox[UNSEEN_CALLS]++;
   }
 
   function collect() {
     const requests = outbox;
     outbox = "";
     mailbox[QUEUED] = 0;
+    mailbox[UNSEEN_CALLS] = 0;
     return requests;
   }
 
@@ -661,6 +676,7 @@
     set("name", reply.name);
     set("code", reply.code);
     set("toolId", reply.toolId);
+    set("retryAfterMs", reply.retryAfterMs);
     // The error is made while no guest code runs, so its own stack would have only our frames.
     defineProperty(error, "stack", {
       __proto__: null, value: guestFrames(stack), writable: true, configurable: true,
@@ -682,10 +698,61 @@
       if (reply[1]) resolve(reply[2]);
       else reject(replyError(reply[2], open.stack));
     }
-    while (backlogStart < backlogEnd && mailbox[OPEN_OTHERS] < mailbox[MAX_OTHERS]) {
-      send(backlog[backlogStart]);
-      delete backlog[backlogStart++];
+    sendMore(calls);
+    sendMore(others);
+    mailbox[WAITING_CALLS] = calls.end - calls.start;
+  }
+
+  function sendMore(queue) {
+    while (queue.start < queue.end && mailbox[queue.slot] < mailbox[queue.most]) {
+      send(queue.list[queue.start]);
+      delete queue.list[queue.start++];
     }
+  }
+
+  // ---- State between programs ----
+
+  // The worker keeps the values: a program has only those in its heap that it loads. It answers a
+  // load with JSON, or nothing, and a store with nothing; both with "!" and a reason if it refuses.
+
+  const MAX_STATE_VALUE = 1048576;
+
+  function stateKey(name, key) {
+    if (typeof key === "string" && key !== "") return tag(key);
+    const example = name === "store" ? '("orders", value).' : '("orders").';
+    throw new NativeTypeError(name + ": the key must be a string, such as " + name + example);
+  }
+
+  function refuseState(reason) {
+    const error = new NativeError(reason);
+    defineProperty(error, "code", {
+      __proto__: null, value: "state_limit_exceeded", writable: true, configurable: true, enumerable: true,
+    });
+    throw error;
+  }
+
+  function store(key, value) {
+    const name = stateKey("store", key);
+    if (value instanceof NativePromise) {
+      throw new NativeTypeError("store(" + name + "): the value is a promise: await it first.");
+    }
+    let text = "";
+    if (value !== undefined) {
+      const sink = serialize(value, MAX_STATE_VALUE, ARGUMENTS);
+      if (sink.prefix !== null) {
+        refuseState("store(" + name + "): the value is over 1 MiB: keep less of it, or split it over several keys.");
+      }
+      text = sink.text;
+    }
+    const answer = askState("s" + name + "\n" + text);
+    if (answer !== undefined) refuseState(slice(answer, 1));
+  }
+
+  function load(key) {
+    const answer = askState("l" + stateKey("load", key));
+    if (answer === undefined) return undefined;
+    if (answer[0] === "!") throw new NativeError(slice(answer, 1));
+    return parse(answer);
   }
 
   // ---- Timers: a heap ordered by due time, then by age ----
@@ -788,9 +855,10 @@
 
   // `Function.prototype.toString` returns the text between the wrapper's parentheses. For a cell
   // that closes the wrapper itself (`}); … (async function () {`) that is another text.
-  function accept(main, map) {
+  function accept(main, submitted) {
     seedRandom();
-    if (map !== undefined) lineMap = map;
+    program = main;
+    if (submitted !== undefined) origin = submitted;
     return typeof main === "function" && functionToString(main).length === mailbox[ARGUMENT];
   }
 
@@ -812,6 +880,17 @@
     }
     result = sink.text;
     mailbox[MAIN_STATE] = 1;
+  }
+
+  // Ends the cell with a value from anywhere. The host stops the guest inside of `emitExit`, so no
+  // `catch` or `finally` of the program runs.
+  function exit(value) {
+    const sink = serialize(value, mailbox[OUTPUT_LIMIT], EMITTED);
+    if (sink.prefix !== null) {
+      leaveOut(sink);
+      emitValue(sink.prefix);
+    }
+    emitExit(sink.text);
   }
 
   // Ends the cell: it fails with the first rejection that nobody handled, or the host gets its
@@ -885,6 +964,58 @@
     emitText(wellFormed(line));
   }
 
+  // ---- Images ----
+
+  // The host recognizes an image by its bytes, whatever type is claimed.
+  const MAX_IMAGES = 8;
+  const MAX_IMAGE_CHARS = 4194304; // 3 MiB in base64
+  let imagesLeft = MAX_IMAGES;
+  let imageCharsLeft = 2 * MAX_IMAGE_CHARS;
+
+  function imageError(text) {
+    throw new NativeTypeError("image: " + text);
+  }
+
+  function attach(data) {
+    if (typeof data !== "string") {
+      imageError("give an image block of MCP, {data, mimeType} with base64, or a data URL.");
+    }
+    if (slice(data, 0, 5) === "data:") {
+      const start = indexOf(slice(data, 0, 200), ";base64,");
+      if (start < 0) imageError("this data URL is not in base64.");
+      data = slice(data, start + 8);
+    }
+    if (data.length > MAX_IMAGE_CHARS) imageError("this image is over 3 MiB: scale it down.");
+    if (imagesLeft === 0) imageError("a program may attach 8 images.");
+    if (data.length > imageCharsLeft) imageError("the images of this program are over 6 MiB together.");
+    if (emitImage(data) !== undefined) imageError("this is no PNG, JPEG, GIF or WebP image in base64.");
+    imagesLeft--;
+    imageCharsLeft -= data.length;
+  }
+
+  // Returns the number of images. A whole result of MCP is searched for its images.
+  function image(content) {
+    if (typeof content !== "object" || content === null) {
+      attach(content);
+      return 1;
+    }
+    const blocks = content.content;
+    if (!isArray(blocks)) {
+      attach(content.data);
+      return 1;
+    }
+    let count = 0;
+    for (let i = 0, length = blocks.length; i < length; i++) {
+      const block = blocks[i];
+      if (typeof block === "object" && block !== null && block.type === "image") {
+        attach(block.data);
+        count++;
+      }
+    }
+    if (count === 0) imageError("this result has no image.");
+    return count;
+  }
+
   const counts = new NativeMap();
   const clocks = new NativeMap();
 
@@ -893,14 +1024,40 @@
     if (begun !== undefined) log(label + ": " + (monotonic() - begun).toFixed(1) + " ms", ...values);
   }
 
-  // Without a prototype: a tool may be named `toString`, and an unknown name must be undefined.
+  // ---- Names that do not exist ----
+
+  // The prototype of `tools`, `MCP` and its servers: it sees only names that they do not have. Of
+  // MCP, the host knows more names than the guest: a server's own spelling, servers that are still
+  // connecting, and the name nearest to a wrong one. `in` and `Object.keys` show existing members;
+  // the names below stay undefined, because the language, or a program that tests for a feature,
+  // reads them.
+  const unasked = create(null);
+  for (const name of ownKeys(ObjectPrototype)) unasked[name] = true;
+  for (const name of ["then", "toJSON", "prototype", "resources", "prompts", "$search"]) unasked[name] = true;
+
+  function missing(make) {
+    const get = (target, key) => typeof key === "string" && unasked[key] !== true ? make(key) : undefined;
+    return new NativeProxy({ __proto__: null }, { __proto__: null, get });
+  }
+
+  // The last such name, and the stack where it was read. The engine's own error says only "not a
+  // function", and the host compares the two places.
+  let missed = null;
+
+  function noteMissing(name) {
+    missed = { __proto__: null, name, stack: slice(guestFrames(stackOf(new NativeError())), 0, 200) };
+  }
+
+  // A tool may be named `toString`, and an unknown name must be undefined: the prototype has no
+  // members, and notes which names were looked for in vain.
   const tools = {
-    __proto__: null,
+    __proto__: missing((name) => codex && indexOf(name, "mcp__") === 0 ? callAt([name]) : noteMissing("tools." + name)),
     search(query, options) { return request("search", [query, options ?? {}]); },
     describe(id) { return request("describe", [id]); },
     call(id, input) { return request("call", [id, input === undefined ? {} : input]); },
   };
   const namespaces = { __proto__: null };
+  let codex = false; // true if `tools.mcp__server__tool` calls a tool of an MCP server
 
   function scopeOf(node, namespace, path) {
     if (node.t === "f") {
@@ -920,19 +1077,6 @@
 
   // ---- MCP servers, and the files that describe them ----
 
-  // The prototype of `MCP` and its servers: it sees only names that they do not have. The host knows
-  // more names than the guest: a server's own spelling, servers that are still connecting, and the
-  // name nearest to a wrong one. `in` and `Object.keys` show existing members; the names below stay
-  // undefined, because the language, or a program that tests for a feature, reads them.
-  const unasked = create(null);
-  for (const name of ownKeys(ObjectPrototype)) unasked[name] = true;
-  for (const name of ["then", "toJSON", "prototype", "resources", "prompts", "$search"]) unasked[name] = true;
-
-  function missing(make) {
-    const get = (target, key) => typeof key === "string" && unasked[key] !== true ? make(key) : undefined;
-    return new NativeProxy({ __proto__: null }, { __proto__: null, get });
-  }
-
   const MCP = { __proto__: missing((name) => name in ownNames ? MCP[ownNames[name]] : unknownServer(name)) };
   let ownNames = { __proto__: null }; // servers by their names in the configuration
   let files = { __proto__: null }; // by path: description, bytes, text
@@ -944,13 +1088,16 @@
   }
 
   function callOf(server, group, name) {
-    const place = group === "" ? [server, name] : [server, group, name];
+    return callAt(group === "" ? [server, name] : [server, group, name]);
+  }
+
+  function callAt(place) {
     // Passes all arguments on, because the host rejects a second one.
     const call = (...args) => {
       if (args.length !== 0 && args[0] === undefined) args[0] = {};
       return request("namespace", ["MCP", place, args.length === 0 ? [{}] : args]);
     };
-    defineProperty(call, "name", { __proto__: null, value: name });
+    defineProperty(call, "name", { __proto__: null, value: place[place.length - 1] });
     return call;
   }
 
@@ -966,9 +1113,11 @@
 
   // A server that the guest does not know may have resources, prompts and tools of any name.
   function unknownServer(name) {
+    noteMissing("MCP." + name);
     const server = emptyServer(name);
     expose(server, {
       $api: apiOf(name),
+      $search: searchOf(name),
       resources: callsOf({ __proto__: null }, name, "resources", ["list", "read"]),
       prompts: callsOf({ __proto__: null }, name, "prompts", ["list", "get"]),
     });
@@ -979,11 +1128,43 @@
     return (tool, options) => request("api", [server, tool ?? null, options ?? {}]);
   }
 
+  // Searches the tools of one server, or of all. A server's lists of resources and prompts are part
+  // of the search once the server gave them, so they are asked for first, once in a program.
+  const MAX_LISTED_SERVERS = 8;
+  const listed = { __proto__: null };
+  let groupsOf = { __proto__: null }; // names of the groups, by server
+
+  async function listGroups(server) {
+    if (listed[server] === true) return;
+    listed[server] = true;
+    const groups = groupsOf[server];
+    const wait = create(null);
+    for (let i = 0; i < groups.length; i++) {
+      const call = request("namespace", ["MCP", [server, groups[i], "list"], [{}]]);
+      wait[i] = then(call, nothing, nothing); // a list that cannot be had is not searched
+    }
+    for (let i = 0; i < groups.length; i++) await wait[i];
+  }
+
+  function searchOf(server) {
+    return async (query, options) => {
+      const servers = objectKeys(groupsOf);
+      for (let i = 0; i < servers.length; i++) {
+        if (server === servers[i] || (server === "" && servers.length <= MAX_LISTED_SERVERS)) {
+          await listGroups(servers[i]);
+        }
+      }
+      return request("search", [query, options ?? {}, server]);
+    };
+  }
+
   defineProperty(MCP, "$api", { __proto__: null, value: apiOf(null) });
+  defineProperty(MCP, "$search", { __proto__: null, value: searchOf("") });
 
   function serverOf(name, described) {
     const server = callsOf(emptyServer(name), name, "", described.functions);
     define(server, "$api", apiOf(name));
+    expose(server, { $search: searchOf(name) });
     const groups = objectKeys(described.groups);
     for (let i = 0; i < groups.length; i++) {
       const calls = described.groups[groups[i]];
@@ -1035,11 +1216,20 @@
       return found;
     },
     async read(path) {
-      const file = files[pathOf(path)];
-      if (file === undefined) {
-        throw new NativeError("There is no file " + tag(slice(path, 0, 200)) + ": API.list() has all.");
+      const wanted = pathOf(path);
+      const file = files[wanted];
+      if (file !== undefined) return file.text;
+      const middle = indexOf(wanted, "/", 4);
+      const end = wanted.length - 5;
+      if (middle > 4 && middle < end - 1 && slice(wanted, 0, 4) === "mcp/" && slice(wanted, end) === ".d.ts") {
+        // Files of single tools are not in the heap of every program.
+        const server = slice(wanted, 4, middle);
+        return (await request("api", [server, slice(wanted, middle + 1, end), {}])).header;
       }
-      return file.text;
+      throw new NativeError(
+        "There is no file " + tag(slice(path, 0, 200)) + ": API.list() has all but those of single " +
+        "tools, mcp/<server>/<tool>.d.ts.",
+      );
     },
   };
 
@@ -1050,8 +1240,223 @@
     files = { __proto__: null };
     for (let i = 0; i < mcp.files.length; i++) files[mcp.files[i].path] = mcp.files[i];
     const names = objectKeys(mcp.servers);
-    for (let i = 0; i < names.length; i++) addServer(names[i], mcp.servers[names[i]]);
+    for (let i = 0; i < names.length; i++) {
+      const described = mcp.servers[names[i]];
+      const groups = objectKeys(described.groups);
+      const lists = create(null);
+      lists.length = 0;
+      for (let j = 0; j < groups.length; j++) {
+        const calls = described.groups[groups[j]];
+        for (let k = 0; k < calls.length; k++) if (calls[k] === "list") lists[lists.length++] = groups[j];
+      }
+      if (lists.length > 0) groupsOf[names[i]] = lists;
+      addServer(names[i], described);
+    }
   }
+
+  // ---- Helpers: lists in pages, many items at once, and rate limits ----
+
+  const MAX_LISTED = 10000;
+  const MAX_PAGES = 1000;
+  const LISTS = ["items", "results", "data", "records", "rows", "entries", "values", "nodes", "hits", "list"];
+  const CURSORS = [
+    "nextCursor", "next_cursor", "nextPageToken", "next_page_token", "nextToken", "next_token",
+    "continuationToken", "continuation_token", "endCursor", "end_cursor", "next",
+  ];
+  const INSIDE = ["structuredContent", "meta", "metadata", "pagination", "paging", "pageInfo", "page_info", "data"];
+  const MORE = ["hasMore", "has_more", "hasNext", "has_next", "hasNextPage", "has_next_page"];
+  const PAGES = ["totalPages", "total_pages", "pageCount", "page_count"];
+  const TOTALS = ["total", "totalCount", "total_count"];
+
+  function requireFunction(name, work, example) {
+    if (typeof work !== "function") throw new NativeTypeError(name + " takes a function: " + name + example);
+  }
+
+  function numberOf(options, key, otherwise) {
+    const value = options?.[key];
+    if (value === undefined) return otherwise;
+    if (typeof value === "number" && value >= 1) return value;
+    throw new NativeTypeError("helpers: " + key + " must be a number from 1 on.");
+  }
+
+  const isObject = (value) => typeof value === "object" && value !== null;
+
+  function chosen(page, choice) {
+    return typeof choice === "function" ? choice(page) : isObject(page) ? page[choice] : undefined;
+  }
+
+  // The list in a page: the page itself, a member with a usual name, or the only list among them.
+  function listIn(page, depth) {
+    if (isArray(page)) return page;
+    if (!isObject(page) || depth > 2) return undefined;
+    for (let i = 0; i < LISTS.length; i++) if (isArray(page[LISTS[i]])) return page[LISTS[i]];
+    for (let i = 0; i < 2; i++) {
+      const inner = listIn(page[i ? "data" : "structuredContent"], depth + 1);
+      if (inner !== undefined) return inner;
+    }
+    let found;
+    const keys = objectKeys(page);
+    for (let i = 0; i < keys.length; i++) {
+      if (keys[i] === "content" || !isArray(page[keys[i]])) continue;
+      if (found !== undefined) return undefined;
+      found = page[keys[i]];
+    }
+    return found;
+  }
+
+  function itemsOf(name, page, options) {
+    const items = options?.items === undefined ? listIn(page, 0) : chosen(page, options.items);
+    if (isArray(items)) return items;
+    if (isObject(page) && page.isError === true) {
+      throw new NativeError(name + ": the tool answered an error: " + slice(toShortJson(page.content ?? page), 0, 500));
+    }
+    const members = isObject(page) ? slice(toShortJson(objectKeys(page)), 0, 300) : typeof page;
+    throw new NativeError(name + ": the page has no list that can be recognized. It has " + members +
+      '. Pass {items: "member"} or {items: (page) => page.….list}.');
+  }
+
+  // The first of these members, in the page or in a part of it, that is not undefined.
+  function memberIn(page, names, depth) {
+    if (!isObject(page) || isArray(page) || depth > 2) return undefined;
+    for (let i = 0; i < names.length; i++) if (page[names[i]] !== undefined) return page[names[i]];
+    for (let i = 0; i < INSIDE.length; i++) {
+      const value = memberIn(page[INSIDE[i]], names, depth + 1);
+      if (value !== undefined) return value;
+    }
+    return undefined;
+  }
+
+  // Adds items to a list; true if it has as many as were asked for.
+  function append(name, all, items, limit) {
+    for (let i = 0; i < items.length; i++) {
+      if (all.length >= (limit ?? MAX_LISTED)) {
+        if (limit !== undefined) return true;
+        throw new NativeError(name + ": over " + MAX_LISTED + " items: pass {limit} to stop earlier.");
+      }
+      define(all, all.length, items[i]);
+    }
+    return limit !== undefined && all.length >= limit;
+  }
+
+  async function byCursor(fetch, options) {
+    requireFunction("helpers.byCursor", fetch, "((cursor) => tools.list({cursor})).");
+    const limit = numberOf(options, "limit", undefined);
+    const all = [];
+    let cursor = options?.start;
+    for (let number = 1; ; number++) {
+      const page = await fetch(cursor);
+      if (append("helpers.byCursor", all, itemsOf("helpers.byCursor", page, options), limit)) return all;
+      const next = options?.next === undefined ? memberIn(page, CURSORS, 0) : chosen(page, options.next);
+      if (next === undefined || next === null || next === "" || next === false) return all;
+      if (memberIn(page, MORE, 0) === false) return all;
+      if (number >= MAX_PAGES) throw new NativeError("helpers.byCursor: over " + MAX_PAGES + " pages.");
+      if (next === cursor) {
+        throw new NativeError("helpers.byCursor: the same cursor came twice: pass the argument of the function on to the call.");
+      }
+      cursor = next;
+    }
+  }
+
+  async function byPage(fetch, options) {
+    requireFunction("helpers.byPage", fetch, "((page) => tools.list({page})).");
+    const limit = numberOf(options, "limit", undefined);
+    const start = options?.start ?? 1;
+    const all = [];
+    let size = 0;
+    let before = "";
+    for (let number = start; ; number++) {
+      const page = await fetch(number, all.length);
+      const items = itemsOf("helpers.byPage", page, options);
+      if (number - start >= MAX_PAGES) throw new NativeError("helpers.byPage: over " + MAX_PAGES + " pages.");
+      const text = items.length === 0 ? "" : toShortJson(items);
+      if (text !== "" && text === before) {
+        throw new NativeError("helpers.byPage: page " + number + " is the same as the page before: pass the number on to the call.");
+      }
+      before = text;
+      if (append("helpers.byPage", all, items, limit) || items.length === 0) return all;
+      const more = memberIn(page, MORE, 0);
+      const pages = memberIn(page, PAGES, 0);
+      const total = memberIn(page, TOTALS, 0);
+      if (more === false || number - start + 1 >= pages || all.length >= total) return all;
+      // Without a word about the end, a page that is shorter than the first is the last.
+      const silent = more === undefined && pages === undefined && total === undefined;
+      if (silent && items.length < size) return all;
+      size = size || items.length;
+    }
+  }
+
+  async function map(items, work, options) {
+    requireFunction("helpers.map", work, "(items, (item) => tools.get({id: item.id})).");
+    if (items === undefined || items === null) throw new NativeTypeError("helpers.map: the items are " + items + ".");
+    const list = arrayFrom(items);
+    const most = numberOf(options, "concurrency", 8);
+    const settled = options?.settled === true;
+    const results = [];
+    for (let i = 0; i < list.length; i++) define(results, i, undefined);
+    let next = 0;
+    let failed = false;
+    let failure;
+    async function serve() {
+      while (!failed && next < list.length) {
+        const index = next++;
+        try {
+          const value = await work(list[index], index);
+          define(results, index, settled ? { status: "fulfilled", value } : value);
+        } catch (reason) {
+          if (settled) {
+            define(results, index, { status: "rejected", reason });
+          } else if (!failed) {
+            failed = true;
+            failure = reason;
+          }
+        }
+      }
+    }
+    let workers;
+    for (let i = 0; i < most && i < list.length; i++) {
+      const worker = serve();
+      const before = workers;
+      workers = (async () => { await before; await worker; })();
+    }
+    await workers;
+    if (failed) throw failure;
+    return results;
+  }
+
+  // How long to wait before a call is made again; undefined if it was not refused by a rate limit.
+  function pauseOf(outcome, attempt) {
+    if (!isObject(outcome) || memberOf(outcome, "code") !== "rate_limited") return undefined;
+    const told = memberOf(outcome, "retryAfterMs");
+    const pause = typeof told === "number" && told >= 0 ? told : min(250 * 2 ** (attempt - 1), 8000);
+    return pause * (1 + nextRandom() / 17179869184) + 1; // calls that were refused together part
+  }
+
+  const memberOf = (holder, key) => attempt((object) => object[key], holder);
+
+  async function retry(work, options) {
+    requireFunction("helpers.retry", work, "(() => tools.get({id})).");
+    const attempts = numberOf(options, "attempts", 8);
+    const until = now() + numberOf(options, "maxMs", 60000);
+    for (let count = 1; ; count++) {
+      let failed = false;
+      let outcome;
+      try {
+        outcome = await work(count);
+      } catch (error) {
+        failed = true;
+        outcome = error;
+      }
+      const limited = failed || (isObject(outcome) && memberOf(outcome, "isError") === true);
+      const pause = limited ? pauseOf(outcome, count) : undefined;
+      if (pause === undefined || count >= attempts || now() + pause > until) {
+        if (failed) throw outcome;
+        return outcome;
+      }
+      await new NativePromise((resolve) => { addTimer("helpers.retry", resolve, pause, [], false); });
+    }
+  }
+
+  const helpers = { __proto__: null, byCursor, byPage, map, retry };
 
   // The globals of a body of Tool Search: the language, three functions, and three ways to log.
   function installSearch() {
@@ -1089,15 +1494,25 @@
       namespaces[global] = made;
     }
     if (setup.mcp) installMcp(setup.mcp);
+    codex = setup.dialect === "codex";
   }
 
   expose(globalThis, web);
   expose(globalThis, {
     text(value) { text(value); },
     json(value) { json(value); },
+    store(key, value) { store(key, value); },
+    load(key) { return load(key); },
+    helpers,
     yield_control(reason) {
       const text = typeof reason === "string" ? reason : toShortJson(reason);
       return request("yield", reason === undefined ? null : slice(text, 0, 1000));
+    },
+    exit(value) { exit(value); },
+    image(content) { return image(content); },
+    notify(value) {
+      const text = typeof value === "string" ? value : toShortJson(value);
+      return request("notify", [slice(text, 0, 1000)]);
     },
     setTimeout(callback, delay, ...args) { return addTimer("setTimeout", callback, delay, args, false); },
     setInterval(callback, delay, ...args) { return addTimer("setInterval", callback, delay, args, true); },

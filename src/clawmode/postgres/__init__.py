@@ -1,0 +1,1 @@
+"""Parked and running cells in PostgreSQL, shared by processes on several machines."""
