@@ -5,8 +5,9 @@ from collections.abc import Awaitable, Callable
 
 import anyio
 
-from clawmode.sandbox.pool import Pool, Tenancy
+from clawmode.sandbox.pool import Pool
 from clawmode.sandbox.protocol import Outcome, Request, Resume, Settlement, Start, Suspension
+from clawmode.sandbox.workers import Tenancy
 
 SECONDS = 60.0
 

@@ -158,7 +158,7 @@ async def crashing(pool: Pool) -> str:
             await own.step(own.cell(), Start("return 1"), time.monotonic() + SECONDS)
             tasks.start_soon(step)
             await anyio.sleep(0.02)
-            next(iter(own._workers)).kill()
+            next(iter(own._workers.tenants)).kill()
     return ended[0]
 
 

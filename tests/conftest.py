@@ -111,7 +111,7 @@ def _replaced_workers_have_started() -> None:
 
     A program that gets such a worker pays for its start, and many have little time.
     """
-    wait([worker.booted for pool in _shared for worker in pool._workers], timeout=5)
+    wait([worker.booted for pool in _shared for worker in pool._workers.tenants], timeout=5)
 
 
 @pytest.fixture(scope="session")

@@ -28,7 +28,7 @@ def runner() -> Iterator[asyncio.Runner]:
 
 
 def alive(code_mode: CodeMode) -> list[int]:
-    return [worker.pid for worker in code_mode._driver.pool._workers if worker.alive]
+    return [worker.pid for worker in code_mode._driver.pool._workers.tenants if worker.alive]
 
 
 @pytest.mark.covers("N-16")
@@ -86,7 +86,7 @@ def test_a_pool_and_mcp_servers_are_closed_by_another_task(runner: asyncio.Runne
     assert [view.state for view in runner.run(servers.connect())] == ["down"]
     runner.run(pool.aclose())
     runner.run(servers.aclose())
-    assert pool._workers == {}
+    assert pool._workers.tenants == {}
 
 
 @pytest.mark.covers("N-16")
@@ -135,7 +135,7 @@ def test_cancelling_the_opener_closes_what_it_opened(monkeypatch: pytest.MonkeyP
         with pytest.raises(asyncio.CancelledError):
             await opening
         assert alive(code_mode) == []
-        assert code_mode._driver.pool._closed
+        assert code_mode._driver.pool._workers.closed
 
     asyncio.run(main())
 

@@ -597,7 +597,7 @@ async def test_a_runtime_may_be_left_by_another_task(tmp_path: Path) -> None:
     agent = await asyncio.create_task(lifetime.__aenter__())
     assert (await agent.ask()).payloads == ({"text": "hello"},)
     await asyncio.create_task(lifetime.__aexit__(None, None, None))
-    assert agent.runtime._shared.pool._workers == {}
+    assert agent.runtime._shared.pool._workers.tenants == {}
 
 
 @pytest.mark.covers("N-6", "AL-15")

@@ -25,9 +25,9 @@ from clawmode.code_mode.snapshots import KeyRing
 from clawmode.code_mode.sqlite_store import SqliteStore
 from clawmode.code_mode.stores import SnapshotStore, StoredCell
 from clawmode.exceptions import ClawmodeWarning, StoreUnavailable
-from clawmode.sandbox.pool import Tenancy
 from clawmode.sandbox.process import WorkerProcess
 from clawmode.sandbox.protocol import Answer, FrozenCell, Question, Resume, Start
+from clawmode.sandbox.workers import Tenancy
 from clawmode.tools.tool import Tool, ToolContext
 from clawmode.types import JsonObject
 

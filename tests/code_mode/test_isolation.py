@@ -740,12 +740,12 @@ async def test_the_end_of_one_run_ends_nothing_of_another(pool: Pool, store: Sna
 @pytest.mark.covers("P-12")
 async def test_programs_of_a_code_mode_can_have_processes_of_their_own(pool: Pool) -> None:
     used: list[int] = []
-    others = {None, *pool._workers.values()}  # of other tests
+    others = {None, *pool._workers.tenants.values()}  # of other tests
 
     @tool
     def note() -> int:
         """Notes the worker that runs the program."""
-        (worker,) = (worker for worker, cell in pool._workers.items() if cell not in others)
+        (worker,) = (worker for worker, cell in pool._workers.tenants.items() if cell not in others)
         used.append(worker.pid)
         return 1
 

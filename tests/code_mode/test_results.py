@@ -644,20 +644,20 @@ async def test_a_program_goes_from_running_to_waiting_and_back_until_it_is_done(
     ],
 )
 async def test_no_worker_holds_a_program_that_has_ended(pool: Pool, source: str) -> None:
-    others = {None, *pool._workers.values()}  # of other tests
+    others = {None, *pool._workers.tenants.values()}  # of other tests
     async with opened(pool, timeout_ms=300, memory_limit_bytes=4 << 20) as code_mode:
         result = await code_mode.exec(source)
         while result.status == "waiting":
             # Parked, it is not in a worker either.
-            assert others.issuperset(pool._workers.values())
+            assert others.issuperset(pool._workers.tenants.values())
             result = await code_mode.wait(run_id_of(result))
-        assert others.issuperset(pool._workers.values())
+        assert others.issuperset(pool._workers.tenants.values())
 
 
 @pytest.mark.covers("CM-runtime-dispose")
 async def test_no_worker_holds_a_program_that_was_aborted(pool: Pool) -> None:
     begun = anyio.Event()
-    others = {None, *pool._workers.values()}  # of other tests
+    others = {None, *pool._workers.tenants.values()}  # of other tests
 
     @tool
     async def begin() -> None:
@@ -669,10 +669,10 @@ async def test_no_worker_holds_a_program_that_was_aborted(pool: Pool) -> None:
         async with opened(pool, tools=[begin]) as code_mode, anyio.create_task_group() as group:
             group.start_soon(code_mode.exec, "await tools.begin()")
             await begun.wait()
-            assert not others.issuperset(pool._workers.values())
+            assert not others.issuperset(pool._workers.tenants.values())
             await code_mode.end_run()
             await anyio.wait_all_tasks_blocked()
-            assert others.issuperset(pool._workers.values())
+            assert others.issuperset(pool._workers.tenants.values())
 
 
 @pytest.mark.covers("CM-snapshot-ttl")

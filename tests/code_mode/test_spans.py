@@ -17,7 +17,7 @@ from opentelemetry.trace import StatusCode
 
 from clawmode.code_mode.code_mode import CodeMode
 from clawmode.code_mode.results import CodeModeResult
-from clawmode.code_mode.spans import MAX_CHARS, SpanRecorder, cell_span, find_recorder
+from clawmode.code_mode.spans import MAX_CHARS, SpanRecorder, find_recorder
 from clawmode.context import RunContext
 from clawmode.tools.approvals import Approvals
 from clawmode.tools.executor import Call, CallEvent, Executor, ToolFailure
@@ -112,7 +112,7 @@ async def test_a_nested_call_is_a_span_with_the_names_of_the_conventions(
 
 
 def test_a_cell_is_a_span_with_the_identity_of_its_run(recording: Recording) -> None:
-    with cell_span(recording.recorder, "exec", "toolu_1", RUN) as span:
+    with recording.recorder.cell("exec", "toolu_1", RUN) as span:
         span.conclude(CodeModeResult(status="waiting", run_id="cell7", reason="yield"))
     assert attributes(recording.spans["execute_tool exec"]) == {
         "gen_ai.operation.name": "execute_tool",
@@ -128,7 +128,7 @@ def test_a_cell_is_a_span_with_the_identity_of_its_run(recording: Recording) -> 
 
 
 def test_a_run_without_a_session_names_none(recording: Recording) -> None:
-    with cell_span(recording.recorder, "wait", "w", RunContext()):
+    with recording.recorder.cell("wait", "w", RunContext()):
         pass
     assert "gen_ai.conversation.id" not in attributes(recording.spans["execute_tool wait"])
 
@@ -144,7 +144,7 @@ async def test_a_call_that_fails_is_an_error(recording: Recording) -> None:
 
 def test_a_cell_that_fails_is_an_error_with_its_code(recording: Recording) -> None:
     failed = CodeModeResult(status="failed", code="timeout", error=f"Too late: {SECRET}")
-    with cell_span(recording.recorder, "exec", "c", RUN) as span:
+    with recording.recorder.cell("exec", "c", RUN) as span:
         span.conclude(failed)
     ended = recording.spans["execute_tool exec"]
     assert (ended.status.status_code, ended.status.description) == (StatusCode.ERROR, "timeout")
@@ -154,7 +154,7 @@ def test_a_cell_that_fails_is_an_error_with_its_code(recording: Recording) -> No
 def test_a_cell_that_raises_tells_only_what_kind_of_error(recording: Recording) -> None:
     with (
         pytest.raises(LookupError),
-        cell_span(recording.recorder, "exec", "c", RUN),
+        recording.recorder.cell("exec", "c", RUN),
     ):
         raise LookupError(SECRET)
     ended = recording.spans["execute_tool exec"]
@@ -180,7 +180,7 @@ async def test_a_call_that_is_cancelled_ends_its_span_and_is_no_error(recording:
 
 
 async def test_no_input_output_or_text_of_an_error_is_in_a_span(recording: Recording) -> None:
-    with cell_span(recording.recorder, "exec", "c", RUN) as span:
+    with recording.recorder.cell("exec", "c", RUN) as span:
         await executor(recording).call(call(tool(answer)))
         with pytest.raises(ToolFailure):
             await executor(recording).call(call(tool(refuse, "refuse"), "c2"))
@@ -207,9 +207,9 @@ async def test_a_call_in_another_task_is_below_the_cell_that_started_it(
     with anyio.fail_after(5):
         async with anyio.create_task_group() as tasks:
             with recording.tracer.start_as_current_span("agent"):
-                with cell_span(recording.recorder, "exec", "e", RUN):
+                with recording.recorder.cell("exec", "e", RUN):
                     tasks.start_soon(run.call, call(tool(answer)))
-                with cell_span(recording.recorder, "wait", "w", RUN):
+                with recording.recorder.cell("wait", "w", RUN):
                     tasks.start_soon(run.call, call(tool(answer, "later"), "c2"))
     assert recording.parent_of("execute_tool work") == "execute_tool exec"
     assert recording.parent_of("execute_tool later") == "execute_tool wait"
@@ -226,11 +226,11 @@ async def test_a_call_that_outlives_its_cell_stays_below_it(recording: Recording
 
     with anyio.fail_after(5):
         async with anyio.create_task_group() as tasks:
-            with cell_span(recording.recorder, "exec", "e", RUN):
+            with recording.recorder.cell("exec", "e", RUN):
                 tasks.start_soon(executor(recording).call, call(tool(slow)))
                 await begun.wait()
             assert "execute_tool exec" in recording.spans
-            with cell_span(recording.recorder, "wait", "w", RUN):
+            with recording.recorder.cell("wait", "w", RUN):
                 goes_on.set()
     outer, nested = recording.spans["execute_tool exec"], recording.spans["execute_tool work"]
     assert recording.parent_of("execute_tool work") == "execute_tool exec"
@@ -247,7 +247,7 @@ async def test_what_a_tool_records_is_below_its_call(recording: Recording, in_th
     async def work_here(given: JsonObject, context: ToolContext) -> None:
         work(given, context)
 
-    with cell_span(recording.recorder, "exec", "e", RUN):
+    with recording.recorder.cell("exec", "e", RUN):
         await executor(recording).call(call(tool(work if in_thread else work_here)))
     assert recording.parent_of("query") == "execute_tool work"
     assert recording.parent_of("execute_tool work") == "execute_tool exec"
@@ -262,7 +262,7 @@ async def test_calls_side_by_side_are_siblings(recording: Recording) -> None:
         for event in together:
             await event.wait()
 
-    with anyio.fail_after(5), cell_span(recording.recorder, "exec", "e", RUN):
+    with anyio.fail_after(5), recording.recorder.cell("exec", "e", RUN):
         async with anyio.create_task_group() as tasks:
             for number in range(3):
                 tasks.start_soon(run.call, call(tool(meet, f"t{number}"), str(number)))
@@ -274,7 +274,7 @@ async def test_after_a_call_and_after_a_cell_the_span_of_before_is_current(
     recording: Recording,
 ) -> None:
     before = trace.get_current_span()
-    with cell_span(recording.recorder, "exec", "e", RUN):
+    with recording.recorder.cell("exec", "e", RUN):
         outer = trace.get_current_span()
         await executor(recording).call(call(tool(answer)))
         assert trace.get_current_span() is outer
@@ -292,7 +292,7 @@ async def test_the_calls_of_a_real_cell_are_below_it(recording: Recording) -> No
     tools = [tool(answer, "one"), tool(answer, "two")]
     async with CodeMode(tools=tools, context=RUN, approvals=Approvals()) as code_mode:
         code_mode.watch(recording.recorder)
-        with cell_span(recording.recorder, "exec", "toolu_1", RUN) as span:
+        with recording.recorder.cell("exec", "toolu_1", RUN) as span:
             result = await code_mode.exec(source, call_id="toolu_1")
             span.conclude(result)
     assert result.value == 2
@@ -309,7 +309,9 @@ def test_a_provider_that_is_set_up_is_found(
     recording: Recording, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(trace, "get_tracer_provider", lambda: recording.provider)
-    with cell_span(find_recorder(), "exec", "e", RUN) as span:
+    recorder = find_recorder()
+    assert recorder is not None
+    with recorder.cell("exec", "e", RUN) as span:
         span.conclude(DONE)
     ended = recording.spans["execute_tool exec"]
     assert ended.instrumentation_scope is not None
@@ -325,21 +327,23 @@ def test_a_provider_that_records_nothing_is_none(
 
 
 def test_without_a_recorder_a_cell_costs_next_to_nothing() -> None:
+    code_mode = CodeMode()
     began = time.process_time()
     for _ in range(10_000):
-        with cell_span(None, "exec", "e", RUN) as span:
-            span.conclude(DONE)
+        with code_mode._span("exec", "e") as span:
+            assert span is None
     assert (time.process_time() - began) / 10_000 < 50e-6
 
 
 USE = """
 import sys
-from clawmode.context import RunContext
+from clawmode.code_mode.code_mode import CodeMode
 from clawmode.code_mode.results import CodeModeResult
-from clawmode.code_mode.spans import cell_span, find_recorder
+from clawmode.code_mode.spans import find_recorder
 recorder = find_recorder()
-with cell_span(recorder, "exec", "e", RunContext()) as span:
-    span.conclude(CodeModeResult(status="completed"))
+with CodeMode()._span("exec", "e") as span:
+    if span is not None:
+        span.conclude(CodeModeResult(status="completed"))
 loaded = any(name.startswith("opentelemetry") and sys.modules[name] for name in sys.modules)
 print(recorder is None, loaded)
 """

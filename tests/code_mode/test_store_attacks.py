@@ -24,8 +24,8 @@ from clawmode.code_mode.stores import SnapshotStore
 from clawmode.exceptions import ProtocolError, StoreUnavailable
 from clawmode.sandbox import artifacts, template
 from clawmode.sandbox.frames import decode_answer, encode
-from clawmode.sandbox.pool import Tenancy
 from clawmode.sandbox.protocol import FrozenCell, Request, Suspension
+from clawmode.sandbox.workers import Tenancy
 from clawmode.tools.hooks import BeforeToolCall, Hooks, RequireApproval, ToolCallDecision
 from clawmode.tools.tool import Tool
 

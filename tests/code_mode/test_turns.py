@@ -114,7 +114,7 @@ async def test_an_abort_stops_a_program_that_another_task_drives_and_keeps_its_w
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(run)
                 await stepping.computing()
-                (worker,) = pool._workers
+                (worker,) = pool._workers.tenants
                 await code_mode.abort(next(iter(code_mode._driver.active)))
             assert results[0].code == "aborted", results
             assert len(results[0].calls) == 2

@@ -71,15 +71,15 @@ async def test_two_cells_draw_different_random_numbers(pool: Pool) -> None:
 
 async def all_up(pool: Pool) -> None:
     """The others start when the first is there."""
-    await until(lambda: len(pool._workers) == pool.size)
-    await until(lambda: all(worker.booted.done() for worker in pool._workers))
+    await until(lambda: len(pool._workers.tenants) == pool.size)
+    await until(lambda: all(worker.booted.done() for worker in pool._workers.tenants))
 
 
 async def test_images_built_in_three_processes_are_identical() -> None:
     async with Pool(size=3) as pool:
         await all_up(pool)
-        images = {worker.booted.result() for worker in pool._workers}
-        assert len({worker.pid for worker in pool._workers}) == 3
+        images = {worker.booted.result() for worker in pool._workers.tenants}
+        assert len({worker.pid for worker in pool._workers.tenants}) == 3
         assert len(images) == 1
 
 
@@ -233,9 +233,9 @@ async def test_a_stopped_worker_that_lacks_a_part_takes_no_more_than_the_deadlin
 async def test_idle_workers_that_all_died_are_replaced_unnoticed() -> None:
     async with Pool(size=4, max_size=4) as pool:
         await all_up(pool)
-        for worker in pool._workers:
+        for worker in pool._workers.tenants:
             worker.signal(signal.SIGKILL)
-        await until(lambda: not any(worker.alive for worker in pool._workers))
+        await until(lambda: not any(worker.alive for worker in pool._workers.tenants))
         assert await value_of(pool, "return 1") == 1
 
 
@@ -246,11 +246,11 @@ async def test_a_worker_that_dies_makes_room_for_a_cell_that_queues() -> None:
         for hog in hogs:
             group.start_soon(raised_by, pool.step(hog, Start(LOOP), soon(8)))
             await computing(pool, hog)
-        group.start_soon(lambda: until(lambda: bool(pool._queue)))
+        group.start_soon(lambda: until(lambda: bool(pool._workers.queue)))
         with anyio.move_on_after(3) as limit:
             async with anyio.create_task_group() as inner:
                 inner.start_soon(value_of, pool, "return 1")
-                await until(lambda: bool(pool._queue))
+                await until(lambda: bool(pool._workers.queue))
                 await idle()
                 owner(pool, hogs[0]).signal(signal.SIGKILL)
         group.cancel_scope.cancel()
@@ -493,7 +493,7 @@ async def test_a_cell_that_is_claimed_twice_while_it_waits_is_not_lost(single: P
                 claims.start_soon(single.step, single.cell(), Start("return 1"), soon())
                 await until(lambda: warm.moving is not None)
                 group.start_soon(finish, single, "return 2")
-                await until(lambda: bool(single._queue))
+                await until(lambda: bool(single._workers.queue))
                 group.start_soon(wait_for_eviction)
                 await idle()
                 first.cancel()
@@ -551,7 +551,7 @@ async def test_aborting_a_cell_that_queues_ends_it_at_once(single: Pool) -> None
             ended = undisturbed_time()
 
         group.start_soon(queue)
-        await until(lambda: bool(single._queue))
+        await until(lambda: bool(single._workers.queue))
         began = undisturbed_time()
         await single.abort(cell)
         await until(lambda: ended)
@@ -629,14 +629,14 @@ async def test_closing_the_pool_ends_what_queues_and_what_computes_at_once(
 
             for name in ("computes", "computes"):
                 group.start_soon(one, name, LOOP)
-            await until(lambda: all(worker._asking for worker in pool._workers))
+            await until(lambda: all(worker._asking for worker in pool._workers.tenants))
             group.start_soon(one, "queues", "return 1")
-            await until(lambda: bool(pool._queue))
+            await until(lambda: bool(pool._workers.queue))
             await pool.aclose()
             with anyio.move_on_after(5):
                 await until(lambda: len(ended) == 3)
             group.cancel_scope.cancel()
-    alive = [worker for worker in pool._workers if worker.alive]
+    alive = [worker for worker in pool._workers.tenants if worker.alive]
     for worker in alive:
         worker.kill()
     assert Counter(ended) == Counter(["computes", "computes", "queues"])
@@ -731,8 +731,8 @@ async def suffer(seed: int, cells: int) -> None:
         assert seen["done"] > 10
         assert seen["innocent"] == 0
         assert seen["runtime_unavailable"] == 0
-        assert not pool._queue
+        assert not pool._workers.queue
         with anyio.fail_after(5):  # one that the queue wanted may still be starting
-            await until(lambda: set(pool._idle) == set(pool._workers))
-        assert not any(pool._workers.values())
+            await until(lambda: set(pool._workers.idle) == set(pool._workers.tenants))
+        assert not any(pool._workers.tenants.values())
         assert await value_of(pool, "return 1") == 1

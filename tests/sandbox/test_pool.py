@@ -20,8 +20,9 @@ from tests.support.waiting import idle, undisturbed_time, until
 from clawmode.exceptions import Aborted, DeadlineExceeded, RuntimeUnavailable
 from clawmode.sandbox import artifacts, capacity, process, template
 from clawmode.sandbox import pool as pool_module
+from clawmode.sandbox import workers as workers_module
 from clawmode.sandbox.packing import is_packed
-from clawmode.sandbox.pool import Pool, Tenancy
+from clawmode.sandbox.pool import Pool
 from clawmode.sandbox.process import WorkerProcess
 from clawmode.sandbox.protocol import (
     Answer,
@@ -34,6 +35,7 @@ from clawmode.sandbox.protocol import (
     Start,
     Suspension,
 )
+from clawmode.sandbox.workers import Tenancy
 
 pytestmark = pytest.mark.anyio
 
@@ -66,7 +68,7 @@ async def answer(pool: Pool, cell: Tenancy, request: int, value: int) -> object:
 
 
 def workers(pool: Pool) -> list[WorkerProcess]:
-    return list(pool._workers)
+    return list(pool._workers.tenants)
 
 
 def busy(pool: Pool) -> int:
@@ -170,7 +172,7 @@ async def test_a_cell_that_is_alone_shares_its_process_with_no_other(
             await run(alone)
         assert pids[0] == pids[1]
         assert len(set(pids)) == 4
-        await until(lambda: not pool._reap())
+        await until(lambda: not pool._workers.reap())
         assert not {str(pid) for pid in pids[:4]} & set(os.listdir("/proc"))
 
 
@@ -272,7 +274,7 @@ async def test_surplus_workers_are_let_go(monkeypatch: pytest.MonkeyPatch) -> No
             for _ in range(3):
                 group.start_soon(lambda: finish(pool, "for (;;);", seconds=2.5))
         assert len(workers(pool)) == 3
-        monkeypatch.setattr(pool_module, "SURPLUS_SECONDS", 0.0)
+        monkeypatch.setattr(workers_module, "SURPLUS_SECONDS", 0.0)
         for _ in range(4):
             assert await value_of(pool, "return 1") == 1
         assert len(workers(pool)) == 1
@@ -313,8 +315,8 @@ async def test_a_crowd_of_cells_starts_no_more_workers_than_cells() -> None:
 async def test_cells_that_wait_long_are_frozen_and_their_workers_let_go(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(pool_module, "ACTIVE_SECONDS", 0.05)
-    monkeypatch.setattr(pool_module, "SURPLUS_SECONDS", 0.05)
+    monkeypatch.setattr(workers_module, "ACTIVE_SECONDS", 0.05)
+    monkeypatch.setattr(workers_module, "SURPLUS_SECONDS", 0.05)
     async with Pool(size=1, max_size=4) as pool:
         cells = [await ask(pool) for _ in range(4)]
         await until(lambda: len(workers(pool)) == 1)
@@ -413,7 +415,7 @@ async def test_machine_code_that_cannot_be_loaded_is_made_again(
 
 async def test_a_worker_with_another_image_is_not_used(single: Pool) -> None:
     await value_of(single, "return 1")
-    single._image = bytes(32)
+    single._workers._image = bytes(32)
     with pytest.raises(RuntimeUnavailable, match="have different images"):
         await single.step(single.cell(), Start("return 1"), soon())
 
@@ -585,7 +587,7 @@ async def test_aborting_a_cell_that_queues_takes_it_out(single: Pool) -> None:
                 await single.step(cell, Start("return 1"), soon())
 
         group.start_soon(queued)
-        await until(lambda: single._queue)
+        await until(lambda: single._workers.queue)
         await single.abort(cell)
 
 
@@ -631,4 +633,4 @@ async def test_workers_that_go_give_their_descriptors_back() -> None:
             with anyio.move_on_after(0.05):
                 await pool.step(pool.cell(), Start("for (;;);"), soon())
             assert await value_of(pool, "return 1") == 1
-        await until(lambda: pool._reap() or descriptors() <= before)
+        await until(lambda: pool._workers.reap() or descriptors() <= before)

@@ -26,12 +26,13 @@ from tests.support.stepping import value_of
 from tests.support.waiting import is_alive, undisturbed_time, until, until_sync
 
 from clawmode.sandbox import artifacts
-from clawmode.sandbox import pool as pool_module
 from clawmode.sandbox import template as template_module
-from clawmode.sandbox.pool import Pool, Tenancy
+from clawmode.sandbox import workers as workers_module
+from clawmode.sandbox.pool import Pool
 from clawmode.sandbox.process import WorkerProcess
 from clawmode.sandbox.protocol import Start
 from clawmode.sandbox.template import Template
+from clawmode.sandbox.workers import Tenancy
 
 pytestmark = [
     pytest.mark.anyio,
@@ -53,8 +54,8 @@ async def forked(own: None) -> AsyncIterator[Pool]:
 
 
 def template_of(pool: Pool) -> Template:
-    assert pool._template is not None
-    return pool._template
+    assert pool._workers.template is not None
+    return pool._workers.template
 
 
 def parent_of(pid: int) -> int:
@@ -84,10 +85,10 @@ async def test_workers_are_forks_of_one_template_for_all_pools(own: None) -> Non
     async with Pool(size=2) as one, Pool(size=1) as other:
         assert await value_of(one, "return 1") == 1
         assert await value_of(other, "return 2") == 2
-        await until(lambda: len(one._workers) == 2)
+        await until(lambda: len(one._workers.tenants) == 2)
         shared = template_of(one)
         assert template_of(other) is shared
-        pids = [worker.pid for pool in (one, other) for worker in pool._workers]
+        pids = [worker.pid for pool in (one, other) for worker in pool._workers.tenants]
         assert {parent_of(pid) for pid in pids} == {shared.pid}
         assert parent_of(shared.pid or 0) == os.getpid()
         await one.aclose()
@@ -168,7 +169,7 @@ async def test_each_of_a_few_programs_gets_a_worker_and_a_crowd_shares(
 
     Those that wait for their calls are evicted then, and resumed when their turn comes.
     """
-    monkeypatch.setattr(pool_module, "GROW_AFTER", 5.0)  # a busy machine is no hog
+    monkeypatch.setattr(workers_module, "GROW_AFTER", 5.0)  # a busy machine is no hog
     async with Pool(size=1, max_size=6) as pool:
         await value_of(pool, "return 1")
         waiting: list[Tenancy] = []
@@ -179,14 +180,14 @@ async def test_each_of_a_few_programs_gets_a_worker_and_a_crowd_shares(
         async with anyio.create_task_group() as tasks:
             for _ in range(count):
                 tasks.start_soon(wait)
-        assert least <= len(pool._workers) <= most
+        assert least <= len(pool._workers.tenants) <= most
         assert [await resume(pool, cell) for cell in waiting] == [42] * count
 
 
 async def test_two_forks_draw_different_random_numbers(own: None) -> None:
     source = "return [Math.random(), Math.random()]"
     async with Pool(size=2, max_size=2) as pool:
-        await until(lambda: len(pool._workers) == 2)
+        await until(lambda: len(pool._workers.tenants) == 2)
         first = await suspend(pool)  # takes one worker
         drawn = [*await value_of(pool, source)]
         assert await resume(pool, first) == 42
@@ -231,10 +232,11 @@ async def test_a_forked_worker_holds_no_secret_of_its_parent_or_template(
         os.set_inheritable(file.fileno(), True)
         async with Pool(size=2, lockdown="off") as pool:
             await value_of(pool, "return 1")
-            await until(lambda: len(pool._workers) == 2)  # the second is started after the first
+            # The second is started after the first.
+            await until(lambda: len(pool._workers.tenants) == 2)
             await settled(pool)
             template = template_of(pool).pid or 0
-            workers = [worker.pid for worker in pool._workers]
+            workers = [worker.pid for worker in pool._workers.tenants]
             await until(lambda: len(descriptors(template)) <= 6)  # a fork may be under way
             for pid in (*workers, template):
                 process = Path(f"/proc/{pid}")
@@ -349,13 +351,15 @@ async def test_workers_are_started_one_by_one_where_forks_are_not_possible(
 
 
 OWNER = """import os, sys, time, anyio
-from clawmode.sandbox.pool import Pool, Tenancy
+from clawmode.sandbox.pool import Pool
+from clawmode.sandbox.workers import Tenancy
 from clawmode.sandbox.protocol import Start
 
 async def main():
     async with Pool(size=2) as pool:
         await pool.step(pool.cell(), Start("return 1"), time.monotonic() + 10)
-        print(pool._template.pid, *(worker.pid for worker in pool._workers), flush=True)
+        pids = (worker.pid for worker in pool._workers.tenants)
+        print(pool._workers.template.pid, *pids, flush=True)
         await pool.step(pool.cell(), Start("for (;;);"), time.monotonic() + 50)
 
 anyio.run(main)
@@ -372,12 +376,13 @@ async def test_template_and_workers_end_when_the_parent_is_killed() -> None:
 
 
 FORKS = """import os, time, anyio
-from clawmode.sandbox.pool import Pool, Tenancy
+from clawmode.sandbox.pool import Pool
+from clawmode.sandbox.workers import Tenancy
 from clawmode.sandbox.protocol import Start
 
 async def run(pool):
     outcome = await pool.step(pool.cell(), Start("return 6 * 7"), time.monotonic() + 10)
-    return outcome.value.decode(), pool._template.pid
+    return outcome.value.decode(), pool._workers.template.pid
 
 async def child():
     async with Pool(size=1) as pool:
@@ -396,7 +401,7 @@ async def main():
             thread.start(); thread.join()
             os._exit(0 if value == "42" and template != first[1] else 1)
         _, status = os.wait()
-        next(iter(pool._workers)).kill()
+        next(iter(pool._workers.tenants)).kill()
         print(first[0], os.waitstatus_to_exitcode(status), (await run(pool))[0])
 
 anyio.run(main)
@@ -419,10 +424,10 @@ async def test_nothing_is_left_of_many_workers_and_pools(own: None) -> None:
                     await pool.step(pool.cell(), Start(LOOP), soon())
                 assert await value_of(pool, "return 1") == 1
             template = template_of(pool).pid or 0
-            await until(lambda: not pool._reap())
+            await until(lambda: not pool._workers.reap())
             # While it forks a spare worker, the template has the four pipes of that worker.
             await until(lambda pid=template: len(descriptors(pid)) <= 6)
-            await until(lambda pid=template: len(children(pid)) == len(pool._workers))
+            await until(lambda pid=template: len(children(pid)) == len(pool._workers.tenants))
     # A pool of other tests may be starting a worker.
     await until(lambda: len(os.listdir("/proc/self/fd")) <= before)
     await until(lambda: children(os.getpid()) <= alive)

@@ -179,7 +179,7 @@ async def test_types_are_not_checked(pool: Pool) -> None:
 async def test_only_typescript_cells_load_the_transformer(anyio_backend: str) -> None:
     async with Pool(size=1) as pool:
         assert await value_of(pool, "return 1") == 1
-        (worker,) = pool._workers
+        (worker,) = pool._workers.tenants
         assert worker.provided == set()
 
         assert await value_of(pool, "return 2 as number", language="typescript") == 2

@@ -85,7 +85,7 @@ async def test_a_worker_inherits_nothing(tmp_path: Path) -> None:
         os.set_inheritable(inherited.fileno(), True)
         async with Pool(size=1, lockdown="off") as bare:
             assert await value_of(bare, "return 1") == 1
-            process = Path(f"/proc/{next(iter(bare._workers)).pid}")
+            process = Path(f"/proc/{next(iter(bare._workers.tenants)).pid}")
             assert await anyio.Path(process / "environ").read_bytes() == b""
             links = [os.readlink(process / "fd" / number) for number in os.listdir(process / "fd")]
     kinds = {link.split(":")[0] for link in links}
@@ -121,7 +121,7 @@ from clawmode.sandbox.protocol import Start
 async def main():
     async with Pool(size=1) as pool:
         await pool.step(pool.cell(), Start("return 1"), time.monotonic() + 10)
-        print(next(iter(pool._workers)).pid, flush=True)
+        print(next(iter(pool._workers.tenants)).pid, flush=True)
         await pool.step(pool.cell(), Start("for (;;);"), time.monotonic() + 50)
 
 anyio.run(main)

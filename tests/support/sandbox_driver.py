@@ -14,9 +14,10 @@ from tests.support.waiting import undisturbed_time, until
 
 from clawmode.exceptions import SandboxError
 from clawmode.sandbox import template
-from clawmode.sandbox.pool import Pool, Tenancy
+from clawmode.sandbox.pool import Pool
 from clawmode.sandbox.process import WorkerProcess
 from clawmode.sandbox.protocol import Completion, Failure, Resume, Settlement, Start, Suspension
+from clawmode.sandbox.workers import Tenancy
 from clawmode.types import ErrorCode
 
 SLACK = 0.5
@@ -93,17 +94,17 @@ async def raised_by(step: Awaitable[object]) -> SandboxError | None:
 
 
 def only_worker(pool: Pool) -> WorkerProcess:
-    (worker,) = pool._workers
+    (worker,) = pool._workers.tenants
     return worker
 
 
 def owner(pool: Pool, cell: Tenancy) -> WorkerProcess:
-    return next(worker for worker, holds in pool._workers.items() if holds is cell)
+    return next(worker for worker, holds in pool._workers.tenants.items() if holds is cell)
 
 
 async def settled(pool: Pool) -> None:
     """Waits for workers that start, so that they take no time from the cell under test."""
-    await until(lambda: all(worker.booted.done() for worker in pool._workers))
+    await until(lambda: all(worker.booted.done() for worker in pool._workers.tenants))
 
 
 async def computed(worker: WorkerProcess, seconds: float = 0.03) -> None:
@@ -119,4 +120,4 @@ def cpu_seconds(pid: int) -> float:
 
 async def computing(pool: Pool, cell: Tenancy) -> None:
     """Waits until a cell's worker has been asked."""
-    await until(lambda: any(c is cell and w._asking for w, c in pool._workers.items()))
+    await until(lambda: any(c is cell and w._asking for w, c in pool._workers.tenants.items()))

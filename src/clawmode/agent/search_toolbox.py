@@ -25,7 +25,6 @@ from clawmode.config.tools import SearchMode, ToolSearchConfig
 from clawmode.context import RunContext
 from clawmode.messages import Text, ToolCall, ToolMessage
 from clawmode.models.base import ToolDefinition
-from clawmode.sandbox.pool import Pool
 from clawmode.text import without_surrogates
 from clawmode.tools.executor import Call, Executor
 from clawmode.tools.tool import Tool
@@ -33,6 +32,7 @@ from clawmode.types import JsonObject, dataclass
 
 if TYPE_CHECKING:
     from clawmode.mcp.servers import McpServers
+    from clawmode.sandbox.pool import Pool
 
 logger = logging.getLogger("clawmode.tool_search")
 
@@ -209,7 +209,7 @@ async def open_search(
     *,
     executor: Executor,
     context: RunContext,
-    pool: Pool,
+    pool: "Pool",
     servers: "McpServers | None" = None,
     message: str = "",
 ) -> AsyncIterator[SearchSurface]:

@@ -27,7 +27,6 @@ from clawmode.code_mode.parking import Parking
 from clawmode.code_mode.results import CodeModeResult
 from clawmode.context import RunContext
 from clawmode.exceptions import SandboxError
-from clawmode.sandbox.pool import Pool
 from clawmode.sandbox.protocol import MAX_SOURCE, Completion, Failure, Start
 from clawmode.tasks import TaskOwner
 from clawmode.tools.executor import Executor
@@ -35,6 +34,7 @@ from clawmode.types import ErrorCode, JsonObject, JsonValue
 
 if TYPE_CHECKING:
     from clawmode.agent.tool_search import ToolSearch
+    from clawmode.sandbox.pool import Pool
 
 NAME = "tool_search_code"
 
@@ -75,7 +75,7 @@ class SearchCode(TaskOwner):
     """
 
     def __init__(
-        self, search: "ToolSearch", executor: Executor, context: RunContext, pool: Pool
+        self, search: "ToolSearch", executor: Executor, context: RunContext, pool: "Pool"
     ) -> None:
         self._search = search
         self._context = context

@@ -25,7 +25,7 @@ from clawmode.types import CallState, JsonObject, JsonText, JsonValue, dataclass
 if TYPE_CHECKING:
     from clawmode.code_mode.batches import Turn
     from clawmode.code_mode.stores import StoredCall
-    from clawmode.sandbox.pool import Tenancy
+    from clawmode.sandbox.workers import Tenancy
 
 MAX_SHOWN = 10
 """The maximum of pending lookups in a result; a cell may have a thousand."""

@@ -40,7 +40,7 @@ from clawmode.code_mode.parking import Parking
 from clawmode.code_mode.programs import Programs
 from clawmode.code_mode.results import CodeModeResult
 from clawmode.code_mode.shapes import SeenShapes
-from clawmode.code_mode.spans import cell_span, find_recorder
+from clawmode.code_mode.spans import CellSpan, CellTool, find_recorder
 from clawmode.code_mode.state import ProgramState
 from clawmode.code_mode.stores import SnapshotStore
 from clawmode.code_mode.surface import (
@@ -513,13 +513,14 @@ class CodeMode(AsyncResource, HasDefinitions):
         Raises:
             NotOpen: The object is not open.
         """
-        with cell_span(self._spans, "exec", call_id, self.context) as span:
+        with self._span("exec", call_id) as span:
             self._require_open()
             ran = await self._programs.exec(code, language, call_id, yield_ms)
             result = self._with_news(ran)
             if self._shapes.changed:
                 await self._shapes.save()
-            span.conclude(result)
+            if span is not None:
+                span.conclude(result)
         return result
 
     async def wait(
@@ -533,13 +534,21 @@ class CodeMode(AsyncResource, HasDefinitions):
         Raises:
             NotOpen: The object is not open.
         """
-        with cell_span(self._spans, "wait", call_id, self.context) as span:
+        with self._span("wait", call_id) as span:
             self._require_open()
             result = self._with_news(await self._programs.wait(run_id, yield_ms))
             if self._shapes.changed:
                 await self._shapes.save()
-            span.conclude(result)
+            if span is not None:
+                span.conclude(result)
         return result
+
+    def _span(
+        self, name: CellTool, call_id: str
+    ) -> contextlib.AbstractContextManager[CellSpan | None]:
+        if self._spans is None:
+            return contextlib.nullcontext()
+        return self._spans.cell(name, call_id, self.context)
 
     def _with_news(self, result: CodeModeResult) -> CodeModeResult:
         """Adds to a result which MCP servers are missing, if that has changed."""

@@ -32,7 +32,6 @@ from clawmode.exceptions import (
     SnapshotRefused,
     StoreUnavailable,
 )
-from clawmode.sandbox.pool import Pool
 from clawmode.sandbox.protocol import (
     Completion,
     Failure,
@@ -50,6 +49,7 @@ if TYPE_CHECKING:
     from clawmode.code_mode.config import CodeModeConfig
     from clawmode.code_mode.parking import Parking
     from clawmode.code_mode.state import ProgramState
+    from clawmode.sandbox.pool import Pool
 
 logger = logging.getLogger("clawmode")
 
@@ -79,7 +79,7 @@ class Driver:
             too, and ends the cell at its deadline.
     """
 
-    pool: Pool
+    pool: "Pool"
     calls: "Calls"
     parking: "Parking"
     config: "CodeModeConfig"

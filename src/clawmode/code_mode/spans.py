@@ -12,7 +12,7 @@ or error messages.
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from contextvars import Token
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
@@ -68,23 +68,14 @@ def find_recorder() -> "SpanRecorder | None":
     return SpanRecorder(provider.get_tracer(TRACER))
 
 
-def cell_span(
-    recorder: "SpanRecorder | None", name: CellTool, call_id: str, run: RunContext
-) -> "AbstractContextManager[CellSpan]":
-    """Context of the span of an `exec` or `wait`; without a recorder it records nothing."""
-    return nullcontext(CellSpan()) if recorder is None else recorder.cell(name, call_id, run)
-
-
 @dataclass(frozen=True, slots=True)
 class CellSpan:
-    """The span of one `exec` or `wait`; with `span=None`, `conclude` does nothing."""
+    """The span of one `exec` or `wait`."""
 
-    span: "Span | None" = None
+    span: "Span"
 
     def conclude(self, result: CodeModeResult) -> None:
         """Records the status of a result, the code of a failed one, the id of a waiting one."""
-        if self.span is None:
-            return
         self.span.set_attribute(STATE, result.status)
         if result.run_id:
             self.span.set_attribute(CELL_ID, result.run_id)
