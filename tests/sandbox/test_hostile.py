@@ -16,6 +16,7 @@ from tests.support.sandbox_driver import (
     expect_failure,
     expect_value,
     only_worker,
+    patience,
     soon,
     suspend,
 )
@@ -526,7 +527,8 @@ SECRET = "S3CR3T"
 )
 async def test_no_byte_of_one_cell_is_in_the_memory_of_the_next(single: Pool, source: str) -> None:
     worker = only_worker(single)
-    await finish(single, source, seconds=1)
+    with patience():
+        await finish(single, source, seconds=1)
     frozen = await single.freeze(await suspend(single))
     assert only_worker(single) is worker
     # The next cell's memory is its difference to the image, which no cell can have touched.

@@ -13,7 +13,7 @@ from pathlib import Path
 import anyio
 import anyio.lowlevel
 import pytest
-from tests.support.sandbox_driver import computed
+from tests.support.sandbox_driver import computed, held
 from tests.support.stepping import finish, value_of
 from tests.support.waiting import idle, undisturbed_time, until
 
@@ -260,19 +260,31 @@ async def test_a_queue_does_not_wait_for_a_worker_that_starts_if_another_is_free
     async with Pool(size=1, max_size=2) as pool, anyio.create_task_group() as tasks:
         await pool.ready()
         monkeypatch.setattr(WorkerProcess, "_boot", lambda self: None)  # it never gets ready
-        busy = "const end = Date.now() + 500; while (Date.now() < end);"
-        tasks.start_soon(pool.step, pool.cell(), Start(busy), soon())
-        await anyio.wait_all_tasks_blocked()
-        assert await value_of(pool, "return 1") == 1
+        values: list[int] = []
+
+        async def queue() -> None:
+            values.append(await value_of(pool, "return 1"))
+
+        with held(workers(pool)[0]):
+            tasks.start_soon(pool.step, pool.cell(), Start("return 0"), soon())
+            await until(lambda: busy(pool) == 1)
+            tasks.start_soon(queue)
+            await until(lambda: len(workers(pool)) == 2)
+        await until(lambda: values == [1])
         assert len(workers(pool)) == 2
         workers(pool)[-1].booted.set_exception(RuntimeUnavailable("it never got ready"))
 
 
 async def test_surplus_workers_are_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "ABORT_GRACE", 5.0)  # an aborted worker may wait for a core
     async with Pool(size=1, max_size=3) as pool:
         async with anyio.create_task_group() as group:
-            for _ in range(3):
-                group.start_soon(lambda: finish(pool, "for (;;);", seconds=2.5))
+            cells = [pool.cell() for _ in range(3)]
+            for cell in cells:
+                group.start_soon(pool.step, cell, Start("for (;;);"), soon(30))
+            await until(lambda: busy(pool) == 3)
+            for cell in cells:
+                await pool.abort(cell)
         assert len(workers(pool)) == 3
         monkeypatch.setattr(workers_module, "SURPLUS_SECONDS", 0.0)
         for _ in range(4):
@@ -282,7 +294,10 @@ async def test_surplus_workers_are_let_go(monkeypatch: pytest.MonkeyPatch) -> No
 
 @needs_forks
 @pytest.mark.covers("P-11")
-async def test_every_cell_that_waits_keeps_a_worker_up_to_the_maximum() -> None:
+async def test_every_cell_that_waits_keeps_a_worker_up_to_the_maximum(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(workers_module, "ACTIVE_SECONDS", 60.0)  # a busy machine takes its time
     async with Pool(size=1, max_size=3) as pool:
         cells = [await ask(pool) for _ in range(3)]
         assert len({cell.worker for cell, _ in cells}) == 3
@@ -295,7 +310,10 @@ async def test_every_cell_that_waits_keeps_a_worker_up_to_the_maximum() -> None:
 
 
 @needs_forks
-async def test_a_crowd_of_cells_starts_no_more_workers_than_cells() -> None:
+async def test_a_crowd_of_cells_starts_no_more_workers_than_cells(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(workers_module, "SURPLUS_SECONDS", 60.0)  # a busy machine takes its time
     async with Pool(size=1, max_size=20) as pool:
         await value_of(pool, "return 1")
 
@@ -410,7 +428,7 @@ async def test_machine_code_that_cannot_be_loaded_is_made_again(
     monkeypatch.undo()
     monkeypatch.setenv("CLAWMODE_CACHE_DIR", str(tmp_path))
     async with Pool(size=1) as pool:
-        assert await value_of(pool, "return 4") == 4
+        assert await value_of(pool, "return 4", seconds=30) == 4  # to compile takes seconds
 
 
 async def test_a_worker_with_another_image_is_not_used(single: Pool) -> None:
@@ -579,16 +597,18 @@ async def test_aborting_a_cell_that_queues_takes_it_out(single: Pool) -> None:
     cell = single.cell()
     await value_of(single, "return 1")
     async with anyio.create_task_group() as group:
-        group.start_soon(lambda: finish(single, "for (;;);", seconds=0.4))
+        group.start_soon(lambda: finish(single, "for (;;);", seconds=30))
         await until(lambda: busy(single) == 1)
 
         async def queued() -> None:
             with pytest.raises(Aborted):
                 await single.step(cell, Start("return 1"), soon())
 
-        group.start_soon(queued)
-        await until(lambda: single._workers.queue)
-        await single.abort(cell)
+        async with anyio.create_task_group() as waiting:
+            waiting.start_soon(queued)
+            await until(lambda: single._workers.queue)
+            await single.abort(cell)
+        group.cancel_scope.cancel()
 
 
 async def test_cancelling_a_computing_cell_replaces_its_worker(single: Pool) -> None:
@@ -601,8 +621,9 @@ async def test_cancelling_a_computing_cell_replaces_its_worker(single: Pool) -> 
 
 
 async def test_a_closed_pool_leaves_no_process_and_says_so(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(workers_module, "END_SECONDS", 10.0)  # a busy machine takes its time
     with caplog.at_level(logging.ERROR):
         async with Pool(size=2) as pool:
             await value_of(pool, "return 1")

@@ -4,6 +4,7 @@ import json
 import time
 
 import pytest
+from tests.support.sandbox_driver import patience
 from tests.support.stepping import error, failure_of, finish, ok, texts, value_of
 from tests.support.waiting import undisturbed_time
 
@@ -326,7 +327,8 @@ async def test_the_heap_limit_counts_above_the_image(pool: Pool) -> None:
 @pytest.mark.covers("EX-15", "EX-11", "ER-timeout")
 async def test_output_emitted_before_a_timeout_is_in_the_result(pool: Pool) -> None:
     source = 'text("one"); json({ two: 2 }); for (;;) {}'
-    failed = await failure_of(pool, source, seconds=0.3)
+    with patience():
+        failed = await failure_of(pool, source, seconds=0.3)
     assert failed.code == "timeout"
     assert texts(failed) == ["one", {"two": 2}]
 

@@ -42,8 +42,10 @@ pytestmark = [
 
 @pytest.fixture
 def own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No template is shared with the pools of other tests."""
+    """No template is shared with the pools of other tests, and none is given up for its load."""
     use_own_template(monkeypatch)
+    monkeypatch.setattr(template_module, "FORK_SECONDS", 10.0)
+    monkeypatch.setattr(workers_module, "END_SECONDS", 10.0)
 
 
 @pytest.fixture
@@ -170,6 +172,7 @@ async def test_each_of_a_few_programs_gets_a_worker_and_a_crowd_shares(
     Those that wait for their calls are evicted then, and resumed when their turn comes.
     """
     monkeypatch.setattr(workers_module, "GROW_AFTER", 5.0)  # a busy machine is no hog
+    monkeypatch.setattr(workers_module, "ACTIVE_SECONDS", 60.0)  # and takes its time
     async with Pool(size=1, max_size=6) as pool:
         await value_of(pool, "return 1")
         waiting: list[Tenancy] = []
@@ -317,6 +320,17 @@ async def test_a_template_that_hangs_is_replaced(
     assert not is_alive(old)
     assert parent_of(only_worker(forked).pid) == os.getpid()
     assert "the template of the workers failed" in caplog.text
+
+
+async def test_a_template_that_does_not_end_is_killed_with_the_last_pool(
+    own: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workers_module, "END_SECONDS", 0.2)
+    async with Pool(size=1) as pool:
+        await value_of(pool, "return 1")
+        pid = template_of(pool).pid or 0
+        os.kill(pid, signal.SIGSTOP)
+    assert str(pid) not in os.listdir("/proc")
 
 
 async def test_workers_are_started_one_by_one_where_the_template_cannot_start(

@@ -77,13 +77,19 @@ def undisturbed_time(*pids: int) -> float:
     Args:
         pids: Processes whose threads' waiting does not count either.
     """
-    threads = [Path("/proc/thread-self")]
-    threads += [thread for pid in pids for thread in Path(f"/proc/{pid}/task").iterdir()]
-    waited = 0
-    for thread in threads:
-        with suppress(OSError):  # the thread has ended, or the kernel has no such statistics
-            waited += int((thread / "schedstat").read_text("ascii").split()[1])
-    return time.monotonic() - waited / 1e9
+    waited = _waited(Path("/proc/thread-self")) + sum(map(waited_for_core, pids))
+    return time.monotonic() - waited
+
+
+def waited_for_core(pid: int) -> float:
+    """Return the seconds that the threads of a process have waited for a core that others had."""
+    return sum(map(_waited, Path(f"/proc/{pid}/task").iterdir()))
+
+
+def _waited(thread: Path) -> float:
+    with suppress(OSError):  # the thread has ended, or the kernel has no such statistics
+        return int((thread / "schedstat").read_text("ascii").split()[1]) / 1e9
+    return 0.0
 
 
 @contextmanager

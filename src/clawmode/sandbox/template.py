@@ -202,6 +202,11 @@ class Template:
             self._lock.release()
         return True
 
+    def end(self) -> None:
+        """Ends the process of a closed template, if it has not ended by itself."""
+        with self._lock:  # a thread that waits for the template has been told of its end
+            self._remove()
+
     def forget(self) -> None:
         """Called in a forked child of this process: the template belongs to the parent."""
         self.usable = False

@@ -230,6 +230,9 @@ class Workers:
                 while self.reap() or (ending is not None and not ending.ended()):  # noqa: ASYNC110
                     await anyio.sleep(0.002)
         finally:
+            if ending is not None:
+                ending.end()
+                self.reap()
             tasks.cancel_scope.cancel()
 
     @property
