@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 import sys
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import wait
@@ -29,7 +30,9 @@ def anyio_backend() -> str:
 
 @pytest.fixture(autouse=True, scope="session")
 def _clean_environment() -> Iterator[None]:
-    """No key and no provider of the machine reaches a test."""
+    """No key and no provider of the machine reaches a test, and Ctrl-C has its usual effect."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a script runs us in its background
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     saved = dict(os.environ)
     for name in list(os.environ):
         if name.endswith("_API_KEY") or name.startswith("CLAWMODE_SNAPSHOT"):
