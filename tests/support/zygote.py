@@ -105,7 +105,9 @@ def receive(connection: socket.socket) -> dict[str, Any]:
     """Read an order of `forked.py`; its streams are descriptors."""
     data, streams, _, _ = socket.recv_fds(connection, 65_536, 3)
     while not data.endswith(b"\n"):
-        data += connection.recv(65_536)
+        if not (more := connection.recv(65_536)):
+            os._exit(1)  # it was killed before it had sent all
+        data += more
     return {**json.loads(data), "streams": streams}
 
 
