@@ -526,7 +526,7 @@ async def test_stderr_goes_to_the_log_escaped_and_bounded(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO, "clawmode.mcp.stderr")
-    async with connected({"raw": raw()}) as servers:
+    async with connected({"raw": raw(timeoutMs=15_000)}) as servers:
         await call(servers, "raw:flood_stderr", limit=15)
         assert await is_well(servers)
     lines = [record.getMessage() for record in caplog.records if "stderr" in record.name]
