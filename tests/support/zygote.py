@@ -119,7 +119,8 @@ def attend(child: int, connection: socket.socket) -> None:
     while True:
         if ended in [descriptor for descriptor, _ in poll.poll()]:
             _, status = os.waitpid(child, 0)
-            connection.sendall(f"{os.waitstatus_to_exitcode(status)}\n".encode())
+            with contextlib.suppress(ConnectionError):  # `forked.py` was killed meanwhile
+                connection.sendall(f"{os.waitstatus_to_exitcode(status)}\n".encode())
             return
         for number in connection.recv(16) or b"\0":
             os.kill(child, number or signal.SIGKILL)
