@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.core_tools_driver import OTHER, RUN, Bench, bench
-from tests.support.waiting import is_alive, until
+from tests.support.waiting import is_alive, until, within
 
 from clawmode.context import RunContext
 from clawmode.core_tools.processes import Output, ProcessLimits, ShellSessions
@@ -21,11 +21,12 @@ from clawmode.core_tools.suite import make_core_tools
 pytestmark = pytest.mark.anyio
 
 QUICK = ProcessLimits(grace_seconds=0.3)
+"""For commands that ignore SIGTERM. Another one may need longer to end on a busy machine."""
 
 
 @pytest.fixture
 async def tools(tmp_path: Path) -> AsyncIterator[Bench]:
-    async with bench(tmp_path, shell=ShellSettings(limits=QUICK)) as made:
+    async with bench(tmp_path) as made:
         yield made
 
 
@@ -179,9 +180,10 @@ async def test_a_command_is_ended_when_its_time_is_over(tools: Bench) -> None:
     assert (done["status"], done["signal"], done["timedOut"]) == ("failed", "SIGTERM", True)
 
 
-async def test_one_that_does_not_listen_is_killed(tools: Bench) -> None:
-    session, _ = await begin(tools, "trap '' TERM; echo begun; while :; do sleep 0.05; done")
-    ended = await tools.call("process", action="kill", sessionId=session)
+async def test_one_that_does_not_listen_is_killed(tmp_path: Path) -> None:
+    async with bench(tmp_path, shell=ShellSettings(limits=QUICK)) as tools:
+        session, _ = await begin(tools, "trap '' TERM; echo begun; while :; do sleep 0.05; done")
+        ended = await tools.call("process", action="kill", sessionId=session)
     assert ended["signal"] == "SIGKILL"
 
 
@@ -199,9 +201,9 @@ async def test_processes_that_a_command_leaves_behind_end_with_it(tools: Bench) 
 
 
 async def test_one_that_gets_away_does_not_keep_its_caller_waiting(tools: Bench) -> None:
-    done = await run(tools, "setsid sleep 5 & echo begun; sleep 0.1")
+    with within(3):
+        done = await run(tools, "setsid sleep 5 & echo begun; sleep 0.1")
     assert done["output"] == "begun\n"
-    assert done["durationMs"] < 3_000
 
 
 async def test_a_call_that_is_cancelled_ends_its_command(tools: Bench) -> None:
@@ -396,7 +398,7 @@ async def test_a_run_that_ends_can_take_its_own_alone(tools: Bench) -> None:
 
 
 async def test_sessions_that_are_shared_outlive_a_suite(tmp_path: Path) -> None:
-    async with ShellSessions(QUICK) as sessions:
+    async with ShellSessions() as sessions:
         async with make_core_tools(tmp_path, sessions=sessions) as suite:
             await suite.aclose()
             async with bench(tmp_path, sessions=sessions) as tools:

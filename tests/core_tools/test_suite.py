@@ -117,14 +117,12 @@ return [fine.output.trim(), error]""",
 
 
 async def test_a_program_that_is_stopped_ends_its_command(tmp_path: Path, pool: Pool) -> None:
-    config = CodeModeConfig(timeout_ms=300)
     path = tmp_path / "pid"
+    source = 'return tools.exec({command: "echo $$ > pid; sleep 60", yieldMs: 60000})'
     async with make_core_tools(tmp_path) as suite:
-        async with CodeMode(tools=suite.tools, pool=pool, config=config) as code_mode:
+        async with CodeMode(tools=suite.tools, pool=pool) as code_mode:
             with anyio.fail_after(15):
-                result = await code_mode.exec(
-                    'return tools.exec({command: "echo $$ > pid; sleep 60", yieldMs: 60000})'
-                )
+                result = await code_mode.exec(source, yield_ms=300)
                 assert result.status == "waiting"
                 await until(lambda: path.exists() and path.read_text("utf-8") != "")
                 pid = int(path.read_text("utf-8"))

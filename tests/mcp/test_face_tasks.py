@@ -115,7 +115,7 @@ async def test_a_program_that_waits_is_a_task_whose_result_comes_without_wait(
     folder: Path,
 ) -> None:
     tasks = Tasks()
-    async with stdio(folder, "--timeout-ms", "300", extensions=[tasks]) as client:
+    async with stdio(folder, "--timeout-ms", "3000", extensions=[tasks]) as client:
         assert EXTENSION in (client.server_capabilities.extensions or {})
         results: list[types.CallToolResult] = []
 

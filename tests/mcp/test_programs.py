@@ -2,6 +2,7 @@
 
 import gc
 import json
+import math
 import os
 import signal
 import subprocess
@@ -25,6 +26,7 @@ from tests.support.mcp_driver import HERE, raw
 from tests.support.waiting import is_alive, until
 
 from clawmode import CodeMode, CodeModeConfig, CodeModeResult, Pool, Tool, tool
+from clawmode.mcp import requests
 from clawmode.tools.executor import CallEvent
 
 # Of the function only: the first test to want them fetches the real servers.
@@ -205,14 +207,15 @@ return {{
 @pytest.mark.covers("CM-V10")
 @pytest.mark.parametrize("transport", TRANSPORTS)
 async def test_a_long_call_continues_while_its_program_is_parked_and_reports_to_watchers(
-    pool: Pool, node_servers: Path, transport: str
+    pool: Pool, node_servers: Path, transport: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(requests, "UPDATES_PER_SECOND", math.inf)  # some may be read at once
     source = """text("before");
-const { content } = await MCP.every.triggerLongRunningOperation({ duration: 2, steps: 8 });
+const { content } = await MCP.every.triggerLongRunningOperation({ duration: 4, steps: 8 });
 text("after"); return content[0].text"""
     with every(node_servers, transport) as server:
-        async with playing(pool, {"every": server.entry}, seconds=0.5) as scene:
-            parked = await scene.code_mode.exec(source)
+        async with playing(pool, {"every": server.entry}) as scene:
+            parked = await scene.code_mode.exec(source, yield_ms=200)
             assert (parked.status, parked.reason) == ("waiting", "pending_tools")
             (pending,) = parked.pending_tool_calls
             assert isinstance(pending, dict)
@@ -406,12 +409,11 @@ async def strike(
     source = STORY.replace("LONG", victim.long).replace("SHORT", victim.short)
     servers = {"victim": victim.server.entry | more, "other": raw()}
     results: list[CodeModeResult] = []
-    async with playing(
-        pool, servers, seconds=0.5 if parked else 15, tools=[restarting(victim)]
-    ) as scene:
+    async with playing(pool, servers, seconds=15, tools=[restarting(victim)]) as scene:
 
         async def run() -> None:
-            results.append(await scene.code_mode.exec(source.replace("TRIES", str(tries))))
+            program, yield_ms = source.replace("TRIES", str(tries)), 500 if parked else None
+            results.append(await scene.code_mode.exec(program, yield_ms=yield_ms))
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(run)
@@ -457,7 +459,7 @@ async def test_a_server_that_is_stopped_in_a_call_is_an_error_in_time_and_is_rep
 ) -> None:
     monkeypatch.setattr("clawmode.mcp.connection.PROBE_SECONDS", 0.5)
     first, other, again = await strike(
-        pool, victim, signal.SIGSTOP, parked=parked, tries=40, timeoutMs=700
+        pool, victim, signal.SIGSTOP, parked=parked, tries=40, timeoutMs=2_000
     )
     assert first[:2] == ["ToolError", "tool_failed"]
     assert "MCP server 'victim' did not answer within" in first[3]
@@ -470,10 +472,10 @@ async def test_a_server_that_is_stopped_for_a_moment_has_lost_nothing(
     state, gate = str(tmp_path / "runs"), tmp_path / "gate"
     until_open = f"{{ steps: 5, until: {json.dumps(str(gate))} }}"
     source = f"return (await MCP.raw.progress({until_open})).content[0].text"
-    async with playing(pool, {"raw": raw("good", state)}, seconds=0.2) as scene:
-        parked = await scene.code_mode.exec(source)
+    async with playing(pool, {"raw": raw("good", state)}) as scene:
+        parked = await scene.code_mode.exec(source, yield_ms=200)
         os.kill(child(state), signal.SIGSTOP)
-        still = await scene.code_mode.wait(parked.run_id)
+        still = await scene.code_mode.wait(parked.run_id, yield_ms=200)
         assert still.status == "waiting"
         gate.touch()  # else it could be done before it is stopped
         os.kill(child(state), signal.SIGCONT)
@@ -546,8 +548,8 @@ return [lost, gone, (await MCP.other.otherId()).content[0].text]"""
 
 
 async def test_a_program_that_is_ended_ends_its_calls_at_the_server(pool: Pool) -> None:
-    async with playing(pool, {"raw": raw()}, seconds=0.3) as scene:
-        parked = await scene.code_mode.exec("await MCP.raw.never()")
+    async with playing(pool, {"raw": raw()}) as scene:
+        parked = await scene.code_mode.exec("await MCP.raw.never()", yield_ms=300)
         assert parked.status == "waiting"
         await scene.code_mode.abort(parked.run_id)
         heard = await scene.value("return (await MCP.raw.whatWasHeard()).structuredContent.heard")
@@ -558,10 +560,11 @@ async def test_leaving_while_a_server_is_stopped_and_called_is_quick_and_leaves_
     pool: Pool, tmp_path: Path
 ) -> None:
     state = str(tmp_path / "runs")
-    async with playing(pool, {"raw": raw("good", state)}, seconds=0.3) as scene:
+    async with playing(pool, {"raw": raw("good", state)}) as scene:
         pid = child(state)
         os.kill(pid, signal.SIGSTOP)
-        assert (await scene.code_mode.exec("await MCP.raw.never()")).status == "waiting"
+        parked = await scene.code_mode.exec("await MCP.raw.never()", yield_ms=300)
+        assert parked.status == "waiting"
         began = anyio.current_time()
     assert anyio.current_time() - began < 8
     assert not is_alive(pid)

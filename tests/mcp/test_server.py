@@ -83,7 +83,7 @@ async def test_a_client_sees_two_tools_and_runs_a_fan_out(
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 async def test_a_program_that_waits_is_continued(folder: Path, transport: Any) -> None:
-    async with transport(folder, "--timeout-ms", "500") as client:
+    async with transport(folder, "--timeout-ms", "3000") as client:
         code = 'text("a"); const late = await tools.gate(); return late'
         first = read(await client.call_tool("exec", {"code": code}))
         assert first["status"] == "waiting"
@@ -518,6 +518,7 @@ async def test_what_a_server_asks_is_put_to_the_clients_person(
     options = ("--mcp-config", "servers.json", "--approve", "always")
     callback = answer if able else None
     async with stdio(folder, *options, mode=mode, elicitation_callback=callback) as client:
+        await client.call_tool("exec", {"code": "await MCP.tiny.$api()"})  # it has started
         code = "return (await MCP.tiny.greet()).content[0].text"
         with anyio.fail_after(9):  # it does not wait for the end of the time that a program has
             result = read(await client.call_tool("exec", {"code": code}))

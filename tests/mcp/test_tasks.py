@@ -73,8 +73,8 @@ async def test_a_task_without_a_result_is_a_failed_call(end: Any, said: str) -> 
 
 
 async def test_a_task_outlives_the_time_limit_of_a_call() -> None:
-    async with connected({"raw": raw("modern", timeoutMs=200)}) as servers:
-        steps = [{**WORKING, "pollIntervalMs": 50}] * 5  # 250 ms in total, but no poll takes 200
+    async with connected({"raw": raw("modern", timeoutMs=1_500)}) as servers:
+        steps = [{**WORKING, "pollIntervalMs": 400}] * 5  # 2 s in total, but no poll takes 1.5
         assert (await run(servers, *steps, DONE))["polls"] == 6
 
 

@@ -158,7 +158,7 @@ async def test_a_fan_out_over_tools_and_a_server_tells_its_progress(drive: Drive
 
 @pytest.mark.covers("N-2")
 async def test_a_program_that_waits_is_continued(drive: Drive) -> None:
-    seen = await drive("waiting", "--timeout-ms", "1000")
+    seen = await drive("waiting", "--timeout-ms", "3000")
     assert seen["first"]["status"] == "waiting"
     assert seen["first"]["output"] == "begun"
     (pending,) = seen["first"]["pendingToolCalls"]

@@ -273,7 +273,7 @@ async def test_no_redirect_is_followed() -> None:
 )
 async def test_an_invalid_answer_leaves_our_own_id(said: Answer) -> None:
     """The message was taken, whatever else was said: it is not sent again."""
-    patience: dict[str, Any] = {"timeout_ms": 500} if callable(said) else {}
+    patience: dict[str, Any] = {"timeout_ms": 2_000} if callable(said) else {}
     async with receiver(said) as there:
         made = await send(sender(there.url, **patience))
     (got,) = there.received

@@ -16,12 +16,12 @@ PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 def main(path: str, *arguments: str) -> None:
     connection = socket.socket(socket.AF_UNIX)
     connection.connect(path)
-    for number in PASSED_ON:
-        signal.signal(number, lambda number, frame: connection.sendall(bytes([number])))
     order = {"arguments": arguments, "cwd": os.getcwd(), "environment": dict(os.environ)}
     data = json.dumps(order).encode() + b"\n"
     sent = socket.send_fds(connection, [data[:65_536]], [0, 1, 2])
     connection.sendall(data[sent:])
+    for number in PASSED_ON:  # not before: it would come before the order, or into its middle
+        signal.signal(number, lambda number, frame: connection.sendall(bytes([number])))
     for stream in (0, 1, 2):
         os.close(stream)
     status = int(connection.recv(16) or b"1")

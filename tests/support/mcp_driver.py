@@ -30,7 +30,7 @@ def raw(mode: str = "good", *args: str, **more: Any) -> dict[str, Any]:
         "command": command,
         "args": [*flags, str(HERE / "raw_server.py"), mode, *args],
         "connectTimeoutMs": 10_000,
-        "timeoutMs": 5_000,
+        "timeoutMs": 9_000,  # less than `call` waits: a flood takes seconds on a busy machine
         **more,
     }
 

@@ -170,7 +170,8 @@ def no_body_left_open() -> Iterator[None]:
 
 
 def _open_bodies() -> list[Any]:
-    found = [it for it in gc.get_objects() if isinstance(it, AsyncGeneratorType)]
+    # Not by `isinstance`, which asks a weak proxy for the class of an object that may be gone.
+    found: list[Any] = [it for it in gc.get_objects() if type(it) is AsyncGeneratorType]
     # The generator of httpx2 that reads a connection. Those above it close without waiting.
     name = "AsyncResponseStream.__aiter__"
     return [it for it in found if it.__qualname__ == name and it.ag_frame is not None]

@@ -105,7 +105,9 @@ def receive(connection: socket.socket) -> dict[str, Any]:
     """Read an order of `forked.py`; its streams are descriptors."""
     data, streams, _, _ = socket.recv_fds(connection, 65_536, 3)
     while not data.endswith(b"\n"):
-        data += connection.recv(65_536)
+        if not (more := connection.recv(65_536)):
+            os._exit(1)  # it was killed before it had sent all
+        data += more
     return {**json.loads(data), "streams": streams}
 
 
@@ -117,7 +119,8 @@ def attend(child: int, connection: socket.socket) -> None:
     while True:
         if ended in [descriptor for descriptor, _ in poll.poll()]:
             _, status = os.waitpid(child, 0)
-            connection.sendall(f"{os.waitstatus_to_exitcode(status)}\n".encode())
+            with contextlib.suppress(ConnectionError):  # `forked.py` was killed meanwhile
+                connection.sendall(f"{os.waitstatus_to_exitcode(status)}\n".encode())
             return
         for number in connection.recv(16) or b"\0":
             os.kill(child, number or signal.SIGKILL)
