@@ -17,6 +17,7 @@ from anyio.abc import AsyncResource
 
 from clawmode.exceptions import (
     Aborted,
+    ConfigurationError,
     DeadlineExceeded,
     NotOpen,
     RuntimeUnavailable,
@@ -76,6 +77,12 @@ class Pool(AsyncResource):
         max_size: int | None = None,
         lockdown: "Mode" = "best-effort",
     ) -> None:
+        for name, given in (("size", size), ("max_size", max_size)):
+            if given is not None and (not isinstance(given, int) or given < 1):
+                text = f"Pool({name}=…): found {given!r}, expected a number of workers from 1 on"
+                raise ConfigurationError(
+                    text, path=f"Pool({name}=…)", expected="a number from 1 on"
+                )
         self._workers = Workers(size, max_size, lockdown, self._evict)
         self._unpacked: dict[Tenancy, int] = {}  # bytes of frozen cells that are not compressed
         self._prepared: set[Part] = set()
