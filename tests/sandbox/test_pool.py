@@ -642,7 +642,10 @@ async def test_workers_that_go_give_their_descriptors_back() -> None:
         await until(lambda: pool._workers.reap() or descriptors() <= before)
 
 
-@pytest.mark.parametrize("options", [{"size": 0}, {"size": -1}, {"max_size": "4"}])
+@pytest.mark.parametrize(
+    "options",
+    [{"size": 0}, {"size": -1}, {"size": True}, {"size": 2.0}, {"max_size": "4"}, {"max_size": 0}],
+)
 def test_a_pool_of_an_impossible_size_is_refused(options: Any) -> None:
     with pytest.raises(ConfigurationError, match="from 1 on"):
         Pool(**options)
