@@ -167,6 +167,8 @@ async def test_the_start_and_the_end_of_every_run_are_logged(tmp_path: Path, lin
             await it.call("agent.wait", runId=run["runId"])
     (start, failed_start), (end, failed) = lines(" started: "), lines(" ended: ")
     assert start["message"].endswith("session agent:main:main, trigger gateway")
+    assert start["message"].startswith(f"run {start['about']['runId']} of 'admin' started: ")
+    assert start["about"]["sender"] == "admin"
     assert end["message"].endswith("model scripted/scripted, 150 tokens in, 17 out")
     assert end["level"] == "info"
     assert end["about"] == {
