@@ -15,7 +15,7 @@ import anyio
 import anyio.to_thread
 import httpx2
 import pytest
-from tests.support.cli_driver import command_line, trusted
+from tests.support.cli_driver import clawmode, command_line, trusted
 from tests.support.gateway_driver import wired
 from tests.support.gateway_inside import ANY, inside
 from tests.support.waiting import until
@@ -229,6 +229,21 @@ def test_lines_at_a_terminal_have_a_time(capsys: pytest.CaptureFixture[str]) -> 
 
 
 @pytest.mark.covers("N-20")
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("token", "add", "x", "--scope", "reed"), ("read, write, admin, approvals", "'reed'")),
+        (("logs", "--level", "warn"), ("--level", "'warn'", "'warning'")),
+    ],
+)
+def test_a_wrong_value_is_refused_in_the_words_of_the_command_line(
+    words: tuple[str, ...], says: tuple[str, ...]
+) -> None:
+    done = clawmode("gateway", *words)
+    assert done.returncode == 2
+    assert [word for word in says if word not in done.stderr] == []
+
+
 def test_a_gateway_that_cannot_start_says_so_in_json(tmp_path: Path) -> None:
     (tmp_path / "clawmode.json5").write_text('{gateway: {port: "x"}}')
     options: dict[str, Any] = {"cwd": tmp_path, "capture_output": True, "text": True, "timeout": 15}
