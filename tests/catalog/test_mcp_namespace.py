@@ -145,6 +145,13 @@ JSON.stringify(MCP.github), typeof (await MCP), MCP.nothing === undefined, befor
     assert value[2:] == ["object", "{}", "object", False, ["chromeDevtools", "docs", "github"]]
 
 
+async def test_the_only_server_is_named_as_the_only_one(pool: Pool) -> None:
+    source = "return await MCP.zzz.now().catch((error) => error.message)"
+    only = [tool for tool in TOOLS if tool.id.startswith("mcp:github:")]
+    said = await value_of(pool, source, only)
+    assert said == "There is no MCP server 'zzz': there is only github."
+
+
 async def test_without_any_server_a_call_says_so(pool: Pool) -> None:
     source = "return [Object.keys(MCP), await MCP.time.now().catch((error) => error.message)]"
     assert await value_of(pool, source, []) == [

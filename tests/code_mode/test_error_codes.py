@@ -116,6 +116,9 @@ async def test_what_cannot_be_configured_is_invalid_config_and_runs_nothing(
         ({"approvals": ["send_mail"]}, "Approvals("),
         ({"context": {"run_id": "r"}}, "RunContext("),
         ({"pool": 2}, "Pool()"),
+        ({"store": "state"}, "SqliteStore("),
+        ({"store": ""}, "SqliteStore("),
+        ({"mcp_servers": ["files"]}, '{"files": {"command"'),
         ({"policy": ["read"]}, '{"allow": [...]'),
         ({"tools": twin()}, "a list of tools"),
         ({"tools": print}, "a list of tools"),
@@ -132,16 +135,19 @@ def test_a_wrong_argument_is_refused_with_what_to_give_instead(options: Any, adv
 
 @pytest.mark.covers("ER-invalid_input")
 @pytest.mark.parametrize(
-    "source", ["const = 1", "return (", "git status", "#!/bin/sh\nls", " ", "/*" + "x" * (1 << 20)]
+    "source",
+    ["const = 1", "return (", "git status", "#!/bin/sh\nls", " ", "/*" + "x" * (1 << 20), 5, None],
 )
-async def test_source_that_is_no_program_is_invalid_input(pool: Pool, source: str) -> None:
+async def test_source_that_is_no_program_is_invalid_input(pool: Pool, source: Any) -> None:
     result = await fails_with(pool, source, "invalid_input")
     assert result.calls == []
 
 
 @pytest.mark.covers("ER-invalid_input")
-@pytest.mark.parametrize("run_id", ["", "cm_", "cm_" + "0" * 32, "\ud800", "../../etc/passwd"])
-async def test_a_wait_for_nothing_is_invalid_input(pool: Pool, run_id: str) -> None:
+@pytest.mark.parametrize(
+    "run_id", ["", "cm_", "cm_" + "0" * 32, "\ud800", "../../etc/passwd", 5, None]
+)
+async def test_a_wait_for_nothing_is_invalid_input(pool: Pool, run_id: Any) -> None:
     code_mode = CodeMode(pool=pool)
     await expect_failure(code_mode, await code_mode.wait(run_id), "invalid_input")
 

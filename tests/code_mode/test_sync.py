@@ -172,6 +172,17 @@ def test_a_script_that_forgets_to_close_ends_and_ctrl_c_ends_a_call(
     assert (done.returncode, done.stdout, done.stderr) == (0, says, "")
 
 
+def test_a_script_that_forgets_to_close_is_warned_where_python_shows_such_warnings() -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "always::ResourceWarning", "-c", FORGOTTEN],
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+    )
+    assert (done.returncode, done.stdout) == (0, "3\n")
+    assert "was not closed" in done.stderr
+
+
 @pytest.mark.covers("PY-11")
 def test_an_object_that_is_dropped_warns_and_ends_its_thread() -> None:
     before = {each for each in threading.enumerate() if each.name == "clawmode-sync"}

@@ -53,6 +53,20 @@ def test_the_page_of_an_mcp_tool_shows_a_call_that_works(tmp_path: Path) -> None
     assert "convert_time" in ran.stdout
 
 
+def test_what_servers_write_to_stderr_is_in_their_log_and_not_between_the_output(
+    tmp_path: Path,
+) -> None:
+    words = "import sys; print('it rains', file=sys.stderr)"
+    servers = {"broken": {"command": sys.executable, "args": ["-c", words]}}
+    (tmp_path / "servers.json").write_text(json.dumps({"mcpServers": servers}), "utf-8")
+    (tmp_path / "cell.js").write_text("return 1", "utf-8")
+    ran = clawmode("run", "cell.js", "--mcp-config", "servers.json", cwd=tmp_path)
+    (said,) = [line for line in ran.stderr.splitlines() if "it rains" in line]
+    assert said.startswith("clawmode: MCP server broken: ")
+    (log,) = [line.rpartition(" is in ")[2] for line in ran.stderr.splitlines() if ".log" in line]
+    assert "broken: it rains" in Path(log).read_text("utf-8")
+
+
 # ---- Loading ----
 
 ODD = """from shop import TOOLS, order, price

@@ -15,7 +15,7 @@ import anyio
 import anyio.to_thread
 import httpx2
 import pytest
-from tests.support.cli_driver import command_line, trusted
+from tests.support.cli_driver import clawmode, command_line, trusted
 from tests.support.gateway_driver import wired
 from tests.support.gateway_inside import ANY, inside
 from tests.support.waiting import until
@@ -167,6 +167,8 @@ async def test_the_start_and_the_end_of_every_run_are_logged(tmp_path: Path, lin
             await it.call("agent.wait", runId=run["runId"])
     (start, failed_start), (end, failed) = lines(" started: "), lines(" ended: ")
     assert start["message"].endswith("session agent:main:main, trigger gateway")
+    assert start["message"].startswith(f"run {start['about']['runId']} of 'admin' started: ")
+    assert start["about"]["sender"] == "admin"
     assert end["message"].endswith("model scripted/scripted, 150 tokens in, 17 out")
     assert end["level"] == "info"
     assert end["about"] == {
@@ -224,6 +226,21 @@ def test_lines_at_a_terminal_have_a_time(capsys: pytest.CaptureFixture[str]) -> 
     handler._json = False
     handler.emit(logging.LogRecord("clawmode", logging.INFO, "", 0, "it is up", (), None))
     assert re.fullmatch(r"\d\d:\d\d:\d\d info: it is up\n", capsys.readouterr().err)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("token", "add", "x", "--scope", "reed"), ("read, write, admin, approvals", "'reed'")),
+        (("logs", "--level", "warn"), ("--level", "'warn'", "'warning'")),
+    ],
+)
+def test_a_wrong_value_is_refused_in_the_words_of_the_command_line(
+    words: tuple[str, ...], says: tuple[str, ...]
+) -> None:
+    done = clawmode("gateway", *words)
+    assert done.returncode == 2
+    assert [word for word in says if word not in done.stderr] == []
 
 
 @pytest.mark.covers("N-20")

@@ -292,6 +292,29 @@ async def test_requests_without_a_token_scope_or_permitted_origin_do_nothing(
         assert it.model.requests == []
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "status", "code"),
+    [
+        ("GET", "/v1/chat/completions", 405, "method_not_allowed"),
+        ("POST", "/v1/completions", 404, "not_found"),
+        ("POST", "/v1/v1/chat/completions", 404, "not_found"),
+        ("POST", "/chat/completions", 404, "not_found"),
+        ("GET", "/models", 404, "not_found"),
+        ("DELETE", "/v1/models/main", 404, "not_found"),
+    ],
+)
+async def test_a_wrong_path_or_method_is_an_error_that_names_the_right_ones(
+    tmp_path: Path, method: str, path: str, status: int, code: str
+) -> None:
+    async with served(tmp_path, []) as (_, it), httpx2.AsyncClient() as http:
+        url = f"http://127.0.0.1:{it.port}{path}"
+        answer = await http.request(method, url, headers={"authorization": f"Bearer {TOKEN}"})
+        stranger = await http.request(method, url)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
+    assert "POST /v1/chat/completions" in answer.json()["error"]["message"]
+    assert (stranger.status_code, stranger.json()["error"]["code"]) == (401, "invalid_api_key")
+
+
 async def test_a_client_that_goes_away_stops_its_run(tmp_path: Path) -> None:
     async with served(tmp_path, [Turn("A", pause(20), "B")]) as (client, it):
         stream = await client.chat.completions.create(

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 import anyio
 import anyio.lowlevel
@@ -17,7 +18,12 @@ from tests.support.sandbox_driver import computed, held
 from tests.support.stepping import finish, value_of
 from tests.support.waiting import idle, undisturbed_time, until
 
-from clawmode.exceptions import Aborted, DeadlineExceeded, RuntimeUnavailable
+from clawmode.exceptions import (
+    Aborted,
+    ConfigurationError,
+    DeadlineExceeded,
+    RuntimeUnavailable,
+)
 from clawmode.sandbox import artifacts, capacity, process, template
 from clawmode.sandbox import pool as pool_module
 from clawmode.sandbox import workers as workers_module
@@ -655,3 +661,12 @@ async def test_workers_that_go_give_their_descriptors_back() -> None:
                 await pool.step(pool.cell(), Start("for (;;);"), soon())
             assert await value_of(pool, "return 1") == 1
         await until(lambda: pool._workers.reap() or descriptors() <= before)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"size": 0}, {"size": -1}, {"size": True}, {"size": 2.0}, {"max_size": "4"}, {"max_size": 0}],
+)
+def test_a_pool_of_an_impossible_size_is_refused(options: Any) -> None:
+    with pytest.raises(ConfigurationError, match="from 1 on"):
+        Pool(**options)

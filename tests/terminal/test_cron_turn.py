@@ -89,7 +89,8 @@ def test_jobs_are_added_listed_and_removed(tmp_path: Path, zygote: Zygote) -> No
     assert lines[2].split()[1:] == ["every", "1", "hour", "30", "minutes", "disabled", "-", "-"]
     refused = zygote.run("cron", "remove", "fixed", cwd=tmp_path)
     assert (refused.returncode, "comes from the configuration" in refused.stderr) == (1, True)
-    assert zygote.run("cron", "remove", "DAILY", cwd=tmp_path).returncode == 0
+    removed = zygote.run("cron", "remove", "DAILY", cwd=tmp_path)
+    assert (removed.returncode, removed.stdout) == (0, "removed: DAILY\n")
     assert [job["id"] for job in listed(zygote, tmp_path)] == ["fixed", "spoken"]
 
 
@@ -117,7 +118,7 @@ def test_jobs_are_added_listed_and_removed(tmp_path: Path, zygote: Zygote) -> No
             2,
             "`channel` is required",
         ),
-        (("remove", "a"), 1, "there is no job 'a'"),
+        (("remove", "a"), 1, "there is no job 'a'; `cron list` shows all jobs"),
         (("remove", "a/b"), 2, "is not a job id"),
         (("run", "a"), 1, "there is no job 'a'"),
     ],

@@ -225,7 +225,10 @@ class ProgramOutput:
 
 
 def _is_about_servers(record: logging.LogRecord) -> bool:
-    # `open_servers` and calls report a server that cannot be reached.
+    # `open_servers` and calls report a server that cannot be reached, with its last words; a file
+    # has everything else that servers write to stderr.
+    if record.name == "clawmode.mcp.stderr":
+        return True
     return record.name == "clawmode.mcp" and record.levelno == logging.WARNING
 
 

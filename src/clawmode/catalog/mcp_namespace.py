@@ -358,8 +358,10 @@ class McpNamespace:
             call = f"MCP.{place}.{right}(input)" if place else f"MCP.{right}.<tool>(input)"
             return f": did you mean {right}? Write {call}."
         some = list(dict.fromkeys(known.values()))
+        if len(some) < 2:
+            return f": there is only {some[0]}." if some else ""
         more = f" and {len(some) - MAX_LISTED} more" if len(some) > MAX_LISTED else ""
-        return f": there are {', '.join(some[:MAX_LISTED])}{more}." if some else ""
+        return f": there are {', '.join(some[:MAX_LISTED])}{more}."
 
 
 def _plain(name: str) -> str:

@@ -108,6 +108,10 @@ def check_program(code: str, language: str, allowed: Sequence[str]) -> Language:
     Raises:
         BadArguments: The program is empty or too large, or the language is not allowed.
     """
+    given: object = code  # nothing has checked yet what a caller from Python passes
+    if not isinstance(given, str):
+        text = f"`code` must be a string, not {type(given).__name__}."
+        raise BadArguments("invalid_input", text)
     if not code.strip():
         raise BadArguments("invalid_input", "`code` is empty.")
     if len(code.encode("utf-8", "replace")) > MAX_SOURCE:
@@ -139,6 +143,8 @@ PARTS: dict[str, tuple[Any, str]] = {
 """The types of arguments that `CodeMode` and `Agent` have in common, with an example of each."""
 
 A_POOL = "async with Pool() as pool: ..."
+A_STORE = 'SqliteStore("state")'
+MCP_SERVERS = '{"files": {"command": "..."}}'
 
 
 def check_argument(name: str, value: object, kind: Any, example: str) -> None:
@@ -202,9 +208,14 @@ def read_mcp_servers(
         MissingExtra: The extra `mcp` is not installed.
     """
     servers = servers if isinstance(servers, Mapping) else list(servers)
-    if servers:
-        require("mcp", "mcp")
+    if not servers:
+        return []
+    require("mcp", "mcp")
     if not isinstance(servers, Mapping):
+        from clawmode.mcp.settings import ServerSettings
+
+        for each in servers:
+            check_argument("mcp_servers", each, ServerSettings, MCP_SERVERS)
         return servers
     from clawmode.config.mcp import read_servers
 

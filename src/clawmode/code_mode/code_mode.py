@@ -18,6 +18,7 @@ from clawmode.catalog.namespaces import NamespaceContext, NamespaceRegistry, def
 from clawmode.code_mode import codex
 from clawmode.code_mode.arguments import (
     A_POOL,
+    A_STORE,
     BadArguments,
     check_argument,
     check_parts,
@@ -127,6 +128,8 @@ class CodeMode(AsyncResource, HasDefinitions):
     ) -> None:
         check_parts(policy=policy, hooks=hooks, approvals=approvals, context=context)
         check_argument("pool", pool, Pool, A_POOL)
+        if not hasattr(store, "durable"):  # an object of any class may be a store
+            check_argument("store", store, (), A_STORE)
         store = store or default_store
         self.config = read_config(config).clamped(durable=store.durable, fleet=store.fleet)
         self.context = context or RunContext()

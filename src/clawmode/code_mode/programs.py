@@ -149,6 +149,10 @@ class Programs:
         self.telemetry.waits += 1
         if self.is_closed():
             return self.failed("runtime_unavailable", CLOSED)
+        given: object = run_id
+        if not isinstance(given, str):
+            text = f"`run_id` must be a string, not {type(given).__name__}."
+            return self.failed("invalid_input", text)
         if not RUN_ID.fullmatch(run_id):
             return self._refused(run_id, "unknown")
         free = await self.waits.free(run_id, deadline)

@@ -41,6 +41,7 @@ NOT_OPEN = (
     "The CodeMode is not open: use it inside `with CodeMode.sync(...) as code_mode:`, or call "
     "`start()` first."
 )
+NOT_CLOSED = "A CodeMode was not closed: use `with CodeMode.sync(...)`, or call `close()`."
 IN_ITS_LOOP = (
     "An async function that clawmode runs, such as an async tool, cannot call a synchronous "
     "CodeMode: the call would wait for itself. Make the function a plain `def`."
@@ -127,8 +128,7 @@ class SyncCodeMode(HasDefinitions):
 
     def __del__(self) -> None:
         if self._portal is not None:
-            text = "A CodeMode was not closed: use `with CodeMode.sync(...)`, or call `close()`."
-            warnings.warn(text, ResourceWarning, stacklevel=2, source=self)
+            warnings.warn(NOT_CLOSED, ResourceWarning, stacklevel=2, source=self)
             # Not in this thread: the garbage collector may call this in the thread of the loop.
             threading.Thread(target=self._opened.pop_all().close, name="clawmode-close").start()
 
@@ -210,4 +210,5 @@ class SyncCodeMode(HasDefinitions):
 def _close_all() -> None:
     """Ends what a script has forgotten to close, so that no worker outlives the interpreter."""
     for each in list(_open):
+        warnings.warn(NOT_CLOSED, ResourceWarning, stacklevel=2, source=each)
         each.close()

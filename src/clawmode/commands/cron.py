@@ -166,12 +166,13 @@ def _warn_if_idle(setup: "Setup", options: Options) -> None:
 @app.command("remove")
 def remove_job(options: Options, job_id: JobArgument) -> None:
     """Remove a job that was added, and the records of its runs. Its sessions are kept."""
-    with command():
+    with command() as out:
         import anyio
 
         from clawmode.terminal.cron_turn import open_jobs
 
         anyio.run(open_jobs(load_setup(options)).remove, job_id)
+        out.say(f"removed: {job_id}")
 
 
 @app.command("run")

@@ -2,7 +2,7 @@
 
 import logging
 import sys
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -147,8 +147,9 @@ def show_logs(
         int, typer.Option("--lines", "-n", min=1, max=2_000, help="The number of lines.")
     ] = 100,
     level: Annotated[
-        str, typer.Option(help="Show only lines of this level: info, warning or error.")
-    ] = "",
+        Literal["debug", "info", "warning", "error", "critical"] | None,
+        typer.Option(help="Show only lines of this level and above."),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Print the last lines of the gateway's log, the newest last.
@@ -220,10 +221,11 @@ def add_token(
         from clawmode.rpc.scopes import SCOPES
         from clawmode.rpc.tokens import Tokens
 
-        wanted = tuple(it if it.startswith("operator.") else f"operator.{it}" for it in scope or ())
-        unknown = [it for it in wanted if it not in SCOPES]
-        if unknown:
-            fail(f"--scope must be one of {', '.join(SCOPES)}, got {unknown[0]!r}", USAGE)
+        wanted = tuple(f"operator.{it.removeprefix('operator.')}" for it in scope or ())
+        for given, meant in zip(scope or (), wanted, strict=True):
+            if meant not in SCOPES:
+                known = ", ".join(it.removeprefix("operator.") for it in SCOPES)
+                fail(f"--scope must be one of {known}, got {given!r}", USAGE)
         if not name.isprintable() or not 0 < len(name) <= 100:
             fail(f"NAME must have 1 to 100 printable characters, got {name[:120]!r}", USAGE)
         setup = load_setup(options)

@@ -395,5 +395,5 @@ def _make_status(
 def _unknown(job_id: str, known: Iterable[str]) -> UnknownJob:
     names = list(known)
     near = [names[position] for position in NearNames(names).find(job_id, 3)]
-    text = f"there is no job {job_id!r}"
-    return UnknownJob(f"{text}; did you mean {' or '.join(near)}?" if near else text)
+    hint = f"did you mean {' or '.join(near)}?" if near else "`cron list` shows all jobs"
+    return UnknownJob(f"there is no job {job_id!r}; {hint}")

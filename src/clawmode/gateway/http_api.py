@@ -40,6 +40,9 @@ BODY_SECONDS = 60.0
 MAX_CONVERSATIONS = 1_000
 SESSION_HEADER = "x-clawmode-session"
 
+METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
+PATHS = ("GET /v1/models", "POST /v1/chat/completions", "POST /v1/responses")
+
 STATUSES: dict[str, tuple[int, str]] = {
     "UNAUTHORIZED": (401, "authentication_error"),
     "FORBIDDEN": (403, "permission_error"),
@@ -77,6 +80,11 @@ class HttpApi:
             Route("/v1/chat/completions", self._guarded(self._chat), methods=["POST"]),
             Route("/v1/responses", self._guarded(self._respond), methods=["POST"]),
             Route("/tools/invoke", self._guarded(self._invoke), methods=["POST"]),
+            # The routes above are preferred to this one unless the method does not fit.
+            *(
+                Route(path, self._guarded(self._nothing), methods=METHODS)
+                for path in ("/v1/{path:path}", "/models", "/chat/completions", "/responses")
+            ),
         ]
 
     # ---- Every request ----
@@ -109,6 +117,15 @@ class HttpApi:
                 return JSONResponse(error_body(text, "server_error", "internal"), 500)
 
         return serve
+
+    async def _nothing(self, request: Request, token: Token) -> Response:
+        """Answers a wrong path or method, such as those of a client whose base URL has no `/v1`."""
+        asked = f"{request.method} {request.url.path[:200]}"
+        text = f"there is no {asked}; the base URL ends with /v1, and has {', '.join(PATHS)}"
+        if f"POST {request.url.path}" not in PATHS:
+            raise RpcError("NOT_FOUND", text)
+        body = error_body(text, "invalid_request_error", "method_not_allowed")
+        return JSONResponse(body, 405, {"allow": "POST"})
 
     # ---- Models ----
 

@@ -23,6 +23,7 @@ logger = logging.getLogger("clawmode.gateway")
 
 MAX_LINES = 2_000
 MAX_CHARS = 4_000
+MAX_SENDER = 100
 
 ABOUT = "about"
 """The attribute of a log record that holds its fields: `logger.info(…, extra={ABOUT: {…}})`."""
@@ -98,12 +99,15 @@ def learn(secrets: Iterable[str]) -> None:
 
 
 def run_started(run: AgentRun) -> None:
-    """Logs the start of a run."""
+    """Logs the start of a run, with its sender: the name of a token, or a person on a channel."""
     request = run.request
     trigger = request.trigger or request.origin or request.channel or "client"
-    text = "run %s started: session %s, trigger %s"
-    about = {"event": "run.start", **_identify(run), "trigger": trigger}
-    logger.info(text, run.id, run.session.key, trigger, extra={ABOUT: about})
+    sender = request.sender[:MAX_SENDER]
+    text = "run %s%s started: session %s, trigger %s"
+    about = {"event": "run.start", **_identify(run), "trigger": trigger, "sender": sender or None}
+    # In quotes: a sender on a channel chooses the name, and could imitate the rest of the line.
+    of = f" of {sender!r}" if sender else ""
+    logger.info(text, run.id, of, run.session.key, trigger, extra={ABOUT: about})
 
 
 def run_ended(run: AgentRun, result: RunResult) -> None:

@@ -17,6 +17,7 @@ from anyio.abc import AsyncResource
 
 from clawmode.exceptions import (
     Aborted,
+    ConfigurationError,
     DeadlineExceeded,
     NotOpen,
     RuntimeUnavailable,
@@ -76,6 +77,8 @@ class Pool(AsyncResource):
         max_size: int | None = None,
         lockdown: "Mode" = "best-effort",
     ) -> None:
+        _check_size("size", size)
+        _check_size("max_size", max_size)
         self._workers = Workers(size, max_size, lockdown, self._evict)
         self._unpacked: dict[Tenancy, int] = {}  # bytes of frozen cells that are not compressed
         self._prepared: set[Part] = set()
@@ -360,3 +363,14 @@ class Pool(AsyncResource):
 
 def _lost(cell: Tenancy) -> SandboxError:
     return SnapshotTooLarge(cell.failed) if cell.failed else RuntimeUnavailable(LOST)
+
+
+def _check_size(name: str, given: object) -> None:
+    # `True` is an `int` in Python, but no number of workers.
+    if given is None or (isinstance(given, int) and given is not True and given > 0):
+        return
+    raise ConfigurationError(
+        f"Pool({name}=…): found {given!r}, expected a number of workers from 1 on",
+        path=f"Pool({name}=…)",
+        expected="a number from 1 on",
+    )
