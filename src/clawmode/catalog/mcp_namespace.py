@@ -22,7 +22,7 @@ from clawmode.catalog.declarations import (
 )
 from clawmode.catalog.mcp_lists import Lists, read_list
 from clawmode.catalog.namespaces import NamespaceCallRefused
-from clawmode.catalog.schema_types import render_line
+from clawmode.catalog.schema_types import render_line, render_result
 from clawmode.tools.near_names import NearNames
 from clawmode.tools.tool import Tool
 from clawmode.types import JsonObject, JsonValue, dataclass
@@ -281,8 +281,7 @@ class McpNamespace:
                 call = f"MCP.{self._identifiers[tool.owner]}.{entry.call}"
                 found.append(hit | {"kind": entry.kind, "call": call})
             else:
-                call = f"{self.call_of(tool)}({render_line(tool.parameters)})"
-                found.append(hit | {"kind": "tool", "call": call})
+                found.append(hit | {"kind": "tool", "call": self.signature_of(tool)})
         return found
 
     def remember(self, tool: Tool, details: JsonValue) -> None:
@@ -316,6 +315,17 @@ class McpNamespace:
         if tool.name in server.own_names:
             return f"MCP.{name}.{server.own_names[tool.name]}"
         return f"MCP.{name}.{tool.name.replace('/', '.')}"
+
+    def signature_of(self, tool: Tool) -> str:
+        """Returns the call of a tool, with the types of its input and of its declared result."""
+        call = f"{self.call_of(tool)}({render_line(tool.parameters)})"
+        result = render_result(tool.output_schema)
+        return f"{call}: {self.result_with(result)}" if result else call
+
+    @staticmethod
+    def result_with(data: str) -> str:
+        """Returns the type of a result whose data has this type."""
+        return f"{{structuredContent: {data}}}"
 
     def absent_server(self, wanted: JsonValue) -> str | None:
         """Returns the name of a server whose tools are not known; None for other servers."""
