@@ -112,6 +112,8 @@ return out"""
     [
         ("MCP.github.create_isue({})", "did you mean createIssue?"),
         ("MCP.github.createissues({})", "did you mean createIssue?"),
+        ("MCP.github.create_isue({})", "Its input: {title: string, body?: string}. Others: "),
+        ("MCP.github.$api('create_isue')", "Others: listIssues."),
         ("MCP.github.zzz({})", "there are createIssue, listIssues."),
         ("MCP.git_hub.createIssue({})", "did you mean github?"),
         ("MCP.zzz.anything()", "there are chromeDevtools, docs, github."),
@@ -129,6 +131,17 @@ async def test_a_wrong_name_is_an_error_that_names_the_nearest(
     assert named in (failed.error or "")
     assert str(caught.value).startswith("unknown_tool")
     assert named in str(caught.value)
+
+
+@pytest.mark.hostile
+async def test_the_error_about_a_wrong_name_is_bounded(pool: Pool) -> None:
+    wide: Any = {f"obey_{n}" + "x" * 200: {"type": "string"} for n in range(2_000)}
+    schema: JsonObject = {"type": "object", "properties": wide}
+    many = [mcp("raw", f"issue{n}", schema) for n in range(500)]
+    failed = await value_of(pool, "return MCP.raw.isue1({}).catch((e) => e.message)", many)
+    assert "Others: " in failed
+    assert "and 489 more" in failed
+    assert len(failed) < 700
 
 
 @pytest.mark.covers("N-3")

@@ -365,11 +365,21 @@ class McpNamespace:
         spellings, names = self._near[place]
         if found := names.find(wanted, 1):
             right = known[spellings[found[0]]]
-            call = f"MCP.{place}.{right}(input)" if place else f"MCP.{right}.<tool>(input)"
-            return f": did you mean {right}? Write {call}."
-        some = list(dict.fromkeys(known.values()))
-        more = f" and {len(some) - MAX_LISTED} more" if len(some) > MAX_LISTED else ""
-        return f": there are {', '.join(some[:MAX_LISTED])}{more}." if some else ""
+            if not place:
+                return f": did you mean {right}? Write MCP.{right}.<tool>(input)."
+            given = render_line(self._servers[place].functions[right].parameters)
+            text = f": did you mean {right}? Write MCP.{place}.{right}(input). Its input: {given}."
+            # The nearest name may belong to a tool that does something else.
+            others = _list(each for each in known.values() if each != right)
+            return text + f" Others: {others}." * bool(others)
+        some = _list(known.values())
+        return f": there are {some}." if some else ""
+
+
+def _list(names: Iterable[str]) -> str:
+    some = list(dict.fromkeys(names))
+    more = f" and {len(some) - MAX_LISTED} more" if len(some) > MAX_LISTED else ""
+    return ", ".join(some[:MAX_LISTED]) + more
 
 
 def _plain(name: str) -> str:
