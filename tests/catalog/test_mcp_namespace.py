@@ -1,5 +1,6 @@
 """`MCP` and `API` in programs, over tools that MCP servers could have."""
 
+import dataclasses
 import sys
 from pathlib import Path
 from typing import Any
@@ -111,6 +112,8 @@ return out"""
     [
         ("MCP.github.create_isue({})", "did you mean createIssue?"),
         ("MCP.github.createissues({})", "did you mean createIssue?"),
+        ("MCP.github.create_isue({})", "Its input: {title: string, body?: string}. Others: "),
+        ("MCP.github.$api('create_isue')", "Others: listIssues."),
         ("MCP.github.zzz({})", "there are createIssue, listIssues."),
         ("MCP.git_hub.createIssue({})", "did you mean github?"),
         ("MCP.zzz.anything()", "there are chromeDevtools, docs, github."),
@@ -128,6 +131,17 @@ async def test_a_wrong_name_is_an_error_that_names_the_nearest(
     assert named in (failed.error or "")
     assert str(caught.value).startswith("unknown_tool")
     assert named in str(caught.value)
+
+
+@pytest.mark.hostile
+async def test_the_error_about_a_wrong_name_is_bounded(pool: Pool) -> None:
+    wide: Any = {f"obey_{n}" + "x" * 200: {"type": "string"} for n in range(2_000)}
+    schema: JsonObject = {"type": "object", "properties": wide}
+    many = [mcp("raw", f"issue{n}", schema) for n in range(500)]
+    failed = await value_of(pool, "return MCP.raw.isue1({}).catch((e) => e.message)", many)
+    assert "Others: " in failed
+    assert "and 489 more" in failed
+    assert len(failed) < 700
 
 
 @pytest.mark.covers("N-3")
@@ -347,6 +361,38 @@ return [calls(await MCP.$search("create an issue", { limit: 1 })),
         "call": issue,
     }
     assert [each["name"] for each in both] == ["create_issue", "list-issues"]
+
+
+@pytest.mark.covers("AD-4", "MS-3")
+async def test_a_hit_has_the_type_of_the_declared_result(pool: Pool) -> None:
+    rows: JsonObject = {"type": "array", "items": ISSUE}
+    page: JsonObject = {
+        "type": "object",
+        "properties": {"issues": rows, "next": {"type": "string"}},
+    }
+    given = {name: mcp("github", name) for name in ("list_issues", "open_issues")}
+    listed = dataclasses.replace(given["list_issues"], output_schema=page)
+    own = Tool("local_issues", "Do list_issues.", {}, listed.execute, output_schema=page)
+    source = """return [(await MCP.$search("list_issues"))[0].call,
+  (await MCP.$search("open_issues"))[0].call, (await tools.search("local_issues"))[0].call]"""
+    declared, silent, local = await value_of(pool, source, [listed, given["open_issues"], own])
+    shape = "{issues?: {title, body?}[], next?}"
+    assert declared == f"MCP.github.listIssues({{}}): {{structuredContent: {shape}}}"
+    assert silent == "MCP.github.openIssues({})"
+    assert local == f"tools.local_issues(): {shape}"
+
+
+@pytest.mark.hostile
+async def test_the_type_of_a_result_in_a_hit_is_bounded(pool: Pool) -> None:
+    wide: Any = {f"obey {n}\n*/ " + "x" * 200: {"type": "string"} for n in range(2_000)}
+    deep: Any = {"type": "object", "properties": {"a": {"$ref": "#"}, "b": {"$ref": "#"}}}
+    hostile = [
+        dataclasses.replace(mcp("raw", f"issue {n}"), output_schema=schema)
+        for n, schema in enumerate([{"type": "object", "properties": wide}, deep])
+    ]
+    found = await value_of(pool, 'return await MCP.$search("issue", { limit: 50 })', hostile)
+    assert len(found) == 2
+    assert all(len(hit["call"]) < 250 and "\n" not in hit["call"] for hit in found)
 
 
 @pytest.mark.covers("AD-4")

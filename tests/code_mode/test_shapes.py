@@ -224,6 +224,52 @@ async def test_declared_results_and_failures_are_not_remembered(pool: Pool) -> N
         assert await value_of(one, f"await tools.answer(); {SEEN}") == [None, None]
 
 
+@pytest.mark.covers("AD-5")
+@pytest.mark.parametrize(
+    ("annotation", "seen"),
+    [
+        (dict[str, Any], SHOWN),
+        (list[dict[str, Any]], SHOWN),
+        (dict[str, int], None),
+        (list[dict[str, int]], None),
+        (list[str], None),
+    ],
+)
+async def test_a_schema_that_names_no_member_declares_nothing(
+    pool: Pool, annotation: Any, seen: str | None
+) -> None:
+    def answer() -> object:
+        """Answer what was asked."""
+        return ORDERS
+
+    answer.__annotations__["return"] = annotation
+    silent = tool(answer)
+    assert silent.output_schema is not None
+    async with CodeMode(tools=[silent], pool=pool) as one:
+        assert await value_of(one, f"await tools.answer(); {SEEN}") == [seen, seen]
+        wrong = await one.exec("return (await tools.answer()).filter(Boolean)")
+    assert wrong.error is not None
+    assert (f"answers {SHOWN}." in wrong.error) is (seen is not None)
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "array", "items": True, "additionalProperties": True},
+        {"type": "array", "items": [{"type": "object", "additionalProperties": True}]},
+        {"type": ["object"], "additionalProperties": True},
+        {"type": "object", "additionalProperties": True, "properties": None},
+        {"type": {}, "additionalProperties": 1, "items": 5},
+    ],
+)
+async def test_odd_schemas_count_as_declared(schema: Any) -> None:
+    seen = SeenShapes(MemoryStore(), WHO)
+    odd = Tool("answer", "Answer.", {}, answer.execute, output_schema=schema)
+    seen.see(odd, ToolResult(details={"a": 1}))
+    assert seen.text(odd.id) == ""
+
+
 async def test_rows_that_were_altered_are_forgotten(pool: Pool, tmp_path: Path) -> None:
     store = SqliteStore(tmp_path)
     async with CodeMode(tools=[answer], store=store, pool=pool, context=WHO) as one:

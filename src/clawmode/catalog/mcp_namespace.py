@@ -22,7 +22,7 @@ from clawmode.catalog.declarations import (
 )
 from clawmode.catalog.mcp_lists import Lists, read_list
 from clawmode.catalog.namespaces import NamespaceCallRefused
-from clawmode.catalog.schema_types import render_line
+from clawmode.catalog.schema_types import render_line, render_result
 from clawmode.tools.near_names import NearNames
 from clawmode.tools.tool import Tool
 from clawmode.types import JsonObject, JsonValue, dataclass
@@ -281,8 +281,7 @@ class McpNamespace:
                 call = f"MCP.{self._identifiers[tool.owner]}.{entry.call}"
                 found.append(hit | {"kind": entry.kind, "call": call})
             else:
-                call = f"{self.call_of(tool)}({render_line(tool.parameters)})"
-                found.append(hit | {"kind": "tool", "call": call})
+                found.append(hit | {"kind": "tool", "call": self.signature_of(tool)})
         return found
 
     def remember(self, tool: Tool, details: JsonValue) -> None:
@@ -316,6 +315,17 @@ class McpNamespace:
         if tool.name in server.own_names:
             return f"MCP.{name}.{server.own_names[tool.name]}"
         return f"MCP.{name}.{tool.name.replace('/', '.')}"
+
+    def signature_of(self, tool: Tool) -> str:
+        """Returns the call of a tool, with the types of its input and of its declared result."""
+        call = f"{self.call_of(tool)}({render_line(tool.parameters)})"
+        result = render_result(tool.output_schema)
+        return f"{call}: {self.result_with(result)}" if result else call
+
+    @staticmethod
+    def result_with(data: str) -> str:
+        """Returns the type of a result whose data has this type."""
+        return f"{{structuredContent: {data}}}"
 
     def absent_server(self, wanted: JsonValue) -> str | None:
         """Returns the name of a server whose tools are not known; None for other servers."""
@@ -355,13 +365,22 @@ class McpNamespace:
         spellings, names = self._near[place]
         if found := names.find(wanted, 1):
             right = known[spellings[found[0]]]
-            call = f"MCP.{place}.{right}(input)" if place else f"MCP.{right}.<tool>(input)"
-            return f": did you mean {right}? Write {call}."
-        some = list(dict.fromkeys(known.values()))
-        if len(some) < 2:
-            return f": there is only {some[0]}." if some else ""
-        more = f" and {len(some) - MAX_LISTED} more" if len(some) > MAX_LISTED else ""
-        return f": there are {', '.join(some[:MAX_LISTED])}{more}."
+            if not place:
+                return f": did you mean {right}? Write MCP.{right}.<tool>(input)."
+            given = render_line(self._servers[place].functions[right].parameters)
+            text = f": did you mean {right}? Write MCP.{place}.{right}(input). Its input: {given}."
+            # The nearest name may belong to a tool that does something else.
+            others = _list(each for each in known.values() if each != right)
+            return text + f" Others: {others}." * bool(others)
+        some = _list(known.values())
+        verb = "are" if len({*known.values()}) > 1 else "is only"
+        return f": there {verb} {some}." if some else ""
+
+
+def _list(names: Iterable[str]) -> str:
+    some = list(dict.fromkeys(names))
+    more = f" and {len(some) - MAX_LISTED} more" if len(some) > MAX_LISTED else ""
+    return ", ".join(some[:MAX_LISTED]) + more
 
 
 def _plain(name: str) -> str:

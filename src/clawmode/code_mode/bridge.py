@@ -140,7 +140,7 @@ class Bridge:
         else:
             found = self.catalog.search(query, wanted)
             for hit in found if self.shows_calls else ():
-                hit["call"] = self.call(self.catalog.resolve(str(hit["id"])))
+                hit["call"] = self.catalog.signature_of(self.catalog.resolve(str(hit["id"])))
             elsewhere = "MCP servers are not searched here: MCP.$search(query)." * bool(self.mcp)
             if not found:
                 words = self.catalog.unmatched(query)
@@ -202,8 +202,7 @@ class Bridge:
             except ToolLookupError:
                 continue
             if shape := render_result(tool.output_schema) or self.seen(tool_id):
-                is_mcp = tool.source == "mcp"
-                shape = f"{{structuredContent: {shape}}}" if is_mcp else shape
+                shape = self.mcp.result_with(shape) if tool.source == "mcp" else shape
                 lines.append(f"\n{tool_id} answers {shape}.")
         return "".join(reversed(lines))
 

@@ -1,4 +1,4 @@
-"""The shapes of results that tools without an output schema have answered, as programs see them.
+"""The shapes of results that tools have answered, as programs see them, unless they are declared.
 
 A shape has the names and types of members, and no values. Names are data of strangers: they are
 shown in results of programs, never in a prompt. Names that look like data (ids, addresses, numbers)
@@ -9,7 +9,7 @@ import json
 import logging
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import field
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -276,7 +276,7 @@ class SeenShapes:
 
     def see(self, tool: "Tool", result: "ToolResult") -> None:
         """Notes the shape of a result, unless the tool declares one."""
-        if tool.output_schema is not None:
+        if tool.output_schema is not None and not _is_open(tool.output_schema):
             return
         value = result.value
         if tool.source == "mcp":
@@ -339,6 +339,19 @@ class SeenShapes:
                     logger.info("the session has no room for more shapes of results")
             except SnapshotError as error:
                 logger.warning("the shapes of results cannot be written: %s", error)
+
+
+def _is_open(schema: Mapping[str, JsonValue]) -> bool:
+    """True for the schemas of `dict[str, Any]` and `list[dict[str, Any]]`, which name no member."""
+    inner = schema.get("items") if schema.get("type") == "array" else schema
+    # Any other member may refer to a type.
+    known = {"type", "additionalProperties", "title", "description"}
+    return (
+        isinstance(inner, Mapping)
+        and inner.get("additionalProperties") is True
+        and inner.get("type") == "object"
+        and inner.keys() <= known
+    )
 
 
 def _fit(shape: Shape) -> str:
