@@ -431,3 +431,18 @@ async def test_nothing_is_left_of_many_workers_and_pools(own: None) -> None:
     # A pool of other tests may be starting a worker.
     await until(lambda: len(os.listdir("/proc/self/fd")) <= before)
     await until(lambda: children(os.getpid()) <= alive)
+
+
+async def test_a_template_that_does_not_end_in_time_is_killed_and_buried(
+    own: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody looks after it once its last pool is closed."""
+    monkeypatch.setattr(workers_module, "END_SECONDS", 0.1)
+    async with Pool(size=1) as pool:
+        await pool.ready()
+        ending = template_module._shared
+        assert ending is not None
+        pid = ending.pid or 0
+        os.kill(pid, signal.SIGSTOP)
+    await until(lambda: ending.pid is None)
+    await until(lambda: not is_alive(pid))

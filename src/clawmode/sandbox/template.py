@@ -202,6 +202,17 @@ class Template:
             self._lock.release()
         return True
 
+    def kill(self) -> None:
+        """Ends the process of a closed template that did not end in time."""
+        if (process := self._process) is not None:
+            process.kill()
+        # In a thread: a boot thread may have the lock until it notices the end of the process.
+        threading.Thread(target=self._remove_later, name="clawmode-template", daemon=True).start()
+
+    def _remove_later(self) -> None:
+        with self._lock:
+            self._remove()
+
     def forget(self) -> None:
         """Called in a forked child of this process: the template belongs to the parent."""
         self.usable = False

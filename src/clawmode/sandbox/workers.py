@@ -230,6 +230,8 @@ class Workers:
                 while self.reap() or (ending is not None and not ending.ended()):  # noqa: ASYNC110
                     await anyio.sleep(0.002)
         finally:
+            if ending is not None and not ending.ended():
+                ending.kill()
             tasks.cancel_scope.cancel()
 
     @property
