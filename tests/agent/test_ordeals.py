@@ -18,7 +18,7 @@ from tests.support.ordeals import (
     reply,
 )
 from tests.support.session_writer import started
-from tests.support.waiting import idle, until
+from tests.support.waiting import idle, until, within
 
 from clawmode.agent.requests import AgentRequest
 from clawmode.agent.run import AgentRun
@@ -86,7 +86,7 @@ async def test_an_abort_while_another_has_the_session_ends_the_wait(tmp_path: Pa
             await until(lambda: found.events(run))
             await idle()
             assert found.agent.runtime.abort(run.id)
-            with anyio.fail_after(2):
+            with within(2):
                 result = await found.agent.runtime.result(run.id)
             assert result.status == "aborted"
         await found.check(run)

@@ -86,6 +86,11 @@ def sends(count: int) -> str:
     return f"return await Promise.all(Array.from({{ length: {count} }}, (_, n) => {each}))"
 
 
+def gather_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("QUIET_SECONDS", "GATHER_SECONDS"):
+        monkeypatch.setattr(questions, name, 60.0)
+
+
 @pytest.mark.covers("AK-4", "AK-5")
 async def test_all_calls_of_a_loop_are_one_question_and_run_within_the_limit(pool: Pool) -> None:
     asker = NewAsker()
@@ -169,18 +174,40 @@ async def test_a_single_question_and_an_old_asker_are_served_as_before(pool: Poo
 async def test_siblings_whose_first_call_ends_before_they_are_put_are_still_put(
     pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("QUIET_SECONDS", "GATHER_SECONDS"):  # the program is parked meanwhile
-        monkeypatch.setattr(questions, name, 60.0)
-    asker = NewAsker()
-    async with world(pool, asker) as it:
-        result = await it.code_mode.exec(sends(3))
-        first, *rest = it.approvals.pending()
+    hooks, release, asker = Hooks(), anyio.Event(), NewAsker()
+    gather_for_long(monkeypatch)
+
+    async def delay(event: BeforeToolCall) -> None:
+        if event.params.get("n") == 3:
+            await release.wait()  # so that the program is not parked, which puts its questions
+
+    hooks.before_tool_call(delay)
+    async with world(pool, asker, hooks=hooks) as it, anyio.create_task_group() as tasks:
+        tasks.start_soon(it.code_mode.exec, sends(4))
+        first, *rest = await until(lambda: (found := it.approvals.pending())[2:] and found)
         assert asker.groups == []  # the siblings are still gathered
         it.approvals.resolve(first.id, "deny")
         (group,) = await until(lambda: asker.groups)
         assert list(group.questions) == rest
         it.approvals.resolve_group(group, "deny")
+        release.set()
+        (last,) = await until(lambda: asker.single)
+        it.approvals.resolve(last.id, "deny")
+
+
+@pytest.mark.covers("AK-5")
+async def test_questions_are_put_before_the_model_reads_that_the_program_waits(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gather_for_long(monkeypatch)
+    asker = NewAsker()
+    async with world(pool, asker) as it:
+        result = await it.code_mode.exec(sends(3))
+        (group,) = asker.groups
+        assert list(group.questions) == it.approvals.pending()
+        it.approvals.resolve_group(group, "deny")
         assert await it.decided(result.run_id) == ["not_approved"] * 3
+    assert asker.single == []
 
 
 @pytest.mark.covers("AK-5")

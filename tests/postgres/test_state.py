@@ -131,12 +131,12 @@ async def test_a_store_knows_when_its_database_is_unreachable(
     postgres_url: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(membership, "REACHED_SECONDS", 0.3)
     monkeypatch.setattr(nodes, "TICK_SECONDS", 0.05)
     store = PostgresStore(database, keys=KEYS)
     assert not store.nodes.reachable
     await store.nodes.enter()
     assert store.nodes.reachable
+    monkeypatch.setattr(membership, "REACHED_SECONDS", 0.3)
     name = sql.Identifier(admin.info.dbname)
     with psycopg.connect(postgres_url, autocommit=True) as server:
         server.execute(sql.SQL("alter database {} allow_connections false").format(name))

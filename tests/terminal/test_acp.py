@@ -14,7 +14,7 @@ from tests.support.acp_driver import EditorClient, raw_client, running
 from tests.support.cli_driver import SHOP
 from tests.support.command_driver import configure, program, use_own_folders
 from tests.support.mcp_driver import raw
-from tests.support.waiting import until
+from tests.support.waiting import is_alive, until
 
 from clawmode.messages import Usage
 from clawmode.sessions.lock import SessionLock
@@ -708,4 +708,4 @@ async def test_the_process_and_its_children_end(folder: Path, how: str) -> None:
     assert status == 0
     assert "printed by a child" in told, "what tools print goes to stderr"
     assert "Traceback" not in told
-    await until(lambda: not Path(f"/proc/{pid}").exists())
+    await until(lambda: not is_alive(pid))

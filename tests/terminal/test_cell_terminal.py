@@ -324,7 +324,7 @@ def test_a_question_put_off_is_put_again_by_another_process(shop: Path) -> None:
 
 
 def test_a_question_that_nobody_answers_in_time_is_a_no(shop: Path) -> None:
-    trusted(shop, "{ tools: { codeMode: { snapshotTtlSeconds: 1 } } }")
+    trusted(shop, "{ tools: { codeMode: { snapshotTtlSeconds: 3 } } }")  # it must be shown by then
     with Person(*cell(shop, ORDER), cwd=shop) as person:
         person.reads(PROMPT)
         person.reads("The question is no longer open.")

@@ -231,6 +231,8 @@ class Programs:
         if cell.lost:
             return self._elsewhere(cell.id, TAKEN_OVER)
         if outcome is None:
+            # Before the model can write: its text must not come between a call and its question.
+            self.approvals.put_gathered(cell.id)
             nothing_else = not (cell.yields or cell.timers or cell.due)
             self._left_waiting[cell.id] = nothing_else and cell.waits_for_people()
             return CodeModeResult(

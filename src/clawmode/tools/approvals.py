@@ -114,7 +114,7 @@ class Approvals:
         self._gatherings: dict[str, Gathering] = {}
         self._always: set[tuple[str, str]] = set()
         self.mode: Callable[[str], Mode] = lambda agent_id: "ask"
-        self.on_question: Callable[[Question], None] | None = None
+        self.on_question: Callable[[Question], None] = lambda question: None
         self.on_answer: Callable[[str, str], None] = lambda question_id, by: None
         self.moves = False
 
@@ -228,13 +228,9 @@ class Approvals:
         """Waits for the answer, until the question expires."""
         question = pending.question
         waiting[question.id] = pending
-        gathering = None
+        gathering = self._gather(question)
         if isinstance(question, Question):
-            gathering = self._gather(question)
-            if self.on_question is not None:
-                self.on_question(question)
-        elif self.asker is not None:
-            self.asker.put(question)
+            self.on_question(question)
         try:
             with anyio.move_on_after(max(question.expires - time.time(), 0)):
                 if gathering is not None:
@@ -247,9 +243,10 @@ class Approvals:
             if gathering is not None:
                 self._put(gathering)
 
-    def _gather(self, question: Question) -> Gathering | None:
+    def _gather(self, question: Question | InputQuestion) -> Gathering | None:
         """Puts a question, or adds it to its siblings. Returns the gathering if it is the first."""
-        if not (question.program and isinstance(self.asker, GroupAsker)):
+        groups = isinstance(self.asker, GroupAsker)
+        if isinstance(question, InputQuestion) or not (groups and question.program):
             if self.asker is not None:
                 self.asker.put(question)
             return None
@@ -269,6 +266,10 @@ class Approvals:
             self.asker.put_group(QuestionGroup(left))
         elif left:
             self.asker.put(left[0])
+
+    def put_gathered(self, program: str) -> None:
+        """Puts the questions of a program that waits for their answers, and so asks no others."""
+        self._put(self._gatherings.get(program) or Gathering())
 
     def _is_open(self, question_id: str) -> bool:
         return question_id in self._pending and self._pending[question_id].answer is None
